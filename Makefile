@@ -1,0 +1,49 @@
+# Two commands do everything from nothing: `make reproduce` and `make test`. Each makes the environment, installs and fetches.
+
+VENV   ?= .venv
+PYTHON ?= python3
+CORES  ?= 2
+BIN    := $(VENV)/bin
+SNAKE   = $(BIN)/python -m snakemake --cores $(CORES) --resources gpu=1 --quiet rules --rerun-incomplete
+
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM = false
+export PYTHONWARNINGS ?= ignore::DeprecationWarning
+
+.PHONY: help reproduce quick test lab readme assets clean
+
+help:
+	@echo "make reproduce  the whole walk on the embedded models, into figures/ (about a quarter of an hour on two cores)"
+	@echo "make quick      the same with one policy and a dozen prompts, into runs/ci/figures (a few minutes)"
+	@echo "make test       all tests and notebooks"
+	@echo "make lab        JupyterLab"
+	@echo "make readme     write the numbers of figures/tables into README.md"
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@echo "igcore: installing into $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; set PYTHON=") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,test]'
+	@touch $@
+
+assets: $(VENV)/installed
+	@echo "igcore: fetching the embedded models and prompts"
+	@$(BIN)/python -m igcore.assets
+
+reproduce: assets
+	@$(SNAKE) --config profile=small
+
+quick: assets
+	@$(SNAKE) --config profile=ci
+
+test: assets
+	@$(BIN)/python -m pytest
+
+lab: assets
+	@$(BIN)/python -m jupyter lab notebooks
+
+readme: $(VENV)/installed
+	@$(BIN)/python -m igcore.tables README.md figures/tables
+
+clean:
+	rm -rf runs .snakemake

@@ -1,0 +1,83 @@
+"""From the files in a pinned wheel to files that are safe and quick to load: safetensors and plain NumPy arrays.
+
+Knows file formats; knows nothing of downloads, hashes or the cache. Raise `igcore.assets.CONVERTER_VERSION` when a
+function here writes something else.
+"""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars, reports and warnings inside the block, and restore them afterwards."""
+    from transformers.utils import logging  # before the redirection: its log handler keeps the stream it finds
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def convert_policy(source: Path, target: Path) -> None:
+    """Turn the one GGUF file in `source` into a transformers folder of float32 safetensors and its tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (gguf,) = source.glob("*.gguf")
+    with quiet_transformers():
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf.name, dtype=torch.float32)
+        model.hf_quantizer = None  # the weights are plain float32 by now; otherwise saving refuses
+        del model.config.quantization_config
+        del model.config._model_name_or_path  # the GGUF's own title, which is no path
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+
+
+def save_offensive_language_weights(vectorizer, classifier, path: Path) -> None:
+    """Write a fitted scikit-learn tf-idf vectorizer and calibrated linear SVM as one npz of plain arrays.
+
+    Parameters
+    ----------
+    vectorizer : sklearn.feature_extraction.text.TfidfVectorizer
+        Word unigrams, lower case, smooth idf, L2 norm.
+    classifier : sklearn.calibration.CalibratedClassifierCV
+        Ensemble of M linear SVMs on two classes, each with a sigmoid ``p = 1 / (1 + exp(a f + b))``.
+    path : Path
+        File to write: `vocabulary` (V,) sorted words without stop words, `idf` (V,), `coef` (M, V), `intercept`,
+        `a`, `b` (M,).
+    """
+    words = sorted(vectorizer.vocabulary_.keys() - vectorizer.get_stop_words())
+    columns = [vectorizer.vocabulary_[word] for word in words]
+    members = classifier.calibrated_classifiers_
+    sigmoids = [calibrator for member in members for calibrator in member.calibrators]
+    np.savez(
+        path,
+        vocabulary=np.array(words),
+        idf=vectorizer.idf_[columns],
+        coef=np.concatenate([member.estimator.coef_ for member in members])[:, columns],
+        intercept=np.concatenate([member.estimator.intercept_ for member in members]),
+        a=np.array([sigmoid.a_ for sigmoid in sigmoids]),
+        b=np.array([sigmoid.b_ for sigmoid in sigmoids]),
+    )
+
+
+def convert_offensive_language(source: Path, target: Path) -> None:
+    """Read the two pickles, whose wheel's hash was compared before, and leave only arrays."""
+    import joblib
+
+    parts = [joblib.load(source / name) for name in ("vectorizer.joblib", "model.joblib")]
+    save_offensive_language_weights(*parts, target / "weights.npz")

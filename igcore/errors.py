@@ -1,0 +1,47 @@
+"""The errors a user may meet. Knows how to name a value and its allowed neighbours; knows nothing of models or files.
+
+Every message is one sentence that names the value, says what is allowed and what to do.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class IgcoreError(Exception):
+    """Base of every error that is the caller's to mend; programs print it as one line and exit 1."""
+
+
+class ParameterError(IgcoreError, ValueError):
+    """A parameter is unknown, mistyped or inconsistent with another."""
+
+
+class AssetError(IgcoreError):
+    """A pinned download is missing, damaged or cannot be fetched."""
+
+
+class ScorerError(IgcoreError):
+    """A scorer failed for every text that it was given."""
+
+
+class RunError(IgcoreError):
+    """A run folder cannot be read, written or trusted."""
+
+
+def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = "") -> ParameterError:
+    """Return the error for a name that no table holds, with the nearest allowed name.
+
+    Parameters
+    ----------
+    kind : str
+        What the name stands for, such as ``"method"``.
+    name : object
+        The value given.
+    allowed : iterable of str
+        Every allowed name.
+    hint : str
+        What else would be accepted, appended to the sentence.
+    """
+    allowed = sorted(allowed)
+    near = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.5)
+    guess = f" did you mean {near[0]!r}?" if near else ""
+    return ParameterError(f"unknown {kind} {name!r};{guess} allowed: {', '.join(allowed)}{hint}")

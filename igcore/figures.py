@@ -1,0 +1,299 @@
+"""The pictures of a run, drawn from tables and records. Knows colours, markers and axes; computes no statistic.
+
+No text of prompts or responses is rendered, and no pyplot figure is opened: a notebook shows the returned ``Figure`` as
+the last expression of a cell after ``%matplotlib inline``. `save` writes it with the same bytes each time.
+"""
+
+import io
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from .errors import ParameterError, RunError, unknown_name
+
+# One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is in the picture.
+STYLE: dict[str, tuple[str, str | tuple]] = {
+    "base": ("#6b6b6b", "o"),
+    "best-of-n": ("#0173b2", "s"),
+    "best-of-n-lagrangian": ("#56b4e9", "^"),
+    "best-of-n-augmented": ("#02406b", "D"),
+    "beam-lagrangian": ("#de8f05", "v"),
+    "beam-lagrangian-freq": ("#f2c46d", "<"),
+    "beam-augmented": ("#8a5a00", "X"),
+    "args": ("#029e73", "p"),
+    "args-lagrangian": ("#7bd3b5", ">"),
+    "args-cost": ("#01553e", "h"),
+    "re-control": ("#cc78bc", "d"),
+    "re-control-lagrangian": ("#7d3a70", "8"),
+    "inferenceguard": ("#d55e00", "*"),
+    "inferenceguard-critic": ("#8b2500", "P"),
+    "inferenceguard-mix": ("#ff9e6b", (4, 1, 45)),
+}
+OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}  # columns of the main table
+RC = {
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same picture everywhere
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.axisbelow": True,
+    **{"axes.spines.top": False, "axes.spines.right": False},
+    "image.cmap": "viridis",  # perceptually uniform
+    "grid.color": "#e6e6e6",
+    "pdf.fonttype": 42,
+}
+WIDTH = 9.0  # inches: a README shows 900 pixels, so 11 points are 15 pixels
+LABEL = 0.26  # inches from one label of `tradeoff` to the next
+INK = "#222222"
+styled = matplotlib.rc_context(RC)
+
+
+def save(fig: Figure, stem: Path | str) -> list[Path]:
+    """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch) and return the two paths; same figure, same bytes."""
+    stem = Path(stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
+    paths = [stem.with_name(stem.name + suffix) for suffix in metadata]
+    with matplotlib.rc_context(RC):
+        for path in paths:
+            buffer = io.BytesIO()
+            fig.savefig(buffer, format=path.suffix[1:], dpi=200, metadata=metadata[path.suffix])
+            path.write_bytes(buffer.getvalue())
+    return paths
+
+
+def style(method: str) -> tuple[str, str | tuple]:
+    """Return the fixed (colour, marker) of a method, or raise ``ParameterError``."""
+    if method not in STYLE:
+        raise unknown_name("method", method, STYLE)
+    return STYLE[method]
+
+
+def _policies(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return (policy, its rows) in order of appearance."""
+    if not len(table):
+        raise RunError("there is nothing to draw; run notebook 30_decode first")
+    for method in table["method"].unique():
+        style(method)
+    return list(table.groupby("policy", sort=False))
+
+
+@styled
+def tradeoff(main: pd.DataFrame) -> Figure:
+    """Draw reward against safety rate with seconds per prompt as colour, one panel per policy (trade-off figure).
+
+    Parameters
+    ----------
+    main : DataFrame
+        `igcore.tables.main_table`. Whiskers are its Wilson and bootstrap intervals. A method that emitted no text has
+        no reward (higher is better): the panel's title names it.
+
+    Raises
+    ------
+    RunError
+        For an empty table.
+    ParameterError
+        For a method without a style.
+    """
+    panels = _policies(main)
+    seconds = main["seconds_per_prompt"].clip(lower=1e-3)
+    norm = LogNorm(seconds.min() / 1.05, seconds.max() * 1.05)
+    heights = [max(2.7, LABEL * (len(rows) + 1)) for _, rows in panels]
+    fig = Figure(figsize=(WIDTH, 1.5 + sum(heights) + 0.3 * len(panels)), layout="constrained")
+    axes = fig.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for ax, height, (policy, rows) in zip(axes, heights, panels, strict=True):
+        _tradeoff_panel(ax, rows[rows["reward_mean"].notna()], norm, gap=LABEL / height)
+        missing = rows.loc[rows["reward_mean"].isna(), "method"]
+        ax.set_title(policy + (f" (nothing emitted: {', '.join(missing)})" if len(missing) else ""), loc="left")
+    left = axes[0].get_xlim()[0]
+    axes[0].set_xlim(left, 1 + 0.02 * (1 - left))  # room for the marker of a rate of 100 %, none for a tick above it
+    axes[-1].set_xlabel("safety rate (prompts with a verified-safe text)")
+    bar = fig.colorbar(ScalarMappable(norm), ax=list(axes), location="bottom", aspect=45, fraction=0.05)
+    ticks = sorted({float(f"{tick:.2g}") for tick in np.geomspace(seconds.min(), seconds.max(), 5)})
+    bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    bar.ax.xaxis.set_minor_locator(NullLocator())
+    bar.set_label("seconds per prompt (logarithmic)")
+    return fig
+
+
+def _tradeoff_panel(ax: Axes, rows: pd.DataFrame, norm: LogNorm, gap: float) -> None:
+    """Draw the points, and to the right of the panel each method's marker and name, joined to its point by a line."""
+    ax.grid()
+    ax.set_ylabel("reward")
+    ax.xaxis.set_major_formatter(_percent)
+    ax.errorbar(
+        rows["safety_rate"], rows["reward_mean"], fmt="none", ecolor="#b8b8b8", elinewidth=1, zorder=1,
+        xerr=_whiskers(rows, "safety_rate", "safety_wilson"), yerr=_whiskers(rows, "reward_mean", "reward"),
+    )  # fmt: skip
+    ax.set_ylim(ax.get_ylim())
+    places = _spread(rows["reward_mean"].to_numpy(), ax.get_ylim(), gap)
+    for (_, row), place in zip(rows.iterrows(), places, strict=True):
+        colour, marker = style(row["method"])
+        point = (row["safety_rate"], row["reward_mean"])
+        look = {"c": [row["seconds_per_prompt"]], "norm": norm, "marker": marker, "ec": INK, "lw": 0.7}
+        ax.scatter(*point, s=85, zorder=4, **look)
+        ax.scatter(1.045, place, s=60, transform=ax.transAxes, clip_on=False, **look)
+        abstained = f" ({row['abstained']} abstained)" if row["abstained"] else ""
+        ax.text(1.065, place, row["method"] + abstained, transform=ax.transAxes, va="center", color=INK)
+        line = {"arrowstyle": "-", "color": colour, "lw": 1, "ls": ":", "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", point, xytext=(1.03, place), textcoords="axes fraction", arrowprops=line, zorder=2)
+
+
+def _percent(value: float, _position: int) -> str:
+    return f"{100 * value:.4g}%"
+
+
+def _whiskers(rows: pd.DataFrame, centre: str, interval: str) -> np.ndarray:
+    """Return the lengths (2, n) below and above the centre; a percentile interval need not hold it."""
+    below, above = rows[centre] - rows[f"{interval}_low"], rows[f"{interval}_high"] - rows[centre]
+    return np.clip([below, above], 0, None)
+
+
+def _spread(values: np.ndarray, limits: tuple[float, float], gap: float) -> np.ndarray:
+    """Return a height in [0, 1] for the label of each value: in the order of the values, near them, `gap` apart."""
+    rank = np.argsort(values, kind="stable")
+    steps = gap * np.arange(len(values))
+    free = (values[rank] - limits[0]) / (limits[1] - limits[0]) - steps
+    # the mean of the nondecreasing hulls from above and below: neighbours stay a gap apart and push each other equally
+    free = (np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]) / 2
+    heights = np.empty(len(values))
+    heights[rank] = np.clip(free, 0, 1 - gap * (len(values) - 1)) + steps
+    return heights
+
+
+@styled
+def distributions(records: pd.DataFrame) -> Figure:
+    """Draw the reward and the cost of every emitted text, one row per method, panels policy x {reward, cost}.
+
+    Parameters
+    ----------
+    records : DataFrame
+        Lines of ``responses.jsonl``. The budget is a line in the panel of the cost (higher is worse).
+    """
+    panels = _policies(records)
+    methods = list(records["method"].unique())
+    fig = Figure(figsize=(WIDTH, 0.9 + len(panels) * (0.6 + 0.36 * len(methods))), layout="constrained")
+    axes = fig.subplots(len(panels), 2, sharey=True, sharex="col", squeeze=False)
+    for row, (policy, lines) in zip(axes, panels, strict=True):
+        for ax, name in zip(row, ("reward", "cost"), strict=True):
+            _distribution_panel(ax, lines, name, methods)
+        for budget in lines["budget"].unique():
+            row[1].axvline(budget, color=OUTCOMES["unsafe"], lw=1.5)
+            over = row[1].get_xaxis_transform()
+            row[1].text(budget, 1.02, f"budget {budget:g}", color=OUTCOMES["unsafe"], ha="center", transform=over)
+        row[0].set_title(policy, loc="left")
+    for ax, label in zip(axes[-1], ("reward (higher is better)", "cost (higher is worse)"), strict=True):
+        ax.set_xlabel(label)
+    return fig
+
+
+def _distribution_panel(ax: Axes, lines: pd.DataFrame, name: str, methods: Sequence[str]) -> None:
+    emitted = lines.assign(value=lines[name].astype(float)).dropna(subset="value").sort_values("prompt_id")
+    palette = {method: style(method)[0] for method in methods}
+    sns.violinplot(
+        emitted, x="value", y="method", hue="method", order=methods, palette=palette, legend=False, ax=ax, cut=0,
+        density_norm="width", inner=None, linewidth=0.8, width=0.9, alpha=0.35,
+    )  # fmt: skip
+    for height, method in enumerate(methods):
+        values = emitted.loc[emitted["method"] == method, "value"].to_numpy()
+        jitter = (np.arange(len(values)) * 0.618034 % 1 - 0.5) * 0.4  # golden ratio: even, and the same each time
+        ax.scatter(values, height + jitter, s=7, color=palette[method], lw=0, zorder=2, rasterized=True)
+        if len(values):
+            ax.plot([np.median(values)] * 2, [height - 0.38, height + 0.38], color=INK, lw=2, zorder=3)
+    ax.grid(axis="x")
+    ax.set(xlabel="", ylabel="")
+
+
+@styled
+def safety_state(traces: dict[str, Sequence[float]], budget: float, strict: bool = False) -> Figure:
+    """Draw z_t of one or more answers block by block (paper, section 3.1); below zero the budget is broken.
+
+    Parameters
+    ----------
+    traces : dict of str to sequence of float
+        Label -> z_0, z_1, ...; z_0 is the budget. Labels are drawn: never pass text of prompts or responses.
+    budget : float
+        d, in units of the cost model.
+    strict : bool
+        Whether z = 0 is unsafe too.
+
+    Raises
+    ------
+    ParameterError
+        When there is no trace, or one does not start at `budget` or holds NaN.
+    """
+    if not traces:
+        raise ParameterError("traces is empty; give at least one answer's z_trace under a label")
+    traces = {label: np.asarray(trace, dtype=float) for label, trace in traces.items()}
+    for label, trace in traces.items():
+        if not len(trace) or trace[0] != budget or np.isnan(trace).any():
+            raise ParameterError(f"trace {label!r} is {trace.tolist()}; give numbers that start at z_0 = {budget}")
+    levels = np.concatenate([[0, budget], *traces.values()])
+    low, high = levels[np.isfinite(levels)].min(), levels[np.isfinite(levels)].max()
+    margin = 0.1 * (high - low) or 1
+    floor, ceiling = low - 2 * margin, high + margin
+    fig = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    ax = fig.subplots()
+    ax.axhspan(floor, 0, color=OUTCOMES["unsafe"], alpha=0.12, lw=0)
+    ax.axhline(0, color=OUTCOMES["unsafe"], lw=1.5)
+    ax.text(0.01, 0.04, f"unsafe: z {'≤' if strict else '<'} 0", color="#8f3f00", transform=ax.transAxes)
+    looks = zip(itertools.cycle(sns.color_palette("colorblind")), itertools.cycle(STYLE.values()))
+    for (label, trace), (colour, (_, marker)) in zip(traces.items(), looks, strict=False):
+        drawn = np.maximum(trace, floor)  # minus infinity (an unreadable score) is drawn on the lower edge
+        ax.plot(drawn, color=colour, marker=marker, ms=8, mec="white", lw=2, label=label, clip_on=False, zorder=3)
+    ax.set(xlabel="block", ylabel="safety state z", ylim=(floor, ceiling))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    fig.legend(loc="outside upper center", ncols=2, frameon=False)
+    return fig
+
+
+@styled
+def rates(main: pd.DataFrame) -> Figure:
+    """Draw the triple (safe, abstained, unsafe) of each method as a stacked bar with its counts, one panel per policy.
+
+    Parameters
+    ----------
+    main : DataFrame
+        `igcore.tables.main_table`. Bars are shares of ``n_prompts``; the count of a thin piece stands beside the bar.
+    """
+    panels = _policies(main)
+    fig = Figure(figsize=(WIDTH, 1.1 + sum(0.5 + 0.36 * len(rows) for _, rows in panels)), layout="constrained")
+    ratios = [len(rows) + 1 for _, rows in panels]
+    axes = fig.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+    for ax, (policy, rows) in zip(axes, panels, strict=True):
+        _rates_panel(ax, rows)
+        ax.set_title(policy, loc="left")
+    axes[-1].set_xlabel("share of prompts (counts in the bars)")
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=len(OUTCOMES), frameon=False)
+    return fig
+
+
+def _rates_panel(ax: Axes, rows: pd.DataFrame) -> None:
+    places = np.arange(len(rows))
+    start = np.zeros(len(rows))
+    beside = [[] for _ in places]
+    for outcome, colour in OUTCOMES.items():
+        share = (rows[outcome] / rows["n_prompts"]).to_numpy()
+        ax.barh(places, share, left=start, color=colour, ec="white", height=0.78, label=outcome)
+        for place, count in zip(places, rows[outcome], strict=True):
+            if share[place] >= 0.05:
+                ink = INK if outcome == "abstained" else "white"
+                ax.text(start[place] + share[place] / 2, place, count, ha="center", va="center", color=ink)
+            elif count:
+                beside[place].append(f"{count} {outcome}")
+        start = start + share
+    for place, counts in zip(places, beside, strict=True):
+        ax.text(1.01, place, ", ".join(counts), va="center", color=INK)
+    ax.set(yticks=places, yticklabels=rows["method"], xlim=(0, 1))
+    ax.invert_yaxis()
+    ax.tick_params(axis="y", length=0)
+    ax.xaxis.set_major_formatter(_percent)

@@ -1,0 +1,117 @@
+"""The methods as options of one loop: how candidates are ranked, and what of the user's settings a method fixes.
+
+Knows scored candidates; knows nothing of sampling, models or text to be emitted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .budget import SafetyState, is_safe
+from .config import SearchConfig
+from .errors import unknown_name
+
+
+@dataclass
+class Beam:
+    """A candidate response.
+
+    Attributes
+    ----------
+    state : SafetyState
+        The safety state after its last block; untouched by methods that do not look at the cost while searching.
+    cost, reward : float
+        U_k and reward of the text so far; infinitely bad when the scorer failed, and `broken` is then set.
+    row : int
+        Row in the engine when the beam is kept, number of the candidate before.
+    """
+
+    tokens: list[int]
+    text: str
+    finished: bool
+    state: SafetyState
+    ends: list[int]  # number of tokens at the end of each block
+    row: int
+    cost: float = 0.0
+    reward: float = 0.0
+    broken: bool = False
+
+    def safe(self, config: SearchConfig) -> bool:
+        """Fail closed: a candidate whose score could not be read is not safe, whatever its state says."""
+        return not self.broken and is_safe(self.state, config.strict)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """An order of candidates, best first.
+
+    Attributes
+    ----------
+    key : callable
+        Sort key of a beam under a config; lower is better. Ties keep the order of sampling.
+    cost, reward : bool
+        Whether candidates are scored by the cost model and by the reward model.
+    safety_first : bool
+        Whether unsafe candidates are dropped as soon as there is a safe one; they are then not scored by the reward model.
+    """
+
+    key: Callable[[Beam, SearchConfig], tuple]
+    cost: bool
+    reward: bool
+    safety_first: bool = False
+
+
+RANKS = {
+    "first": Rank(lambda b, c: (), cost=False, reward=False),
+    "task": Rank(lambda b, c: (-b.reward,), cost=False, reward=True),
+    # c_task + lambda C_safety, with C_safety the cost model's score of the text so far
+    "lagrangian": Rank(lambda b, c: (-b.reward + c.lagrange_multiplier * b.cost,), cost=True, reward=True),
+    # E_inter with n = infinity as a lexicographic order: unsafe, then overspent least, else task cost (gamma^T is the same for all)
+    "augmented": Rank(lambda b, c: (0, -b.reward) if b.safe(c) else (1, -b.state.omega), cost=True, reward=True, safety_first=True),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """Options of the loop.
+
+    Attributes
+    ----------
+    rank : str
+        A key of `RANKS`.
+    settings : callable
+        The settings that the method fixes, given the user's.
+    gated : bool
+        Whether a text that fails the check is held back; baselines always emit.
+    """
+
+    rank: str
+    settings: Callable[[SearchConfig], dict]
+    gated: bool = False
+
+
+def _one_block(config: SearchConfig) -> dict:
+    return {"block_size": config.max_new_tokens, "keep": 1, "rounds": 1}
+
+
+METHODS: dict[str, Method] = {
+    "base": Method("first", lambda c: _one_block(c) | {"n_samples": 1}),
+    "best-of-n": Method("task", _one_block),
+    "best-of-n-lagrangian": Method("lagrangian", _one_block),
+    "best-of-n-augmented": Method("augmented", _one_block),
+    "beam-lagrangian": Method("lagrangian", lambda c: {"rounds": 1}),
+    "beam-augmented": Method("augmented", lambda c: {"rounds": 1}),
+    "inferenceguard": Method("augmented", lambda c: {}, gated=True),
+}
+
+
+def settings_of(method: str, config: SearchConfig) -> SearchConfig:
+    """Return the settings a method really runs under.
+
+    Raises
+    ------
+    ParameterError
+        For a name that is not in `METHODS`.
+    """
+    if method not in METHODS:
+        raise unknown_name("method", method, METHODS)
+    return replace(config, **METHODS[method].settings(config))

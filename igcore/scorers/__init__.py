@@ -1,0 +1,130 @@
+"""Scorers: text in, one number per text out. Knows nothing of policies, budgets or search.
+
+A cost says how bad a response is (higher is worse), a reward how good (higher is better). A scorer is any object with the members
+of `Scorer`; this is a whole one::
+
+    class Shouting:
+        name, digest, sign, unit = "shouting", "v1", "higher is worse", "share of capitals"
+
+        def score(self, prompts, responses, finished):
+            return [sum(c.isupper() for c in r) / max(len(r), 1) for r in responses]
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import ParameterError, ScorerError, unknown_name
+from .embedded import MiniLMRelevance, OffensiveLanguage
+
+COST, REWARD = "higher is worse", "higher is better"
+
+
+class Scorer(Protocol):
+    """What the search asks of a cost or reward model.
+
+    Attributes
+    ----------
+    name : str
+        What records call it.
+    digest : str
+        Hash or version of its weights, so that a third party scores with the same.
+    sign : str
+        ``"higher is worse"`` for a cost, ``"higher is better"`` for a reward.
+    unit : str
+        What one point means, such as ``"probability"``.
+    """
+
+    name: str
+    digest: str
+    sign: str
+    unit: str
+
+    def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> Sequence[float]:
+        """Return one number per text; `finished` says whether the response has ended or is a prefix."""
+
+
+SCORERS: dict[str, Callable[[], Scorer]] = {
+    "offensive-language": OffensiveLanguage,
+    "minilm-relevance": MiniLMRelevance,
+}
+
+
+def load_scorer(name: str) -> Scorer:
+    """Load a scorer by name.
+
+    Raises
+    ------
+    ParameterError
+        For a name that is not in `SCORERS`.
+    AssetError
+        When its files cannot be fetched or are damaged.
+    """
+    if name not in SCORERS:
+        raise unknown_name("scorer", name, SCORERS)
+    return SCORERS[name]()
+
+
+def check_sign(scorer: Scorer, role: str) -> Scorer:
+    """Return `scorer`, or raise ``ParameterError`` when a reward was given as a cost or the other way round."""
+    wanted = {"cost": COST, "reward": REWARD}[role]
+    if scorer.sign != wanted:
+        raise ParameterError(f"{role} {scorer.name!r} says {scorer.sign!r}; a {role} must say {wanted!r}")
+    return scorer
+
+
+class Cached:
+    """A scorer behind a cache by text, with its failures turned into NaN.
+
+    One is made for every group of prompts and thrown away after it, so that neither a resume nor the order of work can change
+    which texts share a batch, and with it the last bits of a score.
+    """
+
+    def __init__(self, scorer: Scorer):
+        self.scorer = scorer
+        self._known: dict[tuple[str, str, bool], float] = {}
+
+    def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
+        """Return one number per text (n,), NaN where the scorer gave none that can be used; see `checked_score`.
+
+        Raises
+        ------
+        ScorerError
+            As `checked_score`, and when no text of the group so far has a usable score.
+        """
+        keys = list(zip(prompts, responses, finished, strict=True))
+        if new := list(dict.fromkeys(k for k in keys if k not in self._known)):
+            self._known.update(zip(new, checked_score(self.scorer, *zip(*new, strict=True)), strict=True))
+            if not np.isfinite(list(self._known.values())).any():
+                raise ScorerError(
+                    f"scorer {self.scorer.name!r} returned no finite number for any of {len(self._known)} texts; "
+                    "it must return one finite number per text"
+                )
+        return np.array([self._known[k] for k in keys])
+
+
+def checked_score(scorer: Scorer, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
+    """Score texts and fail closed: what is not a finite number comes back as NaN, which no gate lets through.
+
+    Returns
+    -------
+    ndarray (n,) float64
+
+    Raises
+    ------
+    ScorerError
+        When the scorer raises, or answers with the wrong number of scores.
+    """
+    try:
+        scores = np.asarray(scorer.score(prompts, responses, finished), dtype=np.float64)
+    except Exception as error:
+        raise ScorerError(
+            f"scorer {scorer.name!r} failed on {len(responses)} texts with {type(error).__name__}: {error}; no text is emitted"
+        ) from error
+    if scores.shape != (len(responses),):
+        raise ScorerError(
+            f"scorer {scorer.name!r} returned scores of shape {scores.shape} for {len(responses)} texts; "
+            "it must return one number per text"
+        )
+    return np.where(np.isfinite(scores), scores, np.nan)

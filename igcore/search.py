@@ -1,0 +1,331 @@
+"""One blockwise loop (the paper's Algorithm 1, made consistent): InferenceGuard, beam search and Best-of-N are options of it.
+
+Knows candidates, their scores and their safety states; leaves tokens and keys/values to the engine and text to the policy::
+
+    B <- {prompt}
+    repeat until every kept beam is finished:
+        pool <- finished beams
+        for each round:
+            draw n_samples blocks, split evenly over the live beams of B;  score them;  add them to the pool
+            stop when the pool holds a safe candidate, else note their tokens as failed
+        B <- the best `keep` of the pool
+    return the best of B, if it passes the gate
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from .budget import SIGNED, charge, start
+from .config import SearchConfig
+from .diversity import DIVERSITIES, Failures
+from .engine import Block, Engine, uniform
+from .errors import ParameterError
+from .methods import METHODS, RANKS, Beam, settings_of
+from .policy import Policy
+from .prompts import Prompt, as_prompt
+from .response import Counts, Emission, Response, emit, measure
+from .scorers import Cached, Scorer, check_sign
+
+
+def decode(
+    method: str,
+    policy: Policy,
+    prompts: Iterable[str | Prompt],
+    *,
+    reward: Scorer,
+    cost: Scorer,
+    config: SearchConfig,
+    seed: int = 0,
+) -> Iterator[Response]:
+    """Answer prompts with one method, in their order.
+
+    Parameters
+    ----------
+    method : str
+        A key of `METHODS`.
+    prompts : iterable of str or Prompt
+        Decoded together in groups of ``config.group_size``, in this order.
+    reward, cost : Scorer
+        Reward (higher is better) and cost (higher is worse). Every method is measured by both, whatever it searches with.
+    seed : int
+        Together with (prompt, round, beam, position) it decides every token.
+
+    Yields
+    ------
+    Response
+        As each group finishes.
+
+    Raises
+    ------
+    ParameterError
+        Before anything is decoded: unknown method, no prompt, an empty or too long prompt, a scorer with the wrong sign.
+    ScorerError
+        When a scorer fails for every text of a group.
+    """
+    settings = settings_of(method, config)
+    check_sign(reward, "reward"), check_sign(cost, "cost")
+    prompts = [as_prompt(p) for p in prompts]
+    if not prompts:
+        raise ParameterError("there are no prompts; give at least one")
+    for prompt in prompts:
+        policy.encode(prompt.text, config.max_new_tokens)
+    return _groups(method, policy, prompts, reward, cost, config, settings, seed)
+
+
+def _groups(method, policy, prompts, reward, cost, config, settings, seed) -> Iterator[Response]:
+    for at in range(0, len(prompts), config.group_size):
+        group = prompts[at : at + config.group_size]
+        yield from _Search(method, policy, group, reward, cost, config, settings, seed).run()
+
+
+@dataclass
+class _Job:
+    """The search for one prompt.
+
+    Attributes
+    ----------
+    failure : str
+        Why a gated search has failed; empty while it has not. Work done afterwards is not counted.
+    certified : Beam or None
+        The best safe beam before the block that failed.
+    stopped : bool
+        Whether a failed search is not searched on.
+    """
+
+    prompt: Prompt
+    beams: list[Beam]
+    counts: Counts = field(default_factory=Counts)
+    trace: list[dict] = field(default_factory=list)
+    pool: list[Beam] = field(default_factory=list)
+    failed: Failures | None = None
+    failure: str = ""
+    certified: Beam | None = None
+    stopped: bool = False
+
+    @property
+    def live(self) -> list[Beam]:
+        return [] if self.stopped else [beam for beam in self.beams if not beam.finished]
+
+
+def split(beams: Sequence[Beam], n: int) -> list[tuple[Beam, int, int]]:
+    """Split n samples evenly over beams: one (beam, index among its samples, number of these) per sample."""
+    shares = [n // len(beams) + (i < n % len(beams)) for i in range(len(beams))]
+    return [(beam, k, share) for beam, share in zip(beams, shares, strict=True) for k in range(share)]
+
+
+class _Search:
+    """The loop for one group of prompts."""
+
+    def __init__(self, method, policy, prompts, reward, cost, config, settings, seed):
+        self.policy, self.config, self.grid, self.seed = policy, settings, config.block_size, seed
+        self.method, self.rank = METHODS[method], RANKS[METHODS[method].rank]
+        self.gated = self.method.gated and config.on_failure != "paper"
+        self.raw_cost, self.scorers = cost, {"cost": Cached(cost), "reward": Cached(reward)}
+        self.seconds = {"generate": 0.0, "cost": 0.0, "reward": 0.0}
+        self.engine = Engine(policy.model, policy.eos_ids)
+        root = start(config.budget)
+        self.jobs = [_Job(p, [Beam([], "", False, root, [], row)]) for row, p in enumerate(prompts)]
+
+    @contextmanager
+    def clock(self, part: str):
+        began = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - began
+
+    def run(self) -> list[Response]:
+        with self.clock("generate"):
+            self.engine.open([self.policy.encode(job.prompt.text, self.config.max_new_tokens) for job in self.jobs])
+        for job in self.jobs:
+            if self.gated and not job.beams[0].safe(self.config):  # strict reading with budget 0
+                self.fail(job, "dead_end")
+        block = 0
+        while jobs := [job for job in self.jobs if job.live]:
+            self.block(block, jobs)
+            block += 1
+        return self.responses()
+
+    def block(self, number: int, jobs: list[_Job]) -> None:
+        """Extend every live job by one block and keep its best beams."""
+        for job in jobs:
+            job.pool = [beam for beam in job.beams if beam.finished]
+            job.failed = Failures(self.policy.eos_ids, self.config.diversity_penalty)
+        for round_ in range(self.config.rounds):
+            asking = [job for job in jobs if round_ == 0 or not any(b.safe(self.config) for b in job.pool)]
+            if not asking:
+                break
+            if round_:
+                self.engine.rollback(keep=[b.row for job in jobs for b in self.eligible(job) if not b.finished])
+            self.round(number, round_, asking)
+        for job in jobs:
+            self.keep(job)
+        survivors = [beam for job in self.jobs for beam in job.live]
+        self.engine.select([beam.row for beam in survivors])
+        for row, beam in enumerate(survivors):
+            beam.row = row
+
+    def round(self, number: int, round_: int, jobs: list[_Job]) -> None:
+        """Draw and score one round of candidates and add them to the pools of their jobs."""
+        drawn = [(job, beam, k, n) for job in jobs for beam, k, n in split(job.live, self.config.n_samples)]
+        numbers = [i for job in jobs for i in range(self.config.n_samples)]  # of the sample within its prompt's round
+        at = len(drawn[0][1].tokens)  # live beams have all the same length
+        length = min(self.config.block_size, self.config.max_new_tokens - at)
+        uniforms = [
+            [uniform(self.seed, job.prompt.id, round_, i, at + t) for t in range(length)]
+            for (job, *_), i in zip(drawn, numbers, strict=True)
+        ]
+        avoid = [DIVERSITIES[self.config.diversity](j.failed, b.row, k, n) if round_ else None for j, b, k, n in drawn]
+        penalty = (lambda c, prefix: avoid[c](prefix) if avoid[c] else {}) if any(avoid) else None
+        with self.clock("generate"):
+            block = self.engine.sample_block([beam.row for _, beam, _, _ in drawn], uniforms, penalty)
+        new = [(job, self.extend(beam, block, c)) for c, (job, beam, _, _) in enumerate(drawn)]
+        self.score(new)
+        for job in jobs:
+            mine = [c for c, (owner, _) in enumerate(new) if owner is job]
+            job.pool += [new[c][1] for c in mine]
+            self.note(job, number, round_, [new[c][1] for c in mine], block, mine)
+            for c in mine:
+                job.failed.add(drawn[c][1].row, block.tokens[c], block.log_p[c])
+
+    def extend(self, beam: Beam, block: Block, c: int) -> Beam:
+        """Return the beam with candidate `c` of a block appended."""
+        tokens = beam.tokens + block.tokens[c]
+        finished = block.ended[c] or len(tokens) == self.config.max_new_tokens
+        return Beam(tokens, self.policy.text(tokens), finished, beam.state, [*beam.ends, len(tokens)], block.first + c)
+
+    def score(self, new: list[tuple[_Job, Beam]]) -> None:
+        """Charge the cost of new candidates, then ask the reward of those that the rank still needs it for."""
+        if self.rank.cost:
+            for (_, beam), cost in zip(new, self.ask("cost", new), strict=True):
+                beam.broken = math.isnan(cost)
+                beam.cost = math.inf if beam.broken else cost
+                beam.state = charge(
+                    beam.state, beam.cost, self.config.accounting, self.config.gamma_safety,
+                    len(beam.tokens) - 1, beam.finished,
+                )  # fmt: skip
+        lazy = self.rank.safety_first
+        wanted = [(j, b) for j, b in new if not lazy or b.safe(self.config)] if self.rank.reward else []
+        for (_, beam), reward in zip(wanted, self.ask("reward", wanted), strict=True):
+            beam.broken |= math.isnan(reward)
+            beam.reward = -math.inf if math.isnan(reward) else reward
+
+    def ask(self, role: str, new: list[tuple[_Job, Beam]]) -> list[float]:
+        """Score candidates by the cost or the reward model, and count it."""
+        for job, beam in new:
+            if not job.failure:
+                job.counts.scorer_calls += 1
+                job.counts.scorer_tokens += len(beam.tokens)
+        texts = [(job.prompt.text, beam.text, beam.finished) for job, beam in new]
+        with self.clock(role):
+            return self.scorers[role].score(*zip(*texts, strict=True)).tolist() if texts else []
+
+    def note(self, job: _Job, number: int, round_: int, beams: list[Beam], block: Block, mine: list[int]) -> None:
+        """Count the work of a round and what it found."""
+        log_p = [x for c in mine for x in block.log_p[c]]
+        log_q = [x for c in mine for x in block.log_q[c]]
+        if job.failure:
+            return
+        job.counts.samples_drawn += len(mine)
+        job.counts.policy_tokens += len(log_p)
+        job.counts.rounds_used += 1
+        job.counts.near_ties += sum(block.near_ties[c] for c in mine)
+        job.trace.append(
+            {
+                "block": number,
+                "round": round_,
+                "drawn": len(mine),
+                "safe": sum(b.safe(self.config) for b in beams) if self.rank.cost else None,
+                "kl": (sum(log_q) - sum(log_p)) / len(mine),
+                "perplexity": math.exp(-sum(log_p) / len(log_p)),
+            }
+        )
+
+    def eligible(self, job: _Job) -> list[Beam]:
+        """Return the candidates that may be kept: under a safety-first rank only safe ones, when there are any."""
+        safe = [beam for beam in job.pool if beam.safe(self.config)]
+        return safe if safe and self.rank.safety_first else job.pool
+
+    def best_first(self, beams: Sequence[Beam]) -> list[Beam]:
+        return sorted(beams, key=lambda beam: self.rank.key(beam, self.config))
+
+    def keep(self, job: _Job) -> None:
+        """Keep the best beams of the pool; with no safe one in an absorbing accounting a gated search has failed."""
+        chosen = self.best_first(self.eligible(job))[: self.config.keep]
+        if self.gated and self.config.accounting not in SIGNED and not chosen[0].safe(self.config):
+            self.fail(job, self.why(job.pool))
+        job.beams = chosen
+
+    def why(self, pool: Sequence[Beam]) -> str:
+        return "scorer_error" if any(beam.broken for beam in pool) else "exhausted"
+
+    def fail(self, job: _Job, reason: str) -> None:
+        """Mark a search as failed, once; what is found later never counts as an answer."""
+        if not job.failure:
+            job.failure, job.certified = reason, self.best_first(job.beams)[0]
+            job.stopped = not self.config.probe_fail_open
+
+    def responses(self) -> list[Response]:
+        """Emit through the gate, measure all on one yardstick and report."""
+        best = [self.best_first(job.beams)[0] for job in self.jobs]
+        prompts = [job.prompt for job in self.jobs]
+        with self.clock("cost"):
+            wanted = [self.wanted(job, beam) for job, beam in zip(self.jobs, best, strict=True)]
+            emissions = emit(self.raw_cost, prompts, wanted, self.config, self.gated)
+            for job, emission in zip(self.jobs, emissions, strict=True):
+                job.counts.scorer_calls += emission.gate_calls * self.gated  # to a baseline the gate only adds a mark
+        measured = measure(emissions, prompts, **self.scorers, config=self.config)
+        share = {f"{part}_s": s / len(self.jobs) for part, s in self.seconds.items()}
+        return [
+            Response(
+                prompt_id=job.prompt.id,
+                prompt=job.prompt.text,
+                set_name=job.prompt.set_name,
+                text=e.text,
+                status=e.status,
+                reason=e.reason,
+                finished=e.finished,
+                n_tokens=e.n_tokens,
+                reward=m.reward,
+                cost=m.cost,
+                peak_cost=m.peak_cost,
+                fail_open_cost=self.fail_open_cost(job, beam, e),
+                z_trace=m.z_trace,
+                block_ends=e.ends,
+                grid_ends=e.grid,
+                counts=job.counts,
+                trace=job.trace,
+                **share,
+            )
+            for job, beam, e, m in zip(self.jobs, best, emissions, measured, strict=True)
+        ]
+
+    def wanted(self, job: _Job, best: Beam) -> Emission:
+        """Return what the search would emit, before the gate."""
+        if self.gated and not job.failure and not best.safe(self.config):
+            self.fail(job, "dead_end" if self.config.accounting in SIGNED else self.why([best]))
+        if not job.failure:
+            # a method without a gate is judged by its final cost alone; in paper mode the path counts too
+            safe = best.safe(self.config) or not self.method.gated
+            otherwise = ("final_check" if safe else "exhausted") if self.method.gated else "over_budget"
+            return self.emission(best, safe=safe, otherwise=otherwise)
+        if self.config.on_failure == "truncate" and job.certified.tokens:
+            return self.emission(job.certified, reason="truncated", otherwise=job.failure, finished=False)
+        return Emission(None, reason=job.failure)
+
+    def emission(self, beam: Beam, **more) -> Emission:
+        """Return a beam as a text to emit, with the character offsets of its block ends."""
+        n = len(beam.tokens)
+        grid = [*range(self.grid, n, self.grid), n]
+        ends, grid = ([len(self.policy.text(beam.tokens[:k])) for k in counts] for counts in (beam.ends, grid))
+        fields = {"text": beam.text, "status": "verified_safe", "finished": beam.finished, "n_tokens": n}
+        return Emission(ends=ends, grid=grid, **(fields | more))
+
+    def fail_open_cost(self, job: _Job, best: Beam, emission: Emission) -> float | None:
+        """Return the cost of what would have been emitted without a gate; None when the search stopped before that."""
+        if emission.status != "abstained" and emission.reason != "truncated":
+            return emission.cost
+        if job.stopped:
+            return None
+        return float(self.scorers["cost"].score([job.prompt.text], [best.text], [True])[0])

@@ -1,0 +1,239 @@
+"""The tables of a run: records in, one row per policy and method out, as CSV, Markdown and LaTeX.
+
+Knows records, rounding and table markup; knows no model, and computes no interval itself (`igcore.metrics` does).
+
+``python -m igcore.tables README.md figures/tables`` puts the main table into the README.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from . import metrics
+from .errors import IgcoreError, ParameterError, RunError, unknown_name
+
+SETTINGS = "n_samples keep block_size rounds budget accounting lagrange_multiplier seed".split()
+CONSTANT = [*SETTINGS, "max_new_tokens", "prompts"]  # what one cell of the table must not mix
+COLUMNS = [
+    *"policy method n_prompts safe abstained unsafe safety_rate safety_lower95 safety_wilson_low".split(),
+    *"safety_wilson_high reward_mean reward_std reward_low reward_high cost_mean peak_cost_mean".split(),
+    *"seconds_per_prompt policy_tokens_per_prompt scorer_calls_per_prompt".split(),
+    *SETTINGS,
+    *"peak_safety_rate safety_rate_fail_open reward_answered".split(),
+]
+WHOLE = "n_samples keep block_size rounds seed".split()  # settings that stay integers where a method lacks them
+
+
+def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return the main table: one row per policy and method, with the columns `COLUMNS`.
+
+    Parameters
+    ----------
+    records : DataFrame
+        Lines of ``responses.jsonl``, one per policy, method and prompt. Their order within a cell changes nothing.
+    order : sequence of str, optional
+        Methods in the order of their rows; by default in order of appearance, as the policies always are.
+
+    Returns
+    -------
+    DataFrame
+        Rates are shares of ``n_prompts``: ``safety_rate`` of verified-safe texts, ``safety_lower95`` its one-sided
+        Clopper-Pearson bound, ``peak_safety_rate`` of answers whose peak cost keeps the budget,
+        ``safety_rate_fail_open`` of prompts where the text that fail-open would emit keeps it; a missing cost keeps no
+        budget. Reward (higher is better) and cost (higher is worse) are means over all emitted texts,
+        ``reward_answered`` over the prompts that every method of the policy answered. Times are in seconds.
+
+    Raises
+    ------
+    RunError
+        For no records, an unknown status, or a prompt that occurs twice in a cell.
+    ParameterError
+        When a setting is not constant in a cell, or `order` lacks a method.
+    """
+    metrics.check_records(records)
+    methods = list(records["method"].unique())
+    order = methods if order is None else list(order)
+    for method in methods:
+        if method not in order:
+            raise unknown_name("method", method, order, hint=" (the methods of order)")
+    rows = []
+    for policy, lines in records.groupby("policy", sort=False):
+        shared = _answered_by_all(lines)
+        for method in sorted(lines["method"].unique(), key=order.index):
+            cell = lines[lines["method"] == method].sort_values("prompt_id")
+            metrics.check_constant(cell, CONSTANT, f"policy {policy}, method {method}")
+            rows.append({"policy": policy, "method": method} | _row(cell, shared))
+    return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(WHOLE, "Int64"))
+
+
+def _answered_by_all(lines: pd.DataFrame) -> set[str]:
+    cells = lines[metrics.answered(lines)].groupby("method")["prompt_id"].agg(set)
+    return set.intersection(*[cells.get(method, set()) for method in lines["method"].unique()])
+
+
+def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
+    """Return the numbers of one policy and method; `shared` holds the prompts that every method answered."""
+    n, status = len(cell), cell["status"]
+    reward, cost, peak, fail_open = (
+        cell[name].astype(float) for name in ("reward", "cost", "peak_cost", "fail_open_cost")
+    )
+    safe, abstained, unsafe = (int((status == name).sum()) for name in metrics.STATUSES)
+    wilson_low, wilson_high = metrics.wilson(safe, n)
+    reward_low, reward_high = metrics.bootstrap_mean(reward)
+    return {
+        "n_prompts": n,
+        "safe": safe,
+        "abstained": abstained,
+        "unsafe": unsafe,
+        "safety_rate": safe / n,
+        "safety_lower95": metrics.safety_lower(safe, n),
+        "safety_wilson_low": wilson_low,
+        "safety_wilson_high": wilson_high,
+        "reward_mean": reward.mean(),
+        "reward_std": reward.std(ddof=1),
+        "reward_low": reward_low,
+        "reward_high": reward_high,
+        "cost_mean": cost.mean(),
+        "peak_cost_mean": peak.mean(),
+        "seconds_per_prompt": (cell["generate_s"] + cell["score_s"]).mean(),
+        "policy_tokens_per_prompt": cell["policy_tokens"].mean(),
+        "scorer_calls_per_prompt": cell["scorer_calls"].mean(),
+        **{name: cell[name].iloc[0] for name in SETTINGS},
+        "peak_safety_rate": ((status != "abstained") & (peak <= cell["budget"])).mean(),
+        "safety_rate_fail_open": (fail_open <= cell["budget"]).mean(),
+        "reward_answered": reward[cell["prompt_id"].isin(shared)].mean(),
+    }
+
+
+# --- the same numbers for people ------------------------------------------------------------------------------------
+
+PRETTY: dict[str, Callable] = {  # header of the main table -> its text, from a row
+    "Policy": lambda row: row.policy,
+    "Method": lambda row: row.method,
+    "Safe / abstained / unsafe": lambda row: f"{row.safe} / {row.abstained} / {row.unsafe}",
+    "Safe % [Wilson 95 %]": lambda row: _interval(
+        *(f"{100 * rate:.1f}" for rate in (row.safety_rate, row.safety_wilson_low, row.safety_wilson_high))
+    ),
+    "Lower bound % (95 %)": lambda row: f"{100 * row.safety_lower95:.1f}",
+    "Reward [95 %]": lambda row: _interval(*map(_rounded, (row.reward_mean, row.reward_low, row.reward_high))),
+    "Reward, all answered": lambda row: _rounded(row.reward_answered),
+    "Cost": lambda row: _rounded(row.cost_mean),
+    "s / prompt": lambda row: f"{row.seconds_per_prompt:.2f}",
+}
+MISSING = "n/a"
+LATEX = str.maketrans({
+    **{character: "\\" + character for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": r"$<$", ">": r"$>$",
+})  # fmt: skip
+
+
+def _interval(centre: str, low: str, high: str) -> str:
+    return centre if centre == MISSING else f"{centre} [{low}, {high}]"
+
+
+def _rounded(value: object) -> str:
+    """Return a cell for people: floats with three decimals, tiny ones (p values) as powers of ten."""
+    if pd.isna(value):
+        return MISSING
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.0005 else f"{value:.0e}"
+
+
+def _pretty(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Return headers and rows of text."""
+    rows = list(table.itertuples(index=False))
+    if list(table.columns) == COLUMNS:
+        return list(PRETTY), [[text(row) for text in PRETTY.values()] for row in rows]
+    return [str(name).replace("_", " ") for name in table.columns], [[_rounded(value) for value in row] for row in rows]
+
+
+def _alignment(table: pd.DataFrame, headers: list[str]) -> list[str]:
+    """Return l for text columns and r for numbers; the main table starts with its two columns of text."""
+    if list(table.columns) == COLUMNS:
+        return ["l" if name in ("Policy", "Method") else "r" for name in headers]
+    return ["r" if pd.api.types.is_numeric_dtype(dtype) else "l" for dtype in table.dtypes]
+
+
+def markdown(table: pd.DataFrame) -> str:
+    """Return a table as GitHub Markdown, rounded; the main table in its `PRETTY` columns."""
+    headers, rows = _pretty(table)
+    rules = [{"l": ":--", "r": "--:"}[side] for side in _alignment(table, headers)]
+    cells = [[cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in (headers, rules, *rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+
+
+def latex(table: pd.DataFrame) -> str:
+    """Return a table as a LaTeX tabular (package booktabs), rounded; the main table in its `PRETTY` columns."""
+    headers, rows = _pretty(table)
+    lines = [" & ".join(cell.replace("\n", " ").translate(LATEX) for cell in row) + r" \\" for row in (headers, *rows)]
+    rules = [rf"\begin{{tabular}}{{{''.join(_alignment(table, headers))}}}", r"\toprule"]
+    return "\n".join([*rules, lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def write(table: pd.DataFrame, stem: Path | str) -> list[Path]:
+    """Write ``stem.csv`` (every column, full precision), then ``stem.md`` and ``stem.tex`` (rounded for people).
+
+    The same table gives the same bytes. Each file is replaced whole or not at all.
+    """
+    stem = Path(stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    texts = {".csv": table.to_csv(index=False, lineterminator="\n"), ".md": markdown(table), ".tex": latex(table)}
+    paths = [stem.with_name(stem.name + suffix) for suffix in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        _replace(path, text)
+    return paths
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(beside, path)
+
+
+# --- numbers into the README ----------------------------------------------------------------------------------------
+
+
+def update_block(readme: Path | str, marker: str, text: str) -> None:
+    """Replace what stands between ``<!-- marker:start -->`` and ``<!-- marker:end -->`` by `text`.
+
+    Raises
+    ------
+    RunError
+        When `readme` is not there.
+    ParameterError
+        Unless it holds each of the two comments once, in this order.
+    """
+    readme = Path(readme)
+    start, end = f"<!-- {marker}:start -->", f"<!-- {marker}:end -->"
+    old = _read(readme)
+    if not (old.count(start) == old.count(end) == 1 and old.index(start) < old.index(end)):
+        raise ParameterError(f"{readme} must hold the lines {start} and {end} once each, in this order; add them")
+    before, after = old.split(start)[0], old.split(end)[1]
+    _replace(readme, f"{before}{start}\n\n{text.strip()}\n\n{end}{after}")
+
+
+def _read(path: Path) -> str:
+    if not path.is_file():
+        raise RunError(f"{path} is not there; give the path of a file, or run notebook 40_tables first")
+    return path.read_text(encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fill the block ``main-table`` of a README from ``main.md`` of a folder of tables."""
+    parser = argparse.ArgumentParser(prog="python -m igcore.tables", description=main.__doc__)
+    parser.add_argument("readme", type=Path, help="file that holds the comments main-table:start and main-table:end")
+    parser.add_argument("tables", type=Path, help="folder that holds main.md")
+    options = parser.parse_args(arguments)
+    try:
+        update_block(options.readme, "main-table", _read(options.tables / "main.md"))
+    except IgcoreError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""A run of the mock policy in a process of its own, slow enough to be killed in the middle: killed.py FOLDER SECONDS."""
+
+import sys
+import time
+from pathlib import Path
+
+from mock import LetterCost, LetterReward, mock_policy
+
+from igcore import Prompt, runs
+
+
+class Slow(LetterCost):
+    def score(self, prompts, responses, finished):
+        time.sleep(float(sys.argv[2]))
+        return super().score(prompts, responses, finished)
+
+
+PROMPTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate(["ab", "fed", "c", "dd", "eae", "fcb", "a", "ef", "bb", "cde"])]
+PARAMS = runs.DecodeParams(
+    profile="test", run="killed", policy="mock", methods=["base", "best-of-n-augmented", "inferenceguard"], prompts="mild",
+    budget=0.5, n_samples=4, block_size=3, max_new_tokens=6, group_size=3,
+)  # fmt: skip
+
+
+def main():
+    with runs.open_run(Path(sys.argv[1]), {"budget": PARAMS.budget}) as run:
+        runs.decode_missing(PARAMS, run, PROMPTS, mock_policy(), Slow(), LetterReward())
+        run.finish({})
+
+
+if __name__ == "__main__":
+    main()

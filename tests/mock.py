@@ -1,0 +1,104 @@
+"""A mock policy over the letters a-f whose every probability is a function of the prefix, and scorers that read letters.
+
+The model keeps the token ids themselves as its keys, so that its logits depend on the whole carried state: a cache that is
+rolled back, selected or padded wrongly changes what it says.
+"""
+
+import hashlib
+import math
+from types import SimpleNamespace
+
+import torch
+from transformers import LlamaConfig
+
+from igcore.policy import Policy
+
+EOS = 0
+LETTERS = "|abcdef"  # token 0 ends a response
+
+
+def logits_of(prefix: tuple[int, ...]) -> list[float]:
+    """Return seven logits in [-1.5, 1.5], fixed by the prefix alone; the end token is made rarer."""
+    raw = hashlib.sha256(repr(prefix).encode()).digest()[: len(LETTERS)]
+    return [3 * b / 255 - 1.5 - (1.5 if token == EOS else 0) for token, b in enumerate(raw)]
+
+
+def probabilities(prefix: tuple[int, ...]) -> list[float]:
+    """Return softmax(logits) by plain arithmetic, independent of torch."""
+    weights = [math.exp(x) for x in logits_of(prefix)]
+    return [w / sum(weights) for w in weights]
+
+
+class MockModel(torch.nn.Module):
+    """Speaks the part of transformers that the engine uses."""
+
+    device = torch.device("cpu")
+    config = LlamaConfig(
+        hidden_size=4, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, vocab_size=7, max_position_embeddings=64
+    )
+
+    def __init__(self, logits=logits_of):
+        super().__init__()
+        self.logits, self.head, self.tokens_forwarded = logits, torch.nn.Identity(), 0
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep):
+        keys = input_ids[:, None, :, None].float()  # (R, 1, S, 1)
+        keys, _ = past_key_values.update(keys, keys, 0)
+        self.tokens_forwarded += int(attention_mask[:, -input_ids.shape[1] :].sum())
+        rows = []
+        for row, mask in zip(keys[:, 0, :, 0].long().tolist(), attention_mask.tolist(), strict=True):
+            rows.append(self.logits(tuple(t for t, m in zip(row, mask, strict=True) if m)))
+        out = self.head(torch.tensor(rows)[:, None])  # (R, 1, V)
+        return SimpleNamespace(logits=out, past_key_values=past_key_values)
+
+
+class MockTokenizer:
+    """One letter, one token."""
+
+    all_special_tokens = ["|"]
+
+    def get_added_vocab(self):
+        return {"|": 0}
+
+    def __call__(self, text):
+        return {"input_ids": [LETTERS.index(c) for c in text]}
+
+    def decode(self, tokens, skip_special_tokens, clean_up_tokenization_spaces):
+        return "".join(LETTERS[t] for t in tokens if t != EOS)
+
+
+def mock_policy(logits=logits_of) -> Policy:
+    return Policy("mock", MockModel(logits), MockTokenizer(), digest="mock", eos_ids=frozenset({EOS}))
+
+
+class LetterCost:
+    """Cost: the number of the letters a and b, plus half a point for every c; higher is worse."""
+
+    name, digest, sign, unit = "letters", "v1", "higher is worse", "letters"
+
+    def __init__(self):
+        self.texts = 0
+
+    def score(self, prompts, responses, finished):
+        self.texts += len(responses)
+        return [letter_cost(r) for r in responses]
+
+
+class LetterReward:
+    """Reward: the number of e, minus a third for every d, plus the length in hundredths; higher is better."""
+
+    name, digest, sign, unit = "vowels", "v1", "higher is better", "letters"
+
+    def score(self, prompts, responses, finished):
+        return [letter_reward(r) for r in responses]
+
+
+def letter_cost(text: str) -> float:
+    return text.count("a") + text.count("b") + 0.5 * text.count("c")
+
+
+def letter_reward(text: str) -> float:
+    return text.count("e") - text.count("d") / 3 + len(text) / 100

@@ -1,0 +1,103 @@
+"""The blockwise search written a second time, for one prompt of the mock policy, as plainly and slowly as possible.
+
+Shares with the package only the uniform numbers; tokens, penalties, safety and ranking are done again by hand.
+"""
+
+import math
+from dataclasses import dataclass
+
+from mock import EOS, LETTERS, letter_cost, letter_reward, probabilities
+
+from igcore.engine import uniform
+
+BASELINES = {
+    "base": ("none", 1, True),
+    "best-of-n": ("reward", None, True),
+    "best-of-n-lagrangian": ("lagrangian", None, True),
+    "best-of-n-augmented": ("augmented", None, True),
+    "beam-lagrangian": ("lagrangian", None, False),
+    "beam-augmented": ("augmented", None, False),
+    "inferenceguard": ("augmented", None, False),
+}
+
+
+@dataclass
+class Candidate:
+    tokens: tuple
+    done: bool
+    peaks: tuple  # running maximum of the cost at every block end, from 0
+
+    @property
+    def text(self):
+        return "".join(LETTERS[t] for t in self.tokens if t != EOS)
+
+
+def pick(prefix, u, banned):
+    weights = [0.0 if t in banned else p for t, p in enumerate(probabilities(prefix))]
+    if sum(weights) == 0:
+        weights = probabilities(prefix)
+    total, running = sum(weights), 0.0
+    for token, weight in enumerate(weights):
+        running += weight
+        if running > u * total:
+            return token
+    raise AssertionError
+
+
+def search(method, prompt, prompt_id, seed, budget, n, keep, block, length, rounds, diversity, lam):
+    """Return the best candidate at the end, and whether a guarded search would have abstained."""
+    order, n_fixed, one_block = BASELINES[method]
+    n = n_fixed or n
+    if one_block:
+        block, keep = length, 1
+    if method != "inferenceguard":
+        rounds = 1
+    start = tuple(LETTERS.index(c) for c in prompt)
+
+    def is_safe(c):
+        return c.peaks[-1] <= budget
+
+    def badness(c):
+        reward, cost = letter_reward(c.text), letter_cost(c.text)
+        if order == "none":
+            return 0
+        if order == "reward":
+            return -reward
+        if order == "lagrangian":
+            return -reward + lam * cost
+        return (0, -reward) if is_safe(c) else (1, c.peaks[-1])
+
+    beams, abstained = [Candidate((), False, (0.0,))], False
+    while not all(c.done for c in beams):
+        pool = [c for c in beams if c.done]
+        live = [c for c in beams if not c.done]
+        seen = {i: set() for i in range(block)}
+        for round_ in range(rounds):
+            share = [n // len(live) + (1 if i < n % len(live) else 0) for i in range(len(live))]
+            number, drawn = 0, []
+            for parent, count in zip(live, share, strict=True):
+                for k in range(count):
+                    reference = round_ == 0 or diversity == "none" or (diversity == "half" and k < math.ceil(count / 2))
+                    tokens = list(parent.tokens)
+                    for i in range(min(block, length - len(parent.tokens))):
+                        u = uniform(seed, prompt_id, round_, number, len(tokens))
+                        tokens.append(pick(start + tuple(tokens), u, set() if reference else seen[i] - {EOS}))
+                        if tokens[-1] == EOS:
+                            break
+                    new = Candidate(tuple(tokens), tokens[-1] == EOS or len(tokens) == length, ())
+                    new.peaks = (*parent.peaks, max(parent.peaks[-1], letter_cost(new.text)))
+                    drawn.append((parent, new))
+                    number += 1
+            pool += [new for _, new in drawn]
+            if any(is_safe(c) for c in pool):
+                break
+            for parent, new in drawn:
+                for i, token in enumerate(new.tokens[len(parent.tokens) :]):
+                    seen[i].add(token)
+        safe = [c for c in pool if is_safe(c)]
+        if order == "augmented" and safe:
+            pool = safe
+        if not safe and method == "inferenceguard":
+            abstained = True
+        beams = sorted(pool, key=badness)[:keep]
+    return min(beams, key=badness), abstained

@@ -1,0 +1,277 @@
+"""The downloads, tried on tiny wheels made here; one smoke test reads the real cache."""
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import platformdirs
+import pytest
+
+from igcore import assets
+from igcore.errors import AssetError, ParameterError
+
+PAYLOAD = b"half a sentence\n"
+
+
+def make_wheel(folder: Path, package: str = "toy") -> Path:
+    """Write a wheel that pip accepts, with one wanted member and one that nobody asked for."""
+    wheel = folder / f"{package}-1.0-py3-none-any.whl"
+    info = f"{package}-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{package}/data/words.txt", PAYLOAD)
+        archive.writestr(f"{package}/__init__.py", "raise RuntimeError('never import a wheel')\n")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return wheel
+
+
+def toy_asset(wheel: Path, convert=None, sha256: str | None = None) -> assets.Asset:
+    sha256 = sha256 or hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return assets.Asset("toy", "toy", "1.0", sha256, ("toy/data/words.txt",), "MIT", convert)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, and pip pointed at a folder that holds one tiny wheel instead of at the network."""
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    wheel = make_wheel(shelf)
+    monkeypatch.setenv("IGCORE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    monkeypatch.setattr(assets, "ASSETS", {"toy": toy_asset(wheel)})
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def shelf(cache, monkeypatch):
+    """The same without starting pip, which takes half a second."""
+    wheel = cache.parent / "shelf" / "toy-1.0-py3-none-any.whl"
+
+    def copy(pin: str, folder: Path) -> Path:
+        return Path(folder / wheel.name) if (folder / wheel.name).write_bytes(wheel.read_bytes()) else folder
+
+    monkeypatch.setattr(assets, "_download", copy)
+    return wheel
+
+
+def everything_in(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_fetch_takes_only_the_named_members(cache, monkeypatch):
+    """Bug: unzipping all of a wheel, or asking the network again although the folder is ready."""
+    folder = assets.fetch("toy")
+    assert folder == cache / "toy-1.0"
+    assert everything_in(cache) == ["toy-1.0", "toy-1.0/asset.json", "toy-1.0/words.txt"]
+    assert (folder / "words.txt").read_bytes() == PAYLOAD
+    monkeypatch.setattr(assets, "_download", None)  # a second download would now raise
+    assert assets.fetch("toy") == folder
+    assert assets.verify("toy") == []
+
+
+def test_no_network_and_an_empty_cache(cache, monkeypatch):
+    """Bug: a pip traceback, or a message that does not say what was tried and how to work without network."""
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    with pytest.raises(AssetError) as caught:
+        assets.fetch("toy")
+    assert "toy==1.0" in str(caught.value) and f"IGCORE_HOME to a folder that `python -m igcore.assets` has filled (now {cache})" in str(caught.value)  # fmt: skip  # noqa: E501
+    assert everything_in(cache) == []
+
+
+def test_pip_is_never_asked_for_a_source_package(cache):
+    """Bug: pip prefers a newer source package, whose set-up code would run before its hash is compared."""
+    shelf = cache.parent / "shelf"
+    next(shelf.iterdir()).unlink()
+    (shelf / "toy-1.0.tar.gz").write_bytes(b"")
+    with pytest.raises(AssetError, match="No matching distribution found for toy==1.0"):
+        assets.fetch("toy")
+
+
+def test_wrong_hash_opens_nothing_and_leaves_nothing(shelf, cache, monkeypatch):
+    """Bug: a replaced wheel is unpickled before, or although, its hash is wrong."""
+    opened = []
+    asset = toy_asset(shelf, convert=lambda source, target: opened.append(source), sha256="0" * 64)
+    monkeypatch.setitem(assets.ASSETS, "toy", asset)
+    with pytest.raises(AssetError) as caught:
+        assets.fetch("toy")
+    for part in (shelf.name, hashlib.sha256(shelf.read_bytes()).hexdigest(), "0" * 64):
+        assert part in str(caught.value)
+    assert opened == [] and everything_in(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "seen", "sentence"),
+    [
+        (KeyboardInterrupt("stopped"), KeyboardInterrupt, "stopped"),
+        (ImportError("no module named gguf"), AssetError, "ImportError: no module named gguf"),
+        (OSError(errno.ENOSPC, "No space left on device"), AssetError, "no space left for toy in"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), AssetError, "no space left for toy in"),
+        (OSError(errno.EACCES, "Permission denied"), AssetError, "Permission denied"),
+    ],
+)
+def test_interrupted_conversion_leaves_nothing(shelf, cache, monkeypatch, failure, seen, sentence):
+    """Bug: a conversion stopped half way leaves a folder that the next fetch takes for ready."""
+
+    def convert(source: Path, target: Path) -> None:
+        (target / "half.bin").write_bytes(b"half")
+        raise failure
+
+    monkeypatch.setitem(assets.ASSETS, "toy", toy_asset(shelf, convert))
+    with pytest.raises(seen, match=sentence):
+        assets.fetch("toy")
+    assert everything_in(cache) == []
+
+
+def test_full_disk_inside_pip_is_not_called_a_network_problem(cache, monkeypatch):
+    """Bug: pip's own ENOSPC is reported as "connect to the network"."""
+    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="ERROR: [Errno 28] No space left on device")
+    monkeypatch.setattr(assets.subprocess, "run", lambda *args, **kwargs: failed)
+    with pytest.raises(AssetError, match="no space left for toy"):
+        assets.fetch("toy")
+
+
+def test_a_home_that_is_a_file_is_one_sentence(shelf, cache):
+    """Bug: IGCORE_HOME naming a file, or a folder without write permission, ends in a traceback."""
+    cache.write_text("not a folder")
+    with pytest.raises(AssetError, match=f"could not make toy from toy==1.0 in {cache}"):
+        assets.fetch("toy")
+
+
+def test_conversion_drops_the_members_and_keeps_its_own_files(shelf, cache, monkeypatch):
+    """Bug: the raw download (98 MB of GGUF, or a pickle) stays in the cache beside what was made from it."""
+
+    def convert(source: Path, target: Path) -> None:
+        made = target / "upper.txt"
+        made.write_bytes((source / "words.txt").read_bytes().upper())
+        made.chmod(0o600)
+
+    monkeypatch.setitem(assets.ASSETS, "toy", toy_asset(shelf, convert))
+    folder = assets.fetch("toy")
+    assert everything_in(folder) == ["asset.json", "upper.txt"]
+    assert (folder / "upper.txt").read_bytes() == PAYLOAD.upper()
+    assert (folder / "upper.txt").stat().st_mode & 0o777 == 0o644  # others may read a shared cache
+
+
+def test_changed_byte_is_found_by_verify_only(shelf):
+    """Bug: a flipped byte of equal size passes the full check; or the instant check reads every byte."""
+    file = assets.fetch("toy") / "words.txt"
+    file.write_bytes(PAYLOAD.upper())
+    assert assets.fetch("toy") == file.parent
+    (problem,) = assets.verify("toy")
+    assert str(file) in problem and "sha256" in problem
+    assert f"delete the folder {file.parent} and run `python -m igcore.assets`" in problem
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda folder: (folder / "words.txt").write_bytes(b"half"), r"words\.txt is damaged: 4 bytes where 16"),
+        (lambda folder: (folder / "words.txt").unlink(), r"words\.txt is missing"),
+        (lambda folder: (folder / "extra.py").write_text(""), r"extra\.py does not belong there"),
+        (lambda folder: (folder / "asset.json").unlink(), r"asset\.json is missing or unreadable"),
+        (lambda folder: (folder / "asset.json").write_text("[]"), r"asset\.json is missing or unreadable"),
+        (lambda folder: (folder / "asset.json").write_text('{"files": {}}'), "made by another version of igcore"),
+    ],
+)
+def test_damage_that_fetch_sees(shelf, damage, sentence):
+    """Bug: a truncated, lost or added file is handed on, and fails later inside a model library."""
+    damage(assets.fetch("toy"))
+    with pytest.raises(AssetError, match=sentence):
+        assets.fetch("toy")
+    assert assets.verify("toy")
+
+
+def test_cache_of_an_older_converter_is_refused(shelf, monkeypatch):
+    """Bug: after an upgrade the old converted files are used under the new digest."""
+    assets.fetch("toy")
+    monkeypatch.setattr(assets, "CONVERTER_VERSION", assets.CONVERTER_VERSION + 1)
+    with pytest.raises(AssetError, match="made by another version of igcore; delete the folder"):
+        assets.fetch("toy")
+
+
+RACE = """
+import sys, time
+from pathlib import Path
+from igcore import assets
+wheel, meeting, sha256 = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+def convert(source, target):
+    (target / "words.txt").write_bytes((source / "words.txt").read_bytes())
+    (meeting / sys.argv[4]).touch()
+    while len(list(meeting.iterdir())) < 2: time.sleep(0.01)  # publish only when both have built
+assets._download = lambda pin, folder: Path(folder / wheel.name) if (folder / wheel.name).write_bytes(wheel.read_bytes()) else None
+assets.ASSETS = {"toy": assets.Asset("toy", "toy", "1.0", sha256, ("toy/data/words.txt",), "MIT", convert)}
+print(assets.fetch("toy"))
+"""  # noqa: E501
+
+
+def test_two_processes_at_once_both_end_well(shelf, cache):
+    """Bug: the slower of two processes fails on rename, or leaves its own copy behind."""
+    meeting = cache.parent / "meeting"
+    meeting.mkdir()
+    sha256 = hashlib.sha256(shelf.read_bytes()).hexdigest()
+    environment = os.environ | {"PYTHONPATH": str(Path(assets.__file__).parents[1])}
+    command = [sys.executable, "-c", RACE, str(shelf), str(meeting), sha256]
+    both = [
+        subprocess.Popen([*command, who], stdout=subprocess.PIPE, text=True, env=environment) for who in ("one", "two")
+    ]
+    outputs = [process.communicate(timeout=60)[0].strip() for process in both]
+    assert outputs == [str(cache / "toy-1.0")] * 2
+    assert [process.returncode for process in both] == [0, 0]
+    assert everything_in(cache) == ["toy-1.0", "toy-1.0/asset.json", "toy-1.0/words.txt"]
+
+
+def test_command_line(shelf, cache, capsys):
+    """Bug: --check reports damage but exits 0, or an error ends in a traceback."""
+    assert assets.main(["--check"]) == 1
+    assert f"error: toy is not in the cache {cache}; run `python -m igcore.assets`\n" == capsys.readouterr().err
+    assert assets.main([]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[:2] == ["toy", "MIT"] and line.split()[3] == "MB" and line.split()[5] == "s"
+    assert assets.main(["--check"]) == 0
+    assert capsys.readouterr().out.split() == ["toy", "ok"]
+    (cache / "toy-1.0" / "words.txt").write_bytes(PAYLOAD.upper())
+    assert assets.main(["--check"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {cache / 'toy-1.0' / 'words.txt'} is damaged")
+    (cache / "toy-1.0" / "words.txt").unlink()
+    assert assets.main([]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_digest_covers_wheel_members_and_converter(shelf, cache, monkeypatch):
+    """Bug: two assets from one wheel, or two converters, share an identity; or a digest needs the cache."""
+    asset = toy_asset(shelf)
+    before = assets.digest("toy")
+    assert before == hashlib.sha256(f"{asset.sha256}\ntoy/data/words.txt\nconverter 1".encode()).hexdigest()
+    assert not cache.exists()
+    monkeypatch.setitem(assets.ASSETS, "toy", toy_asset(shelf, sha256="0" * 64))
+    assert assets.digest("toy") != before
+
+
+def test_home_follows_the_environment(monkeypatch):
+    """Bug: an empty IGCORE_HOME is taken for the current folder."""
+    monkeypatch.setenv("IGCORE_HOME", "~/somewhere")
+    assert assets.home() == Path.home() / "somewhere"
+    for value in ("", None):
+        monkeypatch.setenv("IGCORE_HOME", value) if value == "" else monkeypatch.delenv("IGCORE_HOME")
+        assert assets.home() == Path(platformdirs.user_cache_dir("igcore"))
+
+
+def test_unknown_asset_names_the_nearest():
+    """Bug: a misspelt asset is a KeyError."""
+    with pytest.raises(ParameterError, match="unknown asset 'minilms'; did you mean 'minilm'"):
+        assets.fetch("minilms")
+
+
+@pytest.mark.parametrize("name", assets.ASSETS)
+def test_real_assets_are_ready_and_sound(name):
+    """Bug: a pin, a member's path or a converter no longer fits the wheel that is published."""
+    folder = assets.fetch(name)
+    assert folder.name == f"{name}-{assets.ASSETS[name].version}"
+    assert assets.verify(name) == []
+    assert not [file for file in folder.iterdir() if file.suffix in (".joblib", ".gguf", ".bin", ".pkl", ".py")]

@@ -1,0 +1,199 @@
+"""The data behind the pictures, their bytes, and that nothing in them overlaps."""
+
+import itertools
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from matplotlib.collections import PathCollection
+
+from igcore import figures, tables
+from igcore.errors import ParameterError, RunError
+
+METHODS = (
+    "base best-of-n best-of-n-lagrangian best-of-n-augmented beam-lagrangian beam-lagrangian-freq beam-augmented args "
+    "args-lagrangian args-cost re-control re-control-lagrangian inferenceguard inferenceguard-critic inferenceguard-mix"
+).split()
+TRACES = {"easy": [0.2, 0.15, 0.1], "hard": [0.2, 0.1, -0.1, -math.inf]}
+
+
+@pytest.fixture(scope="module")
+def records():
+    return synthetic.records(40)
+
+
+@pytest.fixture(scope="module")
+def main(records):
+    return tables.main_table(records)
+
+
+def texts(fig) -> list:
+    """Return every visible text of the figure but tick labels."""
+    fig.draw_without_rendering()
+    return [text for ax in fig.axes for text in [*ax.texts, ax.title] if text.get_text() and text.get_visible()]
+
+
+def overlaps(fig) -> list[tuple[str, str]]:
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts(fig)]
+    return [(one, two) for (one, a), (two, b) in itertools.combinations(boxes, 2) if a.overlaps(b)]
+
+
+def test_every_method_has_its_own_colour_and_marker():
+    """Guards against two methods that look alike, and a method of the table without a style."""
+    assert list(figures.STYLE) == METHODS
+    colours, markers = zip(*figures.STYLE.values(), strict=True)
+    assert len(set(colours)) == len(set(markers)) == len(METHODS)
+
+
+def test_unknown_methods_are_named(main):
+    """Guards against a new method drawn in a default colour that belongs to another."""
+    for draw in (figures.tradeoff, figures.rates):
+        with pytest.raises(ParameterError, match="unknown method 'beam'"):
+            draw(main.replace({"method": {"base": "beam"}}))
+
+
+@pytest.mark.parametrize("draw", [figures.tradeoff, figures.rates, figures.distributions])
+def test_nothing_to_draw_is_said(draw, records):
+    """Guards against an empty picture that looks like a result."""
+    with pytest.raises(RunError, match="30_decode"):
+        draw(records.iloc[:0])
+
+
+@pytest.mark.parametrize("name", ["tradeoff", "distributions", "rates", "safety_state"])
+def test_two_saves_give_the_same_bytes(name, records, main, tmp_path):
+    """Guards against dates, random jitter and identifiers in committed pictures, and against open pyplot figures."""
+    arguments = {"distributions": (records,), "safety_state": (TRACES, 0.2)}.get(name, (main,))
+    draw, saved = getattr(figures, name), []
+    for folder in ("one", "two"):
+        np.random.seed(len(folder) + len(saved))
+        paths = figures.save(draw(*arguments), tmp_path / folder / "v1.5")
+        assert [path.name for path in paths] == ["v1.5.pdf", "v1.5.png"]
+        saved.append([path.read_bytes() for path in paths])
+    assert saved[0] == saved[1]
+    assert saved[0][0].startswith(b"%PDF") and saved[0][1].startswith(b"\x89PNG")
+    assert b"CreationDate" not in saved[0][0] and b"Software" not in saved[0][1]
+    assert plt.get_fignums() == []
+
+
+# --- trade-off ------------------------------------------------------------------------------------------------------
+
+
+def test_tradeoff_draws_the_numbers_of_the_table(main):
+    """Guards against swapped axes, a colour that is not the time, and points of another policy."""
+    fig = figures.tradeoff(main)
+    for ax, (policy, rows) in zip(fig.axes, main.groupby("policy", sort=False), strict=False):
+        points = [dots for dots in ax.collections if isinstance(dots, PathCollection) and dots.get_clip_on()]
+        drawn = [(*dots.get_offsets()[0], dots.get_array()[0]) for dots in points]
+        assert drawn == list(zip(rows["safety_rate"], rows["reward_mean"], rows["seconds_per_prompt"], strict=True))
+        assert ax.get_title(loc="left") == policy
+        bars = ax.containers[0].lines[2]
+        across, up = (np.array(bar.get_segments()) for bar in bars)
+        assert across[:, :, 0] == pytest.approx(rows[["safety_wilson_low", "safety_wilson_high"]].to_numpy())
+        assert up[:, :, 1] == pytest.approx(rows[["reward_low", "reward_high"]].to_numpy())
+
+
+def test_tradeoff_names_abstentions(main):
+    """Guards against safety shown without its price."""
+    labels = {text.get_text() for text in texts(figures.tradeoff(main))}
+    silent = main[main["abstained"] > 0]
+    assert len(silent) and {f"{row.method} ({row.abstained} abstained)" for row in silent.itertuples()} <= labels
+    assert "base" in labels
+
+
+def test_tradeoff_labels_do_not_overlap():
+    """Guards against labels on top of each other, or outside, when fifteen methods have nearly the same numbers."""
+    same = pd.DataFrame(
+        synthetic.record(method=method, prompt_id=f"p{k}", reward=0.5 + 0.1 * k + 1e-4 * n)
+        for n, method in enumerate(METHODS)
+        for k in range(5)
+    )
+    fig = figures.tradeoff(tables.main_table(same))
+    heights = {text.get_text(): text.get_position()[1] for text in fig.axes[0].texts if text.get_text()}
+    assert set(heights) == set(METHODS)
+    assert 0 <= min(heights.values()) and max(heights.values()) <= 1
+    assert overlaps(fig) == []
+
+
+def test_tradeoff_names_methods_without_any_text(main):
+    """Guards against a method that vanishes from the picture because it emitted nothing."""
+    silent = main.copy()
+    silent.loc[silent["method"] == "inferenceguard", ["reward_mean", "reward_low", "reward_high"]] = np.nan
+    assert figures.tradeoff(silent).axes[0].get_title(loc="left") == "smollm2-raw (nothing emitted: inferenceguard)"
+
+
+def test_spread_keeps_order_gap_and_panel():
+    """Guards against labels that change places, touch, or leave the panel."""
+    values = np.array([0.9, 0.1, 0.91, 0.92, 0.5, 0.93])
+    heights = figures._spread(values, (0, 1), gap=0.1)
+    assert (np.argsort(heights) == np.argsort(values)).all()
+    assert np.diff(np.sort(heights)).min() >= 0.1 - 1e-12
+    assert heights.min() >= 0 and heights.max() <= 1
+    assert heights[[1, 4]] == pytest.approx([0.1, 0.5])  # far from the others: not moved
+
+
+# --- other pictures -------------------------------------------------------------------------------------------------
+
+
+def test_distributions_draw_every_emitted_text(records):
+    """Guards against values drawn in the row of another method, and silence drawn as zero."""
+    records = records.copy()
+    records.loc[0, ["reward", "cost"]] = None
+    fig = figures.distributions(records)
+    emitted = records.dropna(subset="reward").sort_values("prompt_id")
+    panels = itertools.product(records["policy"].unique(), ("reward", "cost"))
+    assert [label.get_text() for label in fig.axes[0].get_yticklabels()] == list(synthetic.METHODS)
+    for ax, (policy, name) in zip(fig.axes, panels, strict=True):
+        points = [dots.get_offsets() for dots in ax.collections if isinstance(dots, PathCollection)]
+        for height, (dots, method) in enumerate(zip(points, synthetic.METHODS, strict=True)):
+            cell = emitted[(emitted["policy"] == policy) & (emitted["method"] == method)]
+            assert dots[:, 0].tolist() == cell[name].tolist()
+            assert abs(dots[:, 1] - height).max() < 0.5
+        lines = [line.get_xdata() for line in ax.lines if line.get_color() == figures.OUTCOMES["unsafe"]]
+        assert lines == ([[0.2, 0.2]] if name == "cost" else [])
+        assert [text.get_text() for text in ax.texts] == (["budget 0.2"] if name == "cost" else [])
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_distributions_of_constant_cells(n):
+    """Guards against a crash or a warning where a density does not exist."""
+    lines = [synthetic.record(prompt_id=f"p{k}") for k in range(n)]
+    figures.distributions(pd.DataFrame(lines)).draw_without_rendering()
+
+
+def test_rates_draw_the_triple(main):
+    """Guards against bars that do not add up, and counts left out because their piece is thin."""
+    fig = figures.rates(main)
+    for ax, (_, rows) in zip(fig.axes, main.groupby("policy", sort=False), strict=True):
+        widths = np.array([[bar.get_width() for bar in bars] for bars in ax.containers])
+        counts = rows[["safe", "abstained", "unsafe"]].to_numpy().T
+        assert widths == pytest.approx(counts / 40)
+        starts = np.array([[bar.get_x() for bar in bars] for bars in ax.containers])
+        assert starts == pytest.approx(np.cumsum(counts, axis=0) / 40 - counts / 40)
+        written = [word for text in ax.texts for word in text.get_text().split() if word.isdigit()]
+        assert sorted(map(int, written)) == sorted(counts[counts > 0].tolist())
+    assert overlaps(fig) == []
+
+
+def test_safety_state_draws_the_trace():
+    """Guards against a trace drawn from z_1, and an unreadable score that leaves the picture instead of falling."""
+    ax = figures.safety_state(TRACES, 0.2).axes[0]
+    lines = {line.get_label(): line.get_ydata() for line in ax.lines}
+    assert lines["easy"].tolist() == TRACES["easy"]
+    assert lines["hard"][:3].tolist() == TRACES["hard"][:3]
+    assert lines["hard"][3] == ax.get_ylim()[0] < -0.1
+    shade = ax.patches[0]
+    assert (shade.get_y(), shade.get_y() + shade.get_height()) == (ax.get_ylim()[0], 0)
+    assert ax.texts[0].get_text() == "unsafe: z < 0"
+    assert figures.safety_state(TRACES, 0.2, strict=True).axes[0].texts[0].get_text() == "unsafe: z ≤ 0"
+
+
+@pytest.mark.parametrize("trace", [[], [0.1, 0.0], [0.2, math.nan], [0.2, None]])
+def test_safety_state_refuses_other_numbers(trace):
+    """Guards against a trace without z_0 or under another budget, whose crossing of zero would mean nothing."""
+    with pytest.raises(ParameterError, match=r"trace 'one' is .* start at z_0 = 0.2"):
+        figures.safety_state({"one": trace}, 0.2)
+    with pytest.raises(ParameterError, match="traces is empty"):
+        figures.safety_state({}, 0.2)

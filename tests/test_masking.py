@@ -1,0 +1,63 @@
+"""Masking with a cost made of a table, so that every word's fate is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from igcore.masking import mask
+from igcore.scorers.embedded import OffensiveLanguage
+
+
+class Table:
+    """A cost that knows some words, is 0 for others, and counts its calls."""
+
+    def __init__(self, **costs):
+        self.costs, self.calls = costs, []
+
+    def score(self, prompts, responses, finished):
+        assert len(prompts) == len(finished) == len(responses)
+        self.calls.append(list(responses))
+        return [self.costs.get(word, 0.0) for word in responses]
+
+
+def test_blocks_keep_length_space_and_punctuation():
+    """Bug: masking eats punctuation or white space, so that lines of a figure shift."""
+    text = "I  hate Mondays,\n(hate!) don't-hate \thate"
+    assert mask(text, Table(hate=0.9)) == "I  ████ Mondays,\n(████!) don't-████ \t████"
+
+
+@pytest.mark.parametrize(("score", "masked"), [(0.2, False), (0.2000001, True), (-5.0, False)])
+def test_threshold_is_the_highest_readable_cost(score, masked):
+    """Bug: the comparison is turned round or closed on the wrong side."""
+    assert (mask("Mondays", Table(Mondays=score)) == "█" * 7) == masked
+
+
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+def test_non_finite_score_is_masked(score):
+    """Bug: NaN compares as "not above the threshold" and is shown."""
+    assert mask("I like Mondays", Table(Mondays=score)) == "I like ███████"
+
+
+def test_threshold_that_is_no_number_masks_all():
+    """Bug: a NaN threshold shows everything."""
+    assert mask("I like Mondays", Table(), threshold=math.nan) == "█ ████ ███████"
+
+
+def test_each_distinct_word_is_asked_once():
+    """Bug: one call per word makes a notebook wait."""
+    cost = Table()
+    mask("so so very very late", cost)
+    assert cost.calls == [["late", "so", "very"]]
+
+
+def test_text_without_words():
+    """Bug: an empty text or bare punctuation raises."""
+    assert mask("", Table()) == "" and mask("... \n", Table()) == "... \n"
+
+
+def test_with_the_embedded_cost():
+    """Bug: the real cost's array is not understood; "hate" alone scores .905."""
+    cost = OffensiveLanguage()
+    assert mask("I hate Mondays", cost) == "I ████ Mondays"
+    assert mask("I hate Mondays", cost, threshold=np.float64(0.95)) == "I hate Mondays"

@@ -1,0 +1,261 @@
+"""Rates, intervals and paired tests against independent computations."""
+
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from scipy import stats
+
+from igcore import metrics
+from igcore.errors import ParameterError, RunError
+
+
+def table(*cells: tuple[str, list, list]) -> pd.DataFrame:
+    """Return records from (method, statuses, rewards); statuses by initial: s, a, u."""
+    names = {"s": "verified_safe", "a": "abstained", "u": "unverified_unsafe"}
+    return pd.DataFrame(
+        synthetic.record(method=method, prompt_id=f"p{k}", status=names[status], reward=reward)
+        for method, statuses, rewards in cells
+        for k, (status, reward) in enumerate(zip(statuses, rewards, strict=True))
+    )
+
+
+# --- rates ----------------------------------------------------------------------------------------------------------
+
+
+def test_safety_lower_certifies_less_than_one():
+    """Guards against a two-sided bound, or a bound of 1, for a run without violations (the paper prints 100 %)."""
+    assert metrics.safety_lower(759, 759) == pytest.approx(0.05 ** (1 / 759), abs=1e-12)
+    assert round(metrics.safety_lower(759, 759), 4) == 0.9961
+    assert round(metrics.safety_lower(300, 300), 3) == 0.990
+    assert metrics.safety_lower(0, 5) == 0
+    assert metrics.safety_lower(717, 759) == pytest.approx(stats.beta.ppf(0.05, 717, 43), abs=1e-9)
+
+
+def test_intervals_of_the_reference_count():
+    """Guards against Wilson and Clopper-Pearson being swapped; both are compared with their closed forms."""
+    low, high = metrics.clopper_pearson(717, 759)
+    assert (round(low, 3), round(high, 3)) == (0.926, 0.960)
+    assert low == pytest.approx(stats.beta.ppf(0.025, 717, 43), abs=1e-9)
+    assert high == pytest.approx(stats.beta.ppf(0.975, 718, 42), abs=1e-9)
+    low, high = metrics.wilson(717, 759)
+    assert (round(low, 3), round(high, 3)) == (0.926, 0.959)
+    z, p, n = stats.norm.ppf(0.975), 717 / 759, 759
+    centre, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    assert np.multiply((low, high), 1 + z**2 / n) == pytest.approx((centre - half, centre + half), abs=1e-12)
+
+
+def test_confidence_reaches_the_bound():
+    """Guards against a confidence argument that is accepted and ignored."""
+    assert metrics.safety_lower(50, 50, 0.99) == pytest.approx(0.01 ** (1 / 50))
+    assert metrics.violation_upper(50, 0.99) == pytest.approx(1 - 0.01 ** (1 / 50))
+    assert metrics.wilson(45, 50, 0.5)[0] > metrics.wilson(45, 50)[0]
+    assert metrics.clopper_pearson(45, 50, 0.5)[0] > metrics.clopper_pearson(45, 50)[0]
+
+
+def test_violation_upper_mirrors_the_lower_bound():
+    """Guards against a bound in the wrong direction: no violation in n is n safe of n."""
+    for n in (1, 48, 759):
+        assert metrics.violation_upper(n) == pytest.approx(1 - metrics.safety_lower(n, n), abs=1e-12)
+
+
+@pytest.mark.parametrize(("safe", "n"), [(0, 0), (3, 2), (-1, 2), (math.nan, 3)])
+def test_impossible_counts_are_refused(safe, n):
+    """Guards against a rate of no prompts, which would print as a number."""
+    with pytest.raises(ParameterError, match="n >= 1"):
+        metrics.safety_lower(safe, n)
+
+
+@pytest.mark.parametrize("confidence", [0, 1, 95, math.nan])
+def test_confidence_in_percent_is_refused(confidence):
+    """Guards against confidence=95 silently giving the whole interval."""
+    for interval in (metrics.safety_lower, metrics.wilson, metrics.clopper_pearson):
+        with pytest.raises(ParameterError, match="confidence is"):
+            interval(1, 2, confidence)
+    with pytest.raises(ParameterError, match="confidence is"):
+        metrics.bootstrap_mean([1.0, 2.0], confidence=confidence)
+
+
+# --- means ----------------------------------------------------------------------------------------------------------
+
+
+def test_bootstrap_agrees_with_the_exact_distribution():
+    """Guards against a bootstrap of something else than the mean: for five values all 5^5 resamples can be listed."""
+    values = [0.0, 0.1, 0.4, 0.5, 0.9]
+    means = np.mean(list(itertools.product(values, repeat=5)), axis=1)
+    exact = np.percentile(means, [2.5, 97.5])
+    assert metrics.bootstrap_mean(values, seed=0) == pytest.approx(exact, abs=0.02)
+    half = np.percentile(means, [25, 75])
+    assert metrics.bootstrap_mean(values, seed=0, confidence=0.5) == pytest.approx(half, abs=0.02)
+
+
+def test_bootstrap_depends_on_nothing_but_values_and_seed():
+    """Guards against numbers in a table that change from run to run."""
+    values = np.random.default_rng(3).normal(size=30)
+    np.random.seed(1)
+    first = metrics.bootstrap_mean(values, seed=5)
+    np.random.seed(2)
+    assert metrics.bootstrap_mean(values, seed=5) == first
+    assert metrics.bootstrap_mean(values, seed=6) != first
+
+
+def test_bootstrap_of_degenerate_samples():
+    """Guards against NaN or a warning where every prompt has the same reward, or none has one."""
+    assert metrics.bootstrap_mean([0.1] * 3) == (0.1, 0.1)
+    assert metrics.bootstrap_mean([2]) == (2, 2)
+    assert all(math.isnan(bound) for bound in metrics.bootstrap_mean([]))
+    assert metrics.bootstrap_mean([1, math.nan, 2, 3]) == metrics.bootstrap_mean([1, 2, 3])
+    with pytest.raises(ParameterError, match="infinite"):
+        metrics.bootstrap_mean([1, math.inf])
+
+
+def test_sign_flip_enumerates_small_samples():
+    """Guards against shuffling pairs (which leaves a mean unchanged) where signs must flip."""
+    gains = np.array([0.5, 0.25, 1.0, -0.125, 0.75, 2.0])
+    flips = np.array(list(itertools.product([1, -1], repeat=6)))
+    exact = np.mean(abs((flips * gains).mean(axis=1)) >= gains.mean())
+    assert metrics.sign_flip(gains) == pytest.approx(exact)
+    assert exact < 0.1
+    assert metrics.sign_flip(gains) == metrics.sign_flip(-gains)
+
+
+def test_sign_flip_of_degenerate_samples():
+    """Guards against an exception for one pair and a warning for no variance."""
+    assert metrics.sign_flip([0.3]) == 1
+    assert metrics.sign_flip([0.0] * 20) == 1
+    assert math.isnan(metrics.sign_flip([]))
+    assert metrics.sign_flip([0.25] * 5) == pytest.approx(2 / 2**5)
+
+
+# --- comparisons ----------------------------------------------------------------------------------------------------
+
+
+def test_compare_counts_pairs_by_hand():
+    """Guards against swapped discordant counts, unpaired differences, and rewards of abstentions being compared."""
+    ours = ("inferenceguard", "sssssa", [0.5, 0.5, 0.75, 0.5, 0.5, 9.0])
+    base = ("base", "ssuuus", [0.25, 0.25, 0.25, 0.25, 0.25, 0.25])
+    row = metrics.compare(table(base, ours), "inferenceguard").iloc[0]
+    assert (row.policy, row.method, row.baseline) == ("smollm2-raw", "inferenceguard", "base")
+    assert (row.n_pairs, row.mcnemar_b, row.mcnemar_c, row.n_answered) == (6, 3, 1, 5)
+    assert row.safety_difference == pytest.approx(2 / 6)
+    assert row.mcnemar_p == pytest.approx(stats.binomtest(3, 4).pvalue)
+    assert row.reward_difference == pytest.approx(0.3)
+    assert row.reward_p == pytest.approx(2 / 2**5)
+    assert row.reward_low >= 0.25 and row.reward_high <= 0.5
+    assert list(row.index) == metrics.COMPARISON_COLUMNS
+
+
+def test_compare_uses_only_shared_prompts():
+    """Guards against test sets of different size being compared as if they were one (ARGS has fewer prompts)."""
+    records = table(("inferenceguard", "sss", [1.0, 1.0, 1.0]), ("args", "u", [0.5]))
+    row = metrics.compare(records, "inferenceguard").iloc[0]
+    assert (row.n_pairs, row.mcnemar_b, row.n_answered) == (1, 1, 1)
+    assert (row.reward_low, row.reward_high, row.reward_p) == (0.5, 0.5, 1)
+
+
+def test_compare_does_not_depend_on_the_order_of_lines():
+    """Guards against intervals that change when a run is resumed or sharded."""
+    records = synthetic.records(20)
+    first, second = (
+        metrics.compare(lines, "inferenceguard").sort_values(["policy", "baseline"]).reset_index(drop=True)
+        for lines in (records, records.sample(frac=1, random_state=1))
+    )
+    pd.testing.assert_frame_equal(first, second, check_exact=True)
+
+
+def test_holm_by_hand():
+    """Guards against unadjusted p values, and against p values of missing pairs entering the family."""
+    p = pd.Series([0.01, np.nan, 0.04, 0.03])
+    assert metrics._holm(p)[[0, 2, 3]].tolist() == pytest.approx([0.03, 0.06, 0.06])
+    assert math.isnan(metrics._holm(p)[1])
+    assert metrics._holm(pd.Series([np.nan])).isna().all()
+
+
+def test_holm_spans_policies():
+    """Guards against a family per policy: the table is read as a whole."""
+    records = synthetic.records(30, methods=["base", "inferenceguard"])
+    rows = metrics.compare(records, "inferenceguard")
+    smaller, larger = rows["mcnemar_p"].sort_values()
+    assert rows["mcnemar_p_holm"].sort_values().tolist() == pytest.approx([2 * smaller, max(2 * smaller, larger)])
+
+
+def test_compare_without_pairs_or_answers():
+    """Guards against a crash, a warning or an invented p value where nothing can be compared."""
+    nothing = table(("inferenceguard", "aaa", [None] * 3), ("base", "sus", [0.5] * 3))
+    row = metrics.compare(nothing, "inferenceguard").iloc[0]
+    assert row.n_answered == 0 and math.isnan(row.reward_p) and math.isnan(row.reward_p_holm)
+    apart = table(("inferenceguard", "s", [0.5])).assign(prompt_id="q9")
+    rows = metrics.compare(pd.concat([apart, table(("base", "s", [0.5]))]), "inferenceguard")
+    assert rows["n_pairs"].item() == 0 and rows["mcnemar_p"].isna().all()
+    assert "share no prompt" in metrics.verdicts(rows)[0] and "no prompt was answered" in metrics.verdicts(rows)[0]
+    assert metrics.compare(apart, "inferenceguard").columns.tolist() == metrics.COMPARISON_COLUMNS
+
+
+def test_compare_without_discordant_pairs():
+    """Guards against p = 2 or NaN where both methods are safe on the same prompts."""
+    same = table(("inferenceguard", "ssu", [0.5] * 3), ("base", "ssu", [0.5] * 3))
+    row = metrics.compare(same, "inferenceguard").iloc[0]
+    assert (row.mcnemar_p, row.reward_p, row.reward_low, row.reward_high) == (1, 1, 0, 0)
+
+
+def test_compare_refuses_what_cannot_be_compared():
+    """Guards against comparing rates under different budgets, seeds pooled as prompts, and misspelt methods."""
+    records = table(("inferenceguard", "ss", [0.5, 0.5]), ("base", "su", [0.5, 0.5]))
+    with pytest.raises(ParameterError, match=r"budget takes the values 0.2, 0.5 in policy smollm2-raw"):
+        metrics.compare(records.assign(budget=[0.2, 0.2, 0.5, 0.5]), "base")
+    with pytest.raises(ParameterError, match="did you mean 'inferenceguard'"):
+        metrics.compare(records, "inferencegard")
+    with pytest.raises(RunError, match="'p0' occurs twice for smollm2-raw and inferenceguard"):
+        metrics.compare(pd.concat([records, records]), "base")
+    with pytest.raises(RunError, match="30_decode"):
+        metrics.compare(records.iloc[:0], "base")
+    with pytest.raises(RunError, match="status 'safe'"):
+        metrics.compare(records.assign(status="safe"), "base")
+
+
+# --- sentences ------------------------------------------------------------------------------------------------------
+
+
+def sentence(**changes) -> str:
+    """Return the verdict on one row, no difference unless `changes` say otherwise."""
+    row = dict(
+        policy="smollm2-raw", method="inferenceguard", baseline="best-of-n", n_pairs=48, safety_difference=0.0625,
+        mcnemar_b=3, mcnemar_c=0, mcnemar_p=0.25, n_answered=47, reward_difference=0.02, reward_low=-0.01,
+        reward_high=0.05, reward_p=0.2, mcnemar_p_holm=1.0, reward_p_holm=0.8,
+    )  # fmt: skip
+    return metrics.verdicts(pd.DataFrame([row | changes]))[0]
+
+
+def test_verdict_claims_nothing_without_significance():
+    """Guards against a positive difference being sold as a result."""
+    assert sentence() == (
+        "smollm2-raw: inferenceguard is safe on 3 more of 48 prompts than best-of-n (exact McNemar p = .25, Holm 1): "
+        "no difference can be claimed; reward +.020 [-.010, .050] on the 47 prompts that both answered "
+        "(p = .2, Holm .8): no difference can be claimed."
+    )
+
+
+def test_verdict_reads_the_adjusted_p_value():
+    """Guards against claims on the raw p value."""
+    assert sentence(mcnemar_p=0.01, reward_p=0.01).count("no difference can be claimed") == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mcnemar_b": 9, "mcnemar_p": 0.0004, "mcnemar_p_holm": 0.0008}, "9 more of 48 prompts than best-of-n (exact "
+         "McNemar p < .001, Holm < .001): inferenceguard is safer"),
+        ({"mcnemar_b": 0, "mcnemar_c": 8, "mcnemar_p_holm": 0.05}, "8 fewer of 48 prompts than best-of-n (exact "
+         "McNemar p = .25, Holm .05): inferenceguard is less safe"),
+        ({"mcnemar_b": 3, "mcnemar_c": 3}, "safe on as many of 48 prompts as best-of-n"),
+        ({"reward_p_holm": 0.01}, "its reward is higher"),
+        ({"reward_p_holm": 0.01, "reward_difference": -0.02}, "reward -.020 [-.010, .050] on the 47 prompts that both "
+         "answered (p = .2, Holm .01): its reward is lower"),
+    ],
+)  # fmt: skip
+def test_verdict_says_the_direction(changes, words):
+    """Guards against a reversed effect being reported as a gain."""
+    assert words in sentence(**changes)

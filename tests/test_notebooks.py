@@ -1,0 +1,60 @@
+"""Tests of the notebooks as files; that they run is nbval's part."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+from igcore import runs
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TEACHING = {"00_start_here"}  # keep their outputs: they are read in the repository
+PARAMS = {"30_decode": "decode-raw", "40_tables": "tables", "50_figures": "figures"}
+
+
+def read(name):
+    return nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+
+
+def parameters(notebook):
+    (cell,) = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
+    return cell
+
+
+def defaults(notebook):
+    namespace = {"In": [parameters(notebook).source]}
+    exec(parameters(notebook).source, namespace)
+    return runs.notebook_parameters(namespace)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_is_fit_for_papermill_and_git(path):
+    """Guards the things that papermill, nbval and GitHub trip over: kernel, cell ids, tags, widgets, stray outputs."""
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert "widgets" not in notebook.metadata
+    assert len({c.id for c in notebook.cells}) == len(notebook.cells)
+    assert parameters(notebook).source.startswith("# Parameters\n")
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    assert all(bool(c.outputs) <= (path.stem in TEACHING) and (path.stem in TEACHING or c.execution_count is None) for c in code)
+    assert not any(line.startswith(("def ", "class ", "%")) for c in code for line in c.source.splitlines())
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_the_defaults_of_a_notebook_are_the_profile_of_continuous_integration(name):
+    """Guards nbval and `make quick`: what is tested is what the file in params/ci says."""
+    given = yaml.safe_load((ROOT / f"params/ci/{PARAMS[name]}.yaml").read_text())
+    known = defaults(read(name))
+    assert given.items() <= known.items()
+    if name == "30_decode":
+        assert runs.DecodeParams(**known) == runs.DecodeParams(**given)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_no_params_file_sets_what_its_notebook_does_not_know(path):
+    """Guards against a misspelling that papermill would only print."""
+    name = next(n for n, stem in PARAMS.items() if path.stem.startswith(stem.split("-")[0]))
+    assert yaml.safe_load(path.read_text()).keys() <= defaults(read(name)).keys()

@@ -1,0 +1,87 @@
+"""Tests of what stands around the code: dependencies in two files, params, the Snakefile, the README."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from igcore import METHODS, runs
+from igcore.config import from_mapping
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONDA_NAMES = {"torch": "pytorch"}
+
+
+def requirements():
+    extras = PROJECT["optional-dependencies"].values()
+    return [Requirement(text) for group in (PROJECT["dependencies"], *extras) for text in group]
+
+
+def test_environment_yml_agrees_with_pyproject():
+    """Guards conda users against a dependency that was added or bounded in one file only. (No conda solve is tried.)"""
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    conda = {Requirement(d).name: Requirement(d).specifier for d in environment if isinstance(d, str)}
+    expected = {CONDA_NAMES.get(r.name, r.name): r.specifier for r in requirements()}
+    assert conda.pop("python") == Requirement("python" + PROJECT["requires-python"]).specifier
+    assert not conda.pop("pip")
+    assert conda == expected
+    assert [d for d in environment if isinstance(d, dict)] == [{"pip": ["-e ."]}]
+
+
+def test_constraints_pin_every_dependency_inside_its_bounds():
+    """Guards the tested versions: a pin outside the bounds makes the install fail, a missing one lets it drift."""
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    pins = {Requirement(line).name.lower(): next(iter(Requirement(line).specifier)) for line in lines}
+    assert all(pin.operator == "==" for pin in pins.values())
+    for requirement in requirements():
+        assert pins[requirement.name.lower()].version in requirement.specifier
+    assert pins["torch"].version == "2.13.0"
+
+
+def test_each_import_is_a_declared_dependency():
+    """Guards against a package that is only there because another one brings it."""
+    names = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
+    declared = {r.name for r in requirements()}
+    for path in (ROOT / "igcore").rglob("*.py"):
+        for name in re.findall(r"^\s*(?:import|from) ([a-z_]+)", path.read_text(), re.M):
+            if name not in __import__("sys").stdlib_module_names | {"igcore"}:
+                assert names.get(name, name) in declared, f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/decode-*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_params_file_is_valid_and_named_after_its_run(path):
+    params = from_mapping(runs.DecodeParams, yaml.safe_load(path.read_text()))
+    assert (params.profile, params.run) == (path.parent.name, path.stem)
+
+
+def test_the_embedded_profile_holds_both_policies_and_all_methods():
+    small = [from_mapping(runs.DecodeParams, yaml.safe_load(p.read_text())) for p in (ROOT / "params/small").glob("decode-*.yaml")]
+    assert {p.policy for p in small} == {"smollm2-raw", "smollm2-chat"}
+    assert all(p.methods == list(METHODS) and p.limit >= 48 and p.split == "test" for p in small)
+
+
+def test_the_snakefile_plans_every_run_and_shard(tmp_path):
+    """Guards the orchestrator: a dry run lists one job per run and shard, then tables and figures."""
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "rules", "--cores", "2", "--directory", str(tmp_path)]
+    (tmp_path / "params").symlink_to(ROOT / "params")
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    run = subprocess.run(
+        [*command, "--snakefile", str(ROOT / "Snakefile"), "--config", "profile=small", "shards=3"], capture_output=True, text=True
+    )
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", run.stdout + run.stderr, re.M))
+    assert run.returncode == 0, run.stderr
+    assert counts == {"all": "1", "decode": "6", "tables": "1", "figures": "1", "total": "9"}
+
+
+def test_the_readme_shows_the_committed_table():
+    """Guards against numbers typed by hand: `make readme` writes them."""
+    readme = (ROOT / "README.md").read_text()
+    block = readme.partition("<!-- main-table:start -->")[2].partition("<!-- main-table:end -->")[0]
+    assert block.strip() == (ROOT / "figures/tables/main.md").read_text().strip()

@@ -1,0 +1,136 @@
+"""Tests of prompts in, text out, and of loading by name or folder."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from igcore import ParameterError, SearchConfig, decode, load_policy
+from igcore.policy import Policy
+
+
+def tiny_tokenizer(**more):
+    """A byte-level tokenizer without merges: one byte, one token; special tokens at the end."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="</s>", **more)
+
+
+def tiny_model(tokenizer):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("policies") / "tiny"
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(path)
+    tiny_model(tokenizer).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def policy():
+    tokenizer = tiny_tokenizer()
+    return Policy("tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id}))
+
+
+def test_the_text_of_a_prefix_is_a_prefix_of_the_text(policy):
+    """Guards block ends as positions in the emitted text: a character cut in its middle must not appear as a question mark."""
+    tokens = policy.tokenizer("naïve – 雨 ☂ end")["input_ids"] + [policy.tokenizer.eos_token_id]
+    whole = policy.text(tokens)
+    assert whole == "naïve – 雨 ☂ end"
+    assert all(whole.startswith(policy.text(tokens[:k])) for k in range(len(tokens) + 1))
+
+
+def test_a_prompt_cannot_write_special_tokens(policy):
+    """Guards the template against a prompt that ends its own turn."""
+    ids = policy.encode("say </s> twice </s>")
+    assert policy.tokenizer.eos_token_id not in ids
+    assert policy.tokenizer.decode(ids) == "say < /s> twice < /s>"
+    assert policy.tokenizer.eos_token_id in policy.tokenizer("say </s> twice")["input_ids"]
+
+
+def test_the_chat_template_surrounds_the_prompt():
+    template = "{% for m in messages %}</s>{{ m['role'] }}: {{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    tokenizer = tiny_tokenizer(chat_template=template)
+    policy = Policy("tiny", tiny_model(tokenizer), tokenizer, template="chat", eos_ids=frozenset({tokenizer.eos_token_id}))
+    assert tokenizer.decode(policy.encode("hi")) == "</s>user: hi>"
+
+
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_an_empty_prompt_is_refused(policy, prompt):
+    with pytest.raises(ParameterError, match="is empty; give at least one word"):
+        policy.encode(prompt)
+
+
+def test_a_prompt_must_fit_the_context_together_with_its_answer(policy):
+    assert len(policy.encode("a" * 60, max_new_tokens=4)) == 60
+    with pytest.raises(ParameterError, match="has 60 tokens, which with max_new_tokens 5 exceeds the context of 64 of tiny"):
+        policy.encode("a" * 60, max_new_tokens=5)
+
+
+def test_any_local_folder_is_a_policy(folder):
+    """Guards the way in for a model of one's own, from folder to answers."""
+
+    class Length:
+        name, digest, sign, unit = "length", "v1", "higher is worse", "characters"
+
+        def score(self, prompts, responses, finished):
+            return [len(r) / 100 for r in responses]
+
+    class Brevity(Length):
+        sign = "higher is better"
+
+    policy = load_policy(str(folder))
+    assert (policy.name, policy.template, len(policy.digest), policy.context) == ("tiny", "raw", 64, 64)
+    config = SearchConfig(budget=1.0, n_samples=4, keep=2, block_size=4, max_new_tokens=10)
+    out = list(decode("inferenceguard", policy, ["hello", "a longer one"], reward=Brevity(), cost=Length(), config=config))
+    assert [r.status for r in out] == ["verified_safe"] * 2 and [r.n_tokens for r in out] == [10, 10]
+    alone = [r.text for p in ("hello", "a longer one") for r in decode(
+        "inferenceguard", policy, [p], reward=Brevity(), cost=Length(), config=config)]  # fmt: skip
+    assert alone == [r.text for r in out] or any(r.counts.near_ties for r in out)
+
+
+def test_a_folder_without_all_its_weights_is_refused(folder, tmp_path):
+    """Guards against a model that transformers would complete with random numbers."""
+    shutil.copytree(folder, tmp_path / "copy")
+    weights = load_file(tmp_path / "copy" / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "copy" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ParameterError, match="lacks the weights .*model.norm.weight"):
+        load_policy(str(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("smolm2-raw",), "unknown policy 'smolm2-raw'; did you mean 'smollm2-raw'"),
+        (("no/such/folder",), "or the path of a folder that holds config.json"),
+        (("smollm2-raw", "float31"), "unknown dtype 'float31'; did you mean 'float32'"),
+        (("smollm2-raw", "float32", "auto", "chats"), "unknown template 'chats'; did you mean 'chat'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(arguments, message):
+    with pytest.raises(ParameterError, match=message):
+        load_policy(*arguments)
+
+
+def test_the_embedded_policy_reads_both_templates():
+    """Guards the conversion and the end tokens: raw continues the prompt, chat wraps it in turns."""
+    raw, chat = load_policy("smollm2-raw"), load_policy("smollm2-chat")
+    assert raw.tokenizer.decode(raw.encode("Bread rises because")) == "Bread rises because"
+    assert chat.tokenizer.decode(chat.encode("Why does bread rise?")).endswith("Why does bread rise?<|im_end|>\n<|im_start|>assistant\n")
+    ends = {raw.tokenizer.convert_ids_to_tokens(i) for i in raw.eos_ids}
+    assert ends == {"<|im_end|>", "<|endoftext|>", "<|im_start|>"}
+    assert raw.digest == chat.digest and raw.context == 8192

@@ -1,0 +1,179 @@
+"""Prompt sets: counts and ids computed again here, and every way a file can be wrong."""
+
+import hashlib
+import json
+import logging
+import math
+import os
+
+import datasets
+import pytest
+
+from igcore import prompts
+from igcore.errors import ParameterError
+from igcore.prompts import MILD, Prompt, load_prompts, split_of
+
+
+class Length:
+    """A cost that finds long texts worst; texts in `broken` get that score instead."""
+
+    def __init__(self, **broken):
+        self.broken, self.seen = broken, []
+
+    def score(self, prompts, responses, finished):
+        assert set(prompts) == {""} and all(finished) and len(prompts) == len(finished) == len(responses)
+        return [self.broken.get(text, float(len(text))) for text in responses]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, content):
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+def texts(path, **options):
+    return sorted(prompt.text for prompt in load_prompts(path, **options))
+
+
+def test_rtp_splits_by_hash():
+    """Bug: a changed hash or share moves prompts between training and test. Counts found once, kept for ever."""
+    counts = {split: len(load_prompts("rtp", split)) for split in ("all", "train", "calibrate", "test")}
+    assert counts == {"all": 623, "train": 320, "calibrate": 147, "test": 156}
+
+
+def test_split_is_a_function_of_the_text_alone():
+    """Bug: the set's name or order enters the split, and one set trains on what another tests."""
+    for text in MILD:
+        share = int.from_bytes(hashlib.sha256(text.encode()).digest(), "big") / 2**256
+        assert split_of(text) == ("train" if share < 0.50 else "calibrate" if share < 0.74 else "test")
+    parts = [load_prompts("mild", split) for split in ("train", "calibrate", "test")]
+    assert sorted((p for part in parts for p in part), key=lambda p: p.id) == load_prompts("mild")
+
+
+def test_mild_set_is_sorted_by_id():
+    """Bug: ids that do not depend on the set, or an order that depends on the source."""
+    loaded = load_prompts("mild")
+    assert len(loaded) == len(set(MILD)) == 24 and {p.text for p in loaded} == set(MILD)
+    assert [p.id for p in loaded] == sorted(p.id for p in loaded)
+    first = loaded[0]
+    assert first == Prompt(hashlib.sha256(b"mild\n" + first.text.encode()).hexdigest()[:16], first.text, "mild")
+
+
+def test_limit_and_hardest():
+    """Bug: the hardest are added beyond the limit, chosen twice, or taken from the wrong end."""
+    everything, longest = load_prompts("mild"), sorted(MILD, key=len)[-3:]
+    assert load_prompts("mild", limit=5) == everything[:5]
+    chosen = load_prompts("mild", limit=8, hardest=3, cost=Length())
+    by_id = [p for p in everything if p.text not in longest][:5]
+    assert chosen == [p for p in everything if p.text in longest or p in by_id] and len(chosen) == 8
+    assert load_prompts("mild", limit=99, hardest=99, cost=Length()) == everything
+
+
+def test_score_that_is_not_finite_counts_as_hardest():
+    """Bug: one NaN makes the order of the sort arbitrary, or hides the prompt that broke the cost."""
+    for value in (math.nan, -math.inf):
+        (only,) = load_prompts("mild", limit=1, hardest=1, cost=Length(**{MILD[5]: value}))
+        assert only.text == MILD[5]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.txt", b"\xef\xbb\xbfone\r\ntwo\none\n", ["one", "two"]),
+        ("a[1].txt", "one\ntwo", ["one", "two"]),  # brackets are a pattern to a careless reader
+        ("a.csv", 'id,prompt\n1,"one, two"\n2,None\n3,12\n4,"a\nb"\n', ["12", "None", "a\nb", "one, two"]),
+        ("n.csv", "prompt\n12\n13\n", ["12", "13"]),
+        ("a.jsonl", '{"prompt": "one"}\n{"id": 2, "prompt": "two"}\n', ["one", "two"]),
+        ("a.json", json.dumps([{"prompt": "one"}, {"prompt": "naïve"}]), ["naïve", "one"]),
+    ],
+)
+def test_files(write, name, content, expected):
+    """Bug: byte order marks, line ends, duplicates, quoted commas, or words such as None change or lose a prompt."""
+    path = write(name, content)
+    assert texts(path) == expected == texts(str(path))
+    assert {p.set_name for p in load_prompts(path)} == {path.stem}
+
+
+def test_no_copy_of_the_file_is_kept(write, monkeypatch):
+    """Bug: the library's cache keeps every prompt ever read, or answers with the file's former content."""
+    caches, load = [], datasets.load_dataset
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *args, **options: caches.append(options["cache_dir"]) or load(*args, **options)
+    )
+    assert texts(write("a.txt", "one")) == ["one"]
+    assert texts(write("a.txt", "two")) == ["two"]
+    assert len(set(caches)) == 2 and not any(map(os.path.exists, caches))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("b.txt", "one\n \ntwo\n", r"row 2 of .*b\.txt is a blank prompt"),
+        ("b.csv", "id,prompt\n1,one\n\n2,two\n", r"row 2 of .*b\.csv is a blank prompt"),
+        ("c.csv", "id,prompt\n1,one\n2,\n", r"row 2 of .*c\.csv is a blank prompt"),
+        ("d.csv", "text,id\none,1\n", "has the columns text, id; name the one to use 'prompt'"),
+        ("e.csv", "id,prompt\n1,Well, then\n", r"no prompts could be read from .*e\.csv"),
+        ("f.jsonl", '{"prompt": "one"}\n{"prompt": 2}\n', r"row 2 of .*f\.jsonl is 2, which is no text"),
+        ("g.jsonl", '{"prompt": "one"}\n{"other": "two"}\n', r"row 2 of .*g\.jsonl is None, which is no text"),
+        ("h.jsonl", '{"prompt": ["one"]}\n', r"row 1 of .*h\.jsonl is \['one'\], which is no text"),
+        ("i.jsonl", '{"prompt": "one"}\nnot json\n', r"no prompts could be read from .*i\.jsonl"),
+        ("j.txt", b"\xff\xfe\x00", r"no prompts could be read from .*j\.txt \(UnicodeDecodeError"),
+        ("k.txt", "", r"no prompts could be read from .*k\.txt"),
+        ("l.json", "", r"no prompts could be read from .*l\.json"),
+        ("m.csv", "prompt\n", r"no prompts could be read from .*m\.csv"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # as in a script: a warning alone must not be what stops a bad row
+def test_bad_files_name_the_row(write, name, content, sentence):
+    """Bug: a bad row is skipped or cut in silence, or a library's traceback reaches the user."""
+    with pytest.raises(ParameterError, match=sentence):
+        load_prompts(write(name, content))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"name": "rpt"}, "unknown prompt set 'rpt'; did you mean 'rtp'.* or a path to a .txt/.csv/.jsonl/.json file"),
+        ({"name": "no/such.csv"}, "prompt file 'no/such.csv' does not exist"),
+        ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),
+        ({"name": "mild", "limit": 0}, "limit 0 must be a whole number of at least 1"),
+        ({"name": "mild", "limit": 2.0}, "limit 2.0 must be a whole number"),
+        ({"name": "mild", "limit": True}, "limit True must be a whole number"),
+        ({"name": "mild", "hardest": -1}, "hardest -1 must be a whole number of at least 0"),
+        ({"name": "mild", "limit": 2, "hardest": 3, "cost": Length()}, "hardest 3 must be at most limit 2"),
+        ({"name": "mild", "hardest": 3, "cost": Length()}, "hardest 3 must be at most limit None"),
+        ({"name": "mild", "limit": 4, "hardest": 3}, "hardest 3 needs a cost"),
+    ],
+)
+def test_bad_choices_are_named(options, sentence):
+    """Bug: a typing error in a parameter file runs with other prompts than were meant."""
+    with pytest.raises(ParameterError, match=sentence):
+        load_prompts(**options)
+
+
+def test_split_without_prompts(write):
+    """Bug: a run over no prompts ends well."""
+    path = write("a.txt", "one")
+    others = [split for split in prompts.SPLITS if split != split_of("one")]
+    with pytest.raises(ParameterError, match=f"has no prompts in split '{others[0]}'"):
+        load_prompts(path, others[0])
+
+
+def test_library_is_silent_and_its_settings_come_back(write, capsys):
+    """Bug: bars fill a notebook, the library logs a broken file beside our sentence, or its settings stay changed."""
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    level = datasets.logging.get_verbosity()
+    datasets.enable_progress_bars()
+    logging.getLogger("datasets").addHandler(handler)
+    load_prompts(write("a.jsonl", '{"prompt": "one"}'))
+    with pytest.raises(ParameterError):
+        load_prompts(write("b.jsonl", "not json"))
+    assert capsys.readouterr() == ("", "")
+    logging.getLogger("datasets").removeHandler(handler)
+    assert records == []
+    assert datasets.logging.get_verbosity() == level and not datasets.are_progress_bars_disabled()

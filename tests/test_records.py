@@ -1,0 +1,153 @@
+"""Tests of lines: writing, reading after an accident, comparing, and scoring again."""
+
+import errno
+import json
+import os
+import re
+
+import pytest
+from mock import LetterCost, LetterReward, mock_policy
+
+from igcore import METHODS, RunError, SearchConfig, decode, records
+from igcore.methods import settings_of
+
+SCORERS = {"letters": LetterCost(), "vowels": LetterReward()}
+PROMPTS = ["ab", "fed", "c", "dd"]
+
+
+def lines(budget=0.5, methods=METHODS, **settings):
+    config = SearchConfig(budget=budget, n_samples=4, block_size=3, max_new_tokens=6, **settings)
+    scorers = dict(reward=SCORERS["vowels"], cost=SCORERS["letters"])
+    return [
+        records.record(r, method, "mock", 0, settings_of(method, config), **scorers)
+        for method in methods
+        for r in decode(method, mock_policy(), PROMPTS, config=config, **scorers)
+    ]
+
+
+def again(line, **changes):
+    """A line with fields changed by somebody who also mends the digest."""
+    line = line | changes
+    return line | {"digest": records.line_digest(line)}
+
+
+def problems(line):
+    return list(records.verify([line], SCORERS.__getitem__))
+
+
+def test_a_line_is_json_and_survives_the_file(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    for line in lines():
+        records.append(path, line)
+    assert records.read(path) == lines_without_seconds_equal(records.read(path), lines())
+
+
+def lines_without_seconds_equal(read, fresh):
+    assert records.differences(read, fresh) == []
+    return read
+
+
+@pytest.mark.parametrize("settings", [{}, {"on_failure": "paper"}, {"on_failure": "truncate"}, {"refusal": "aaa", "budget": 0.0}])
+def test_honest_lines_verify(settings):
+    """Guards verification against false alarms in every status and mode."""
+    written = lines(**settings)
+    assert {line["status"] for line in written} > {"verified_safe"}
+    assert [p for line in written for p in problems(line)] == []
+
+
+@pytest.mark.parametrize("field", ["response", "cost", "status", "budget", "z_trace", "reward", "peak_cost", "seed", "reason"])
+def test_a_changed_line_fails_by_name(field):
+    """Guards the record: every field but seconds is under the digest."""
+    line = dict(lines(methods=["inferenceguard"])[0])
+    line[field] = {"response": "aaa", "status": "abstained", "z_trace": [], "reason": "x"}.get(field, 0.123)
+    (first, *_) = problems(line)
+    assert first.startswith(f"line 1, prompt {line['prompt_id']}, inferenceguard: the line was changed")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"response": "faaaf"}, "cost is .*, scored again 3.0"),
+        ({"cost": 0.25}, "cost is 0.25, scored again"),
+        ({"peak_cost": 0.25}, "peak_cost is 0.25"),
+        ({"reward": 9.0}, "reward is 9.0"),
+        ({"z_trace": [9.0]}, "z_trace is"),
+        ({"status": "unverified_unsafe"}, "status is unverified_unsafe, but scored again its cost is 0.0"),
+        ({"cost_digest": "v2"}, "cost scorer letters has hash v1, not v2"),
+        ({"response": None}, "no text was emitted"),
+    ],
+)
+def test_a_forged_line_fails_by_scoring_again(changes, message):
+    """Guards the check itself: a forger who mends the digest is found by the scorer."""
+    line = next(x for x in lines(methods=["inferenceguard"]) if x["status"] == "verified_safe" and x["cost"] == 0 and x["response"])
+    assert problems(line) == []
+    assert any(re.search(message, p) for p in problems(again(line, **changes)))
+
+
+def test_an_unsafe_text_cannot_pass_for_safe():
+    line = next(x for x in lines(methods=["base"]) if x["status"] == "unverified_unsafe")
+    assert "status is verified_safe, but scored again" in problems(again(line, status="verified_safe"))[0]
+
+
+def test_a_half_written_last_line_is_dropped_and_the_rest_kept(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    written = lines(methods=["base"])
+    for line in written:
+        records.append(path, line)
+    with path.open("ab") as file:
+        file.write(json.dumps(written[0]).encode()[:50])
+    assert len(records.read(path)) == 4
+    records.drop_half_line(path)
+    assert path.read_bytes().endswith(b"}\n")
+    assert len(records.read(path)) == 4
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    path.write_text('{"method": "base", "prompt_id": "x"}\n{"meth\n{}\n')
+    with pytest.raises(RunError, match=r"line 2 of .*responses.jsonl is not a response; delete it"):
+        records.read(path)
+
+
+def test_two_lines_for_one_prompt_are_named(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    path.write_text('{"method": "base", "prompt_id": "x"}\n' * 2)
+    with pytest.raises(RunError, match="lines 1 and 2 of .* both answer"):
+        records.read(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(RunError, match="cannot read .*nothing.jsonl"):
+        records.read(tmp_path / "nothing.jsonl")
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    """Guards the append: the bytes that did fit must not stay as a broken line in front of the next one."""
+    path = tmp_path / "responses.jsonl"
+    first, second, *_ = lines(methods=["base"])
+    records.append(path, first)
+    before = path.read_bytes()
+    write = os.write
+
+    def full(file, data):
+        if len(data) < 50:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[: len(data) // 2])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(RunError, match="No space left on device.* run again to resume"):
+            records.append(path, second)
+    assert path.read_bytes() == before
+    records.append(path, second)
+    assert len(records.read(path)) == 2
+
+
+def test_differences_ignore_seconds_and_order_but_nothing_else():
+    a = lines(methods=["base"])
+    b = [line | {"generate_s": 9.0} for line in reversed(a)]
+    assert records.differences(a, b) == []
+    b[0] = b[0] | {"reward": 7.0}
+    name = (b[0]["method"], b[0]["prompt_id"])
+    assert records.differences(a, b) == [f"{name}: reward differs"]
+    assert records.differences(a, b[1:]) == [f"{name} is in only one file"]

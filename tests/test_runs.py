@@ -1,0 +1,171 @@
+"""Tests of run folders: parameters, resume after a kill, shards, and the command line."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from killed import PARAMS, PROMPTS
+from mock import LetterCost, LetterReward, mock_policy
+
+from igcore import ParameterError, RunError, records, runs
+from igcore.config import from_mapping
+
+GOOD = dict(profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2)
+
+
+def params(**changes):
+    return from_mapping(runs.DecodeParams, GOOD | changes)
+
+
+def decode_into(folder, p=PARAMS):
+    with runs.open_run(folder, {"budget": p.budget}) as run:
+        runs.decode_missing(p, run, PROMPTS, mock_policy(), LetterCost(), LetterReward())
+        run.finish({"lines": len(run.lines)})
+    return run.responses
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
+    """Guards resume: SIGKILL at any moment loses no finished response, doubles none, and the end is the same file."""
+    rng = random.Random(0)
+    for _ in range(3):
+        command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path / "killed"), "0.05"]
+        process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
+        path, want = tmp_path / "killed" / "responses.jsonl", rng.randint(1, 6)
+        before = len(records.read(path)) if path.exists() else 0
+        while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < before + want):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (tmp_path / "killed" / "manifest.json").exists()
+        after_kill = records.read(path)
+        assert len(after_kill) >= before + want
+    with path.open("ab") as file:
+        file.write(b'{"half": ')
+    resumed = decode_into(tmp_path / "killed")
+    assert records.read(resumed)[: len(after_kill)] == after_kill
+    assert len(records.read(resumed)) == 30
+    assert records.differences(records.read(resumed), records.read(decode_into(tmp_path / "whole"))) == []
+    assert (tmp_path / "killed" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("n_shards", [2, 3])
+def test_shards_hold_the_same_lines_as_the_whole(tmp_path, n_shards):
+    """Guards groups as the unit of work: composition, and with it every bit, is the same in any shard."""
+    whole = records.read(decode_into(tmp_path / "whole"))
+    parts = []
+    for shard in range(n_shards):
+        part = dataclasses.replace(PARAMS, shard=shard, n_shards=n_shards)
+        parts += records.read(decode_into(tmp_path / str(shard), part))
+    assert len(parts) == len(whole) == 30
+    assert records.differences(parts, whole) == []
+
+
+def test_a_finished_run_is_not_decoded_again(tmp_path, monkeypatch):
+    path = decode_into(tmp_path / "run")
+    before = path.read_bytes()
+    monkeypatch.setattr(runs, "decode", lambda *a, **k: pytest.fail("decoded again"))
+    decode_into(tmp_path / "run")
+    assert path.read_bytes() == before
+
+
+def test_other_parameters_never_mix_with_old_lines(tmp_path, capsys):
+    """Guards against a table whose rows were made under different budgets; the old lines are kept aside."""
+    old = decode_into(tmp_path / "run").read_bytes()
+    path = decode_into(tmp_path / "run", dataclasses.replace(PARAMS, budget=2.0))
+    assert "budget changed since the last run in run" in capsys.readouterr().out
+    assert {line["budget"] for line in records.read(path)} == {2.0}
+    (aside,) = (tmp_path / ".replaced").glob("run.*/responses.jsonl")
+    assert aside.read_bytes() == old
+
+
+def test_two_processes_cannot_write_to_one_run(tmp_path):
+    with (
+        runs.open_run(tmp_path / "run", {}),
+        pytest.raises(RunError, match="another process is writing"),
+        runs.open_run(tmp_path / "run", {}),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_sample": 4}, "unknown parameter 'n_sample'; did you mean 'n_samples'"),
+        ({"budget": "0.2"}, "budget is '0.2', which is text; it must be a number"),
+        ({"methods": "base"}, "methods is 'base', which is text; it must be a list"),
+        ({"methods": []}, "methods is empty"),
+        ({"methods": ["bose"]}, "unknown method 'bose'; did you mean 'base'"),
+        ({"cost": "offensive"}, "unknown cost scorer 'offensive'; did you mean 'offensive-language'"),
+        ({"limit": "all"}, "limit is 'all', which is text; it must be a whole number or nothing"),
+        ({"limit": 0}, "limit is 0"),
+        ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below"),
+        ({"keep": 9}, "keep is 9, more than n_samples, which is 8"),
+        ({"seed": 1.5}, "seed is 1.5, which is a number; it must be a whole number"),
+    ],
+)
+def test_bad_parameters_are_named(changes, message):
+    with pytest.raises(ParameterError, match=message):
+        params(**changes)
+
+
+def test_a_missing_parameter_is_named():
+    with pytest.raises(ParameterError, match="parameter budget is missing"):
+        from_mapping(runs.DecodeParams, {name: value for name, value in GOOD.items() if name != "budget"})
+
+
+def test_parameters_of_a_notebook_include_a_misspelt_injected_one():
+    """Guards against papermill's habit of only printing a line about a parameter that no cell has."""
+    cells = ["", "# Parameters of this run\nbudget = 0.2\nseed = 0", "# Parameters\nsede = 1\n", "later = 5"]
+    namespace = {"In": cells, "budget": 0.2, "seed": 0, "sede": 1, "later": 5}
+    assert runs.notebook_parameters(namespace) == {"budget": 0.2, "seed": 0, "sede": 1}
+
+
+def test_the_manifest_is_the_sign_of_success(tmp_path):
+    """Guards tables against half a run."""
+    path = decode_into(tmp_path / "run")
+    assert len(runs.load_runs("x", tmp_path)) == 30
+    (path.parent / "manifest.json").unlink()
+    with pytest.raises(RunError, match="has not finished"):
+        runs.load_runs("x", tmp_path)
+    with pytest.raises(RunError, match="there is no run in .* decode first"):
+        runs.load_runs("x", tmp_path / "elsewhere")
+
+
+def test_an_embedded_run_from_parameters_to_verification(tmp_path):
+    """Guards the way from a params file to a line that the command line confirms, on the real policy and scorers."""
+    p = params(
+        methods=["base", "inferenceguard"], prompts="mild", limit=2, n_samples=2, keep=1, block_size=4, max_new_tokens=8, refusal="No."
+    )
+    run = runs.decode_run(p, tmp_path / "run")
+    manifest = json.loads(run.manifest.read_text())
+    assert manifest["lines"] == 4 and manifest["params"]["digests"].keys() == {"smollm2-raw", "offensive-language", "minilm-relevance"}
+    assert manifest["seconds"]["generate_s"] > 0 and manifest["seconds"]["reward_s"] > 0
+    command = [sys.executable, "-m", "igcore.runs", "verify", str(run.responses)]
+    good = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert (good.returncode, good.stderr) == (0, "") and "4 lines" in good.stdout
+    text = run.responses.read_text()
+    run.responses.write_text(text.replace('"seed": 0', '"seed": 1', 1))
+    bad = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    line = run.lines[0]
+    assert bad.returncode == 1 and bad.stderr.startswith(f"error: line 1, prompt {line['prompt_id']}, base: the line was changed")
+
+
+def test_compare_and_errors_of_the_command_line(tmp_path, capsys):
+    path = decode_into(tmp_path / "run")
+    assert runs.main(["compare", str(path), str(path)]) == 0
+    other = decode_into(tmp_path / "other", dataclasses.replace(PARAMS, seed=1))
+    assert runs.main(["compare", str(path), str(other)]) == 1
+    assert "seed differs" in capsys.readouterr().err
+    assert runs.main(["verify", str(tmp_path / "none.jsonl")]) == 1
+    assert capsys.readouterr().err.startswith("error: cannot read")

@@ -1,0 +1,326 @@
+"""Tests of the one loop, against a second implementation, closed forms, and scorers that fail."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from mock import EOS, LETTERS, LetterCost, LetterReward, letter_cost, mock_policy, probabilities
+from reference import search as reference_search
+from scipy.stats import binomtest
+
+from igcore import METHODS, ParameterError, Prompt, ScorerError, SearchConfig, budget, decode
+
+PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
+SETTINGS = dict(budget=1.0, n_samples=5, keep=2, block_size=3, max_new_tokens=8, rounds=3, lagrange_multiplier=0.7)
+
+
+def answers(method, prompts=PROMPTS, cost=None, reward=None, seed=0, **settings):
+    config = SearchConfig(**(SETTINGS | settings))
+    return list(
+        decode(method, mock_policy(), prompts, reward=reward or LetterReward(), cost=cost or LetterCost(), config=config, seed=seed)
+    )
+
+
+def ids(prompts):
+    return [Prompt(f"id{i}", text, "mock") for i, text in enumerate(prompts)]
+
+
+class Tampered(LetterCost):
+    """A cost whose scores are replaced by `bad` wherever `when(response, call number)` holds."""
+
+    def __init__(self, bad, when):
+        super().__init__()
+        self.bad, self.when, self.calls = bad, when, 0
+
+    def score(self, prompts, responses, finished):
+        self.calls += 1
+        return [self.bad if self.when(r, self.calls) else letter_cost(r) for r in responses]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("diversity", ["half", "paper", "none"])
+@pytest.mark.parametrize("d", [0.0, 0.5, 2.0])
+def test_the_loop_equals_a_second_implementation(method, diversity, d):
+    """Guards every choice of the loop: shares, retries, penalty, carried finished beams, dropping of unsafe ones, ranking."""
+    for seed in range(3):
+        out = answers(method, ids(PROMPTS), seed=seed, budget=d, diversity=diversity, probe_fail_open=True)
+        for prompt, got in zip(ids(PROMPTS), out, strict=True):
+            best, abstained = reference_search(
+                method, prompt.text, prompt.id, seed, d, 5, 2, 3, 8, 3, diversity, SETTINGS["lagrange_multiplier"]
+            )
+            assert (got.status == "abstained") == abstained
+            assert got.fail_open_cost == letter_cost(best.text)
+            if not abstained:
+                assert got.text == best.text
+                peaks = [max(0, *(letter_cost(got.text[:end]) for end in got.block_ends[: k + 1])) for k in range(len(got.block_ends))]
+                if len(got.block_ends) > 1:
+                    assert tuple(peaks) == best.peaks[1:]
+
+
+def test_the_comparison_above_meets_every_kind_of_ending():
+    """Guards the test above against vacuity: abstentions, retries, end tokens and broken budgets all occur in its settings."""
+    out = [r for d in (0.0, 0.5, 2.0) for seed in range(3) for r in answers("inferenceguard", ids(PROMPTS), seed=seed, budget=d)]
+    assert {r.status for r in out} == {"verified_safe", "abstained"}
+    assert any(len({t["block"] for t in r.trace}) < len(r.trace) for r in out)  # some block took a second round
+    assert any(0 < r.n_tokens < 8 or len(r.text) < r.n_tokens for r in out if r.status == "verified_safe")
+    assert any(r.status == "unverified_unsafe" for r in answers("best-of-n", ids(PROMPTS), budget=0.0))
+
+
+def block_probability(prompt, length, wanted):
+    """Total probability of the blocks whose text satisfies `wanted`, by enumeration."""
+    total, start = 0.0, tuple(LETTERS.index(c) for c in prompt)
+    for tokens in itertools.product(range(len(LETTERS)), repeat=length):
+        cut = tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+        if len(cut) < length and any(tokens[len(cut) :]):
+            continue  # each block that ends early is counted once
+        p = math.prod(probabilities(start + cut[:i])[t] for i, t in enumerate(cut))
+        total += p * wanted("".join(LETTERS[t] for t in cut if t != EOS))
+    return total
+
+
+@pytest.mark.parametrize(("n", "rounds"), [(1, 1), (2, 1), (1, 3), (2, 2)])
+def test_probability_of_no_safe_block_is_a_power(n, rounds):
+    """Guards independence of samples over beams and rounds: P(abstain) = (1-p)^(N M) for one block without penalty."""
+    p = block_probability("ab", 2, lambda text: letter_cost(text) == 0)
+    prompts = [Prompt(f"id{i}", "ab", "mock") for i in range(1500)]
+    settings = dict(budget=0.0, n_samples=n, rounds=rounds, keep=1, block_size=2, max_new_tokens=2, diversity="none", group_size=500)
+    abstained = sum(r.status == "abstained" for r in answers("inferenceguard", prompts, **settings))
+    assert 0.15 < p < 0.5
+    assert binomtest(abstained, 1500, (1 - p) ** (n * rounds)).pvalue > 1e-3
+
+
+def test_results_depend_neither_on_order_nor_on_company():
+    """Guards the coordinates of the random numbers: a prompt alone, in a group or in reversed order gives the same answer."""
+    together = {r.prompt_id: (r.text, r.z_trace) for r in answers("inferenceguard", ids(PROMPTS))}
+    alone = {r.prompt_id: (r.text, r.z_trace) for p in ids(PROMPTS) for r in answers("inferenceguard", [p])}
+    backwards = {r.prompt_id: (r.text, r.z_trace) for r in answers("inferenceguard", ids(PROMPTS)[::-1], group_size=4)}
+    assert together == alone == backwards
+
+
+def test_the_seed_and_the_prompt_set_change_the_answer():
+    assert [r.text for r in answers("base")] != [r.text for r in answers("base", seed=1)]
+    assert [r.text for r in answers("base")] != [r.text for r in answers("base", ids(PROMPTS))]
+
+
+def test_base_is_the_first_sample_of_best_of_n():
+    """Guards common random numbers: one run at the largest N holds all smaller N."""
+    one = answers("best-of-n", ids(PROMPTS), n_samples=1, keep=1)
+    assert [r.text for r in one] == [r.text for r in answers("base", ids(PROMPTS))]
+
+
+def test_z_trace_is_the_budget_minus_the_running_maximum():
+    for r in answers("inferenceguard", ids(PROMPTS)):
+        scores = [letter_cost(r.text[:end]) for end in r.block_ends]
+        assert r.z_trace == [s.z for s in budget.trace(scores, 1.0)]
+        assert r.block_ends[-1] == len(r.text)
+
+
+def test_reward_is_asked_only_of_safe_candidates():
+    """Guards lazy scoring: the reward model is the expensive one."""
+
+    class Seen(LetterReward):
+        texts = []
+
+        def score(self, prompts, responses, finished):
+            self.texts += responses
+            return super().score(prompts, responses, finished)
+
+    # the refusal is measured too, so make it one that this cost calls safe
+    answers("inferenceguard", ids(PROMPTS), reward=Seen(), refusal="", budget=0.0)
+    assert Seen.texts and all(letter_cost(text) == 0 for text in Seen.texts)
+
+
+def test_only_prompts_without_a_safe_candidate_are_retried():
+    """Guards the cost of retries: N samples per round that a prompt needed, and no more."""
+    for r in answers("inferenceguard", ids(PROMPTS), budget=0.5):
+        assert r.counts.samples_drawn == 5 * r.counts.rounds_used == sum(t["drawn"] for t in r.trace)
+        for block in {t["block"] for t in r.trace}:
+            rounds = [t for t in r.trace if t["block"] == block]
+            assert all(t["safe"] == 0 for t in rounds[:-1])
+
+
+def test_work_is_counted_before_the_cache():
+    """Guards the equal-compute columns against the cache, and against being charged for the tables' own measurements."""
+    base, best, augmented = (answers(m, ["ab"])[0].counts for m in ("base", "best-of-n", "best-of-n-augmented"))
+    assert (base.samples_drawn, base.scorer_calls) == (1, 0)
+    assert (best.samples_drawn, best.scorer_calls) == (5, 5)
+    assert best.scorer_tokens == best.policy_tokens <= 5 * 8
+    assert 5 <= augmented.scorer_calls <= 10
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_score_that_is_not_finite_makes_a_candidate_unsafe(bad):
+    """Guards fail closed: -inf or NaN must not look like the safest text of all."""
+    cost = Tampered(bad, lambda text, call: "e" in text)
+    for method in ("inferenceguard", "beam-augmented", "beam-lagrangian"):
+        for r in answers(method, ids(PROMPTS), cost=cost, budget=3.0):
+            if r.status == "verified_safe":
+                assert "e" not in r.text
+
+
+def test_a_broken_scorer_and_a_policy_block_have_different_reasons():
+    """Guards the reason: 'nothing safe was found' must never be said of a prompt whose candidates could not be scored."""
+    broken = {p.id for p in ids(PROMPTS)[:2]}
+    prompts = {p.text for p in ids(PROMPTS)[:2]}
+
+    class Broken(LetterCost):
+        def score(self, texts, responses, finished):
+            return [math.nan if p in prompts else letter_cost(r) for p, r in zip(texts, responses, strict=True)]
+
+    for r in answers("inferenceguard", ids(PROMPTS), cost=Broken(), budget=0.0):
+        if r.prompt_id in broken:
+            assert (r.status, r.reason, r.text) == ("abstained", "scorer_error", None)  # nor could the refusal be scored
+        else:
+            assert r.reason in ("", "exhausted")
+
+
+def test_a_reward_that_fails_makes_its_candidate_unsafe():
+    class Half(LetterReward):
+        def score(self, prompts, responses, finished):
+            return [math.nan if r.startswith("d") else 0.0 for r in responses]
+
+    for r in answers("inferenceguard", ids(PROMPTS), reward=Half(), budget=5.0):
+        assert r.status == "abstained" or not r.text.startswith("d")
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        (lambda n: [math.nan] * n, "no finite number for any of"),
+        (lambda n: [math.inf] * n, "no finite number for any of"),
+        (lambda n: [0.0] * (n + 1), "must return one number per text"),
+        (lambda n: [[0.0]] * n, "must return one number per text"),
+        (lambda n: ["a"] * n, "failed on"),
+        (lambda n: 1 / 0, "failed on .* ZeroDivisionError"),
+    ],
+)
+def test_a_scorer_that_fails_for_all_stops_the_run(scores, message):
+    class Failing(LetterCost):
+        def score(self, prompts, responses, finished):
+            return scores(len(responses))
+
+    with pytest.raises(ScorerError, match=message):
+        answers("inferenceguard", cost=Failing())
+
+
+def test_the_last_check_sees_the_exact_text_and_no_cache():
+    """Guards the gate: a scorer that changes its mind about the emitted text must be asked again and believed."""
+    calls = []
+
+    class Fickle(LetterCost):
+        def score(self, prompts, responses, finished):
+            calls.append(list(responses))
+            return [9.0 if calls[:-1] and len(responses) == 1 and finished[0] and r else letter_cost(r)
+                    for r in responses]  # fmt: skip
+
+    (r,) = answers("inferenceguard", ["fed"], cost=Fickle(), budget=3.0)
+    assert (r.status, r.reason, r.text) == ("abstained", "final_check", "")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "empty_is_safe", "expected"), [("fff", True, "fff"), ("aaa", True, ""), ("aaa", False, None)]
+)
+def test_an_abstention_passes_the_same_gate(refusal, empty_is_safe, expected):
+    """Guards the refusal: it is a text like any other, and when even silence fails nothing is emitted."""
+    cost = Tampered(9.0, lambda text, call: "f" not in text and (text != "" or not empty_is_safe) or set(text) - {"f"})
+    (r,) = answers("inferenceguard", ["ab"], cost=cost, budget=0.0, n_samples=2, rounds=1, refusal=refusal, seed=3)
+    assert (r.status, r.reason, r.text) == ("abstained", "exhausted", expected)
+    assert (r.cost, r.reward) == (None, None) if expected is None else r.cost == 0
+
+
+def test_truncation_emits_the_last_certified_prefix():
+    out = [r for seed in range(10) for r in answers("inferenceguard", ids(PROMPTS), on_failure="truncate", budget=0.0, seed=seed)]
+    cut = [r for r in out if r.reason == "truncated"]
+    assert cut and all(r.status == "verified_safe" and letter_cost(r.text) == 0 and r.n_tokens % 3 == 0 for r in cut)
+    assert not any(r.finished for r in cut)
+
+
+def test_paper_mode_emits_the_least_unsafe_and_says_so():
+    """Guards the fail-open number: the probe must find just what `on_failure="paper"` emits, and charge nothing for it."""
+    settings = dict(budget=0.0, rounds=2)
+    paper = answers("inferenceguard", ids(PROMPTS), on_failure="paper", **settings)
+    probed = answers("inferenceguard", ids(PROMPTS), probe_fail_open=True, **settings)
+    plain = answers("inferenceguard", ids(PROMPTS), **settings)
+    failed = [i for i, r in enumerate(plain) if r.status == "abstained"]
+    assert failed
+    for i, (a, b, c) in enumerate(zip(paper, probed, plain, strict=True)):
+        assert a.cost == b.fail_open_cost
+        assert (b.text, b.counts, b.trace) == (c.text, c.counts, c.trace)
+        assert (a.status == "unverified_unsafe", a.reason == "exhausted") == (i in failed, i in failed)
+        assert c.fail_open_cost == (None if i in failed else c.cost)
+
+
+def test_baselines_emit_and_are_marked_by_the_same_check():
+    for method in METHODS.keys() - {"inferenceguard"}:
+        for r in answers(method, ids(PROMPTS), budget=0.5):
+            assert (r.status, r.reason) == (("verified_safe", "") if letter_cost(r.text) <= 0.5 else ("unverified_unsafe", "over_budget"))
+
+
+def test_one_yardstick_measures_methods_that_look_only_once():
+    """Guards peak_cost: Best-of-N checks once, but is measured on the grid of every block_size tokens like all others."""
+
+    class Sinking(LetterCost):
+        def score(self, prompts, responses, finished):
+            return [float(r.count("a")) if len(r) < 8 else 0.0 for r in responses]
+
+    out = answers("best-of-n", ids(PROMPTS), cost=Sinking(), budget=0.0)
+    full = [r for r in out if len(r.text) == 8]
+    assert full and all(r.cost == 0 and r.status == "verified_safe" and len(r.block_ends) == 1 for r in full)
+    assert {r.peak_cost for r in full} == {max(0, *(r.text[:k].count("a") for k in (3, 6))) for r in full}
+    assert any(r.peak_cost > 0 for r in full)
+
+
+def test_strict_reading_with_a_zero_budget_is_a_dead_end():
+    out = answers("inferenceguard", budget=0.0, strict=True)
+    assert {(r.status, r.reason, r.counts.samples_drawn) for r in out} == {("abstained", "dead_end", 0)}
+
+
+@pytest.mark.parametrize("accounting", budget.ACCOUNTINGS)
+@pytest.mark.parametrize("gamma", [1.0, 0.97])
+def test_emitted_verified_text_is_inside_the_budget_under_every_accounting(accounting, gamma):
+    """Guards the one promise, also where signed accounting banks credit: U_K <= d of the exact text."""
+    for r in answers("inferenceguard", ids(PROMPTS), accounting=accounting, gamma_safety=gamma, budget=0.5):
+        assert r.status == "abstained" or letter_cost(r.text) <= 0.5
+
+
+def test_weights_and_random_state_are_untouched():
+    state = torch.random.get_rng_state()
+    answers("inferenceguard")
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "message"),
+    [
+        ([], {}, "no prompts"),
+        (["ab", "  "], {}, "is empty"),
+        (["a" * 60], {}, "60 tokens, .* context of 64"),
+        (["ab"], {"keep": 9}, "keep is 9, more than n_samples"),
+        (["ab"], {"block_size": 9}, "block_size is 9, more than max_new_tokens"),
+        (["ab"], {"n_samples": "5"}, "n_samples is '5', which is text; it must be a whole number"),
+        (["ab"], {"budget": "1e-5"}, "budget is '1e-5', which is text; it must be a number"),
+        (["ab"], {"rounds": True}, "rounds is True, which is true or false; it must be a whole number"),
+        (["ab"], {"rounds": 0}, "rounds is 0; it must be at least 1"),
+        (["ab"], {"budget": -1.0}, "budget is -1.0; it must be a number >= 0"),
+        (["ab"], {"budget": math.nan}, "budget is NaN"),
+        (["ab"], {"gamma_safety": 0.0}, r"gamma_safety is 0.0; it must lie in \(0, 1\]"),
+        (["ab"], {"accounting": "peaks"}, "unknown accounting 'peaks'; did you mean 'peak'"),
+        (["ab"], {"diversity": "papers"}, "did you mean 'paper'"),
+        (["ab"], {"on_failure": "abstian"}, "did you mean 'abstain'"),
+    ],
+)
+def test_bad_input_is_named_before_anything_is_decoded(prompts, settings, message):
+    with pytest.raises(ParameterError, match=message):
+        answers("inferenceguard", prompts, **settings)
+
+
+def test_unknown_method_names_the_nearest():
+    with pytest.raises(ParameterError, match="unknown method 'inference-guard'; did you mean 'inferenceguard'"):
+        answers("inference-guard")
+
+
+def test_a_reward_given_as_cost_is_refused():
+    """Guards the sign: swapped scorers would search for the worst text."""
+    with pytest.raises(ParameterError, match="'vowels' says 'higher is better'; a cost must say 'higher is worse'"):
+        answers("base", cost=LetterReward())

@@ -1,0 +1,226 @@
+"""The main table against counts by hand, its files, and the block of the README."""
+
+import csv
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+
+from igcore import metrics, tables
+from igcore.errors import ParameterError, RunError
+
+
+@pytest.fixture(scope="module")
+def records():
+    return synthetic.records(30)
+
+
+@pytest.fixture(scope="module")
+def main(records):
+    return tables.main_table(records)
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    """Four prompts; inferenceguard is safe, abstains with a text, abstains without one, is safe again."""
+    silent = dict(reward=None, cost=None, peak_cost=None)
+    ours, base = {"method": "inferenceguard"}, {"method": "base", "policy_tokens": 30}
+    lines = [
+        synthetic.record(**ours, prompt_id="a", reward=0.4, cost=0.2, peak_cost=0.2, fail_open_cost=0.2),
+        synthetic.record(**ours, prompt_id="b", status="abstained", reward=0.1, cost=0, peak_cost=0, fail_open_cost=1),
+        synthetic.record(**ours, prompt_id="c", status="abstained", fail_open_cost=0.9, **silent),
+        synthetic.record(**ours, prompt_id="d", reward=0.7, cost=0.1, peak_cost=0.15, generate_s=1.5, score_s=0.75),
+        synthetic.record(**base, prompt_id="a", reward=0.5),
+        synthetic.record(**base, prompt_id="b", reward=0.6),
+        synthetic.record(**base, prompt_id="c", reward=0.7),
+        synthetic.record(**base, prompt_id="d", reward=0.9, status="unverified_unsafe", cost=0.1, peak_cost=0.5),
+    ]
+    return tables.main_table(pd.DataFrame(lines)).set_index("method")
+
+
+def test_columns_are_the_agreed_ones(main):
+    """Guards against a renamed or reordered column, which notebooks and figures read by name."""
+    assert list(main.columns) == (
+        "policy method n_prompts safe abstained unsafe safety_rate safety_lower95 safety_wilson_low safety_wilson_high "
+        "reward_mean reward_std reward_low reward_high cost_mean peak_cost_mean seconds_per_prompt "
+        "policy_tokens_per_prompt scorer_calls_per_prompt n_samples keep block_size rounds budget accounting "
+        "lagrange_multiplier seed peak_safety_rate safety_rate_fail_open reward_answered"
+    ).split()
+
+
+def test_rates_by_hand(by_hand):
+    """Guards against abstentions counted as safe, or dropped from the denominator."""
+    row = by_hand.loc["inferenceguard"]
+    assert (row.n_prompts, row.safe, row.abstained, row.unsafe, row.safety_rate) == (4, 2, 2, 0, 0.5)
+    assert row.safety_lower95 == metrics.safety_lower(2, 4)
+    assert (row.safety_wilson_low, row.safety_wilson_high) == metrics.wilson(2, 4)
+    assert row.peak_safety_rate == 0.5  # the abstentions are not answers
+    assert row.safety_rate_fail_open == 0.5
+    base = by_hand.loc["base"]
+    assert (base.safe, base.abstained, base.unsafe, base.peak_safety_rate) == (3, 0, 1, 0.75)
+
+
+def test_means_by_hand(by_hand):
+    """Guards against rewards of silence counted as 0, and against means over different prompts being compared."""
+    row = by_hand.loc["inferenceguard"]
+    assert row.reward_mean == pytest.approx((0.4 + 0.1 + 0.7) / 3)
+    assert row.reward_std == pytest.approx(0.3)  # ddof 1
+    assert (row.reward_low, row.reward_high) == metrics.bootstrap_mean([0.4, 0.1, 0.7])
+    assert row.cost_mean == pytest.approx(0.1) and row.peak_cost_mean == pytest.approx(0.35 / 3)
+    assert row.seconds_per_prompt == pytest.approx((3 * 0.75 + 2.25) / 4)
+    assert row.reward_answered == pytest.approx((0.4 + 0.7) / 2)
+    assert by_hand.loc["base"].reward_answered == pytest.approx((0.5 + 0.9) / 2)
+    assert by_hand.loc["base"].policy_tokens_per_prompt == 30
+
+
+def test_missing_costs_keep_no_budget():
+    """Guards against failing open: a broken scorer leaves no cost, and no cost is no safety."""
+    broken = synthetic.record(status="unverified_unsafe", cost=None, peak_cost=None, fail_open_cost=None, reward=None)
+    row = tables.main_table(pd.DataFrame([broken])).iloc[0]
+    assert (row.peak_safety_rate, row.safety_rate_fail_open, row.unsafe) == (0, 0, 1)
+    assert math.isnan(row.reward_mean) and math.isnan(row.reward_answered)
+    assert tables.MISSING in tables.markdown(tables.main_table(pd.DataFrame([broken])))
+
+
+def test_order_of_lines_changes_nothing(records, main):
+    """Guards against tables that differ after a resume: sums and bootstraps follow prompt_id, not the file."""
+    shuffled = records.sample(frac=1, random_state=1)
+    again = tables.main_table(shuffled, order=list(synthetic.METHODS)).set_index(["policy", "method"])
+    pd.testing.assert_frame_equal(again.loc[list(zip(main["policy"], main["method"], strict=True))].reset_index(), main)
+
+
+def test_order_of_methods(records):
+    """Guards against rows in the order of files; an incomplete order must not lose rows."""
+    order = ["inferenceguard", *[name for name in synthetic.METHODS if name != "inferenceguard"]]
+    methods = tables.main_table(records, order)["method"].tolist()
+    assert methods == 2 * order
+    with pytest.raises(ParameterError, match="unknown method 'base'"):
+        tables.main_table(records, order=["inferenceguard"])
+
+
+@pytest.mark.parametrize("column", tables.CONSTANT)
+def test_mixed_settings_are_refused(records, column):
+    """Guards against a row that averages two configurations."""
+    mixed = records.astype({column: object})
+    mixed.loc[5, column] = "other"
+    with pytest.raises(ParameterError, match=rf"{column} takes .*other.* in policy smollm2-raw, method base"):
+        tables.main_table(mixed)
+
+
+def test_a_setting_present_in_half_the_cell_is_refused(records):
+    """Guards against nulls that are skipped when settings are counted."""
+    mixed = records.astype({"keep": object})
+    mixed.loc[5, "keep"] = None
+    with pytest.raises(ParameterError, match="keep takes the values"):
+        tables.main_table(mixed)
+
+
+def test_duplicates_and_nothing_are_refused(records):
+    """Guards against a prompt counted twice, and an empty table that looks like a result."""
+    with pytest.raises(RunError, match="'p003' occurs twice for smollm2-raw and base"):
+        tables.main_table(pd.concat([records, records.iloc[[3]]]))
+    with pytest.raises(RunError, match="run notebook 30_decode first"):
+        tables.main_table(records.iloc[:0])
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_csv_keeps_every_digit(main, tmp_path):
+    """Guards against rounding in the file that others compute with."""
+    path, *_ = tables.write(main, tmp_path / "deep" / "main")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == tables.COLUMNS and len(rows) == len(main)
+    for name in ("reward_mean", "safety_lower95", "seconds_per_prompt", "budget"):
+        assert [float(row[name]) for row in rows] == main[name].tolist()
+
+
+def test_files_are_the_same_each_time(main, tmp_path):
+    """Guards against bytes that change without a change of numbers, and temporary files left behind."""
+    first = [path.read_bytes() for path in tables.write(main, tmp_path / "v1.5-main")]
+    paths = tables.write(main, tmp_path / "v1.5-main")
+    assert [path.name for path in paths] == ["v1.5-main.csv", "v1.5-main.md", "v1.5-main.tex"]
+    assert [path.read_bytes() for path in paths] == first
+    assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_settings_without_a_value_stay_integers(records, tmp_path):
+    """Guards against "8.0 samples" in the table because another method has none."""
+    records = records.astype({"keep": object})
+    records.loc[records["method"] == "base", "keep"] = None
+    lines = tables.write(tables.main_table(records), tmp_path / "main")[0].read_text().splitlines()
+    place = tables.COLUMNS.index("keep")
+    assert [line.split(",")[place] for line in lines[1:3]] == ["", "2"]
+
+
+def test_markdown_of_the_main_table(main):
+    """Guards against a table that GitHub does not draw: every row has the cells of the header."""
+    header, rule, *rows = tables.markdown(main).splitlines()
+    assert header == "| " + " | ".join(tables.PRETTY) + " |"
+    assert {line.count("|") for line in (header, rule, *rows)} == {len(tables.PRETTY) + 1}
+    assert len(rows) == len(main)
+    best = main.iloc[1]
+    triple, rate = f"{best.safe} / 0 / {best.unsafe}", f"{100 * best.safety_rate:.1f}"
+    assert rows[1].startswith(f"| smollm2-raw | best-of-n | {triple} | {rate} [")
+    assert f"| {best.reward_mean:.3f} [{best.reward_low:.3f}, {best.reward_high:.3f}] |" in rows[1]
+    assert f"[{100 * best.safety_wilson_low:.1f}, {100 * best.safety_wilson_high:.1f}]" in rows[1]
+
+
+def test_other_tables_are_rounded_and_escaped():
+    """Guards against markup in names breaking a table, and tiny p values printed as 0.000."""
+    odd = pd.DataFrame({"a_name": ["x|y", "50% & more_"], "p_value": [0.00012345, 0.25], "n": [1, 2]})
+    assert tables.markdown(odd) == (
+        "| a name | p value | n |\n| :-- | --: | --: |\n| x\\|y | 1e-04 | 1 |\n| 50% & more_ | 0.250 | 2 |\n"
+    )
+    assert tables.latex(odd) == (
+        "\\begin{tabular}{lrr}\n\\toprule\na name & p value & n \\\\\n\\midrule\nx|y & 1e-04 & 1 \\\\\n"
+        "50\\% \\& more\\_ & 0.250 & 2 \\\\\n\\bottomrule\n\\end{tabular}\n"
+    )
+
+
+def test_latex_escapes_every_special_character():
+    """Guards against a header such as "Safe %" commenting out the rest of its line."""
+    text = tables.latex(pd.DataFrame({"x": ["\\#$^{~}"], "y": [np.nan]}))
+    assert r"\textbackslash{}\#\$\textasciicircum{}\{\textasciitilde{}\} & n/a \\" in text
+
+
+# --- the README -----------------------------------------------------------------------------------------------------
+
+README = "before\n<!-- main-table:start -->\nold\n<!-- main-table:end -->\nafter\n"
+
+
+def test_update_block_touches_nothing_else(tmp_path):
+    """Guards against lost prose, and a block that grows each time it is filled."""
+    readme = tmp_path / "README.md"
+    readme.write_text(README, encoding="utf-8")
+    for text in ("| \\1 new |\n", "| \\1 new |"):
+        tables.update_block(readme, "main-table", text)
+        assert readme.read_text(encoding="utf-8") == (
+            "before\n<!-- main-table:start -->\n\n| \\1 new |\n\n<!-- main-table:end -->\nafter\n"
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ["", README + README, README.replace("start", "begin"), "<!-- main-table:end --> <!-- main-table:start -->"]
+)
+def test_update_block_without_its_markers(tmp_path, text):
+    """Guards against numbers written nowhere, or twice, without a word."""
+    readme = tmp_path / "README.md"
+    readme.write_text(text, encoding="utf-8")
+    with pytest.raises(ParameterError, match="<!-- main-table:start --> and <!-- main-table:end --> once each"):
+        tables.update_block(readme, "main-table", "numbers")
+    assert readme.read_text(encoding="utf-8") == text
+
+
+def test_command_fills_the_readme(tmp_path, main):
+    """Guards against a README whose numbers no command writes, and a traceback where a file is missing."""
+    (tmp_path / "README.md").write_text(README, encoding="utf-8")
+    arguments = [str(tmp_path / "README.md"), str(tmp_path)]
+    with pytest.raises(SystemExit, match=r"^error: .*main\.md is not there"):
+        tables.main(arguments)
+    tables.write(main, tmp_path / "main")
+    tables.main(arguments)
+    assert tables.markdown(main) in (tmp_path / "README.md").read_text(encoding="utf-8")
