@@ -37,13 +37,14 @@ quick: assets
 	@$(SNAKE) --config profile=ci
 
 test: assets
+	@$(BIN)/ruff check --quiet
 	@$(BIN)/python -m pytest
 
 lab: assets
 	@$(BIN)/python -m jupyter lab notebooks
 
 readme: $(VENV)/installed
-	@$(BIN)/python -m igcore.tables README.md figures/tables
+	@$(BIN)/python -m igcore.readme
 
 clean:
 	rm -rf runs .snakemake

@@ -33,6 +33,16 @@ def params_of(wildcards):
 rule all:
     input:
         TABLES + PICTURES,
+        f"runs/{PROFILE}/start.ipynb",
+
+
+rule start:
+    input:
+        notebook=ancient("notebooks/00_start_here.ipynb"),
+    output:
+        notebook=f"runs/{PROFILE}/start.ipynb",
+    shell:
+        PAPERMILL + " {input.notebook} {output.notebook}"
 
 
 rule decode:

@@ -1,34 +1,39 @@
 """Guarded decoding of frozen language models at inference time: a reproduction of InferenceGuard.
 
-Only the public names; each module's docstring says what it knows.
+Only the public names; each module's docstring says what it knows. Names are imported when they are first used, so that the theory
+and the statistics need no torch.
 """
 
-from .config import SearchConfig
-from .errors import AssetError, IgcoreError, ParameterError, RunError, ScorerError
-from .methods import METHODS
-from .policy import POLICIES, Policy, load_policy
-from .prompts import Prompt, load_prompts
-from .response import Response
-from .scorers import SCORERS, Scorer, load_scorer
-from .search import decode
+import importlib
 
 __version__ = "0.1.0"
-__all__ = [
-    "METHODS",
-    "POLICIES",
-    "SCORERS",
-    "AssetError",
-    "IgcoreError",
-    "ParameterError",
-    "Policy",
-    "Prompt",
-    "Response",
-    "RunError",
-    "Scorer",
-    "ScorerError",
-    "SearchConfig",
-    "decode",
-    "load_policy",
-    "load_prompts",
-    "load_scorer",
-]
+_HOME = {  # public name -> its module
+    "METHODS": "methods",
+    "POLICIES": "policy",
+    "SCORERS": "scorers",
+    "AssetError": "errors",
+    "IgcoreError": "errors",
+    "ParameterError": "errors",
+    "Policy": "policy",
+    "Prompt": "prompts",
+    "Response": "response",
+    "RunError": "errors",
+    "Scorer": "scorers",
+    "ScorerError": "errors",
+    "SearchConfig": "config",
+    "decode": "search",
+    "load_policy": "policy",
+    "load_prompts": "prompts",
+    "load_scorer": "scorers",
+}
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'igcore' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -4,7 +4,6 @@ No text of prompts or responses is rendered, and no pyplot figure is opened: a n
 the last expression of a cell after ``%matplotlib inline``. `save` writes it with the same bytes each time.
 """
 
-import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,10 +42,9 @@ OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}  # c
 RC = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same picture everywhere
     "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.axisbelow": True,
+    **{"axes.titlesize": 12, "axes.titleweight": "bold"},
     **{"axes.spines.top": False, "axes.spines.right": False},
+    "axes.axisbelow": True,
     "image.cmap": "viridis",  # perceptually uniform
     "grid.color": "#e6e6e6",
     "pdf.fonttype": 42,
@@ -63,11 +61,9 @@ def save(fig: Figure, stem: Path | str) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     metadata = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
     paths = [stem.with_name(stem.name + suffix) for suffix in metadata]
-    with matplotlib.rc_context(RC):
-        for path in paths:
-            buffer = io.BytesIO()
-            fig.savefig(buffer, format=path.suffix[1:], dpi=200, metadata=metadata[path.suffix])
-            path.write_bytes(buffer.getvalue())
+    for path in paths:
+        with matplotlib.rc_context(RC), path.open("wb") as file:
+            fig.savefig(file, format=path.suffix[1:], dpi=200, metadata=metadata[path.suffix])
     return paths
 
 
@@ -220,7 +216,9 @@ def safety_state(traces: dict[str, Sequence[float]], budget: float, strict: bool
     Parameters
     ----------
     traces : dict of str to sequence of float
-        Label -> z_0, z_1, ...; z_0 is the budget. Labels are drawn: never pass text of prompts or responses.
+        Label -> z_0, z_1, ...; z_0 is the budget. NaN, None and minus infinity (an unreadable score) are drawn on the
+        lower edge. The name of a method gets its fixed colour and marker. Labels are drawn too: never pass text of
+        prompts or responses.
     budget : float
         d, in units of the cost model.
     strict : bool
@@ -229,14 +227,15 @@ def safety_state(traces: dict[str, Sequence[float]], budget: float, strict: bool
     Raises
     ------
     ParameterError
-        When there is no trace, or one does not start at `budget` or holds NaN.
+        When there is no trace, or one does not start at `budget`.
     """
     if not traces:
         raise ParameterError("traces is empty; give at least one answer's z_trace under a label")
-    traces = {label: np.asarray(trace, dtype=float) for label, trace in traces.items()}
+    traces = {label: np.array(trace, dtype=float) for label, trace in traces.items()}
     for label, trace in traces.items():
-        if not len(trace) or trace[0] != budget or np.isnan(trace).any():
+        if not len(trace) or trace[0] != budget:
             raise ParameterError(f"trace {label!r} is {trace.tolist()}; give numbers that start at z_0 = {budget}")
+        trace[np.isnan(trace)] = -np.inf
     levels = np.concatenate([[0, budget], *traces.values()])
     low, high = levels[np.isfinite(levels)].min(), levels[np.isfinite(levels)].max()
     margin = 0.1 * (high - low) or 1
@@ -246,13 +245,39 @@ def safety_state(traces: dict[str, Sequence[float]], budget: float, strict: bool
     ax.axhspan(floor, 0, color=OUTCOMES["unsafe"], alpha=0.12, lw=0)
     ax.axhline(0, color=OUTCOMES["unsafe"], lw=1.5)
     ax.text(0.01, 0.04, f"unsafe: z {'≤' if strict else '<'} 0", color="#8f3f00", transform=ax.transAxes)
-    looks = zip(itertools.cycle(sns.color_palette("colorblind")), itertools.cycle(STYLE.values()))
-    for (label, trace), (colour, (_, marker)) in zip(traces.items(), looks, strict=False):
-        drawn = np.maximum(trace, floor)  # minus infinity (an unreadable score) is drawn on the lower edge
+    others = zip(itertools.cycle(sns.color_palette("colorblind")), itertools.cycle("os^vD"), strict=False)
+    for label, trace in traces.items():
+        colour, marker = STYLE.get(label) or next(others)
+        drawn = np.maximum(trace, floor)
         ax.plot(drawn, color=colour, marker=marker, ms=8, mec="white", lw=2, label=label, clip_on=False, zorder=3)
     ax.set(xlabel="block", ylabel="safety state z", ylim=(floor, ceiling))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     fig.legend(loc="outside upper center", ncols=2, frameon=False)
+    return fig
+
+
+@styled
+def budget_sweep(records: pd.DataFrame) -> Figure:
+    """Draw the share of emitted texts whose cost stays inside a budget, for every budget at once, one panel per policy.
+
+    Parameters
+    ----------
+    records : DataFrame
+        Lines of ``responses.jsonl``. The budget of the run is dashed: guarded methods would search otherwise under another.
+    """
+    panels = _policies(records)
+    fig = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    axes = fig.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for ax, (policy, lines) in zip(axes, panels, strict=True):
+        for method, cell in lines.groupby("method", sort=False):
+            sns.ecdfplot(x=cell["cost"].astype(float), ax=ax, color=style(method)[0], lw=2, label=method)
+        for budget in lines["budget"].unique():
+            ax.axvline(budget, color=INK, ls="--", lw=1)
+        ax.set(xlabel="budget d", ylabel="share of texts with cost ≤ d")
+        ax.set_title(policy, loc="left")
+        ax.grid()
+        ax.yaxis.set_major_formatter(_percent)
+    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     return fig
 
 

@@ -247,9 +247,7 @@ def _holm(p: pd.Series) -> pd.Series:
 
 def verdicts(comparison: pd.DataFrame) -> list[str]:
     """Return one sentence per row of `compare`; a difference needs its Holm-adjusted p <= .05 to be claimed."""
-    return [
-        f"{row.policy}: {_safety_verdict(row)}; {_reward_verdict(row)}." for row in comparison.itertuples(index=False)
-    ]
+    return [f"{row.policy}: {_safety_verdict(row)}; {_reward_verdict(row)}." for row in comparison.itertuples(index=False)]
 
 
 def _safety_verdict(row) -> str:

@@ -1,20 +1,16 @@
 """The tables of a run: records in, one row per policy and method out, as CSV, Markdown and LaTeX.
 
 Knows records, rounding and table markup; knows no model, and computes no interval itself (`igcore.metrics` does).
-
-``python -m igcore.tables README.md figures/tables`` puts the main table into the README.
 """
 
-import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from . import metrics
-from .errors import IgcoreError, ParameterError, RunError, unknown_name
+from .errors import unknown_name
 
 SETTINGS = "n_samples keep block_size rounds budget accounting lagrange_multiplier seed".split()
 CONSTANT = [*SETTINGS, "max_new_tokens", "prompts"]  # what one cell of the table must not mix
@@ -78,9 +74,7 @@ def _answered_by_all(lines: pd.DataFrame) -> set[str]:
 def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
     """Return the numbers of one policy and method; `shared` holds the prompts that every method answered."""
     n, status = len(cell), cell["status"]
-    reward, cost, peak, fail_open = (
-        cell[name].astype(float) for name in ("reward", "cost", "peak_cost", "fail_open_cost")
-    )
+    reward, cost, peak, fail_open = (cell[name].astype(float) for name in ("reward", "cost", "peak_cost", "fail_open_cost"))
     safe, abstained, unsafe = (int((status == name).sum()) for name in metrics.STATUSES)
     wilson_low, wilson_high = metrics.wilson(safe, n)
     reward_low, reward_high = metrics.bootstrap_mean(reward)
@@ -107,6 +101,31 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
         "safety_rate_fail_open": (fail_open <= cell["budget"]).mean(),
         "reward_answered": reward[cell["prompt_id"].isin(shared)].mean(),
     }
+
+
+def summary(records: pd.DataFrame) -> pd.DataFrame:
+    """Return what a run did, a row per method: counts by status, the reasons given, work, near ties and seconds.
+
+    Parameters
+    ----------
+    records : DataFrame
+        Lines of ``responses.jsonl`` of one policy.
+    """
+    rows = []
+    for method, cell in records.groupby("method", sort=False):
+        reasons = cell.loc[cell["reason"] != "", "reason"].value_counts()
+        rows.append(
+            {
+                "method": method,
+                **{status: int((cell["status"] == status).sum()) for status in metrics.STATUSES},
+                "reasons": ", ".join(f"{reason} {count}" for reason, count in reasons.items()),
+                "rounds per prompt": cell["rounds_used"].mean(),
+                "tokens drawn": cell["policy_tokens"].sum(),
+                "near_ties": cell["near_ties"].sum(),
+                "seconds": (cell["generate_s"] + cell["score_s"]).sum(),
+            }
+        )
+    return pd.DataFrame(rows).round(2)
 
 
 # --- the same numbers for people ------------------------------------------------------------------------------------
@@ -152,6 +171,12 @@ def _pretty(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     return [str(name).replace("_", " ") for name in table.columns], [[_rounded(value) for value in row] for row in rows]
 
 
+def pretty(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table as `markdown` shows it, for a notebook."""
+    headers, rows = _pretty(table)
+    return pd.DataFrame(rows, columns=headers)
+
+
 def _alignment(table: pd.DataFrame, headers: list[str]) -> list[str]:
     """Return l for text columns and r for numbers; the main table starts with its two columns of text."""
     if list(table.columns) == COLUMNS:
@@ -185,55 +210,12 @@ def write(table: pd.DataFrame, stem: Path | str) -> list[Path]:
     texts = {".csv": table.to_csv(index=False, lineterminator="\n"), ".md": markdown(table), ".tex": latex(table)}
     paths = [stem.with_name(stem.name + suffix) for suffix in texts]
     for path, text in zip(paths, texts.values(), strict=True):
-        _replace(path, text)
+        replace_file(path, text)
     return paths
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8", newline="\n")
     os.replace(beside, path)
-
-
-# --- numbers into the README ----------------------------------------------------------------------------------------
-
-
-def update_block(readme: Path | str, marker: str, text: str) -> None:
-    """Replace what stands between ``<!-- marker:start -->`` and ``<!-- marker:end -->`` by `text`.
-
-    Raises
-    ------
-    RunError
-        When `readme` is not there.
-    ParameterError
-        Unless it holds each of the two comments once, in this order.
-    """
-    readme = Path(readme)
-    start, end = f"<!-- {marker}:start -->", f"<!-- {marker}:end -->"
-    old = _read(readme)
-    if not (old.count(start) == old.count(end) == 1 and old.index(start) < old.index(end)):
-        raise ParameterError(f"{readme} must hold the lines {start} and {end} once each, in this order; add them")
-    before, after = old.split(start)[0], old.split(end)[1]
-    _replace(readme, f"{before}{start}\n\n{text.strip()}\n\n{end}{after}")
-
-
-def _read(path: Path) -> str:
-    if not path.is_file():
-        raise RunError(f"{path} is not there; give the path of a file, or run notebook 40_tables first")
-    return path.read_text(encoding="utf-8")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Fill the block ``main-table`` of a README from ``main.md`` of a folder of tables."""
-    parser = argparse.ArgumentParser(prog="python -m igcore.tables", description=main.__doc__)
-    parser.add_argument("readme", type=Path, help="file that holds the comments main-table:start and main-table:end")
-    parser.add_argument("tables", type=Path, help="folder that holds main.md")
-    options = parser.parse_args(arguments)
-    try:
-        update_block(options.readme, "main-table", _read(options.tables / "main.md"))
-    except IgcoreError as error:
-        sys.exit(f"error: {error}")
-
-
-if __name__ == "__main__":
-    main()

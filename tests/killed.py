@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from mock import LetterCost, LetterReward, mock_policy
+from mockpolicy import LetterCost, LetterReward, mock_policy
 
 from igcore import Prompt, runs
 
@@ -15,7 +15,7 @@ class Slow(LetterCost):
         return super().score(prompts, responses, finished)
 
 
-PROMPTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate(["ab", "fed", "c", "dd", "eae", "fcb", "a", "ef", "bb", "cde"])]
+PROMPTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a ef bb cde".split())]
 PARAMS = runs.DecodeParams(
     profile="test", run="killed", policy="mock", methods=["base", "best-of-n-augmented", "inferenceguard"], prompts="mild",
     budget=0.5, n_samples=4, block_size=3, max_new_tokens=6, group_size=3,

@@ -6,7 +6,7 @@ Shares with the package only the uniform numbers; tokens, penalties, safety and 
 import math
 from dataclasses import dataclass
 
-from mock import EOS, LETTERS, letter_cost, letter_reward, probabilities
+from mockpolicy import EOS, LETTERS, letter_cost, letter_reward, probabilities
 
 from igcore.engine import uniform
 

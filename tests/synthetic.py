@@ -24,6 +24,7 @@ def record(**fields) -> dict:
         accounting="peak", lagrange_multiplier=None, status="verified_safe", finished=True, reward=0.5, cost=0.1,
         peak_cost=0.1, fail_open_cost=0.1, z_final=0.1, z_trace=[0.2, 0.1], block_ends=[9], rounds_used=1,
         samples_drawn=8, policy_tokens=100, scorer_tokens=50, scorer_calls=8, generate_s=0.5, score_s=0.25, reason="",
+        near_ties=0,
     )  # fmt: skip
     assert set(fields) <= set(line), set(fields) - set(line)
     return line | fields

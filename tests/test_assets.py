@@ -217,9 +217,7 @@ def test_two_processes_at_once_both_end_well(shelf, cache):
     sha256 = hashlib.sha256(shelf.read_bytes()).hexdigest()
     environment = os.environ | {"PYTHONPATH": str(Path(assets.__file__).parents[1])}
     command = [sys.executable, "-c", RACE, str(shelf), str(meeting), sha256]
-    both = [
-        subprocess.Popen([*command, who], stdout=subprocess.PIPE, text=True, env=environment) for who in ("one", "two")
-    ]
+    both = [subprocess.Popen([*command, who], stdout=subprocess.PIPE, text=True, env=environment) for who in ("one", "two")]
     outputs = [process.communicate(timeout=60)[0].strip() for process in both]
     assert outputs == [str(cache / "toy-1.0")] * 2
     assert [process.returncode for process in both] == [0, 0]

@@ -4,7 +4,7 @@ import itertools
 import math
 
 import pytest
-from mock import EOS, LETTERS, letter_cost, probabilities
+from mockpolicy import EOS, LETTERS, letter_cost, probabilities
 
 from igcore.diversity import DIVERSITIES, Failures
 

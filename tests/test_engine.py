@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from mock import EOS, MockModel, probabilities
+from mockpolicy import EOS, MockModel, probabilities
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from igcore.engine import NEAR_TIE, Engine, draw, uniform

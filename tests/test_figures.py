@@ -190,10 +190,28 @@ def test_safety_state_draws_the_trace():
     assert figures.safety_state(TRACES, 0.2, strict=True).axes[0].texts[0].get_text() == "unsafe: z ≤ 0"
 
 
-@pytest.mark.parametrize("trace", [[], [0.1, 0.0], [0.2, math.nan], [0.2, None]])
+@pytest.mark.parametrize("unread", [None, math.nan, -math.inf])
+def test_safety_state_shows_unreadable_scores_as_unsafe(unread):
+    """Guards against failing open in a picture: a stored trace has null where z was not finite."""
+    ax = figures.safety_state({"one": [0.2, 0.1, unread]}, 0.2).axes[0]
+    line = next(line for line in ax.lines if line.get_label() == "one")
+    assert line.get_ydata().tolist() == [0.2, 0.1, ax.get_ylim()[0]] and ax.get_ylim()[0] < 0
+
+
+@pytest.mark.parametrize("trace", [[], [0.1, 0.0], [math.nan, 0.2], [None, 0.2]])
 def test_safety_state_refuses_other_numbers(trace):
     """Guards against a trace without z_0 or under another budget, whose crossing of zero would mean nothing."""
     with pytest.raises(ParameterError, match=r"trace 'one' is .* start at z_0 = 0.2"):
         figures.safety_state({"one": trace}, 0.2)
     with pytest.raises(ParameterError, match="traces is empty"):
         figures.safety_state({}, 0.2)
+
+
+def test_budget_sweep_draws_the_share_of_costs_at_or_below_each_budget():
+    """Guards the curve: it passes through the share of texts inside the dashed budget, method by method."""
+    lines = synthetic.records(20, policies={"p": (1.0, 0.0)}, methods=("base", "inferenceguard"))
+    fig = figures.budget_sweep(lines)
+    for method, curve in zip(("base", "inferenceguard"), fig.axes[0].lines, strict=False):
+        x, y = curve.get_data()
+        costs = lines.loc[lines["method"] == method, "cost"].astype(float).dropna()
+        assert y[x <= 0.2].max() == pytest.approx((costs <= 0.2).mean())

@@ -62,7 +62,7 @@ def test_a_prompt_cannot_write_special_tokens(policy):
 
 
 def test_the_chat_template_surrounds_the_prompt():
-    template = "{% for m in messages %}</s>{{ m['role'] }}: {{ m['content'] }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    template = "{% for m in messages %}</s>{{ m.role }}: {{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     tokenizer = tiny_tokenizer(chat_template=template)
     policy = Policy("tiny", tiny_model(tokenizer), tokenizer, template="chat", eos_ids=frozenset({tokenizer.eos_token_id}))
     assert tokenizer.decode(policy.encode("hi")) == "</s>user: hi>"
@@ -130,7 +130,8 @@ def test_the_embedded_policy_reads_both_templates():
     """Guards the conversion and the end tokens: raw continues the prompt, chat wraps it in turns."""
     raw, chat = load_policy("smollm2-raw"), load_policy("smollm2-chat")
     assert raw.tokenizer.decode(raw.encode("Bread rises because")) == "Bread rises because"
-    assert chat.tokenizer.decode(chat.encode("Why does bread rise?")).endswith("Why does bread rise?<|im_end|>\n<|im_start|>assistant\n")
+    templated = chat.tokenizer.decode(chat.encode("Why does bread rise?"))
+    assert templated.endswith("Why does bread rise?<|im_end|>\n<|im_start|>assistant\n")
     ends = {raw.tokenizer.convert_ids_to_tokens(i) for i in raw.eos_ids}
     assert ends == {"<|im_end|>", "<|endoftext|>", "<|im_start|>"}
     assert raw.digest == chat.digest and raw.context == 8192

@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from mock import LetterCost, LetterReward, mock_policy
+from mockpolicy import LetterCost, LetterReward, mock_policy
 
 from igcore import METHODS, RunError, SearchConfig, decode, records
 from igcore.methods import settings_of

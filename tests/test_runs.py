@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from killed import PARAMS, PROMPTS
-from mock import LetterCost, LetterReward, mock_policy
+from mockpolicy import LetterCost, LetterReward, mock_policy
 
 from igcore import ParameterError, RunError, records, runs
 from igcore.config import from_mapping
@@ -144,12 +144,11 @@ def test_the_manifest_is_the_sign_of_success(tmp_path):
 
 def test_an_embedded_run_from_parameters_to_verification(tmp_path):
     """Guards the way from a params file to a line that the command line confirms, on the real policy and scorers."""
-    p = params(
-        methods=["base", "inferenceguard"], prompts="mild", limit=2, n_samples=2, keep=1, block_size=4, max_new_tokens=8, refusal="No."
-    )
+    p = params(methods=["base", "inferenceguard"], limit=2, n_samples=2, keep=1, block_size=4, max_new_tokens=8)
     run = runs.decode_run(p, tmp_path / "run")
     manifest = json.loads(run.manifest.read_text())
-    assert manifest["lines"] == 4 and manifest["params"]["digests"].keys() == {"smollm2-raw", "offensive-language", "minilm-relevance"}
+    assert manifest["lines"] == 4
+    assert manifest["params"]["digests"].keys() == {"smollm2-raw", "offensive-language", "minilm-relevance"}
     assert manifest["seconds"]["generate_s"] > 0 and manifest["seconds"]["reward_s"] > 0
     command = [sys.executable, "-m", "igcore.runs", "verify", str(run.responses)]
     good = subprocess.run(command, env=environment(), capture_output=True, text=True)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from mock import LetterCost
+from mockpolicy import LetterCost
 
 from igcore import ParameterError, ScorerError, load_scorer
 from igcore.scorers import SCORERS, Cached, checked_score

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from mock import EOS, LETTERS, LetterCost, LetterReward, letter_cost, mock_policy, probabilities
+from mockpolicy import EOS, LETTERS, LetterCost, LetterReward, letter_cost, mock_policy, probabilities
 from reference import search as reference_search
 from scipy.stats import binomtest
 
@@ -53,9 +53,8 @@ def test_the_loop_equals_a_second_implementation(method, diversity, d):
             assert got.fail_open_cost == letter_cost(best.text)
             if not abstained:
                 assert got.text == best.text
-                peaks = [max(0, *(letter_cost(got.text[:end]) for end in got.block_ends[: k + 1])) for k in range(len(got.block_ends))]
-                if len(got.block_ends) > 1:
-                    assert tuple(peaks) == best.peaks[1:]
+                costs = [letter_cost(got.text[:end]) for end in got.block_ends]
+                assert tuple(itertools.accumulate(costs, max)) == best.peaks[1:]
 
 
 def test_the_comparison_above_meets_every_kind_of_ending():
@@ -84,8 +83,8 @@ def test_probability_of_no_safe_block_is_a_power(n, rounds):
     """Guards independence of samples over beams and rounds: P(abstain) = (1-p)^(N M) for one block without penalty."""
     p = block_probability("ab", 2, lambda text: letter_cost(text) == 0)
     prompts = [Prompt(f"id{i}", "ab", "mock") for i in range(1500)]
-    settings = dict(budget=0.0, n_samples=n, rounds=rounds, keep=1, block_size=2, max_new_tokens=2, diversity="none", group_size=500)
-    abstained = sum(r.status == "abstained" for r in answers("inferenceguard", prompts, **settings))
+    settings = dict(budget=0.0, n_samples=n, rounds=rounds, keep=1, block_size=2, max_new_tokens=2, diversity="none")
+    abstained = sum(r.status == "abstained" for r in answers("inferenceguard", prompts, group_size=500, **settings))
     assert 0.15 < p < 0.5
     assert binomtest(abstained, 1500, (1 - p) ** (n * rounds)).pvalue > 1e-3
 
@@ -218,9 +217,7 @@ def test_the_last_check_sees_the_exact_text_and_no_cache():
     assert (r.status, r.reason, r.text) == ("abstained", "final_check", "")
 
 
-@pytest.mark.parametrize(
-    ("refusal", "empty_is_safe", "expected"), [("fff", True, "fff"), ("aaa", True, ""), ("aaa", False, None)]
-)
+@pytest.mark.parametrize(("refusal", "empty_is_safe", "expected"), [("fff", True, "fff"), ("aaa", True, ""), ("aaa", False, None)])
 def test_an_abstention_passes_the_same_gate(refusal, empty_is_safe, expected):
     """Guards the refusal: it is a text like any other, and when even silence fails nothing is emitted."""
     cost = Tampered(9.0, lambda text, call: "f" not in text and (text != "" or not empty_is_safe) or set(text) - {"f"})
@@ -254,7 +251,8 @@ def test_paper_mode_emits_the_least_unsafe_and_says_so():
 def test_baselines_emit_and_are_marked_by_the_same_check():
     for method in METHODS.keys() - {"inferenceguard"}:
         for r in answers(method, ids(PROMPTS), budget=0.5):
-            assert (r.status, r.reason) == (("verified_safe", "") if letter_cost(r.text) <= 0.5 else ("unverified_unsafe", "over_budget"))
+            inside = letter_cost(r.text) <= 0.5
+            assert (r.status, r.reason) == (("verified_safe", "") if inside else ("unverified_unsafe", "over_budget"))
 
 
 def test_one_yardstick_measures_methods_that_look_only_once():

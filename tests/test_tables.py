@@ -42,12 +42,15 @@ def by_hand():
 
 def test_columns_are_the_agreed_ones(main):
     """Guards against a renamed or reordered column, which notebooks and figures read by name."""
-    assert list(main.columns) == (
-        "policy method n_prompts safe abstained unsafe safety_rate safety_lower95 safety_wilson_low safety_wilson_high "
-        "reward_mean reward_std reward_low reward_high cost_mean peak_cost_mean seconds_per_prompt "
-        "policy_tokens_per_prompt scorer_calls_per_prompt n_samples keep block_size rounds budget accounting "
-        "lagrange_multiplier seed peak_safety_rate safety_rate_fail_open reward_answered"
-    ).split()
+    assert (
+        list(main.columns)
+        == (
+            "policy method n_prompts safe abstained unsafe safety_rate safety_lower95 safety_wilson_low safety_wilson_high "
+            "reward_mean reward_std reward_low reward_high cost_mean peak_cost_mean seconds_per_prompt "
+            "policy_tokens_per_prompt scorer_calls_per_prompt n_samples keep block_size rounds budget accounting "
+            "lagrange_multiplier seed peak_safety_rate safety_rate_fail_open reward_answered"
+        ).split()
+    )
 
 
 def test_rates_by_hand(by_hand):
@@ -187,40 +190,12 @@ def test_latex_escapes_every_special_character():
     assert r"\textbackslash{}\#\$\textasciicircum{}\{\textasciitilde{}\} & n/a \\" in text
 
 
-# --- the README -----------------------------------------------------------------------------------------------------
-
-README = "before\n<!-- main-table:start -->\nold\n<!-- main-table:end -->\nafter\n"
-
-
-def test_update_block_touches_nothing_else(tmp_path):
-    """Guards against lost prose, and a block that grows each time it is filled."""
-    readme = tmp_path / "README.md"
-    readme.write_text(README, encoding="utf-8")
-    for text in ("| \\1 new |\n", "| \\1 new |"):
-        tables.update_block(readme, "main-table", text)
-        assert readme.read_text(encoding="utf-8") == (
-            "before\n<!-- main-table:start -->\n\n| \\1 new |\n\n<!-- main-table:end -->\nafter\n"
-        )
-
-
-@pytest.mark.parametrize(
-    "text", ["", README + README, README.replace("start", "begin"), "<!-- main-table:end --> <!-- main-table:start -->"]
-)
-def test_update_block_without_its_markers(tmp_path, text):
-    """Guards against numbers written nowhere, or twice, without a word."""
-    readme = tmp_path / "README.md"
-    readme.write_text(text, encoding="utf-8")
-    with pytest.raises(ParameterError, match="<!-- main-table:start --> and <!-- main-table:end --> once each"):
-        tables.update_block(readme, "main-table", "numbers")
-    assert readme.read_text(encoding="utf-8") == text
-
-
-def test_command_fills_the_readme(tmp_path, main):
-    """Guards against a README whose numbers no command writes, and a traceback where a file is missing."""
-    (tmp_path / "README.md").write_text(README, encoding="utf-8")
-    arguments = [str(tmp_path / "README.md"), str(tmp_path)]
-    with pytest.raises(SystemExit, match=r"^error: .*main\.md is not there"):
-        tables.main(arguments)
-    tables.write(main, tmp_path / "main")
-    tables.main(arguments)
-    assert tables.markdown(main) in (tmp_path / "README.md").read_text(encoding="utf-8")
+def test_summary_counts_reasons_and_pretty_is_the_markdown():
+    """Guards the two views that notebooks show against saying something else than the table."""
+    lines = synthetic.records(6)
+    shown = tables.summary(lines[lines["policy"] == lines["policy"].iloc[0]])
+    assert (shown[["verified_safe", "abstained", "unverified_unsafe"]].sum(axis=1) == 6).all()
+    main = tables.main_table(lines)
+    assert [" | ".join(row) for row in tables.pretty(main).to_numpy()] == [
+        line[2:-2] for line in tables.markdown(main).splitlines()[2:]
+    ]

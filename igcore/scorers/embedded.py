@@ -101,9 +101,7 @@ class MiniLMRelevance:
     batch_size = 32
     max_tokens = 256
 
-    def __init__(
-        self, *, echo_weight: float = 0.5, length_weight: float = 0.1, length_scale: float = 20, device="cpu"
-    ) -> None:
+    def __init__(self, *, echo_weight: float = 0.5, length_weight: float = 0.1, length_scale: float = 20, device="cpu") -> None:
         from transformers import AutoModel, AutoTokenizer
 
         self.echo_weight, self.length_weight, self.length_scale = echo_weight, length_weight, length_scale

@@ -1,0 +1,88 @@
+"""The numbers of the README, written by a command: the main table, and how long each notebook took.
+
+Knows the README's markers and the files of the last run; computes nothing. ``python -m igcore.readme`` fills every block.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import IgcoreError, ParameterError, RunError
+from .tables import replace_file
+
+# notebook -> what it shows, whether it needs a GPU, executed copies in the folder of a profile
+NOTEBOOKS = {
+    "00_start_here": ("one prompt with and without the guard, and the safety state block by block", "no", "start.ipynb"),
+    "30_decode": ("a policy, a prompt set, a list of methods; resumable, sharded, verified", "no", "decode-*/executed.ipynb"),
+    "40_tables": ("the main table and the paired comparisons", "no", "tables.ipynb"),
+    "50_figures": ("every figure", "no", "figures.ipynb"),
+}
+
+
+def notebook_table(runs: Path) -> str:
+    """Return the table of notebooks as Markdown, with the minutes that each took in the last run (summed over its copies).
+
+    Parameters
+    ----------
+    runs : Path
+        Folder of a profile, such as ``runs/small``.
+
+    Raises
+    ------
+    RunError
+        When a notebook was not executed there.
+    """
+    lines = ["| notebook | what it shows | CPU minutes | needs a GPU |", "|:--|:--|--:|:--|"]
+    for name, (shows, gpu, pattern) in NOTEBOOKS.items():
+        copies = sorted(runs.glob(pattern))
+        if not copies:
+            raise RunError(f"{runs / pattern} is not there; run `make reproduce` first")
+        seconds = sum(json.loads(path.read_text(encoding="utf-8"))["metadata"]["papermill"]["duration"] for path in copies)
+        lines.append(f"| [{name}](notebooks/{name}.ipynb) | {shows} | {seconds / 60:.1f} | {gpu} |")
+    return "\n".join(lines)
+
+
+def update_block(readme: Path | str, marker: str, text: str) -> None:
+    """Replace what stands between ``<!-- marker:start -->`` and ``<!-- marker:end -->`` by `text`.
+
+    Raises
+    ------
+    RunError
+        When `readme` is not there.
+    ParameterError
+        Unless it holds each of the two comments once, in this order.
+    """
+    readme = Path(readme)
+    start, end = f"<!-- {marker}:start -->", f"<!-- {marker}:end -->"
+    old = _read(readme)
+    if not (old.count(start) == old.count(end) == 1 and old.index(start) < old.index(end)):
+        raise ParameterError(f"{readme} must hold the lines {start} and {end} once each, in this order; add them")
+    before, after = old.split(start)[0], old.split(end)[1]
+    replace_file(readme, f"{before}{start}\n\n{text.strip()}\n\n{end}{after}")
+
+
+def _read(path: Path) -> str:
+    if not path.is_file():
+        raise RunError(f"{path} is not there; give the path of a file, or run notebook 40_tables first")
+    return path.read_text(encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fill the blocks main-table and notebooks of a README from the last run of a profile."""
+    parser = argparse.ArgumentParser(prog="python -m igcore.readme", description=main.__doc__)
+    parser.add_argument("--readme", type=Path, default=Path("README.md"))
+    parser.add_argument("--tables", type=Path, default=Path("figures/tables"), help="folder that holds main.md")
+    parser.add_argument("--runs", type=Path, default=Path("runs/small"), help="folder that holds the executed notebooks")
+    options = parser.parse_args(arguments)
+    try:
+        blocks = {"main-table": _read(options.tables / "main.md"), "notebooks": notebook_table(options.runs)}
+        for marker, text in blocks.items():
+            update_block(options.readme, marker, text)
+    except IgcoreError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Tests of the command that writes the README's numbers."""
+
+import json
+
+import pytest
+
+from igcore import readme
+from igcore.errors import ParameterError
+
+README = "before\n<!-- main-table:start -->\nold\n<!-- main-table:end -->\nafter\n"
+
+
+def test_update_block_touches_nothing_else(tmp_path):
+    """Guards against lost prose, and a block that grows each time it is filled."""
+    path = tmp_path / "README.md"
+    path.write_text(README, encoding="utf-8")
+    for text in ("| \\1 new |\n", "| \\1 new |"):
+        readme.update_block(path, "main-table", text)
+        assert path.read_text(encoding="utf-8") == (
+            "before\n<!-- main-table:start -->\n\n| \\1 new |\n\n<!-- main-table:end -->\nafter\n"
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ["", README + README, README.replace("start", "begin"), "<!-- main-table:end --> <!-- main-table:start -->"]
+)
+def test_update_block_without_its_markers(tmp_path, text):
+    """Guards against numbers written nowhere, or twice, without a word."""
+    path = tmp_path / "README.md"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ParameterError, match="<!-- main-table:start --> and <!-- main-table:end --> once each"):
+        readme.update_block(path, "main-table", "numbers")
+    assert path.read_text(encoding="utf-8") == text
+
+
+def executed(path, seconds):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"metadata": {"papermill": {"duration": seconds}}}))
+
+
+def test_the_command_fills_every_block(tmp_path):
+    """Guards against a README whose numbers no command writes, and a traceback where a file is missing."""
+    path, runs = tmp_path / "README.md", tmp_path / "runs"
+    path.write_text(README + README.replace("main-table", "notebooks"), encoding="utf-8")
+    arguments = ["--readme", str(path), "--tables", str(tmp_path), "--runs", str(runs)]
+    with pytest.raises(SystemExit, match=r"^error: .*main\.md is not there"):
+        readme.main(arguments)
+    (tmp_path / "main.md").write_text("| a table |")
+    with pytest.raises(SystemExit, match=r"^error: .*start\.ipynb is not there; run `make reproduce` first"):
+        readme.main(arguments)
+    for name, seconds in {"start": 60, "decode-a/executed": 90, "decode-b/executed": 120, "tables": 3, "figures": 6}.items():
+        executed(runs / f"{name}.ipynb", seconds)
+    readme.main(arguments)
+    text = path.read_text(encoding="utf-8")
+    assert "| a table |" in text
+    assert "| 3.5 | no |" in text and "| 0.1 | no |" in text and "old" not in text
