@@ -4,7 +4,7 @@ A state holds, for every row, the keys and values of all layers at all positions
 after the final norm (o_t) and the reference logits W o_t. It is carried from block to block, so no prefix is encoded twice::
 
     engine.open(prompts)               one row per prompt
-    engine.sample_block(rows, u)       candidates drawn from the given rows
+    engine.sample_block(rows, keys)     candidates drawn from the given rows
     engine.rollback(keep)              back to the block's start for a retry; of the candidates so far only `keep` stay selectable
     engine.select(candidates)          the survivors, over all rounds of the block, become the rows
 
@@ -14,26 +14,34 @@ as it ends.
 
 import copy
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from transformers import DynamicCache
 
-NEAR_TIE = 1e-4  # a uniform this close to an edge of the CDF may fall on its other side in another batch
+NEAR_TIE = 1e-4  # arrival times closer than this, relatively, may change places in another batch or on another machine
 
 # What a penalty answers for (index of the row in the call, tokens of its block so far): the factor by which the reference
 # probability of a token is multiplied before renormalising. Tokens that are not named keep their probability.
 Penalty = Callable[[int, tuple[int, ...]], Mapping[int, float]]
 
 
-def uniform(seed: int, prompt_id: str, round_: int, beam: int, position: int) -> float:
-    """Return the one uniform number in [0, 1) that decides a token.
+def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int) -> int:
+    """Return the 128 bits that decide one token.
 
-    A hash of its five coordinates rather than a stream, so that it depends neither on batch, shard, order nor resume.
+    A hash of five coordinates rather than a stream, so that it depends neither on batch, shard, order nor resume.
     """
-    key = f"{seed}|{prompt_id}|{round_}|{beam}|{position}".encode()
-    return (int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 11) * 2.0**-53
+    coordinates = f"{seed}|{prompt_id}|{round_}|{beam}|{position}".encode()
+    return int.from_bytes(hashlib.blake2b(coordinates, digest_size=16).digest(), "little")
+
+
+def exponentials(keys: Sequence[int], size: int) -> np.ndarray:
+    """Return one standard exponential per key and token, (R, size) float32, from the raw bits of a Philox counter."""
+    bits = [np.random.Philox(key=key).random_raw((size + 1) // 2).astype("<u8").view("<u4")[:size] for key in keys]
+    return -np.log1p(-(np.stack(bits).astype(np.float32) + np.float32(0.5)) * np.float32(2**-32))
 
 
 @dataclass
@@ -51,7 +59,7 @@ class Block:
     log_p, log_q : list of list of float
         Log-probability of each token under the reference policy, and under the penalised one it was drawn from (nats).
     near_ties : list of int
-        Number of tokens whose uniform lay within 1e-4 of an edge of the CDF.
+        Number of tokens of which another nearly won, see `draw`.
     """
 
     first: int
@@ -135,15 +143,15 @@ class Engine:
         self.rows = self._forward(ids.to(device), mask.to(device), DynamicCache(config=self.model.config))
         self._rounds, self._drawn = [], 0
 
-    def sample_block(self, rows: Sequence[int], uniforms: Sequence[Sequence[float]], penalty: Penalty | None = None) -> Block:
-        """Draw one continuation from each given row by inverse CDF at temperature 1, without top-k or top-p.
+    def sample_block(self, rows: Sequence[int], keys: Sequence[Sequence[int]], penalty: Penalty | None = None) -> Block:
+        """Draw one continuation from each given row at temperature 1, without top-k or top-p; see `draw`.
 
         Parameters
         ----------
         rows : sequence of R int
             Row of the current state from which each candidate starts; may repeat.
-        uniforms : sequence of R sequences of `length` float
-            One uniform per candidate and position.
+        keys : sequence of R sequences of `length` int
+            One `random_key` per candidate and position.
         penalty : callable, optional
             Factors on the reference probabilities, see `Penalty`. Where they leave no mass the reference is used.
 
@@ -154,10 +162,9 @@ class Engine:
         state = self.rows.take(rows)
         block = Block.empty(self._drawn, len(rows))
         live = list(range(len(rows)))  # candidate of each row of the state
-        for step in range(len(uniforms[0])):
-            u = torch.tensor([uniforms[c][step] for c in live], dtype=torch.float64)
+        for step in range(len(keys[0])):
             factors = {i: penalty(c, tuple(block.tokens[c])) for i, c in enumerate(live)} if penalty else {}
-            tokens, log_p, log_q, ties = draw(state.logits, u.to(state.logits.device), factors)
+            tokens, log_p, log_q, ties = draw(state.logits, [keys[c][step] for c in live], factors)
             for i, c in enumerate(live):
                 block.tokens[c].append(tokens[i])
                 block.log_p[c].append(log_p[i])
@@ -243,39 +250,39 @@ def _restrict(state: _Rows, row_of: dict[int, int], keep: Sequence[int]) -> tupl
     return (state.take([row_of[c] for c in chosen]), {c: i for i, c in enumerate(chosen)}) if chosen else None
 
 
-def draw(logits: torch.Tensor, uniforms: torch.Tensor, factors: Mapping[int, Mapping[int, float]]):
-    """Draw one token per row by inverse CDF.
+def draw(logits: torch.Tensor, keys: Sequence[int], factors: Mapping[int, Mapping[int, float]]):
+    """Draw one token per row from softmax(logits) times the factors, by a race of exponentials.
+
+    Token v arrives at time E_v / q_v, and the first to arrive is a draw from q. An inverse CDF would do with one uniform, but
+    float32 logits differ by some 1e-5 between batches and machines, which moves every edge of the CDF of a large vocabulary and
+    with it the token drawn wherever edges lie dense. The winner of a race changes only when two arrive almost together.
 
     Parameters
     ----------
     logits : Tensor (R, V) float32
         Reference logits.
-    uniforms : Tensor (R,) float64
-        In [0, 1).
+    keys : sequence of R int
+        See `random_key`.
     factors : mapping from row to {token: factor}
         Factors on the reference probabilities of a row; a row that they leave without mass uses the reference.
 
     Returns
     -------
     tokens, log_p, log_q, near : lists of length R
-        Token ids; their log-probability before and after the factors (nats); whether the uniform lay within `NEAR_TIE` of an
-        edge of the CDF.
+        Token ids; their log-probability before and after the factors (nats); whether the second arrived within `NEAR_TIE`.
     """
-    p = logits.double().softmax(-1)  # (R, V)
+    p = logits.softmax(-1)  # (R, V)
     q = p.clone() if factors else p
     for row, factor in factors.items():
         if factor:
-            tokens = torch.tensor(list(factor), device=q.device)
-            q[row, tokens] *= torch.tensor(list(factor.values()), dtype=q.dtype, device=q.device)
+            named = torch.tensor(list(factor), device=q.device)
+            q[row, named] *= torch.tensor(list(factor.values()), dtype=q.dtype, device=q.device)
             if not q[row].sum() > 0:
                 q[row] = p[row]
-    cdf = q.cumsum(-1)  # (R, V)
-    mass = cdf[:, -1:]  # (R, 1)
-    target = uniforms[:, None] * mass
-    tokens = torch.searchsorted(cdf, target, right=True)  # (R, 1) the first token whose CDF exceeds the uniform
-    above = cdf.gather(1, tokens)
-    q_token = q.gather(1, tokens)
-    near = torch.minimum(above - target, target - (above - q_token)) < NEAR_TIE * mass
+    times = torch.from_numpy(exponentials(keys, logits.shape[1])).to(q.device) / q  # (R, V)
+    first, tokens = times.min(-1, keepdim=True)  # (R, 1)
+    second = times.scatter(1, tokens, math.inf).min(-1, keepdim=True).values
+    near = second < first * (1 + NEAR_TIE)
     log_p = p.gather(1, tokens).log()
-    log_q = (q_token / mass).log() if factors else log_p
+    log_q = (q.gather(1, tokens) / q.sum(-1, keepdim=True)).log() if factors else log_p
     return tuple(x[:, 0].tolist() for x in (tokens, log_p, log_q, near))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from .budget import SIGNED, charge, start
 from .config import SearchConfig
 from .diversity import DIVERSITIES, Failures
-from .engine import Block, Engine, uniform
+from .engine import Block, Engine, random_key
 from .errors import ParameterError
 from .methods import METHODS, RANKS, Beam, settings_of
 from .policy import Policy
@@ -172,14 +172,14 @@ class _Search:
         numbers = [i for job in jobs for i in range(self.config.n_samples)]  # of the sample within its prompt's round
         at = len(drawn[0][1].tokens)  # live beams have all the same length
         length = min(self.config.block_size, self.config.max_new_tokens - at)
-        uniforms = [
-            [uniform(self.seed, job.prompt.id, round_, i, at + t) for t in range(length)]
+        keys = [
+            [random_key(self.seed, job.prompt.id, round_, i, at + t) for t in range(length)]
             for (job, *_), i in zip(drawn, numbers, strict=True)
         ]
         avoid = [DIVERSITIES[self.config.diversity](j.failed, b.row, k, n) if round_ else None for j, b, k, n in drawn]
         penalty = (lambda c, prefix: avoid[c](prefix) if avoid[c] else {}) if any(avoid) else None
         with self.clock("generate"):
-            block = self.engine.sample_block([beam.row for _, beam, _, _ in drawn], uniforms, penalty)
+            block = self.engine.sample_block([beam.row for _, beam, _, _ in drawn], keys, penalty)
         new = [(job, self.extend(beam, block, c)) for c, (job, beam, _, _) in enumerate(drawn)]
         self.score(new)
         for job in jobs:

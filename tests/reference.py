@@ -1,6 +1,6 @@
 """The blockwise search written a second time, for one prompt of the mock policy, as plainly and slowly as possible.
 
-Shares with the package only the uniform numbers; tokens, penalties, safety and ranking are done again by hand.
+Shares with the package only the random numbers; tokens, penalties, safety and ranking are done again by hand.
 """
 
 import math
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mockpolicy import EOS, LETTERS, letter_cost, letter_reward, probabilities
 
-from igcore.engine import uniform
+from igcore.engine import exponentials, random_key
 
 BASELINES = {
     "base": ("none", 1, True),
@@ -32,16 +32,13 @@ class Candidate:
         return "".join(LETTERS[t] for t in self.tokens if t != EOS)
 
 
-def pick(prefix, u, banned):
+def pick(prefix, key, banned):
     weights = [0.0 if t in banned else p for t, p in enumerate(probabilities(prefix))]
     if sum(weights) == 0:
         weights = probabilities(prefix)
-    total, running = sum(weights), 0.0
-    for token, weight in enumerate(weights):
-        running += weight
-        if running > u * total:
-            return token
-    raise AssertionError
+    (times,) = exponentials([key], len(weights)).tolist()
+    arrivals = [(time / weight, token) for token, (time, weight) in enumerate(zip(times, weights, strict=True)) if weight]
+    return min(arrivals)[1]
 
 
 def search(method, prompt, prompt_id, seed, budget, n, keep, block, length, rounds, diversity, lam):
@@ -80,8 +77,8 @@ def search(method, prompt, prompt_id, seed, budget, n, keep, block, length, roun
                     reference = round_ == 0 or diversity == "none" or (diversity == "half" and k < math.ceil(count / 2))
                     tokens = list(parent.tokens)
                     for i in range(min(block, length - len(parent.tokens))):
-                        u = uniform(seed, prompt_id, round_, number, len(tokens))
-                        tokens.append(pick(start + tuple(tokens), u, set() if reference else seen[i] - {EOS}))
+                        key = random_key(seed, prompt_id, round_, number, len(tokens))
+                        tokens.append(pick(start + tuple(tokens), key, set() if reference else seen[i] - {EOS}))
                         if tokens[-1] == EOS:
                             break
                     new = Candidate(tuple(tokens), tokens[-1] == EOS or len(tokens) == length, ())
