@@ -20,10 +20,10 @@ help:
 	@echo "make readme     write the numbers of figures/tables into README.md"
 
 $(VENV)/installed: pyproject.toml constraints.txt
-	@echo "igcore: installing into $(VENV)"
+	@echo "igcore: installing into $(VENV), which takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; set PYTHON=") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,test]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,test]'
 	@touch $@
 
 assets: $(VENV)/installed
