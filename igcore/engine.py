@@ -41,7 +41,13 @@ def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int)
 def exponentials(keys: Sequence[int], size: int) -> np.ndarray:
     """Return one standard exponential per key and token, (R, size) float32, from the raw bits of a Philox counter."""
     bits = [np.random.Philox(key=key).random_raw((size + 1) // 2).astype("<u8").view("<u4")[:size] for key in keys]
-    return -np.log1p(-(np.stack(bits).astype(np.float32) + np.float32(0.5)) * np.float32(2**-32))
+    return _exponential(np.stack(bits))
+
+
+def _exponential(bits: np.ndarray) -> np.ndarray:
+    """Turn 32 random bits into -log(1 - w) with w in (0, 1): exact where it is small, which is where races are won."""
+    w = (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2**-32)
+    return -np.log1p(-np.minimum(w, np.float32(1 - 2**-24)))
 
 
 @dataclass

@@ -10,7 +10,7 @@ from mockpolicy import EOS, MockModel, probabilities
 from scipy.stats import chisquare, kstest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from igcore.engine import NEAR_TIE, Engine, draw, exponentials, random_key
+from igcore.engine import NEAR_TIE, Engine, _exponential, draw, exponentials, random_key
 
 TINY = LlamaConfig(
     vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
@@ -56,6 +56,12 @@ def test_exponentials_are_exponential_and_independent():
     assert (e > 0).all() and np.isfinite(e).all()
     assert abs(np.corrcoef(e[:, :-1].ravel(), e[:, 1:].ravel())[0, 1]) < 0.03
     assert abs(np.corrcoef(e[:-1].ravel(), e[1:].ravel())[0, 1]) < 0.03
+
+
+def test_no_bits_give_an_arrival_at_zero_or_never():
+    """Guards both ends: a time of 0 would let a banned token win 0 / 0, and rounding up to w = 1 would warn."""
+    ends = _exponential(np.array([0, 1, 2**31, 2**32 - 1], dtype="u4"))
+    assert ends == pytest.approx([2**-33, 1.5 * 2**-32, math.log(2), 24 * math.log(2)], rel=1e-6)
 
 
 def keys(n):
