@@ -16,7 +16,7 @@ RUNS = sorted(path.stem for path in Path("params", PROFILE).glob("decode-*.yaml"
 DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for run in RUNS for suffix in SUFFIXES]
 TABLES = [f"{FIGURES}/tables/{name}.{end}" for name in ("main", "comparison") for end in ("csv", "md", "tex")]
 PICTURES = [f"{FIGURES}/{name}.{end}" for name in ("tradeoff", "distributions", "rates", "budget_sweep") for end in ("png", "pdf")]
-PAPERMILL = f"{sys.executable} -m papermill --no-progress-bar --log-output --log-level WARNING"
+PAPERMILL = f"{sys.executable} -m papermill --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
 
 if not RUNS:
     raise WorkflowError(f"profile {PROFILE!r} has no params/{PROFILE}/decode-*.yaml; choose a folder of params/")

@@ -3,18 +3,27 @@
 import os
 import sys
 
+from tqdm import tqdm
+from tqdm.auto import tqdm as live
 
-def progress(total: int, label: str):
-    """Return a tqdm bar.
+
+class _Lines:
+    """Standard output for a bar that cannot be redrawn: every state is a line of its own."""
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            sys.stdout.write(text.strip() + "\n")
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def progress(total: int, label: str) -> tqdm:
+    """Return a tqdm bar over `total` steps.
 
     A live bar in a terminal or in a notebook that somebody is looking at; elsewhere (papermill, a cluster's log) a plain line to
-    standard output every 30 seconds.
+    standard output at most every 30 seconds.
     """
-    watched = sys.stderr.isatty() or any(name in os.environ for name in ("JPY_SESSION_NAME", "VSCODE_PID"))
-    if watched:
-        from tqdm.auto import tqdm
-
-        return tqdm(total=total, desc=label)
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc=label, file=sys.stdout, mininterval=30, ascii=True, ncols=80)
+    if sys.stderr.isatty() or any(name in os.environ for name in ("JPY_SESSION_NAME", "VSCODE_PID")):
+        return live(total=total, desc=label)
+    return tqdm(total=total, desc=label, file=_Lines(), mininterval=30, ascii=True, ncols=80)
