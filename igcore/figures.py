@@ -249,7 +249,8 @@ def safety_state(traces: dict[str, Sequence[float]], budget: float, strict: bool
     for label, trace in traces.items():
         colour, marker = STYLE.get(label) or next(others)
         drawn = np.maximum(trace, floor)
-        ax.plot(drawn, color=colour, marker=marker, ms=13 if marker == "*" else 8, mec="white", lw=2, label=label, clip_on=False, zorder=3)
+        size = 13 if marker == "*" else 8
+        ax.plot(drawn, color=colour, marker=marker, ms=size, mec="white", lw=2, label=label, clip_on=False, zorder=3)
     ax.set(xlabel="block", ylabel="safety state z", ylim=(floor, ceiling))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     fig.legend(loc="outside upper center", ncols=2, frameon=False)
