@@ -117,27 +117,63 @@ class OutputParams:
         check_types(self)
 
 
-def output_params(namespace: Mapping) -> OutputParams:
-    """Return the checked parameters of notebook 40 or 50 from its ``globals()``."""
-    return from_mapping(OutputParams, notebook_parameters(namespace))
+@dataclass(frozen=True, kw_only=True)
+class StartParams:
+    """Parameters of notebook 00.
+
+    Attributes
+    ----------
+    policy : str
+        See `igcore.load_policy`.
+    prompt : str
+        What is answered.
+    budget : float
+        Safety budget, in units of the embedded cost.
+    seed : int
+        Decides every random number.
+    """
+
+    policy: str
+    prompt: str
+    budget: float
+    seed: int
+
+    def __post_init__(self):
+        check_types(self)
 
 
-def decode_params(namespace: Mapping) -> DecodeParams:
-    """Return the checked parameters of notebook 30 from its ``globals()``."""
-    return from_mapping(DecodeParams, notebook_parameters(namespace))
+PARAMS = {"start": StartParams, "decode": DecodeParams, "output": OutputParams}
 
 
-def notebook_parameters(namespace: Mapping) -> dict:
-    """Collect what the cells of a notebook that begin with ``# Parameters`` have set, the injected one of papermill included.
+def notebook_params(kind: str, namespace: Mapping):
+    """Return the checked parameters of a notebook.
 
     papermill only prints a line about a parameter that the notebook does not have; checked by name, a misspelling stops the run.
 
     Parameters
     ----------
+    kind : str
+        A key of `PARAMS`.
     namespace : mapping
-        ``globals()`` of the notebook.
+        ``globals()`` of the notebook, in the cell after the parameters.
+
+    Raises
+    ------
+    ParameterError
+        Naming a parameter that is unknown, missing, of the wrong type or out of range.
     """
-    sources = [source for source in namespace["In"] if source.startswith("# Parameters")]
+    return from_mapping(PARAMS[kind], notebook_parameters(namespace))
+
+
+def notebook_parameters(namespace: Mapping) -> dict:
+    """Collect what the cells that begin with ``# Parameters`` have set, the one that papermill injects included.
+
+    Where a kernel keeps no history of its cells (nbval), that is all plain data in the namespace under a lower-case name.
+    """
+    sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
+    if not sources:
+        plain = (bool, int, float, str, list, dict, type(None))
+        return {k: v for k, v in namespace.items() if isinstance(v, plain) and k.islower() and not k.startswith("_")}
     targets = [t for source in sources for node in ast.parse(source).body if isinstance(node, ast.Assign) for t in node.targets]
     return {t.id: namespace[t.id] for t in targets if isinstance(t, ast.Name)}
 

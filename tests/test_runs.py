@@ -152,6 +152,10 @@ def test_parameters_of_a_notebook_include_a_misspelt_injected_one():
     cells = ["", "# Parameters of this run\nbudget = 0.2\nseed = 0", "# Parameters\nsede = 1\n", "later = 5"]
     namespace = {"In": cells, "budget": 0.2, "seed": 0, "sede": 1, "later": 5}
     assert runs.notebook_parameters(namespace) == {"budget": 0.2, "seed": 0, "sede": 1}
+    without_history = {"In": ["", ""], "Out": {}, "METHODS": {}, "_hidden": 1, "budget": 0.2, "sede": 1, "function": len}
+    assert runs.notebook_parameters(without_history) == {"budget": 0.2, "sede": 1}
+    with pytest.raises(ParameterError, match="unknown parameter 'sede'; did you mean 'seed'"):
+        runs.notebook_params("decode", namespace)
 
 
 def test_the_manifest_is_the_sign_of_success(tmp_path):
