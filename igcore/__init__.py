@@ -15,6 +15,7 @@ _HOME = {  # public name -> its module
     "IgcoreError": "errors",
     "ParameterError": "errors",
     "Policy": "policy",
+    "PolicyError": "errors",
     "Prompt": "prompts",
     "Response": "response",
     "RunError": "errors",

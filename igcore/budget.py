@@ -116,10 +116,11 @@ def charge(
     total = peak if accounting == "peak" else state.total + cost
     # without discount omega has the exact sign of d - total, so that for peak no rounding enters the comparison M_k <= d
     omega = state.budget - total if gamma == 1 else state.omega - gamma**position * cost
+    scale = gamma ** (position + 1)
     return replace(
         state,
         omega=omega,
-        z=omega / gamma ** (position + 1),
+        z=omega / scale if scale else math.copysign(math.inf, omega) if omega else omega,  # gamma^t may underflow
         total=total,
         peak=peak,
         score=score,

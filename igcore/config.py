@@ -36,8 +36,8 @@ def check_types(settings: Any) -> None:
             allowed = " or ".join(KINDS.get(k, "nothing") for k in kinds)
             kind = KINDS.get(type(value), type(value).__name__)
             raise ParameterError(f"parameter {name} is {value!r}, which is {kind}; it must be {allowed}")
-        if isinstance(value, float) and math.isnan(value):
-            raise ParameterError(f"parameter {name} is NaN; give a number")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ParameterError(f"parameter {name} is {value}; give a finite number")
 
 
 def from_mapping(cls: type, values: Mapping[str, Any]) -> Any:
@@ -102,7 +102,8 @@ class SearchConfig:
     refusal : str
         What an abstention says.
     probe_fail_open : bool
-        After a failure search on as ``paper`` would, only to record the cost of what it would have emitted.
+        After a failure search on as ``paper`` would, only to record the cost of what it would have emitted. Its samples and
+        scores are not counted; its seconds are.
     group_size : int
         Prompts decoded together. Part of the settings, because float sums depend on it in their last bits.
     """

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from .errors import PolicyError
+
 NEAR_TIE = 1e-4  # arrival times closer than this, relatively, may change places in another batch or on another machine
 
 # What a penalty answers for (index of the row in the call, tokens of its block so far): the factor by which the reference
@@ -276,19 +278,26 @@ def draw(logits: torch.Tensor, keys: Sequence[int], factors: Mapping[int, Mappin
     -------
     tokens, log_p, log_q, near : lists of length R
         Token ids; their log-probability before and after the factors (nats); whether the second arrived within `NEAR_TIE`.
+
+    Raises
+    ------
+    PolicyError
+        When a probability is not finite: NaN would look like the first token of the vocabulary.
     """
     p = logits.softmax(-1)  # (R, V)
+    if not p.isfinite().all():
+        raise PolicyError("the policy gave logits that are not finite; load it in float32, or check its weights")
     q = p.clone() if factors else p
     for row, factor in factors.items():
         if factor:
             named = torch.tensor(list(factor), device=q.device)
             q[row, named] *= torch.tensor(list(factor.values()), dtype=q.dtype, device=q.device)
-            if not q[row].sum() > 0:
-                q[row] = p[row]
+            mass = q[row].sum()
+            q[row] = q[row] / mass if mass > 0 else p[row]
     times = torch.from_numpy(exponentials(keys, logits.shape[1])).to(q.device) / q  # (R, V)
     first, tokens = times.min(-1, keepdim=True)  # (R, 1)
     second = times.scatter(1, tokens, math.inf).min(-1, keepdim=True).values
     near = second < first * (1 + NEAR_TIE)
     log_p = p.gather(1, tokens).log()
-    log_q = (q.gather(1, tokens) / q.sum(-1, keepdim=True)).log() if factors else log_p
+    log_q = q.gather(1, tokens).log() if factors else log_p
     return tuple(x[:, 0].tolist() for x in (tokens, log_p, log_q, near))

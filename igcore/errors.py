@@ -19,6 +19,10 @@ class AssetError(IgcoreError):
     """A pinned download is missing, damaged or cannot be fetched."""
 
 
+class PolicyError(IgcoreError):
+    """A language model cannot be decoded from."""
+
+
 class ScorerError(IgcoreError):
     """A scorer failed for every text that it was given."""
 

@@ -5,7 +5,7 @@ Knows words and asks a cost about each one alone; knows nothing of phrases, spel
 
 import re
 
-import numpy as np
+from .scorers import checked_score
 
 BLOCK = "█"
 
@@ -26,6 +26,6 @@ def mask(text: str, cost, threshold: float = 0.2) -> str:
         Highest cost that stays readable, in the cost's unit.
     """
     words = sorted(set(re.findall(r"\w+", text)))
-    costs = np.asarray(cost.score([""] * len(words), words, [True] * len(words)), dtype=float)
-    readable = dict(zip(words, np.isfinite(costs) & (costs <= threshold), strict=True))
+    costs = checked_score(cost, [""] * len(words), words, [True] * len(words))
+    readable = dict(zip(words, costs <= threshold, strict=True))  # never for NaN
     return re.sub(r"\w+", lambda word: word[0] if readable[word[0]] else BLOCK * len(word[0]), text)

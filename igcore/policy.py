@@ -106,7 +106,8 @@ class Policy:
         return text.rstrip("\ufffd")
 
     def _neutralise(self, prompt: str) -> str:
-        for special in self.tokenizer.get_added_vocab().keys() | set(self.tokenizer.all_special_tokens):
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        for special in sorted({*added, *self.tokenizer.all_special_tokens}, key=lambda s: (-len(s), s)):
             prompt = prompt.replace(special, f"{special[0]} {special[1:]}")
         return prompt
 
@@ -141,6 +142,7 @@ def load_policy(name: str, dtype: str = "float32", device: str = "auto", templat
     embedded = POLICIES.get(name)
     if embedded is None and not Path(name).joinpath("config.json").is_file():
         raise unknown_name("policy", name, POLICIES, "; or the path of a folder that holds config.json")
+    _check_device(device)
     folder = assets.sound(embedded.asset) if embedded else Path(name)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     with _no_bars():
@@ -157,6 +159,13 @@ def load_policy(name: str, dtype: str = "float32", device: str = "auto", templat
         digest=assets.digest(embedded.asset) if embedded else _digest(folder),
         eos_ids=_eos_ids(model, tokenizer, embedded.ends if embedded else ()),
     )
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.device("cpu" if device == "auto" else device)
+    except RuntimeError as error:
+        raise ParameterError(f"device {device!r} is no torch device; give auto, cpu, cuda or cuda:0") from error
 
 
 @contextmanager

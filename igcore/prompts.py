@@ -72,7 +72,7 @@ MILD = (
 
 
 def _rtp() -> list[str]:
-    files = sorted(assets.fetch("rtp").glob("rtp_*.txt"))
+    files = sorted(assets.sound("rtp").glob("rtp_*.txt"))
     return [line for file in files for line in file.read_text(encoding="utf-8").split("\n")]
 
 
@@ -166,7 +166,9 @@ def _check_choice(split: str, limit: int | None, hardest: int, cost: Scorer | No
 
 def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:
     """Return the `count` prompts whose text has the highest cost; ties go to the smaller id."""
-    scores = cost.score([""] * len(prompts), [prompt.text for prompt in prompts], [True] * len(prompts))
+    from .scorers import checked_score
+
+    scores = checked_score(cost, [""] * len(prompts), [prompt.text for prompt in prompts], [True] * len(prompts))
     costs = [score if math.isfinite(score) else math.inf for score in scores]
     ranked = sorted(zip(costs, prompts, strict=True), key=lambda pair: (-pair[0], pair[1].id))
     return [prompt for _, prompt in ranked[:count]]

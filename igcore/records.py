@@ -11,26 +11,30 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .config import SearchConfig
-from .errors import RunError
+from .errors import IgcoreError, RunError
 from .methods import METHODS
-from .prompts import Prompt
+from .prompts import Prompt, as_prompt
 from .response import Emission, Response, measure, within
 from .scorers import Cached, Scorer
 
 SETTINGS = (
     "n_samples", "keep", "block_size", "max_new_tokens", "rounds", "budget", "accounting", "gamma_safety", "strict",
-    "lagrange_multiplier", "diversity", "on_failure",
+    "lagrange_multiplier", "diversity", "diversity_penalty", "on_failure", "refusal", "probe_fail_open", "group_size",
 )  # fmt: skip
 TOLERANCE = {"cost": 1e-6, "peak_cost": 1e-6, "z_trace": 1e-6, "reward": 1e-3}  # float32 sums differ between machines
 
 
-def record(response: Response, method: str, policy: str, seed: int, config: SearchConfig, cost: Scorer, reward: Scorer) -> dict:
+def record(
+    response: Response, method: str, policy: str, seed: int, config: SearchConfig, grid: int, cost: Scorer, reward: Scorer
+) -> dict:
     """Return a response as the flat mapping that a run stores.
 
     Parameters
     ----------
     config : SearchConfig
         The method's effective settings.
+    grid : int
+        Policy tokens between the prefixes on which every method is measured.
 
     Returns
     -------
@@ -46,7 +50,7 @@ def record(response: Response, method: str, policy: str, seed: int, config: Sear
         "status": r.status, "finished": r.finished, "n_tokens": r.n_tokens, "reward": r.reward, "cost": r.cost,
         "peak_cost": r.peak_cost, "fail_open_cost": r.fail_open_cost,
         "z_final": r.z_trace[-1] if r.z_trace else None, "z_trace": r.z_trace,
-        "block_ends": r.block_ends, "grid_ends": r.grid_ends,
+        "block_ends": r.block_ends, "grid_ends": r.grid_ends, "grid_size": grid,
         **vars(r.counts), "trace": r.trace,
         "generate_s": r.generate_s, "cost_s": r.cost_s, "reward_s": r.reward_s, "score_s": r.cost_s + r.reward_s,
         "reason": r.reason,
@@ -82,27 +86,30 @@ def key(line: dict) -> tuple[str, str]:
 
 
 def read(path: Path) -> list[dict]:
-    """Read the complete lines of a file; a half-written last line, left by a killed process, is ignored.
+    """Read the lines of a file.
 
     Raises
     ------
     RunError
-        When the file is missing, a complete line is no JSON object, or two lines answer the same prompt with the same method.
+        When the file is missing, its last line is half-written, a line is no JSON object, or two lines answer the same prompt
+        with the same method.
     """
     try:
         content = Path(path).read_bytes()
     except OSError as error:
         raise RunError(f"cannot read {path} ({error.strerror}); decode first, or check the path") from error
+    if content and not content.endswith(b"\n"):
+        raise RunError(f"the last line of {path} is half-written; run its parameters again, which drops it and goes on")
     lines, seen = [], {}
     for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             line = json.loads(raw)
             name = key(line)
+            again = seen.setdefault(name, number) != number
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"line {number} of {path} is not a response; delete it and run again to decode it anew") from error
-        if name in seen:
+        if again:
             raise RunError(f"lines {seen[name]} and {number} of {path} both answer {name}; delete one of them")
-        seen[name] = number
         lines.append(line)
     return lines
 
@@ -116,7 +123,10 @@ def append(path: Path, line: dict) -> None:
         When it cannot be written, as on a full disk.
     """
     data = json.dumps(line, allow_nan=False).encode() + b"\n"
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise RunError(f"cannot write {path} ({error.strerror}); free some space or choose another folder") from error
     try:
         size = os.fstat(file).st_size
         try:
@@ -160,34 +170,36 @@ def verify(lines: Sequence[dict], load: Callable[[str], Scorer]) -> Iterator[str
     load : callable
         From the name of a scorer to the scorer.
     """
-    scorers = {}
+    scorers: dict[str, Scorer] = {}
     for number, line in enumerate(lines, start=1):
         where = f"line {number}, prompt {line['prompt_id']}, {line['method']}"
         try:
-            for role in ("cost", "reward"):
-                name = line[f"{role}_scorer"]
-                scorers[name] = scorers.get(name) or load(name)
-                if scorers[name].digest != line[f"{role}_digest"]:
-                    yield f"{where}: {role} scorer {name} has hash {scorers[name].digest}, not {line[f'{role}_digest']}"
-            yield from (f"{where}: {what}" for what in _problems(line, scorers))
-        except KeyError as error:
-            yield f"{where}: field {error} is missing"
+            yield from (f"{where}: {what}" for what in _problems(line, scorers, load))
+        except (IgcoreError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
 
 
-def _problems(line: dict, scorers: dict[str, Scorer]) -> Iterator[str]:
+def _problems(line: dict, scorers: dict[str, Scorer], load: Callable[[str], Scorer]) -> Iterator[str]:
     if line["digest"] != line_digest(line):
         yield f"the line was changed: its digest is {line['digest']}, its content gives {line_digest(line)}"
+    prompt = as_prompt(line["prompt"], line["prompts"])
+    if prompt.id != line["prompt_id"]:
+        yield f"prompt_id should be {prompt.id}, the hash of the set's name and the prompt"
+    for role in ("cost", "reward"):
+        name = line[f"{role}_scorer"]
+        scorers[name] = scorers.get(name) or load(name)
+        if scorers[name].digest != line[f"{role}_digest"]:
+            yield f"{role} scorer {name} has hash {scorers[name].digest}, not {line[f'{role}_digest']}"
     if line["response"] is None:
         if line["status"] != "abstained" or line["cost"] is not None:
             yield f"status {line['status']} with cost {line['cost']}, but no text was emitted"
-        return
-    yield from _rescored(line, scorers)
+    else:
+        yield from _rescored(line, prompt, scorers)
 
 
-def _rescored(line: dict, scorers: dict[str, Scorer]) -> Iterator[str]:
+def _rescored(line: dict, prompt: Prompt, scorers: dict[str, Scorer]) -> Iterator[str]:
     """Compare what a line says of its text with what the scorers say now."""
     config = SearchConfig(**{name: line[name] for name in SETTINGS})
-    prompt = Prompt(line["prompt_id"], line["prompt"], line["prompts"])
     cost, reward = (Cached(scorers[line[f"{role}_scorer"]]) for role in ("cost", "reward"))
     text = line["response"]
     now = float(cost.score([prompt.text], [text], [True])[0])
@@ -196,10 +208,18 @@ def _rescored(line: dict, scorers: dict[str, Scorer]) -> Iterator[str]:
     for name, tolerance in TOLERANCE.items():
         if not _close(getattr(found, name), line[name], tolerance):
             yield f"{name} is {line[name]}, scored again {getattr(found, name)}"
-    path = (lambda z: z > 0 if config.strict else z >= 0) if METHODS[line["method"]].gated else lambda z: True
-    inside = bool(within(now, config)) and path(found.z_trace[-1])
-    if inside == (line["status"] == "unverified_unsafe"):
-        yield f"status is {line['status']}, but scored again its cost is {now} at a budget of {line['budget']}"
+    path_holds = found.z_trace[-1] > 0 if config.strict else found.z_trace[-1] >= 0
+    expected = _status(line, bool(within(now, config)), path_holds)
+    if line["status"] != expected:
+        yield f"status is {line['status']}, but scored again (cost {now} at a budget of {line['budget']}) it should be {expected}"
+
+
+def _status(line: dict, inside: bool, path_holds: bool) -> str:
+    """Return the status that a text deserves; a guarded method answers for the path too."""
+    gated = METHODS[line["method"]].gated
+    if gated and line["on_failure"] != "paper" and line["n_tokens"] == 0:  # not the policy's words
+        return "abstained" if inside else "nothing emitted"
+    return "verified_safe" if inside and (path_holds or not gated) else "unverified_unsafe"
 
 
 def _close(a, b, tolerance: float) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from .budget import trace
 from .config import SearchConfig
+from .errors import ScorerError
 from .prompts import Prompt
 from .scorers import Scorer, checked_score
 
@@ -67,8 +68,8 @@ class Emission:
         What the search itself believes; the gate only ever takes it away.
     cost : float
         U_K as the gate saw it; NaN before, or when the scorer failed.
-    gate_calls : int
-        Texts that the gate scored until this one was emitted.
+    gate_calls, gate_tokens : int
+        Texts that the gate scored until this one was emitted, and the policy tokens in them.
     """
 
     text: str | None
@@ -82,6 +83,7 @@ class Emission:
     safe: bool = True
     cost: float = math.nan
     gate_calls: int = 0
+    gate_tokens: int = 0
 
 
 @dataclass
@@ -176,11 +178,13 @@ def emit(
     out = list(wanted)
     asked = [i for i, emission in enumerate(wanted) if emission.text is not None]
     costs, passed = gate(scorer, [prompts[i] for i in asked], [wanted[i].text for i in asked], config)
+    if len(asked) > 1 and np.isnan(costs).all():
+        raise ScorerError(f"scorer {scorer.name!r} returned no finite number for any of the {len(asked)} texts to be emitted")
     for i, cost, ok in zip(asked, costs, passed, strict=True):
-        out[i] = replace(wanted[i], cost=float(cost), gate_calls=1)
+        out[i] = replace(wanted[i], cost=float(cost), gate_calls=1, gate_tokens=wanted[i].n_tokens)
         if not (ok and out[i].safe):
             reason = "scorer_error" if math.isnan(cost) else out[i].otherwise
-            failed = Emission(None, reason=reason, gate_calls=1)
+            failed = Emission(None, reason=reason, gate_calls=1, gate_tokens=wanted[i].n_tokens)
             out[i] = failed if gated else replace(out[i], status="unverified_unsafe", reason=reason)
     return [
         emission if emission.text is not None else _fallback(scorer, prompt, emission, config)
@@ -196,7 +200,7 @@ def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchCo
         (cost,), (ok,) = gate(scorer, [prompt], [text], config)
         if ok:
             ends = [len(text)]
-            return Emission(text, reason=failed.reason, ends=ends, grid=ends, cost=float(cost), gate_calls=calls)
+            return replace(failed, text=text, ends=ends, grid=ends, cost=float(cost), gate_calls=calls)
     return replace(failed, gate_calls=calls)
 
 
@@ -240,8 +244,13 @@ def _z(scores: Sequence[float], emission: Emission, config: SearchConfig) -> lis
 
 
 def common_trace(response: Response, scorer: Scorer, config: SearchConfig) -> list[float]:
-    """Return z_0, z_1, ... of an answer on the grid that all methods share, so that their falls can be drawn side by side."""
+    """Return z_0, z_1, ... of an answer on the grid that all methods share, so that their falls can be drawn side by side.
+
+    When nothing was emitted that is z_0 alone.
+    """
     ends = response.grid_ends
+    if response.text is None:
+        return [config.budget]
     prefixes = [(response.prompt, response.text[:end], k == len(ends) - 1) for k, end in enumerate(ends)]
     scores = checked_score(scorer, *zip(*prefixes, strict=True)).tolist()
     return [float(s.z) for s in trace(scores, config.budget, config.accounting)]

@@ -1,4 +1,4 @@
-"""Run folders: parameters checked, responses appended as they finish, the manifest written last, resume after any stop.
+"""Run folders: responses appended as they finish, the manifest written last, resume after any stop.
 
 Knows files and the order of work; leaves decoding to `search` and lines to `records`. A folder ``runs/<profile>/<run>`` holds
 ``params.json``, ``responses.jsonl`` and, as the only sign of success, ``manifest.json``.
@@ -7,175 +7,33 @@ The unit of work is one method on one group of prompts, fixed by the parameters;
 """
 
 import argparse
-import ast
 import fcntl
+import hashlib
 import importlib.metadata
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from . import records
-from .config import SearchConfig, check_at_least, check_types, from_mapping
-from .errors import IgcoreError, ParameterError, RunError, unknown_name
-from .methods import METHODS, settings_of
+from .errors import IgcoreError, ParameterError, RunError
+from .methods import settings_of
+from .params import DecodeParams
 from .policy import Policy, load_policy
 from .progress import progress
 from .prompts import Prompt, load_prompts
-from .scorers import SCORERS, Scorer, check_sign, load_scorer
+from .scorers import Scorer, load_scorer
 from .search import decode
 
 VERSIONS = ("igcore", "torch", "transformers", "numpy")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeParams(SearchConfig):
-    """Everything one run of notebook 30 may be told; the settings of the search are inherited.
-
-    Attributes
-    ----------
-    profile, run : str
-        Name of the run folder, ``runs/<profile>/<run>``.
-    policy : str
-        See `igcore.load_policy`.
-    methods : list of str
-        Keys of `igcore.METHODS`, decoded in this order.
-    prompts, split, limit, hardest
-        See `igcore.load_prompts`; the hardest are chosen by the cost of the prompt.
-    reward, cost : str
-        Keys of `igcore.SCORERS`.
-    seed : int
-        Decides every random number.
-    dtype, device : str
-        See `igcore.load_policy`.
-    threads : int
-        CPU threads of torch; float sums depend on it in their last bits.
-    shard, n_shards : int
-        This run decodes the groups whose number is `shard` modulo `n_shards`.
-    """
-
-    profile: str
-    run: str
-    policy: str
-    methods: list[str]
-    prompts: str
-    split: str = "all"
-    limit: int | None = None
-    hardest: int = 0
-    reward: str = "minilm-relevance"
-    cost: str = "offensive-language"
-    seed: int = 0
-    dtype: str = "float32"
-    device: str = "auto"
-    threads: int = 1
-    shard: int = 0
-    n_shards: int = 1
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_types(self)
-        check_at_least(self, n_shards=1, shard=0, threads=1)
-        if not self.methods:
-            raise ParameterError(f"methods is empty; name at least one of {', '.join(METHODS)}")
-        for method in self.methods:
-            settings_of(method, self.search())
-        for role, name in (("reward", self.reward), ("cost", self.cost)):
-            if name not in SCORERS:
-                raise unknown_name(f"{role} scorer", name, SCORERS)
-        if self.shard >= self.n_shards:
-            raise ParameterError(f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that")
-        if self.limit is not None and self.limit < 1:
-            raise ParameterError(f"limit is {self.limit}; give at least 1 prompt, or null for all")
-
-    def search(self) -> SearchConfig:
-        """Return the settings of the search alone."""
-        return SearchConfig(**{f.name: getattr(self, f.name) for f in fields(SearchConfig)})
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputParams:
-    """Which runs the notebooks 40 and 50 read, and where they write.
-
-    Attributes
-    ----------
-    profile : str
-        Folder of `runs` whose finished runs are read.
-    figures : str
-        Folder, seen from `root`, for pictures; tables go to its subfolder ``tables``.
-    """
-
-    profile: str
-    figures: str
-
-    def __post_init__(self):
-        check_types(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StartParams:
-    """Parameters of notebook 00.
-
-    Attributes
-    ----------
-    policy : str
-        See `igcore.load_policy`.
-    prompt : str
-        What is answered.
-    budget : float
-        Safety budget, in units of the embedded cost.
-    seed : int
-        Decides every random number.
-    """
-
-    policy: str
-    prompt: str
-    budget: float
-    seed: int
-
-    def __post_init__(self):
-        check_types(self)
-
-
-PARAMS = {"start": StartParams, "decode": DecodeParams, "output": OutputParams}
-
-
-def notebook_params(kind: str, namespace: Mapping):
-    """Return the checked parameters of a notebook.
-
-    papermill only prints a line about a parameter that the notebook does not have; checked by name, a misspelling stops the run.
-
-    Parameters
-    ----------
-    kind : str
-        A key of `PARAMS`.
-    namespace : mapping
-        ``globals()`` of the notebook, in the cell after the parameters.
-
-    Raises
-    ------
-    ParameterError
-        Naming a parameter that is unknown, missing, of the wrong type or out of range.
-    """
-    return from_mapping(PARAMS[kind], notebook_parameters(namespace))
-
-
-def notebook_parameters(namespace: Mapping) -> dict:
-    """Collect what the cells that begin with ``# Parameters`` have set, the one that papermill injects included.
-
-    Where a kernel keeps no history of its cells (nbval), that is all plain data in the namespace under a lower-case name.
-    """
-    sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
-    if not sources:
-        plain = (bool, int, float, str, list, dict, type(None))
-        return {k: v for k, v in namespace.items() if isinstance(v, plain) and k.islower() and not k.startswith("_")}
-    targets = [t for source in sources for node in ast.parse(source).body if isinstance(node, ast.Assign) for t in node.targets]
-    return {t.id: namespace[t.id] for t in targets if isinstance(t, ast.Name)}
+# the modules that decide a response; a change in one of them starts a run anew
+DECISIVE = "budget config convert diversity engine methods policy prompts response search scorers/__init__ scorers/embedded".split()
 
 
 def root() -> Path:
@@ -211,7 +69,8 @@ class Run:
 
     def finish(self, manifest: dict) -> None:
         """Write the manifest, atomically and last."""
-        _write_json(self.manifest, manifest)
+        with disk(self.folder):
+            _write_json(self.manifest, manifest)
 
 
 def _write_json(path: Path, value: dict) -> None:
@@ -221,43 +80,79 @@ def _write_json(path: Path, value: dict) -> None:
 
 
 @contextmanager
-def open_run(folder: Path, params: dict) -> Iterator[Run]:
+def disk(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"cannot write in {folder} ({error.strerror}); free some space or choose another folder") from error
+
+
+@contextmanager
+def open_run(folder: Path, identity: dict) -> Iterator[Run]:
     """Open a run folder for writing, alone, with the lines that an earlier start has finished.
 
-    A folder that holds a run under other parameters is not mixed with this one: it is moved aside to ``.replaced``.
+    A folder that holds a run of another identity is not mixed with this one: it is moved aside to ``.replaced``.
+
+    Parameters
+    ----------
+    identity : dict
+        JSON values on which the responses depend: parameters, versions, hashes.
 
     Raises
     ------
     RunError
-        When another process is writing to it, or its lines cannot be read.
+        When another process is writing to it, the disk is full, or its lines cannot be read.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    params = json.loads(json.dumps(params))
-    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+    identity = json.loads(json.dumps(identity))
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder.parent / f".{folder.name}.lock").open("w")
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise RunError(f"another process is writing to {folder}; wait for it, or choose another run name") from error
-        known = folder / "params.json"
-        if known.exists() and (old := json.loads(known.read_text(encoding="utf-8"))) != params:
-            aside = folder.parent / ".replaced" / f"{folder.name}.{time.time_ns()}"
-            aside.parent.mkdir(exist_ok=True)
-            folder.rename(aside)
-            folder.mkdir()
-            changed = sorted(name for name in old.keys() | params.keys() if old.get(name) != params.get(name))
-            print(f"{', '.join(changed)} changed since the last run in {folder.name}: its files are now in {aside}")
-        _write_json(known, params)
-        run = Run(folder, params)
-        records.drop_half_line(run.responses)
+        with disk(folder):
+            if changed := _changed(folder / "params.json", identity):
+                aside = folder.parent / ".replaced" / f"{folder.name}.{time.time_ns()}"
+                aside.parent.mkdir(exist_ok=True)
+                folder.rename(aside)
+                folder.mkdir()
+                print(f"{', '.join(changed)} changed since the last run in {folder.name}: its files are now in {aside}")
+            _write_json(folder / "params.json", identity)
+            run = Run(folder, identity)
+            records.drop_half_line(run.responses)
         if run.responses.exists():
             run.lines = records.read(run.responses)
         yield run
 
 
+def _changed(known: Path, identity: dict) -> list[str]:
+    """Name what differs from the identity of the run that a folder holds; nothing when it holds none."""
+    if not known.exists():
+        return []
+    try:
+        old = json.loads(known.read_text(encoding="utf-8"))
+    except ValueError:
+        return [known.name]
+    return sorted(name for name in old.keys() | identity.keys() if old.get(name) != identity.get(name))
+
+
 def groups_of(params: DecodeParams, prompts: list[Prompt]) -> list[list[Prompt]]:
-    """Return the groups of this shard: consecutive prompts in order of id, the same in any shard."""
-    prompts = sorted(prompts, key=lambda prompt: prompt.id)
+    """Return the groups of this shard: consecutive prompts, in the order of their ids that `load_prompts` gives.
+
+    Raises
+    ------
+    ParameterError
+        When there are more shards than groups.
+    """
     groups = [prompts[i : i + params.group_size] for i in range(0, len(prompts), params.group_size)]
+    if params.n_shards > len(groups):
+        raise ParameterError(
+            f"n_shards is {params.n_shards}, but {len(prompts)} prompts in groups of group_size {params.group_size} make "
+            f"{len(groups)} groups; use at most {len(groups)} shards"
+        )
     return groups[params.shard :: params.n_shards]
 
 
@@ -280,13 +175,17 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     shard = f".{params.shard}-of-{params.n_shards}" if params.n_shards > 1 else ""
     folder = folder or root() / "runs" / params.profile / f"{params.run}{shard}"
     cost, reward = load_scorer(params.cost), load_scorer(params.reward)
-    check_sign(cost, "cost"), check_sign(reward, "reward")
     prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, cost if params.hardest else None)
     policy = load_policy(params.policy, params.dtype, params.device)
-    identity = asdict(params) | {"versions": versions(), "digests": digests(policy, cost, reward)}
+    identity = asdict(params) | {
+        "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
+        "code": code_digest(),
+        "digests": {policy.name: policy.digest, cost.name: cost.digest, reward.name: reward.digest},
+        "device": str(policy.model.device),
+    }
     with open_run(folder, identity) as run:
         decode_missing(params, run, prompts, policy, cost, reward)
-        run.finish(manifest_of(run, identity, policy))
+        run.finish(manifest_of(run))
     return run
 
 
@@ -294,6 +193,8 @@ def decode_missing(params: DecodeParams, run: Run, prompts: list[Prompt], policy
     """Decode every group that the run does not hold yet, and append its responses one by one."""
     done = {records.key(line) for line in run.lines}
     work = [(method, group) for method in params.methods for group in groups_of(params, prompts)]
+    if any((method, prompt.id) not in done for method, group in work for prompt in group):
+        run.manifest.unlink(missing_ok=True)  # no longer the sign of success
     bar = progress(sum(len(group) for _, group in work), params.run)
     for method, group in work:
         missing = [prompt.id for prompt in group if (method, prompt.id) not in done]
@@ -302,22 +203,19 @@ def decode_missing(params: DecodeParams, run: Run, prompts: list[Prompt], policy
             answers = decode(method, policy, group, reward=reward, cost=cost, config=params.search(), seed=params.seed)
             for response in answers:
                 if response.prompt_id in missing:
-                    run.append(records.record(response, method, policy.name, params.seed, settings, cost, reward))
+                    about = (method, policy.name, params.seed, settings, params.block_size)
+                    run.append(records.record(response, *about, cost, reward))
         bar.update(len(group))
     bar.close()
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that results depend on."""
-    return {name: importlib.metadata.version(name) for name in VERSIONS}
+def code_digest() -> str:
+    """Hash the modules that decide a response."""
+    here = Path(__file__).parent
+    return hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in DECISIVE)).hexdigest()
 
 
-def digests(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, str]:
-    """Return the hashes of everything that was loaded."""
-    return {policy.name: policy.digest, cost.name: cost.digest, reward.name: reward.digest}
-
-
-def manifest_of(run: Run, identity: dict, policy: Policy) -> dict:
+def manifest_of(run: Run) -> dict:
     """Say what was run, with what, and what came out."""
     seconds = {name: sum(line[name] for line in run.lines) for name in ("generate_s", "cost_s", "reward_s")}
     counts: dict[str, dict[str, int]] = {}
@@ -327,12 +225,11 @@ def manifest_of(run: Run, identity: dict, policy: Policy) -> dict:
     return {
         "git_commit": git_commit(),
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "device": str(policy.model.device),
         "seconds": seconds,
         "near_ties": sum(line["near_ties"] for line in run.lines),
         "lines": len(run.lines),
         "counts": counts,
-        "params": identity,
+        "params": run.params,
     }
 
 
@@ -356,14 +253,35 @@ def load_runs(profile: str, base: Path | None = None) -> pd.DataFrame:
         When there is none, or one has not finished.
     """
     base = base or root() / "runs" / profile
-    found = sorted(base.glob("*/params.json"))
+    found = sorted(path.parent for path in base.glob("*/params.json"))
     if not found:
         raise RunError(f"there is no run in {base}; decode first with notebook 30_decode")
-    for params in found:
-        if not (params.parent / "manifest.json").exists():
-            raise RunError(f"the run {params.parent} has not finished; run notebook 30_decode with its parameters again")
-    lines = [line for params in found for line in records.read(params.parent / "responses.jsonl")]
-    return pd.DataFrame(lines)
+    for folder in found:
+        if not (folder / "manifest.json").exists():
+            raise RunError(f"the run {folder} has not finished; run notebook 30_decode with its parameters again")
+    _check_shards(found)
+    return pd.DataFrame([line for folder in found for line in records.read(folder / "responses.jsonl")])
+
+
+def _check_shards(folders: list[Path]) -> None:
+    """Raise ``RunError`` unless every run is there once: whole, or in all its shards."""
+    runs: dict[str, list[tuple[int, int]]] = {}
+    for folder in folders:
+        params = json.loads((folder / "params.json").read_text(encoding="utf-8"))
+        runs.setdefault(params.get("run", folder.name), []).append((params.get("n_shards", 1), params.get("shard", 0)))
+    for name, parts in runs.items():
+        n = parts[0][0]
+        if sorted(parts) != [(n, i) for i in range(n)]:
+            held = ", ".join(f"shard {i} of {n}" for n, i in sorted(parts))
+            raise RunError(f"run {name} is there as {held}; decode what is missing, or move away the folders of another sharding")
+
+
+def _missing(path: Path, lines: list[dict]) -> Iterator[str]:
+    """Compare the number of lines with the manifest beside the file, where there is one."""
+    manifest = path.with_name("manifest.json")
+    expected = json.loads(manifest.read_text(encoding="utf-8"))["lines"] if manifest.exists() else max(len(lines), 1)
+    if len(lines) != expected:
+        yield f"{path} holds {len(lines)} responses where {expected} are expected"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -379,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if asked.command == "verify":
             lines = records.read(asked.file)
-            problems = list(records.verify(lines, load_scorer)) if lines else [f"{asked.file} holds no response"]
+            problems = [*_missing(asked.file, lines), *records.verify(lines, load_scorer)]
             summary = f"{len(lines)} lines of {asked.file} scored again"
         else:
             problems = records.differences(records.read(asked.a), records.read(asked.b))

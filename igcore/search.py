@@ -66,6 +66,10 @@ def decode(
         When a scorer fails for every text of a group.
     """
     settings = settings_of(method, config)
+    if isinstance(prompts, str):
+        raise ParameterError(f"prompts is the text {prompts[:40]!r}; give a list of prompts, even of one")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ParameterError(f"seed is {seed!r}; it must be a whole number")
     check_sign(reward, "reward"), check_sign(cost, "cost")
     prompts = [as_prompt(p) for p in prompts]
     if not prompts:
@@ -274,7 +278,9 @@ class _Search:
             wanted = [self.wanted(job, beam) for job, beam in zip(self.jobs, best, strict=True)]
             emissions = emit(self.raw_cost, prompts, wanted, self.config, self.gated)
             for job, emission in zip(self.jobs, emissions, strict=True):
-                job.counts.scorer_calls += emission.gate_calls * self.gated  # to a baseline the gate only adds a mark
+                if self.gated:  # to a baseline the gate only adds a mark
+                    job.counts.scorer_calls += emission.gate_calls
+                    job.counts.scorer_tokens += emission.gate_tokens
         measured = measure(emissions, prompts, **self.scorers, config=self.config)
         share = {f"{part}_s": s / len(self.jobs) for part, s in self.seconds.items()}
         return [
@@ -308,10 +314,11 @@ class _Search:
         if not job.failure:
             # a method without a gate is judged by its final cost alone; in paper mode the path counts too
             safe = best.safe(self.config) or not self.method.gated
-            otherwise = ("final_check" if safe else "exhausted") if self.method.gated else "over_budget"
+            otherwise = ("final_check" if safe else self.why(job.pool)) if self.method.gated else "over_budget"
             return self.emission(best, safe=safe, otherwise=otherwise)
         if self.config.on_failure == "truncate" and job.certified.tokens:
-            return self.emission(job.certified, reason="truncated", otherwise=job.failure, finished=False)
+            safe = job.certified.safe(self.config)  # under signed accounting the failure may only show at the end
+            return self.emission(job.certified, reason="truncated", otherwise=job.failure, finished=False, safe=safe)
         return Emission(None, reason=job.failure)
 
     def emission(self, beam: Beam, **more) -> Emission:

@@ -3,6 +3,7 @@
 Knows records, rounding and table markup; knows no model, and computes no interval itself (`igcore.metrics` does).
 """
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -75,6 +76,7 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
     """Return the numbers of one policy and method; `shared` holds the prompts that every method answered."""
     n, status = len(cell), cell["status"]
     reward, cost, peak, fail_open = (cell[name].astype(float) for name in ("reward", "cost", "peak_cost", "fail_open_cost"))
+    unknown = (status == "abstained") & fail_open.isna()
     safe, abstained, unsafe = (int((status == name).sum()) for name in metrics.STATUSES)
     wilson_low, wilson_high = metrics.wilson(safe, n)
     reward_low, reward_high = metrics.bootstrap_mean(reward)
@@ -98,7 +100,8 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
         "scorer_calls_per_prompt": cell["scorer_calls"].mean(),
         **{name: cell[name].iloc[0] for name in SETTINGS},
         "peak_safety_rate": ((status != "abstained") & (peak <= cell["budget"])).mean(),
-        "safety_rate_fail_open": (fail_open <= cell["budget"]).mean(),
+        # an abstention after which nobody searched on leaves the rate unknown
+        "safety_rate_fail_open": (fail_open <= cell["budget"]).mean() if not unknown.any() else math.nan,
         "reward_answered": reward[cell["prompt_id"].isin(shared)].mean(),
     }
 

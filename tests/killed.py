@@ -7,6 +7,7 @@ from pathlib import Path
 from mockpolicy import LetterCost, LetterReward, mock_policy
 
 from igcore import Prompt, runs
+from igcore.params import DecodeParams
 
 
 class Slow(LetterCost):
@@ -16,7 +17,7 @@ class Slow(LetterCost):
 
 
 PROMPTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a ef bb cde".split())]
-PARAMS = runs.DecodeParams(
+PARAMS = DecodeParams(
     profile="test", run="killed", policy="mock", methods=["base", "best-of-n-augmented", "inferenceguard"], prompts="mild",
     budget=0.5, n_samples=4, block_size=3, max_new_tokens=6, group_size=3,
 )  # fmt: skip

@@ -60,8 +60,7 @@ class MockTokenizer:
 
     all_special_tokens = ["|"]
 
-    def get_added_vocab(self):
-        return {"|": 0}
+    added_tokens_decoder = {}
 
     def __call__(self, text):
         return {"input_ids": [LETTERS.index(c) for c in text]}

@@ -99,6 +99,12 @@ def test_block_costs_are_discounted_at_the_last_token_of_the_block():
     assert state.z == pytest.approx(state.omega / 0.9**16, abs=1e-12)
 
 
+def test_z_survives_a_discount_that_underflows():
+    """Guards long responses: gamma^t becomes 0 in floats, and z is then only a sign."""
+    state = budget.trace([0.5], 1.0, "peak", 0.1, positions=[400])[-1]
+    assert state.z == math.inf and budget.is_safe(state)
+
+
 @pytest.mark.parametrize("bad", [-1, math.nan])
 def test_a_budget_that_nothing_can_meet_is_refused(bad):
     with pytest.raises(ParameterError, match="budget is"):

@@ -88,6 +88,13 @@ def test_draw_uses_the_reference_when_everything_is_banned():
     assert tokens == draw(logits, keys(20), {})[0]
 
 
+def test_a_banned_token_is_not_drawn_when_the_rest_is_tiny():
+    """Guards against overflow: with e^-100 left over every arrival would be infinite, and the banned token the first."""
+    logits = torch.tensor([[0.0, -90.0, -85.0]] * 50)
+    tokens, _, log_q, _ = draw(logits, keys(50), dict.fromkeys(range(50), {0: 0.0}))
+    assert 0 not in tokens and all(math.isfinite(x) for x in log_q)
+
+
 def test_a_token_without_mass_is_never_drawn():
     logits = torch.tensor([[0.0, -math.inf, 0.0]] * 200)
     assert set(draw(logits, keys(200), {})[0]) == {0, 2}

@@ -6,7 +6,7 @@ import nbformat
 import pytest
 import yaml
 
-from igcore import runs
+from igcore.params import DecodeParams, notebook_parameters
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -26,7 +26,7 @@ def parameters(notebook):
 def defaults(notebook):
     namespace = {"In": [parameters(notebook).source]}
     exec(parameters(notebook).source, namespace)
-    return runs.notebook_parameters(namespace)
+    return notebook_parameters(namespace)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
@@ -50,7 +50,7 @@ def test_the_defaults_of_a_notebook_are_the_profile_of_continuous_integration(na
     known = defaults(read(name))
     assert given.items() <= known.items()
     if name == "30_decode":
-        assert runs.DecodeParams(**known) == runs.DecodeParams(**given)
+        assert DecodeParams(**known) == DecodeParams(**given)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")

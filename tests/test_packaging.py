@@ -8,8 +8,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from igcore import METHODS, runs
+from igcore import METHODS
 from igcore.config import from_mapping
+from igcore.params import DecodeParams
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -54,12 +55,12 @@ def test_each_import_is_a_declared_dependency():
 
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/decode-*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_params_file_is_valid_and_named_after_its_run(path):
-    params = from_mapping(runs.DecodeParams, yaml.safe_load(path.read_text()))
+    params = from_mapping(DecodeParams, yaml.safe_load(path.read_text()))
     assert (params.profile, params.run) == (path.parent.name, path.stem)
 
 
 def test_the_embedded_profile_holds_both_policies_and_all_methods():
-    small = [from_mapping(runs.DecodeParams, yaml.safe_load(p.read_text())) for p in (ROOT / "params/small").glob("decode-*.yaml")]
+    small = [from_mapping(DecodeParams, yaml.safe_load(p.read_text())) for p in (ROOT / "params/small").glob("decode-*.yaml")]
     assert {p.policy for p in small} == {"smollm2-raw", "smollm2-chat"}
     assert all(p.methods == list(METHODS) and p.limit >= 48 and p.split == "test" for p in small)
 

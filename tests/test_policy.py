@@ -68,6 +68,14 @@ def test_the_chat_template_surrounds_the_prompt():
     assert tokenizer.decode(policy.encode("hi")) == "</s>user: hi>"
 
 
+def test_ordinary_added_tokens_stay_as_they_are():
+    """Guards prompts of tokenizers that add runs of spaces: only special tokens are broken up."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["  ", "    "])
+    policy = Policy("tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id}))
+    assert tokenizer.decode(policy.encode("a      b </s>")) == "a      b < /s>"
+
+
 @pytest.mark.parametrize("prompt", ["", " \n"])
 def test_an_empty_prompt_is_refused(policy, prompt):
     with pytest.raises(ParameterError, match="is empty; give at least one word"):
@@ -118,6 +126,7 @@ def test_a_folder_without_all_its_weights_is_refused(folder, tmp_path):
         (("smolm2-raw",), "unknown policy 'smolm2-raw'; did you mean 'smollm2-raw'"),
         (("no/such/folder",), "or the path of a folder that holds config.json"),
         (("smollm2-raw", "float31"), "unknown dtype 'float31'; did you mean 'float32'"),
+        (("smollm2-raw", "float32", "gpuu"), "device 'gpuu' is no torch device"),
         (("smollm2-raw", "float32", "auto", "chats"), "unknown template 'chats'; did you mean 'chat'"),
     ],
 )

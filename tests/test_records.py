@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from mockpolicy import LetterCost, LetterReward, mock_policy
+from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
 
 from igcore import METHODS, RunError, SearchConfig, decode, records
 from igcore.methods import settings_of
@@ -16,10 +16,10 @@ PROMPTS = ["ab", "fed", "c", "dd"]
 
 
 def lines(budget=0.5, methods=METHODS, **settings):
-    config = SearchConfig(budget=budget, n_samples=4, block_size=3, max_new_tokens=6, **settings)
+    config = SearchConfig(**(dict(budget=budget, n_samples=4, block_size=3, max_new_tokens=6, keep=1) | settings))
     scorers = dict(reward=SCORERS["vowels"], cost=SCORERS["letters"])
     return [
-        records.record(r, method, "mock", 0, settings_of(method, config), **scorers)
+        records.record(r, method, "mock", 0, settings_of(method, config), config.block_size, **scorers)
         for method in methods
         for r in decode(method, mock_policy(), PROMPTS, config=config, **scorers)
     ]
@@ -72,9 +72,18 @@ def test_a_changed_line_fails_by_name(field):
         ({"peak_cost": 0.25}, "peak_cost is 0.25"),
         ({"reward": 9.0}, "reward is 9.0"),
         ({"z_trace": [9.0]}, "z_trace is"),
-        ({"status": "unverified_unsafe"}, "status is unverified_unsafe, but scored again its cost is 0.0"),
+        ({"status": "unverified_unsafe"}, "status is unverified_unsafe, but scored again .* it should be verified_safe"),
         ({"cost_digest": "v2"}, "cost scorer letters has hash v1, not v2"),
         ({"response": None}, "no text was emitted"),
+        ({"status": "banana"}, "status is banana"),
+        ({"status": "abstained"}, "it should be verified_safe"),
+        ({"prompt_id": "0123456789abcdef"}, "prompt_id should be"),
+        ({"budget": None}, "cannot be checked .ParameterError: parameter budget"),
+        ({"keep": 99}, "cannot be checked .ParameterError: keep is 99"),
+        ({"method": "zzz"}, "cannot be checked .KeyError: 'zzz'"),
+        ({"block_ends": None}, "cannot be checked .TypeError"),
+        ({"cost": "x"}, "cannot be checked .TypeError"),
+        ({"cost_scorer": "nope"}, "cannot be checked .KeyError"),
     ],
 )
 def test_a_forged_line_fails_by_scoring_again(changes, message):
@@ -84,19 +93,44 @@ def test_a_forged_line_fails_by_scoring_again(changes, message):
     assert any(re.search(message, p) for p in problems(again(line, **changes)))
 
 
+def test_a_refusal_cannot_pass_for_an_answer():
+    line = next(x for x in lines(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1) if x["status"] == "abstained")
+    assert problems(line) == []
+    assert "it should be abstained" in problems(again(line, status="verified_safe", reason=""))[0]
+
+
+def test_a_strict_refusal_below_zero_is_honest():
+    """Guards against a false alarm: under the strict reading the path of an abstention is over before it begins."""
+
+    class Negative(LetterCost):
+        name = "negative"
+
+        def score(self, prompts, responses, finished):
+            return [letter_cost(r) - 2.0 for r in responses]
+
+    config = SearchConfig(budget=0.0, strict=True, block_size=3, max_new_tokens=6)
+    scorers = dict(reward=SCORERS["vowels"], cost=Negative())
+    (response,) = decode("inferenceguard", mock_policy(), ["ab"], config=config, **scorers)
+    line = records.record(response, "inferenceguard", "mock", 0, config, 3, **scorers)
+    assert line["status"] == "abstained"
+    assert list(records.verify([line], {"vowels": scorers["reward"], "negative": scorers["cost"]}.__getitem__)) == []
+
+
 def test_an_unsafe_text_cannot_pass_for_safe():
     line = next(x for x in lines(methods=["base"]) if x["status"] == "unverified_unsafe")
     assert "status is verified_safe, but scored again" in problems(again(line, status="verified_safe"))[0]
 
 
-def test_a_half_written_last_line_is_dropped_and_the_rest_kept(tmp_path):
+def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_path):
+    """Guards verification and tables against a line that silently does not count."""
     path = tmp_path / "responses.jsonl"
     written = lines(methods=["base"])
     for line in written:
         records.append(path, line)
     with path.open("ab") as file:
         file.write(json.dumps(written[0]).encode()[:50])
-    assert len(records.read(path)) == 4
+    with pytest.raises(RunError, match="the last line of .* is half-written; run its parameters again"):
+        records.read(path)
     records.drop_half_line(path)
     assert path.read_bytes().endswith(b"}\n")
     assert len(records.read(path)) == 4

@@ -1,6 +1,7 @@
 """Tests of run folders: parameters, resume after a kill, shards, and the command line."""
 
 import dataclasses
+import errno
 import json
 import os
 import random
@@ -15,15 +16,16 @@ from killed import PARAMS, PROMPTS
 from mockpolicy import LetterCost, LetterReward, mock_policy
 from test_policy import tiny_model, tiny_tokenizer
 
-from igcore import ParameterError, Prompt, RunError, records, runs
+from igcore import ParameterError, Prompt, RunError, ScorerError, records, runs
 from igcore.config import from_mapping
+from igcore.params import DecodeParams, notebook_parameters, notebook_params
 from igcore.policy import Policy
 
 GOOD = dict(profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2)
 
 
 def params(**changes):
-    return from_mapping(runs.DecodeParams, GOOD | changes)
+    return from_mapping(DecodeParams, GOOD | changes)
 
 
 def decode_into(folder, p=PARAMS):
@@ -112,6 +114,70 @@ def test_other_parameters_never_mix_with_old_lines(tmp_path, capsys):
     assert aside.read_bytes() == old
 
 
+def test_other_code_starts_a_run_anew(tmp_path, monkeypatch):
+    """Guards a resume that would mix two samplers in one file: the decisive modules are part of a run's identity."""
+    first = runs.code_digest()
+    monkeypatch.setattr(runs, "DECISIVE", ["figures"])
+    assert runs.code_digest() != first
+    with runs.open_run(tmp_path / "run", {"code": first}) as run:
+        records.append(run.responses, {"method": "base", "prompt_id": "x"})
+    with runs.open_run(tmp_path / "run", {"code": runs.code_digest()}) as run:
+        assert run.lines == []
+
+
+def test_a_damaged_params_file_starts_a_run_anew(tmp_path):
+    with runs.open_run(tmp_path / "run", {"seed": 0}):
+        pass
+    (tmp_path / "run" / "params.json").write_text("")
+    with runs.open_run(tmp_path / "run", {"seed": 0}) as run:
+        assert run.lines == [] and json.loads((run.folder / "params.json").read_text()) == {"seed": 0}
+
+
+def test_missing_work_takes_back_the_sign_of_success(tmp_path):
+    """Guards a manifest that would vouch for a file from which a damaged line was deleted."""
+    path = decode_into(tmp_path / "run")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+    class Failing(LetterCost):
+        def score(self, prompts, responses, finished):
+            raise RuntimeError("gone")
+
+    with pytest.raises(ScorerError), runs.open_run(tmp_path / "run", {"budget": PARAMS.budget}) as run:
+        runs.decode_missing(PARAMS, run, PROMPTS, mock_policy(), Failing(), LetterReward())
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_more_shards_than_groups_are_refused():
+    with pytest.raises(ParameterError, match="n_shards is 5, but 10 prompts in .* make 4 groups; use at most 4"):
+        runs.groups_of(dataclasses.replace(PARAMS, n_shards=5), PROMPTS)
+
+
+def test_tables_want_every_shard_and_only_one_sharding(tmp_path):
+    """Guards a table made from two thirds of the prompts, or from some of them twice."""
+    for name, n, i in (("run.0-of-2", 2, 0), ("run.1-of-2", 2, 1)):
+        with runs.open_run(tmp_path / name, {"run": "run", "n_shards": n, "shard": i}) as run:
+            records.append(run.responses, {"method": "base", "prompt_id": str(i)})
+            run.finish({})
+        if i == 0:
+            with pytest.raises(RunError, match="run run is there as shard 0 of 2; decode what is missing"):
+                runs.load_runs("x", tmp_path)
+    assert len(runs.load_runs("x", tmp_path)) == 2
+    with runs.open_run(tmp_path / "run", {"run": "run", "n_shards": 1, "shard": 0}) as run:
+        run.responses.write_text("")
+        run.finish({})
+    with pytest.raises(RunError, match="another sharding"):
+        runs.load_runs("x", tmp_path)
+
+
+def test_a_full_disk_is_one_sentence_before_the_first_response_too(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RunError, match="cannot write in .*No space left on device"), runs.open_run(tmp_path / "run", {}):
+        pass
+
+
 def test_two_processes_cannot_write_to_one_run(tmp_path):
     with (
         runs.open_run(tmp_path / "run", {}),
@@ -128,6 +194,7 @@ def test_two_processes_cannot_write_to_one_run(tmp_path):
         ({"budget": "0.2"}, "budget is '0.2', which is text; it must be a number"),
         ({"methods": "base"}, "methods is 'base', which is text; it must be a list"),
         ({"methods": []}, "methods is empty"),
+        ({"methods": ["base", "base"]}, "methods names 'base' twice"),
         ({"methods": ["bose"]}, "unknown method 'bose'; did you mean 'base'"),
         ({"cost": "offensive"}, "unknown cost scorer 'offensive'; did you mean 'offensive-language'"),
         ({"limit": "all"}, "limit is 'all', which is text; it must be a whole number or nothing"),
@@ -144,18 +211,18 @@ def test_bad_parameters_are_named(changes, message):
 
 def test_a_missing_parameter_is_named():
     with pytest.raises(ParameterError, match="parameter budget is missing"):
-        from_mapping(runs.DecodeParams, {name: value for name, value in GOOD.items() if name != "budget"})
+        from_mapping(DecodeParams, {name: value for name, value in GOOD.items() if name != "budget"})
 
 
 def test_parameters_of_a_notebook_include_a_misspelt_injected_one():
     """Guards against papermill's habit of only printing a line about a parameter that no cell has."""
     cells = ["", "# Parameters of this run\nbudget = 0.2\nseed = 0", "# Parameters\nsede = 1\n", "later = 5"]
     namespace = {"In": cells, "budget": 0.2, "seed": 0, "sede": 1, "later": 5}
-    assert runs.notebook_parameters(namespace) == {"budget": 0.2, "seed": 0, "sede": 1}
+    assert notebook_parameters(namespace) == {"budget": 0.2, "seed": 0, "sede": 1}
     without_history = {"In": ["", ""], "Out": {}, "METHODS": {}, "_hidden": 1, "budget": 0.2, "sede": 1, "function": len}
-    assert runs.notebook_parameters(without_history) == {"budget": 0.2, "sede": 1}
+    assert notebook_parameters(without_history) == {"budget": 0.2, "sede": 1}
     with pytest.raises(ParameterError, match="unknown parameter 'sede'; did you mean 'seed'"):
-        runs.notebook_params("decode", namespace)
+        notebook_params("decode", namespace)
 
 
 def test_the_manifest_is_the_sign_of_success(tmp_path):
@@ -178,12 +245,17 @@ def test_an_embedded_run_from_parameters_to_verification(tmp_path):
     assert manifest["params"]["digests"].keys() == {"smollm2-raw", "offensive-language", "minilm-relevance"}
     assert manifest["seconds"]["generate_s"] > 0 and manifest["seconds"]["reward_s"] > 0
     command = [sys.executable, "-m", "igcore.runs", "verify", str(run.responses)]
+    assert manifest["git_commit"] is None or len(manifest["git_commit"].rstrip("+")) == 40
+    assert manifest["counts"].keys() == {"base", "inferenceguard"} and manifest["params"]["device"] == "cpu"
     good = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert (good.returncode, good.stderr) == (0, "") and "4 lines" in good.stdout
     text = run.responses.read_text()
     run.responses.write_text(text.replace('"seed": 0', '"seed": 1', 1))
     bad = subprocess.run(command, env=environment(), capture_output=True, text=True)
     line = run.lines[0]
+    run.responses.write_text(text[: text.index("\n") + 1])
+    short = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert short.returncode == 1 and "holds 1 responses where 4 are expected" in short.stderr
     assert bad.returncode == 1 and bad.stderr.startswith(f"error: line 1, prompt {line['prompt_id']}, base: the line was changed")
 
 

@@ -9,7 +9,7 @@ from mockpolicy import EOS, LETTERS, LetterCost, LetterReward, letter_cost, mock
 from reference import search as reference_search
 from scipy.stats import binomtest
 
-from igcore import METHODS, ParameterError, Prompt, ScorerError, SearchConfig, budget, decode
+from igcore import METHODS, ParameterError, PolicyError, Prompt, ScorerError, SearchConfig, budget, decode
 
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=1.0, n_samples=3, keep=2, block_size=3, max_new_tokens=8, rounds=2, lagrange_multiplier=0.7)
@@ -190,7 +190,7 @@ def test_a_reward_that_fails_makes_its_candidate_unsafe():
         (lambda n: [math.inf] * n, "no finite number for any of"),
         (lambda n: [0.0] * (n + 1), "must return one number per text"),
         (lambda n: [[0.0]] * n, "must return one number per text"),
-        (lambda n: ["a"] * n, "failed on"),
+        (lambda n: ["0.1"] * n, "of type <U3; it must return numbers"),
         (lambda n: 1 / 0, "failed on .* ZeroDivisionError"),
     ],
 )
@@ -252,6 +252,133 @@ def test_paper_mode_emits_the_least_unsafe_and_says_so():
         assert c.fail_open_cost == (None if i in failed else c.cost)
 
 
+@pytest.mark.parametrize("accounting", sorted(budget.SIGNED))
+@pytest.mark.parametrize("on_failure", ["truncate", "paper", "abstain"])
+def test_credit_that_was_banked_never_makes_an_unsafe_path_safe(accounting, on_failure):
+    """Guards the end of a signed search: a total above the budget is a failure, however low the final score is."""
+
+    class Signed(LetterCost):
+        def score(self, prompts, responses, finished):
+            return [letter_cost(r) - 1.0 for r in responses]
+
+    settings = dict(accounting=accounting, on_failure=on_failure, budget=0.0)
+    out = [r for seed in range(6) for r in answers("inferenceguard", ids(PROMPTS), Signed(), seed=seed, **settings)]
+    assert {r.status for r in out} > {"verified_safe"}
+    for r in out:
+        safe = r.z_trace[-1] >= 0 and r.cost <= 0
+        assert r.status == ("abstained" if r.n_tokens == 0 and r.reason else "verified_safe" if safe else "unverified_unsafe")
+
+
+@pytest.mark.parametrize("mode", ["abstain", "paper"])
+def test_a_failed_scorer_is_named_in_every_mode(mode):
+    class Blind(LetterReward):
+        def score(self, prompts, responses, finished):
+            return [math.nan if len(r) > 3 else 0.0 for r in responses]
+
+    out = answers("inferenceguard", ids(PROMPTS), reward=Blind(), on_failure=mode, budget=100.0)
+    assert {r.reason for r in out if len(r.text) > 3 or r.status == "abstained"} == {"scorer_error"}
+
+
+def test_a_scorer_is_never_asked_about_nothing():
+    """Guards a group that fails as a whole: many scorers cannot score an empty list."""
+
+    class Picky(LetterCost):
+        def score(self, prompts, responses, finished):
+            return [2.0 + max(map(len, responses)) if r else 0.0 for r in responses]
+
+    out = answers("inferenceguard", ids(PROMPTS), Picky(), budget=1.0, refusal="", block_size=1, max_new_tokens=1, rounds=1)
+    assert all(r.text == "" for r in out)
+
+
+def test_texts_that_no_gate_could_score_stop_the_run():
+    """Guards baselines that never look at the cost: a broken cost model must not only mark every line."""
+
+    class Broken(LetterCost):
+        def score(self, prompts, responses, finished):
+            return [math.nan] * len(responses)
+
+    with pytest.raises(ScorerError, match="no finite number for any of"):
+        answers("base", cost=Broken(), block_size=8)
+
+
+def test_every_call_of_the_gate_is_counted():
+    """Guards the equal-compute columns: one text by cost and reward, and once more by the gate."""
+    settings = dict(n_samples=1, keep=1, block_size=8, rounds=1, budget=100.0)
+    (r,) = answers("inferenceguard", ["ab"], **settings)
+    assert (r.counts.scorer_calls, r.counts.scorer_tokens) == (3, 3 * r.n_tokens)
+    (r,) = answers("inferenceguard", ["ab"], cost=Tampered(9.0, lambda text, call: text != ""), **(settings | {"budget": 1.0}))
+    assert (r.text, r.counts.scorer_calls) == ("", 3)  # the candidate, the refusal, the empty text
+
+
+def test_the_trace_reports_divergence_and_perplexity_of_what_was_drawn():
+    """Guards the sign and the scale: no penalty, no divergence; a ban diverges upwards; a perplexity is at least one."""
+    steps = [t for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper") for t in r.trace]
+    assert all(t["kl"] == 0 for t in steps if t["round"] == 0)
+    retries = [t["kl"] for t in steps if t["round"] == 1]
+    assert len(retries) >= 5 and sum(retries) > 0
+    assert all(1 < t["perplexity"] < 100 for t in steps)
+
+
+def test_near_ties_are_added_up(monkeypatch):
+    monkeypatch.setattr("igcore.engine.NEAR_TIE", 1e9)
+    for r in answers("best-of-n", ids(PROMPTS)):
+        assert r.counts.near_ties == r.counts.policy_tokens
+
+
+def test_seconds_are_shared_by_the_group(monkeypatch):
+    """Guards seconds per prompt: a group of six is not charged six times."""
+    times = itertools.count()
+    monkeypatch.setattr("igcore.search.time.perf_counter", lambda: next(times))
+    out = answers("base", ids(PROMPTS))
+    assert sum(r.generate_s for r in out) == pytest.approx(2)  # encoding the prompts, and one round
+
+
+def test_a_retry_obeys_the_finite_penalty_and_spares_the_end_token():
+    """Guards what the loop hands to the penalty: zero nats is no penalty, and EOS can be drawn after failing with it."""
+    free = answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper", diversity_penalty=0.0)
+    assert [r.text for r in free] == [r.text for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="none")]
+    assert [r.text for r in free] != [r.text for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper")]
+
+
+@pytest.mark.parametrize("gamma", [0.9, 0.97])
+def test_discounted_costs_are_charged_at_the_last_token_of_each_block(gamma):
+    """Guards the time index in the search and in the record, which must agree: block ends 2, 5 and 7 of eight tokens."""
+    for r in answers("inferenceguard", ids(PROMPTS), accounting="clamped_sum", gamma_safety=gamma, budget=4.0):
+        ends = [min(3 * (k + 1), r.n_tokens) - 1 for k in range(len(r.block_ends))]
+        omega = 4.0
+        for z, end, t in zip(r.z_trace[1:], r.block_ends, ends, strict=True):
+            omega -= gamma**t * letter_cost(r.text[:end])
+            assert z == pytest.approx(omega / gamma ** (t + 1)) if r.status == "verified_safe" else True
+        assert r.status == "abstained" or omega >= 0
+
+
+def test_the_strict_gate_refuses_a_cost_equal_to_the_budget():
+    closed, strict = (
+        {r.status for seed in range(5) for r in answers("base", ids(PROMPTS), seed=seed, strict=s) if r.cost == 1.0}
+        for s in (False, True)
+    )
+    assert (closed, strict) == ({"verified_safe"}, {"unverified_unsafe"})
+
+
+def test_a_policy_without_probabilities_stops_the_run():
+    """Guards against NaN logits, which would draw the first token of the vocabulary: often the end token, and a safe text."""
+    policy = mock_policy(lambda prefix: [math.nan] * 7)
+    config = SearchConfig(**SETTINGS)
+    with pytest.raises(PolicyError, match="logits that are not finite"):
+        list(decode("inferenceguard", policy, ["ab"], reward=LetterReward(), cost=LetterCost(), config=config))
+
+
+@pytest.mark.parametrize("seed", ["0", 0.0, True])
+def test_a_seed_that_is_no_whole_number_is_refused(seed):
+    with pytest.raises(ParameterError, match="seed is"):
+        answers("base", seed=seed)
+
+
+def test_a_scorer_without_its_members_is_refused():
+    with pytest.raises(ParameterError, match="has no name, digest, sign, unit, score"):
+        answers("base", cost=object())
+
+
 def test_baselines_emit_and_are_marked_by_the_same_check():
     for method in METHODS.keys() - {"inferenceguard"}:
         for r in answers(method, ids(PROMPTS), budget=0.5):
@@ -305,7 +432,9 @@ def test_weights_and_random_state_are_untouched():
         (["ab"], {"rounds": True}, "rounds is True, which is true or false; it must be a whole number"),
         (["ab"], {"rounds": 0}, "rounds is 0; it must be at least 1"),
         (["ab"], {"budget": -1.0}, "budget is -1.0; it must be a number >= 0"),
-        (["ab"], {"budget": math.nan}, "budget is NaN"),
+        (["ab"], {"budget": math.nan}, "budget is nan; give a finite number"),
+        (["ab"], {"budget": math.inf}, "budget is inf; give a finite number"),
+        ("ab", {}, "prompts is the text 'ab'; give a list"),
         (["ab"], {"gamma_safety": 0.0}, r"gamma_safety is 0.0; it must lie in \(0, 1\]"),
         (["ab"], {"accounting": "peaks"}, "unknown accounting 'peaks'; did you mean 'peak'"),
         (["ab"], {"diversity": "papers"}, "did you mean 'paper'"),

@@ -190,6 +190,12 @@ def test_latex_escapes_every_special_character():
     assert r"\textbackslash{}\#\$\textasciicircum{}\{\textasciitilde{}\} & n/a \\" in text
 
 
+def test_a_fail_open_rate_that_nobody_measured_is_missing():
+    """Guards against counting an abstention that was not searched on as unsafe, or as safe."""
+    lines = [synthetic.record(prompt_id="a"), synthetic.record(prompt_id="b", status="abstained", fail_open_cost=None)]
+    assert math.isnan(tables.main_table(pd.DataFrame(lines)).iloc[0].safety_rate_fail_open)
+
+
 def test_summary_counts_reasons_and_pretty_is_the_markdown():
     """Guards the two views that notebooks show against saying something else than the table."""
     lines = synthetic.records(6)

@@ -68,6 +68,8 @@ def load_scorer(name: str) -> Scorer:
 
 def check_sign(scorer: Scorer, role: str) -> Scorer:
     """Return `scorer`, or raise ``ParameterError`` when a reward was given as a cost or the other way round."""
+    if missing := [name for name in ("name", "digest", "sign", "unit", "score") if not hasattr(scorer, name)]:
+        raise ParameterError(f"{role} {scorer!r} has no {', '.join(missing)}; a scorer has name, digest, sign, unit and score")
     wanted = {"cost": COST, "reward": REWARD}[role]
     if scorer.sign != wanted:
         raise ParameterError(f"{role} {scorer.name!r} says {scorer.sign!r}; a {role} must say {wanted!r}")
@@ -116,15 +118,19 @@ def checked_score(scorer: Scorer, prompts: Sequence[str], responses: Sequence[st
     ScorerError
         When the scorer raises, or answers with the wrong number of scores.
     """
+    if not len(responses):
+        return np.zeros(0)
     try:
-        scores = np.asarray(scorer.score(prompts, responses, finished), dtype=np.float64)
+        scores = np.asarray(scorer.score(prompts, responses, finished))
     except Exception as error:
         raise ScorerError(
             f"scorer {scorer.name!r} failed on {len(responses)} texts with {type(error).__name__}: {error}; no text is emitted"
         ) from error
+    if scores.dtype.kind not in "fiu":
+        raise ScorerError(f"scorer {scorer.name!r} returned {scores.ravel()[:1]} of type {scores.dtype}; it must return numbers")
     if scores.shape != (len(responses),):
         raise ScorerError(
             f"scorer {scorer.name!r} returned scores of shape {scores.shape} for {len(responses)} texts; "
             "it must return one number per text"
         )
-    return np.where(np.isfinite(scores), scores, np.nan)
+    return np.where(np.isfinite(scores), scores, np.nan).astype(np.float64)

@@ -1,0 +1,156 @@
+"""What each notebook may be told: parameters checked by name, type and range. Knows settings; decodes nothing."""
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from .config import SearchConfig, check_at_least, check_types, from_mapping
+from .errors import ParameterError, unknown_name
+from .methods import METHODS, settings_of
+from .scorers import SCORERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeParams(SearchConfig):
+    """Everything one run of notebook 30 may be told; the settings of the search are inherited.
+
+    Attributes
+    ----------
+    profile, run : str
+        Name of the run folder, ``runs/<profile>/<run>``.
+    policy : str
+        See `igcore.load_policy`.
+    methods : list of str
+        Keys of `igcore.METHODS`, decoded in this order.
+    prompts, split, limit, hardest
+        See `igcore.load_prompts`; the hardest are chosen by the cost of the prompt.
+    reward, cost : str
+        Keys of `igcore.SCORERS`.
+    seed : int
+        Decides every random number.
+    dtype, device : str
+        See `igcore.load_policy`.
+    threads : int
+        CPU threads of torch; float sums depend on it in their last bits.
+    shard, n_shards : int
+        This run decodes the groups whose number is `shard` modulo `n_shards`.
+    """
+
+    profile: str
+    run: str
+    policy: str
+    methods: list[str]
+    prompts: str
+    split: str = "all"
+    limit: int | None = None
+    hardest: int = 0
+    reward: str = "minilm-relevance"
+    cost: str = "offensive-language"
+    seed: int = 0
+    dtype: str = "float32"
+    device: str = "auto"
+    threads: int = 1
+    shard: int = 0
+    n_shards: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_types(self)
+        check_at_least(self, n_shards=1, shard=0, threads=1)
+        if not self.methods:
+            raise ParameterError(f"methods is empty; name at least one of {', '.join(METHODS)}")
+        for method in self.methods:
+            settings_of(method, self.search())
+            if self.methods.count(method) > 1:
+                raise ParameterError(f"methods names {method!r} twice; name each method once")
+        for role, name in (("reward", self.reward), ("cost", self.cost)):
+            if name not in SCORERS:
+                raise unknown_name(f"{role} scorer", name, SCORERS)
+        if self.shard >= self.n_shards:
+            raise ParameterError(f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that")
+        if self.limit is not None and self.limit < 1:
+            raise ParameterError(f"limit is {self.limit}; give at least 1 prompt, or null for all")
+
+    def search(self) -> SearchConfig:
+        """Return the settings of the search alone."""
+        return SearchConfig(**{f.name: getattr(self, f.name) for f in fields(SearchConfig)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputParams:
+    """Which runs the notebooks 40 and 50 read, and where they write.
+
+    Attributes
+    ----------
+    profile : str
+        Folder of `runs` whose finished runs are read.
+    figures : str
+        Folder, seen from `root`, for pictures; tables go to its subfolder ``tables``.
+    """
+
+    profile: str
+    figures: str
+
+    def __post_init__(self):
+        check_types(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartParams:
+    """Parameters of notebook 00.
+
+    Attributes
+    ----------
+    policy : str
+        See `igcore.load_policy`.
+    prompt : str
+        What is answered.
+    budget : float
+        Safety budget, in units of the embedded cost.
+    seed : int
+        Decides every random number.
+    """
+
+    policy: str
+    prompt: str
+    budget: float
+    seed: int
+
+    def __post_init__(self):
+        check_types(self)
+
+
+PARAMS = {"start": StartParams, "decode": DecodeParams, "output": OutputParams}
+
+
+def notebook_params(kind: str, namespace: Mapping):
+    """Return the checked parameters of a notebook.
+
+    papermill only prints a line about a parameter that the notebook does not have; checked by name, a misspelling stops the run.
+
+    Parameters
+    ----------
+    kind : str
+        A key of `PARAMS`.
+    namespace : mapping
+        ``globals()`` of the notebook, in the cell after the parameters.
+
+    Raises
+    ------
+    ParameterError
+        Naming a parameter that is unknown, missing, of the wrong type or out of range.
+    """
+    return from_mapping(PARAMS[kind], notebook_parameters(namespace))
+
+
+def notebook_parameters(namespace: Mapping) -> dict:
+    """Collect what the cells that begin with ``# Parameters`` have set, the one that papermill injects included.
+
+    Where a kernel keeps no history of its cells (nbval), that is all plain data in the namespace under a lower-case name.
+    """
+    sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
+    if not sources:
+        plain = (bool, int, float, str, list, dict, type(None))
+        return {k: v for k, v in namespace.items() if isinstance(v, plain) and k.islower() and not k.startswith("_")}
+    targets = [t for source in sources for node in ast.parse(source).body if isinstance(node, ast.Assign) for t in node.targets]
+    return {t.id: namespace[t.id] for t in targets if isinstance(t, ast.Name)}
