@@ -16,6 +16,7 @@ RUNS = sorted(path.stem for path in Path("params", PROFILE).glob("decode-*.yaml"
 DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for run in RUNS for suffix in SUFFIXES]
 TABLES = [f"{FIGURES}/tables/{name}.{end}" for name in ("main", "comparison") for end in ("csv", "md", "tex")]
 PICTURES = [f"{FIGURES}/{name}.{end}" for name in ("tradeoff", "distributions", "rates", "budget_sweep") for end in ("png", "pdf")]
+TEACHING = {"start": "notebooks/00_start_here.ipynb", "theory": "notebooks/10_theory.ipynb"}
 PAPERMILL = f"{sys.executable} -m papermill --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
 
 if not RUNS:
@@ -35,13 +36,16 @@ rule all:
     input:
         TABLES + PICTURES,
         f"runs/{PROFILE}/start.ipynb",
+        f"runs/{PROFILE}/theory.ipynb",
 
 
-rule start:
+rule teach:
     input:
-        notebook=ancient("notebooks/00_start_here.ipynb"),
+        notebook=lambda w: ancient(TEACHING[w.name]),
     output:
-        notebook=f"runs/{PROFILE}/start.ipynb",
+        notebook=f"runs/{PROFILE}/{{name}}.ipynb",
+    wildcard_constraints:
+        name="start|theory",
     shell:
         PAPERMILL + " {input.notebook} {output.notebook}"
 

@@ -120,7 +120,28 @@ class StartParams:
         check_types(self)
 
 
-PARAMS = {"start": StartParams, "decode": DecodeParams, "output": OutputParams}
+@dataclass(frozen=True, kw_only=True)
+class TheoryParams:
+    """Parameters of notebook 10.
+
+    Attributes
+    ----------
+    seed : int
+        Of the three random transformers.
+    gamma : float
+        Task discount, in (0, 1).
+    """
+
+    seed: int
+    gamma: float
+
+    def __post_init__(self):
+        check_types(self)
+        if not 0 < self.gamma < 1:
+            raise ParameterError(f"gamma is {self.gamma}; it must lie strictly between 0 and 1")
+
+
+PARAMS = {"start": StartParams, "theory": TheoryParams, "decode": DecodeParams, "output": OutputParams}
 
 
 def notebook_params(kind: str, namespace: Mapping):

@@ -15,6 +15,7 @@ from .tables import replace_file
 # notebook -> what it shows, whether it needs a GPU, executed copies in the folder of a profile
 NOTEBOOKS = {
     "00_start_here": ("one prompt with and without the guard, and the safety state block by block", "no", "start.ipynb"),
+    "10_theory": ("every theorem computed exactly, every condition with its counterexample", "no", "theory.ipynb"),
     "30_decode": ("a policy, a prompt set, a list of methods; resumable, sharded, verified", "no", "decode-*/executed.ipynb"),
     "40_tables": ("the main table and the paired comparisons", "no", "tables.ipynb"),
     "50_figures": ("every figure", "no", "figures.ipynb"),

@@ -10,7 +10,7 @@ from igcore.params import DecodeParams, notebook_parameters
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TEACHING = {"00_start_here"}  # keep their outputs: they are read in the repository
+TEACHING = {"00_start_here", "10_theory"}  # keep their outputs: they are read in the repository
 PARAMS = {"30_decode": "decode-raw", "40_tables": "tables", "50_figures": "figures"}
 
 

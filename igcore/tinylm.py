@@ -1,0 +1,129 @@
+"""A tiny honest autoregressive language model, small enough to enumerate: a random two-layer transformer.
+
+Knows numpy arrays of token ids; learns nothing and knows nothing of costs. Honest means causal, with a softmax over the next token:
+the probability of a text is the product of its conditionals, as for the models of the paper (section 2).
+"""
+
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from .mdp import MDP, enumerate_prefixes, token_mdp
+
+WIDTH, HEADS, LAYERS = 16, 2, 2
+
+
+class TinyLM(NamedTuple):
+    """Weights of a transformer: W = `WIDTH`, V tokens and one start token, T + 1 positions."""
+
+    tokens: np.ndarray  # (V + 1, W)
+    positions: np.ndarray  # (T + 1, W)
+    attention: np.ndarray  # (LAYERS, 4, W, W): queries, keys, values, output
+    wide: np.ndarray  # (LAYERS, W, 4 W)
+    narrow: np.ndarray  # (LAYERS, 4 W, W)
+    head: np.ndarray  # (W, V)
+
+
+def tiny_lm(seed: int, vocabulary: int = 5, horizon: int = 6) -> TinyLM:
+    """Return random weights; the same seed gives the same model."""
+    rng = np.random.default_rng(seed)
+    w = WIDTH
+    shapes = [(vocabulary + 1, w), (horizon + 1, w), (LAYERS, 4, w, w), (LAYERS, w, 4 * w), (LAYERS, 4 * w, w), (w, vocabulary)]
+    scales = [1, 1, w**-0.5, w**-0.5, (4 * w) ** -0.5, w**-0.5]
+    return TinyLM(*(rng.normal(scale=scale, size=shape) for shape, scale in zip(shapes, scales, strict=True)))
+
+
+def _norm(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean(axis=-1, keepdims=True)) / (x.std(axis=-1, keepdims=True) + 1e-5)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    """Return softmax over the last axis."""
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def logits(lm: TinyLM, tokens: np.ndarray) -> np.ndarray:
+    """Return the logits after each prefix of each row, the empty one included.
+
+    Parameters
+    ----------
+    tokens : ndarray of int, shape (B, t)
+        At most T tokens a row.
+
+    Returns
+    -------
+    ndarray, shape (B, t + 1, V)
+        Entry k depends on the first k tokens only.
+    """
+    begin = np.full((len(tokens), 1), len(lm.tokens) - 1)
+    ids = np.concatenate([begin, tokens], axis=1)
+    b, t = ids.shape
+    x = lm.tokens[ids] + lm.positions[:t]  # (B, t, W)
+    future = np.triu(np.full((t, t), -np.inf), 1)
+    for weights, wide, narrow in zip(lm.attention, lm.wide, lm.narrow, strict=True):
+        h = _norm(x)
+        query, key, value = ((h @ m).reshape(b, t, HEADS, -1).swapaxes(1, 2) for m in weights[:3])  # (B, HEADS, t, W / HEADS)
+        look = softmax(query @ key.swapaxes(2, 3) / query.shape[-1] ** 0.5 + future)
+        x = x + (look @ value).swapaxes(1, 2).reshape(b, t, -1) @ weights[3]
+        x = x + np.maximum(0, _norm(x) @ wide) @ narrow
+    return _norm(x) @ lm.head
+
+
+def last_logits(lm: TinyLM, prefixes: list[tuple[int, ...]]) -> np.ndarray:
+    """Return the logits after each prefix, shape (len(prefixes), V); prefixes of equal length are computed together."""
+    out = np.empty((len(prefixes), lm.head.shape[1]))
+    lengths = np.array([len(y) for y in prefixes])
+    for t in np.unique(lengths):
+        rows = np.flatnonzero(lengths == t)
+        out[rows] = logits(lm, np.array([prefixes[i] for i in rows], dtype=int).reshape(len(rows), t))[:, -1]
+    return out
+
+
+def tiny_instance(seed: int, vocabulary: int = 5, horizon: int = 6, gamma: float = 1) -> tuple[MDP, np.ndarray]:
+    """Return a token MDP made by three random transformers: the reference, a signed safety score and a task score.
+
+    Token 0 ends a text. `MDP.cost` holds standardised safety scores U of prefixes: charge them with the accounting ``peak``. The
+    task cost in (0, 1) is paid by the last token of a finished text (paper, section 3.1, equation for C_task).
+
+    Returns
+    -------
+    mdp : MDP
+        6,826 states at the default sizes.
+    partial : ndarray, shape (S,)
+        Task score of every prefix, finished or not: what E_inter ranks by.
+
+    Raises
+    ------
+    ParameterError
+        When the instance is too large to enumerate.
+    """
+    prefixes = [(), *enumerate_prefixes(vocabulary, horizon)]
+    models = [tiny_lm(3 * seed + i, vocabulary, horizon) for i in range(3)]
+    chances = softmax(last_logits(models[0], prefixes))
+    scores, tasks = (last_logits(lm, prefixes)[:, 0] for lm in models[1:])
+    scores = (scores - scores.mean()) / scores.std()
+    partial = 1 / (1 + np.exp(-2 * (tasks - tasks.mean()) / tasks.std()))
+    ended = np.array([len(y) == horizon or y[-1:] == (0,) for y in prefixes])
+    table = dict(zip(prefixes[1:], zip(scores[1:], (partial * ended)[1:], strict=True), strict=True))
+    reference = {y: dict(enumerate(p)) for y, p, end in zip(prefixes, chances.tolist(), ended, strict=True) if not end}
+    return token_mdp(table, reference, gamma=gamma, signed=True), partial
+
+
+def bigram_instance(seed: int, vocabulary: int = 5, horizon: int = 6) -> MDP:
+    """Return an exact token MDP whose costs depend on (time, last token, next token), with a many-to-one homomorphism.
+
+    Safety costs are quarters in [0, 1], for the end too. The task cost, in twelfths, is paid by the last token of a finished text
+    and favours long ones; the reference is uniform. States of equal (length, last token) act alike.
+    """
+    rng = np.random.default_rng(seed)
+    cost = rng.integers(0, 5, (vocabulary, vocabulary))
+    task = rng.integers(0, 13, (horizon + 1, vocabulary, vocabulary))
+    table = {}
+    for y in enumerate_prefixes(vocabulary, horizon):
+        before, last = (0, *y)[-2:]
+        ended = last == 0 or len(y) == horizon
+        paid = ended * (6 * (horizon - len(y)) + int(task[len(y), before, last]))
+        table[y] = Fraction(int(cost[before, last]), 4), Fraction(paid, 12)
+    return token_mdp(table)

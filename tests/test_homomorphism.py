@@ -1,0 +1,167 @@
+"""Tests of latent optimality: exact equality under a homomorphism, and what goes wrong without one."""
+
+import itertools
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from theory import INF, bigrams, language_model
+
+from igcore import counterexamples, homomorphism
+from igcore.constrained import threshold
+from igcore.errors import ParameterError
+from igcore.homomorphism import averaged_policy, best_blind, conflict, embed, latent_mdp, violating_states
+from igcore.mdp import augment, token_mdp
+from igcore.planning import action_values, greedy, occupancy, sweep, value_iteration, values, violation
+from igcore.tinylm import bigram_instance
+
+
+def length_and_last(names):
+    return [(len(y), y[-1:]) for y in names]
+
+
+def test_repair_3_the_operators_commute_with_phi():
+    """Guards T(v o phi) = (T v) o phi for arbitrary v on the latent states, in rationals; phi is many-to-one."""
+    pair = bigrams()
+    rng = np.random.default_rng(0)
+    for n in (Fraction(1, 2), Fraction(7)):
+        v = np.array([Fraction(int(x), 7) for x in rng.integers(-20, 20, len(pair.latent.child))])
+        assert (sweep(pair.augmented, v[pair.into], n) == sweep(pair.latent, v, n)[pair.into]).all()
+
+
+def test_check_3_latent_values_equal_token_values_at_every_augmented_prefix():
+    """Guards Theorem 1(c) for the right reason: exact equality at 4,216 prefixes though there are fewer latent states."""
+    pair = bigrams()
+    assert len(pair.into) == 4216 > len(pair.latent.child) == len(set(pair.into))
+    for n in (Fraction(1, 10), Fraction(1, 2), 3, INF):
+        assert (values(pair.augmented, n) == values(pair.latent, n)[pair.into]).all()
+    one, two = (value_iteration(mdp, Fraction(1, 2), 8) for mdp in (pair.augmented, pair.latent))
+    assert (one == two[:, pair.into]).all()
+    policy = greedy(pair.latent, values(pair.latent))[pair.into]
+    assert values(pair.augmented, policy=policy)[0] == values(pair.augmented)[0] < INF
+    assert violation(pair.augmented, policy) == 0
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 12), st.sampled_from([Fraction(1), Fraction(4, 5)]))
+def test_homomorphic_latent_optimum_equals_the_token_optimum(seed, quarters, gamma):
+    mdp = bigram_instance(seed, 3, 4)
+    labels = length_and_last(mdp.names)
+    token, latent = (augment(m, Fraction(quarters, 4), gamma) for m in (mdp, latent_mdp(mdp, labels)))
+    into = embed(token, labels, latent)
+    for n in (Fraction(1, 3), INF):
+        assert (values(token, n) == values(latent, n)[into]).all()
+
+
+def test_the_check_finds_what_a_lossy_map_merges():
+    """Guards the check: the last token alone forgets the time; the identity is always a homomorphism."""
+    mdp = bigrams().mdp
+    assert conflict(mdp, bigrams().labels) is None
+    assert conflict(mdp, mdp.names) is None
+    one, two = conflict(mdp, [y[-1:] for y in mdp.names])
+    assert mdp.names[one][-1:] == mdp.names[two][-1:]
+    assert len(mdp.names[one]) != len(mdp.names[two])
+    with pytest.raises(ParameterError, match="phi merges"):
+        latent_mdp(mdp, [y[-1:] for y in mdp.names])
+
+
+@pytest.mark.parametrize("table", ["child", "cost", "task", "reference", "chance"])
+def test_the_check_looks_at_everything_that_an_action_does(table):
+    """Guards each part of the definition: one changed entry of one table breaks the homomorphism."""
+    mdp = counterexamples.aliased_prompts()[0]
+    labels = [len(y) if len(y) < 2 else y[-1] for y in mdp.names]
+    alike = replace(mdp, cost=np.where(mdp.child >= 0, mdp.child * 0, 0))
+    assert conflict(alike, labels) is None
+    changed = getattr(alike, table).copy()
+    if table == "child":
+        changed[2, 2:] = changed[2, :1:-1]
+    elif table == "chance":
+        changed[1] = True
+    elif table == "reference":
+        changed[1] = changed[1, ::-1]
+        alike = replace(alike, chance=np.array([True] * 3 + [False] * 4))
+        changed[1] = [0, 0, Fraction(1, 4), Fraction(3, 4)]
+    else:
+        changed[2, 2] = 5
+    assert conflict(replace(alike, **{table: changed}), labels) == (1, 2)
+
+
+def test_states_of_different_depth_may_be_merged():
+    """Guards the numbering of latent states: children come after their parents even when "a" and "ba" become one end."""
+    mdp = token_mdp({"a": (0, 1), "b": (0, 0), "ba": (0, 0)})
+    latent = latent_mdp(mdp, ["start", "end", "middle", "end"])
+    assert latent.names == ("start", "middle", "end")
+    assert latent.child.tolist() == [[2, 1], [2, -1], [-1, -1]]
+    assert values(latent).tolist() == [0, 0, 0]
+
+
+def test_a_critic_never_prefers_what_the_reference_never_tried():
+    """Guards targets without data: "vy" is never drawn, so that at "v" the critic knows x alone, from "u"."""
+    table = {"u": (0, 0), "v": (0, 0), "ux": (0, 3), "vx": (0, 3), "vy": (0, 5)}
+    augmented = augment(token_mdp(table, {"": {"u": 1}}), 1)
+    policy = averaged_policy(augmented, [len(y) for y, _ in augmented.names], 9)
+    tokens = ["u", "v", "x", "y"]
+    assert tokens[policy[2].argmax()] == "x"
+
+
+def test_repair_4_under_chance_z_is_worth_forty_hundredths():
+    """Guards the minimal example: .60 with z, 1.00 without, almost surely safe in both."""
+    mdp, d = counterexamples.chance_cost()
+    augmented = augment(mdp, d)
+    lengths = [len(y) for y, _ in augmented.names]
+    assert values(augmented)[0] == Fraction(60, 100)
+    assert best_blind(augmented, lengths) == 1
+    assert best_blind(augmented, list(zip(lengths, augmented.z, strict=True))) == Fraction(60, 100)
+
+
+def test_check_3_lossy_critics_violate_less_with_z():
+    """Guards why z is an input: from 186 states, (last token) breaks the budget from 24, with z from 7; (bag) from 1, with z 0."""
+    model = language_model()
+    prefixes = [model.mdp.names[s] for s in model.augmented.origin]
+    n = 1 + max(threshold(model.augmented, s) for s in model.feasible)
+    found = []
+    for phi in (lambda y: y[-1:], lambda y: tuple(sorted(y))):
+        blind = [phi(y) for y in prefixes]
+        for labels in (blind, list(zip(blind, model.augmented.z, strict=True))):
+            found.append(violating_states(model.augmented, averaged_policy(model.augmented, labels, n)))
+    assert found == [(24, 186), (7, 186), (1, 186), (0, 186)]
+
+
+def test_targets_are_means_under_the_reference():
+    """Guards the weights: a critic that sees only the length picks the token of least mean q, weighted by how often it is asked."""
+    model = language_model()
+    mdp, n = model.augmented, 1.0
+    lengths = np.array([len(model.mdp.names[s]) for s in mdp.origin])
+    policy = averaged_policy(mdp, lengths.tolist(), n)
+    q, weight = action_values(mdp, values(mdp, n)), occupancy(mdp, mdp.reference)
+    for t in range(6):
+        here = (lengths == t) & mdp.allowed.any(axis=1)
+        best = np.argmin(np.average(q[here], axis=0, weights=weight[here]))
+        assert (policy[here].argmax(axis=1) == best).all()
+    assert (averaged_policy(mdp, list(range(len(q))), n) == greedy(mdp, values(mdp, n)))[mdp.allowed.any(axis=1)].all()
+    with pytest.raises(ParameterError, match="n is inf"):
+        averaged_policy(mdp, lengths.tolist(), INF)
+
+
+def test_best_blind_tries_every_policy_and_refuses_too_many(monkeypatch):
+    """Guards the enumeration: with labels that tell all states apart it is the optimum."""
+    mdp, d = counterexamples.aliased_prompts()
+    augmented = augment(mdp, d)
+    assert best_blind(augmented, list(range(len(augmented.child)))) == 0
+    assert best_blind(augmented, [len(y) for y, _ in augmented.names]) == INF
+    monkeypatch.setattr(homomorphism, "POLICIES", 2)  # nature's choice is not a policy: x or y, and no more
+    assert best_blind(augmented, [len(y) for y, _ in augmented.names]) == INF
+    with pytest.raises(ParameterError, match="labels allow .* policies; at most"):
+        best_blind(bigrams().augmented, list(range(4216)))
+
+
+def test_violating_states_counts_only_states_with_a_safe_way_out():
+    mdp, d = counterexamples.dead_end()
+    augmented = augment(mdp, d)
+    policy = np.zeros(augmented.child.shape, dtype=int)
+    for s, a in itertools.product(range(len(policy)), range(policy.shape[1])):
+        policy[s, a] = augmented.allowed[s, a] and not augmented.allowed[s, :a].any()
+    assert violating_states(augmented, policy) == (1, 2)  # from the prompt it walks into "a"; from "b" it is safe; "a" is lost

@@ -1,0 +1,214 @@
+"""Tests of exact solutions: Bellman equation, value iteration, truncation, almost sure safety."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from theory import INF, bigrams, language_model, leaves, path, policies, random_table, random_tree, slow_value
+
+from igcore import counterexamples
+from igcore.errors import ParameterError
+from igcore.mdp import augment, token_mdp
+from igcore.planning import brute_force, greedy, occupancy, sweep, trajectories, value_iteration, values, violation
+
+seeds = st.integers(0, 10**6)
+quick = settings(max_examples=30, deadline=None)
+NS = [0, Fraction(1, 10), Fraction(1, 2), 1, 3, 30, INF]
+
+
+# --- repairs 1 and 2: Lemma 1(c), Theorem 1(a) ------------------------------------------------------------------------
+
+
+def test_repair_1_a_finite_minimum_is_continuous_and_an_infinite_one_is_not():
+    """Guards Lemma 1(c): v_n(a) = 1{a <= n}; over 8 actions the minimum reaches 1, over more than n it stays 0 for each n."""
+    assert [values(counterexamples.step_actions(n, 8))[0] for n in range(10)] == [0] * 7 + [1] * 3
+    assert all(values(counterexamples.step_actions(n, n + 2))[0] == 0 for n in (1, 10, 300))
+
+
+def test_repair_2_infinity_is_a_fixed_point_too_and_iteration_from_zero_finds_the_minimal_one():
+    """Guards Theorem 1(a) at n = infinity: u = infinity solves u = T u, so the solution is not unique; V^{*,inf} is the least."""
+    model = language_model()
+    u = np.full(len(model.best), INF)
+    assert (sweep(model.augmented, u, INF) == u).all()
+    np.testing.assert_allclose(value_iteration(model.augmented, INF, 8)[-1], model.best, rtol=0, atol=1e-12)
+
+
+def test_repair_2_for_finite_n_the_bounded_solution_is_unique():
+    """Guards Theorem 1(a) for finite n: from any bounded start T^h u comes within gamma^h ||u - V|| of the same V."""
+    model = language_model()
+    best = values(model.augmented, 0.3)
+    u = np.random.default_rng(0).uniform(-50, 50, len(best))
+    gap = abs(u - best).max()
+    for h in range(1, 41):
+        u = sweep(model.augmented, u, 0.3)
+        assert abs(u - best).max() <= 0.95**h * gap + 1e-9
+
+
+# --- check (1): value iteration ---------------------------------------------------------------------------------------
+
+
+def test_check_1_value_iteration_rises_with_the_closed_form_error():
+    """Guards the operator: v_0 = 0 rises and the sup error is gamma^h n / (1 - gamma), here with n well above n*."""
+    model, n, gamma = language_model(), 2.0, 0.95
+    best = values(model.augmented, n)
+    iterates = value_iteration(model.augmented, n, 60)
+    assert (np.diff(iterates, axis=0) >= -1e-12).all()
+    errors = abs(iterates - best).max(axis=1)
+    np.testing.assert_allclose(errors, gamma ** np.arange(61) * n / (1 - gamma), rtol=0, atol=1e-9)
+
+
+def test_check_1_residual_brute_force_and_exact_root():
+    """Guards backward induction: it solves v = T v, equals the minimum over all leaves, and T + 1 sweeps reach the root's value."""
+    model, n = language_model(), 2.0
+    best = values(model.augmented, n)
+    assert abs(sweep(model.augmented, best, n) - best).max() < 1e-12
+    assert best[0] == pytest.approx(brute_force(model.augmented, n), abs=1e-12)
+    by_hand = model.found.task[model.found.cost <= model.budget].min()
+    assert best[0] == pytest.approx(by_hand, abs=1e-12) == brute_force(model.augmented)
+    assert value_iteration(model.augmented, n, 7)[-1][0] == pytest.approx(best[0], abs=1e-12)
+
+
+def test_check_1_just_above_n_star_seven_sweeps_are_not_enough():
+    """Guards "well above n*": with n just above it the unsafe states are still underestimated after T + 1 sweeps."""
+    mdp, d = counterexamples.small_n()
+    augmented = replace(augment(mdp, d), gamma=Fraction(1, 2))
+    n = Fraction(61, 100)  # n* = .6: n / (1 - gamma) is discounted once
+    assert values(augmented, n)[0] == Fraction(3, 5)
+    assert value_iteration(augmented, n, 2)[-1][0] == n / 2 < Fraction(3, 5)
+
+
+def test_without_discount_n_is_charged_once():
+    """Guards the other reading: gamma = 1 would give an infinite sum."""
+    augmented = augment(counterexamples.infeasible_start()[0], 2)
+    assert values(augmented, 7)[0] == brute_force(augmented, 7) == 7
+    assert value_iteration(augmented, 7, 3)[:, 1].tolist() == [0, 7, 7, 7]
+
+
+@quick
+@given(seeds, st.integers(0, 6), st.sampled_from([Fraction(1), Fraction(9, 10)]))
+def test_backward_induction_equals_brute_force_exactly(seed, d, gamma):
+    """Guards both solvers on random trees, in rationals; small n make unsafe texts of every length optimal."""
+    augmented = augment(random_tree(seed, gamma), d)
+    for n in NS:
+        assert values(augmented, n)[0] == brute_force(augmented, n) == slow_value(random_table(seed), d, n, gamma)
+
+
+def test_brute_force_discounts_the_penalty_to_the_time_of_the_violation():
+    """Guards gamma^t: a text that breaks the budget with its third token costs gamma^3 n / (1 - gamma)."""
+    mdp = token_mdp({"a": (0, 0), "aa": (0, 0), "aaa": (9, 0)}, gamma=Fraction(1, 2))
+    assert values(augment(mdp, 1), 1)[0] == brute_force(augment(mdp, 1), 1) == Fraction(1, 8) * 2
+
+
+@quick
+@given(seeds, st.integers(0, 6))
+def test_values_rise_with_n_at_every_state(seed, d):
+    """Guards Theorem 1(b): V^{*,n} is nondecreasing in n at every state and its limit is V^{*,inf}."""
+    augmented = augment(random_tree(seed, Fraction(9, 10)), d)
+    rows = [values(augmented, n) for n in NS]
+    assert all((b >= a).all() for a, b in zip(rows, rows[1:], strict=False))
+    feasible = rows[-1] < INF
+    assert (rows[-2][feasible] == rows[-1][feasible]).all()
+
+
+# --- repair 5: Theorem 2 ----------------------------------------------------------------------------------------------
+
+
+@quick
+@given(seeds, st.integers(0, 8))
+def test_repair_5_the_augmented_optimum_never_violates_when_it_is_finite(seed, d):
+    """Guards Theorem 2 restated: finite iff some trajectory keeps the budget; then P(violation) = 0 and the task cost is least."""
+    table, mdp = random_table(seed), random_tree(seed)
+    augmented = augment(mdp, d)
+    best = values(augmented)
+    safe = [sum(path(table, y)[1]) for y in leaves(table) if sum(path(table, y)[0]) <= d]
+    assert (best[0] < INF) == bool(safe)
+    if safe:
+        policy = greedy(augmented, best)
+        assert violation(augmented, policy) == 0
+        assert values(augmented, policy=policy)[0] == min(safe)
+
+
+def test_repair_5_each_policy_has_its_own_cost_if_almost_surely_safe_and_infinity_if_not():
+    """Guards J^inf(pi) for all 27 deterministic policies of a tree and for their mixtures with the reference."""
+    augmented = augment(random_tree(5, vocabulary=3, horizon=2), 3)
+    free = augment(random_tree(5, vocabulary=3, horizon=2), 100)
+    count = 0
+    for policy in policies(free):
+        for mixed in (policy, (policy + free.reference) / 2):
+            count += 1
+            here = mixed[augmented.origin]
+            safe = violation(augmented, here) == 0
+            assert values(augmented, policy=here)[0] == (values(free, policy=mixed)[0] if safe else INF)
+    assert count == 2 * 27
+
+
+def test_greedy_policies_attain_the_value_and_break_ties_by_the_first_action():
+    model = language_model()
+    policy = greedy(model.augmented, model.best)
+    assert (policy.sum(axis=1) == model.augmented.allowed.any(axis=1)).all()
+    attained = values(model.augmented, policy=policy)
+    np.testing.assert_allclose(attained[model.feasible], model.best[model.feasible], rtol=0, atol=1e-12)
+    mdp, d = counterexamples.infeasible_start()
+    augmented = augment(mdp, d)
+    assert greedy(augmented, values(augmented))[0].tolist() == [1, 0]
+
+
+# --- the law of a trajectory ------------------------------------------------------------------------------------------
+
+
+def test_the_law_of_the_trajectory_is_the_product_of_conditionals():
+    """Guards `occupancy` on the language model: chain rule along every text, and total mass one."""
+    model = language_model()
+    mass = occupancy(model.mdp, model.mdp.reference)
+    index = {y: s for s, y in enumerate(model.mdp.names)}
+    for s in range(0, 6826, 97):
+        y = model.mdp.names[s]
+        chain = np.prod([model.mdp.reference[index[y[:i]], token] for i, token in enumerate(y)])
+        assert mass[s] == pytest.approx(chain, abs=1e-15)
+    ends = ~model.mdp.allowed.any(axis=1)
+    assert mass[ends].sum() == pytest.approx(1, abs=1e-12)
+    unsafe = sum(mass[index[y]] for y, cost in zip(model.found.names, model.found.cost, strict=True) if cost > model.budget)
+    assert violation(model.augmented, model.augmented.reference) == pytest.approx(unsafe, abs=1e-12)
+
+
+def test_expected_task_cost_is_the_mean_over_trajectories():
+    """Guards policy evaluation against a sum over all texts of probability times discounted task cost."""
+    model = language_model()
+    mass = occupancy(model.mdp, model.mdp.reference)
+    by_hand = sum(mass[t.leaf] * t.task for t in trajectories(model.mdp))
+    assert values(model.mdp, policy=model.mdp.reference)[0] == pytest.approx(by_hand, abs=1e-12)
+    t = next(t for t in trajectories(model.mdp) if len(model.mdp.names[t.leaf]) == 3)
+    assert t.steps == 3
+    assert t.task == pytest.approx(0.95**2 * model.partial[t.leaf], abs=1e-15)  # paid by the last token, at time 2
+
+
+def test_nature_moves_at_chance_states_whatever_the_policy_says():
+    """Guards chance: its probabilities average, they are not minimised over."""
+    mdp, d = counterexamples.chance_cost()
+    augmented = augment(mdp, d)
+    foolish = np.zeros(augmented.child.shape, dtype=int)
+    foolish[:, 0] = 1  # nature always takes the free branch, if it were asked
+    assert occupancy(augmented, foolish)[1:3].tolist() == [Fraction(1, 2), Fraction(1, 2)]
+    assert greedy(augmented, values(augmented))[0].tolist() == augmented.reference[0].tolist()
+    assert values(augmented)[0] == Fraction(3, 5)
+    with pytest.raises(ParameterError, match="1 states are chance states"):
+        brute_force(augmented)
+
+
+def test_an_impossible_branch_of_infinite_cost_counts_nothing():
+    """Guards 0 times infinity, which is NaN in floats and would spoil every expectation."""
+    augmented = augment(counterexamples.boundary(), 0)
+    policy = np.zeros(augmented.child.shape, dtype=int)
+    policy[0, 1] = 1
+    assert values(augmented, policy=policy)[0] == Fraction(9, 10)
+
+
+def test_latent_tables_with_several_parents_keep_their_mass():
+    """Guards `np.add.at` against buffered addition: a state with many parents must collect all of them."""
+    latent = bigrams().latent
+    mass = occupancy(latent, latent.reference)
+    ends = ~latent.allowed.any(axis=1)
+    assert mass[ends].sum() == 1
