@@ -69,7 +69,7 @@ def test_no_n_is_enough_where_nothing_is_safe():
 
 
 def test_check_4_the_lagrangian_example_to_the_digit():
-    """Guards the example of theory section 2: B = .6 without violation, 2/3 A + 1/3 C in expectation, no lambda picks B."""
+    """Guards the example of the notebook: B = .6 without violation, 2/3 A + 1/3 C in expectation, no lambda picks B."""
     mdp, d = counterexamples.lagrangian_gap()
     found = outcomes(mdp)
     assert list(zip(*found, strict=True)) == [("A", 0, 3), ("B", Fraction(3, 5), 2), ("C", 1, 0)]

@@ -86,7 +86,7 @@ def test_several_blocks_are_bounded_by_the_sum_over_blocks():
 
 
 def test_the_table_of_samples_needed():
-    """Guards the numbers of theory section 3 for B = 4, and that one sample fewer is not enough."""
+    """Guards the numbers of the notebook for B = 4, and that one sample fewer is not enough."""
     table = {p: [fs.samples_needed(p, 4, delta) for delta in (0.05, 0.01, 0.001)] for p in (0.5, 0.1, 0.01)}
     assert table == {0.5: [7, 9, 12], 0.1: [42, 57, 79], 0.01: [437, 597, 826]}
     for p, row in table.items():

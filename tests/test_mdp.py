@@ -29,7 +29,7 @@ def test_the_theory_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-# --- theory, section 2, (5): identities of the safety state in exact rationals ----------------------------------------
+# --- check (5): identities of the safety state in exact rationals --------------------------------------------------
 
 
 def test_check_5_z_identities_are_exact_and_the_sum_from_one_is_wrong():
@@ -113,7 +113,7 @@ def test_repair_4_one_critic_that_serves_many_budgets_needs_z():
 
 
 def test_the_language_model_has_6826_prefixes():
-    """Guards the enumeration of theory section 2: 5 tokens, one ends the text, horizon 6."""
+    """Guards the enumeration of the notebook: 5 tokens, one ends the text, horizon 6."""
     model = language_model()
     assert len(model.mdp.child) == 6826
     assert len(model.found.task) == 1365 + 4**6
