@@ -8,7 +8,7 @@ import pytest
 import torch
 from mockpolicy import EOS, MockModel, probabilities
 from scipy.stats import chisquare, kstest
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from igcore.engine import NEAR_TIE, Engine, _exponential, draw, exponentials, random_key
 
@@ -140,6 +140,28 @@ def test_logits_after_selection_and_expansion_equal_reencoding(tiny):
     sequences = [sequences[i] + t for i, t in zip([3, 0, 0, 2, 1], third.tokens, strict=True)]
     for row, ids in enumerate(sequences):
         assert torch.allclose(engine.rows.logits[row], reencode(tiny, ids), atol=1e-4)
+
+
+def test_learned_positions_count_without_the_padding():
+    """Guards position_ids: rotary positions only feel differences, so that a shift by the padding would stay unseen."""
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=97, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
+    model = GPT2LMHeadModel(config).eval()
+    engine = Engine(model, {-1})
+    engine.open(PROMPTS)
+    block = engine.sample_block([0, 1, 2], numbers(3, 4))
+    engine.select([0, 1, 2])
+    for row, prompt in enumerate(PROMPTS):
+        assert torch.allclose(engine.rows.logits[row], reencode(model, prompt + block.tokens[row]), atol=1e-4)
+
+
+def test_every_end_token_ends():
+    """Guards checkpoints with several end tokens, of which configurations often name only one."""
+    engine = Engine(MockModel(), {EOS, 3, 5})
+    engine.open([[1]])
+    block = engine.sample_block([0] * 60, numbers(60, 3))
+    assert {tokens[-1] for tokens, ended in zip(block.tokens, block.ended, strict=True) if ended} == {EOS, 3, 5}
+    assert not any({EOS, 3, 5} & set(tokens[:-1]) for tokens in block.tokens)
 
 
 @torch.inference_mode()

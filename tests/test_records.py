@@ -75,6 +75,7 @@ def test_a_changed_line_fails_by_name(field):
         ({"status": "unverified_unsafe"}, "status is unverified_unsafe, but scored again .* it should be verified_safe"),
         ({"cost_digest": "v2"}, "cost scorer letters has hash v1, not v2"),
         ({"response": None}, "no text was emitted"),
+        ({"response": None, "status": "abstained"}, "status abstained with cost 0.0, but no text was emitted"),
         ({"status": "banana"}, "status is banana"),
         ({"status": "abstained"}, "it should be verified_safe"),
         ({"prompt_id": "0123456789abcdef"}, "prompt_id should be"),
@@ -97,6 +98,26 @@ def test_a_refusal_cannot_pass_for_an_answer():
     line = next(x for x in lines(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1) if x["status"] == "abstained")
     assert problems(line) == []
     assert "it should be abstained" in problems(again(line, status="verified_safe", reason=""))[0]
+
+
+def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
+    """Guards the path of a guarded method: its text broke the budget on the way, although its last score is inside."""
+
+    class Sinking(LetterCost):
+        name = "sinking"
+
+        def score(self, prompts, responses, finished):
+            return [letter_cost(r) if len(r) < 6 else 0.0 for r in responses]
+
+    config = SearchConfig(budget=0.0, n_samples=1, keep=1, rounds=1, block_size=3, max_new_tokens=6, on_failure="paper")
+    scorers = dict(reward=SCORERS["vowels"], cost=Sinking())
+    found = list(decode("inferenceguard", mock_policy(), ["ab", "fed", "c", "dd", "eae"], config=config, **scorers))
+    written = [records.record(r, "inferenceguard", "mock", 0, config, 3, **scorers) for r in found]
+    load = {"vowels": scorers["reward"], "sinking": scorers["cost"]}.__getitem__
+    assert list(records.verify(written, load)) == []
+    line = next(x for x in written if x["cost"] == 0 and x["z_final"] < 0)
+    (problem,) = records.verify([again(line, status="verified_safe", reason="")], load)
+    assert "it should be unverified_unsafe" in problem
 
 
 def test_a_strict_refusal_below_zero_is_honest():
