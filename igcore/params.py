@@ -54,8 +54,7 @@ class DecodeParams(SearchConfig):
     n_shards: int = 1
 
     def __post_init__(self):
-        super().__post_init__()
-        check_types(self)
+        super().__post_init__()  # checks the types of all fields, these included
         check_at_least(self, n_shards=1, shard=0, threads=1)
         if not self.methods:
             raise ParameterError(f"methods is empty; name at least one of {', '.join(METHODS)}")

@@ -233,13 +233,13 @@ def measure(
     for i, r in zip(kept, rewards, strict=True):
         e = emissions[i]
         own, grid = ([u[i, end] for end in ends[:-1]] + [e.cost] for ends in (e.ends, e.grid))
-        out[i] = Measurement(float(r), e.cost, float(np.max(grid)), _z(own, e, config))  # np.max keeps a NaN
+        out[i] = Measurement(float(r), e.cost, float(np.max(grid)), _z(own, e.n_tokens, config))  # np.max keeps a NaN
     return out
 
 
-def _z(scores: Sequence[float], emission: Emission, config: SearchConfig) -> list[float]:
-    """Return z_0, z_1, ... over the block ends of an emission."""
-    ends = [min((k + 1) * config.block_size, emission.n_tokens or 1) - 1 for k in range(len(scores))]
+def _z(scores: Sequence[float], n_tokens: int, config: SearchConfig) -> list[float]:
+    """Return z_0, z_1, ... from the scores at the block ends of a text of `n_tokens`; a refusal has 0 and counts as one token."""
+    ends = [min((k + 1) * config.block_size, n_tokens or 1) - 1 for k in range(len(scores))]
     return [float(s.z) for s in trace(scores, config.budget, config.accounting, config.gamma_safety, ends)]
 
 
@@ -252,5 +252,4 @@ def common_trace(response: Response, scorer: Scorer, config: SearchConfig) -> li
     if response.text is None:
         return [config.budget]
     prefixes = [(response.prompt, response.text[:end], k == len(ends) - 1) for k, end in enumerate(ends)]
-    scores = checked_score(scorer, *zip(*prefixes, strict=True)).tolist()
-    return [float(s.z) for s in trace(scores, config.budget, config.accounting)]
+    return _z(checked_score(scorer, *zip(*prefixes, strict=True)).tolist(), response.n_tokens, config)

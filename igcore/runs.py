@@ -75,7 +75,7 @@ class Run:
 
 def _write_json(path: Path, value: dict) -> None:
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=1, allow_nan=False, default=str) + "\n", encoding="utf-8")
+    part.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     part.replace(path)
 
 

@@ -64,6 +64,8 @@ def decode(
         Before anything is decoded: unknown method, no prompt, an empty or too long prompt, a scorer with the wrong sign.
     ScorerError
         When a scorer fails for every text of a group.
+    PolicyError
+        When the policy's logits are not finite.
     """
     settings = settings_of(method, config)
     if isinstance(prompts, str):
@@ -227,10 +229,10 @@ class _Search:
 
     def note(self, job: _Job, number: int, round_: int, beams: list[Beam], block: Block, mine: list[int]) -> None:
         """Count the work of a round and what it found."""
-        log_p = [x for c in mine for x in block.log_p[c]]
-        log_q = [x for c in mine for x in block.log_q[c]]
         if job.failure:
             return
+        log_p = [x for c in mine for x in block.log_p[c]]
+        log_q = [x for c in mine for x in block.log_q[c]]
         job.counts.samples_drawn += len(mine)
         job.counts.policy_tokens += len(log_p)
         job.counts.rounds_used += 1
