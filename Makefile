@@ -10,12 +10,13 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick test lab readme assets clean
+.PHONY: help reproduce quick test bench lab readme assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/ (about a quarter of an hour on two cores)"
 	@echo "make quick      the same with one policy and a dozen prompts, into runs/ci/figures (a few minutes)"
 	@echo "make test       all tests and notebooks"
+	@echo "make bench      the engine against its rivals, into figures/tables/bench.csv (under an hour; resumes)"
 	@echo "make lab        JupyterLab"
 	@echo "make readme     write the numbers of figures/tables into README.md"
 
@@ -40,6 +41,10 @@ quick: assets
 test: assets
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/python -m pytest
+
+bench: assets
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	@$(BIN)/python -m igcore.bench
 
 lab: assets
 	@$(BIN)/python -m jupyter lab notebooks

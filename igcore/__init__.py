@@ -22,6 +22,7 @@ _HOME = {  # public name -> its module
     "Scorer": "scorers",
     "ScorerError": "errors",
     "SearchConfig": "config",
+    "custom_generate": "generate",
     "decode": "search",
     "load_policy": "policy",
     "load_prompts": "prompts",

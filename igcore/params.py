@@ -32,6 +32,8 @@ class DecodeParams(SearchConfig):
         See `igcore.load_policy`.
     threads : int
         CPU threads of torch; float sums depend on it in their last bits.
+    memory_gb : float, optional
+        See `igcore.decode`.
     shard, n_shards : int
         This run decodes the groups whose number is `shard` modulo `n_shards`.
     """
@@ -50,6 +52,7 @@ class DecodeParams(SearchConfig):
     dtype: str = "float32"
     device: str = "auto"
     threads: int = 1
+    memory_gb: float | None = None
     shard: int = 0
     n_shards: int = 1
 

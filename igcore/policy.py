@@ -63,6 +63,8 @@ class Policy:
         Hash of the weights, for manifests.
     eos_ids : frozenset of int
         Tokens that end a response.
+    cache : str
+        How the engine keeps keys and values, a key of `igcore.engine.CACHES`.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Policy:
     template: str = "raw"
     digest: str = ""
     eos_ids: frozenset = field(default=frozenset())
+    cache: str = "auto"
 
     @property
     def context(self) -> int:

@@ -62,6 +62,8 @@ class Emission:
         The same on the grid that all methods share: every ``config.block_size`` policy tokens.
     n_tokens : int
         Policy tokens of the text; 0 for a refusal, which the policy did not write.
+    tokens : list of int
+        These tokens; an end token is among them.
     finished : bool
         Whether the policy reached its end token or the maximum length.
     safe : bool
@@ -79,6 +81,7 @@ class Emission:
     ends: list[int] = field(default_factory=list)
     grid: list[int] = field(default_factory=list)
     n_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
     finished: bool = False
     safe: bool = True
     cost: float = math.nan
@@ -114,6 +117,8 @@ class Response:
         estimate, nats per block) and perplexity (under the reference, per token).
     generate_s, cost_s, reward_s : float
         Seconds spent sampling and in the two scorers: the group's total divided by its prompts.
+    tokens : list of int
+        The sampled tokens of `text`, an end token included; empty for a refusal, which the policy did not write. Not recorded.
     """
 
     prompt_id: str
@@ -136,6 +141,7 @@ class Response:
     generate_s: float
     cost_s: float
     reward_s: float
+    tokens: list[int] = field(default_factory=list)
 
 
 def within(cost, config: SearchConfig):

@@ -33,7 +33,10 @@ from .search import decode
 
 VERSIONS = ("igcore", "torch", "transformers", "numpy")
 # the modules that decide a response; a change in one of them starts a run anew
-DECISIVE = "budget config convert diversity engine methods policy prompts response search scorers/__init__ scorers/embedded".split()
+DECISIVE = (
+    "budget config convert diversity dynamic engine memory methods policy prompts response sampling search shared_prefix "
+    "scorers/__init__ scorers/embedded scorers/lm"
+).split()
 
 
 def root() -> Path:
@@ -200,7 +203,8 @@ def decode_missing(params: DecodeParams, run: Run, prompts: list[Prompt], policy
         missing = [prompt.id for prompt in group if (method, prompt.id) not in done]
         if missing:  # the whole group, even when some of its lines exist: its results depend on its composition
             settings = settings_of(method, params.search())
-            answers = decode(method, policy, group, reward=reward, cost=cost, config=params.search(), seed=params.seed)
+            with_settings = {"config": params.search(), "seed": params.seed, "memory_gb": params.memory_gb}
+            answers = decode(method, policy, group, reward=reward, cost=cost, **with_settings)
             for response in answers:
                 if response.prompt_id in missing:
                     about = (method, policy.name, params.seed, settings, params.block_size)

@@ -14,20 +14,36 @@ Knows candidates, their scores and their safety states; leaves tokens and keys/v
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from .budget import SIGNED, charge, start
 from .config import SearchConfig
 from .diversity import DIVERSITIES, Failures
-from .engine import Block, Engine, random_key
+from .engine import Block, Engine
 from .errors import ParameterError
+from .memory import batch_size, free_bytes, halving, search_bytes
 from .methods import METHODS, RANKS, Beam, settings_of
 from .policy import Policy
 from .prompts import Prompt, as_prompt
 from .response import Counts, Emission, Response, emit, measure
-from .scorers import Cached, Scorer, check_sign
+from .sampling import random_key
+from .scorers import Cached, Scorer, check_sign, open_sessions
+from .scorers.lm import LMScorer
+
+
+@dataclass(frozen=True)
+class Encoded(Prompt):
+    """A prompt that is decoded from given token ids; its text is what scorers see.
+
+    Attributes
+    ----------
+    ids : tuple of int
+        At least one, and short enough for the policy's context.
+    """
+
+    ids: tuple[int, ...] = ()
 
 
 def decode(
@@ -39,6 +55,8 @@ def decode(
     cost: Scorer,
     config: SearchConfig,
     seed: int = 0,
+    on_block: Callable[[Prompt, Sequence[Beam]], None] | None = None,
+    memory_gb: float | None = None,
 ) -> Iterator[Response]:
     """Answer prompts with one method, in their order.
 
@@ -47,11 +65,17 @@ def decode(
     method : str
         A key of `METHODS`.
     prompts : iterable of str or Prompt
-        Decoded together in groups of ``config.group_size``, in this order.
+        Decoded together in groups of ``config.group_size``, in this order. The policy encodes their text, except for an `Encoded`.
     reward, cost : Scorer
         Reward (higher is better) and cost (higher is worse). Every method is measured by both, whatever it searches with.
     seed : int
         Together with (prompt, round, beam, position) it decides every token.
+    on_block : callable, optional
+        Called as ``on_block(prompt, beams)`` after every block of a search that has not failed, with the beams kept, best first.
+        All that follows, and the answer, continues one of them; without a gate they need not be safe. Not to be changed.
+    memory_gb : float, optional
+        Memory for keys, values and logits, in GiB; fewer prompts are decoded together where it would be exceeded, see
+        `igcore.memory`. By default most of what is free. Where memory runs out all the same, the batch is halved.
 
     Yields
     ------
@@ -61,11 +85,12 @@ def decode(
     Raises
     ------
     ParameterError
-        Before anything is decoded: unknown method, no prompt, an empty or too long prompt, a scorer with the wrong sign.
+        Before anything is decoded: unknown method, no prompt, an empty or too long prompt, a scorer with the wrong sign, too little
+        memory for one prompt.
     ScorerError
         When a scorer fails for every text of a group.
     PolicyError
-        When the policy's logits are not finite.
+        When the policy's logits are not finite, or memory runs out for a single prompt.
     """
     settings = settings_of(method, config)
     if isinstance(prompts, str):
@@ -76,15 +101,19 @@ def decode(
     prompts = [as_prompt(p) for p in prompts]
     if not prompts:
         raise ParameterError("there are no prompts; give at least one")
-    for prompt in prompts:
-        policy.encode(prompt.text, config.max_new_tokens)
-    return _groups(method, policy, prompts, reward, cost, config, settings, seed)
+    length = max(len(_encode(policy, prompt, config)) for prompt in prompts)
+    needed = search_bytes(policy.model, settings, length, policy.cache)
+    needed += sum(search_bytes(m, settings, length) for m in {s.backbone.model for s in (reward, cost) if isinstance(s, LMScorer)})
+    size = min(config.group_size, batch_size(needed, free_bytes(policy.model.device), memory_gb))
+
+    def search(batch: Sequence[Prompt]) -> list[Response]:
+        return _Search(method, policy, batch, reward, cost, config, settings, seed, on_block).run()
+
+    return halving(prompts, size, search)
 
 
-def _groups(method, policy, prompts, reward, cost, config, settings, seed) -> Iterator[Response]:
-    for at in range(0, len(prompts), config.group_size):
-        group = prompts[at : at + config.group_size]
-        yield from _Search(method, policy, group, reward, cost, config, settings, seed).run()
+def _encode(policy: Policy, prompt: Prompt, config: SearchConfig) -> list[int]:
+    return list(prompt.ids) if isinstance(prompt, Encoded) else policy.encode(prompt.text, config.max_new_tokens)
 
 
 @dataclass
@@ -125,13 +154,15 @@ def split(beams: Sequence[Beam], n: int) -> list[tuple[Beam, int, int]]:
 class _Search:
     """The loop for one group of prompts."""
 
-    def __init__(self, method, policy, prompts, reward, cost, config, settings, seed):
-        self.policy, self.config, self.grid, self.seed = policy, settings, config.block_size, seed
+    def __init__(self, method, policy, prompts, reward, cost, config, settings, seed, on_block):
+        self.policy, self.config, self.grid, self.seed, self.on_block = policy, settings, config.block_size, seed, on_block
         self.method, self.rank = METHODS[method], RANKS[METHODS[method].rank]
         self.gated = self.method.gated and config.on_failure != "paper"
-        self.raw_cost, self.scorers = cost, {"cost": Cached(cost), "reward": Cached(reward)}
+        self.raw_cost = cost
+        carried, self.sessions = open_sessions({"cost": cost, "reward": reward}, [p.text for p in prompts])
+        self.scorers = {role: Cached(scorer) for role, scorer in carried.items()}
         self.seconds = {"generate": 0.0, "cost": 0.0, "reward": 0.0}
-        self.engine = Engine(policy.model, policy.eos_ids)
+        self.engine = Engine(policy.model, policy.eos_ids, policy.cache)
         root = start(config.budget)
         self.jobs = [_Job(p, [Beam([], "", False, root, [], row)]) for row, p in enumerate(prompts)]
 
@@ -143,7 +174,7 @@ class _Search:
 
     def run(self) -> list[Response]:
         with self.clock("generate"):
-            self.engine.open([self.policy.encode(job.prompt.text, self.config.max_new_tokens) for job in self.jobs])
+            self.engine.open([_encode(self.policy, job.prompt, self.config) for job in self.jobs])
         for job in self.jobs:
             if self.gated and not job.beams[0].safe(self.config):  # strict reading with budget 0
                 self.fail(job, "dead_end")
@@ -163,13 +194,18 @@ class _Search:
             if not asking:
                 break
             if round_:
-                self.engine.rollback(keep=[b.row for job in jobs for b in self.eligible(job) if not b.finished])
+                best = [b for job in jobs for b in self.best_first(self.eligible(job))[: self.config.keep]]
+                self.engine.rollback(keep=[b.row for b in best if not b.finished])
             self.round(number, round_, asking)
         for job in jobs:
             self.keep(job)
-        survivors = [beam for job in self.jobs for beam in job.live]
-        self.engine.select([beam.row for beam in survivors])
-        for row, beam in enumerate(survivors):
+            if self.on_block and not job.failure:
+                self.on_block(job.prompt, job.beams)
+        survivors = [(job.prompt.text, beam) for job in self.jobs for beam in job.live]
+        self.engine.select([beam.row for _, beam in survivors])
+        for session in self.sessions:
+            session.retain([prompt for prompt, _ in survivors], [beam.text for _, beam in survivors])
+        for row, (_, beam) in enumerate(survivors):
             beam.row = row
 
     def round(self, number: int, round_: int, jobs: list[_Job]) -> None:
@@ -185,7 +221,8 @@ class _Search:
         avoid = [DIVERSITIES[self.config.diversity](j.failed, b.row, k, n) if round_ else None for j, b, k, n in drawn]
         penalty = (lambda c, prefix: avoid[c](prefix) if avoid[c] else {}) if any(avoid) else None
         with self.clock("generate"):
-            block = self.engine.sample_block([beam.row for _, beam, _, _ in drawn], keys, penalty)
+            rows, last = [beam.row for _, beam, _, _ in drawn], at + length == self.config.max_new_tokens
+            block = self.engine.sample_block(rows, keys, penalty, last)
         new = [(job, self.extend(beam, block, c)) for c, (job, beam, _, _) in enumerate(drawn)]
         self.score(new)
         for job in jobs:
@@ -304,6 +341,7 @@ class _Search:
                 grid_ends=e.grid,
                 counts=job.counts,
                 trace=job.trace,
+                tokens=e.tokens,
                 **share,
             )
             for job, beam, e, m in zip(self.jobs, best, emissions, measured, strict=True)
@@ -328,7 +366,7 @@ class _Search:
         n = len(beam.tokens)
         grid = [*range(self.grid, n, self.grid), n]
         ends, grid = ([len(self.policy.text(beam.tokens[:k])) for k in counts] for counts in (beam.ends, grid))
-        fields = {"text": beam.text, "status": "verified_safe", "finished": beam.finished, "n_tokens": n}
+        fields = {"text": beam.text, "status": "verified_safe", "finished": beam.finished, "n_tokens": n, "tokens": beam.tokens}
         return Emission(ends=ends, grid=grid, **(fields | more))
 
     def fail_open_cost(self, job: _Job, best: Beam, emission: Emission) -> float | None:

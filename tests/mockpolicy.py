@@ -32,7 +32,7 @@ def probabilities(prefix: tuple[int, ...]) -> list[float]:
 class MockModel(torch.nn.Module):
     """Speaks the part of transformers that the engine uses."""
 
-    device = torch.device("cpu")
+    device, dtype = torch.device("cpu"), torch.float32
     config = LlamaConfig(
         hidden_size=4, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, vocab_size=7, max_position_embeddings=64
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mockpolicy import EOS, LETTERS, letter_cost, letter_reward, probabilities
 
-from igcore.engine import exponentials, random_key
+from igcore.sampling import random_key
 
 BASELINES = {
     "base": ("none", 1, True),
@@ -36,9 +36,16 @@ def pick(prefix, key, banned):
     weights = [0.0 if t in banned else p for t, p in enumerate(probabilities(prefix))]
     if sum(weights) == 0:
         weights = probabilities(prefix)
-    (times,) = exponentials([key], len(weights)).tolist()
-    arrivals = [(time / weight, token) for token, (time, weight) in enumerate(zip(times, weights, strict=True)) if weight]
-    return min(arrivals)[1]
+    return descend(list(enumerate(weights)), key)
+
+
+def descend(leaves, key):
+    """With fewer than 129 tokens the tree has one level, which the lowest 32 bits of the key decide."""
+    u, seen = ((key & 0xFFFFFFFF) + 0.5) / 2**32 * sum(w for _, w in leaves), 0.0
+    for token, weight in leaves:
+        seen += weight
+        if u < seen:
+            return token
 
 
 def search(method, prompt, prompt_id, seed, budget, n, keep, block, length, rounds, diversity, lam):

@@ -1,113 +1,66 @@
-"""Tests of the decoding state, on the mock model (exact) and on a tiny random Llama (float32)."""
+"""Tests of the decoding state, on the mock model (exact) and on tiny random models (float32)."""
 
-import math
-from collections import Counter
+import copy
+from collections import Counter as Tally
 
-import numpy as np
 import pytest
 import torch
 from mockpolicy import EOS, MockModel, probabilities
-from scipy.stats import chisquare, kstest
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from scipy.stats import chisquare
+from tinymodels import FITTING, OTHERS, PROMPTS, Counter, numbers, reencode, tiny
+from transformers import DynamicCache
 
-from igcore.engine import NEAR_TIE, Engine, _exponential, draw, exponentials, random_key
+from igcore import ParameterError
+from igcore.dynamic import DynamicRows
+from igcore.engine import CACHES, Engine
+from igcore.sampling import draw, uniforms
+from igcore.shared_prefix import SharedRows, fits, kv_bytes
 
-TINY = LlamaConfig(
-    vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
-)
-PINNED = [0.20624426, 2.2046015, 2.6316619, 2.2002091, 0.19033268]
-PROMPTS = [[5, 9, 11], [7], [3, 3, 8, 20, 41]]
+ENDS = set(range(0, 97, 8))  # so many end tokens that rows end at every step
+BOTH = pytest.mark.parametrize("cache", ["shared", "dynamic"])
 
 
 @pytest.fixture(scope="module")
-def tiny():
-    torch.manual_seed(0)
-    return LlamaForCausalLM(TINY).eval()
+def llama():
+    return tiny("llama")
 
 
-def numbers(n: int, length: int, name: str = "p") -> list[list[int]]:
-    return [[random_key(0, name, 0, i, step) for step in range(length)] for i in range(n)]
+def walk(engine, prompts=PROMPTS):
+    """Three blocks, each with a retry for some rows and kept candidates; the next rows come from both rounds, out of order.
+
+    Return every candidate as (what it started from, its keys, tokens, log_p, near ties), and the sequences of the last rows.
+    """
+    engine.open(prompts)
+    sequences, drawn = [list(prompt) for prompt in prompts], []
+    for number, length in enumerate((5, 4, 3)):
+        pool = {}
+        for round_, rows in enumerate(([r for r in range(len(sequences)) for _ in range(4)], [0, 0, 0, len(sequences) - 1])):
+            if round_:
+                pool = {c: pool[c] for c in sorted(pool)[::2]}
+                engine.rollback(keep=list(pool))
+            keys = numbers(len(rows), length, f"{number} {round_}")
+            block = engine.sample_block(rows, keys)
+            for c, row in enumerate(rows):
+                drawn.append((sequences[row], keys[c], block.tokens[c], block.log_p[c], block.near_ties[c]))
+                if not block.ended[c]:
+                    pool[block.first + c] = sequences[row] + block.tokens[c]
+        chosen = sorted(pool, key=lambda c: (c * 7) % 11)[:5]
+        engine.select(chosen)
+        sequences = [pool[c] for c in chosen]
+    return drawn, sequences
 
 
-@torch.inference_mode()
-def reencode(model, ids):
-    """The slow reference: one sequence, no padding, no cache."""
-    return model(torch.tensor([ids])).logits[0, -1]
-
-
-def test_a_key_depends_on_each_of_its_coordinates():
-    """Guards against a stream of numbers, and against two coordinates running together as in (1, 11) and (11, 1)."""
-    base = (0, "p", 1, 11, 111)
-    others = [(1, "p", 1, 11, 111), (0, "q", 1, 11, 111), (0, "p", 11, 1, 111), (0, "p", 1, 111, 11), (0, "p", 1, 1, 1111)]
-    assert random_key(*base) == random_key(*base)
-    assert len({random_key(*u) for u in [base, *others]}) == 6
-
-
-def test_the_random_numbers_are_the_same_next_year():
-    """Guards every committed result against a library that changes its streams."""
-    first = exponentials([random_key(0, "p", 0, 0, 0)], 5)[0]
-    assert first == pytest.approx(PINNED, rel=1e-6)
-
-
-def test_exponentials_are_exponential_and_independent():
-    """Guards the transformation of the bits: Kolmogorov-Smirnov, and no correlation between rows or neighbours."""
-    e = exponentials([random_key(0, "p", 0, i, 0) for i in range(40)], 501).astype(float)
-    assert kstest(e.ravel(), "expon").pvalue > 1e-3
-    assert (e > 0).all() and np.isfinite(e).all()
-    assert abs(np.corrcoef(e[:, :-1].ravel(), e[:, 1:].ravel())[0, 1]) < 0.03
-    assert abs(np.corrcoef(e[:-1].ravel(), e[1:].ravel())[0, 1]) < 0.03
-
-
-def test_no_bits_give_an_arrival_at_zero_or_never():
-    """Guards both ends: a time of 0 would let a banned token win 0 / 0, and rounding up to w = 1 would warn."""
-    ends = _exponential(np.array([0, 1, 2**31, 2**32 - 1], dtype="u4"))
-    assert ends == pytest.approx([2**-33, 1.5 * 2**-32, math.log(2), 24 * math.log(2)], rel=1e-6)
-
-
-def keys(n):
-    return [random_key(0, "draw", 0, i, 0) for i in range(n)]
-
-
-def test_draw_follows_the_factors():
-    """Guards the penalty: factor 0 bans, factor 1/2 halves, and log_q is normalised over what is left."""
-    n, p = 6000, [0.2, 0.3, 0.4, 0.1]
-    logits = torch.tensor(p).log().repeat(n, 1)
-    tokens, log_p, log_q, _ = draw(logits, keys(n), {row: {0: 0.0, 1: 0.5} for row in range(n)})
-    expected = np.array([0, 0.15, 0.4, 0.1]) / 0.65
-    assert 0 not in tokens
-    assert chisquare(np.bincount(tokens, minlength=4)[1:], n * expected[1:]).pvalue > 1e-3
-    assert log_p == pytest.approx([math.log(p[t]) for t in tokens], rel=1e-5)
-    assert log_q == pytest.approx([math.log(expected[t]) for t in tokens], rel=1e-5)
-
-
-def test_draw_uses_the_reference_when_everything_is_banned():
-    """Guards against NaN probabilities, from which any token could come."""
-    logits = torch.log(torch.tensor([[0.5, 0.5]] * 20))
-    tokens, _, log_q, _ = draw(logits, keys(20), dict.fromkeys(range(20), {0: 0.0, 1: 0.0}))
-    assert set(tokens) == {0, 1} and log_q == pytest.approx([math.log(0.5)] * 20)
-    assert tokens == draw(logits, keys(20), {})[0]
-
-
-def test_a_banned_token_is_not_drawn_when_the_rest_is_tiny():
-    """Guards against overflow: with e^-100 left over every arrival would be infinite, and the banned token the first."""
-    logits = torch.tensor([[0.0, -90.0, -85.0]] * 50)
-    tokens, _, log_q, _ = draw(logits, keys(50), dict.fromkeys(range(50), {0: 0.0}))
-    assert 0 not in tokens and all(math.isfinite(x) for x in log_q)
-
-
-def test_a_token_without_mass_is_never_drawn():
-    logits = torch.tensor([[0.0, -math.inf, 0.0]] * 200)
-    assert set(draw(logits, keys(200), {})[0]) == {0, 2}
-
-
-def test_near_ties_are_those_that_a_small_change_of_the_logits_can_turn():
-    """Guards the count: every token that changes under noise of the size of float32 errors was counted, and few were."""
-    torch.manual_seed(0)
-    logits = torch.randn(4000, 50)
-    tokens, _, _, near = draw(logits, keys(4000), {})
-    shifted = draw(logits + NEAR_TIE / 4 * torch.randn(4000, 50).sign(), keys(4000), {})[0]
-    assert all(n for a, b, n in zip(tokens, shifted, near, strict=True) if a != b)
-    assert 0 < sum(near) < 10
+def assert_as_reencoded(model, engine, drawn, sequences, atol=1e-4):
+    """Every token is what its numbers draw from the logits of the whole sequence, read alone; log_p and o_t are right too."""
+    for start, keys, tokens, log_p, ties in drawn:
+        logits = reencode(model, start + tokens)[1][len(start) - 1 : -1]
+        expected, expected_log_p, _, _ = draw(logits, torch.from_numpy(uniforms(keys[: len(tokens)])), {})
+        assert tokens == expected or ties
+        assert tokens != expected or log_p == pytest.approx(expected_log_p, abs=atol)
+    for row, ids in enumerate(sequences):
+        hidden, logits = reencode(model, ids)
+        assert torch.allclose(engine.rows.hidden[row], hidden[-1], atol=atol)
+        assert torch.allclose(engine.rows.logits[row], logits[-1], atol=atol)
 
 
 def test_tokens_follow_the_policy():
@@ -116,43 +69,74 @@ def test_tokens_follow_the_policy():
     engine.open([[1, 2]])
     n = 4000
     block = engine.sample_block([0] * n, numbers(n, 1))
-    counts = Counter(t for (t,) in block.tokens)
+    counts = Tally(t for (t,) in block.tokens)
     expected = [n * p for p in probabilities((1, 2))]
     assert chisquare([counts[t] for t in range(7)], expected).pvalue > 1e-3
 
 
-def test_logits_after_selection_and_expansion_equal_reencoding(tiny):
-    """Guards left padding, positions, gather and stacking: any slip moves the logits by far more than 1e-4."""
-    engine = Engine(tiny, {-1})
-    engine.open(PROMPTS)
-    first = engine.sample_block([0, 0, 1, 1, 2, 2], numbers(6, 4))
-    engine.rollback(keep=[1, 2, 5])
-    second = engine.sample_block([1, 2], numbers(2, 4, "retry"))
-    engine.select([5, 7, 1, 6])  # out of order, over both rounds
-    sequences = [
-        PROMPTS[2] + first.tokens[5],
-        PROMPTS[2] + second.tokens[1],
-        PROMPTS[0] + first.tokens[1],
-        PROMPTS[1] + second.tokens[0],
-    ]
-    third = engine.sample_block([3, 0, 0, 2, 1], numbers(5, 3, "third"))
-    engine.select(range(5))
-    sequences = [sequences[i] + t for i, t in zip([3, 0, 0, 2, 1], third.tokens, strict=True)]
-    for row, ids in enumerate(sequences):
-        assert torch.allclose(engine.rows.logits[row], reencode(tiny, ids), atol=1e-4)
+@pytest.mark.parametrize("name", FITTING)
+def test_both_caches_decode_as_one_sequence_read_alone(name):
+    """Guards padding, positions, masks, gather, compaction, retries and selection: any slip moves the logits far more than 1e-4."""
+    model = tiny(name)
+    assert fits(model) and Engine(model, ENDS).kind is SharedRows
+    found = {}
+    for cache in ("shared", "dynamic"):
+        engine = Engine(model, ENDS, cache)
+        drawn, sequences = found[cache] = walk(engine)
+        assert_as_reencoded(model, engine, drawn, sequences)
+        assert len({len(tokens) for _, _, tokens, _, _ in drawn}) == 5  # rows have ended at every step
+    for ours, theirs in zip(found["shared"][0], found["dynamic"][0], strict=True):
+        assert ours[2] == theirs[2] and ours[3] == pytest.approx(theirs[3], abs=1e-4)
+    assert found["shared"][1] == found["dynamic"][1]
 
 
-def test_learned_positions_count_without_the_padding():
-    """Guards position_ids: rotary positions only feel differences, so that a shift by the padding would stay unseen."""
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=97, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
-    model = GPT2LMHeadModel(config).eval()
-    engine = Engine(model, {-1})
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_models_decode_in_transformers_own_cache(name):
+    """Guards the fall-back: windows, caps, sinks, distances, latent keys and recurrent states are none of the shared cache's."""
+    model = tiny(name)
+    assert not fits(model) and Engine(model, ENDS).kind is DynamicRows
+    engine = Engine(model, ENDS)
+    assert_as_reencoded(model, engine, *walk(engine))
+
+
+@BOTH
+@pytest.mark.parametrize("prompts", [[[4]], [[4], [4]], [[4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]])
+def test_prompts_of_one_token_and_prompts_alone(llama, cache, prompts):
+    """Guards the smallest shapes: no padding, only padding but one, and two prompts that are alike."""
+    engine = Engine(llama, ENDS, cache)
+    assert_as_reencoded(llama, engine, *walk(engine, prompts))
+
+
+@BOTH
+def test_one_candidate_is_enough(llama, cache):
+    """Guards N = 1, where every shape has a one in it."""
+    engine = Engine(llama, {-1}, cache)
+    engine.open([PROMPTS[0]])
+    sequence = list(PROMPTS[0])
+    for number in range(4):
+        block = engine.sample_block([0], numbers(1, 2, str(number)))
+        engine.select([0])
+        sequence += block.tokens[0]
+    assert_as_reencoded(llama, engine, [], [sequence])
+
+
+@BOTH
+def test_all_candidates_may_end_at_once(llama, cache):
+    """Guards an empty batch: no step is taken, the rest of the search goes on, and nothing can be selected."""
+    engine = Engine(llama, set(range(97)), cache)
     engine.open(PROMPTS)
-    block = engine.sample_block([0, 1, 2], numbers(3, 4))
-    engine.select([0, 1, 2])
-    for row, prompt in enumerate(PROMPTS):
-        assert torch.allclose(engine.rows.logits[row], reencode(model, prompt + block.tokens[row]), atol=1e-4)
+    with Counter(llama) as counter:
+        block = engine.sample_block([0, 1, 1], numbers(3, 5))
+    assert counter.tokens == 0 and block.ended == [True] * 3 and [len(t) for t in block.tokens] == [1] * 3
+    with pytest.raises(KeyError):
+        engine.select([1])
+    engine.rollback()
+    engine.eos_ids = frozenset()
+    retry = engine.sample_block([2], numbers(1, 3))
+    engine.select([retry.first])
+    assert_as_reencoded(llama, engine, [], [PROMPTS[2] + retry.tokens[0]])
+    engine.select([])
+    assert engine.rows is None
 
 
 def test_every_end_token_ends():
@@ -162,44 +146,6 @@ def test_every_end_token_ends():
     block = engine.sample_block([0] * 60, numbers(60, 3))
     assert {tokens[-1] for tokens, ended in zip(block.tokens, block.ended, strict=True) if ended} == {EOS, 3, 5}
     assert not any({EOS, 3, 5} & set(tokens[:-1]) for tokens in block.tokens)
-
-
-@torch.inference_mode()
-def test_hidden_state_is_the_input_of_the_head(tiny):
-    """Guards o_t: the state after the final norm, at the last token."""
-    engine = Engine(tiny, {-1})
-    engine.open(PROMPTS)
-    for row, ids in enumerate(PROMPTS):
-        assert torch.allclose(engine.rows.hidden[row], tiny.model(torch.tensor([ids])).last_hidden_state[0, -1], atol=1e-5)
-
-
-def test_rollback_is_bit_equal(tiny):
-    """Guards the state at the block's start: a retry with the same numbers must repeat the same tokens and logits."""
-    engine = Engine(tiny, {-1})
-    engine.open(PROMPTS)
-    before = [layer.keys.clone() for layer in engine.rows.cache.layers]
-    first = engine.sample_block([0, 1, 2], numbers(3, 5))
-    engine.rollback(keep=[0, 1, 2])
-    second = engine.sample_block([0, 1, 2], numbers(3, 5))
-    assert all(torch.equal(a, layer.keys) for a, layer in zip(before, engine.rows.cache.layers, strict=True))
-    assert first.tokens == second.tokens and first.log_p == second.log_p
-    engine.select([0, 1, 2, 3, 4, 5])
-    assert torch.equal(engine.rows.logits[:3], engine.rows.logits[3:])
-
-
-def test_candidates_that_ended_or_were_freed_cannot_be_selected():
-    engine = Engine(MockModel(lambda prefix: [99.0] + [0.0] * 6), {EOS})
-    engine.open([[1]])
-    block = engine.sample_block([0], numbers(1, 1))
-    assert block.ended == [True] and block.tokens == [[EOS]]
-    with pytest.raises(KeyError, match="have no state"):
-        engine.select([0])
-    engine = Engine(MockModel(), {EOS})
-    engine.open([[1]])
-    assert engine.sample_block([0, 0], numbers(2, 1)).ended == [False, False]
-    engine.rollback(keep=[1])
-    with pytest.raises(KeyError, match=r"\[0\]"):
-        engine.select([0])
 
 
 def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
@@ -217,9 +163,164 @@ def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
     assert model.tokens_forwarded == 3 + drawn  # the prompts once, and every live token once
 
 
-def test_tokens_do_not_depend_on_the_batch_up_to_counted_near_ties(tiny):
+@BOTH
+def test_no_token_is_encoded_twice(llama, cache):
+    """Guards the carried state: what goes through the model is the prompts once and every live token once, over all blocks."""
+    prompts = [[5, 9, 11], [7, 8, 9]]
+    engine = Engine(llama, ENDS, cache)
+    with Counter(llama) as counter:
+        drawn, _ = walk(engine, prompts)
+    assert counter.tokens == 6 + sum(len(tokens) - (tokens[-1] in ENDS) for _, _, tokens, _, _ in drawn)
+
+
+@BOTH
+def test_tokens_forwarded_are_flat_in_the_number_of_blocks_and_linear_in_rows(llama, cache):
+    """Guards against work per block: without end tokens N rows of T tokens cost P L + N T, in however many blocks."""
+
+    def forwarded(n, length, block):
+        engine = Engine(llama, {-1}, cache)
+        with Counter(llama) as counter:
+            engine.open([[1, 2, 3, 4]] * 2)
+            rows = [0, 1] * (n // 2)
+            for at in range(0, length, block):
+                engine.sample_block(rows, numbers(n, block, str(at)))
+                engine.select(range(2))  # one for each prompt
+        return counter.tokens
+
+    assert [forwarded(4, 8, block) for block in (1, 2, 4, 8)] == [8 + 4 * 8] * 4
+    assert [forwarded(n, 8, 4) for n in (2, 6, 10)] == [8 + n * 8 for n in (2, 6, 10)]
+    assert [forwarded(4, length, 4) for length in (4, 12, 16)] == [8 + 4 * length for length in (4, 12, 16)]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
+def test_bytes_of_keys_and_values_are_those_of_the_formula(name):
+    """Guards the memory of a search: prompts once, and a slot for every candidate, as long as its tokens and no longer."""
+    model = tiny(name)
+    engine = Engine(model, {-1}, "shared")
+    engine.open(PROMPTS)
+    for n, length in ((3, 2), (6, 2), (6, 7)):
+        engine.sample_block([0, 1, 2] * (n // 3), numbers(n, length))
+        ((state, _),) = engine._rounds
+        tensors = [*state.prompts.keys, *state.prompts.values, *state.slab.keys, *state.slab.values]
+        assert sum(x.nbytes for x in tensors) == kv_bytes(model, 3, 5, n, length)
+        assert state.prompts is engine.rows.prompts  # not copied
+        engine.rollback()
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_history_is_what_one_forward_pass_gives(name, cache):
+    """Guards o_t and h_t of the critic: of every token since the prompt, in the order of the candidates, over both rounds."""
+    model = tiny(name)
+    engine = Engine(model, {-1}, cache)
+    engine.open(PROMPTS)
+    first = engine.sample_block([0, 1, 2], numbers(3, 4))
+    engine.select([2, 0, 1])
+    second = engine.sample_block([0, 1, 2], numbers(3, 3, "second"))
+    engine.rollback(keep=[0, 2])
+    third = engine.sample_block([1, 1], numbers(2, 3, "third"))
+    history = engine.history([4, 0, 2])
+    new = [first.tokens[0] + third.tokens[1], first.tokens[2] + second.tokens[0], first.tokens[1] + second.tokens[2]]
+    assert history.hidden.shape == (3, 7, 32) and history.keys[1].shape == (3, model.config.n_head if name == "gpt2" else 2, 7, 8)
+    for row, (prompt, tokens) in enumerate(zip((0, 2, 1), new, strict=True)):
+        ids = PROMPTS[prompt] + tokens
+        past = DynamicCache(config=model.config)
+        with torch.inference_mode():
+            hidden = model.base_model(torch.tensor([ids]), past_key_values=past).last_hidden_state[0, -7:]
+        assert torch.allclose(history.hidden[row], hidden, atol=1e-4)
+        for i, layer in enumerate(past.layers):
+            assert torch.allclose(history.keys[i][row], layer.keys[0, :, -7:], atol=1e-4)
+            assert torch.allclose(history.values[i][row], layer.values[0, :, -7:], atol=1e-4)
+    with pytest.raises(KeyError, match=r"\[1\] have no state"):
+        engine.history([1])
+
+
+@BOTH
+@pytest.mark.parametrize("dtype, near", [(torch.float32, 1e-4), (torch.bfloat16, 0.2)])  # values reach 14
+def test_a_watched_layer_is_in_the_history(llama, cache, dtype, near):
+    """Guards features of a search against those of training: which layer, which half, which tokens; o_t stays o_t."""
+    model = copy.deepcopy(llama).to(dtype)
+    engine = Engine(model, {-1}, cache, watch=0)
+    engine.open(PROMPTS)
+    first = engine.sample_block([0, 1, 2], numbers(3, 4))
+    engine.select([2, 0])
+    second = engine.sample_block([0, 1, 1], numbers(3, 3, "second"))
+    history = engine.history([0, 2])
+    sequences = [PROMPTS[2] + first.tokens[2] + second.tokens[0], PROMPTS[0] + first.tokens[0] + second.tokens[2]]
+    for row, ids in enumerate(sequences):
+        with torch.inference_mode():
+            states = model.model(torch.tensor([ids]), output_hidden_states=True).hidden_states  # embedding, layer 0, o_t
+        for ours, theirs in ((history.middle[row], states[1][0, -7:]), (history.hidden[row], states[-1][0, -7:])):
+            assert (ours - theirs).abs().max() < near
+
+
+@BOTH
+def test_a_critic_can_be_trained_on_the_history(llama, cache):
+    """Guards against inference tensors, which torch refuses to keep for a gradient."""
+    engine = Engine(llama, {-1}, cache)
+    engine.open(PROMPTS)
+    engine.sample_block([0, 1], numbers(2, 3))
+    history = engine.history([0, 1])
+    critic = torch.nn.Linear(32, 1)
+    (critic(history.hidden).sum() + history.keys[0].sum() * critic.bias).sum().backward()
+    assert critic.weight.grad.abs().sum() > 0
+
+
+@BOTH
+def test_rollback_is_bit_equal(llama, cache):
+    """Guards the state at the block's start: a retry with the same numbers must repeat the same tokens and logits."""
+    engine = Engine(llama, {-1}, cache)
+    engine.open(PROMPTS)
+    engine.sample_block([0, 1, 2], numbers(3, 2, "before"))
+    engine.select([1, 2, 0])
+    before = engine.rows.hidden.clone(), engine.rows.logits.clone(), *engine.rows.history().keys
+    first = engine.sample_block([0, 1, 2], numbers(3, 5))
+    engine.rollback(keep=[0, 1, 2])
+    second = engine.sample_block([0, 1, 2], numbers(3, 5))
+    after = engine.rows.hidden, engine.rows.logits, *engine.rows.history().keys
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert first.tokens == second.tokens and first.log_p == second.log_p
+    engine.select([0, 1, 2, 3, 4, 5])
+    assert torch.equal(engine.rows.logits[:3], engine.rows.logits[3:])
+
+
+@BOTH
+def test_candidates_that_ended_or_were_freed_cannot_be_selected(llama, cache):
+    """Guards against a state that belongs to another candidate."""
+    engine = Engine(llama, ENDS, cache)
+    engine.open([[1]])
+    block = engine.sample_block([0] * 12, numbers(12, 2))
+    ended, live = ([c for c in range(12) if block.ended[c] is is_ended] for is_ended in (True, False))
+    for wrong in (ended[0], 12):
+        with pytest.raises(KeyError, match="have no state"):
+            engine.select([live[0], wrong])
+    engine.rollback(keep=live[1:])
+    with pytest.raises(KeyError, match=rf"\[{live[0]}\]"):
+        engine.select([live[0]])
+    engine.select(live[1:])
+
+
+def test_a_penalty_sees_the_tokens_of_its_own_candidate(llama):
+    """Guards the numbering under raggedness: a penalty asked about another row would ban the wrong tokens."""
+    engine = Engine(llama, ENDS)
+    engine.open(PROMPTS)
+    plain = engine.sample_block([0, 0, 1, 1, 2, 2], numbers(6, 5))
+    engine.rollback()
+    asked = []
+
+    def penalty(c, prefix):
+        asked.append((c, prefix))
+        return {plain.tokens[c][0]: 0.0} if not prefix and c % 2 else {}
+
+    block = engine.sample_block([0, 0, 1, 1, 2, 2], numbers(6, 5), penalty)
+    assert block.tokens[::2] == plain.tokens[::2] and all(block.tokens[c][0] != plain.tokens[c][0] for c in (1, 3, 5))
+    assert sorted(asked) == sorted((c, tuple(t[:k])) for c, t in enumerate(block.tokens) for k in range(len(t)))
+
+
+@BOTH
+def test_tokens_do_not_depend_on_the_batch_up_to_counted_near_ties(llama, cache):
     """Guards padding and the coordinates of the keys; float32 sums differ, so only a near tie may part the ways."""
-    engine = Engine(tiny, {-1})
+    engine = Engine(llama, {-1}, cache)
     engine.open(PROMPTS)
     together = engine.sample_block([0, 1, 2], [numbers(1, 40, str(i))[0] for i in range(3)])
     for i, prompt in enumerate(PROMPTS):
@@ -227,3 +328,10 @@ def test_tokens_do_not_depend_on_the_batch_up_to_counted_near_ties(tiny):
         alone = engine.sample_block([0], numbers(1, 40, str(i)))
         assert alone.tokens[0] == together.tokens[i] or together.near_ties[i] > 0
     assert sum(together.near_ties) < 3
+
+
+def test_an_unknown_cache_is_refused():
+    """Guards the table of caches: the nearest name is offered."""
+    assert set(CACHES) == {"auto", "shared", "dynamic"}
+    with pytest.raises(ParameterError, match="did you mean 'shared'"):
+        Engine(MockModel(), {EOS}, "share")

@@ -320,7 +320,7 @@ def test_the_trace_reports_divergence_and_perplexity_of_what_was_drawn():
 
 
 def test_near_ties_are_added_up(monkeypatch):
-    monkeypatch.setattr("igcore.engine.NEAR_TIE", 1e9)
+    monkeypatch.setattr("igcore.sampling.NEAR_TIE", 1e9)
     for r in answers("best-of-n", ids(PROMPTS)):
         assert r.counts.near_ties == r.counts.policy_tokens
 

@@ -10,13 +10,15 @@ of `Scorer`; this is a whole one::
             return [sum(c.isupper() for c in r) / max(len(r), 1) for r in responses]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from ..errors import ParameterError, ScorerError, unknown_name
+from ..memory import out_of_memory
 from .embedded import MiniLMRelevance, OffensiveLanguage
+from .lm import LMScorer, Session
 
 COST, REWARD = "higher is worse", "higher is better"
 
@@ -106,6 +108,18 @@ class Cached:
         return np.array([self._known[k] for k in keys])
 
 
+def open_sessions(scorers: Mapping[str, Scorer], prompts: Sequence[str]) -> tuple[dict[str, Scorer], list[Session]]:
+    """Let language-model scorers carry what they read of one group of prompts, one session to a backbone."""
+    sessions: dict[int, Session] = {}
+    out = dict(scorers)
+    for role, scorer in scorers.items():
+        if isinstance(scorer, LMScorer):
+            key = id(scorer.backbone)
+            sessions[key] = sessions.get(key) or Session(scorer.backbone, prompts)
+            out[role] = scorer.carried(sessions[key])
+    return out, list(sessions.values())
+
+
 def checked_score(scorer: Scorer, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
     """Score texts and fail closed: what is not a finite number comes back as NaN, which no gate lets through.
 
@@ -123,6 +137,8 @@ def checked_score(scorer: Scorer, prompts: Sequence[str], responses: Sequence[st
     try:
         scores = np.asarray(scorer.score(prompts, responses, finished))
     except Exception as error:
+        if out_of_memory(error):
+            raise
         raise ScorerError(
             f"scorer {scorer.name!r} failed on {len(responses)} texts with {type(error).__name__}: {error}; no text is emitted"
         ) from error

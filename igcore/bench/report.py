@@ -1,0 +1,115 @@
+"""What the benchmark leaves: a table, the notes beside it and one picture. Knows numbers and names; measures nothing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+from matplotlib.figure import Figure
+
+from .. import figures, tables
+from .measure import COLUMNS, Case
+from .plan import A1, A2, A3, GENERATE, ITS_HUB, PEERS, B, C
+
+OURS, RIVAL = figures.style("inferenceguard")[0], figures.style("base")[0]
+PAPER_S = 2.02  # seconds per prompt of the paper: a 7B policy, 32 samples, 128 tokens, blocks of 64, on an unnamed device
+PANELS = {  # title -> bars: label, variant, whether it is ours
+    "guarded search, two scorers": [
+        ("one beam at a time", A1.variant, False),
+        ("batched generate", A2.variant, False),
+        ("+ batched scoring", A3.variant, False),
+        ("igcore, DynamicCache", B.variant, True),
+        ("igcore", C.variant, True),
+    ],
+    "16 candidates, free reward": [
+        ("transformers generate", GENERATE.variant, False),
+        ("its_hub Best-of-N", ITS_HUB[0].variant, False),
+        ("igcore best-of-n", PEERS[0].variant, True),
+        ("its_hub beam search", ITS_HUB[1].variant, False),
+        ("igcore beam search", PEERS[1].variant, True),
+    ],
+}
+
+
+def cost(table: pd.DataFrame, case: Case) -> float | None:
+    """Return the CPU seconds per prompt of a case, None where it was not measured."""
+    names = ("variant", "prompts", "prompt_tokens", "n_samples", "new_tokens", "dtype")
+    rows = table[(table[list(names)] == [getattr(case, name) for name in names]).all(axis=1)]
+    return float(rows["cpu_s_per_prompt"].iloc[0]) if len(rows) else None
+
+
+def notes(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]], skipped: Sequence[str]) -> list[str]:
+    """Return what the table alone does not say, a sentence each."""
+    found = [(text, cost(table, a), cost(table, b)) for text, a, b in ratios]
+    lines = [f"{text}: {a / b:.2f}" for text, a, b in found if a and b]
+    for row in table[table["variant"].str.endswith("random 7B")].itertuples():
+        per_second = 1 / row.wall_s_per_prompt
+        size = f"{row.n_samples} samples, {row.prompts} prompts"
+        lines.append(
+            f"{row.variant}, {size}: {per_second:.2f} prompts/s on {row.device}; the paper's {PAPER_S} s are {1 / PAPER_S:.2f}"
+        )
+    padded = [f"{row.variant} {row.padding / row.forward_tokens:.1%}" for row in table.itertuples() if row.padding]
+    lines.append(f"padding encoded besides, as a share of the forward tokens: {', '.join(padded) or 'none'}")
+    lines.append(f"repeats, of which the medians are shown: {table['repeats'].min()} to {table['repeats'].max()}")
+    return [*lines, *skipped]
+
+
+def write(table: pd.DataFrame, lines: Sequence[str], out: Path) -> list[Path]:
+    """Write ``tables/bench.csv``, ``tables/bench.md`` and, where there is something to draw, ``bench.png`` and ``bench.pdf``."""
+    folder = out / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "bench.csv", folder / "bench.md"]
+    tables.replace_file(paths[0], table[COLUMNS].to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    text = tables.markdown(table[COLUMNS]) + "\n" + "".join(f"* {line}\n" for line in lines)
+    tables.replace_file(paths[1], text)
+    return [*paths, *figures.save(picture(table), out / "bench")] if any(map(len, _bars(table).values())) else paths
+
+
+def _bars(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return per panel the CPU seconds per prompt: one row per bar, one column per dtype; few prompts before many."""
+    panels = {}
+    for title, bars in PANELS.items():
+        rows = []
+        for label, variant, ours in bars:
+            same = table[(table["variant"] == variant) & (table["prompt_tokens"] == table["prompt_tokens"].min())]
+            for many in sorted({count > 2 for count in same["prompts"]}):
+                some = same[(same["prompts"] > 2) == many]
+                name = f"{label}, {some['prompts'].max()} prompts" if many else label
+                rows.append({"label": name, "ours": ours} | dict(zip(some["dtype"], some["cpu_s_per_prompt"], strict=True)))
+        panels[title] = pd.DataFrame(rows)
+    return panels
+
+
+@matplotlib.rc_context(figures.RC | {"font.size": 14, "axes.titlesize": 15})
+def picture(table: pd.DataFrame) -> Figure:
+    """Draw CPU seconds per prompt: the same search by rivals and by this package, then living libraries. Short bars are better."""
+    panels = {title: bars for title, bars in _bars(table).items() if len(bars)}
+    dtypes = [name for name in ("float32", "bfloat16") if name in table["dtype"].unique()]
+    counts = [sum(bars[dtype].notna().sum() for dtype in dtypes if dtype in bars) for bars in panels.values()]
+    fig = Figure(figsize=(7.2, 1.5 + sum(0.36 * n + 0.6 for n in counts)), layout="constrained")
+    axes = fig.subplots(len(panels), 1, squeeze=False, height_ratios=[n + 1 for n in counts])[:, 0]
+    for ax, (title, bars) in zip(axes, panels.items(), strict=True):
+        _panel(ax, bars, [dtype for dtype in dtypes if dtype in bars])
+        ax.set_title(title, loc="left")
+    axes[-1].set_xlabel("CPU seconds per prompt, one thread")
+    return fig
+
+
+def _panel(ax, bars: pd.DataFrame, dtypes: list[str]) -> None:
+    """Draw one bar per row and dtype that was measured; bfloat16 is hatched and says so."""
+    place, ticks = 0.0, []
+    for row in bars.itertuples():
+        measured = [dtype for dtype in dtypes if pd.notna(getattr(row, dtype))]
+        ticks.append(place + (len(measured) - 1) / 2)
+        for dtype in measured:
+            seconds, half = getattr(row, dtype), dtype == "bfloat16"
+            colour = OURS if row.ours else RIVAL
+            ax.barh(place, seconds, color="white" if half else colour, ec=colour, hatch="///" if half else None, height=0.8)
+            number = f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.1f}"
+            ax.text(seconds, place, f" {number}{' bf16' if half else ''}", va="center", color=figures.INK)
+            place += 1
+        place += 0.35
+    ax.set(yticks=ticks, yticklabels=bars["label"])
+    ax.margins(x=0.18)
+    ax.tick_params(axis="y", length=0)
+    ax.invert_yaxis()

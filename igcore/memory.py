@@ -1,0 +1,96 @@
+"""How many prompts fit into memory at once. Knows models, settings and bytes; knows nothing of tokens or scores."""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from .config import SearchConfig
+from .errors import ParameterError, PolicyError
+from .shared_prefix import fits, kv_bytes
+
+T = TypeVar("T")
+R = TypeVar("R")
+SHARE = 0.8  # of what is free may be planned for; the rest is for activations
+GIB = 2**30
+log = logging.getLogger("igcore")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes that are free on a device now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 * GIB
+
+
+def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
+    """Return the bytes that a search for one prompt plans for.
+
+    Keys and values of the prompt, of `n_samples` candidates, of the `keep` beams that they continue and of as many that failed
+    rounds leave selectable, each with room for `max_new_tokens`; and the logits of the candidates::
+
+        rows   = n_samples + 2 keep
+        shared = kv_bytes(1 prompt of prompt_tokens, rows of max_new_tokens) + n_samples * vocabulary * bytes per number
+
+    A model that needs transformers' own cache holds the prompt in every row, and twice, because each step copies the cache.
+    """
+    rows = config.n_samples + 2 * config.keep
+    if cache == "dynamic" or (cache == "auto" and not fits(model)):
+        keys_and_values = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
+    else:
+        keys_and_values = kv_bytes(model, 1, prompt_tokens, rows, config.max_new_tokens)
+    vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
+    return keys_and_values + config.n_samples * vocabulary * model.dtype.itemsize
+
+
+def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int:
+    """Return how many prompts fit into `memory_gb`, or into `SHARE` of what is free; at least one.
+
+    Raises
+    ------
+    ParameterError
+        When `memory_gb` is not enough for one prompt.
+    """
+    if memory_gb is not None and memory_gb * GIB < bytes_per_prompt:
+        raise ParameterError(
+            f"memory_gb is {memory_gb}, but one prompt needs {bytes_per_prompt / GIB:.3g}; raise it, or lower n_samples, keep or "
+            "max_new_tokens"
+        )
+    room = SHARE * free if memory_gb is None else memory_gb * GIB
+    return max(1, int(room // max(1, bytes_per_prompt)))
+
+
+def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]]) -> Iterator[R]:
+    """Do work on batches of at most `size`; where memory runs out, halve the batch, say so and go on.
+
+    Raises
+    ------
+    PolicyError
+        When memory runs out for a single item.
+    """
+    at = 0
+    while at < len(items):
+        batch = items[at : at + size]
+        try:
+            done = work(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            done = None
+        if done is not None:
+            yield from done
+            at += len(batch)
+        elif len(batch) == 1:
+            raise PolicyError("memory ran out for a single prompt; lower n_samples, keep or max_new_tokens, or use a smaller dtype")
+        else:  # outside the handler, whose error still holds what filled the memory
+            size = len(batch) // 2
+            log.warning("memory ran out with %d prompts at a time; going on with %d, which changes no result", len(batch), size)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error says that memory ran out; on a CPU torch raises a plain ``RuntimeError``."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,103 @@
+"""Tests of the memory plan, on numbers worked out by hand and on work that runs out of memory when told to."""
+
+import logging
+
+import pytest
+import torch
+from mockpolicy import LetterCost, LetterReward, mock_policy
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import igcore as ig
+from igcore.config import SearchConfig
+from igcore.errors import ParameterError, PolicyError
+from igcore.memory import GIB, batch_size, halving, out_of_memory, search_bytes
+
+CONFIG = SearchConfig(budget=1.0, n_samples=6, keep=2, block_size=4, max_new_tokens=8)
+
+
+def limited(most: int, error: Exception):
+    """Work that doubles its items, and fails for more than `most` of them."""
+    sizes = []
+
+    def work(batch):
+        sizes.append(len(batch))
+        if len(batch) > most:
+            raise error
+        return [2 * x for x in batch]
+
+    return work, sizes
+
+
+def test_bytes_of_a_search_worked_out_by_hand():
+    """Guards the formula: 3 layers, keys and values, 2 key heads of 8 numbers of 4 bytes, 10 rows of 8 tokens, one prompt of 5."""
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
+    )
+    model = LlamaForCausalLM(config).eval()
+    token = 3 * 2 * 2 * 8 * 4
+    assert search_bytes(model, CONFIG, 5, "shared") == token * (5 + 10 * 8) + 6 * 97 * 4
+    assert search_bytes(model, CONFIG, 5, "auto") == search_bytes(model, CONFIG, 5, "shared")
+    assert search_bytes(model, CONFIG, 5, "dynamic") == token * 2 * 10 * (5 + 8) + 6 * 97 * 4
+
+
+def test_the_batch_follows_the_budget():
+    assert batch_size(GIB // 4, free=0, memory_gb=1.0) == 4
+    assert batch_size(GIB // 4, free=GIB, memory_gb=None) == 3  # a fifth is left for activations
+    assert batch_size(GIB, free=0, memory_gb=None) == 1  # tried all the same: the system may free some
+
+
+def test_too_little_for_one_prompt_is_one_sentence():
+    with pytest.raises(ParameterError, match=r"^memory_gb is 0.5, but one prompt needs 2; raise it, or lower n_samples"):
+        batch_size(2 * GIB, free=0, memory_gb=0.5)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("full"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_memory_that_runs_out_halves_the_batch_and_loses_nothing(error, caplog):
+    """Guards order and completeness, and that the smaller batch stays: trying the large one again each time would fail again."""
+    work, sizes = limited(2, error)
+    with caplog.at_level(logging.WARNING, logger="igcore"):
+        assert list(halving(range(9), 8, work)) == [2 * x for x in range(9)]
+    assert sizes == [8, 4, 2, 2, 2, 2, 1]
+    assert caplog.messages[0] == "memory ran out with 8 prompts at a time; going on with 4, which changes no result"
+    assert len(caplog.messages) == 2
+
+
+def test_memory_that_runs_out_for_one_prompt_is_an_error():
+    """Guards against halving one for ever."""
+    with pytest.raises(PolicyError, match="single prompt; lower n_samples"):
+        list(halving([1], 4, limited(0, MemoryError())[0]))
+
+
+def test_other_errors_are_not_taken_for_it():
+    with pytest.raises(RuntimeError, match="shape"):
+        list(halving([1, 2], 2, limited(0, RuntimeError("shape mismatch"))[0]))
+    assert not out_of_memory(ValueError("memory"))
+
+
+class Hungry(LetterCost):
+    """Runs out of memory while it scores more than two prompts at a time."""
+
+    def score(self, prompts, responses, finished):
+        if len(set(prompts)) > 2:
+            raise torch.OutOfMemoryError("full")
+        return super().score(prompts, responses, finished)
+
+
+def texts(cost, **kwargs):
+    prompts = ["abc", "fed", "add", "face", "bed"]
+    answers = ig.decode("inferenceguard", mock_policy(), prompts, reward=LetterReward(), cost=cost, config=CONFIG, **kwargs)
+    return [(r.prompt, r.text, r.status, r.counts) for r in answers]
+
+
+def test_a_search_that_runs_out_of_memory_gives_the_same_answers():
+    """Guards against a scorer's lack of memory being taken for a failure of the scorer, and against lost or doubled prompts."""
+    assert texts(Hungry()) == texts(LetterCost())
+
+
+def test_a_small_budget_gives_the_same_answers():
+    needed = search_bytes(mock_policy().model, CONFIG, 4, "auto")
+    assert texts(LetterCost(), memory_gb=needed / GIB) == texts(LetterCost())
+    with pytest.raises(ParameterError, match="memory_gb is"):
+        texts(LetterCost(), memory_gb=0.5 * needed / GIB)

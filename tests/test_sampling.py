@@ -1,0 +1,240 @@
+"""Tests of the draw of a token: keys, uniform numbers, the tree, factors and near ties."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare, kstest
+
+from igcore import PolicyError, sampling
+from igcore.sampling import BRANCH, NEAR_TIE, WIDEST, WORDS, draw, random_key, uniforms
+
+PINNED = 63581622132706026774975595776287772668
+SIZES = [7, 128, 129, 2049, 49157, 70001]
+
+
+def numbers(n: int, name: str = "draw") -> torch.Tensor:
+    return torch.from_numpy(uniforms([random_key(0, name, 0, i, 0) for i in range(n)]))
+
+
+def random_logits(n: int, size: int, scale: float = 2.0) -> torch.Tensor:
+    return scale * torch.randn(n, size, generator=torch.Generator().manual_seed(size))
+
+
+def path(token: int, size: int) -> list[int]:
+    """The nodes on the way to a token, from the top: at each level the remainder by the number of nodes there."""
+    widths = [size]
+    while widths[-1] > 128:
+        widths.append(math.ceil(widths[-1] / 16))
+    nodes = [token]
+    for width in widths[1:]:
+        nodes.append(nodes[-1] % width)
+    return nodes[::-1]
+
+
+def slow_draw(weights: list[float], u: list[float]) -> int:
+    """The tree again, one token at a time: at each level the children in order, until their share exceeds the level's number."""
+    leaves = [(path(token, len(weights)), weight) for token, weight in enumerate(weights)]
+    for level in range(len(leaves[0][0])):
+        children: dict[int, float] = {}
+        for nodes, weight in leaves:
+            children[nodes[level]] = children.get(nodes[level], 0.0) + weight
+        total, seen = sum(children.values()), 0.0
+        for node in sorted(children):
+            seen += children[node]
+            if u[level] * total < seen:
+                break
+        leaves = [leaf for leaf in leaves if leaf[0][level] == node]
+    return leaves[0][0][-1]
+
+
+def test_a_key_depends_on_each_of_its_coordinates():
+    """Guards against a stream of numbers, and against two coordinates running together as in (1, 11) and (11, 1)."""
+    base = (0, "p", 1, 11, 111)
+    others = [(1, "p", 1, 11, 111), (0, "q", 1, 11, 111), (0, "p", 11, 1, 111), (0, "p", 1, 111, 11), (0, "p", 1, 1, 1111)]
+    assert random_key(*base) == random_key(*base)
+    assert len({random_key(*u) for u in [base, *others]}) == 6
+
+
+def test_the_random_numbers_are_the_same_next_year():
+    """Guards every committed result against another hash, another order of bytes or another order of words."""
+    assert random_key(0, "p", 0, 0, 0) == PINNED
+    words = [PINNED >> 32 * i & 0xFFFFFFFF for i in range(4)]
+    assert uniforms([PINNED]).tolist() == [[(word + 0.5) / 2**32 for word in words]]
+
+
+def test_uniform_numbers_are_uniform_and_independent():
+    """Guards the cutting of keys into words: Kolmogorov-Smirnov, and no correlation between words or between keys."""
+    u = uniforms([random_key(0, "p", 0, i, 0) for i in range(5000)])
+    assert u.shape == (5000, WORDS) and kstest(u.ravel(), "uniform").pvalue > 1e-3
+    assert np.abs(np.corrcoef(u.T) - np.eye(WORDS)).max() < 0.05
+    assert abs(np.corrcoef(u[:-1, 0], u[1:, 0])[0, 1]) < 0.05
+
+
+def test_no_bits_give_zero_or_one():
+    """Guards both ends: 0 would draw a first token without mass, and 1 a token after the last."""
+    low, high = uniforms([0, 2**128 - 1])
+    assert 0 < low.min() and high.max() < 1
+    logits = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]] * 2)
+    assert draw(logits, torch.from_numpy(np.stack([low, high])), {})[0] == [1, 2]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_draws_are_those_of_a_slow_tree(size):
+    """Guards the tree: its layout, its padding, and which number decides which level. A near tie may go either way."""
+    n = 200 if size < 1000 else 20 if size < 10_000 else 2
+    logits, u = random_logits(n, size), numbers(n, f"slow {size}")
+    tokens, _, _, near = draw(logits, u, {})
+    slow = [slow_draw(weights, row) for weights, row in zip(logits.double().softmax(-1).tolist(), u.tolist(), strict=True)]
+    assert all(a == b or tie for a, b, tie in zip(tokens, slow, near, strict=True))
+    assert sum(a == b for a, b in zip(tokens, slow, strict=True)) > 0.9 * n
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tokens_follow_their_probabilities(size):
+    """Guards the distribution, by chi-square on tokens, or on groups of them where they are too many to count."""
+    n = min(20_000, 60_000_000 // size)
+    logits = random_logits(1, size, scale=1.0)
+    tokens = np.array(draw(logits.expand(n, -1), numbers(n, f"chi {size}"), {})[0])
+    p = logits.double().softmax(-1)[0].numpy()
+    assert tokens.min() >= 0 and tokens.max() < size
+    groups = min(size, 41)
+    for group in (np.random.default_rng(0).permutation(size) % groups, np.arange(size) * groups // size):
+        expected = n * np.bincount(group, p)
+        assert expected.min() > 5
+        assert chisquare(np.bincount(group[tokens], minlength=groups), expected * n / expected.sum()).pvalue > 1e-3
+
+
+def test_the_tree_has_numbers_for_the_largest_vocabularies():
+    """Guards WORDS: a vocabulary of more levels than a key has words would reuse a number."""
+    assert WIDEST * BRANCH ** (WORDS - 1) > 262_144 and len(path(0, 262_145)) == WORDS
+
+
+def test_factors_ban_and_halve():
+    """Guards the penalty: factor 0 bans, factor 1/2 halves, and log_q is normalised over what is left."""
+    n, p = 6000, [0.2, 0.3, 0.4, 0.1]
+    logits = torch.tensor(p).log().repeat(n, 1)
+    tokens, log_p, log_q, _ = draw(logits, numbers(n), {row: {0: 0.0, 1: 0.5} for row in range(n)})
+    expected = np.array([0, 0.15, 0.4, 0.1]) / 0.65
+    assert 0 not in tokens
+    assert chisquare(np.bincount(tokens, minlength=4)[1:], n * expected[1:]).pvalue > 1e-3
+    assert log_p == pytest.approx([math.log(p[t]) for t in tokens], rel=1e-5)
+    assert log_q == pytest.approx([math.log(expected[t]) for t in tokens], rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [7, 2049])
+def test_log_probabilities_are_those_of_each_rows_own_factors(size):
+    """Guards the rows: a factor of one row must move neither the draw nor the log-probabilities of another."""
+    n = 400
+    logits, u = random_logits(n, size), numbers(n)
+    plain, log_p, log_q, _ = draw(logits, u, {})
+    assert log_p == log_q
+    factors = {row: {plain[row]: (0.0, 0.5, 3.0)[row % 3], (plain[row] + 1) % size: 0.25} for row in range(0, n, 2)}
+    tokens, log_p, log_q, _ = draw(logits, u, factors)
+    assert tokens[1::2] == plain[1::2] and tokens[::2] != plain[::2]
+    p = logits.double().softmax(-1).numpy()
+    q = p.copy()
+    for row, factor in factors.items():
+        for token, f in factor.items():
+            q[row, token] *= f
+    q /= q.sum(1, keepdims=True)
+    assert log_p == pytest.approx([math.log(p[row, t]) for row, t in enumerate(tokens)], abs=2e-5)
+    assert log_q == pytest.approx([math.log(q[row, t]) for row, t in enumerate(tokens)], abs=2e-5)
+
+
+def test_the_reference_is_used_when_everything_is_banned():
+    """Guards against NaN probabilities, from which any token could come, and against banning too little in the other rows."""
+    logits, u = torch.log(torch.tensor([[0.5, 0.5, 0.0]] * 20)), numbers(20)
+    factors = {row: {0: 0.0, 1: 0.0} if row < 19 else {0: 0.0} for row in range(20)}
+    tokens, log_p, log_q, near = draw(logits, u, factors)
+    plain = draw(logits, u, {})
+    assert tokens[:19] == plain[0][:19] and set(tokens[:19]) == {0, 1} and near[:19] == plain[3][:19]
+    assert log_p == pytest.approx([math.log(0.5)] * 20) and log_q == pytest.approx([math.log(0.5)] * 19 + [0.0])
+    assert tokens[19] == 1
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_a_banned_token_is_not_drawn_when_the_rest_is_tiny(size):
+    """Guards against overflow and underflow: what is left over has a mass of e^-85."""
+    logits = torch.full((50, size), -math.inf)
+    logits[:, :3] = torch.tensor([0.0, -90.0, -85.0])
+    tokens, _, log_q, _ = draw(logits, numbers(50), dict.fromkeys(range(50), {0: 0.0}))
+    assert set(tokens) <= {1, 2}
+    assert log_q == pytest.approx([-math.log1p(math.exp(-5 if t == 2 else 5)) for t in tokens], abs=1e-2)
+
+
+@pytest.mark.parametrize("size", [3, 128, 129, 2049])
+def test_a_token_without_mass_is_never_drawn(size):
+    """Guards the edges: a token of no width must lose to its neighbours, in every place of the tree."""
+    logits = torch.full((400, size), -math.inf)
+    logits[:, [0, size - 1]] = 0.0
+    assert set(draw(logits, numbers(400), {})[0]) == {0, size - 1}
+    logits[:, 0] = -math.inf
+    logits[:, size // 2] = 0.0
+    assert set(draw(logits, numbers(400), {})[0]) == {size // 2, size - 1}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("size", [7, 2049])
+def test_logits_that_are_not_finite_are_refused(bad, size, monkeypatch):
+    """Guards against a broken model: NaN would look like the last token, in any chunk, with factors or without."""
+    monkeypatch.setattr(sampling, "CHUNK", 2 * size)
+    logits = random_logits(5, size)
+    logits[3, 2] = bad
+    for factors in ({}, {3: {2: 0.0}}):
+        with pytest.raises(PolicyError, match="not finite"):
+            draw(logits, numbers(5), factors)
+
+
+def test_chunks_change_nothing(monkeypatch):
+    """Guards the chunks of a CPU: numbers and factors must go with their rows."""
+    size, n = 2049, 23
+    logits, u = random_logits(n, size), numbers(n)
+    factors = {row: {int(t): 0.0 for t in logits[row].topk(5).indices} for row in (0, 4, 5, 13, 22)} | {7: {}}
+    whole = draw(logits, u, factors)
+    for rows in (1, 4, 22):
+        monkeypatch.setattr(sampling, "CHUNK", rows * size)
+        tokens, log_p, log_q, near = draw(logits, u, factors)
+        assert (tokens, near) == (whole[0], whole[3])
+        assert log_p == pytest.approx(whole[1], abs=1e-6) and log_q == pytest.approx(whole[2], abs=1e-6)
+
+
+def test_half_precision_logits_are_drawn_in_single():
+    """Guards models in bfloat16, whose eight bits would merge the edges of a large vocabulary."""
+    logits, u = random_logits(200, 2049).bfloat16(), numbers(200)
+    assert draw(logits, u, {0: {3: 0.0}}) == draw(logits.float(), u, {0: {3: 0.0}})
+
+
+def test_near_ties_of_one_level_are_exactly_those_that_a_small_change_can_turn():
+    """Guards the count from both sides, with the two changes of the logits that move the edges around a token most."""
+    n, size = 20_000, 50
+    logits, u = random_logits(n, size), numbers(n, "ties")
+    tokens, _, _, near = draw(logits, u, {})
+    lower = torch.arange(size) < torch.tensor(tokens)[:, None]
+    upto = torch.arange(size) <= torch.tensor(tokens)[:, None]
+
+    def turned(e):
+        moved = (draw(logits + torch.where(lower, e, -e), u, {})[0], draw(logits + torch.where(upto, -e, e), u, {})[0])
+        return [t not in (a, b) or a != b for t, a, b in zip(tokens, *moved, strict=True)]
+
+    assert not any(t and not tie for t, tie in zip(turned(0.99 * NEAR_TIE), near, strict=True))
+    assert not any(tie and not t for t, tie in zip(turned(1.01 * NEAR_TIE), near, strict=True))
+    assert 10 < sum(near) < 100  # a share of about 4 NEAR_TIE times the sum of F (1 - F) over 50 edges
+
+
+@pytest.mark.parametrize("size", [129, 2049, 49157])
+def test_a_token_that_a_small_change_turns_was_counted(size):
+    """Guards every level of the tree: changes that push the edges of one level as far as they go, and random ones."""
+    n = min(20_000, 40_000_000 // size)
+    logits, u = random_logits(1, size), numbers(n, f"turn {size}")
+    tokens, _, _, near = draw(logits.expand(n, -1), u, {})
+    paths = np.array([path(token, size) for token in range(size)])
+    signs = [np.where(paths[:, level] <= np.median(paths[:, level]), 1, -1) for level in range(paths.shape[1])]
+    signs += [np.random.default_rng(0).choice([-1, 1], size)]
+    turned = 0
+    for sign in [*signs, *(-s for s in signs)]:
+        other = draw((logits + 0.99 * NEAR_TIE * torch.from_numpy(sign)).float().expand(n, -1), u, {})[0]
+        assert all(tie for a, b, tie in zip(tokens, other, near, strict=True) if a != b)
+        turned += sum(a != b for a, b in zip(tokens, other, strict=True))
+    assert turned and sum(near) < 0.02 * n
