@@ -123,7 +123,7 @@ class Engine:
         """
         length = len(keys[0])
         state = self.rows.gather([(self.rows, row) for row in rows], room=length)
-        u = torch.from_numpy(uniforms([key for row in keys for key in row])).view(len(rows), length, WORDS).to(state.logits.device)
+        u = torch.from_numpy(uniforms([key for row in keys for key in row])).view(len(rows), length, WORDS)
         block = Block.empty(self._drawn, len(rows))
         live = list(range(len(rows)))  # candidate of each row of the state
         for step in range(length):

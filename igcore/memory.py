@@ -28,11 +28,12 @@ def free_bytes(device: torch.device) -> int:
 def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
     """Return the bytes that a search for one prompt plans for.
 
-    Keys and values of the prompt, of `n_samples` candidates, of the `keep` beams that they continue and of as many that failed
-    rounds leave selectable, each with room for `max_new_tokens`; and the logits of the candidates::
+    Keys and values of the prompt (twice, because a retry of some prompts copies theirs), of `n_samples` candidates, of the `keep`
+    beams that they continue and of as many that failed rounds leave selectable, each with room for `max_new_tokens`; and the
+    logits of the candidates::
 
         rows   = n_samples + 2 keep
-        shared = kv_bytes(1 prompt of prompt_tokens, rows of max_new_tokens) + n_samples * vocabulary * bytes per number
+        shared = kv_bytes(2 prompts of prompt_tokens, rows of max_new_tokens) + n_samples * vocabulary * bytes per number
 
     A model that needs transformers' own cache holds the prompt in every row, and twice, because each step copies the cache.
     """
@@ -40,7 +41,7 @@ def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "
     if cache == "dynamic" or (cache == "auto" and not fits(model)):
         keys_and_values = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
     else:
-        keys_and_values = kv_bytes(model, 1, prompt_tokens, rows, config.max_new_tokens)
+        keys_and_values = kv_bytes(model, 2, prompt_tokens, rows, config.max_new_tokens)
     vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
     return keys_and_values + config.n_samples * vocabulary * model.dtype.itemsize
 

@@ -1,4 +1,4 @@
-"""The numbers of the README, written by a command: the main table, and how long each notebook took.
+"""The numbers of the README, written by a command: the main table, how long each notebook took, and what decoding costs.
 
 Knows the README's markers and the files of the last run; computes nothing. ``python -m igcore.readme`` fills every block.
 """
@@ -66,19 +66,23 @@ def update_block(readme: Path | str, marker: str, text: str) -> None:
 
 def _read(path: Path) -> str:
     if not path.is_file():
-        raise RunError(f"{path} is not there; give the path of a file, or run notebook 40_tables first")
+        raise RunError(f"{path} is not there; give the path of a file, or run `make reproduce` and `make bench` first")
     return path.read_text(encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fill the blocks main-table and notebooks of a README from the last run of a profile."""
+    """Fill the blocks main-table, notebooks and bench of a README from the last run of a profile and the last benchmark."""
     parser = argparse.ArgumentParser(prog="python -m igcore.readme", description=main.__doc__)
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
-    parser.add_argument("--tables", type=Path, default=Path("figures/tables"), help="folder that holds main.md")
+    parser.add_argument("--tables", type=Path, default=Path("figures/tables"), help="folder that holds main.md and bench_ratios.md")
     parser.add_argument("--runs", type=Path, default=Path("runs/small"), help="folder that holds the executed notebooks")
     options = parser.parse_args(arguments)
     try:
-        blocks = {"main-table": _read(options.tables / "main.md"), "notebooks": notebook_table(options.runs)}
+        blocks = {
+            "main-table": _read(options.tables / "main.md"),
+            "notebooks": notebook_table(options.runs),
+            "bench": _read(options.tables / "bench_ratios.md"),
+        }
         for marker, text in blocks.items():
             update_block(options.readme, marker, text)
     except IgcoreError as error:

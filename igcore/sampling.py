@@ -61,6 +61,8 @@ def draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[in
     PolicyError
         When a probability is not finite: NaN would look like the last token of the vocabulary.
     """
+    device = "cpu" if logits.device.type == "mps" else logits.device  # Apple's has no float64
+    logits, u = logits.to(device), u.to(device)
     size = max(1, CHUNK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
     out = ([], [], [], [])
     for at in range(0, len(logits), size):

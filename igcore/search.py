@@ -29,7 +29,7 @@ from .policy import Policy
 from .prompts import Prompt, as_prompt
 from .response import Counts, Emission, Response, emit, measure
 from .sampling import random_key
-from .scorers import Cached, Scorer, check_sign, open_sessions
+from .scorers import Cached, Scorer, afresh, check_sign, open_sessions
 from .scorers.lm import LMScorer
 
 
@@ -158,10 +158,11 @@ class _Search:
         self.policy, self.config, self.grid, self.seed, self.on_block = policy, settings, config.block_size, seed, on_block
         self.method, self.rank = METHODS[method], RANKS[METHODS[method].rank]
         self.gated = self.method.gated and config.on_failure != "paper"
-        self.raw_cost = cost
-        carried, self.sessions = open_sessions({"cost": cost, "reward": reward}, [p.text for p in prompts])
-        self.scorers = {role: Cached(scorer) for role, scorer in carried.items()}
         self.seconds = {"generate": 0.0, "cost": 0.0, "reward": 0.0}
+        self.raw_cost = afresh(cost)
+        with self.clock("cost"):
+            carried, self.sessions = open_sessions({"cost": cost, "reward": reward}, [p.text for p in prompts])
+        self.scorers = {role: Cached(scorer) for role, scorer in carried.items()}
         self.engine = Engine(policy.model, policy.eos_ids, policy.cache)
         root = start(config.budget)
         self.jobs = [_Job(p, [Beam([], "", False, root, [], row)]) for row, p in enumerate(prompts)]
@@ -202,9 +203,11 @@ class _Search:
             if self.on_block and not job.failure:
                 self.on_block(job.prompt, job.beams)
         survivors = [(job.prompt.text, beam) for job in self.jobs for beam in job.live]
-        self.engine.select([beam.row for _, beam in survivors])
-        for session in self.sessions:
-            session.retain([prompt for prompt, _ in survivors], [beam.text for _, beam in survivors])
+        with self.clock("generate"):
+            self.engine.select([beam.row for _, beam in survivors])
+        with self.clock("cost"):
+            for session in self.sessions:
+                session.retain([prompt for prompt, _ in survivors], [beam.text for _, beam in survivors])
         for row, (_, beam) in enumerate(survivors):
             beam.row = row
 

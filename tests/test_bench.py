@@ -186,6 +186,18 @@ def test_ratios_are_found_and_padding_is_stated():
     assert any("test 33.3%" in note for note in notes) and notes[-1] == "skipped: x"
 
 
+def test_the_summary_says_what_was_compared_and_what_was_not_measured():
+    """Guards the README: seconds and bytes of the right case on the right side, and no figure for a GPU that was not there."""
+    a, b = CASE, replace(CASE, variant="other")
+    table = measure.table([line(a, 6.0, kv_bytes=20), line(b, 2.0, kv_bytes=5)], [a, b])
+    text = report.summary(table, [("a / b", a, b)])
+    assert "| a / b | 3.00 | 1.00 | 3.00 | 4.00 |" in text
+    assert "| 2.02 | not measured |" in text
+    seven = replace(CASE, variant="C, random 7B")
+    text = report.summary(measure.table([line(seven, 6.0)], [seven]), [])
+    assert "not measured" not in text and "| paper / C, random 7B" in text
+
+
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_planned_case_can_be_run(quick):
     """Guards a long run against a case that is refused at its end, and a ratio that names a case nobody measures."""

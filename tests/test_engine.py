@@ -33,13 +33,15 @@ def walk(engine, prompts=PROMPTS):
     engine.open(prompts)
     sequences, drawn = [list(prompt) for prompt in prompts], []
     for number, length in enumerate((5, 4, 3)):
-        pool = {}
+        pool, n = {}, 0
         for round_, rows in enumerate(([r for r in range(len(sequences)) for _ in range(4)], [0, 0, 0, len(sequences) - 1])):
             if round_:
                 pool = {c: pool[c] for c in sorted(pool)[::2]}
                 engine.rollback(keep=list(pool))
             keys = numbers(len(rows), length, f"{number} {round_}")
             block = engine.sample_block(rows, keys)
+            assert block.first == n  # candidates are numbered on over the rounds
+            n += len(rows)
             for c, row in enumerate(rows):
                 drawn.append((sequences[row], keys[c], block.tokens[c], block.log_p[c], block.near_ties[c]))
                 if not block.ended[c]:
@@ -255,15 +257,48 @@ def test_a_watched_layer_is_in_the_history(llama, cache, dtype, near):
 
 
 @BOTH
+def test_watching_a_layer_changes_nothing(llama, cache):
+    """Guards tokens and o_t while a layer is watched, and the user's model afterwards."""
+    engines = [Engine(llama, ENDS, cache, watch=watch) for watch in (0, None)]
+    for engine in engines:
+        engine.open(PROMPTS)
+    blocks = [engine.sample_block([0, 1, 2] * 6, numbers(18, 4)) for engine in engines]
+    assert blocks[0] == blocks[1] and any(blocks[0].ended)
+    watched, plain = (engine.history([c for c in range(18) if not blocks[0].ended[c]]) for engine in engines)
+    assert plain.middle is None and torch.equal(watched.hidden, plain.hidden)
+    assert not llama.base_model.layers[0]._forward_hooks
+
+
+@BOTH
+def test_the_last_block_forwards_one_token_less(llama, cache):
+    """Guards the end of a search: the same tokens, no step whose result nobody reads, and no candidate left to go on from."""
+    found = []
+    for last in (False, True):
+        engine = Engine(llama, ENDS, cache)
+        engine.open(PROMPTS)
+        with Counter(llama) as counter:
+            block = engine.sample_block([0, 1, 2] * 2, numbers(6, 3), last=last)
+        found.append((block, counter.tokens))
+    (block, tokens), (final, fewer) = found
+    live = [c for c in range(6) if not block.ended[c]]
+    assert block == final and live and tokens - fewer == len(live)
+    with pytest.raises(KeyError, match="have no state"):
+        engine.select(live[:1])
+    engine.rollback()
+    assert engine.sample_block([0, 1, 2] * 2, numbers(6, 3)).tokens == block.tokens
+
+
+@BOTH
 def test_a_critic_can_be_trained_on_the_history(llama, cache):
     """Guards against inference tensors, which torch refuses to keep for a gradient."""
     engine = Engine(llama, {-1}, cache)
     engine.open(PROMPTS)
     engine.sample_block([0, 1], numbers(2, 3))
     history = engine.history([0, 1])
-    critic = torch.nn.Linear(32, 1)
-    (critic(history.hidden).sum() + history.keys[0].sum() * critic.bias).sum().backward()
-    assert critic.weight.grad.abs().sum() > 0
+    for x in (history.hidden, *history.keys, *history.values):
+        critic = torch.zeros(x.shape[-1], requires_grad=True)
+        (x * critic).sum().backward()
+        assert critic.grad.abs().sum() > 0
 
 
 @BOTH

@@ -29,13 +29,13 @@ def limited(most: int, error: Exception):
 
 
 def test_bytes_of_a_search_worked_out_by_hand():
-    """Guards the formula: 3 layers, keys and values, 2 key heads of 8 numbers of 4 bytes, 10 rows of 8 tokens, one prompt of 5."""
+    """Guards the formula: 3 layers, keys and values, 2 key heads of 8 numbers of 4 bytes, 10 rows of 8 tokens, a prompt of 5 twice."""
     config = LlamaConfig(
         vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
     )
     model = LlamaForCausalLM(config).eval()
     token = 3 * 2 * 2 * 8 * 4
-    assert search_bytes(model, CONFIG, 5, "shared") == token * (5 + 10 * 8) + 6 * 97 * 4
+    assert search_bytes(model, CONFIG, 5, "shared") == token * (2 * 5 + 10 * 8) + 6 * 97 * 4
     assert search_bytes(model, CONFIG, 5, "auto") == search_bytes(model, CONFIG, 5, "shared")
     assert search_bytes(model, CONFIG, 5, "dynamic") == token * 2 * 10 * (5 + 8) + 6 * 97 * 4
 

@@ -41,7 +41,7 @@ def executed(path, seconds):
 def test_the_command_fills_every_block(tmp_path):
     """Guards against a README whose numbers no command writes, and a traceback where a file is missing."""
     path, runs = tmp_path / "README.md", tmp_path / "runs"
-    path.write_text(README + README.replace("main-table", "notebooks"), encoding="utf-8")
+    path.write_text("".join(README.replace("main-table", name) for name in ("main-table", "notebooks", "bench")), encoding="utf-8")
     arguments = ["--readme", str(path), "--tables", str(tmp_path), "--runs", str(runs)]
     with pytest.raises(SystemExit, match=r"^error: .*main\.md is not there"):
         readme.main(arguments)
@@ -57,7 +57,10 @@ def test_the_command_fills_every_block(tmp_path):
         "figures": 6,
     }.items():
         executed(runs / f"{name}.ipynb", seconds)
+    with pytest.raises(SystemExit, match=r"^error: .*bench_ratios\.md is not there; .* `make bench` first"):
+        readme.main(arguments)
+    (tmp_path / "bench_ratios.md").write_text("| ratios |")
     readme.main(arguments)
     text = path.read_text(encoding="utf-8")
-    assert "| a table |" in text
+    assert "| a table |" in text and "| ratios |" in text
     assert "| 3.5 | no |" in text and "| 0.1 | no |" in text and "old" not in text

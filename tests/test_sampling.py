@@ -78,6 +78,8 @@ def test_no_bits_give_zero_or_one():
     assert 0 < low.min() and high.max() < 1
     logits = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]] * 2)
     assert draw(logits, torch.from_numpy(np.stack([low, high])), {})[0] == [1, 2]
+    rare = torch.tensor([[0.0, -20.0]])  # in float32 the share of the first would be 1
+    assert draw(rare, torch.from_numpy(high[None]), {})[0] == [1]
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -330,7 +330,7 @@ def test_seconds_are_shared_by_the_group(monkeypatch):
     times = itertools.count()
     monkeypatch.setattr("igcore.search.time.perf_counter", lambda: next(times))
     out = answers("base", ids(PROMPTS))
-    assert sum(r.generate_s for r in out) == pytest.approx(2)  # encoding the prompts, and one round
+    assert sum(r.generate_s for r in out) == pytest.approx(3)  # encoding the prompts, one round, and choosing its survivors
 
 
 def test_a_retry_obeys_the_finite_penalty_and_spares_the_end_token():

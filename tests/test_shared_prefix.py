@@ -82,10 +82,14 @@ def test_a_cropped_row_forgets_what_followed(llama):
 
 @pytest.mark.parametrize("prompts", [PROMPTS, [[1, 2], [3, 4]]], ids=["padded", "even"])
 @pytest.mark.parametrize("order", [[0, 0, 1, 1], [1, 0, 1, 0]], ids=["dense", "scattered"])
-def test_single_steps(llama, prompts, order):
+@pytest.mark.parametrize("first", [[0, 0, 0, 0], [3, 3, 3, 3], [1, 4, 2, 3]], ids=["new", "level", "ragged"])
+def test_single_steps(llama, prompts, order, first):
     """Guards the short cuts of a step in which all rows are alike: no mask, or nothing to scatter."""
     root = SharedRows.open(llama, prompts)
-    rows, new = root.gather([(root, owner) for owner in order], room=4), [[] for _ in order]
+    rows = root.gather([(root, owner) for owner in order], room=4 + max(first))
+    new = [tokens_of(n, 90 + i) for i, n in enumerate(first)]
+    if any(first):
+        rows.extend(new)
     for step in range(4):
         tokens = tokens_of(4, step)
         rows = rows.step(range(4), tokens)

@@ -34,6 +34,7 @@ FITTING = {  # models whose attention is plain
     "mistral": ("Mistral", GROUPED | dict(sliding_window=None)),
     "phi": ("Phi", SIZE),  # partial rotary positions
     "olmo2": ("Olmo2", GROUPED),
+    "granite": ("Granite", GROUPED | dict(attention_multiplier=0.7)),  # scores scaled otherwise
     "mixtral": ("Mixtral", GROUPED | EXPERTS | dict(sliding_window=None)),
 }
 OTHERS = {  # models that need transformers' own cache

@@ -123,8 +123,9 @@ def _measure_and_report(options: argparse.Namespace, log: Log, out: Path) -> Non
     table = measure.table(log.lines, [case for cases in sections.values() for case in cases])
     if not len(table):
         raise ParameterError(f"nothing was measured: --only {options.only!r} matches no case")
-    notes = report.notes(table, plan.ratios(options.quick), skipped)
-    for path in report.write(table, notes, out):
+    ratios = plan.ratios(options.quick)
+    notes = report.notes(table, ratios, skipped)
+    for path in report.write(table, notes, report.summary(table, ratios), out):
         print(f"wrote {path.relative_to(runs.root())}")
     print("\n".join(notes))
 

@@ -31,17 +31,45 @@ PANELS = {  # title -> bars: label, variant, whether it is ours
 }
 
 
-def cost(table: pd.DataFrame, case: Case) -> float | None:
-    """Return the CPU seconds per prompt of a case, None where it was not measured."""
-    names = ("variant", "prompts", "prompt_tokens", "n_samples", "new_tokens", "dtype")
-    rows = table[(table[list(names)] == [getattr(case, name) for name in names]).all(axis=1)]
-    return float(rows["cpu_s_per_prompt"].iloc[0]) if len(rows) else None
+def measured(table: pd.DataFrame, case: Case) -> pd.Series | None:
+    """Return the row of a case, None where it was not measured."""
+    names = ["variant", "prompts", "prompt_tokens", "n_samples", "new_tokens", "dtype"]
+    rows = table[(table[names] == [getattr(case, name) for name in names]).all(axis=1)]
+    return rows.iloc[0] if len(rows) else None
+
+
+def ratio_table(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -> pd.DataFrame:
+    """Return what was compared with what: CPU seconds per prompt of both, their ratio, and that of their key and value bytes."""
+    rows = []
+    for text, *pair in ratios:
+        a, b = (measured(table, case) for case in pair)
+        if a is not None and b is not None:
+            seconds = (a.cpu_s_per_prompt, b.cpu_s_per_prompt)
+            rows.append((text, *seconds, seconds[0] / seconds[1], a.kv_bytes / b.kv_bytes if b.kv_bytes else float("nan")))
+    return pd.DataFrame(rows, columns=["compared", "first_cpu_s", "second_cpu_s", "ratio", "kv_ratio"])
+
+
+def summary(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -> str:
+    """Return the comparisons as Markdown, and what a 7B model does on a GPU, if one was there."""
+    lines = [
+        "| first / second | first, CPU s / prompt | second | ratio | ratio of key and value bytes |",
+        "| :-- | --: | --: | --: | --: |",
+    ]
+    for r in ratio_table(table, ratios).itertuples():
+        memory = "" if pd.isna(r.kv_ratio) else f"{r.kv_ratio:.2f}"
+        lines.append(f"| {r.compared} | {r.first_cpu_s:.2f} | {r.second_cpu_s:.2f} | {r.ratio:.2f} | {memory} |")
+    seven = table[table["variant"].str.endswith("random 7B")]
+    for r in seven.itertuples():
+        name = f"paper / {r.variant}, {r.n_samples} samples, {r.prompts} prompts, on {r.device}, seconds elapsed"
+        lines.append(f"| {name} | {PAPER_S} | {r.wall_s_per_prompt:.2f} | {PAPER_S / r.wall_s_per_prompt:.2f} | |")
+    if seven.empty:
+        lines.append(f"| paper / random 7B model on a GPU, seconds elapsed | {PAPER_S} | not measured | | |")
+    return "\n".join(lines)
 
 
 def notes(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]], skipped: Sequence[str]) -> list[str]:
     """Return what the table alone does not say, a sentence each."""
-    found = [(text, cost(table, a), cost(table, b)) for text, a, b in ratios]
-    lines = [f"{text}: {a / b:.2f}" for text, a, b in found if a and b]
+    lines = [f"{r.compared}: {r.ratio:.2f}" for r in ratio_table(table, ratios).itertuples()]
     for row in table[table["variant"].str.endswith("random 7B")].itertuples():
         per_second = 1 / row.wall_s_per_prompt
         size = f"{row.n_samples} samples, {row.prompts} prompts"
@@ -54,14 +82,15 @@ def notes(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]], skipped
     return [*lines, *skipped]
 
 
-def write(table: pd.DataFrame, lines: Sequence[str], out: Path) -> list[Path]:
-    """Write ``tables/bench.csv``, ``tables/bench.md`` and, where there is something to draw, ``bench.png`` and ``bench.pdf``."""
+def write(table: pd.DataFrame, lines: Sequence[str], compared: str, out: Path) -> list[Path]:
+    """Write ``tables/bench.csv`` and ``.md``, ``tables/bench_ratios.md`` and, where there is something to draw, two pictures."""
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "bench.csv", folder / "bench.md"]
+    paths = [folder / "bench.csv", folder / "bench.md", folder / "bench_ratios.md"]
     tables.replace_file(paths[0], table[COLUMNS].to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     text = tables.markdown(table[COLUMNS]) + "\n" + "".join(f"* {line}\n" for line in lines)
     tables.replace_file(paths[1], text)
+    tables.replace_file(paths[2], compared + "\n")
     return [*paths, *figures.save(picture(table), out / "bench")] if any(map(len, _bars(table).values())) else paths
 
 

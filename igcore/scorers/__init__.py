@@ -11,6 +11,7 @@ of `Scorer`; this is a whole one::
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -118,6 +119,11 @@ def open_sessions(scorers: Mapping[str, Scorer], prompts: Sequence[str]) -> tupl
             sessions[key] = sessions.get(key) or Session(scorer.backbone, prompts)
             out[role] = scorer.carried(sessions[key])
     return out, list(sessions.values())
+
+
+def afresh(scorer: Scorer) -> Scorer:
+    """Return a scorer that has read nothing yet: what is emitted is checked without anything carried over from the search."""
+    return replace(scorer, session=None) if isinstance(scorer, LMScorer) else scorer
 
 
 def checked_score(scorer: Scorer, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:

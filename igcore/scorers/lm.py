@@ -4,8 +4,8 @@ Within one group of prompts a `Session` carries keys and values, so that a longe
 compared with those known, and what follows the longest common prefix is encoded. Scorers on one `Backbone` share its session::
 
     backbone = Backbone(model, tokenizer)
-    cost = LMScorer("my-cost", backbone, cost_head, "higher is worse")
-    reward = LMScorer("my-reward", backbone, reward_head, "higher is better")
+    cost = LMScorer("my-cost", backbone, cost_head, "higher is worse", digest="v1")
+    reward = LMScorer("my-reward", backbone, reward_head, "higher is better", digest="v1")
 
 A scorer outside a session encodes each text afresh, which is how a text is checked before it is emitted.
 """
@@ -178,8 +178,8 @@ class LMScorer:
     backbone: Backbone
     head: Callable[[torch.Tensor], torch.Tensor]
     sign: str
+    digest: str
     unit: str = "points"
-    digest: str = ""
     session: Session | None = None
 
     def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:

@@ -1,0 +1,326 @@
+"""Tests of scores read from a language model: what a session has carried must be what a fresh reading gives."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_policy import tiny_tokenizer
+from tinymodels import Counter, tiny
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+import igcore.response
+from igcore import ParameterError, SearchConfig, decode
+from igcore.policy import Policy
+from igcore.scorers import Cached, afresh, open_sessions
+from igcore.scorers.lm import Backbone, LMScorer, Session
+from igcore.shared_prefix import fits
+
+END = 256
+PROMPTS = ["say-abc", "one-two"]  # of one length: no padding to be counted
+
+
+def head(seed: int = 0, shift: float = 0.0):
+    weights = torch.randn(32, generator=torch.Generator().manual_seed(seed))
+    return lambda hidden: hidden @ weights + shift
+
+
+def scorer(backbone: Backbone, role: str = "cost", seed: int = 0) -> LMScorer:
+    return LMScorer(f"lm-{role}", backbone, head(seed), "higher is worse" if role == "cost" else "higher is better", digest="v1")
+
+
+def pairs() -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer that has learnt merges: appended letters change the last token of what stood there before."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["the then there these them tree treat read reader ready"] * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+TOKENIZERS = {"letters": tiny_tokenizer(), "pairs": pairs()}
+
+
+def backbone_of(name: str = "llama", tokenizer: str = "letters", dtype=torch.float32, **more) -> Backbone:
+    return Backbone(tiny(name, dtype, vocab_size=320), TOKENIZERS[tokenizer], **more)
+
+
+@pytest.fixture(scope="module")
+def letters():
+    backbone = backbone_of()
+    assert fits(backbone.model)  # tried once, before anything is counted
+    return backbone
+
+
+def assert_as_afresh(session, texts, atol=1e-4):
+    """Score (prompt, response, finished) through a session and without one."""
+    texts = list(zip(*texts, strict=True))
+    alone = scorer(session.backbone)
+    assert alone.carried(session).score(*texts) == pytest.approx(alone.score(*texts), abs=atol)
+
+
+def test_growing_texts_cost_their_new_tokens(letters):
+    """Guards the point of a session: every token goes through the model once, prompts too, and scores are those of whole texts."""
+    with Counter(letters.model) as counter:
+        session = Session(letters, PROMPTS)
+        carried, alone = scorer(letters).carried(session), []
+        for n in (1, 4, 5, 11):
+            texts = [(prompt, "hello world"[:n], False) for prompt in PROMPTS]
+            alone.append((texts, carried.score(*zip(*texts, strict=True))))
+            assert counter.tokens == session.encoded == sum(map(len, PROMPTS)) + 2 * n
+    for texts, scores in alone:
+        fresh = scorer(letters).score(*zip(*texts, strict=True))
+        assert fresh.dtype == np.float64 and scores == pytest.approx(fresh, abs=1e-4)
+
+
+def test_known_texts_cost_nothing(letters):
+    """Guards against reading again: the same text, a part of it, or one that another in the same call goes on from."""
+    with Counter(letters.model) as counter:
+        session = Session(letters, PROMPTS)
+        carried, prompt = scorer(letters).carried(session), PROMPTS[0]
+        read = counter.tokens
+        for texts, new in (
+            (["hello", "hello world", "hello", "hel", ""], 11),
+            (["hello world", "hello wor", "", "h"], 0),
+            (["hello you", "hellow"], 4),
+        ):
+            carried.score([prompt] * len(texts), texts, [False] * len(texts))
+            read += new
+            assert counter.tokens == session.encoded == read
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "mistral-window", "gemma2"])
+@pytest.mark.parametrize("end_id", [None, END])
+def test_whatever_is_asked_in_whatever_order(name, tokenizer, end_id):
+    """Guards everything at once: texts grown, cut, ended, gone on from, repeated, retokenised and forgotten at random."""
+    rng = random.Random(0)
+    session = Session(backbone_of(name, tokenizer, end_id=end_id), ["th", "rea", "read the tree", "t"])
+    survivors = [(prompt, "") for prompt in session.prompts]
+    for _ in range(4):
+        seen = []
+        for _ in range(2):
+            grown = [(p, r + "".join(rng.choices("ther ad", k=rng.randrange(5)))) for p, r in rng.choices(survivors, k=4)]
+            cut = [(p, r[: rng.randrange(len(r) + 1)]) for p, r in grown]
+            texts = [(*text, rng.random() < 0.3) for text in grown + cut]
+            assert_as_afresh(session, texts)
+            seen += grown
+        survivors = rng.sample(seen, 4) + [(rng.choice(session.prompts), "never read")]
+        session.retain(*zip(*survivors, strict=True))
+    assert (session.root is None) == (name in ("mistral-window", "gemma2"))
+
+
+def test_texts_that_change_tokens_before_them():
+    """Guards the longest common prefix: "the" + "re" are other tokens than "there", and a cropped row must forget the old ones."""
+    backbone = backbone_of(tokenizer="pairs")
+    ids = [backbone.ids("so: ", text, False) for text in ("the", "there", "thereat", "the tree")]
+    assert ids[0] != ids[1][: len(ids[0])]  # the last token of "the" is none of "there"
+    session = Session(backbone, ["so: "])
+    for text in ("the", "there", "thereat", "the", "the tree", "the treat", ""):
+        assert_as_afresh(session, [("so: ", text, False)])
+
+
+def test_texts_that_change_the_tokens_of_their_prompt():
+    """Guards the seam: where prompt and response merge into one token, the text is read as a whole, and others are not."""
+    backbone = backbone_of(tokenizer="pairs")
+    session = Session(backbone, ["th", "tre"])
+    texts = [("th", "e rest", False), ("th", "at", False), ("tre", "e", True), ("tre", "", False)]
+    begins = [session._starts_with_prefix(p, backbone.ids(p, r, f)) for p, r, f in texts]
+    assert not all(begins) and any(begins)
+    with Counter(backbone.model) as counter:
+        before = session.encoded
+        assert_as_afresh(session, texts)
+        assert counter.tokens > session.encoded - before > 0
+    session.retain(["th", "th"], ["e rest", "at"])
+    assert_as_afresh(session, [("th", "e rest of it", False), ("th", "at all", True)])
+
+
+def test_a_prompt_that_shares_no_token_with_its_texts():
+    """Guards an empty prefix, from which no row can start, as with a template that puts the response first."""
+    backbone = backbone_of(template=lambda prompt, response: response + prompt)
+    session = Session(backbone, PROMPTS)
+    assert session.root is None
+    assert_as_afresh(session, [(PROMPTS[0], "hello", False), (PROMPTS[1], "", True)])
+    session.retain(PROMPTS[:1], ["hello"])
+    assert_as_afresh(session, [(PROMPTS[0], "hello you", False)])
+
+
+def test_other_prompts_are_read_as_a_whole(letters):
+    """Guards a session that is asked about a prompt of another group."""
+    session = Session(letters, PROMPTS[:1])
+    assert_as_afresh(session, [("another", "text", False), (PROMPTS[0], "text", False)])
+    session.retain(["another"], ["text"])
+    assert_as_afresh(session, [("another", "text", False)])
+
+
+def test_an_end_token_is_scored_and_forgotten():
+    """Guards the end: it is appended to finished texts alone, and a text that goes on does not see it."""
+    backbone = backbone_of(end_id=END)
+    session, prompt = Session(backbone, PROMPTS), PROMPTS[0]
+    carried = scorer(backbone).carried(session)
+    ended, running = carried.score([prompt] * 2, ["hello"] * 2, [True, False])
+    plain = scorer(backbone_of()).score([prompt] * 2, [f"hello{TOKENIZERS['letters'].decode([END])}", "hello"], [True, False])
+    assert [ended, running] == pytest.approx(plain, abs=1e-4) and abs(ended - running) > 0.1
+    assert carried.score([prompt], ["hello"], [True])[0] == pytest.approx(ended) and session.encoded == 14 + 6
+    assert_as_afresh(
+        session, [(prompt, "hello", True), (prompt, "hello you", False), (prompt, "hello you", True), (prompt, "", True)]
+    )
+
+
+def test_what_is_retained_is_enough_and_all(letters):
+    """Guards memory, which must not grow with the blocks; and survivors that nobody has scored, as without a cost to search by."""
+    session, prompt = Session(letters, PROMPTS), PROMPTS[1]
+    carried = scorer(letters).carried(session)
+    for block in range(5):
+        text = "abcdef" * block
+        texts = [text + more for more in ("ghijkl", "abcdef", "abczzz")]
+        carried.score([prompt] * 3, texts, [False] * 3)
+        session.retain([prompt, PROMPTS[0]], [text + "abcdef", "never scored"])
+        states = {id(known.rows): known.rows for all_known in session.known.values() for known in all_known}
+        assert sum(len(known) for known in session.known.values()) == 2 + 2 and len(states) == 2
+        assert sum(rows.slab.hidden.shape[1] for rows in states.values()) <= max(12, len(text) + 6)
+        before = session.encoded
+        assert_as_afresh(session, [(prompt, text + "abcdef", False), (PROMPTS[0], "never scored", False)])
+        assert session.encoded - before == (0 if block else 12)
+    session.retain([], [])
+    assert [len(known) for known in session.known.values()] == [1, 1]
+    assert_as_afresh(session, [(prompt, "abcdef", False)])
+
+
+def test_scorers_on_one_backbone_read_once(letters):
+    """Guards sharing: the second scorer finds all it asks for, also when it asks for some texts only, as a lazy reward does."""
+    other = backbone_of("gpt2")
+    assert fits(other.model)
+    with Counter(letters.model) as counter, Counter(other.model) as others:
+        roles = {"cost": scorer(letters), "reward": scorer(letters, "reward", 1), "third": scorer(other), "plain": object()}
+        carried, sessions = open_sessions(roles, PROMPTS)
+        assert [s.backbone for s in sessions] == [letters, other] and carried["plain"] is roles["plain"]
+        assert roles["cost"].session is None  # a final check still reads afresh
+        texts = [[PROMPTS[0]] * 3, ["safe", "unsafe", "sad"], [False] * 3]
+        cost = carried["cost"].score(*texts)
+        assert counter.tokens == 14 + 4 + 6 + 3 and others.tokens == 14
+        reward = carried["reward"].score(*(part[::2] for part in texts))
+        carried["third"].score(*texts)
+        assert counter.tokens == 14 + 4 + 6 + 3 and others.tokens == 14 + 13
+    assert cost == pytest.approx(roles["cost"].score(*texts), abs=1e-4)
+    assert reward == pytest.approx(roles["reward"].score(*(part[::2] for part in texts)), abs=1e-4)
+
+
+def test_the_session_of_another_backbone_is_refused(letters):
+    """Guards against hidden states of one model read by the head of another."""
+    with pytest.raises(ParameterError, match="another backbone"):
+        scorer(letters).carried(Session(backbone_of("gpt2"), PROMPTS))
+
+
+def test_models_with_a_head_and_in_half_precision(letters):
+    """Guards what a backbone is made of: logits are never computed, and states come out in float32."""
+    model = tiny("llama", vocab_size=320)
+    assert Backbone(model, letters.tokenizer).model is model.model and Backbone(model.model, letters.tokenizer).model is model.model
+    backbone = backbone_of(dtype=torch.bfloat16)
+    assert backbone.encode([[1, 2, 3]]).dtype == torch.float32
+    session = Session(backbone, PROMPTS)
+    assert session.hidden(PROMPTS, ["hello"] * 2, [False] * 2).dtype == torch.float32
+    spread = scorer(backbone).score(PROMPTS * 3, ["a", "b", "c", "d", "e", "f"], [False] * 6).std()
+    assert_as_afresh(session, [(p, "hello world", False) for p in PROMPTS], atol=0.1 * spread)
+
+
+def test_batches_change_nothing(letters):
+    """Guards the padding of fresh readings."""
+    texts = [PROMPTS * 3, ["a", "bcd", "", "efghij", "k", "lm"], [False] * 6]
+    small = LMScorer("small", Backbone(letters.model, letters.tokenizer, batch=2), head(), "higher is worse", "v1")
+    assert small.score(*texts) == pytest.approx(scorer(letters).score(*texts), abs=1e-4)
+
+
+class Plain:
+    """A scorer behind a plain object, which no session carries."""
+
+    def __init__(self, inner: LMScorer):
+        self.inner = inner
+        self.name, self.digest, self.sign, self.unit = inner.name, inner.digest, inner.sign, inner.unit
+
+    def score(self, prompts, responses, finished):
+        return self.inner.score(prompts, responses, finished)
+
+
+CONFIG = SearchConfig(budget=1.0, n_samples=6, keep=2, block_size=4, max_new_tokens=12, rounds=3, group_size=2)
+
+
+@pytest.fixture(scope="module")
+def policy():
+    model = tiny("llama", vocab_size=94)  # the first 94 letters are those of ASCII
+    return Policy("tiny", model, TOKENIZERS["letters"], digest="tiny", eos_ids=frozenset(range(0, 94, 16)))
+
+
+@pytest.mark.parametrize("method", ["inferenceguard", "beam-lagrangian", "best-of-n", "base"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize("shift", [6.0, 8.0], ids=["retries", "abstains"])
+def test_a_search_finds_the_same_with_and_without_sessions(policy, method, tokenizer, shift):
+    """Guards the wiring: sessions opened, retained and closed by groups must not change one token of an answer."""
+    backbone = backbone_of(tokenizer=tokenizer, end_id=END)
+    cost, reward = replace(scorer(backbone), head=head(shift=shift)), scorer(backbone, "reward", 1)
+    found = []
+    for wrap in (lambda s: s, Plain):
+        outs = list(decode(method, policy, [*PROMPTS, "three"], cost=wrap(cost), reward=wrap(reward), config=CONFIG))
+        found.append(outs)
+    if (method, tokenizer) == ("inferenceguard", "letters"):
+        assert any(out.counts.rounds_used > 3 if shift == 6 else out.status == "abstained" for out in found[0])
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours.text, ours.tokens, ours.status, ours.reason) == (theirs.text, theirs.tokens, theirs.status, theirs.reason)
+        assert ours.counts == theirs.counts and ours.block_ends == theirs.block_ends
+        numbers = [[out.cost or 0, out.reward or 0, out.peak_cost or 0, *out.z_trace] for out in (ours, theirs)]
+        assert numbers[0] == pytest.approx(numbers[1], abs=1e-3)
+
+
+def test_a_search_reads_every_token_once(policy):
+    """Guards the cost of a search: prompts, what was sampled, and the final check; plain scorers read an order more."""
+    read = []
+    for wrap in (lambda s: s, Plain):
+        backbone = backbone_of()
+        assert fits(backbone.model)
+        cost, reward = wrap(scorer(backbone)), wrap(scorer(backbone, "reward", 1))
+        with Counter(backbone.model) as counter:
+            outs = list(decode("inferenceguard", policy, PROMPTS, cost=cost, reward=reward, config=replace(CONFIG, budget=3.0)))
+        read.append(counter.tokens)
+    assert [out.status for out in outs] == ["verified_safe"] * 2
+    sampled = sum(out.counts.policy_tokens for out in outs)
+    checked = len(outs) * max(len(prompt + out.text) for prompt, out in zip(PROMPTS, outs, strict=True))  # padded to one length
+    assert read[0] <= sum(map(len, PROMPTS)) + sampled + checked < read[1] / 3
+
+
+def test_the_final_check_does_not_believe_a_session(policy, monkeypatch):
+    """Guards the promise of the gate: what a session carries, right or wrong, decides no emission."""
+    backbone = backbone_of()
+    cost = replace(scorer(backbone), head=lambda hidden: hidden.abs().sum(1))
+    monkeypatch.setattr(Session, "hidden", lambda self, prompts, *_: torch.zeros(len(prompts), 32))
+    outs = list(decode("inferenceguard", policy, PROMPTS, cost=cost, reward=scorer(backbone, "reward", 1), config=CONFIG))
+    assert [(out.status, out.reason, out.text) for out in outs] == [("abstained", "final_check", None)] * 2
+
+
+def test_a_cache_in_front_changes_nothing(letters):
+    """Guards the order in the search: texts are looked up first, and what is new goes through the session."""
+    session = Session(letters, PROMPTS)
+    cached = Cached(scorer(letters).carried(session))
+    texts = [[PROMPTS[0]] * 3, ["ab", "ab", "abc"], [False, True, False]]
+    first = cached.score(*texts)
+    assert cached.score(*texts).tolist() == first.tolist() and session.encoded == 14 + 3
+
+
+def test_the_final_check_reads_nothing_that_was_carried(letters):
+    """Guards what is emitted against a cost that is handed over with a session: what it holds must not reach the gate."""
+    session = Session(letters, PROMPTS)
+    carried = scorer(letters).carried(session)
+    assert afresh(carried).session is None and afresh(carried).score(["p"], ["a"], [True]) == scorer(letters).score(
+        ["p"], ["a"], [True]
+    )
+    assert afresh("any other scorer") == "any other scorer"
+    gate, seen = igcore.response.gate, []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("igcore.response.gate", lambda scorer, *rest: seen.append(scorer) or gate(scorer, *rest))
+        config = SearchConfig(budget=99.0, n_samples=2, keep=1, block_size=2, max_new_tokens=4)
+        model = tiny("llama", torch.float32, vocab_size=320)
+        policy = Policy("tiny", model, letters.tokenizer)
+        list(decode("inferenceguard", policy, PROMPTS, reward=scorer(letters, "reward"), cost=carried, config=config))
+    assert seen and all(checked.session is None for checked in seen)
