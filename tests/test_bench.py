@@ -188,10 +188,11 @@ def test_ratios_are_found_and_padding_is_stated():
 
 def test_the_summary_says_what_was_compared_and_what_was_not_measured():
     """Guards the README: seconds and bytes of the right case on the right side, and no figure for a GPU that was not there."""
-    a, b = CASE, replace(CASE, variant="other")
+    a, b = replace(CASE, run="B"), replace(CASE, variant="other")
     table = measure.table([line(a, 6.0, kv_bytes=20), line(b, 2.0, kv_bytes=5)], [a, b])
-    text = report.summary(table, [("a / b", a, b)])
+    text = report.summary(table, [("a / b", a, b), ("b / a", b, a)])
     assert "| a / b | 3.00 | 1.00 | 3.00 | 4.00 |" in text
+    assert "| b / a | 1.00 | 3.00 | 0.33 |  |" in text  # a naive rival frees everything after each call
     assert "| 2.02 | not measured |" in text
     seven = replace(CASE, variant="C, random 7B")
     text = report.summary(measure.table([line(seven, 6.0)], [seven]), [])

@@ -12,6 +12,7 @@ from .measure import COLUMNS, Case
 from .plan import A1, A2, A3, GENERATE, ITS_HUB, PEERS, B, C
 
 OURS, RIVAL = figures.style("inferenceguard")[0], figures.style("base")[0]
+CARRIED = ("B", "sample dynamic")  # runs that hold keys and values for as long as ours do
 PAPER_S = 2.02  # seconds per prompt of the paper: a 7B policy, 32 samples, 128 tokens, blocks of 64, on an unnamed device
 PANELS = {  # title -> bars: label, variant, whether it is ours
     "guarded search, two scorers": [
@@ -39,13 +40,15 @@ def measured(table: pd.DataFrame, case: Case) -> pd.Series | None:
 
 
 def ratio_table(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -> pd.DataFrame:
-    """Return what was compared with what: CPU seconds per prompt of both, their ratio, and that of their key and value bytes."""
+    """Return what was compared with what: CPU seconds per prompt, their ratio, and that of the bytes if both carry them."""
     rows = []
     for text, *pair in ratios:
         a, b = (measured(table, case) for case in pair)
         if a is not None and b is not None:
             seconds = (a.cpu_s_per_prompt, b.cpu_s_per_prompt)
-            rows.append((text, *seconds, seconds[0] / seconds[1], a.kv_bytes / b.kv_bytes if b.kv_bytes else float("nan")))
+            rows.append(
+                (text, *seconds, seconds[0] / seconds[1], a.kv_bytes / b.kv_bytes if pair[0].run in CARRIED else float("nan"))
+            )
     return pd.DataFrame(rows, columns=["compared", "first_cpu_s", "second_cpu_s", "ratio", "kv_ratio"])
 
 
