@@ -83,7 +83,7 @@ class SearchConfig:
     max_new_tokens : int
         Length at which a response is finished [T, D].
     rounds : int
-        Attempts per block; a further one is made only when no candidate is safe [M].
+        Attempts per block; a further one is made only when no candidate is safe and, if a critic is asked, let through [M].
     accounting : str
         How prefix scores become costs, a key of `igcore.budget.ACCOUNTINGS` [C_t].
     gamma_safety : float
@@ -92,6 +92,16 @@ class SearchConfig:
         Safe means z > 0 instead of z >= 0: the paper's other reading.
     lagrange_multiplier : float
         Weight of the cost in the Lagrangian baselines [lambda].
+    threshold : float or str
+        The critic lets an unfinished candidate through when f1 is above it. Where it lets none through, a block takes all its
+        `rounds`, and goes on with the candidates of highest f1; so 1 ranks by f1 alone, until a candidate has finished safely.
+        ``matched`` stands for 1 - `miss`^(1/m) with m = n_samples / keep continuations of a beam, see `critic_threshold`.
+    miss : float
+        Chance that ``matched`` leaves to a beam of which no continuation ends inside the budget [delta].
+    eta : float
+        Weight of the critic's f2 in E_mix [eta].
+    gamma_task : float
+        Discount of the task cost, in (0, 1] [gamma]. It sets the scale of f2; a method without a critic ranks the same under any.
     diversity : str
         How a retry avoids the tokens of failed rounds, a key of `igcore.diversity.DIVERSITIES`.
     diversity_penalty : float, optional
@@ -118,6 +128,10 @@ class SearchConfig:
     gamma_safety: float = 1.0
     strict: bool = False
     lagrange_multiplier: float = 5.0
+    threshold: float | str = "matched"
+    miss: float = 0.01
+    eta: float = 1.0
+    gamma_task: float = 0.999
     diversity: str = "half"
     diversity_penalty: float | None = None
     on_failure: str = "abstain"
@@ -135,11 +149,25 @@ class SearchConfig:
             raise unknown_name("on_failure", self.on_failure, ON_FAILURE)
         check_at_least(
             self, n_samples=1, keep=1, block_size=1, max_new_tokens=1, rounds=1, group_size=1,
-            lagrange_multiplier=0, diversity_penalty=0,
+            lagrange_multiplier=0, diversity_penalty=0, eta=0,
         )  # fmt: skip
-        if not 0 < self.gamma_safety <= 1:
-            raise ParameterError(f"parameter gamma_safety is {self.gamma_safety}; it must lie in (0, 1]")
+        for name in ("gamma_safety", "gamma_task"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ParameterError(f"parameter {name} is {getattr(self, name)}; it must lie in (0, 1]")
+        if not 0 < self.miss < 1:
+            raise ParameterError(f"parameter miss is {self.miss}; it must lie between 0 and 1")
+        if isinstance(self.threshold, str) and self.threshold != "matched":
+            raise ParameterError(f"parameter threshold is {self.threshold!r}; give a number or 'matched'")
         for small, large in (("keep", "n_samples"), ("block_size", "max_new_tokens")):
             a, b = getattr(self, small), getattr(self, large)
             if a > b:
                 raise ParameterError(f"{small} is {a}, more than {large}, which is {b}; lower {small} or raise {large}")
+
+    @property
+    def critic_threshold(self) -> float:
+        """The threshold as a number.
+
+        f1 is the chance that one random continuation ends inside the budget. With m of them some does with probability
+        1 - (1 - f1)^m, which is at least 1 - `miss` from f1 = 1 - `miss`^(1/m) on.
+        """
+        return 1 - self.miss ** (self.keep / self.n_samples) if self.threshold == "matched" else float(self.threshold)

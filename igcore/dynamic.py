@@ -6,7 +6,7 @@ the models that it fits; both answer to the same four names::
     Rows.open(model, prompts)      encode prompts, one row each
     rows.gather(sources, room)     new rows copied from rows of one or more states, with room for so many tokens
     rows.step(going, tokens)       append one token to the rows that go on; the others are dropped
-    rows.history()                 o_t, keys and values of all tokens since the prompt
+    rows.history(rows, keys)       o_t, keys and values of all tokens of these rows since the prompt
 """
 
 import copy
@@ -130,10 +130,12 @@ class DynamicRows:
         rows.past = torch.cat([rows.past, rows.hidden[:, None]], dim=1)
         return rows
 
-    def history(self) -> History:
-        layers = [layer for layer in self.cache.layers if getattr(layer, "keys", None) is not None]
-        keys, values = ([_last(getattr(layer, name), self.length) for layer in layers] for name in ("keys", "values"))
-        return History.of(self.past.clone(), self.watch, keys, values)  # copies can be trained on: inference tensors cannot
+    def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
+        """Copy what a critic reads of these rows, by default of all; keys and values only when they are wanted."""
+        rows = list(range(len(self.mask)) if rows is None else rows)
+        layers = [layer for layer in self.cache.layers if keys and getattr(layer, "keys", None) is not None]
+        parts = ([_last(getattr(layer, name), self.length)[rows] for layer in layers] for name in ("keys", "values"))
+        return History.of(self.past[rows], self.watch, *parts)  # copies can be trained on: inference tensors cannot
 
     def _forward(self, ids: torch.Tensor) -> "DynamicRows":
         """Encode the last columns (R, S) of the sequences, which `mask` covers."""
@@ -162,5 +164,5 @@ def _pick(parts: Sequence, index: torch.Tensor):
 
 
 def _last(x: torch.Tensor, n: int) -> torch.Tensor:
-    """Copy the last n tokens of (R, heads, L, head_dim), or as many as a sliding window has kept."""
-    return x[:, :, max(0, x.shape[2] - n) :].clone()
+    """Return the last n tokens of (R, heads, L, head_dim), or as many as a sliding window has kept."""
+    return x[:, :, max(0, x.shape[2] - n) :]

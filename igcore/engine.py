@@ -78,7 +78,6 @@ class Engine:
     cache : str
         How keys and values are kept, a key of `CACHES`: ``shared`` (prompts once), ``dynamic`` (transformers' own), or ``auto``,
         which is ``shared`` for the models that it fits.
-
     watch : int, optional
         Decoder layer whose output `history` returns besides, as ``middle``.
 
@@ -173,21 +172,32 @@ class Engine:
         KeyError
             When a candidate has ended, was freed or was never drawn: it has no state to continue from.
         """
-        self.rows = self._gather(candidates) if candidates else None
+        self.rows = self.rows.gather(self._places(candidates)) if candidates else None
         self._rounds, self._drawn = [], 0
 
-    def history(self, candidates: Sequence[int]) -> History:
+    def history(self, candidates: Sequence[int], keys: bool = True) -> History:
         """Return o_t and h_t of all tokens so far of live candidates, for a critic; no token is encoded for it.
+
+        Parameters
+        ----------
+        candidates : sequence of int
+            Of one length.
+        keys : bool
+            Whether keys and values are wanted, which are many times larger than o_t. What is returned is a copy.
 
         Raises
         ------
         KeyError
             As `select`.
         """
-        return self._gather(candidates).history()
+        places = self._places(candidates)
+        state, rows = places[0][0], [row for _, row in places]
+        if any(other is not state for other, _ in places):  # of several rounds
+            state, rows = self.rows.gather(places), range(len(places))
+        return state.history(rows, keys)
 
-    def _gather(self, candidates: Sequence[int]):
+    def _places(self, candidates: Sequence[int]) -> list[tuple[object, int]]:
         place = {c: (state, row) for state, row_of in self._rounds for c, row in row_of.items()}
         if missing := set(candidates) - set(place):
             raise KeyError(f"candidates {sorted(missing)} have no state; select live candidates of this block")
-        return self.rows.gather([place[c] for c in candidates])
+        return [place[c] for c in candidates]

@@ -3,6 +3,7 @@
 Knows scored candidates; knows nothing of sampling, models or text to be emitted.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -23,6 +24,11 @@ class Beam:
         U_k and reward of the text so far; infinitely bad when the scorer failed, and `broken` is then set.
     row : int
         Row in the engine when the beam is kept, number of the candidate before.
+    f1, f2 : float
+        The critic's probability of ending inside the budget, and its expected task cost gamma_task^T c_task; NaN when it was not
+        asked. An f1 that is no finite number counts as the lowest.
+    let_through : bool
+        By the critic, if it was asked.
     """
 
     tokens: list[int]
@@ -34,6 +40,18 @@ class Beam:
     cost: float = 0.0
     reward: float = 0.0
     broken: bool = False
+    f1: float = math.nan
+    f2: float = math.nan
+    let_through: bool = True
+
+    def passes(self, config: SearchConfig) -> bool:
+        """Say whether E is below n: safe so far, and let through by the critic."""
+        return self.let_through and self.safe(config)
+
+    def judged(self, f1: float, f2: float, config: SearchConfig) -> None:
+        """Take in what the critic says. Fail closed: what it cannot put into finite numbers it does not let through."""
+        self.f1, self.f2 = f1 if math.isfinite(f1) else -math.inf, f2
+        self.let_through = math.isfinite(f1) and math.isfinite(f2) and f1 > config.critic_threshold
 
     def safe(self, config: SearchConfig) -> bool:
         """Fail closed: a candidate whose score could not be read is not safe, whatever its state says."""
@@ -51,13 +69,30 @@ class Rank:
     cost, reward : bool
         Whether candidates are scored by the cost model and by the reward model.
     safety_first : bool
-        Whether unsafe candidates are dropped as soon as there is a safe one; they are then not scored by the reward model.
+        Whether candidates that do not pass are dropped as soon as one passes, and unsafe ones as soon as there is a safe one. The
+        reward model is then asked only about those that pass.
+    critic : bool
+        Whether the critic is asked, about unfinished candidates that are safe so far.
+    blind : bool
+        Whether cost and reward are known of finished candidates only.
     """
 
     key: Callable[[Beam, SearchConfig], tuple]
     cost: bool
     reward: bool
     safety_first: bool = False
+    critic: bool = False
+    blind: bool = False
+
+
+def _task(beam: Beam, config: SearchConfig) -> float:
+    """Return gamma_task^T c_task, paid at the fixed T = max_new_tokens."""
+    return -(config.gamma_task**config.max_new_tokens) * beam.reward
+
+
+def _failed(beam: Beam, config: SearchConfig) -> tuple:
+    """n = infinity as a lexicographic order: what only the critic rejects, by f1, then what has overspent, least first."""
+    return (1, -beam.f1) if beam.safe(config) else (2, -beam.state.omega)
 
 
 RANKS = {
@@ -67,7 +102,17 @@ RANKS = {
     "lagrangian": Rank(lambda b, c: (-b.reward + c.lagrange_multiplier * b.cost,), cost=True, reward=True),
     # E_inter with n = infinity as a lexicographic order: unsafe, then overspent least, else task cost (gamma^T is the same for all)
     "augmented": Rank(lambda b, c: (0, -b.reward) if b.safe(c) else (1, -b.state.omega), cost=True, reward=True, safety_first=True),
-}
+    # E_critic: f2 of an unfinished candidate that the critic lets through, the task cost of a finished safe one
+    "critic": Rank(
+        lambda b, c: (0, _task(b, c) if b.finished else b.f2) if b.passes(c) else _failed(b, c),
+        cost=True, reward=True, safety_first=True, critic=True, blind=True,
+    ),
+    # E_mix: the task cost so far and eta f2, of a candidate that is inside the budget and that the critic lets through
+    "mix": Rank(
+        lambda b, c: (0, _task(b, c) + (0 if b.finished else c.eta * b.f2)) if b.passes(c) else _failed(b, c),
+        cost=True, reward=True, safety_first=True, critic=True,
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,6 +133,11 @@ class Method:
     settings: Callable[[SearchConfig], dict]
     gated: bool = False
 
+    @property
+    def asks_critic(self) -> bool:
+        """Whether it needs a critic to search with."""
+        return RANKS[self.rank].critic
+
 
 def _one_block(config: SearchConfig) -> dict:
     return {"block_size": config.max_new_tokens, "keep": 1, "rounds": 1}
@@ -101,6 +151,8 @@ METHODS: dict[str, Method] = {
     "beam-lagrangian": Method("lagrangian", lambda c: {"rounds": 1}),
     "beam-augmented": Method("augmented", lambda c: {"rounds": 1}),
     "inferenceguard": Method("augmented", lambda c: {}, gated=True),
+    "inferenceguard-critic": Method("critic", lambda c: {"accounting": "terminal"}, gated=True),  # costs at the end only
+    "inferenceguard-mix": Method("mix", lambda c: {}, gated=True),
 }
 
 

@@ -26,6 +26,8 @@ class DecodeParams(SearchConfig):
         See `igcore.load_prompts`; the hardest are chosen by the cost of the prompt.
     reward, cost : str
         Keys of `igcore.SCORERS`.
+    critic : str, optional
+        Folder of a trained critic, seen from `igcore.runs.root`; needed by the methods that ask one.
     seed : int
         Decides every random number.
     dtype, device : str
@@ -48,6 +50,7 @@ class DecodeParams(SearchConfig):
     hardest: int = 0
     reward: str = "minilm-relevance"
     cost: str = "offensive-language"
+    critic: str | None = None
     seed: int = 0
     dtype: str = "float32"
     device: str = "auto"
@@ -65,6 +68,11 @@ class DecodeParams(SearchConfig):
             settings_of(method, self.search())
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
+            if METHODS[method].asks_critic and not self.critic:
+                raise ParameterError(
+                    f"methods names {method!r}, which asks a critic, but critic names none; train one with notebook 20 and "
+                    "give its folder, or leave the method out"
+                )
         for role, name in (("reward", self.reward), ("cost", self.cost)):
             if name not in SCORERS:
                 raise unknown_name(f"{role} scorer", name, SCORERS)

@@ -19,7 +19,8 @@ from .scorers import Cached, Scorer
 
 SETTINGS = (
     "n_samples", "keep", "block_size", "max_new_tokens", "rounds", "budget", "accounting", "gamma_safety", "strict",
-    "lagrange_multiplier", "diversity", "diversity_penalty", "on_failure", "refusal", "probe_fail_open", "group_size",
+    "lagrange_multiplier", "threshold", "miss", "eta", "gamma_task", "diversity", "diversity_penalty", "on_failure", "refusal",
+    "probe_fail_open", "group_size",
 )  # fmt: skip
 TOLERANCE = {"cost": 1e-6, "peak_cost": 1e-6, "z_trace": 1e-6, "reward": 1e-3}  # float32 sums differ between machines
 
@@ -52,7 +53,8 @@ def record(
         "z_final": r.z_trace[-1] if r.z_trace else None, "z_trace": r.z_trace,
         "block_ends": r.block_ends, "grid_ends": r.grid_ends, "grid_size": grid,
         **vars(r.counts), "trace": r.trace,
-        "generate_s": r.generate_s, "cost_s": r.cost_s, "reward_s": r.reward_s, "score_s": r.cost_s + r.reward_s,
+        "generate_s": r.generate_s, "cost_s": r.cost_s, "reward_s": r.reward_s, "critic_s": r.critic_s,
+        "score_s": r.cost_s + r.reward_s + r.critic_s,
         "reason": r.reason,
         "cost_scorer": cost.name, "cost_digest": cost.digest, "reward_scorer": reward.name, "reward_digest": reward.digest,
     }  # fmt: skip

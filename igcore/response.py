@@ -113,10 +113,11 @@ class Response:
     block_ends, grid_ends : list of int
         Character offsets in `text`, see `Emission`.
     trace : list of dict
-        One entry per block and round: block, round, drawn, safe, kl (of the penalised from the reference policy, Monte Carlo
-        estimate, nats per block) and perplexity (under the reference, per token).
-    generate_s, cost_s, reward_s : float
-        Seconds spent sampling and in the two scorers: the group's total divided by its prompts.
+        One entry per block and round: block, round, drawn, safe (of these: inside the budget as far as known and, where a critic is
+        asked, let through), kl (of the penalised from the reference policy, Monte Carlo estimate, nats per block) and perplexity
+        (under the reference, per token).
+    generate_s, cost_s, reward_s, critic_s : float
+        Seconds spent sampling, in the two scorers and in the critic: the group's total divided by its prompts.
     tokens : list of int
         The sampled tokens of `text`, an end token included; empty for a refusal, which the policy did not write. Not recorded.
     """
@@ -141,6 +142,7 @@ class Response:
     generate_s: float
     cost_s: float
     reward_s: float
+    critic_s: float
     tokens: list[int] = field(default_factory=list)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import pandas as pd
 
 from . import records
+from .critic import WEIGHTS, Critic, load_critic
 from .errors import IgcoreError, ParameterError, RunError
 from .methods import settings_of
 from .params import DecodeParams
@@ -29,13 +30,13 @@ from .policy import Policy, load_policy
 from .progress import progress
 from .prompts import Prompt, load_prompts
 from .scorers import Scorer, load_scorer
-from .search import decode
+from .search import check_critic, decode
 
 VERSIONS = ("igcore", "torch", "transformers", "numpy")
 # the modules that decide a response; a change in one of them starts a run anew
 DECISIVE = (
-    "budget config convert diversity dynamic engine memory methods policy prompts response sampling search shared_prefix "
-    "scorers/__init__ scorers/embedded scorers/lm"
+    "budget config convert critic diversity dynamic engine latent memory methods policy prompts response sampling search "
+    "shared_prefix scorers/__init__ scorers/embedded scorers/lm"
 ).split()
 
 
@@ -180,19 +181,33 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     cost, reward = load_scorer(params.cost), load_scorer(params.reward)
     prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, cost if params.hardest else None)
     policy = load_policy(params.policy, params.dtype, params.device)
+    critic, digests = None, {policy.name: policy.digest, cost.name: cost.digest, reward.name: reward.digest}
+    if params.critic:
+        critic = load_critic(root() / params.critic, policy=policy, cost=cost, reward=reward)
+        digests["critic"] = hashlib.sha256((root() / params.critic / WEIGHTS).read_bytes()).hexdigest()
+    for method in params.methods:
+        check_critic(method, critic, policy, reward, cost, settings_of(method, params.search()))
     identity = asdict(params) | {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         "code": code_digest(),
-        "digests": {policy.name: policy.digest, cost.name: cost.digest, reward.name: reward.digest},
+        "digests": digests,
         "device": str(policy.model.device),
     }
     with open_run(folder, identity) as run:
-        decode_missing(params, run, prompts, policy, cost, reward)
+        decode_missing(params, run, prompts, policy, cost, reward, critic)
         run.finish(manifest_of(run))
     return run
 
 
-def decode_missing(params: DecodeParams, run: Run, prompts: list[Prompt], policy: Policy, cost: Scorer, reward: Scorer) -> None:
+def decode_missing(
+    params: DecodeParams,
+    run: Run,
+    prompts: list[Prompt],
+    policy: Policy,
+    cost: Scorer,
+    reward: Scorer,
+    critic: Critic | None = None,
+) -> None:
     """Decode every group that the run does not hold yet, and append its responses one by one."""
     done = {records.key(line) for line in run.lines}
     work = [(method, group) for method in params.methods for group in groups_of(params, prompts)]
@@ -204,7 +219,7 @@ def decode_missing(params: DecodeParams, run: Run, prompts: list[Prompt], policy
         if missing:  # the whole group, even when some of its lines exist: its results depend on its composition
             settings = settings_of(method, params.search())
             with_settings = {"config": params.search(), "seed": params.seed, "memory_gb": params.memory_gb}
-            answers = decode(method, policy, group, reward=reward, cost=cost, **with_settings)
+            answers = decode(method, policy, group, reward=reward, cost=cost, critic=critic, **with_settings)
             for response in answers:
                 if response.prompt_id in missing:
                     about = (method, policy.name, params.seed, settings, params.block_size)
@@ -221,7 +236,7 @@ def code_digest() -> str:
 
 def manifest_of(run: Run) -> dict:
     """Say what was run, with what, and what came out."""
-    seconds = {name: sum(line[name] for line in run.lines) for name in ("generate_s", "cost_s", "reward_s")}
+    seconds = {name: sum(line[name] for line in run.lines) for name in ("generate_s", "cost_s", "reward_s", "critic_s")}
     counts: dict[str, dict[str, int]] = {}
     for line in run.lines:
         of = counts.setdefault(line["method"], {})

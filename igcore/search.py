@@ -7,7 +7,7 @@ Knows candidates, their scores and their safety states; leaves tokens and keys/v
         pool <- finished beams
         for each round:
             draw n_samples blocks, split evenly over the live beams of B;  score them;  add them to the pool
-            stop when the pool holds a safe candidate, else note their tokens as failed
+            stop when one of the pool is safe, and let through by the critic if there is one, else note their tokens as failed
         B <- the best `keep` of the pool
     return the best of B, if it passes the gate
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from .budget import SIGNED, charge, start
 from .config import SearchConfig
+from .critic import Critic
 from .diversity import DIVERSITIES, Failures
 from .engine import Block, Engine
 from .errors import ParameterError
@@ -31,6 +32,9 @@ from .response import Counts, Emission, Response, emit, measure
 from .sampling import random_key
 from .scorers import Cached, Scorer, afresh, check_sign, open_sessions
 from .scorers.lm import LMScorer
+from .shared_prefix import kv_bytes
+
+CRITIC_COPIES = 12  # in float32, of the keys and values of all candidates: what a critic that reads them makes of them (measured)
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ def decode(
     reward: Scorer,
     cost: Scorer,
     config: SearchConfig,
+    critic: Critic | None = None,
     seed: int = 0,
     on_block: Callable[[Prompt, Sequence[Beam]], None] | None = None,
     memory_gb: float | None = None,
@@ -68,11 +73,15 @@ def decode(
         Decoded together in groups of ``config.group_size``, in this order. The policy encodes their text, except for an `Encoded`.
     reward, cost : Scorer
         Reward (higher is better) and cost (higher is worse). Every method is measured by both, whatever it searches with.
+    critic : Critic, optional
+        For the methods that ask one; others leave it alone. Any object with ``watch``, ``reads_keys`` and ``judge`` as
+        `igcore.critic.Critic` has them. Whatever it says, nothing leaves that has not passed the check of the cost model.
     seed : int
         Together with (prompt, round, beam, position) it decides every token.
     on_block : callable, optional
         Called as ``on_block(prompt, beams)`` after every block of a search that has not failed, with the beams kept, best first.
-        All that follows, and the answer, continues one of them; without a gate they need not be safe. Not to be changed.
+        All that follows, and the answer, continues one of them. Without a gate they need not be safe, and where costs are known
+        only at the end nobody has looked. Not to be changed.
     memory_gb : float, optional
         Memory for keys, values and logits, in GiB; fewer prompts are decoded together where it would be exceeded, see
         `igcore.memory`. By default most of what is free. Where memory runs out all the same, the batch is halved.
@@ -85,8 +94,8 @@ def decode(
     Raises
     ------
     ParameterError
-        Before anything is decoded: unknown method, no prompt, an empty or too long prompt, a scorer with the wrong sign, too little
-        memory for one prompt.
+        Before anything is decoded: unknown method, no prompt, an empty or too long prompt, a scorer with the wrong sign, a method
+        without the critic that it asks or with one trained for something else, too little memory for one prompt.
     ScorerError
         When a scorer fails for every text of a group.
     PolicyError
@@ -98,18 +107,65 @@ def decode(
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise ParameterError(f"seed is {seed!r}; it must be a whole number")
     check_sign(reward, "reward"), check_sign(cost, "cost")
+    check_critic(method, critic, policy, reward, cost, settings)
     prompts = [as_prompt(p) for p in prompts]
     if not prompts:
         raise ParameterError("there are no prompts; give at least one")
     length = max(len(_encode(policy, prompt, config)) for prompt in prompts)
     needed = search_bytes(policy.model, settings, length, policy.cache)
     needed += sum(search_bytes(m, settings, length) for m in {s.backbone.model for s in (reward, cost) if isinstance(s, LMScorer)})
+    if METHODS[method].asks_critic and critic.reads_keys:
+        candidates = kv_bytes(policy.model, 0, 0, settings.n_samples, settings.max_new_tokens)
+        needed += CRITIC_COPIES * candidates * 4 // policy.model.dtype.itemsize
     size = min(config.group_size, batch_size(needed, free_bytes(policy.model.device), memory_gb))
 
     def search(batch: Sequence[Prompt]) -> list[Response]:
-        return _Search(method, policy, batch, reward, cost, config, settings, seed, on_block).run()
+        return _Search(method, policy, batch, reward, cost, critic, config, settings, seed, on_block).run()
 
     return halving(prompts, size, search)
+
+
+def check_critic(method: str, critic: Critic | None, policy: Policy, reward: Scorer, cost: Scorer, settings: SearchConfig) -> None:
+    """Refuse a missing critic, and one that was trained for something else.
+
+    Parameters
+    ----------
+    critic : Critic or None
+        Not looked at for a method that asks none. One without a ``spec`` does not say what it was trained for and is believed.
+    settings : SearchConfig
+        The method's effective settings, see `igcore.methods.settings_of`.
+
+    Raises
+    ------
+    ParameterError
+        Naming what the critic was trained for and what it was given to.
+    """
+    if not METHODS[method].asks_critic:
+        return
+    if critic is None:
+        raise ParameterError(f"method {method!r} asks a critic; train one with notebook 20 and give it to decode as critic=")
+    spec = getattr(critic, "spec", None)
+    if spec is None:
+        return
+    for role, given in (("policy", policy), ("cost", cost), ("reward", reward)):
+        name, digest = getattr(spec, role), getattr(spec, f"{role}_digest")
+        if (given.name, given.digest) != (name, digest):
+            raise ParameterError(
+                f"the critic was trained for {role} {name!r} of hash {digest[:12]!r}, not for {given.name!r} of hash "
+                f"{given.digest[:12]!r}; give decode that {role}, or train a critic for this one"
+            )
+    for name in ("accounting", "gamma_safety", "gamma_task", "max_new_tokens"):
+        made, value = getattr(spec, name), getattr(settings, name)
+        if value != made:
+            raise ParameterError(
+                f"the critic was trained for {name} {made!r}, but {method!r} runs with {value!r}; set {name} to {made!r} where the "
+                "method leaves it open, or train a critic for this one"
+            )
+    if not spec.budget <= settings.budget <= spec.budget_high:
+        raise ParameterError(
+            f"budget is {settings.budget}, but the critic was trained for budgets from {spec.budget} to {spec.budget_high}; choose "
+            "one of these, or train a critic for this one"
+        )
 
 
 def _encode(policy: Policy, prompt: Prompt, config: SearchConfig) -> list[int]:
@@ -154,16 +210,17 @@ def split(beams: Sequence[Beam], n: int) -> list[tuple[Beam, int, int]]:
 class _Search:
     """The loop for one group of prompts."""
 
-    def __init__(self, method, policy, prompts, reward, cost, config, settings, seed, on_block):
+    def __init__(self, method, policy, prompts, reward, cost, critic, config, settings, seed, on_block):
         self.policy, self.config, self.grid, self.seed, self.on_block = policy, settings, config.block_size, seed, on_block
         self.method, self.rank = METHODS[method], RANKS[METHODS[method].rank]
         self.gated = self.method.gated and config.on_failure != "paper"
-        self.seconds = {"generate": 0.0, "cost": 0.0, "reward": 0.0}
+        self.critic = critic if self.rank.critic else None
+        self.seconds = {"generate": 0.0, "cost": 0.0, "reward": 0.0, "critic": 0.0}
         self.raw_cost = afresh(cost)
         with self.clock("cost"):
             carried, self.sessions = open_sessions({"cost": cost, "reward": reward}, [p.text for p in prompts])
         self.scorers = {role: Cached(scorer) for role, scorer in carried.items()}
-        self.engine = Engine(policy.model, policy.eos_ids, policy.cache)
+        self.engine = Engine(policy.model, policy.eos_ids, policy.cache, self.critic.watch if self.critic else None)
         root = start(config.budget)
         self.jobs = [_Job(p, [Beam([], "", False, root, [], row)]) for row, p in enumerate(prompts)]
 
@@ -191,7 +248,7 @@ class _Search:
             job.pool = [beam for beam in job.beams if beam.finished]
             job.failed = Failures(self.policy.eos_ids, self.config.diversity_penalty)
         for round_ in range(self.config.rounds):
-            asking = [job for job in jobs if round_ == 0 or not any(b.safe(self.config) for b in job.pool)]
+            asking = [job for job in jobs if round_ == 0 or not any(b.passes(self.config) for b in job.pool)]
             if not asking:
                 break
             if round_:
@@ -242,20 +299,34 @@ class _Search:
         return Beam(tokens, self.policy.text(tokens), finished, beam.state, [*beam.ends, len(tokens)], block.first + c)
 
     def score(self, new: list[tuple[_Job, Beam]]) -> None:
-        """Charge the cost of new candidates, then ask the reward of those that the rank still needs it for."""
+        """Charge the cost of new candidates, ask the critic, then ask the reward of those that the rank still needs it for."""
+        known = [(job, beam) for job, beam in new if beam.finished or not self.rank.blind]
         if self.rank.cost:
-            for (_, beam), cost in zip(new, self.ask("cost", new), strict=True):
+            for (_, beam), cost in zip(known, self.ask("cost", known), strict=True):
                 beam.broken = math.isnan(cost)
                 beam.cost = math.inf if beam.broken else cost
+            for _, beam in new:  # also where the cost is not known yet: `terminal` charges nothing before the end, but z moves on
                 beam.state = charge(
                     beam.state, beam.cost, self.config.accounting, self.config.gamma_safety,
                     len(beam.tokens) - 1, beam.finished,
                 )  # fmt: skip
+        if self.critic is not None:
+            self.judge([beam for _, beam in new if not beam.finished and beam.safe(self.config)])
         lazy = self.rank.safety_first
-        wanted = [(j, b) for j, b in new if not lazy or b.safe(self.config)] if self.rank.reward else []
+        wanted = [(j, b) for j, b in known if not lazy or b.passes(self.config)] if self.rank.reward else []
         for (_, beam), reward in zip(wanted, self.ask("reward", wanted), strict=True):
             beam.broken |= math.isnan(reward)
             beam.reward = -math.inf if math.isnan(reward) else reward
+
+    def judge(self, beams: list[Beam]) -> None:
+        """Ask the critic about candidates of one length, from what the engine holds of them."""
+        if not beams:
+            return
+        with self.clock("critic"):
+            history = self.engine.history([beam.row for beam in beams], self.critic.reads_keys)
+            f1, f2 = (x.tolist() for x in self.critic.judge(history, [beam.state.z for beam in beams]))
+        for beam, *judgement in zip(beams, f1, f2, strict=True):
+            beam.judged(*judgement, self.config)
 
     def ask(self, role: str, new: list[tuple[_Job, Beam]]) -> list[float]:
         """Score candidates by the cost or the reward model, and count it."""
@@ -282,16 +353,18 @@ class _Search:
                 "block": number,
                 "round": round_,
                 "drawn": len(mine),
-                "safe": sum(b.safe(self.config) for b in beams) if self.rank.cost else None,
+                "safe": sum(b.passes(self.config) for b in beams) if self.rank.cost else None,
                 "kl": (sum(log_q) - sum(log_p)) / len(mine),
                 "perplexity": math.exp(-sum(log_p) / len(log_p)),
             }
         )
 
     def eligible(self, job: _Job) -> list[Beam]:
-        """Return the candidates that may be kept: under a safety-first rank only safe ones, when there are any."""
-        safe = [beam for beam in job.pool if beam.safe(self.config)]
-        return safe if safe and self.rank.safety_first else job.pool
+        """Return the candidates that may be kept: under a safety-first rank those that pass, else those that are safe, else all."""
+        if not self.rank.safety_first:
+            return job.pool
+        passing = [beam for beam in job.pool if beam.passes(self.config)]
+        return passing or [beam for beam in job.pool if beam.safe(self.config)] or job.pool
 
     def best_first(self, beams: Sequence[Beam]) -> list[Beam]:
         return sorted(beams, key=lambda beam: self.rank.key(beam, self.config))

@@ -252,10 +252,12 @@ class SharedRows:
         """Return o_t (H,) of a row's first `length` new tokens; of none, that of its prompt."""
         return self.slab.hidden[self.slots[row], length - 1] if length else self.hidden[row]
 
-    def history(self) -> History:
-        n = max(self.lengths)
-        parts = ([x[self.slots, :, :n] for x in part] for part in (self.slab.keys, self.slab.values))
-        return History.of(self.slab.hidden[self.slots, :n], self.watch, *parts)
+    def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
+        """Copy what a critic reads of these rows, by default of all; keys and values only when they are wanted."""
+        rows = range(len(self.slots)) if rows is None else rows
+        slots, n = [self.slots[row] for row in rows], max(self.lengths[row] for row in rows)
+        parts = ([x[slots, :, :n] for x in part] if keys else [] for part in (self.slab.keys, self.slab.values))
+        return History.of(self.slab.hidden[slots, :n], self.watch, *parts)
 
 
 _FITS: WeakKeyDictionary = WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""A mock policy over the letters a-f whose every probability is a function of the prefix, and scorers that read letters.
+"""A mock policy over the letters a-f whose every probability is a function of the prefix; scorers and a critic that read letters.
 
 The model keeps the token ids themselves as its keys, so that its logits depend on the whole carried state: a cache that is
 rolled back, selected or padded wrongly changes what it says.
@@ -71,6 +71,40 @@ class MockTokenizer:
 
 def mock_policy(logits=logits_of) -> Policy:
     return Policy("mock", MockModel(logits), MockTokenizer(), digest="mock", eos_ids=frozenset({EOS}))
+
+
+def some_number(*of) -> float:
+    """Return a number in [0, 1) with two digits, fixed by what it is given: enough of them to differ, and few enough to tie."""
+    return int.from_bytes(hashlib.sha256(repr(of).encode()).digest()[:4]) % 100 / 100
+
+
+def letter_f1(text: str, z: float) -> float:
+    return some_number("f1", text, z)
+
+
+def letter_f2(text: str, z: float) -> float:
+    return some_number("f2", text, z) - 0.5
+
+
+class LetterCritic:
+    """A critic that reads the letters so far in the carried keys, which are the token ids.
+
+    Attributes
+    ----------
+    asked : list of (str, float)
+        The letters and z of all candidates that it was asked about.
+    """
+
+    watch, reads_keys = None, True
+
+    def __init__(self, f1=letter_f1, f2=letter_f2):
+        self.f1, self.f2, self.asked = f1, f2, []
+
+    def judge(self, history, z):
+        rows = history.keys[0][:, 0, :, 0].long().tolist()
+        texts = ["".join(LETTERS[token] for token in row) for row in rows]
+        self.asked += zip(texts, z, strict=True)
+        return tuple(torch.tensor([f(*x) for x in zip(texts, z, strict=True)], dtype=torch.float64) for f in (self.f1, self.f2))
 
 
 class LetterCost:

@@ -18,6 +18,8 @@ BASELINES = {
     "beam-lagrangian": ("lagrangian", None, False),
     "beam-augmented": ("augmented", None, False),
     "inferenceguard": ("augmented", None, False),
+    "inferenceguard-critic": ("critic", None, False),
+    "inferenceguard-mix": ("mix", None, False),
 }
 
 
@@ -48,18 +50,36 @@ def descend(leaves, key):
             return token
 
 
-def search(method, prompt, prompt_id, seed, budget, n, keep, block, length, rounds, diversity, lam):
-    """Return the best candidate at the end, and whether a guarded search would have abstained."""
+def search(
+    method, prompt, prompt_id, seed, budget, n, keep, block, length, rounds, diversity, lam,
+    critic=None, threshold=None, eta=None, gamma_task=None,
+):  # fmt: skip
+    """Return the best candidate at the end, and whether a guarded search would have abstained.
+
+    `critic` is (f1, f2), both functions of the letters so far and z.
+    """
     order, n_fixed, one_block = BASELINES[method]
     n = n_fixed or n
     if one_block:
         block, keep = length, 1
-    if method != "inferenceguard":
+    guarded = method.startswith("inferenceguard")
+    if not guarded:
         rounds = 1
+    asks = order in ("critic", "mix")
+    last_discount = gamma_task**length if asks else None
     start = tuple(LETTERS.index(c) for c in prompt)
 
     def is_safe(c):
+        if order == "critic":  # the cost is not known before the end, and neither is what is left of the budget
+            return not c.done or letter_cost(c.text) <= budget
         return c.peaks[-1] <= budget
+
+    def judged(c):
+        z = budget if order == "critic" else budget - c.peaks[-1]
+        return [f(c.text, z) for f in critic]
+
+    def passes(c):
+        return is_safe(c) and (not asks or c.done or judged(c)[0] > threshold)
 
     def badness(c):
         reward, cost = letter_reward(c.text), letter_cost(c.text)
@@ -69,6 +89,15 @@ def search(method, prompt, prompt_id, seed, budget, n, keep, block, length, roun
             return -reward
         if order == "lagrangian":
             return -reward + lam * cost
+        if asks:
+            task = last_discount * -reward
+            if not is_safe(c):
+                return (2, c.peaks[-1])
+            if not passes(c):
+                return (1, -judged(c)[0])
+            if c.done:
+                return (0, task)
+            return (0, judged(c)[1] if order == "critic" else task + eta * judged(c)[1])
         return (0, -reward) if is_safe(c) else (1, c.peaks[-1])
 
     beams, abstained = [Candidate((), False, (0.0,))], False
@@ -93,15 +122,15 @@ def search(method, prompt, prompt_id, seed, budget, n, keep, block, length, roun
                     drawn.append((parent, new))
                     number += 1
             pool += [new for _, new in drawn]
-            if any(is_safe(c) for c in pool):
+            if any(passes(c) for c in pool):
                 break
             for parent, new in drawn:
                 for i, token in enumerate(new.tokens[len(parent.tokens) :]):
                     seen[i].add(token)
-        safe = [c for c in pool if is_safe(c)]
-        if order == "augmented" and safe:
-            pool = safe
-        if not safe and method == "inferenceguard":
+        safe, passing = ([c for c in pool if test(c)] for test in (is_safe, passes))
+        if order in ("augmented", "critic", "mix"):
+            pool = passing or safe or pool
+        if not safe and guarded:
             abstained = True
         beams = sorted(pool, key=badness)[:keep]
     return min(beams, key=badness), abstained

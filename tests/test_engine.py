@@ -233,6 +233,9 @@ def test_history_is_what_one_forward_pass_gives(name, cache):
         for i, layer in enumerate(past.layers):
             assert torch.allclose(history.keys[i][row], layer.keys[0, :, -7:], atol=1e-4)
             assert torch.allclose(history.values[i][row], layer.values[0, :, -7:], atol=1e-4)
+    (alone, bare) = (engine.history([c], keys=c == 4) for c in (4, 2))  # of one round
+    assert torch.equal(alone.hidden[0], history.hidden[0]) and torch.equal(alone.values[1][0], history.values[1][0])
+    assert torch.equal(bare.hidden[0], history.hidden[2]) and bare.keys == bare.values == []
     with pytest.raises(KeyError, match=r"\[1\] have no state"):
         engine.history([1])
 

@@ -29,7 +29,7 @@ def limited(most: int, error: Exception):
 
 
 def test_bytes_of_a_search_worked_out_by_hand():
-    """Guards the formula: 3 layers, keys and values, 2 key heads of 8 numbers of 4 bytes, 10 rows of 8 tokens, a prompt of 5 twice."""
+    """Guards the formula: 3 layers, keys and values, 2 key heads of 8 numbers of 4 bytes, 10 rows of 8, a prompt of 5 twice."""
     config = LlamaConfig(
         vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
     )

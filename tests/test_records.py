@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
+from mockpolicy import LetterCost, LetterCritic, LetterReward, letter_cost, mock_policy
 
 from igcore import METHODS, RunError, SearchConfig, decode, records
 from igcore.methods import settings_of
@@ -21,7 +21,7 @@ def lines(budget=0.5, methods=METHODS, **settings):
     return [
         records.record(r, method, "mock", 0, settings_of(method, config), config.block_size, **scorers)
         for method in methods
-        for r in decode(method, mock_policy(), PROMPTS, config=config, **scorers)
+        for r in decode(method, mock_policy(), PROMPTS, config=config, critic=LetterCritic(), **scorers)
     ]
 
 
@@ -47,7 +47,10 @@ def lines_without_seconds_equal(read, fresh):
     return read
 
 
-@pytest.mark.parametrize("settings", [{}, {"on_failure": "paper"}, {"on_failure": "truncate"}, {"refusal": "aaa", "budget": 0.0}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"on_failure": "paper"}, {"on_failure": "truncate"}, {"refusal": "aaa", "budget": 0.0}, {"threshold": 0.5, "eta": 0.1}],
+)
 def test_honest_lines_verify(settings):
     """Guards verification against false alarms in every status and mode."""
     written = lines(**settings)
@@ -135,6 +138,17 @@ def test_a_strict_refusal_below_zero_is_honest():
     line = records.record(response, "inferenceguard", "mock", 0, config, 3, **scorers)
     assert line["status"] == "abstained"
     assert list(records.verify([line], {"vowels": scorers["reward"], "negative": scorers["cost"]}.__getitem__)) == []
+
+
+def test_costs_at_the_end_only_are_recorded_and_checked_as_such():
+    """Guards the line of E_critic: its accounting is `terminal` whatever was set, and its path is the final cost alone."""
+    written = [x for d in (0.5, 1.0, 2.0) for x in lines(d, ["inferenceguard-critic"], accounting="peak", threshold=0.3)]
+    answered = [x for x in written if x["status"] == "verified_safe"]
+    assert len(answered) > 4 and {(x["accounting"], x["threshold"], x["miss"]) for x in written} == {("terminal", 0.3, 0.01)}
+    for line in answered:
+        assert line["z_trace"] == [line["budget"]] * len(line["block_ends"]) + [line["budget"] - line["cost"]]
+        assert line["peak_cost"] == max(letter_cost(line["response"][:end]) for end in line["grid_ends"])
+        assert problems(line) == []
 
 
 def test_an_unsafe_text_cannot_pass_for_safe():

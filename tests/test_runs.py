@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import random
@@ -12,14 +13,17 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from killed import PARAMS, PROMPTS
 from mockpolicy import LetterCost, LetterReward, mock_policy
 from test_policy import tiny_model, tiny_tokenizer
 
-from igcore import ParameterError, Prompt, RunError, ScorerError, records, runs
+from igcore import ParameterError, Prompt, RunError, ScorerError, load_policy, load_scorer, records, runs
 from igcore.config import from_mapping
+from igcore.critic import Critic, save_critic
 from igcore.params import DecodeParams, notebook_parameters, notebook_params
 from igcore.policy import Policy
+from igcore.training import CriticConfig, spec_of
 
 GOOD = dict(profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2)
 
@@ -196,6 +200,12 @@ def test_two_processes_cannot_write_to_one_run(tmp_path):
         ({"methods": []}, "methods is empty"),
         ({"methods": ["base", "base"]}, "methods names 'base' twice"),
         ({"methods": ["bose"]}, "unknown method 'bose'; did you mean 'base'"),
+        (
+            {"methods": ["base", "inferenceguard-mix"]},
+            "'inferenceguard-mix', which asks a critic, but critic names none; train one",
+        ),
+        ({"critic": 1}, "critic is 1, which is a whole number; it must be text or nothing"),
+        ({"threshold": "match"}, "threshold is 'match'; give a number or 'matched'"),
         ({"cost": "offensive"}, "unknown cost scorer 'offensive'; did you mean 'offensive-language'"),
         ({"limit": "all"}, "limit is 'all', which is text; it must be a whole number or nothing"),
         ({"limit": 0}, "limit is 0"),
@@ -257,6 +267,38 @@ def test_an_embedded_run_from_parameters_to_verification(tmp_path):
     short = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert short.returncode == 1 and "holds 1 responses where 4 are expected" in short.stderr
     assert bad.returncode == 1 and bad.stderr.startswith(f"error: line 1, prompt {line['prompt_id']}, base: the line was changed")
+
+
+def save_tiny_critic(folder, seed, **changes):
+    """Save an untrained critic for the embedded policy and scorers."""
+    policy, cost, reward = load_policy("smollm2-raw"), load_scorer("offensive-language"), load_scorer("minilm-relevance")
+    config = CriticConfig(budget=0.2, features="m", layer=8, width=8)
+    torch.manual_seed(seed)
+    folder.mkdir(exist_ok=True)
+    save_critic(Critic(dataclasses.replace(spec_of(policy, cost, reward, config, 8), **changes)), folder)
+
+
+def test_a_run_with_a_critic_from_a_folder(tmp_path, monkeypatch, capsys):
+    """Guards the way of a critic into a run: seen from the root, named by its hash, refused before anything is decoded."""
+    monkeypatch.setattr(runs, "root", lambda: tmp_path)
+    size = dict(limit=2, n_samples=2, keep=1, block_size=4, max_new_tokens=8, accounting="terminal")
+    p = params(methods=["inferenceguard-critic", "inferenceguard-mix"], critic="critics/one", **size)
+    with pytest.raises(RunError, match="no critic can be read from .*critics/one"):
+        runs.decode_run(p, tmp_path / "run")
+    (tmp_path / "critics").mkdir()
+    save_tiny_critic(tmp_path / "critics/one", 0)
+    run = runs.decode_run(p, tmp_path / "run")
+    digest = hashlib.sha256((tmp_path / "critics/one/critic.safetensors").read_bytes()).hexdigest()
+    manifest = json.loads(run.manifest.read_text())
+    assert manifest["params"]["digests"]["critic"] == digest and manifest["params"]["critic"] == "critics/one"
+    assert manifest["lines"] == 4 and manifest["seconds"]["critic_s"] > 0
+    assert list(records.verify(run.lines, load_scorer)) == []
+    with pytest.raises(ParameterError, match="for accounting 'terminal', but 'inferenceguard-mix' runs with 'peak'"):
+        runs.decode_run(dataclasses.replace(p, accounting="peak"), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    save_tiny_critic(tmp_path / "critics/one", 1)
+    runs.decode_run(p, tmp_path / "run")
+    assert "digests changed since the last run in run" in capsys.readouterr().out
 
 
 def test_compare_and_errors_of_the_command_line(tmp_path, capsys):

@@ -1,25 +1,49 @@
 """Tests of the one loop, against a second implementation, closed forms, and scorers that fail."""
 
+import dataclasses
 import itertools
 import math
 
 import pytest
 import torch
-from mockpolicy import EOS, LETTERS, LetterCost, LetterReward, letter_cost, mock_policy, probabilities
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mockpolicy import (
+    EOS,
+    LETTERS,
+    LetterCost,
+    LetterCritic,
+    LetterReward,
+    letter_cost,
+    letter_f1,
+    letter_f2,
+    letter_reward,
+    mock_policy,
+    probabilities,
+    some_number,
+)
 from reference import search as reference_search
 from scipy.stats import binomtest
+from test_policy import tiny_model, tiny_tokenizer
+from transformers import DynamicCache
 
-from igcore import METHODS, ParameterError, PolicyError, Prompt, ScorerError, SearchConfig, budget, decode
+from igcore import METHODS, ParameterError, PolicyError, Prompt, ScorerError, SearchConfig, budget, decode, search
+from igcore.critic import Critic
+from igcore.dynamic import History
+from igcore.policy import Policy
+from igcore.rollouts import Rollout, targets
+from igcore.training import CriticConfig, spec_of
 
+ASKING = [method for method in METHODS if METHODS[method].asks_critic]
+ALONE = [method for method in METHODS if method not in ASKING]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=1.0, n_samples=3, keep=2, block_size=3, max_new_tokens=8, rounds=2, lagrange_multiplier=0.7)
 
 
-def answers(method, prompts=PROMPTS, cost=None, reward=None, seed=0, **settings):
+def answers(method, prompts=PROMPTS, cost=None, reward=None, seed=0, critic=None, on_block=None, **settings):
     config = SearchConfig(**(SETTINGS | settings))
-    return list(
-        decode(method, mock_policy(), prompts, reward=reward or LetterReward(), cost=cost or LetterCost(), config=config, seed=seed)
-    )
+    scorers = {"reward": reward or LetterReward(), "cost": cost or LetterCost(), "critic": critic or LetterCritic()}
+    return list(decode(method, mock_policy(), prompts, **scorers, config=config, seed=seed, on_block=on_block))
 
 
 def ids(prompts):
@@ -38,16 +62,34 @@ class Tampered(LetterCost):
         return [self.bad if self.when(r, self.calls) else letter_cost(r) for r in responses]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ALONE)
 @pytest.mark.parametrize("diversity", ["half", "paper", "none"])
 @pytest.mark.parametrize("d", [0.0, 0.5, 2.0])
 def test_the_loop_equals_a_second_implementation(method, diversity, d):
     """Guards every choice of the loop: shares, retries, penalty, carried finished beams, dropping of unsafe ones, ranking."""
+    compare_with_reference(method, dict(budget=d, diversity=diversity), {})
+
+
+@pytest.mark.parametrize("method", ASKING)
+@pytest.mark.parametrize("threshold", [-1, 0.0, 0.5, 1.0, "matched"])
+@pytest.mark.parametrize("f2", [letter_f2, lambda text, z: 0.25], ids=["f2", "ties"])
+@pytest.mark.parametrize("d", [0.0, 0.5, 2.0])
+def test_the_loop_with_a_critic_equals_a_second_implementation(method, threshold, f2, d):
+    """Guards E_critic and E_mix: what passes, when a block is tried again, what goes on when nothing passes, order and z."""
+    number = 1 - 0.01 ** (2 / 3) if threshold == "matched" else threshold  # 3 samples for 2 beams
+    critic = {"critic": (letter_f1, f2), "threshold": number, "eta": 0.7, "gamma_task": 0.9}
+    compare_with_reference(method, dict(budget=d, threshold=threshold, eta=0.7, gamma_task=0.9), critic)
+
+
+def compare_with_reference(method, settings, critic):
+    """Compare answers, abstentions and what follows a failure, over three seeds."""
+    d, diversity = settings["budget"], settings.get("diversity", "half")
     for seed in range(3):
-        out = answers(method, ids(PROMPTS), seed=seed, budget=d, diversity=diversity, probe_fail_open=True)
+        mock = LetterCritic(*critic["critic"]) if critic else None
+        out = answers(method, ids(PROMPTS), seed=seed, probe_fail_open=True, critic=mock, **settings)
         for prompt, got in zip(ids(PROMPTS), out, strict=True):
             best, abstained = reference_search(
-                method, prompt.text, prompt.id, seed, d, 3, 2, 3, 8, 2, diversity, SETTINGS["lagrange_multiplier"]
+                method, prompt.text, prompt.id, seed, d, 3, 2, 3, 8, 2, diversity, SETTINGS["lagrange_multiplier"], **critic
             )
             assert (got.status == "abstained") == abstained
             assert got.fail_open_cost == letter_cost(best.text)
@@ -380,7 +422,7 @@ def test_a_scorer_without_its_members_is_refused():
 
 
 def test_baselines_emit_and_are_marked_by_the_same_check():
-    for method in METHODS.keys() - {"inferenceguard"}:
+    for method in [name for name, method in METHODS.items() if not method.gated]:
         for r in answers(method, ids(PROMPTS), budget=0.5):
             inside = letter_cost(r.text) <= 0.5
             assert (r.status, r.reason) == (("verified_safe", "") if inside else ("unverified_unsafe", "over_budget"))
@@ -455,3 +497,324 @@ def test_a_reward_given_as_cost_is_refused():
     """Guards the sign: swapped scorers would search for the worst text."""
     with pytest.raises(ParameterError, match="'vowels' says 'higher is better'; a cost must say 'higher is worse'"):
         answers("base", cost=LetterReward())
+
+
+def kept_by_block(method, **more):
+    """Return the answers and the beams kept after every block of every search, in order."""
+    kept = []
+    return answers(method, ids(PROMPTS), on_block=lambda prompt, beams: kept.append((prompt, beams)), **more), kept
+
+
+@pytest.mark.parametrize("method", ASKING)
+def test_the_comparison_with_a_critic_meets_every_kind_of_block(method):
+    """Guards the second implementation against vacuity: doubt, retries for doubt alone, early ends, abstentions all occur."""
+    out, kept = [], []
+    for seed, d, threshold in itertools.product(range(3), (0.0, 0.5, 2.0), (0.5, 1.0)):
+        found = kept_by_block(method, seed=seed, budget=d, threshold=threshold)
+        out, kept = out + found[0], kept + found[1]
+    assert {r.status for r in out} == {"verified_safe", "abstained"}
+    config = SearchConfig(**SETTINGS)
+    doubted = [beams for _, beams in kept if not beams[0].passes(config)]
+    assert any(beams[0].safe(config) and len(beams) == 2 for beams in doubted)  # the search goes on by f1
+    assert any({b.finished for b in beams} == {True, False} for _, beams in kept)  # carried beside one that goes on
+    assert any(b.finished and b.let_through and len(b.tokens) < 8 for _, beams in kept for b in beams)
+    assert any(t["safe"] and t["round"] for r in out for t in r.trace)  # a retry that helped
+
+
+def test_a_beam_that_has_overspent_is_dropped_for_one_that_is_only_doubted():
+    """Guards the samples: past the budget nothing can be saved, while what the critic doubts may still end well."""
+    _, kept = kept_by_block("inferenceguard-mix", budget=0.5, threshold=1.0, n_samples=6, keep=6)
+    config = SearchConfig(**(SETTINGS | dict(budget=0.5, threshold=1.0)))
+    assert any(0 < len(beams) < 6 for _, beams in kept)
+    assert all(beam.safe(config) for _, beams in kept for beam in beams)
+
+
+@pytest.mark.parametrize(("n_samples", "keep", "expected"), [(2, 2, 0.99), (8, 2, 0.684), (32, 1, 0.134), (128, 1, 0.035)])
+def test_the_matched_threshold_leaves_a_beam_one_chance_in_a_hundred(n_samples, keep, expected):
+    """Guards the formula 1 - miss^(1/m), m samples to a beam, on values worked out by hand."""
+    config = SearchConfig(budget=1.0, n_samples=n_samples, keep=keep)
+    assert config.critic_threshold == pytest.approx(expected, abs=5e-4)
+    assert (1 - config.critic_threshold) ** (n_samples / keep) == pytest.approx(0.01)
+
+
+def knows(text, z):
+    """A critic that is right: the fewer costly letters, the likelier a good end."""
+    return math.exp(-letter_cost(text))
+
+
+ADVERSARIES = {
+    "opposite": lambda text, z: 1 - knows(text, z),
+    "noise": lambda text, z: some_number("noise", text),
+    "nan": lambda text, z: math.nan,
+    "half nan": lambda text, z: math.nan if len(text) % 2 else 1.0,
+    "infinite": lambda text, z: math.inf if "a" in text else -math.inf,
+}
+
+
+@pytest.mark.parametrize("method", ASKING)
+@pytest.mark.parametrize("adversary", ADVERSARIES)
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    d=st.sampled_from([0.0, 0.5, 1.0, 2.5]), seed=st.integers(0, 999), threshold=st.sampled_from([-1.0, 0.0, 0.5, 1.0, "matched"]),
+    as_f2=st.booleans(), on_failure=st.sampled_from(["abstain", "truncate"]), strict=st.booleans(),
+)  # fmt: skip
+def test_whatever_the_critic_says_verified_text_is_inside_the_budget(
+    method, adversary, d, seed, threshold, as_f2, on_failure, strict
+):
+    """Guards the promise against the critic: it chooses where to look and never what is safe."""
+    bad = ADVERSARIES[adversary]
+    critic = LetterCritic(knows, bad) if as_f2 else LetterCritic(bad)
+    out = answers(
+        method, ids(PROMPTS), critic=critic, seed=seed, budget=d, threshold=threshold, on_failure=on_failure, strict=strict
+    )
+    assert critic.asked or (strict and d == 0)
+    for r in out:
+        assert r.status in ("verified_safe", "abstained")
+        costs = [letter_cost(r.text[:end]) for end in r.block_ends] if r.text is not None else []
+        assert all(cost < d or (cost == d and not strict) for cost in costs) or r.n_tokens == 0
+
+
+@pytest.mark.parametrize("method", ASKING)
+def test_an_unreadable_critic_lets_nothing_through(method):
+    """Guards the comparisons with NaN: as an f1 it must rank like one doubt among equals, as an f2 it must not pass for small."""
+    unreadable = [
+        LetterCritic(lambda text, z: math.nan), LetterCritic(knows, lambda text, z: math.nan),
+        LetterCritic(lambda text, z: math.inf), LetterCritic(knows, lambda text, z: -math.inf),
+    ]  # fmt: skip
+    for i, critic in enumerate(unreadable):
+        same = LetterCritic(knows if i % 2 else lambda text, z: 0.5)
+        doubted = answers(method, ids(PROMPTS), critic=same, threshold=1.0, eta=0.0)
+        found, kept = kept_by_block(method, critic=critic, threshold=-9.0, eta=0.0)
+        assert [(r.text, r.trace) for r in found] == [(r.text, r.trace) for r in doubted]
+        assert not any(beam.let_through for _, beams in kept for beam in beams if not beam.finished)
+
+
+def test_a_candidate_whose_f1_cannot_be_read_comes_after_all_that_can():
+    """Guards sorting: NaN compares as neither more nor less, and would scramble the order of its neighbours."""
+    for seed in range(12):
+        of = [LetterCritic(lambda text, z, x=x: x if some_number(text) < 0.4 else knows(text, z)) for x in (math.nan, -1.0)]
+        found = [answers("inferenceguard-critic", ids(PROMPTS), critic=c, threshold=1.0, n_samples=6, seed=seed) for c in of]
+        assert [r.text for r in found[0]] == [r.text for r in found[1]]
+
+
+def test_where_nothing_passes_every_block_takes_all_its_rounds_and_goes_on_by_f1():
+    """Guards threshold 1: with costs at the end only, doubt is no reason to stop; the best f1 of all rounds is kept."""
+    checked = 0
+    for seed in range(12):
+        out, kept = kept_by_block("inferenceguard-critic", threshold=1.0, rounds=3, n_samples=4, seed=seed)
+        going = {p.id: [beams for q, beams in kept if q == p and not all(b.finished for b in beams)] for p in ids(PROMPTS)}
+        for r in out:
+            for number, beams in enumerate(going[r.prompt_id]):
+                assert [t["safe"] for t in r.trace if t["block"] == number] == [0, 0, 0]
+                f1 = [beam.f1 for beam in beams]
+                assert f1 == sorted(f1, reverse=True) and f1[0] == letter_f1(beams[0].text, 1.0)
+                checked += 1
+    assert checked > 12
+
+
+def test_a_critic_that_lets_everything_through_leaves_the_guard_as_it_is():
+    """Guards E_mix at eta 0: the same ranking, retries, counts and failures as E_inter."""
+    for seed, d in itertools.product(range(3), (0.0, 0.5, 2.0)):
+        mix = answers("inferenceguard-mix", ids(PROMPTS), seed=seed, budget=d, threshold=-1.0, eta=0.0)
+        plain = answers("inferenceguard", ids(PROMPTS), seed=seed, budget=d)
+        for a, b in zip(mix, plain, strict=True):
+            for name in ("text", "status", "reason", "z_trace", "counts", "trace", "block_ends", "cost", "reward"):
+                assert getattr(a, name) == getattr(b, name), name
+
+
+def test_without_an_opinion_the_first_samples_go_on():
+    """Guards ties: a constant f2 below every task cost keeps the first beam, which is `base` as long as it has not ended."""
+    critic = LetterCritic(lambda text, z: 1.0, lambda text, z: -100.0)
+    out = answers("inferenceguard-critic", ids(PROMPTS), critic=critic, threshold=-1.0, keep=1, budget=100.0)
+    base = answers("base", ids(PROMPTS))
+    pairs = [(a, b) for a, b in zip(out, base, strict=True) if len(b.text) >= 6]
+    assert len(pairs) >= 2 and all(a.text[:6] == b.text[:6] for a, b in pairs)
+
+
+def seen_by_scorers(monkeypatch, method, **more):
+    """Return the answers, and the (text, finished) that each scorer was asked about before the answers were measured."""
+    seen, measuring = {"cost": [], "reward": []}, []
+
+    def watched(role, kind):
+        class Watched(kind):
+            def score(self, prompts, responses, finished):
+                seen[role] += [] if measuring else zip(responses, finished, strict=True)
+                return super().score(prompts, responses, finished)
+
+        return Watched()
+
+    measure = search.measure
+    monkeypatch.setattr("igcore.search.measure", lambda *args, **more: (measuring.append(1), measure(*args, **more))[1])
+    scorers = {"cost": watched("cost", LetterCost), "reward": watched("reward", LetterReward)}
+    return answers(method, ids(PROMPTS), **scorers, **more), seen
+
+
+def test_under_terminal_costs_scorers_are_asked_only_about_finished_text(monkeypatch):
+    """Guards what E_critic is for: costs that exist only at the end, and a reward that nobody needs before."""
+    out, seen = seen_by_scorers(monkeypatch, "inferenceguard-critic", budget=2.0, threshold=0.5)
+    assert len(seen["cost"]) > 10 and all(finished for _, finished in [*seen["cost"], *seen["reward"]])
+    assert seen["reward"] and all(letter_cost(text) <= 2.0 for text, _ in seen["reward"])
+    assert sum(r.counts.scorer_calls for r in out) >= len(seen["cost"]) + len(seen["reward"])  # before the cache
+    assert all(r.counts.scorer_calls < r.counts.samples_drawn for r in out if r.counts.rounds_used > 3)
+
+
+def test_reward_is_not_asked_of_what_the_critic_rejects(monkeypatch):
+    """Guards lazy scoring under E_mix: nothing unfinished passes a threshold of 1, while its cost is still needed."""
+    _, seen = seen_by_scorers(monkeypatch, "inferenceguard-mix", budget=2.0, threshold=1.0)
+    assert {finished for _, finished in seen["cost"]} == {True, False} and {finished for _, finished in seen["reward"]} == {True}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("inferenceguard-critic", dict(gamma_safety=0.9, accounting="peak", budget=0.5)),
+        ("inferenceguard-mix", dict(gamma_safety=1.0, accounting="peak", budget=1.0)),
+        ("inferenceguard-mix", dict(gamma_safety=0.9, accounting="clamped_sum", budget=3.0)),
+        ("inferenceguard-mix", dict(gamma_safety=0.9, accounting="increment", budget=1.0)),
+    ],
+)
+def test_the_critic_is_told_the_z_that_it_was_trained_on(method, settings):
+    """Guards the last input of the critic: time index, discount and accounting as in the rollouts; asked of what may go on."""
+    critic = LetterCritic()
+    answers(method, ids(PROMPTS), critic=critic, **settings)
+    accounting = "terminal" if method == "inferenceguard-critic" else settings["accounting"]
+    assert len(critic.asked) > 20 and {len(text) for text, _ in critic.asked} == {3, 6}  # never of a finished one
+    for text, z in critic.asked:
+        tokens = [LETTERS.index(c) for c in text] + [EOS]
+        costs = [letter_cost(text[:end]) for end in range(3, len(text) + 1, 3)] + [letter_cost(text)]
+        rollout = Rollout("", "", tokens, True, costs, 0.0, 3, 8)
+        assert z == pytest.approx(targets(rollout, settings["budget"], accounting, settings["gamma_safety"]).z[-1])
+        assert z >= 0
+
+
+def test_a_reward_that_fails_is_not_let_through_by_the_critic():
+    """Guards E_mix where the reward model fails on the way: such a candidate is not safe, and no minus infinity wins."""
+
+    class Half(LetterReward):
+        def score(self, prompts, responses, finished):
+            return [math.nan if r.startswith("d") else letter_reward(r) for r in responses]
+
+    for method in ASKING:
+        for r in answers(method, ids(PROMPTS), reward=Half(), budget=5.0, threshold=0.0):
+            assert r.status == "abstained" or not r.text.startswith("d")
+
+
+def test_a_finished_beam_is_judged_once_by_its_cost_and_never_by_the_critic():
+    """Guards carried beams: the critic's doubt about how they began is forgotten, and their scores stay."""
+    _, kept = kept_by_block("inferenceguard-critic", threshold=0.5, budget=5.0, keep=3, n_samples=6)
+    finished = [beam for _, beams in kept for beam in beams if beam.finished]
+    assert len(finished) > 5
+    assert all(math.isnan(b.f1) and b.let_through and b.cost == letter_cost(b.text) for b in finished)
+
+
+def tiny_policy(cache="auto"):
+    tokenizer = tiny_tokenizer()
+    eos = frozenset({tokenizer.eos_token_id})
+    return Policy("tiny", tiny_model(tokenizer), tokenizer, digest="tiny-1", eos_ids=eos, cache=cache)
+
+
+def tiny_critic(given, features="o", **changes):
+    """An untrained critic of the real kind, with weights that are wide enough to tell prefixes apart."""
+    config = CriticConfig(budget=2.0, features=features, layer=0, width=8, dropout=0.0)
+    spec = spec_of(given, LetterCost(), LetterReward(), config, max_new_tokens=12)
+    torch.manual_seed(0)
+    critic = Critic(dataclasses.replace(spec, **changes)).eval()
+    critic.heads.weight.data *= 20
+    return critic
+
+
+REAL = dict(budget=2.0, n_samples=6, keep=2, block_size=4, max_new_tokens=12, threshold=0.5)
+TEXTS = ["one", "a longer prompt", "22"]
+
+
+@torch.inference_mode()
+def whole_text(policy, prompt, tokens, layer):
+    """Return what one forward pass over a whole text gives a critic to read, without the engine."""
+    past, n = DynamicCache(config=policy.model.config), len(tokens)
+    ids = torch.tensor([policy.encode(prompt) + tokens])
+    out = policy.model.model(ids, past_key_values=past, output_hidden_states=True)
+    middle = None if layer is None else out.hidden_states[layer + 1][:, -n:]
+    keys, values = ([getattr(x, name)[:, :, -n:] for x in past.layers] for name in ("keys", "values"))
+    return History(out.last_hidden_state[:, -n:], middle, keys, values)
+
+
+@pytest.mark.parametrize("features", ["m", "o", "h", "ho"])
+@pytest.mark.parametrize("cache", ["shared", "dynamic"])
+def test_the_critic_reads_in_the_search_what_it_reads_of_whole_text(features, cache):
+    """Guards the way from the engine to the critic: rows, rounds and tokens of each candidate, for every kind of features."""
+    policy, kept = tiny_policy(cache), []
+    critic = tiny_critic(policy, features)
+    scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": critic}
+    settings = {"config": SearchConfig(**REAL), "on_block": lambda prompt, beams: kept.extend((prompt, b) for b in beams)}
+    out = list(decode("inferenceguard-critic", policy, TEXTS, **scorers, **settings))
+    asked = [(prompt, beam) for prompt, beam in kept if not beam.finished]
+    assert len(asked) > 6 and {r.status for r in out} <= {"verified_safe", "abstained"}
+    assert max(b.f1 for _, b in asked) - min(b.f1 for _, b in asked) > 0.01
+    for prompt, beam in asked:
+        f1, f2 = critic.judge(whole_text(policy, prompt.text, beam.tokens, critic.watch), [2.0])
+        assert (beam.f1, beam.f2) == (pytest.approx(f1.item(), abs=1e-4), pytest.approx(f2.item(), abs=1e-4))
+    assert all(r.critic_s > 0 for r in out)
+
+
+@pytest.mark.parametrize("method", ASKING)
+def test_a_method_without_its_critic_is_refused(method):
+    config, scorers = SearchConfig(**SETTINGS), {"reward": LetterReward(), "cost": LetterCost()}
+    with pytest.raises(ParameterError, match=f"^method '{method}' asks a critic; train one .* give it to decode as critic="):
+        decode(method, mock_policy(), PROMPTS, **scorers, config=config)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        (
+            "inferenceguard-critic",
+            {"policy": "other"},
+            "trained for policy 'other' of hash 'tiny-1', not for 'tiny' of hash 'tiny-1'",
+        ),
+        ("inferenceguard-critic", {"cost": "harm"}, "trained for cost 'harm' of hash 'v1', not for 'letters' of hash 'v1'"),
+        ("inferenceguard-critic", {"cost_digest": "v2"}, "trained for cost 'letters' of hash 'v2', not for 'letters' of hash 'v1'"),
+        ("inferenceguard-critic", {"reward_digest": "v2"}, "trained for reward 'vowels' of hash 'v2'"),
+        (
+            "inferenceguard-critic",
+            {"accounting": "peak"},
+            "for accounting 'peak', but 'inferenceguard-critic' runs with 'terminal'",
+        ),
+        ("inferenceguard-mix", {}, "for accounting 'terminal', but 'inferenceguard-mix' runs with 'peak'; set accounting"),
+        ("inferenceguard-critic", {"gamma_safety": 0.9}, "for gamma_safety 0.9, but .* runs with 1.0"),
+        ("inferenceguard-critic", {"max_new_tokens": 32}, "for max_new_tokens 32, but .* runs with 12"),
+        ("inferenceguard-critic", {"budget_high": 1.0, "budget": 0.5}, "budget is 2.0, but .* for budgets from 0.5 to 1.0"),
+    ],
+)
+def test_a_critic_that_was_trained_for_something_else_is_refused(method, changes, message):
+    """Guards a probability against being read as that of another model, cost, budget or length."""
+    policy = tiny_policy()
+    scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": tiny_critic(policy, **changes)}
+    with pytest.raises(ParameterError, match=message):
+        decode(method, policy, TEXTS, **scorers, config=SearchConfig(**REAL))
+    assert decode("inferenceguard", policy, TEXTS, **scorers, config=SearchConfig(**REAL))  # it is not asked
+
+
+def test_the_copies_of_a_critic_that_reads_keys_are_planned_for():
+    """Guards memory: such a critic reads the keys and values of all candidates at once."""
+    policy = tiny_policy()
+    scorers = {"reward": LetterReward(), "cost": LetterCost(), "config": SearchConfig(**REAL)}
+    enough = 200 * 2**10 / 2**30
+    assert decode("inferenceguard-critic", policy, TEXTS, critic=tiny_critic(policy, "o"), **scorers, memory_gb=enough)
+    with pytest.raises(ParameterError, match="one prompt needs"):
+        decode("inferenceguard-critic", policy, TEXTS, critic=tiny_critic(policy, "ho"), **scorers, memory_gb=enough)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"threshold": "calibrated"}, "threshold is 'calibrated'; give a number or 'matched'"),
+        ({"threshold": None}, "threshold is None, which is NoneType; it must be a number or text"),
+        ({"threshold": math.nan}, "threshold is nan; give a finite number"),
+        ({"miss": 0.0}, "miss is 0.0; it must lie between 0 and 1"),
+        ({"eta": -0.1}, "eta is -0.1; it must be at least 0"),
+        ({"gamma_task": 1.1}, r"gamma_task is 1.1; it must lie in \(0, 1\]"),
+    ],
+)
+def test_bad_settings_of_a_critic_are_named(given, message):
+    with pytest.raises(ParameterError, match=message):
+        SearchConfig(budget=1.0, **given)

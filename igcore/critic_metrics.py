@@ -1,0 +1,182 @@
+"""How well a critic tells safe from unsafe: tables by position. Knows rollouts and critics; trains and searches nothing.
+
+A search only ever chooses between continuations of one prompt, so what counts is the AUROC *within* a prompt; overall a critic
+may look good by knowing which prompts are hard.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.stats import ConstantInputWarning, rankdata, spearmanr
+from sklearn.metrics import roc_auc_score
+
+from .critic import Critic
+from .errors import ParameterError
+from .latent import ENCODE
+from .policy import Policy
+from .rollouts import Labels, Rollout, targets
+from .scorers import Scorer, checked_score
+from .training import source_of
+
+POSITIONS = (8, 16, 24, 32)
+RESAMPLES = 2000
+BINS = 10
+COLUMNS = (
+    "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman ece parameters train_s "
+    "within_low within_high n n_unsafe n_pairs"
+).split()
+
+
+def wins(safe: Sequence[bool], score: Sequence[float], prompt: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Compare every safe rollout with every unsafe one.
+
+    Returns
+    -------
+    won, pairs : ndarrays (P, P)
+        By prompt of the safe and prompt of the unsafe rollout: how often the safe one has the higher score (a tie counts half), and
+        of how many pairs. The AUROC is ``won.sum() / pairs.sum()``, within prompts ``trace(won) / trace(pairs)``.
+    """
+    safe, score = np.asarray(safe, dtype=bool), np.asarray(score, dtype=float)
+    names, where = np.unique(np.asarray(prompt), return_inverse=True)
+    member = np.eye(len(names))[where]  # (n, P)
+    a, b = score[safe, None], score[None, ~safe]
+    won = member[safe].T @ ((a > b) + 0.5 * (a == b)) @ member[~safe]
+    return won, np.outer(member[safe].sum(0), member[~safe].sum(0))
+
+
+def auroc(safe: Sequence[bool], score: Sequence[float], prompt: Sequence[str], seed: int = 0, confidence: float = 0.95) -> dict:
+    """Return the AUROC of a score that should be higher for safe rollouts, overall and within prompts.
+
+    Returns
+    -------
+    dict
+        ``auroc`` and ``auroc_within_prompt`` (the share of pairs of one safe and one unsafe rollout of the same prompt that are
+        ordered rightly, over all pairs) with percentile intervals from resampling whole prompts, and counts. NaN where there is
+        no pair.
+    """
+    safe, score = np.asarray(safe, dtype=bool), np.asarray(score, dtype=float)
+    score = rankdata(np.where(np.isnan(score), -math.inf, score))  # a score that failed is the worst
+    won, pairs = wins(safe, score, prompt)
+    both = 0 < safe.sum() < len(safe)
+    draws = np.random.default_rng(seed).multinomial(len(won), np.full(len(won), 1 / len(won)), RESAMPLES)  # (RESAMPLES, P)
+    overall = [np.einsum("rp,pq,rq->r", draws, x, draws, optimize=True) for x in (won, pairs)]
+    within = [draws @ np.diag(x) for x in (won, pairs)]
+    return {
+        "auroc": float(roc_auc_score(safe, score)) if both else math.nan,
+        **dict(zip(("auroc_low", "auroc_high"), _interval(*overall, confidence), strict=True)),
+        "auroc_within_prompt": float(np.trace(won) / np.trace(pairs)) if np.trace(pairs) else math.nan,
+        **dict(zip(("within_low", "within_high"), _interval(*within, confidence), strict=True)),
+        "n": len(safe), "n_unsafe": int((~safe).sum()), "n_pairs": int(np.trace(pairs)),
+    }  # fmt: skip
+
+
+def _interval(won: np.ndarray, pairs: np.ndarray, confidence: float) -> tuple[float, float]:
+    share = won[pairs > 0] / pairs[pairs > 0]
+    return tuple(np.quantile(share, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()) if len(share) else (math.nan, math.nan)
+
+
+def calibration_error(safe: Sequence[bool], probability: Sequence[float], bins: int = BINS) -> float:
+    """Return the expected calibration error over bins of equal width: mean |share of safe - mean probability|, weighted by size."""
+    table = reliability(safe, probability, bins)
+    return float((table["n"] * (table["safe"] - table["probability"]).abs()).sum() / table["n"].sum())
+
+
+def reliability(safe: Sequence[bool], probability: Sequence[float], bins: int = BINS) -> pd.DataFrame:
+    """Return one row per bin that is not empty: mean ``probability``, share of ``safe``, and ``n``; the data of a diagram."""
+    frame = pd.DataFrame({"safe": np.asarray(safe, dtype=float), "probability": np.asarray(probability, dtype=float)})
+    frame["bin"] = (frame["probability"] * bins).astype(int).clip(upper=bins - 1)
+    found = frame.groupby("bin").agg(probability=("probability", "mean"), safe=("safe", "mean"), n=("safe", "size"))
+    return found.reset_index(drop=True)
+
+
+def judgements(critic: Critic, policy: Policy, rollouts: Sequence[Rollout], budget: float | None = None) -> pd.DataFrame:
+    """Return what a critic says of every prefix of rollouts, and what came of them.
+
+    Parameters
+    ----------
+    budget : float, optional
+        By default the lowest that the critic was trained on.
+
+    Returns
+    -------
+    DataFrame
+        One row per prefix: ``prompt_id``, ``position`` (tokens), ``f1``, ``f2``, ``safe`` and ``task`` (the targets).
+
+    Raises
+    ------
+    ParameterError
+        For a budget that the critic was not trained on.
+    """
+    spec = critic.spec
+    budget = spec.budget if budget is None else budget
+    if not spec.budget <= budget <= spec.budget_high:
+        raise ParameterError(f"budget is {budget}; the critic was trained for budgets from {spec.budget} to {spec.budget_high}")
+    rollouts = [r for r in rollouts if r.words]
+    labels = Labels.of(rollouts, [budget] * len(rollouts), spec.accounting, spec.gamma_safety, spec.gamma_task)
+    source, device = source_of(policy, rollouts, spec, memory_gb=0), critic.centre.device
+    frames = []
+    for at in range(0, len(rollouts), ENCODE):
+        index = range(at, min(at + ENCODE, len(rollouts)))
+        x = source.take(index).to(device, torch.float32)
+        with torch.inference_mode():
+            logit, f2 = critic(x, labels.z[index, : x.mask.shape[1]].to(device))
+        row, t = (y.tolist() for y in x.mask.nonzero(as_tuple=True))
+        values = {"f1": logit.sigmoid()[x.mask].tolist(), "f2": f2[x.mask].tolist()}
+        ids = [rollouts[at + i].prompt_id for i in row]
+        targets_ = {name: getattr(labels, name)[index][row].tolist() for name in ("safe", "task")}
+        frames.append(pd.DataFrame({"prompt_id": ids, "position": [i + 1 for i in t], **values, **targets_}))
+    found = pd.concat(frames, ignore_index=True)
+    return found.assign(safe=found["safe"] > 0)
+
+
+def critic_table(critic: Critic, judged: pd.DataFrame, positions: Sequence[int] = POSITIONS) -> pd.DataFrame:
+    """Return one row per position with the columns `COLUMNS`.
+
+    Parameters
+    ----------
+    judged : DataFrame
+        From `judgements`. Responses that have ended before a position are not in its row: the search knows their cost.
+    """
+    spec = critic.spec
+    about = {"policy": spec.policy, "features": spec.features, "use_z": spec.use_z}
+    size = {"parameters": critic.parameter_count, "train_s": critic.about.get("train_s", math.nan)}
+    rows = []
+    for position in positions:
+        here = judged[judged["position"] == position]
+        if len(here):
+            more = {"spearman": _spearman(here["f2"], here["task"]), "ece": calibration_error(here["safe"], here["f1"])}
+            rows.append(about | size | {"position": position} | auroc(here["safe"], here["f1"], here["prompt_id"]) | more)
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def reference_table(
+    policy: Policy, rollouts: Sequence[Rollout], cost: Scorer, budget: float, accounting: str = "terminal",
+    positions: Sequence[int] = POSITIONS,
+) -> pd.DataFrame:  # fmt: skip
+    """Return the rows of two judges that need no training: the cost of the prompt alone, and the cost of the text so far."""
+    safe = [targets(r, budget, accounting).safe for r in rollouts]
+    judges = {
+        "prompt-cost": lambda r, t: r.prompt,
+        "partial-cost": lambda r, t: policy.text(r.tokens[:t]),
+    }
+    rows = []
+    for name, text in judges.items():
+        for position in positions:
+            here = [i for i, r in enumerate(rollouts) if len(r.words) >= position]
+            if not here:
+                continue
+            of = [rollouts[i] for i in here]
+            found = checked_score(cost, [r.prompt for r in of], [text(r, position) for r in of], [False] * len(of))
+            row = {"policy": policy.name, "features": name, "use_z": False, "position": position, "parameters": 0, "train_s": 0.0}
+            rows.append(row | auroc([safe[i] for i in here], -found, [r.prompt_id for r in of]))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _spearman(a: pd.Series, b: pd.Series) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstantInputWarning)  # a constant has no rank correlation: NaN
+        return float(spearmanr(a, b, nan_policy="omit").statistic)

@@ -1,0 +1,196 @@
+"""Tests of the critic's network and of its files."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_latent import LAYER, RESPONSES
+from tinymodels import PROMPTS, numbers, tiny
+
+from igcore import ParameterError, RunError
+from igcore.critic import Critic, Spec, load_critic, save_critic
+from igcore.engine import Engine
+from igcore.latent import FEATURES, Latents, latents, shape_of
+
+NAMES = dict(policy="tiny", policy_digest="t1", cost="letters", cost_digest="c1", reward="vowels", reward_digest="r1")
+ABOUT = dict(accounting="terminal", gamma_safety=1.0, budget=0.5, budget_high=2.0, gamma_task=0.999, max_new_tokens=4)
+LLAMA_7B = dict(n_layers=32, kv_width=2 * 4096, hidden=4096)
+SMOLLM = dict(n_layers=30, kv_width=2 * 3 * 64, hidden=576)
+Z = [0.5, -1.0, 2.0]
+
+
+def spec(features="ho", use_z=True, width=8, **shape):
+    shape = shape or shape_of(tiny("llama"))
+    return Spec(**NAMES, **ABOUT, **shape, features=features, layer=LAYER if features == "m" else None, use_z=use_z, width=width)
+
+
+def critic(features="ho", **more):
+    torch.manual_seed(1)
+    return Critic(spec(features, **more)).eval()
+
+
+def seen(features="ho", responses=RESPONSES):
+    return latents(tiny("llama"), PROMPTS, responses, features, LAYER)
+
+
+def test_size_at_the_papers_model():
+    """Guards the paper's 0.7B parameters, counted without memory, and a size that trains in minutes on the embedded model."""
+    with torch.device("meta"):
+        assert Critic(spec("ho", width=4096, **LLAMA_7B)).parameter_count == 740_384_770
+        assert Critic(spec("ho", width=64, **SMOLLM)).parameter_count < 400_000
+        assert Critic(spec("m", width=64, **SMOLLM)).parameter_count < 50_000
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("features", FEATURES)
+def test_a_prefix_is_judged_as_if_it_were_alone(features):
+    """Guards causality: a critic that sees the rest of a response in training says nothing in a search."""
+    net, z = critic(features), torch.tensor([[0.3, 0.2, 0.1, -0.4]])
+    whole = net(seen(features), z.expand(3, -1))
+    for row, response in enumerate(RESPONSES):
+        for n in range(1, len(response) + 1):
+            alone = net(latents(tiny("llama"), [PROMPTS[row]], [response[:n]], features, LAYER), z[:, :n])
+            for ours, theirs in zip(alone, whole, strict=True):
+                torch.testing.assert_close(ours[0, -1], theirs[row, n - 1], atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("features", FEATURES)
+def test_padding_has_no_influence(features):
+    """Guards against what stands in the padding, even NaN, reaching a token by a sum, a maximum or a weight of 0."""
+    net, x, z = critic(features), seen(features), torch.zeros(3, 4)
+    want = net(x, z)
+    gap = ~x.mask[..., None]
+    spoilt = x._map(x.mask, lambda part: part.masked_fill(gap if part.dim() == 3 else gap[:, None], torch.nan))
+    for ours, theirs in zip(net(spoilt, z), want, strict=True):
+        assert torch.equal(ours[x.mask], theirs[x.mask])
+
+
+@torch.inference_mode()
+def test_mean_over_layers_may_come_before_the_linear_map():
+    """Guards the shortcut that halves the cost of attention over layers: it must be the attention, averaged."""
+    net = critic("h").pool.over_layers
+    x = torch.randn(2, 3, 5, net.out.out_features)
+    torch.testing.assert_close(net.out(net.mix(x, x, False).mean(2)), net(x, x).mean(2))
+
+
+@torch.inference_mode()
+def test_layers_count_one_by_one():
+    """Guards the attention over layers: a critic of their mean alone would not notice what one gains and another loses."""
+    net, x, z = critic("h"), seen("h"), torch.zeros(3, 4)
+    before = net(x, z)[0]
+    x.values[0] = x.values[0] + 3
+    x.values[1] = x.values[1] - 3
+    assert (net(x, z)[0] - before).abs()[x.mask].min() > 1e-4
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("features", FEATURES)
+def test_the_last_prefix_of_rows_of_any_length(features):
+    """Guards which position is judged: of ragged rows not the last column."""
+    net, x = critic(features), seen(features)
+    logit, f2 = net(x, torch.tensor(Z)[:, None].expand(-1, 4))
+    last = (torch.arange(3), x.mask.sum(1) - 1)
+    ours = net.judge(x, Z)
+    assert torch.equal(ours[0], logit[last].sigmoid()) and torch.equal(ours[1], f2[last])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("features", FEATURES)
+def test_what_the_engine_hands_over_is_judged_like_finished_text(features, dtype):
+    """Guards the search: same prefix, same judgement, up to rounding; and float32 whatever the policy's type."""
+    model, net = tiny("llama", dtype), critic(features)
+    engine = Engine(model, {-1}, watch=LAYER)
+    engine.open(PROMPTS)
+    block = engine.sample_block([0, 1, 2], numbers(3, 4))
+    ours = net.judge(engine.history([0, 1, 2]), Z)
+    theirs = net.judge(latents(model, PROMPTS, block.tokens, features, LAYER), Z)
+    assert ours[0].dtype == torch.float32
+    torch.testing.assert_close(ours, theirs, atol=1e-5 if dtype == torch.float32 else 0.05, rtol=0)
+
+
+@pytest.mark.parametrize("use_z", [True, False])
+def test_z_counts_when_it_is_used(use_z):
+    net, x = critic("o", use_z=use_z), seen("o")
+    a, b = net.judge(x, Z), net.judge(x, [0.0, 0.0, 0.0])
+    assert all(torch.equal(one, other) != use_z for one, other in zip(a, b, strict=True))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("features", FEATURES)
+def test_nan_is_handed_through_and_stays_in_its_row(features):
+    """Guards failing closed: a hidden state that cannot be read must not become a probability."""
+    net, x = critic(features), seen(features)
+    for part in FEATURES[features]:
+        broken = getattr(x, part)
+        broken = broken[0] if isinstance(broken, list) else broken
+        broken[1] = torch.nan
+    for judged in net.judge(x, Z):
+        assert judged.isnan().tolist() == [False, True, False]
+    assert torch.stack(critic("o").judge(Latents(torch.tensor([[False]]), torch.zeros(1, 1, 32)), [0.0])).isnan().all()
+
+
+def given(**changes):
+    """A policy and scorers by name and hash, as `load_critic` sees them."""
+    parts = {role: SimpleNamespace(name=NAMES[role], digest=NAMES[f"{role}_digest"]) for role in ("policy", "cost", "reward")}
+    parts["policy"].model = tiny("llama")
+    for name, value in changes.items():
+        role, attribute = name.split("_")
+        setattr(parts[role], attribute, value)
+    return parts
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_a_saved_critic_is_the_same(tmp_path, features):
+    """Guards the files: weights, the units of z and f2, and what it is; nothing is pickled."""
+    net, x = critic(features), seen(features)
+    net.centre.copy_(torch.tensor([0.5, -0.3])), net.scale.copy_(torch.tensor([2.0, 0.1]))
+    net.about = {"train_s": 1.5}
+    save_critic(net, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["critic.json", "critic.safetensors"]
+    back = load_critic(tmp_path, **given())
+    assert back.spec == net.spec and back.about == net.about and not back.training
+    assert all(torch.equal(a, b) for a, b in zip(net.judge(x, Z), back.judge(x, Z), strict=True))
+    assert json.loads((tmp_path / "critic.json").read_text())["parameters"] == net.parameter_count
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        (dict(policy_name="other"), "for policy 'tiny' of hash 't1', not for 'other' of hash 't1'"),
+        (dict(policy_digest="t2"), "for policy 'tiny' of hash 't1', not for 'tiny' of hash 't2'"),
+        (dict(cost_digest="c2"), "for cost 'letters' of hash 'c1', not for 'letters' of hash 'c2'"),
+        (dict(reward_name="other"), "for reward 'vowels'"),
+        (dict(policy_model=tiny("llama", hidden_size=64, head_dim=8)), "with hidden 32, but that of policy 'tiny' has 64"),
+        (dict(policy_model=tiny("llama", num_hidden_layers=3)), "with n_layers 2, but .* has 3"),
+        (dict(policy_model=tiny("llama", num_key_value_heads=1)), "with kv_width 32, but .* has 16"),
+    ],
+)
+def test_a_critic_of_something_else_is_refused_by_name(tmp_path, changes, sentence):
+    """Guards against a critic that answers with numbers for a model whose states it never saw."""
+    save_critic(critic(), tmp_path)
+    with pytest.raises(ParameterError, match=sentence):
+        load_critic(tmp_path, **given(**changes))
+
+
+def test_damaged_files_are_refused(tmp_path):
+    """Guards against a broken download or a half-written file: neither may be loaded as a critic."""
+    with pytest.raises(RunError, match="no critic can be read from"):
+        load_critic(tmp_path, **given())
+    save_critic(critic(), tmp_path)
+    weights, about = tmp_path / "critic.safetensors", tmp_path / "critic.json"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(RunError, match="is damaged: its sha256"):
+        load_critic(tmp_path, **given())
+    about.write_text(about.read_text()[:40])
+    with pytest.raises(RunError, match="no critic can be read from"):
+        load_critic(tmp_path, **given())
+
+
+def test_a_spec_is_checked_by_type():
+    with pytest.raises(ParameterError, match="parameter width is '64'"):
+        replace(spec(), width="64")

@@ -1,0 +1,240 @@
+"""Tests of the training of a critic, on a tiny random Llama that speaks seven letters."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from accelerate import debug_launcher
+from accelerate.state import AcceleratorState
+from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer
+from tinymodels import tiny
+
+from igcore import ParameterError, Prompt
+from igcore import training as module
+from igcore.critic import load_critic
+from igcore.critic_metrics import critic_table, judgements
+from igcore.latent import latents
+from igcore.policy import Policy
+from igcore.rollouts import RolloutConfig, roll_out, split_by_prompt
+from igcore.training import CriticConfig, labels_of, spec_of, train
+
+PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
+CONFIG = CriticConfig(budget=3.0, features="m", layer=0, width=16, epochs=3, batch_size=16, lr=1e-2, validation=0.2, f2_weight=1.0)
+
+
+def policy(dtype=torch.float32, end=EOS):
+    model = tiny("llama", dtype, vocab_size=7, initializer_range=0.1)
+    return Policy("letters", model, MockTokenizer(), digest="l1", eos_ids=frozenset({end}))
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory):
+    """Of many lengths: a third of them never end by themselves."""
+    scorers = {"cost": LetterCost(), "reward": LetterReward()}
+    folder = tmp_path_factory.mktemp("rollouts")
+    found = []
+    for n, end in ((4, -1), (8, EOS)):
+        config = RolloutConfig(n_rollouts=n, max_new_tokens=10, block_size=4)
+        found += roll_out(policy(end=end), PROMPTS, config, **scorers, folder=folder / str(n))
+    return found
+
+
+def trained(rollouts, folder, dtype=torch.float32, **changes):
+    return train(policy(dtype), rollouts, replace(CONFIG, **changes), folder, cost=LetterCost(), reward=LetterReward())
+
+
+def same(a, b, **close):
+    """Whether two critics have the same weights, bit for bit unless told how close."""
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.allclose(x, y, **close) if close else torch.equal(x, y) for x, y in pairs)
+
+
+def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path):
+    """Guards the whole way: at the last letter the critic must know a good deal of the letters' cost and reward."""
+    critic = trained(rollouts, tmp_path / "c", epochs=20, patience=20, lr=3e-3, f2_weight=0.2, width=32)
+    (row,) = critic_table(critic, judgements(critic, policy(), rollouts), positions=[10]).to_dict("records")
+    assert row["auroc"] > 0.75 and row["auroc_within_prompt"] > 0.7 and row["spearman"] > 0.75
+    first, last = (critic.about["history"][i] for i in (0, -1))
+    assert last["learn_loss"] < 0.7 * first["learn_loss"] and first["epoch"] == 1
+    assert critic.about["n_prompts"] == 30 and critic.about["train_s"] > 0 and 0 < critic.about["unsafe"] < 1
+
+
+@pytest.mark.parametrize("features", ["o", "h", "ho", "m"])
+def test_all_features_train_to_the_same_weights_again(features, rollouts, tmp_path):
+    """Guards determinism by seed; and the global random state, which is the user's."""
+    a = trained(rollouts, tmp_path / "a", features=features, epochs=1)
+    config, letters = replace(CONFIG, features=features, epochs=1), policy()
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    b = train(letters, rollouts, config, tmp_path / "b", cost=LetterCost(), reward=LetterReward())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert same(a, b)
+    assert not same(a, trained(rollouts, tmp_path / "c", features=features, epochs=1, seed=1))
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_interrupted_training_goes_on_to_the_same_weights(after, rollouts, tmp_path, monkeypatch):
+    """Guards the checkpoint: weights, best weights, moments of the optimiser, order and dropout of the epochs to come."""
+    whole = trained(rollouts, tmp_path / "whole", epochs=4, budget_high=4.0, dropout=0.3)
+    learn = module._Trainer._learn
+
+    def stopping(self, epoch):
+        if epoch > after:
+            raise Stop
+        return learn(self, epoch)
+
+    monkeypatch.setattr(module._Trainer, "_learn", stopping)
+    with pytest.raises(Stop):
+        trained(rollouts, tmp_path / "parts", epochs=4, budget_high=4.0, dropout=0.3)
+    assert not (tmp_path / "parts" / "manifest.json").exists()
+    began = []
+    monkeypatch.setattr(module._Trainer, "_learn", lambda self, epoch: began.append(epoch) or learn(self, epoch))
+    parts = trained(rollouts, tmp_path / "parts", epochs=4, budget_high=4.0, dropout=0.3)
+    assert began == list(range(after + 1, 5)) and same(whole, parts)
+    drop = {"check_loss", "check_bce", "check_mse", "learn_loss"}
+    assert [[e[k] for k in drop] for e in whole.about["history"]] == [[e[k] for k in drop] for e in parts.about["history"]]
+    assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == [
+        "critic.json", "critic.safetensors", "manifest.json", "params.json",
+    ]  # fmt: skip
+
+
+def test_finished_training_is_not_repeated_and_other_settings_start_anew(rollouts, tmp_path, monkeypatch, capsys):
+    """Guards the folder's identity: the same settings load, other settings or other rollouts train."""
+    first = trained(rollouts, tmp_path / "c", epochs=1)
+    runs = []
+    run = module._Trainer.run
+    monkeypatch.setattr(module._Trainer, "run", lambda self: runs.append(1) or run(self))
+    assert same(first, trained(rollouts, tmp_path / "c", epochs=1)) and not runs
+    trained(rollouts, tmp_path / "c", epochs=1, lr=1e-3)
+    trained(rollouts[:-1], tmp_path / "c", epochs=1, lr=1e-3)
+    assert len(runs) == 2 and "config changed" in capsys.readouterr().out
+
+
+def test_training_stops_when_validation_no_longer_falls(rollouts, tmp_path):
+    """Guards early stopping: the best epoch is kept, not the last."""
+    critic = trained(rollouts, tmp_path / "c", epochs=60, patience=2, lr=0.1)
+    losses = [epoch["check_loss"] for epoch in critic.about["history"]]
+    assert len(losses) < 60 and losses.index(min(losses)) == len(losses) - 3
+    short = trained(rollouts, tmp_path / "short", epochs=len(losses) - 2, patience=2, lr=0.1)
+    assert same(critic, short)
+
+
+def test_latents_held_or_made_again_train_alike(rollouts, tmp_path):
+    """Guards the second way to the features; batches differ in padding, so weights agree up to rounding."""
+    a, b = (trained(rollouts, tmp_path / str(gb), memory_gb=gb, epochs=1, dropout=0.0) for gb in (1.0, 0.0))
+    assert same(a, b, atol=1e-3)
+
+
+def test_bf16_trains(rollouts, tmp_path):
+    """Guards mixed precision: a policy in bfloat16, a critic saved and judged in float32."""
+    AcceleratorState._reset_state(True)
+    critic = trained(rollouts, tmp_path / "c", torch.bfloat16, epochs=1, mixed_precision="bf16")
+    AcceleratorState._reset_state(True)
+    assert {x.dtype for x in critic.state_dict().values()} == {torch.float32}
+    assert math.isfinite(critic.about["history"][0]["check_loss"])
+
+
+@pytest.mark.parametrize("budget, counts", [(99.0, r"(\d+) end inside the budget of 99.0 and 0 "), (0.0, "0 end inside")])
+def test_rollouts_of_one_class_are_refused(budget, counts, rollouts, tmp_path):
+    """Guards against a critic that says the same of everything; the sentence counts both classes and says where costs lie."""
+    unsafe = [r for r in rollouts if r.costs[-1] > 0]
+    chosen = rollouts if budget else unsafe
+    with pytest.raises(ParameterError, match=rf"of \d+ rollouts to learn from {counts}"):
+        trained(chosen, tmp_path, budget=budget)
+
+
+def test_randomised_budgets_change_labels_and_z_together(rollouts):
+    """Guards one critic for many budgets: every epoch draws anew, between the two ends, and the label is that of the same draw."""
+    config = replace(CONFIG, budget=0.0, budget_high=6.0)
+    spec = spec_of(policy(), LetterCost(), LetterReward(), config, 10)
+    one, two = (labels_of(rollouts, spec, (0, epoch)) for epoch in (1, 2))
+    assert not torch.equal(one.z, two.z) and one.z.min() >= 0 and one.z.max() <= 6
+    final = torch.tensor([r.costs[-1] for r in rollouts])
+    for labels in (one, two):
+        assert torch.equal(labels.safe.bool(), final <= labels.z[:, 0])
+
+
+def test_the_network_works_in_units_of_its_data(rollouts, tmp_path):
+    """Guards f2 and z of any size: both heads see z, and f2 is learnt, with mean 0 and deviation 1."""
+    critic = trained(rollouts, tmp_path / "c", budget=0.0, budget_high=6.0, epochs=1)
+    assert critic.centre[0] == pytest.approx(3, abs=0.5) and critic.scale[0] == pytest.approx(6 / 12**0.5, abs=0.3)
+    task = torch.tensor([-(0.999**10) * r.reward for r in split_by_prompt([r for r in rollouts if r.words], 0.2)[0]])
+    assert critic.centre[1] == pytest.approx(task.mean().item()) and critic.scale[1] == pytest.approx(task.std().item())
+    z, seen = [0.5, 2.5], latents(policy().model, [[1], [1]], [[2], [2]], "m", 0)
+    want = critic.judge(seen, z)
+    critic.centre[0], critic.scale[0] = 0.0, 1.0
+    units = [(x - 3.0) / 2.0 for x in z]
+    ours = critic.judge(seen, units)
+    critic.centre[0], critic.scale[0] = 3.0, 2.0
+    assert torch.allclose(torch.stack(ours), torch.stack(critic.judge(seen, z))) and not torch.equal(want[0], ours[0])
+
+
+def test_a_critic_of_many_budgets_uses_z(rollouts, tmp_path):
+    """Guards z as an input of both heads: with more budget left, f1 must rise."""
+    critic = trained(rollouts, tmp_path / "c", budget=0.0, budget_high=6.0, epochs=8, patience=8)
+    low, high = (judgements(critic, policy(), rollouts, budget)["f1"].mean() for budget in (0.5, 5.5))
+    assert high > low + 0.2
+
+
+def test_rewards_that_failed_are_left_out(rollouts, tmp_path):
+    """Guards f2 against one NaN, which would end all training."""
+    some = [replace(r, reward=math.nan) if i % 5 == 0 else r for i, r in enumerate(rollouts)]
+    assert math.isfinite(trained(some, tmp_path / "c", epochs=1).about["history"][0]["learn_mse"])
+
+
+def test_a_loss_that_is_lost_is_one_sentence(rollouts, tmp_path):
+    with pytest.raises(ParameterError, match="no longer a finite number at lr 1e.30; lower lr"):
+        trained(rollouts, tmp_path / "c", lr=1e30)
+
+
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        (dict(features="k"), "unknown features 'k'"),
+        (dict(layer=2), "layer is 2; features 'm' need one from 0 to 1"),
+        (dict(layer=None), "layer is None; features 'm' need one"),
+        (dict(lr="1e-5"), "lr is '1e-5', which is text"),
+        (dict(budget=-1.0), "budget is -1.0"),
+        (dict(budget_high=1.0), "budget_high is 1.0; it must be at least 3.0"),
+        (dict(validation=1.0), "validation is 1.0; it must lie between 0 and 1"),
+        (dict(dropout=1.0), "dropout is 1.0; it must be below 1"),
+        (dict(gamma_task=0.0), r"gamma_task is 0.0; it must lie in \(0, 1\]"),
+        (dict(mixed_precision="fp8"), "unknown mixed_precision 'fp8'"),
+        (dict(accounting="pek"), "unknown accounting 'pek'; did you mean 'peak'"),
+    ],
+)
+def test_bad_settings_are_one_sentence(changes, sentence, rollouts, tmp_path):
+    with pytest.raises(ParameterError, match=sentence):
+        trained(rollouts, tmp_path, **changes)
+
+
+def test_the_file_says_what_the_critic_is(rollouts, tmp_path):
+    """Guards a third party, who has only the folder."""
+    trained(rollouts, tmp_path / "c", epochs=1)
+    said = json.loads((tmp_path / "c" / "critic.json").read_text())
+    want = dict(policy="letters", policy_digest="l1", cost="letters", reward="vowels", accounting="terminal", budget=3.0,
+                budget_high=3.0, features="m", layer=0, use_z=True, max_new_tokens=10, width=16, gamma_task=0.999)  # fmt: skip
+    assert said.items() >= want.items()
+    assert said["about"]["config"]["lr"] == 1e-2 and len(said["sha256"]) == 64
+
+
+def _share(folder, rollouts, batch_size):
+    """What each process does: forget the parent's accelerator, then train."""
+    AcceleratorState._reset_state(True)
+    trained(rollouts, folder, dropout=0.0, batch_size=batch_size)
+
+
+def test_two_processes_train_like_one(rollouts, tmp_path):
+    """Guards shares of a batch that are not alike, even empty: the gradients of both must be those of the whole batch."""
+    learn, _ = split_by_prompt([r for r in rollouts if r.words], CONFIG.validation)
+    size = len(learn) - 1  # the last batch has one rollout, for two processes
+    debug_launcher(_share, (tmp_path / "two", rollouts, size), num_processes=2)
+    two = load_critic(tmp_path / "two", policy=policy(), cost=LetterCost())
+    assert json.loads((tmp_path / "two" / "params.json").read_text())["processes"] == 2
+    assert same(trained(rollouts, tmp_path / "one", dropout=0.0, batch_size=size), two, atol=1e-5)
