@@ -107,3 +107,5 @@ def test_a_score_that_failed_is_the_worst(rollouts):
 
     table = reference_table(mock_policy(), rollouts, Broken(), 3.0, positions=[1])
     assert table["auroc"].between(0, 1).all()
+    assert auroc([True, False], [math.nan, -math.inf], [1, 1])["auroc"] == 0.5
+    assert auroc([True, False], [math.nan, -1e9], [1, 1])["auroc_within_prompt"] == 0

@@ -149,7 +149,7 @@ def test_rollouts_of_one_class_are_refused(budget, counts, rollouts, tmp_path):
         trained(chosen, tmp_path, budget=budget)
 
 
-def test_randomised_budgets_change_labels_and_z_together(rollouts):
+def test_randomised_budgets_change_labels_and_z_together(rollouts, tmp_path, monkeypatch):
     """Guards one critic for many budgets: every epoch draws anew, between the two ends, and the label is that of the same draw."""
     config = replace(CONFIG, budget=0.0, budget_high=6.0)
     spec = spec_of(policy(), LetterCost(), LetterReward(), config, 10)
@@ -158,6 +158,11 @@ def test_randomised_budgets_change_labels_and_z_together(rollouts):
     final = torch.tensor([r.costs[-1] for r in rollouts])
     for labels in (one, two):
         assert torch.equal(labels.safe.bool(), final <= labels.z[:, 0])
+    seeds = []
+    monkeypatch.setattr(module, "labels_of", lambda r, s, seed: seeds.append((len(r), *seed)) or labels_of(r, s, seed))
+    trained(rollouts, tmp_path / "c", budget_high=6.0, epochs=2)
+    learn, check = (len(part) for part in split_by_prompt([r for r in rollouts if r.words], CONFIG.validation))
+    assert {(learn, 0, 1), (learn, 0, 2), (check, 0, 0)} <= set(seeds) and (check, 0, 1) not in seeds  # one yardstick
 
 
 def test_the_network_works_in_units_of_its_data(rollouts, tmp_path):
