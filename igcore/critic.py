@@ -7,7 +7,7 @@ its expected task cost gamma^T c_task. All prefixes of a response are judged at 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -15,7 +15,8 @@ from safetensors.torch import load, save
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
-from .config import check_types, from_mapping
+from .config import from_mapping
+from .critic_spec import Spec
 from .dynamic import History
 from .errors import ParameterError, RunError
 from .latent import Latents, shape_of
@@ -24,58 +25,6 @@ from .scorers import Scorer
 
 HEAD = 64  # numbers per attention head
 WEIGHTS, SPEC = "critic.safetensors", "critic.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spec:
-    """What a critic is and what it was trained for.
-
-    Attributes
-    ----------
-    policy, policy_digest, cost, cost_digest, reward, reward_digest : str
-        Names and hashes; a critic answers for no others.
-    accounting, gamma_safety
-        How costs use up the budget, see `igcore.SearchConfig`.
-    budget, budget_high : float
-        Budgets that it was trained on: all between the two.
-    gamma_task : float
-        Discount of the task cost.
-    max_new_tokens : int
-        Length T at which responses finished.
-    features : str
-        A key of `igcore.latent.FEATURES`.
-    layer : int or None
-        The middle layer of features ``m``.
-    use_z : bool
-        Whether it is told z_t.
-    n_layers, kv_width, hidden : int
-        Of the policy: layers, keys and values of one token in one layer, hidden state.
-    width : int
-        Of the critic [4096 in the paper].
-    """
-
-    policy: str
-    policy_digest: str
-    cost: str
-    cost_digest: str
-    reward: str
-    reward_digest: str
-    accounting: str
-    gamma_safety: float
-    budget: float
-    budget_high: float
-    gamma_task: float
-    max_new_tokens: int
-    features: str
-    layer: int | None
-    use_z: bool
-    n_layers: int
-    kv_width: int
-    hidden: int
-    width: int
-
-    def __post_init__(self):
-        check_types(self)
 
 
 class Attention(nn.Module):
@@ -303,13 +252,7 @@ def load_critic(folder: Path | str, *, policy: Policy, cost: Scorer, reward: Sco
     if (found := hashlib.sha256(data).hexdigest()) != digest:
         raise RunError(f"{folder / WEIGHTS} is damaged: its sha256 is {found[:12]}..., not {digest[:12]}...; train it again")
     spec = from_mapping(Spec, values)
-    for role, given in (("policy", policy), ("cost", cost), ("reward", reward)):
-        name, made = getattr(spec, role), getattr(spec, f"{role}_digest")
-        if given is not None and (given.name, given.digest) != (name, made):
-            raise ParameterError(
-                f"the critic in {folder} was trained for {role} {name!r} of hash {made[:12]!r}, not for {given.name!r} of hash "
-                f"{given.digest[:12]!r}; load that {role}, or train a critic for this one"
-            )
+    spec.check_scorers(policy, cost, reward)
     for name, size in shape_of(policy.model).items():
         if getattr(spec, name) != size:
             raise ParameterError(

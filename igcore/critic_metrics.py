@@ -15,7 +15,6 @@ from scipy.stats import ConstantInputWarning, rankdata, spearmanr
 from sklearn.metrics import roc_auc_score
 
 from .critic import Critic
-from .errors import ParameterError
 from .latent import ENCODE
 from .policy import Policy
 from .rollouts import Labels, Rollout, targets
@@ -113,8 +112,7 @@ def judgements(critic: Critic, policy: Policy, rollouts: Sequence[Rollout], budg
     """
     spec = critic.spec
     budget = spec.budget if budget is None else budget
-    if not spec.budget <= budget <= spec.budget_high:
-        raise ParameterError(f"budget is {budget}; the critic was trained for budgets from {spec.budget} to {spec.budget_high}")
+    spec.check_budget(budget)
     rollouts = [r for r in rollouts if r.words]
     labels = Labels.of(rollouts, [budget] * len(rollouts), spec.accounting, spec.gamma_safety, spec.gamma_task)
     source, device = source_of(policy, rollouts, spec, memory_gb=0), critic.centre.device

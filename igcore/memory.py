@@ -15,6 +15,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 SHARE = 0.8  # of what is free may be planned for; the rest is for activations
 GIB = 2**30
+CRITIC_COPIES = 12  # in float32, of the keys and values of all candidates: what a critic that reads them makes of them (measured)
 log = logging.getLogger("igcore")
 
 
@@ -44,6 +45,11 @@ def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "
         keys_and_values = kv_bytes(model, 2, prompt_tokens, rows, config.max_new_tokens)
     vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
     return keys_and_values + config.n_samples * vocabulary * model.dtype.itemsize
+
+
+def critic_bytes(model, config: SearchConfig) -> int:
+    """Return the bytes that a critic of keys and values needs for the candidates of one prompt."""
+    return CRITIC_COPIES * kv_bytes(model, 0, 0, config.n_samples, config.max_new_tokens) * 4 // model.dtype.itemsize
 
 
 def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int:
@@ -87,7 +93,7 @@ def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]
             raise PolicyError("memory ran out for a single prompt; lower n_samples, keep or max_new_tokens, or use a smaller dtype")
         else:  # outside the handler, whose error still holds what filled the memory
             size = len(batch) // 2
-            log.warning("memory ran out with %d prompts at a time; going on with %d, which changes no result", len(batch), size)
+            log.warning("memory ran out with %d prompts at a time; going on with %d; only near ties may change", len(batch), size)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from .budget import SIGNED, charge, start
 from .config import SearchConfig
 from .critic import Critic
+from .critic_spec import check_critic
 from .diversity import DIVERSITIES, Failures
 from .engine import Block, Engine
 from .errors import ParameterError
-from .memory import batch_size, free_bytes, halving, search_bytes
+from .memory import batch_size, critic_bytes, free_bytes, halving, search_bytes
 from .methods import METHODS, RANKS, Beam, settings_of
 from .policy import Policy
 from .prompts import Prompt, as_prompt
@@ -32,9 +33,6 @@ from .response import Counts, Emission, Response, emit, measure
 from .sampling import random_key
 from .scorers import Cached, Scorer, afresh, check_sign, open_sessions
 from .scorers.lm import LMScorer
-from .shared_prefix import kv_bytes
-
-CRITIC_COPIES = 12  # in float32, of the keys and values of all candidates: what a critic that reads them makes of them (measured)
 
 
 @dataclass(frozen=True)
@@ -115,57 +113,13 @@ def decode(
     needed = search_bytes(policy.model, settings, length, policy.cache)
     needed += sum(search_bytes(m, settings, length) for m in {s.backbone.model for s in (reward, cost) if isinstance(s, LMScorer)})
     if METHODS[method].asks_critic and critic.reads_keys:
-        candidates = kv_bytes(policy.model, 0, 0, settings.n_samples, settings.max_new_tokens)
-        needed += CRITIC_COPIES * candidates * 4 // policy.model.dtype.itemsize
+        needed += critic_bytes(policy.model, settings)
     size = min(config.group_size, batch_size(needed, free_bytes(policy.model.device), memory_gb))
 
     def search(batch: Sequence[Prompt]) -> list[Response]:
         return _Search(method, policy, batch, reward, cost, critic, config, settings, seed, on_block).run()
 
     return halving(prompts, size, search)
-
-
-def check_critic(method: str, critic: Critic | None, policy: Policy, reward: Scorer, cost: Scorer, settings: SearchConfig) -> None:
-    """Refuse a missing critic, and one that was trained for something else.
-
-    Parameters
-    ----------
-    critic : Critic or None
-        Not looked at for a method that asks none. One without a ``spec`` does not say what it was trained for and is believed.
-    settings : SearchConfig
-        The method's effective settings, see `igcore.methods.settings_of`.
-
-    Raises
-    ------
-    ParameterError
-        Naming what the critic was trained for and what it was given to.
-    """
-    if not METHODS[method].asks_critic:
-        return
-    if critic is None:
-        raise ParameterError(f"method {method!r} asks a critic; train one with notebook 20 and give it to decode as critic=")
-    spec = getattr(critic, "spec", None)
-    if spec is None:
-        return
-    for role, given in (("policy", policy), ("cost", cost), ("reward", reward)):
-        name, digest = getattr(spec, role), getattr(spec, f"{role}_digest")
-        if (given.name, given.digest) != (name, digest):
-            raise ParameterError(
-                f"the critic was trained for {role} {name!r} of hash {digest[:12]!r}, not for {given.name!r} of hash "
-                f"{given.digest[:12]!r}; give decode that {role}, or train a critic for this one"
-            )
-    for name in ("accounting", "gamma_safety", "gamma_task", "max_new_tokens"):
-        made, value = getattr(spec, name), getattr(settings, name)
-        if value != made:
-            raise ParameterError(
-                f"the critic was trained for {name} {made!r}, but {method!r} runs with {value!r}; set {name} to {made!r} where the "
-                "method leaves it open, or train a critic for this one"
-            )
-    if not spec.budget <= settings.budget <= spec.budget_high:
-        raise ParameterError(
-            f"budget is {settings.budget}, but the critic was trained for budgets from {spec.budget} to {spec.budget_high}; choose "
-            "one of these, or train a critic for this one"
-        )
 
 
 def _encode(policy: Policy, prompt: Prompt, config: SearchConfig) -> list[int]:

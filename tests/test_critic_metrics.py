@@ -84,7 +84,7 @@ def test_the_table_of_a_critic(rollouts, tmp_path):
     row = table.iloc[1]
     assert row["spearman"] == pytest.approx(spearmanr(here["f2"], here["task"]).statistic)
     assert row["parameters"] == critic.parameter_count and row["train_s"] == critic.about["train_s"]
-    with pytest.raises(ParameterError, match="budget is 9; the critic was trained for budgets from 3.0 to 3.0"):
+    with pytest.raises(ParameterError, match="budget is 9, but the critic was trained for budgets from 3.0 to 3.0"):
         judgements(critic, policy(), rollouts, budget=9)
 
 

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import igcore.response
-from igcore import ParameterError, SearchConfig, decode
+from igcore import ParameterError, ScorerError, SearchConfig, decode
 from igcore.policy import Policy
-from igcore.scorers import Cached, afresh, open_sessions
+from igcore.scorers import Cached, afresh, checked_score, open_sessions
 from igcore.scorers.lm import Backbone, LMScorer, Session
 from igcore.shared_prefix import fits
 
@@ -324,3 +324,13 @@ def test_the_final_check_reads_nothing_that_was_carried(letters):
         policy = Policy("tiny", model, letters.tokenizer)
         list(decode("inferenceguard", policy, PROMPTS, reward=scorer(letters, "reward"), cost=carried, config=config))
     assert seen and all(checked.session is None for checked in seen)
+
+
+def test_a_head_with_several_outputs_is_refused(letters):
+    """Guards against the first of several numbers being taken for the score without a word."""
+    one, two = (LMScorer("heads", letters, lambda h, k=k: h[:, :k], "higher is worse", "v1") for k in (1, 2))
+    assert (
+        checked_score(one, ["p", "q"], ["a", "b"], [True, True]).shape == checked_score(one, ["p"], ["a"], [True]).repeat(2).shape
+    )
+    with pytest.raises(ScorerError, match=r"shape \(2, 2\) for 2 texts"):
+        checked_score(two, ["p", "q"], ["a", "b"], [True, True])

@@ -183,13 +183,13 @@ class LMScorer:
     session: Session | None = None
 
     def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
-        """Return one number per text (n,)."""
+        """Return one number per text (n,); a head with several outputs gives as many, which every caller refuses."""
         with torch.inference_mode():
             if self.session:
                 hidden = self.session.hidden(prompts, responses, finished)
             else:
                 hidden = self.backbone.encode([self.backbone.ids(*text) for text in zip(prompts, responses, finished, strict=True)])
-            return self.head(hidden).double().reshape(len(prompts), -1)[:, 0].cpu().numpy()
+            return self.head(hidden).double().reshape(len(prompts), -1).squeeze(1).cpu().numpy()
 
     def carried(self, session: Session) -> "LMScorer":
         """Return the same scorer reading through a session of its backbone."""
