@@ -52,9 +52,9 @@ def custom_generate(
 ) -> "Guard":
     """Return what ``model.generate(**inputs, custom_generate=...)`` calls, so that it searches instead of sampling.
 
-    The model is any decoder-only one. A prompt is decoded from the ids that ``generate`` is given, without their left padding;
-    scorers see its text without special tokens. The search draws at temperature 1 from the model's own distribution; what a
-    checkpoint sets for itself (``do_sample``, ``top_p``, ...) is not read.
+    The model is decoder-only and carries its state in ``past_key_values``. A prompt is decoded from the ids that ``generate``
+    is given, without their left padding; scorers see its text without special tokens. The search draws at temperature 1 from
+    the model's own distribution; what a checkpoint sets for itself (``do_sample``, ``top_p``, ...) is not read.
 
     Parameters
     ----------
