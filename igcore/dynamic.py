@@ -17,6 +17,7 @@ import torch
 from transformers import DynamicCache
 
 from .errors import PolicyError
+from .packed import products_of
 
 
 @dataclass
@@ -65,7 +66,8 @@ def forward(model, watch: int | None = None, **inputs) -> tuple[torch.Tensor, to
         layer = model.get_decoder().layers[watch]
         hooks.append(layer.register_forward_hook(lambda _, __, out: seen.update(middle=out[0] if isinstance(out, tuple) else out)))
     try:
-        out = model(use_cache=True, **inputs)
+        with products_of(model):
+            out = model(use_cache=True, **inputs)
     finally:
         for hook in hooks:
             hook.remove()

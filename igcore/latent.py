@@ -13,9 +13,9 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from .device import GIB
 from .dynamic import History, pad_left
 from .errors import ParameterError, unknown_name
-from .memory import GIB
 from .progress import progress
 
 ENCODE = 32  # responses encoded at a time where all are held in memory

@@ -1,29 +1,21 @@
 """How many prompts fit into memory at once. Knows models, settings and bytes; knows nothing of tokens or scores."""
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 
 from .config import SearchConfig
+from .device import GIB, out_of_memory
 from .errors import ParameterError, PolicyError
 from .shared_prefix import fits, kv_bytes
 
 T = TypeVar("T")
 R = TypeVar("R")
 SHARE = 0.8  # of what is free may be planned for; the rest is for activations
-GIB = 2**30
 CRITIC_COPIES = 12  # in float32, of the keys and values of all candidates: what a critic that reads them makes of them (measured)
 log = logging.getLogger("igcore")
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return the bytes that are free on a device now."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4 * GIB
 
 
 def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
@@ -96,8 +88,3 @@ def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]
             log.warning("memory ran out with %d prompts at a time; going on with %d; only near ties may change", len(batch), size)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that memory ran out; on a CPU torch raises a plain ``RuntimeError``."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -22,6 +22,7 @@ from .config import check_at_least, check_types
 from .engine import Engine
 from .errors import ParameterError, RunError
 from .memory import halving
+from .packed import packed
 from .policy import Policy
 from .progress import progress
 from .prompts import Prompt
@@ -209,7 +210,7 @@ def roll_out(
         "device": str(policy.model.device),
     }
     groups = groups_of(config, list(prompts))
-    with open_run(Path(folder), identity) as run:
+    with open_run(Path(folder), identity) as run, packed(policy.model):
         _fill(run, policy, groups, encoded, config, cost, reward)
         run.finish({"lines": len(run.lines), "seconds": sum(line["generate_s"] + line["score_s"] for line in run.lines)})
     return _rollouts(run.lines)

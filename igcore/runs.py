@@ -26,6 +26,7 @@ from .critic import WEIGHTS, Critic, load_critic
 from .critic_spec import check_critic
 from .errors import IgcoreError, ParameterError, RunError
 from .methods import settings_of
+from .packed import packed
 from .params import DecodeParams
 from .policy import Policy, load_policy
 from .progress import progress
@@ -36,8 +37,8 @@ from .search import decode
 VERSIONS = ("igcore", "torch", "transformers", "numpy")
 # the modules that decide a response; a change in one of them starts a run anew
 DECISIVE = (
-    "budget config convert critic critic_spec diversity dynamic engine latent memory methods policy prompts response sampling "
-    "search shared_prefix scorers/__init__ scorers/embedded scorers/lm"
+    "budget config convert critic critic_spec diversity dynamic engine latent memory methods packed policy prompts response "
+    "sampling search shared_prefix scorers/__init__ scorers/embedded scorers/lm"
 ).split()
 
 
@@ -194,7 +195,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
         "digests": digests,
         "device": str(policy.model.device),
     }
-    with open_run(folder, identity) as run:
+    with open_run(folder, identity) as run, packed(policy.model):  # here as well as in every search, which then finds it done
         decode_missing(params, run, prompts, policy, cost, reward, critic)
         run.finish(manifest_of(run))
     return run

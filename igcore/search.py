@@ -22,11 +22,13 @@ from .budget import SIGNED, charge, start
 from .config import SearchConfig
 from .critic import Critic
 from .critic_spec import check_critic
+from .device import free_bytes
 from .diversity import DIVERSITIES, Failures
 from .engine import Block, Engine
 from .errors import ParameterError
-from .memory import batch_size, critic_bytes, free_bytes, halving, search_bytes
+from .memory import batch_size, critic_bytes, halving, search_bytes
 from .methods import METHODS, RANKS, Beam, settings_of
+from .packed import packed
 from .policy import Policy
 from .prompts import Prompt, as_prompt
 from .response import Counts, Emission, Response, emit, measure
@@ -110,14 +112,15 @@ def decode(
     if not prompts:
         raise ParameterError("there are no prompts; give at least one")
     length = max(len(_encode(policy, prompt, config)) for prompt in prompts)
-    needed = search_bytes(policy.model, settings, length, policy.cache)
-    needed += sum(search_bytes(m, settings, length) for m in {s.backbone.model for s in (reward, cost) if isinstance(s, LMScorer)})
+    readers = {scorer.backbone.model for scorer in (reward, cost) if isinstance(scorer, LMScorer)}
+    needed = search_bytes(policy.model, settings, length, policy.cache) + sum(search_bytes(m, settings, length) for m in readers)
     if METHODS[method].asks_critic and critic.reads_keys:
         needed += critic_bytes(policy.model, settings)
     size = min(config.group_size, batch_size(needed, free_bytes(policy.model.device), memory_gb))
 
     def search(batch: Sequence[Prompt]) -> list[Response]:
-        return _Search(method, policy, batch, reward, cost, critic, config, settings, seed, on_block).run()
+        with packed(policy.model, *readers):
+            return _Search(method, policy, batch, reward, cost, critic, config, settings, seed, on_block).run()
 
     return halving(prompts, size, search)
 

@@ -9,8 +9,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore as ig
 from igcore.config import SearchConfig
+from igcore.device import GIB, out_of_memory
 from igcore.errors import ParameterError, PolicyError
-from igcore.memory import GIB, batch_size, halving, out_of_memory, search_bytes
+from igcore.memory import batch_size, halving, search_bytes
 
 CONFIG = SearchConfig(budget=1.0, n_samples=6, keep=2, block_size=4, max_new_tokens=8)
 

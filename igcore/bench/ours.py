@@ -10,6 +10,7 @@ import torch
 
 from ..config import SearchConfig
 from ..engine import Engine
+from ..packed import packed
 from ..sampling import draw, random_key, uniforms
 from ..search import decode
 from .measure import Case
@@ -43,9 +44,10 @@ def search(method: str, cache: str = "shared", free: bool = False) -> Variant:
 def engine_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
     """Sample all answers in one block: no text, no scores, no search."""
     engine = Engine(models.policy.model, models.policy.eos_ids, "shared")
-    engine.open([models.policy.encode(prompt) for prompt in prompts])
     rows = [row for row in range(len(prompts)) for _ in range(case.n_samples)]
-    block = engine.sample_block(rows, _keys(len(rows), case.new_tokens, seed), last=True)
+    with packed(models.policy.model):
+        engine.open([models.policy.encode(prompt) for prompt in prompts])
+        block = engine.sample_block(rows, _keys(len(rows), case.new_tokens, seed), last=True)
     return [models.policy.text(block.tokens[row * case.n_samples]) for row in range(len(prompts))]
 
 

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ..device import out_of_memory
 from ..errors import ParameterError, ScorerError, unknown_name
-from ..memory import out_of_memory
 from .embedded import MiniLMRelevance, OffensiveLanguage
 from .lm import LMScorer, Session
 

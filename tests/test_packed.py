@@ -1,0 +1,116 @@
+"""Tests of weights laid out for the processor: the same products, never stale, and no trace left on the model."""
+
+from unittest import mock
+
+import pytest
+import torch
+from tinymodels import FITTING, OTHERS, tiny
+from torch import nn
+
+from igcore import packed as module
+from igcore.dynamic import forward
+from igcore.packed import packed, products_of
+
+IDS = torch.tensor([[5, 7, 11, 13]])
+HAS_PRODUCT = torch.backends.mkldnn.is_available()
+
+
+def logits(model):
+    return forward(model, input_ids=IDS, logits_to_keep=0)[1]
+
+
+def copies():
+    """Count the copies made."""
+    return mock.patch.object(module, "_product", wraps=module._product)
+
+
+@pytest.mark.parametrize("name", FITTING | OTHERS)
+def test_logits_are_those_of_the_model_up_to_rounding(name):
+    model = tiny(name)
+    plain = logits(model)
+    with copies() as made, packed(model):
+        found = logits(model)
+    assert not HAS_PRODUCT or made.call_count >= sum(type(m) is nn.Linear for m in model.modules())
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_so_they_are_in_half_precision():
+    model = tiny("llama", torch.bfloat16)
+    plain = logits(model).float()
+    with packed(model):
+        assert (logits(model).float() - plain).norm() < 0.02 * plain.norm()
+
+
+def test_a_layer_with_a_bias_adds_it():
+    layer = nn.Linear(8, 5).requires_grad_(False)
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode(), packed(layer), products_of(layer):
+        found = layer(x)
+    torch.testing.assert_close(found, layer(x))
+
+
+def test_weights_changed_between_searches_are_seen():
+    """Guards against a copy that outlives its search: the reference policy would be the one before the last training step."""
+    model = tiny("llama")
+    with packed(model):
+        before = logits(model)
+    with torch.no_grad():
+        model.lm_head.weight.data.neg_()
+    with packed(model):
+        assert torch.allclose(logits(model), -before)
+
+
+def test_searches_that_overlap_share_one_copy():
+    """Guards memory, and the second search against losing its copies when the first one ends."""
+    model = tiny("llama")
+    with packed(model):
+        with copies() as made, packed(model):
+            logits(model)
+        assert made.call_count == 0
+        model.lm_head.weight.data.zero_()
+        assert not HAS_PRODUCT or logits(model).any()  # the copy is still read
+    assert not logits(model).any()
+
+
+def test_the_model_is_as_it_was_afterwards():
+    """Guards the caller's model, also where a forward pass fails."""
+    model = tiny("llama")
+    before = {name: set(vars(m)) for name, m in model.named_modules()}
+    with packed(model):
+        logits(model)
+        with pytest.raises(IndexError):
+            forward(model, input_ids=IDS + 10**6, logits_to_keep=0)
+        assert {name: set(vars(m)) for name, m in model.named_modules()} == before
+    assert model not in module._PACKED
+
+
+def test_a_layer_with_a_forward_of_its_own_keeps_it():
+    """Guards models whose layers were wrapped (offloading, adapters): their weights may not be where they seem."""
+    layer = nn.Linear(2, 2)
+    layer.forward = lambda x: x + 1
+    with packed(layer), products_of(layer):
+        assert layer(torch.zeros(1, 2)).tolist() == [[1, 1]]
+    assert layer(torch.zeros(1, 2)).tolist() == [[1, 1]]
+
+
+def test_copies_that_do_not_fit_are_not_made(monkeypatch):
+    model = tiny("llama")
+    size = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear)
+    monkeypatch.setattr(module, "free_bytes", lambda device: 2 * size - 2)
+    with copies() as made, packed(model):
+        logits(model)
+    assert made.call_count == 0
+
+
+@pytest.mark.parametrize("broken", [mock.Mock(side_effect=RuntimeError("no kernel")), lambda weight, bias: lambda x: x[:, :5]])
+def test_a_build_without_the_product_does_without(monkeypatch, broken):
+    """Guards other builds of torch: an operator that is missing, or that means something else, must not decide a token."""
+    monkeypatch.setattr(module, "_product", broken)
+    module._multiplies.cache_clear()
+    try:
+        model = tiny("llama")
+        plain = logits(model)
+        with packed(model):
+            assert torch.equal(logits(model), plain)
+    finally:
+        module._multiplies.cache_clear()
