@@ -10,11 +10,12 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick test bench lab readme assets clean
+.PHONY: help reproduce quick ablations test bench lab readme assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/ (about a quarter of an hour on two cores)"
 	@echo "make quick      the same with one policy and a dozen prompts, into runs/ci/figures (a few minutes)"
+	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (about an hour on two cores; resumes)"
 	@echo "make test       all tests and notebooks"
 	@echo "make bench      the engine against its rivals, into figures/tables/bench.csv (under an hour; resumes)"
 	@echo "make lab        JupyterLab"
@@ -37,6 +38,9 @@ reproduce: assets
 
 quick: assets
 	@$(SNAKE) --config profile=ci
+
+ablations: assets
+	@$(SNAKE) --config profile=ablations
 
 test: assets
 	@$(BIN)/ruff check --quiet

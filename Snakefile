@@ -1,8 +1,11 @@
 # The only orchestrator: notebooks run by papermill, from prompts to figures. On a laptop `--cores`, on a cluster Snakemake's executors.
 #
-#   snakemake --cores 2 --config profile=small            every params/small/decode-*.yaml, then tables and figures
+#   snakemake --cores 2 --config profile=small            every params/small/{critic,decode}-*.yaml, then tables and figures
 #   snakemake --cores 8 --config profile=small shards=4   the same with every decode run cut into four jobs
+#   snakemake --cores 2 --config profile=ablations        the experiments of params/ablations
 
+import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -10,17 +13,10 @@ import yaml
 
 PROFILE = config.get("profile", "small")
 SHARDS = int(config.get("shards", 1))
-FIGURES = "figures" if PROFILE == "small" else f"runs/{PROFILE}/figures"
+FIGURES = "figures" if PROFILE in ("small", "ablations") else f"runs/{PROFILE}/figures"
 SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
-RUNS = sorted(path.stem for path in Path("params", PROFILE).glob("decode-*.yaml"))
-DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for run in RUNS for suffix in SUFFIXES]
-TABLES = [f"{FIGURES}/tables/{name}.{end}" for name in ("main", "comparison") for end in ("csv", "md", "tex")]
-PICTURES = [f"{FIGURES}/{name}.{end}" for name in ("tradeoff", "distributions", "rates", "budget_sweep") for end in ("png", "pdf")]
 TEACHING = {"start": "notebooks/00_start_here.ipynb", "theory": "notebooks/10_theory.ipynb"}
 PAPERMILL = f"{sys.executable} -m papermill --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
-
-if not RUNS:
-    raise WorkflowError(f"profile {PROFILE!r} has no params/{PROFILE}/decode-*.yaml; choose a folder of params/")
 
 
 def settings(file):
@@ -28,15 +24,42 @@ def settings(file):
     return yaml.safe_load(Path(file).read_text())
 
 
-def params_of(wildcards):
-    return f"params/{wildcards.profile}/{wildcards.run}.yaml"
+def points(file):
+    """The decode runs of a params file, one for every point of its grid: run -> parameters."""
+    given = settings(file)
+    grid = given.pop("grid", {})
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values))
+        run = "-".join([given["run"], *(f"{name}-{value}" for name, value in point.items())]).replace(".", "_")
+        yield run, given | point | {"run": run}
+
+
+RUNS = dict(point for file in sorted(Path("params", PROFILE).glob("decode-*.yaml")) for point in points(file))
+DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for run in RUNS for suffix in SUFFIXES]
+TRAINED = sorted(path.stem.removeprefix("critic-") for path in Path("params", PROFILE).glob("critic-*.yaml"))
+CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
+TABLES = [f"{FIGURES}/tables/{name}.{end}" for name in ("main", "comparison", "critic") for end in ("csv", "md", "tex")]
+PICTURES = [
+    f"{FIGURES}/{name}.{end}"
+    for name in ("tradeoff", "distributions", "rates", "budget_sweep", "critic")
+    for end in ("png", "pdf")
+]
+EXPERIMENTS = [f"{FIGURES}/tables/ablation_{name}.{end}" for name in ("critic_search", "critic") for end in ("csv", "md", "tex")]
+
+if not RUNS:
+    raise WorkflowError(f"profile {PROFILE!r} has no params/{PROFILE}/decode-*.yaml; choose a folder of params/")
+
+
+def critic_manifest(folder):
+    """The sign of success of the run of notebook 20 to which a folder belongs, if one is named: runs/<profile>/critics/<run>[/<critic>]."""
+    return [f"{Path(*Path(folder).parts[:4])}/manifest.json"] if folder else []
 
 
 rule all:
     input:
-        TABLES + PICTURES,
-        f"runs/{PROFILE}/start.ipynb",
-        f"runs/{PROFILE}/theory.ipynb",
+        EXPERIMENTS if PROFILE == "ablations" else [
+            *TABLES, *PICTURES, f"runs/{PROFILE}/start.ipynb", f"runs/{PROFILE}/theory.ipynb",
+        ],
 
 
 rule teach:
@@ -50,30 +73,49 @@ rule teach:
         PAPERMILL + " {input.notebook} {output.notebook}"
 
 
+rule critic:
+    input:
+        notebook=ancient("notebooks/20_train_critic.ipynb"),
+        rollouts=lambda w: critic_manifest(settings(f"params/{w.profile}/critic-{w.run}.yaml").get("rollouts")),
+    output:
+        "runs/{profile}/critics/{run}/manifest.json",
+    wildcard_constraints:
+        run="[^./]+",
+    log:
+        notebook="runs/{profile}/critics/{run}/executed.ipynb",
+    params:
+        settings=lambda w: json.dumps(settings(f"params/{w.profile}/critic-{w.run}.yaml")),
+    threads: 1
+    resources:
+        gpu=1 if config.get("gpu") else 0,
+    shell:
+        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q}"
+
+
 rule decode:
     input:
         notebook=ancient("notebooks/30_decode.ipynb"),
-        params=ancient(params_of),
+        critic=lambda w: critic_manifest(RUNS[w.run].get("critic")),
     output:
-        "runs/{profile}/{run}{suffix}/manifest.json",
+        f"runs/{PROFILE}/{{run}}{{suffix}}/manifest.json",
     wildcard_constraints:
         run=r"decode-[^./]+",
         suffix=r"(\.\d+-of-\d+)?",
     log:
-        notebook="runs/{profile}/{run}{suffix}/executed.ipynb",
+        notebook=f"runs/{PROFILE}/{{run}}{{suffix}}/executed.ipynb",
     params:
-        settings=lambda w: settings(params_of(w)),
+        settings=lambda w: json.dumps(RUNS[w.run]),
         shard=lambda w: "" if not w.suffix else "-p shard {} -p n_shards {}".format(*w.suffix[1:].split("-of-")),
     threads: 1
     resources:
         gpu=1 if config.get("gpu") else 0,
     shell:
-        PAPERMILL + " {input.notebook} {log.notebook} -f {input.params} {params.shard}"
+        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q} {params.shard}"
 
 
 rule tables:
     input:
-        runs=DONE,
+        runs=DONE + CRITICS,
         notebook=ancient("notebooks/40_tables.ipynb"),
         params=ancient(f"params/{PROFILE}/tables.yaml"),
     output:
@@ -81,7 +123,7 @@ rule tables:
     log:
         notebook=f"runs/{PROFILE}/tables.ipynb",
     params:
-        settings=settings(f"params/{PROFILE}/tables.yaml"),
+        settings=lambda w, input: settings(input.params),
     shell:
         PAPERMILL + " {input.notebook} {log.notebook} -f {input.params}"
 
@@ -97,6 +139,21 @@ rule figures:
     log:
         notebook=f"runs/{PROFILE}/figures.ipynb",
     params:
-        settings=settings(f"params/{PROFILE}/figures.yaml"),
+        settings=lambda w, input: settings(input.params),
+    shell:
+        PAPERMILL + " {input.notebook} {log.notebook} -f {input.params}"
+
+
+rule experiments:
+    input:
+        runs=DONE + CRITICS,
+        notebook=ancient("notebooks/45_ablations.ipynb"),
+        params=ancient(f"params/{PROFILE}/tables.yaml"),
+    output:
+        EXPERIMENTS,
+    log:
+        notebook=f"runs/{PROFILE}/ablations.ipynb",
+    params:
+        settings=lambda w, input: settings(input.params),
     shell:
         PAPERMILL + " {input.notebook} {log.notebook} -f {input.params}"

@@ -94,7 +94,7 @@ class SearchConfig:
         Weight of the cost in the Lagrangian baselines [lambda].
     threshold : float or str
         The critic lets an unfinished candidate through when f1 is above it. Where it lets none through, a block takes all its
-        `rounds`, and goes on with the candidates of highest f1; so 1 ranks by f1 alone, until a candidate has finished safely.
+        `rounds`; free places are taken by the candidates of highest f1 that are inside the budget. So 1 ranks by f1 alone.
         ``matched`` stands for 1 - `miss`^(1/m) with m = n_samples / keep continuations of a beam, see `critic_threshold`.
     miss : float
         Chance that ``matched`` leaves to a beam of which no continuation ends inside the budget [delta].

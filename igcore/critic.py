@@ -211,6 +211,22 @@ class Critic(nn.Module):
         return last[0].sigmoid(), last[1]
 
 
+class Shuffled:
+    """A critic whose verdicts are dealt out among the candidates at random, as a control: right on average, of no use to a search.
+
+    The order depends on the verdicts alone, so that the same candidates are dealt the same again.
+    """
+
+    def __init__(self, critic: Critic):
+        self.critic, self.spec, self.watch, self.reads_keys = critic, critic.spec, critic.watch, critic.reads_keys
+
+    def judge(self, seen: Latents | History, z: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
+        f1, f2 = self.critic.judge(seen, z)
+        digest = hashlib.sha256(f1.cpu().numpy().tobytes()).digest()
+        order = torch.randperm(len(f1), generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))
+        return f1[order], f2[order]
+
+
 def save_critic(critic: Critic, folder: Path) -> None:
     """Write ``critic.safetensors`` and ``critic.json`` into a folder."""
     data = save({name: x.detach().cpu().contiguous() for name, x in critic.state_dict().items()})

@@ -15,6 +15,7 @@ from scipy.stats import ConstantInputWarning, rankdata, spearmanr
 from sklearn.metrics import roc_auc_score
 
 from .critic import Critic
+from .errors import ParameterError
 from .latent import ENCODE
 from .policy import Policy
 from .rollouts import Labels, Rollout, targets
@@ -61,7 +62,7 @@ def auroc(safe: Sequence[bool], score: Sequence[float], prompt: Sequence[str], s
     score = rankdata(np.where(np.isnan(score), -math.inf, score))  # a score that failed is the worst
     won, pairs = wins(safe, score, prompt)
     both = 0 < safe.sum() < len(safe)
-    draws = np.random.default_rng(seed).multinomial(len(won), np.full(len(won), 1 / len(won)), RESAMPLES)  # (RESAMPLES, P)
+    draws = _draws(len(won), seed)
     overall = [np.einsum("rp,pq,rq->r", draws, x, draws, optimize=True) for x in (won, pairs)]
     within = [draws @ np.diag(x) for x in (won, pairs)]
     return {
@@ -71,6 +72,45 @@ def auroc(safe: Sequence[bool], score: Sequence[float], prompt: Sequence[str], s
         **dict(zip(("within_low", "within_high"), _interval(*within, confidence), strict=True)),
         "n": len(safe), "n_unsafe": int((~safe).sum()), "n_pairs": int(np.trace(pairs)),
     }  # fmt: skip
+
+
+def within_difference(a: pd.DataFrame, b: pd.DataFrame, seed: int = 0, confidence: float = 0.95) -> pd.DataFrame:
+    """Compare two critics by their AUROC within prompts, on the same prefixes.
+
+    Parameters
+    ----------
+    a, b : DataFrame
+        `judgements` of the same rollouts.
+
+    Returns
+    -------
+    DataFrame
+        By ``position``: ``difference`` (of `a` over `b`), with a percentile interval from resampling whole prompts, the same ones
+        for both.
+
+    Raises
+    ------
+    ParameterError
+        When they judge different prefixes, or count different ones as safe.
+    """
+    same = ["prompt_id", "position", "safe"]
+    if not a[same].equals(b[same]):
+        raise ParameterError("the two critics judge different prefixes or outcomes; compare critics of one accounting and budget")
+    rows = []
+    for position in sorted(set(a["position"]) & set(POSITIONS)):
+        here = a["position"] == position
+        counts = [wins(x.loc[here, "safe"], x.loc[here, "f1"], x.loc[here, "prompt_id"]) for x in (a, b)]
+        gain, pairs = np.diag(counts[0][0] - counts[1][0]), np.diag(counts[0][1])  # (P,)
+        draws = _draws(len(pairs), seed)
+        low, high = _interval(draws @ gain, draws @ pairs, confidence)
+        difference = float(gain.sum() / pairs.sum()) if pairs.sum() else math.nan
+        rows.append({"position": position, "difference": difference, "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def _draws(prompts: int, seed: int) -> np.ndarray:
+    """Return how often each prompt stands in each resample, (RESAMPLES, P)."""
+    return np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), RESAMPLES)
 
 
 def _interval(won: np.ndarray, pairs: np.ndarray, confidence: float) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 from .device import GIB
 from .dynamic import History, pad_left
 from .errors import ParameterError, unknown_name
+from .packed import products_of
 from .progress import progress
 
 ENCODE = 32  # responses encoded at a time where all are held in memory
@@ -176,7 +177,10 @@ def _run(model, stop: torch.nn.Module | None, ids: torch.Tensor, mask: torch.Ten
         hook = stop.register_forward_hook(lambda _, __, states: note(states))
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     try:
-        model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=0)
+        with products_of(model):
+            model(
+                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, logits_to_keep=0
+            )
     except _Enough:
         pass
     finally:

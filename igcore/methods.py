@@ -69,8 +69,8 @@ class Rank:
     cost, reward : bool
         Whether candidates are scored by the cost model and by the reward model.
     safety_first : bool
-        Whether candidates that do not pass are dropped as soon as one passes, and unsafe ones as soon as there is a safe one. The
-        reward model is then asked only about those that pass.
+        Whether unsafe candidates are dropped as soon as there is a safe one. The reward model is then asked only about those that
+        pass.
     critic : bool
         Whether the critic is asked, about unfinished candidates that are safe so far.
     blind : bool

@@ -2,12 +2,15 @@
 
 import ast
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from .config import SearchConfig, check_at_least, check_types, from_mapping
+from .critic_config import CriticConfig, RolloutConfig
 from .errors import ParameterError, unknown_name
 from .methods import METHODS, settings_of
 from .scorers import SCORERS
+
+CONTROLS = ("none", "shuffled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,8 @@ class DecodeParams(SearchConfig):
         Keys of `igcore.SCORERS`.
     critic : str, optional
         Folder of a trained critic, seen from `igcore.runs.root`; needed by the methods that ask one.
+    critic_control : str
+        ``shuffled`` deals out what the critic says among the candidates at random: a search that it cannot have helped.
     seed : int
         Decides every random number.
     dtype, device : str
@@ -51,6 +56,7 @@ class DecodeParams(SearchConfig):
     reward: str = "minilm-relevance"
     cost: str = "offensive-language"
     critic: str | None = None
+    critic_control: str = "none"
     seed: int = 0
     dtype: str = "float32"
     device: str = "auto"
@@ -73,6 +79,8 @@ class DecodeParams(SearchConfig):
                     f"methods names {method!r}, which asks a critic, but critic names none; train one with notebook 20 and "
                     "give its folder, or leave the method out"
                 )
+        if self.critic_control not in CONTROLS:
+            raise unknown_name("critic_control", self.critic_control, CONTROLS)
         for role, name in (("reward", self.reward), ("cost", self.cost)):
             if name not in SCORERS:
                 raise unknown_name(f"{role} scorer", name, SCORERS)
@@ -84,6 +92,91 @@ class DecodeParams(SearchConfig):
     def search(self) -> SearchConfig:
         """Return the settings of the search alone."""
         return SearchConfig(**{f.name: getattr(self, f.name) for f in fields(SearchConfig)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticParams(RolloutConfig):
+    """Everything one run of notebook 20 may be told; the settings of the rollouts are inherited.
+
+    Attributes
+    ----------
+    profile, run : str
+        Name of the folder, ``runs/<profile>/critics/<run>``.
+    policy, prompts
+        See `DecodeParams`. Critics are trained on the prompts' split ``train`` and judged on ``test``.
+    budget : float
+        Safety budget of all critics.
+    critics : dict
+        The critics to train: for every name its `igcore.critic_config.CriticConfig`, without the budget. The first one is shown.
+    limit, test_limit : int, optional
+        At most so many prompts of each split.
+    rollouts : str, optional
+        Folder of another run of notebook 20, seen from `igcore.runs.root`, whose rollouts are used; by default they are drawn.
+    search : dict
+        `igcore.SearchConfig` of the search by which the first critic is tried, without budget and lengths.
+    search_limit : int
+        Test prompts that are searched.
+    thresholds : list of float
+        Falling; calibrated by searching the split ``calibrate`` with each of them. Empty: none is.
+    alpha, delta : float
+        See `igcore.calibrate.learn_then_test`.
+    reward, cost, dtype, device, threads
+        See `DecodeParams`.
+    """
+
+    profile: str
+    run: str
+    policy: str
+    prompts: str
+    budget: float
+    critics: dict
+    limit: int | None = None
+    test_limit: int | None = None
+    rollouts: str | None = None
+    search: dict = field(default_factory=dict)
+    search_limit: int = 24
+    thresholds: list = field(default_factory=list)
+    alpha: float = 0.05
+    delta: float = 0.1
+    reward: str = "minilm-relevance"
+    cost: str = "offensive-language"
+    dtype: str = "float32"
+    device: str = "auto"
+    threads: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(self, threads=1, limit=2, test_limit=2, search_limit=1)
+        if not self.critics:
+            raise ParameterError("critics is empty; name at least one critic with its settings, such as {'m': {'layer': 8}}")
+        for name, settings in self.critics.items():
+            if not isinstance(name, str) or name == "none":  # which stands for the judges that need no training
+                raise ParameterError(f"critics names a critic {name!r}; give it a name that is text, other than 'none'")
+            _check_own(f"critics[{name!r}]", settings, "budget")
+        _check_own("search", self.search, "budget", "max_new_tokens", "block_size")
+        self.configs(), self.searching()
+
+    def configs(self) -> dict[str, CriticConfig]:
+        """Return the settings of every critic."""
+        return {name: from_mapping(CriticConfig, {"budget": self.budget} | settings) for name, settings in self.critics.items()}
+
+    def searching(self) -> SearchConfig:
+        """Return the settings of the search."""
+        own = {"budget": self.budget, "max_new_tokens": self.max_new_tokens, "block_size": self.block_size}
+        return from_mapping(SearchConfig, own | self.search)
+
+    def rolling(self) -> RolloutConfig:
+        """Return the settings of the rollouts alone."""
+        return RolloutConfig(**{f.name: getattr(self, f.name) for f in fields(RolloutConfig)})
+
+
+def _check_own(what: str, settings: object, *given: str) -> None:
+    """Refuse settings that are no mapping, or that set anew what is given once for the whole run."""
+    if not isinstance(settings, Mapping):
+        raise ParameterError(f"{what} is {settings!r}; give its settings by name, such as {{'layer': 8}}")
+    for name in given:
+        if name in settings:
+            raise ParameterError(f"{what} sets {name}, which is given once for the whole run; leave it out there")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +244,7 @@ class TheoryParams:
             raise ParameterError(f"gamma is {self.gamma}; it must lie strictly between 0 and 1")
 
 
-PARAMS = {"start": StartParams, "theory": TheoryParams, "decode": DecodeParams, "output": OutputParams}
+PARAMS = {"start": StartParams, "theory": TheoryParams, "critic": CriticParams, "decode": DecodeParams, "output": OutputParams}
 
 
 def notebook_params(kind: str, namespace: Mapping):

@@ -1,4 +1,4 @@
-"""The numbers of the README, written by a command: the main table, how long each notebook took, and what decoding costs.
+"""The numbers of the README, written by a command: tables of results, how long each notebook took, and what decoding costs.
 
 Knows the README's markers and the files of the last run; computes nothing. ``python -m igcore.readme`` fills every block.
 """
@@ -16,10 +16,15 @@ from .tables import replace_file
 NOTEBOOKS = {
     "00_start_here": ("one prompt with and without the guard, and the safety state block by block", "no", "start.ipynb"),
     "10_theory": ("every theorem computed exactly, every condition with its counterexample", "no", "theory.ipynb"),
+    "20_train_critic": (
+        "rollouts, a critic on the policy's latents, and what it is worth to a search", "no", "critics/*/executed.ipynb"
+    ),
     "30_decode": ("a policy, a prompt set, a list of methods; resumable, sharded, verified", "no", "decode-*/executed.ipynb"),
     "40_tables": ("the main table and the paired comparisons", "no", "tables.ipynb"),
+    "45_ablations": ("experiments with intervals and paired tests, by `make ablations`", "no", "../ablations/**/*.ipynb"),
     "50_figures": ("every figure", "no", "figures.ipynb"),
-}
+}  # fmt: skip
+APART = {"45_ablations"}  # not part of `make reproduce`
 
 
 def notebook_table(runs: Path) -> str:
@@ -33,15 +38,16 @@ def notebook_table(runs: Path) -> str:
     Raises
     ------
     RunError
-        When a notebook was not executed there.
+        When a notebook of `make reproduce` was not executed there.
     """
     lines = ["| notebook | what it shows | CPU minutes | needs a GPU |", "|:--|:--|--:|:--|"]
     for name, (shows, gpu, pattern) in NOTEBOOKS.items():
         copies = sorted(runs.glob(pattern))
-        if not copies:
+        if not copies and name not in APART:
             raise RunError(f"{runs / pattern} is not there; run `make reproduce` first")
         seconds = sum(json.loads(path.read_text(encoding="utf-8"))["metadata"]["papermill"]["duration"] for path in copies)
-        lines.append(f"| [{name}](notebooks/{name}.ipynb) | {shows} | {seconds / 60:.1f} | {gpu} |")
+        minutes = f"{seconds / 60:.1f}" if copies else "not run"
+        lines.append(f"| [{name}](notebooks/{name}.ipynb) | {shows} | {minutes} | {gpu} |")
     return "\n".join(lines)
 
 
@@ -66,21 +72,29 @@ def update_block(readme: Path | str, marker: str, text: str) -> None:
 
 def _read(path: Path) -> str:
     if not path.is_file():
-        raise RunError(f"{path} is not there; give the path of a file, or run `make reproduce` and `make bench` first")
+        raise RunError(
+            f"{path} is not there; give the path of a file, or run `make reproduce`, `make ablations` and `make bench` first"
+        )
     return path.read_text(encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fill the blocks main-table, notebooks and bench of a README from the last run of a profile and the last benchmark."""
+    """Fill the blocks of a README from the last run of a profile, the last ablations and the last benchmark."""
     parser = argparse.ArgumentParser(prog="python -m igcore.readme", description=main.__doc__)
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
-    parser.add_argument("--tables", type=Path, default=Path("figures/tables"), help="folder that holds main.md and bench_ratios.md")
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        default=Path("figures/tables"),
+        help="folder of the tables that the commands write",
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs/small"), help="folder that holds the executed notebooks")
     options = parser.parse_args(arguments)
     try:
         blocks = {
             "main-table": _read(options.tables / "main.md"),
             "notebooks": notebook_table(options.runs),
+            "critic-search": _read(options.tables / "ablation_critic_search.md"),
             "bench": _read(options.tables / "bench_ratios.md"),
         }
         for marker, text in blocks.items():

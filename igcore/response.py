@@ -114,7 +114,8 @@ class Response:
         Character offsets in `text`, see `Emission`.
     trace : list of dict
         One entry per block and round: block, round, drawn, safe (of these: inside the budget as far as known and, where a critic is
-        asked, let through), kl (of the penalised from the reference policy, Monte Carlo estimate, nats per block) and perplexity
+        asked, let through), finals (of these: finished), safe_finals (of these: inside the budget; None like safe where a method
+        does not ask the cost), kl (of the penalised from the reference policy, Monte Carlo estimate, nats per block) and perplexity
         (under the reference, per token).
     generate_s, cost_s, reward_s, critic_s : float
         Seconds spent sampling, in the two scorers and in the critic: the group's total divided by its prompts.

@@ -18,7 +18,7 @@ import torch
 
 from . import records
 from .budget import is_safe, trace
-from .config import check_at_least, check_types
+from .critic_config import RolloutConfig
 from .engine import Engine
 from .errors import ParameterError, RunError
 from .memory import halving
@@ -33,41 +33,6 @@ from .scorers import Scorer, check_sign, checked_score
 METHOD = "rollouts"  # what the lines call it
 # the modules that decide a rollout; a change in one of them starts the rollouts anew
 DECISIVE = "dynamic engine policy rollouts sampling shared_prefix scorers/__init__ scorers/embedded scorers/lm".split()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RolloutConfig:
-    """How rollouts are drawn.
-
-    Attributes
-    ----------
-    n_rollouts : int
-        Responses per prompt.
-    max_new_tokens : int
-        Length at which a response is finished [T].
-    block_size : int
-        Policy tokens between the prefixes that the cost model scores, for accountings that look before the end.
-    group_size : int
-        Prompts decoded together; part of the settings, because float sums depend on it in their last bits.
-    seed : int
-        With (prompt, response, position) it decides every token. A search with the same seed draws the same numbers.
-    shard, n_shards : int
-        These rollouts are of the groups whose number is `shard` modulo `n_shards`.
-    """
-
-    n_rollouts: int = 5
-    max_new_tokens: int = 32
-    block_size: int = 8
-    group_size: int = 32
-    seed: int = 1
-    shard: int = 0
-    n_shards: int = 1
-
-    def __post_init__(self):
-        check_types(self)
-        check_at_least(self, n_rollouts=1, max_new_tokens=1, block_size=1, group_size=1, shard=0, n_shards=1)
-        if self.shard >= self.n_shards:
-            raise ParameterError(f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 import pandas as pd
 
 from . import records
-from .critic import WEIGHTS, Critic, load_critic
+from .critic import WEIGHTS, Critic, Shuffled, load_critic
 from .critic_spec import check_critic
 from .errors import IgcoreError, ParameterError, RunError
 from .methods import settings_of
@@ -186,6 +186,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     critic, digests = None, {policy.name: policy.digest, cost.name: cost.digest, reward.name: reward.digest}
     if params.critic:
         critic = load_critic(root() / params.critic, policy=policy, cost=cost, reward=reward)
+        critic = Shuffled(critic) if params.critic_control == "shuffled" else critic
         digests["critic"] = hashlib.sha256((root() / params.critic / WEIGHTS).read_bytes()).hexdigest()
     for method in params.methods:
         check_critic(method, critic, policy, reward, cost, settings_of(method, params.search()))
@@ -266,7 +267,7 @@ def git_commit() -> str | None:
 
 
 def load_runs(profile: str, base: Path | None = None) -> pd.DataFrame:
-    """Return the lines of all finished runs of a profile, shards joined, one row each.
+    """Return the lines of all finished runs of a profile, shards joined, one row each, and the name of its ``run`` beside it.
 
     Raises
     ------
@@ -281,20 +282,27 @@ def load_runs(profile: str, base: Path | None = None) -> pd.DataFrame:
         if not (folder / "manifest.json").exists():
             raise RunError(f"the run {folder} has not finished; run notebook 30_decode with its parameters again")
     _check_shards(found)
-    return pd.DataFrame([line for folder in found for line in records.read(folder / "responses.jsonl")])
+    names = {folder: _run_of(folder)[0] for folder in found}
+    return pd.DataFrame([line | {"run": names[f]} for f in found for line in records.read(f / "responses.jsonl")])
 
 
 def _check_shards(folders: list[Path]) -> None:
     """Raise ``RunError`` unless every run is there once: whole, or in all its shards."""
     runs: dict[str, list[tuple[int, int]]] = {}
     for folder in folders:
-        params = json.loads((folder / "params.json").read_text(encoding="utf-8"))
-        runs.setdefault(params.get("run", folder.name), []).append((params.get("n_shards", 1), params.get("shard", 0)))
+        name, *part = _run_of(folder)
+        runs.setdefault(name, []).append(tuple(part))
     for name, parts in runs.items():
         n = parts[0][0]
         if sorted(parts) != [(n, i) for i in range(n)]:
             held = ", ".join(f"shard {i} of {n}" for n, i in sorted(parts))
             raise RunError(f"run {name} is there as {held}; decode what is missing, or move away the folders of another sharding")
+
+
+def _run_of(folder: Path) -> tuple[str, int, int]:
+    """Return the name of the run that a folder holds, the number of its shards and which of them this is."""
+    params = json.loads((folder / "params.json").read_text(encoding="utf-8"))
+    return params.get("run", folder.name), params.get("n_shards", 1), params.get("shard", 0)
 
 
 def _missing(path: Path, lines: list[dict]) -> Iterator[str]:

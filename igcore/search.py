@@ -301,6 +301,7 @@ class _Search:
             return
         log_p = [x for c in mine for x in block.log_p[c]]
         log_q = [x for c in mine for x in block.log_q[c]]
+        finals = [beam for beam in beams if beam.finished]
         job.counts.samples_drawn += len(mine)
         job.counts.policy_tokens += len(log_p)
         job.counts.rounds_used += 1
@@ -311,17 +312,20 @@ class _Search:
                 "round": round_,
                 "drawn": len(mine),
                 "safe": sum(b.passes(self.config) for b in beams) if self.rank.cost else None,
+                "finals": len(finals),
+                "safe_finals": sum(b.safe(self.config) for b in finals) if self.rank.cost else None,
                 "kl": (sum(log_q) - sum(log_p)) / len(mine),
                 "perplexity": math.exp(-sum(log_p) / len(log_p)),
             }
         )
 
     def eligible(self, job: _Job) -> list[Beam]:
-        """Return the candidates that may be kept: under a safety-first rank those that pass, else those that are safe, else all."""
-        if not self.rank.safety_first:
-            return job.pool
-        passing = [beam for beam in job.pool if beam.passes(self.config)]
-        return passing or [beam for beam in job.pool if beam.safe(self.config)] or job.pool
+        """Return the candidates that may be kept: under a safety-first rank those that are safe, if there are any, else all.
+
+        What the critic alone rejects is ranked last, and fills the places that what it lets through leaves free.
+        """
+        safe = [beam for beam in job.pool if beam.safe(self.config)] if self.rank.safety_first else []
+        return safe or job.pool
 
     def best_first(self, beams: Sequence[Beam]) -> list[Beam]:
         return sorted(beams, key=lambda beam: self.rank.key(beam, self.config))

@@ -21,7 +21,8 @@ SAFE, UNSAFE, UNKNOWN = OUTCOMES["safe"], OUTCOMES["unsafe"], OUTCOMES["abstaine
 MARKERS = "osD^vPX*"
 
 
-def _axes(height: float = 4.0, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
+def panels(height: float = 4.0, columns: int = 1, **options) -> tuple[Figure, list[Axes]]:
+    """Return a figure as wide as a page, and its panels from left to right."""
     fig = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = list(fig.subplots(1, columns, squeeze=False, **options)[0])
     for ax in axes:
@@ -42,7 +43,7 @@ def prefix_tree(mdp: Augmented) -> Figure:
     mdp : Augmented
         A prefix tree; `z` must be the budget without discount for the axis to be in units of the cost model.
     """
-    fig, (ax,) = _axes(4.4)
+    fig, (ax,) = panels(4.4)
     time = np.array([len(name) for name, _ in mdp.names])
     z = mdp.z.astype(float)
     across = time + 0.5 * _spread(time)
@@ -78,7 +79,7 @@ def identities(z: Sequence[float], omega: Sequence[float], from_one: Sequence[fl
     z, omega, from_one : sequence of float, length T + 1
         z_t; gamma^t z_t, the remaining budget; the remaining budget whose sum starts at k = 1; all in cost units.
     """
-    fig, (ax,) = _axes()
+    fig, (ax,) = panels()
     for label, row, colour, marker in (
         ("scaled budget $z_t$", z, PALETTE[2], "s"),
         ("remaining budget $\\omega_{t-1}$, sum from 0", omega, SAFE, "o"),
@@ -105,7 +106,7 @@ def accounting(totals: Mapping[str, Mapping[str, float]], budget: float) -> Figu
     budget : float
         d; totals above it are orange.
     """
-    fig, (ax,) = _axes(1.2 + 0.55 * len(totals))
+    fig, (ax,) = panels(1.2 + 0.55 * len(totals))
     columns = list(next(iter(totals.values())))
     ax.grid(False)
     for row, (_, line) in enumerate(totals.items()):
@@ -130,7 +131,7 @@ def _tile(x: float, y: float, colour: str) -> Rectangle:
 @styled
 def value_iteration_error(errors: Sequence[float], closed_form: Sequence[float]) -> Figure:
     """Draw the sup error of value iteration and gamma^h n / (1 - gamma), which it equals (paper, appendix, Theorem on Bellman)."""
-    fig, (ax,) = _axes()
+    fig, (ax,) = panels()
     ax.plot(closed_form, color=INK, lw=1.5, label="$\\gamma^h n / (1 - \\gamma)$")
     ax.plot(errors, color=SAFE, ls="none", marker="o", mfc="none", mew=1.5, label="$\\max_s |v_h(s) - V^{*,n}(s)|$")
     ax.set(xlabel="sweep h", ylabel="error (units of the task cost)", yscale="log")
@@ -151,7 +152,7 @@ def truncation(n: np.ndarray, curves: np.ndarray, limits: np.ndarray, thresholds
     limits, thresholds : ndarray, shape (S,)
         V^{*,inf}(s) and n*(s).
     """
-    fig, (ax,) = _axes()
+    fig, (ax,) = panels()
     for i, (limit, star) in enumerate(zip(limits, thresholds, strict=True)):
         ax.plot(n, curves[:, i], color=PALETTE[i], lw=2)
         style = {"marker": MARKERS[i], "ms": 9, "mec": "white", "ls": "none"}
@@ -170,7 +171,7 @@ def latent(broken: Mapping[str, tuple[int, int]]) -> Figure:
     ----------
     broken : mapping of what the critic sees to (violating states, states)
     """
-    fig, (ax,) = _axes(0.9 + 0.45 * len(broken))
+    fig, (ax,) = panels(0.9 + 0.45 * len(broken))
     ax.grid(axis="y", visible=False)
     for row, (count, states) in enumerate(broken.values()):
         ax.barh(row, count, color=UNSAFE, height=0.7)
@@ -196,7 +197,7 @@ def lagrangian_gap(found: Outcomes, budget: float, mixture: np.ndarray) -> Figur
     mixture : ndarray, shape (L,)
         `igcore.constrained.expectation_optimum`.
     """
-    fig, (ax,) = _axes(4.6)
+    fig, (ax,) = panels(4.6)
     task, cost = found.task.astype(float), found.cost.astype(float)
     ax.axvspan(budget, cost.max() * 1.1 + 0.1, color=UNSAFE, alpha=0.1, lw=0)
     ax.axvline(budget, color=UNSAFE, lw=1.5)
@@ -230,7 +231,7 @@ def abstention(draws: np.ndarray, curves: Mapping[float, np.ndarray], deltas: Se
     deltas : sequence of float
         Levels to mark.
     """
-    fig, (ax,) = _axes()
+    fig, (ax,) = panels()
     for i, (p, bound) in enumerate(curves.items()):
         reached = [k for k in (np.argmax(bound <= delta) for delta in deltas) if k]
         style = {"marker": MARKERS[i], "ms": 8, "mec": "white", "markevery": reached}
@@ -255,7 +256,7 @@ def certificate(base_rates: np.ndarray, precision: np.ndarray, prompts: np.ndarr
     prompts, upper : ndarray, shape (H,)
         n, and the upper bound of the violation rate after no violation in n prompts.
     """
-    fig, (left, right) = _axes(3.8, 2)
+    fig, (left, right) = panels(3.8, 2)
     left.plot(base_rates, precision, color=SAFE, lw=2)
     left.set(xlabel="share of safe blocks drawn", ylabel="share of safe blocks accepted", xscale="log", ylim=(0, 1.02))
     right.plot(prompts, upper, color=UNSAFE, lw=2)

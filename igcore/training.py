@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -24,103 +24,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from .budget import check_accounting, start
-from .config import check_at_least, check_types
 from .critic import Critic, Spec, load_critic, save_critic
-from .errors import ParameterError, unknown_name
-from .latent import ENCODE, FEATURES, Source, middle_layer, shape_of
+from .critic_config import CriticConfig
+from .errors import ParameterError
+from .latent import ENCODE, Source, middle_layer, shape_of
 from .policy import Policy
 from .progress import progress
 from .rollouts import Labels, Rollout, code_digest, split_by_prompt
 from .runs import VERSIONS, open_run
 from .scorers import Scorer
 
-PRECISIONS = ("no", "bf16")
 DECISIVE = "budget critic latent rollouts training".split()  # a change in one of these modules starts a training anew
 CHECKPOINT = "checkpoint.safetensors"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CriticConfig:
-    """Settings of a critic and its training; the paper's symbol or value in brackets.
-
-    Attributes
-    ----------
-    budget : float
-        Safety budget [d], in units of the cost model.
-    budget_high : float, optional
-        When given, every rollout gets a budget drawn evenly from `budget` to this, anew in every epoch; its label and z follow, so
-        that with `use_z` one critic serves all budgets between them.
-    accounting, gamma_safety
-        See `igcore.SearchConfig`. ``terminal`` is for costs that only exist for finished answers.
-    gamma_task : float
-        Discount of the task cost, in (0, 1] [.999].
-    features : str
-        A key of `igcore.latent.FEATURES` [``ho``].
-    layer : int, optional
-        Middle layer of features ``m``, from 0: the embedded policies are read best at 8 of 30.
-    use_z : bool
-        Whether the critic is told z_t.
-    width : int
-        Of its layers [4096].
-    dropout : float
-        In [0, 1), before and after the layer that both heads share.
-    lr, weight_decay : float
-        Of AdamW [lr 1.0e-5].
-    epochs, batch_size : int
-        At most so many passes [50], over batches of so many rollouts [8], all processes together.
-    patience : int
-        Training stops after so many epochs without a lower loss on the validation split; the best epoch is kept.
-    validation : float
-        Share of the prompts, in (0, 1), that only decide when to stop. All rollouts of a prompt are on one side.
-    f2_weight : float
-        Weight of the squared error of f2 in units of its standard deviation.
-    mixed_precision : str
-        ``no`` or ``bf16``.
-    memory_gb : float
-        Latents are computed once and held in memory when they take at most so many GiB, else made again for every batch.
-    seed : int
-        Decides weights, order, budgets and dropout.
-    """
-
-    budget: float
-    budget_high: float | None = None
-    accounting: str = "terminal"
-    gamma_safety: float = 1.0
-    gamma_task: float = 0.999
-    features: str = "m"
-    layer: int | None = None
-    use_z: bool = True
-    width: int = 64
-    dropout: float = 0.1
-    lr: float = 1e-3
-    weight_decay: float = 0.01
-    epochs: int = 30
-    batch_size: int = 32
-    patience: int = 3
-    validation: float = 0.15
-    f2_weight: float = 0.2
-    mixed_precision: str = "no"
-    memory_gb: float = 4.0
-    seed: int = 0
-
-    def __post_init__(self):
-        check_types(self)
-        start(self.budget)
-        check_accounting(self.accounting)
-        check_at_least(self, budget_high=self.budget, width=1, lr=0, weight_decay=0, epochs=1, batch_size=1, patience=1)
-        check_at_least(self, f2_weight=0, memory_gb=0, dropout=0, seed=0)
-        if self.features not in FEATURES:
-            raise unknown_name("features", self.features, FEATURES)
-        if self.mixed_precision not in PRECISIONS:
-            raise unknown_name("mixed_precision", self.mixed_precision, PRECISIONS)
-        for name in ("gamma_safety", "gamma_task"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ParameterError(f"parameter {name} is {getattr(self, name)}; it must lie in (0, 1]")
-        if not 0 < self.validation < 1:
-            raise ParameterError(f"parameter validation is {self.validation}; it must lie between 0 and 1")
-        if self.dropout >= 1:
-            raise ParameterError(f"parameter dropout is {self.dropout}; it must be below 1")
 
 
 def spec_of(policy: Policy, cost: Scorer, reward: Scorer, config: CriticConfig, max_new_tokens: int) -> Spec:

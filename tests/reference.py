@@ -127,9 +127,9 @@ def search(
             for parent, new in drawn:
                 for i, token in enumerate(new.tokens[len(parent.tokens) :]):
                     seen[i].add(token)
-        safe, passing = ([c for c in pool if test(c)] for test in (is_safe, passes))
+        safe = [c for c in pool if is_safe(c)]
         if order in ("augmented", "critic", "mix"):
-            pool = passing or safe or pool
+            pool = safe or pool
         if not safe and guarded:
             abstained = True
         beams = sorted(pool, key=badness)[:keep]

@@ -1,6 +1,7 @@
 """Tests of the critic's network and of its files."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from test_latent import LAYER, RESPONSES
 from tinymodels import PROMPTS, numbers, tiny
 
 from igcore import ParameterError, RunError
-from igcore.critic import Critic, Spec, load_critic, save_critic
+from igcore.critic import Critic, Shuffled, Spec, load_critic, save_critic
 from igcore.engine import Engine
 from igcore.latent import FEATURES, Latents, latents, shape_of
 
@@ -194,3 +195,55 @@ def test_damaged_files_are_refused(tmp_path):
 def test_a_spec_is_checked_by_type():
     with pytest.raises(ParameterError, match="parameter width is '64'"):
         replace(spec(), width="64")
+
+
+# --- the control ------------------------------------------------------------------------------------------------------
+
+
+def dealt(f1, f2=None):
+    """Return what is dealt out of these verdicts, as a list of pairs."""
+    f1 = torch.tensor(f1, dtype=torch.float32)
+    f2 = -f1 if f2 is None else torch.tensor(f2)
+    says = SimpleNamespace(spec=None, watch=None, reads_keys=False, judge=lambda seen, z: (f1, f2))
+    return list(zip(*(x.tolist() for x in Shuffled(says).judge(None, [0.0] * len(f1))), strict=True))
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_the_control_stands_where_the_critic_stands(features):
+    """Guards a control that is refused, or whose states the engine does not keep: it must pass for the critic everywhere else."""
+    net, x = critic(features), seen(features)
+    control = Shuffled(net)
+    assert (control.spec, control.watch, control.reads_keys) == (net.spec, net.watch, net.reads_keys)
+    ours, theirs = (torch.stack(judge(x, Z)) for judge in (control.judge, net.judge))
+    assert sorted(ours.T.tolist()) == sorted(theirs.T.tolist()) and ours.dtype == theirs.dtype
+
+
+def test_verdicts_are_dealt_out_whole_and_the_same_again():
+    """Guards f1 and f2 dealt out apart, a verdict given twice, an order that changes from call to call, and no dealing at all."""
+    f1, f2 = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)).tolist()
+    pairs = list(zip(*torch.tensor([f1, f2]).tolist(), strict=True))
+    found = dealt(f1, f2)
+    assert sorted(found) == sorted(pairs) and sum(a == b for a, b in zip(found, pairs, strict=True)) < 8
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    assert dealt(f1, f2) == found
+    torch.set_rng_state(state)
+    assert dealt([0.5]) == [(0.5, -0.5)] and dealt([]) == []
+
+
+def test_every_candidate_gets_every_verdict_equally_often():
+    """Guards an order that is the same for all verdicts, which would favour some candidates: the control must be of no use."""
+    rng = torch.Generator().manual_seed(1)
+    counts = torch.zeros(4, 4)
+    for _ in range(600):
+        f1 = torch.rand(4, generator=rng).tolist()
+        places = [pair[0] for pair in dealt(f1)]
+        for i, value in enumerate(torch.tensor(f1).tolist()):
+            counts[i, places.index(value)] += 1
+    assert (counts / 600 - 0.25).abs().max() < 0.08  # 4.5 standard errors
+
+
+def test_a_verdict_that_is_lost_stays_lost():
+    """Guards failing closed: one NaN goes in and one comes out, with its own f2."""
+    found = dealt([0.1, math.nan, 0.3], [1.0, 2.0, 3.0])
+    assert [f2 for f1, f2 in found if math.isnan(f1)] == [2.0] and sorted(f2 for _, f2 in found) == [1.0, 2.0, 3.0]

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from mockpolicy import LetterCost, letter_cost, mock_policy
 from scipy.stats import spearmanr
@@ -10,7 +11,17 @@ from sklearn.metrics import roc_auc_score
 from test_training import policy, rollouts, trained
 
 from igcore import ParameterError
-from igcore.critic_metrics import COLUMNS, auroc, calibration_error, critic_table, judgements, reference_table, reliability, wins
+from igcore.critic_metrics import (
+    COLUMNS,
+    auroc,
+    calibration_error,
+    critic_table,
+    judgements,
+    reference_table,
+    reliability,
+    wins,
+    within_difference,
+)
 
 assert rollouts  # a fixture
 
@@ -109,3 +120,26 @@ def test_a_score_that_failed_is_the_worst(rollouts):
     assert table["auroc"].between(0, 1).all()
     assert auroc([True, False], [math.nan, -math.inf], [1, 1])["auroc"] == 0.5
     assert auroc([True, False], [math.nan, -1e9], [1, 1])["auroc_within_prompt"] == 0
+
+
+def test_the_difference_of_two_critics_resamples_the_same_prompts_for_both():
+    """Guards the interval of a gain: with prompts drawn anew for each critic two equal critics would seem to differ."""
+    rng = np.random.default_rng(0)
+    n = 120
+    frame = pd.DataFrame({"prompt_id": rng.integers(12, size=n).astype(str), "position": 16, "safe": rng.random(n) < 0.6})
+    good, bad = (frame.assign(f1=frame["safe"] * weight + rng.random(n)) for weight in (1.0, 0.3))
+    (none,) = within_difference(good, good).to_dict("records")
+    assert (none["difference"], none["low"], none["high"]) == (0, 0, 0)
+    (row,) = within_difference(good, bad).to_dict("records")
+    alone = [auroc(x["safe"], x["f1"], x["prompt_id"])["auroc_within_prompt"] for x in (good, bad)]
+    assert row["difference"] == pytest.approx(alone[0] - alone[1]) and 0 < row["low"] < row["difference"] < row["high"]
+    ids = frame["prompt_id"].unique()
+    gains = []
+    for _ in range(150):  # the slow way: rows of resampled prompts, renamed so that copies are prompts of their own
+        chosen = rng.choice(ids, len(ids))
+        parts = [[x[x["prompt_id"] == i].assign(prompt_id=str(k)) for k, i in enumerate(chosen)] for x in (good, bad)]
+        found = [auroc(x["safe"], x["f1"], x["prompt_id"])["auroc_within_prompt"] for x in map(pd.concat, parts)]
+        gains.append(found[0] - found[1])
+    assert np.quantile(gains, [0.025, 0.975]) == pytest.approx([row["low"], row["high"]], abs=0.05)
+    with pytest.raises(ParameterError, match="different prefixes"):
+        within_difference(good, bad.assign(safe=True))

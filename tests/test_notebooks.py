@@ -6,12 +6,18 @@ import nbformat
 import pytest
 import yaml
 
-from igcore.params import DecodeParams, notebook_parameters
+from igcore.params import CriticParams, DecodeParams, notebook_parameters
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TEACHING = {"00_start_here", "10_theory"}  # keep their outputs: they are read in the repository
-PARAMS = {"30_decode": "decode-raw", "40_tables": "tables", "50_figures": "figures"}
+PARAMS = {
+    "20_train_critic": "critic-raw",
+    "30_decode": "decode-raw",
+    "40_tables": "tables",
+    "45_ablations": "tables",
+    "50_figures": "figures",
+}
 
 
 def read(name):
@@ -49,12 +55,24 @@ def test_the_defaults_of_a_notebook_are_the_profile_of_continuous_integration(na
     given = yaml.safe_load((ROOT / f"params/ci/{PARAMS[name]}.yaml").read_text())
     known = defaults(read(name))
     assert given.items() <= known.items()
-    if name == "30_decode":
-        assert DecodeParams(**known) == DecodeParams(**given)
+    kinds = {"20_train_critic": CriticParams, "30_decode": DecodeParams}
+    if name in kinds:
+        assert kinds[name](**known) == kinds[name](**given)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_no_params_file_sets_what_its_notebook_does_not_know(path):
     """Guards against a misspelling that papermill would only print."""
     name = next(n for n, stem in PARAMS.items() if path.stem.startswith(stem.split("-")[0]))
-    assert yaml.safe_load(path.read_text()).keys() <= defaults(read(name)).keys()
+    given = yaml.safe_load(path.read_text())
+    given |= given.pop("grid", {})
+    assert given.keys() <= defaults(read(name)).keys()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_a_params_file_sets_all_that_makes_the_sample_of_continuous_integration_small(path):
+    """Guards against a default of the notebook that slips into a real run: a limit of a dozen prompts, say."""
+    stem = next(stem for stem in PARAMS.values() if path.stem.startswith(stem.split("-")[0]))
+    given = yaml.safe_load(path.read_text())
+    given |= given.pop("grid", {})
+    assert given.keys() >= yaml.safe_load((ROOT / f"params/ci/{stem}.yaml").read_text()).keys()

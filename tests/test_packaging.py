@@ -1,5 +1,6 @@
 """Tests of what stands around the code: dependencies in two files, params, the Snakefile, the README."""
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -10,7 +11,7 @@ from packaging.requirements import Requirement
 
 from igcore import METHODS
 from igcore.config import from_mapping
-from igcore.params import DecodeParams
+from igcore.params import CriticParams, DecodeParams
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -53,17 +54,36 @@ def test_each_import_is_a_declared_dependency():
                 assert names.get(name, name) in declared, f"{path.name} imports {name}"
 
 
+def points(path):
+    """Yield the parameters of every run of a decode file: one for every point of its grid."""
+    given = yaml.safe_load(path.read_text())
+    grid = given.pop("grid", {})
+    for values in itertools.product(*grid.values()):
+        yield from_mapping(DecodeParams, given | dict(zip(grid, values, strict=True)))
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/decode-*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_params_file_is_valid_and_named_after_its_run(path):
-    params = from_mapping(DecodeParams, yaml.safe_load(path.read_text()))
-    assert (params.profile, params.run) == (path.parent.name, path.stem)
+    for params in points(path):
+        assert (params.profile, params.run) == (path.parent.name, path.stem)
+        if params.critic:  # named in the params file of the notebook that trains it
+            _, profile, _, run, name = Path(params.critic).parts
+            trained = from_mapping(CriticParams, yaml.safe_load((ROOT / f"params/{profile}/critic-{run}.yaml").read_text()))
+            assert name in trained.critics and trained.policy == params.policy
 
 
-def test_the_embedded_profile_holds_both_policies_and_all_methods_without_a_critic():
-    small = [from_mapping(DecodeParams, yaml.safe_load(p.read_text())) for p in (ROOT / "params/small").glob("decode-*.yaml")]
+@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/critic-*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_critic_file_is_valid_and_named_after_its_run(path):
+    params = from_mapping(CriticParams, yaml.safe_load(path.read_text()))
+    assert (params.profile, f"critic-{params.run}") == (path.parent.name, path.stem)
+
+
+def test_the_embedded_profile_holds_both_policies_and_all_methods():
+    small = [params for path in (ROOT / "params/small").glob("decode-*.yaml") for params in points(path)]
     assert {p.policy for p in small} == {"smollm2-raw", "smollm2-chat"}
-    alone = [name for name, method in METHODS.items() if not method.asks_critic]
-    assert all(p.methods == alone and p.limit >= 48 and p.split == "test" for p in small)
+    for policy in {p.policy for p in small}:
+        assert {m for p in small if p.policy == policy for m in p.methods} == set(METHODS)
+    assert all(p.limit >= 48 and p.split == "test" for p in small)
 
 
 def test_the_snakefile_plans_every_run_and_shard(tmp_path):
@@ -79,7 +99,7 @@ def test_the_snakefile_plans_every_run_and_shard(tmp_path):
     )
     counts = dict(re.findall(r"^(\w+) +(\d+)$", run.stdout + run.stderr, re.M))
     assert run.returncode == 0, run.stderr
-    assert counts == {"all": "1", "teach": "2", "decode": "6", "tables": "1", "figures": "1", "total": "11"}
+    assert counts == {"all": "1", "teach": "2", "critic": "2", "decode": "18", "tables": "1", "figures": "1", "total": "25"}
 
 
 def test_the_readme_shows_the_committed_table():

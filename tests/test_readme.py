@@ -38,10 +38,13 @@ def executed(path, seconds):
     path.write_text(json.dumps({"metadata": {"papermill": {"duration": seconds}}}))
 
 
+BLOCKS = ("main-table", "notebooks", "critic-search", "bench")
+
+
 def test_the_command_fills_every_block(tmp_path):
     """Guards against a README whose numbers no command writes, and a traceback where a file is missing."""
     path, runs = tmp_path / "README.md", tmp_path / "runs"
-    path.write_text("".join(README.replace("main-table", name) for name in ("main-table", "notebooks", "bench")), encoding="utf-8")
+    path.write_text("".join(README.replace("main-table", name) for name in BLOCKS), encoding="utf-8")
     arguments = ["--readme", str(path), "--tables", str(tmp_path), "--runs", str(runs)]
     with pytest.raises(SystemExit, match=r"^error: .*main\.md is not there"):
         readme.main(arguments)
@@ -51,16 +54,22 @@ def test_the_command_fills_every_block(tmp_path):
     for name, seconds in {
         "start": 60,
         "theory": 12,
+        "critics/a/executed": 30,
         "decode-a/executed": 90,
         "decode-b/executed": 120,
         "tables": 3,
         "figures": 6,
     }.items():
         executed(runs / f"{name}.ipynb", seconds)
-    with pytest.raises(SystemExit, match=r"^error: .*bench_ratios\.md is not there; .* `make bench` first"):
-        readme.main(arguments)
-    (tmp_path / "bench_ratios.md").write_text("| ratios |")
+    for name, make in (("ablation_critic_search", "ablations"), ("bench_ratios", "bench")):
+        with pytest.raises(SystemExit, match=rf"^error: .*{name}\.md is not there; .* `make {make}`"):
+            readme.main(arguments)
+        (tmp_path / f"{name}.md").write_text(f"| {name} |")
     readme.main(arguments)
     text = path.read_text(encoding="utf-8")
-    assert "| a table |" in text and "| ratios |" in text
-    assert "| 3.5 | no |" in text and "| 0.1 | no |" in text and "old" not in text
+    assert "45_ablations.ipynb) |" in text and "| not run |" in text
+    executed(tmp_path / "ablations" / "decode-c" / "executed.ipynb", 126)
+    readme.main(arguments)
+    text = path.read_text(encoding="utf-8")
+    assert "| a table |" in text and "| bench_ratios |" in text and "| ablation_critic_search |" in text
+    assert "| 3.5 | no |" in text and "| 2.1 | no |" in text and "| 0.1 | no |" in text and "old" not in text

@@ -16,11 +16,12 @@ import pytest
 import torch
 from killed import PARAMS, PROMPTS
 from mockpolicy import LetterCost, LetterReward, mock_policy
+from test_critic_only import letters, untrained
 from test_policy import tiny_model, tiny_tokenizer
 
 from igcore import ParameterError, Prompt, RunError, ScorerError, load_policy, load_scorer, records, runs
 from igcore.config import from_mapping
-from igcore.critic import Critic, save_critic
+from igcore.critic import Critic, Shuffled, save_critic
 from igcore.params import DecodeParams, notebook_parameters, notebook_params
 from igcore.policy import Policy
 from igcore.training import CriticConfig, spec_of
@@ -299,6 +300,41 @@ def test_a_run_with_a_critic_from_a_folder(tmp_path, monkeypatch, capsys):
     save_tiny_critic(tmp_path / "critics/one", 1)
     runs.decode_run(p, tmp_path / "run")
     assert "digests changed since the last run in run" in capsys.readouterr().out
+
+
+def test_a_shuffled_critic_is_another_run(tmp_path, monkeypatch, capsys):
+    """Guards the control: what the search asks is the critic of the folder, dealt out, and the lines of the two never mix."""
+    monkeypatch.setattr(runs, "root", lambda: tmp_path)
+    monkeypatch.setattr(runs, "load_policy", lambda *_: letters())
+    monkeypatch.setattr(runs, "load_scorer", {"offensive-language": LetterCost(), "minilm-relevance": LetterReward()}.get)
+    monkeypatch.setattr(runs, "load_prompts", lambda *_: PROMPTS)
+    asked, decode = [], runs.decode
+    monkeypatch.setattr(runs, "decode", lambda *a, critic, **k: asked.append(critic) or decode(*a, critic=critic, **k))
+    critic = untrained()
+    save_critic(critic, tmp_path)
+    size = dict(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, refusal="f", critic=".", threshold=1.0)
+    real, shuffled = (params(methods=["inferenceguard-critic"], critic_control=c, **size) for c in ("none", "shuffled"))
+    one, two = runs.decode_run(real, tmp_path / "run"), runs.decode_run(shuffled, tmp_path / "run")
+    assert "critic_control changed since the last run in run" in capsys.readouterr().out
+    first, *_, last = asked
+    assert type(first) is Critic and type(last) is Shuffled and last.spec == critic.spec
+    assert all(torch.equal(x, y) for x, y in zip(last.critic.parameters(), critic.parameters(), strict=True))
+    assert [line["prompt_id"] for line in one.lines] == [line["prompt_id"] for line in two.lines]
+    assert [line["response"] for line in one.lines] != [line["response"] for line in two.lines]
+    assert json.loads(two.manifest.read_text())["params"]["critic_control"] == "shuffled"
+
+
+def test_lines_know_the_name_of_their_run(tmp_path):
+    """Guards the arms of an experiment: shards are of one run, and a name with a dot in it is not cut short."""
+    for name, n, i in (("decode-0.5", 2, 0), ("decode-0.5", 2, 1), ("decode-0.2", 1, 0)):
+        folder = tmp_path / (f"{name}.{i}-of-{n}" if n > 1 else name)
+        with runs.open_run(folder, {"run": name, "n_shards": n, "shard": i}) as run:
+            records.append(run.responses, {"method": "base", "prompt_id": f"{name} {i}"})
+            run.finish({})
+    found = runs.load_runs("x", tmp_path)
+    assert found[["prompt_id", "run"]].to_records(index=False).tolist() == [
+        ("decode-0.2 0", "decode-0.2"), ("decode-0.5 0", "decode-0.5"), ("decode-0.5 1", "decode-0.5"),
+    ]  # fmt: skip
 
 
 def test_compare_and_errors_of_the_command_line(tmp_path, capsys):

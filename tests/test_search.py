@@ -599,17 +599,32 @@ def test_a_candidate_whose_f1_cannot_be_read_comes_after_all_that_can():
 
 def test_where_nothing_passes_every_block_takes_all_its_rounds_and_goes_on_by_f1():
     """Guards threshold 1: with costs at the end only, doubt is no reason to stop; the best f1 of all rounds is kept."""
-    checked = 0
+    checked = ended_early = 0
     for seed in range(12):
         out, kept = kept_by_block("inferenceguard-critic", threshold=1.0, rounds=3, n_samples=4, seed=seed)
         going = {p.id: [beams for q, beams in kept if q == p and not all(b.finished for b in beams)] for p in ids(PROMPTS)}
         for r in out:
             for number, beams in enumerate(going[r.prompt_id]):
-                assert [t["safe"] for t in r.trace if t["block"] == number] == [0, 0, 0]
-                f1 = [beam.f1 for beam in beams]
-                assert f1 == sorted(f1, reverse=True) and f1[0] == letter_f1(beams[0].text, 1.0)
+                if not beams[0].finished:
+                    assert [t["safe"] for t in r.trace if t["block"] == number] == [0, 0, 0]
+                doubted = [beam for beam in beams if not beam.finished]
+                f1 = [beam.f1 for beam in doubted]
+                assert beams[len(beams) - len(doubted) :] == doubted, "what is certain comes first"
+                assert f1 == sorted(f1, reverse=True) and f1[0] == letter_f1(doubted[0].text, 1.0)
                 checked += 1
-    assert checked > 12
+                ended_early += beams[0].finished
+    assert checked > 12 and ended_early > 2
+
+
+def test_the_trace_counts_the_finals():
+    """Guards the measure of the critic's worth: all that finished, whenever, and those of them inside the budget."""
+    for seed in range(4):
+        for r in answers("inferenceguard-critic", ids(PROMPTS), seed=seed, threshold=1.0, rounds=1, budget=1.0):
+            assert all(t["safe"] == t["safe_finals"] <= t["finals"] <= t["drawn"] for t in r.trace)  # 1 lets nothing else through
+            assert r.trace[-1]["finals"] > 0
+    (r,) = answers("best-of-n-augmented", ids(PROMPTS[:1]), n_samples=5, keep=1)
+    assert [t["finals"] for t in r.trace] == [5]
+    assert {t["safe_finals"] for r in answers("best-of-n", ids(PROMPTS)) for t in r.trace} == {None}
 
 
 def test_a_critic_that_lets_everything_through_leaves_the_guard_as_it_is():

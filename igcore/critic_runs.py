@@ -1,0 +1,160 @@
+"""One run of notebook 20: rollouts, critics trained on them, and what they are worth, in one folder. Knows the order of work.
+
+runs/<profile>/critics/<run>/rollouts-train, rollouts-test    see `igcore.rollouts`
+runs/<profile>/critics/<run>/<name>                           one folder per critic, see `igcore.critic`
+runs/<profile>/critics/<run>/critic.csv                       see `igcore.critic_metrics.COLUMNS`
+runs/<profile>/critics/<run>/manifest.json                    written last, the only sign of success
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from .critic import Critic
+from .critic_metrics import COLUMNS, critic_table, judgements, reference_table
+from .critic_only import critic_only_losses
+from .errors import RunError
+from .packed import packed
+from .params import CriticParams
+from .policy import Policy, load_policy
+from .prompts import load_prompts
+from .rollouts import Rollout, roll_out
+from .runs import root
+from .scorers import Scorer, load_scorer
+from .search import decode
+from .tables import replace_file
+from .training import train
+
+
+@dataclass
+class CriticRun:
+    """What notebook 20 looks at.
+
+    Attributes
+    ----------
+    train, test : list of Rollout
+        To learn from, and of prompts that no critic has seen.
+    critics : dict of str to Critic
+    """
+
+    params: CriticParams
+    folder: Path
+    policy: Policy
+    cost: Scorer
+    reward: Scorer
+    train: list[Rollout]
+    test: list[Rollout]
+    critics: dict[str, Critic]
+
+    @property
+    def first(self) -> Critic:
+        return next(iter(self.critics.values()))
+
+    def judged(self) -> dict[str, pd.DataFrame]:
+        """Return what every critic says of the test rollouts, see `igcore.critic_metrics.judgements`."""
+        with packed(self.policy.model):
+            return {name: judgements(critic, self.policy, self.test) for name, critic in self.critics.items()}
+
+    def table(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
+        """Return the table of all critics, with the two judges that need no training below them."""
+        rows = [critic_table(critic, judged[name]).assign(critic=name) for name, critic in self.critics.items()]
+        rows.append(reference_table(self.policy, self.test, self.cost, self.params.budget).assign(critic="none"))
+        return _below(rows)
+
+    def searched(self) -> pd.DataFrame:
+        """Search test prompts with the first critic, and set what it says of searched text beside what came of it.
+
+        Returns
+        -------
+        DataFrame
+            One row per prompt and block but the last: ``position`` (tokens), ``f1`` (mean over the beams kept there) and ``safe``
+            (share of the finals of the whole search that keep the budget).
+        """
+        prompts = load_prompts(self.params.prompts, "test", self.params.search_limit)
+        kept: list[dict] = []
+
+        def note(prompt, beams) -> None:
+            f1 = [beam.f1 for beam in beams if not beam.finished]
+            if f1:
+                position = max(len(beam.tokens) for beam in beams)
+                kept.append({"prompt_id": prompt.id, "position": position, "f1": sum(f1) / len(f1)})
+
+        found = decode(
+            "inferenceguard-critic", self.policy, prompts, reward=self.reward, cost=self.cost, critic=self.first,
+            config=self.params.searching(), on_block=note,
+        )  # fmt: skip
+        safe = {r.prompt_id: sum(t["safe_finals"] for t in r.trace) / max(1, sum(t["finals"] for t in r.trace)) for r in found}
+        frame = pd.DataFrame(kept, columns=["prompt_id", "position", "f1"])
+        return frame.assign(safe=frame["prompt_id"].map(safe))
+
+    def critic_only(self, split: str, thresholds: Sequence[float]) -> pd.DataFrame:
+        """Search a split with the first critic as the only guard, see `igcore.critic_only.critic_only_losses`."""
+        prompts = load_prompts(self.params.prompts, split)
+        with packed(self.policy.model):
+            return critic_only_losses(
+                self.policy, self.first, prompts, thresholds, cost=self.cost, reward=self.reward, config=self.params.searching(),
+                folder=self.folder / f"critic-only-{split}",
+            )  # fmt: skip
+
+    def finish(self, table: pd.DataFrame) -> Path:
+        """Write ``critic.csv``, then the manifest."""
+        replace_file(self.folder / "critic.csv", table.to_csv(index=False))
+        replace_file(self.folder / "manifest.json", json.dumps(asdict(self.params), indent=1) + "\n")
+        return self.folder / "critic.csv"
+
+
+def critic_run(params: CriticParams) -> CriticRun:
+    """Draw rollouts and train critics on them; start it again after any stop and it goes on.
+
+    Raises
+    ------
+    ParameterError, RunError
+        See `igcore.rollouts.roll_out` and `igcore.training.train`.
+    """
+    torch.set_num_threads(params.threads)
+    cost, reward = load_scorer(params.cost), load_scorer(params.reward)
+    policy = load_policy(params.policy, params.dtype, params.device)
+    folder = root() / "runs" / params.profile / "critics" / params.run
+    (folder / "manifest.json").unlink(missing_ok=True)
+    drawn = root() / params.rollouts if params.rollouts else folder
+    with packed(policy.model):
+        train_, test = (
+            roll_out(
+                policy, load_prompts(params.prompts, split, limit), params.rolling(), cost=cost, reward=reward,
+                folder=drawn / f"rollouts-{split}",
+            )
+            for split, limit in (("train", params.limit), ("test", params.test_limit))
+        )  # fmt: skip
+        critics = {
+            name: train(policy, train_, config, folder / name, cost=cost, reward=reward)
+            for name, config in params.configs().items()
+        }
+    return CriticRun(params, folder, policy, cost, reward, train_, test, critics)
+
+
+def load_tables(profile: str) -> pd.DataFrame:
+    """Return the tables of all finished runs of notebook 20 in a profile, below one another; empty when there is none.
+
+    Raises
+    ------
+    RunError
+        When a run has not finished.
+    """
+    folders = sorted((root() / "runs" / profile / "critics").glob("[!.]*/"))
+    for folder in folders:
+        if not (folder / "manifest.json").exists():
+            raise RunError(
+                f"the critics in {folder} have not finished; run notebook 20 again with the same settings, which goes on"
+            )
+    return _below([pd.read_csv(folder / "critic.csv") for folder in folders])
+
+
+def _below(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return tables below one another; one without rows would change the types of the others, and says nothing."""
+    found = [table for table in tables if len(table)]
+    names = ["critic", *COLUMNS]
+    return pd.concat(found, ignore_index=True)[names] if found else pd.DataFrame(columns=names)
