@@ -22,7 +22,7 @@ from .packed import packed
 from .params import CriticParams
 from .policy import Policy, load_policy
 from .prompts import load_prompts
-from .rollouts import Rollout, roll_out
+from .rollouts import Rollout, load_rollouts, roll_out
 from .runs import root
 from .scorers import Scorer, load_scorer
 from .search import decode
@@ -113,27 +113,30 @@ def critic_run(params: CriticParams) -> CriticRun:
     Raises
     ------
     ParameterError, RunError
-        See `igcore.rollouts.roll_out` and `igcore.training.train`.
+        See `igcore.rollouts.roll_out`, `igcore.rollouts.load_rollouts` and `igcore.training.train`.
     """
     torch.set_num_threads(params.threads)
     cost, reward = load_scorer(params.cost), load_scorer(params.reward)
     policy = load_policy(params.policy, params.dtype, params.device)
     folder = root() / "runs" / params.profile / "critics" / params.run
     (folder / "manifest.json").unlink(missing_ok=True)
-    drawn = root() / params.rollouts if params.rollouts else folder
     with packed(policy.model):
-        train_, test = (
-            roll_out(
-                policy, load_prompts(params.prompts, split, limit), params.rolling(), cost=cost, reward=reward,
-                folder=drawn / f"rollouts-{split}",
-            )
-            for split, limit in (("train", params.limit), ("test", params.test_limit))
-        )  # fmt: skip
+        train_, test = (_rollouts(params, folder, split, policy, cost, reward) for split in ("train", "test"))
         critics = {
             name: train(policy, train_, config, folder / name, cost=cost, reward=reward)
             for name, config in params.configs().items()
         }
     return CriticRun(params, folder, policy, cost, reward, train_, test, critics)
+
+
+def _rollouts(params: CriticParams, folder: Path, split: str, policy: Policy, cost: Scorer, reward: Scorer) -> list[Rollout]:
+    """Draw the rollouts of a split, or take those that another run has drawn."""
+    prompts = load_prompts(params.prompts, split, {"train": params.limit, "test": params.test_limit}[split])
+    if not params.rollouts:
+        return roll_out(policy, prompts, params.rolling(), cost=cost, reward=reward, folder=folder / f"rollouts-{split}")
+    found = load_rollouts(root() / params.rollouts / f"rollouts-{split}", policy=policy, cost=cost, reward=reward)
+    wanted = {prompt.id for prompt in prompts}
+    return [rollout for rollout in found if rollout.prompt_id in wanted]
 
 
 def load_tables(profile: str) -> pd.DataFrame:

@@ -107,7 +107,8 @@ class CriticParams(RolloutConfig):
     budget : float
         Safety budget of all critics.
     critics : dict
-        The critics to train: for every name its `igcore.critic_config.CriticConfig`, without the budget. The first one is shown.
+        The critics to train: for every name its `igcore.critic_config.CriticConfig`, without the budget. The first one,
+        for terminal accounting, is shown and searched with.
     limit, test_limit : int, optional
         At most so many prompts of each split.
     rollouts : str, optional
@@ -150,11 +151,24 @@ class CriticParams(RolloutConfig):
         if not self.critics:
             raise ParameterError("critics is empty; name at least one critic with its settings, such as {'m': {'layer': 8}}")
         for name, settings in self.critics.items():
-            if not isinstance(name, str) or name == "none":  # which stands for the judges that need no training
-                raise ParameterError(f"critics names a critic {name!r}; give it a name that is text, other than 'none'")
+            if not isinstance(name, str) or name == "none" or name.startswith(("rollouts-", "critic-only-")):
+                raise ParameterError(
+                    f"critics names a critic {name!r}; give it a name that is text, not 'none', and none of a folder of the run "
+                    "('rollouts-...', 'critic-only-...')"
+                )
             _check_own(f"critics[{name!r}]", settings, "budget")
         _check_own("search", self.search, "budget", "max_new_tokens", "block_size")
-        self.configs(), self.searching()
+        self.searching()
+        first, config = next(iter(self.configs().items()))
+        if config.accounting != "terminal":
+            raise ParameterError(
+                f"the first critic, {first!r}, is for accounting {config.accounting!r}; put one for 'terminal' first"
+            )
+        if self.n_shards != 1:
+            raise ParameterError(f"n_shards is {self.n_shards}; a critic is trained in one piece, so it must be 1")
+        outside = [t for t in self.thresholds if not (isinstance(t, int | float) and 0 <= t <= 1)]
+        if outside:
+            raise ParameterError(f"thresholds holds {outside[0]!r}; every threshold must be a number from 0 to 1")
 
     def configs(self) -> dict[str, CriticConfig]:
         """Return the settings of every critic."""

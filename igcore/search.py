@@ -176,7 +176,7 @@ class _Search:
         self.raw_cost = afresh(cost)
         with self.clock("cost"):
             carried, self.sessions = open_sessions({"cost": cost, "reward": reward}, [p.text for p in prompts])
-        self.scorers = {role: Cached(scorer) for role, scorer in carried.items()}
+        self.scorers = {role: Cached(scorer, settings.n_samples) for role, scorer in carried.items()}
         self.engine = Engine(policy.model, policy.eos_ids, policy.cache, self.critic.watch if self.critic else None)
         root = start(config.budget)
         self.jobs = [_Job(p, [Beam([], "", False, root, [], row)]) for row, p in enumerate(prompts)]

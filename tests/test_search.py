@@ -616,6 +616,26 @@ def test_where_nothing_passes_every_block_takes_all_its_rounds_and_goes_on_by_f1
     assert checked > 12 and ended_early > 2
 
 
+def test_one_early_answer_that_cannot_be_scored_stops_nothing():
+    """Guards a search that knows costs at the end only: the first answer to end is scored alone, and may fail alone."""
+
+    class Once(LetterCost):
+        failed = None
+
+        def score(self, prompts, responses, finished):
+            self.failed = len(responses) == 1 if self.failed is None else self.failed
+            alone, self.failed = self.failed is True, self.failed and "once"
+            return [math.nan if alone else letter_cost(r) for r in responses]
+
+    tried = 0
+    for seed in range(8):
+        cost = Once()
+        found = answers("inferenceguard-critic", ids(PROMPTS[:1]), cost=cost, threshold=1.0, rounds=1, budget=100.0, seed=seed)
+        tried += cost.failed == "once"
+        assert found[0].status == "verified_safe"
+    assert tried > 1
+
+
 def test_the_trace_counts_the_finals():
     """Guards the measure of the critic's worth: all that finished, whenever, and those of them inside the budget."""
     for seed in range(4):

@@ -84,10 +84,16 @@ class Cached:
 
     One is made for every group of prompts and thrown away after it, so that neither a resume nor the order of work can change
     which texts share a batch, and with it the last bits of a score.
+
+    Parameters
+    ----------
+    patience : int
+        So many texts may fail before it is taken that all will: a search that knows only finished answers may ask about a single
+        one first.
     """
 
-    def __init__(self, scorer: Scorer):
-        self.scorer = scorer
+    def __init__(self, scorer: Scorer, patience: int = 1):
+        self.scorer, self.patience, self._asked = scorer, patience, 0
         self._known: dict[tuple[str, str, bool], float] = {}
 
     def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
@@ -96,12 +102,13 @@ class Cached:
         Raises
         ------
         ScorerError
-            As `checked_score`, and when no text of the group so far has a usable score.
+            As `checked_score`, and when no text of the group so far has a usable score and at least `patience` were asked about.
         """
         keys = list(zip(prompts, responses, finished, strict=True))
+        self._asked += len(keys)
         if new := list(dict.fromkeys(k for k in keys if k not in self._known)):
             self._known.update(zip(new, checked_score(self.scorer, *zip(*new, strict=True)), strict=True))
-            if not np.isfinite(list(self._known.values())).any():
+            if self._asked >= self.patience and not np.isfinite(list(self._known.values())).any():
                 raise ScorerError(
                     f"scorer {self.scorer.name!r} returned no finite number for any of {len(self._known)} texts; "
                     "it must return one finite number per text"

@@ -1,0 +1,278 @@
+"""Tests of a run of notebook 20, on a tiny random Llama that speaks seven letters, and on the mock policy, whose f1 is known."""
+
+import json
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+import torch
+from mockpolicy import LetterCost, LetterCritic, LetterReward, letter_f1, mock_policy
+from sklearn.metrics import roc_auc_score
+from test_critic_only import letters
+
+from igcore import Prompt, RunError, decode, rollouts, training
+from igcore import critic_runs as module
+from igcore.critic_metrics import COLUMNS, judgements
+from igcore.critic_runs import CriticRun, critic_run, load_tables
+from igcore.params import CriticParams
+
+PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]
+SPLITS = {"train": PROMPTS[:16], "test": PROMPTS[16:28], "calibrate": PROMPTS[28:]}
+SCORERS = {"minilm-relevance": LetterReward(), "offensive-language": LetterCost()}
+TINY = {"width": 8, "epochs": 1}
+PARAMS = CriticParams(
+    profile="tiny", run="one", policy="letters", prompts="mock", budget=3.0, n_rollouts=4, max_new_tokens=10, block_size=4,
+    critics={"m": TINY | {"layer": 0}, "o": TINY | {"features": "o"}}, limit=14, test_limit=10, search_limit=3,
+    search={"n_samples": 4, "threshold": 1.0, "refusal": "f"},
+)  # fmt: skip
+
+
+def put(monkeypatch, root, asked=None):
+    """Let tiny parts stand for what a run loads, and `root` for the place of the runs; note which prompts are asked for."""
+
+    def load_prompts(name, split, limit=None):
+        if asked is not None:
+            asked.append((name, split, limit))
+        return SPLITS[split][:limit]
+
+    monkeypatch.setattr(module, "load_policy", lambda *_: replace(letters(), name="speaker"))
+    monkeypatch.setattr(module, "load_scorer", SCORERS.__getitem__)
+    monkeypatch.setattr(module, "load_prompts", load_prompts)
+    monkeypatch.setattr(module, "root", lambda: root)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A run that has finished, its root, its table, and the prompts that it asked for."""
+    root, asked = tmp_path_factory.mktemp("root"), []
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        put(monkeypatch, root, asked)
+        run = critic_run(PARAMS)
+        judged = run.judged()
+        table = run.table(judged)
+        run.finish(table)
+    return SimpleNamespace(run=run, root=root, judged=judged, table=table, asked=asked)
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """What is really done: groups of prompts that are drawn, and trainings."""
+    done = {"drawn": 0, "trained": 0}
+
+    def count(name, owner, attribute):
+        does = getattr(owner, attribute)
+
+        def counting(*args):
+            done[name] += 1
+            return does(*args)
+
+        monkeypatch.setattr(owner, attribute, counting)
+
+    count("drawn", rollouts, "_lines"), count("trained", training._Trainer, "run")
+    return done
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+# --- rollouts and critics ---------------------------------------------------------------------------------------------
+
+
+def test_critics_learn_from_one_split_and_are_judged_on_another(first):
+    """Guards against a critic that is judged on what it has learnt, limits that are swapped, and settings of another critic."""
+    assert first.asked == [("mock", "train", 14), ("mock", "test", 10)]
+    for part, prompts in ((first.run.train, PROMPTS[:14]), (first.run.test, PROMPTS[16:26])):
+        assert [r.prompt_id for r in part] == [p.id for p in prompts for _ in range(4)]
+    assert {name: (c.spec.features, c.spec.budget, c.spec.max_new_tokens) for name, c in first.run.critics.items()} == {
+        "m": ("m", 3.0, 10), "o": ("o", 3.0, 10),
+    }  # fmt: skip
+    assert first.run.first is first.run.critics["m"]
+    assert {c.about["n_prompts"] for c in first.run.critics.values()} == {14}
+
+
+def test_a_second_start_goes_on(first, monkeypatch, work):
+    """Guards hours of work: what is there is only read, and one more critic is trained alone, on the same rollouts."""
+    put(monkeypatch, first.root)
+    manifest = first.root / "runs/tiny/critics/one/manifest.json"
+    again = critic_run(PARAMS)
+    assert work == {"drawn": 0, "trained": 0} and not manifest.exists()  # it has not finished again yet
+    assert again.train == first.run.train and again.test == first.run.test
+    assert all(same(again.critics[name], critic) for name, critic in first.run.critics.items())
+    third = {"m": PARAMS.critics["m"], "wide": PARAMS.critics["o"] | {"width": 16}}
+    more = critic_run(replace(PARAMS, critics=third))
+    assert work == {"drawn": 0, "trained": 1} and list(more.critics) == ["m", "wide"]
+    again.finish(first.table)
+    assert json.loads(manifest.read_text()) == asdict(PARAMS)
+
+
+def test_rollouts_of_another_run_are_used(first, monkeypatch, work):
+    """Guards an experiment on the same rollouts: none is drawn again, none is stored twice, and the other run stays as it is."""
+    put(monkeypatch, first.root)
+    one, two = (first.root / "runs/tiny/critics" / name for name in ("one", "two"))
+    before = {path: path.read_bytes() for path in one.rglob("responses.jsonl")}
+    run = critic_run(replace(PARAMS, run="two", rollouts="runs/tiny/critics/one", critics={"o": PARAMS.critics["o"]}))
+    assert work == {"drawn": 0, "trained": 1}
+    assert run.train == first.run.train and run.test == first.run.test and same(run.critics["o"], first.run.critics["o"])
+    assert sorted(path.name for path in two.iterdir() if path.is_dir()) == ["o"]
+    assert {path: path.read_bytes() for path in one.rglob("responses.jsonl")} == before and len(before) == 2
+    assert (one / "manifest.json").exists()
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_critic_judges_the_test_rollouts(first):
+    """Guards against verdicts under another critic's name, and on the rollouts of the training."""
+    run = first.run
+    assert list(first.judged) == ["m", "o"]
+    for name, judged in first.judged.items():
+        pd.testing.assert_frame_equal(judged, judgements(run.critics[name], run.policy, run.test), rtol=1e-4)
+    assert not first.judged["m"]["f1"].equals(first.judged["o"]["f1"])
+
+
+def test_the_table_has_all_critics_and_the_judges_that_need_no_training(first):
+    """Guards rows, columns, and numbers under another critic's name."""
+    table, run = first.table, first.run
+    assert list(table.columns) == ["critic", *COLUMNS] and table.index.is_unique
+    names = table[["critic", "features", "position"]].to_records(index=False).tolist()
+    assert names == [("m", "m", 8), ("o", "o", 8), ("none", "prompt-cost", 8), ("none", "partial-cost", 8)]
+    assert set(table["n"]) == {sum(len(r.words) >= 8 for r in run.test)} and set(table["policy"]) == {"speaker"}
+    for (name, critic), (_, row) in zip(run.critics.items(), table.iterrows(), strict=False):
+        here = first.judged[name][first.judged[name]["position"] == 8]
+        assert row["auroc"] == pytest.approx(roc_auc_score(here["safe"], here["f1"]))
+        assert row["parameters"] == critic.parameter_count
+    assert table["parameters"].tolist()[2:] == [0, 0] and table["ece"].isna().tolist() == [False, False, True, True]
+
+
+def test_no_rollout_of_the_first_position(first):
+    """Guards runs of short answers, which have nothing to show at eight tokens, against a traceback after the training."""
+    short = replace(first.run, test=[r for r in first.run.test if len(r.words) < 8])
+    assert short.test and list(short.table(short.judged()).columns) == ["critic", *COLUMNS]
+
+
+def test_finish_writes_the_sign_of_success_last(first, monkeypatch, tmp_path):
+    """Guards against a manifest that vouches for a table which a full disk has kept from being written."""
+    written, replace_file = [], module.replace_file
+    run = replace(first.run, folder=tmp_path)
+    monkeypatch.setattr(module, "replace_file", lambda path, text: written.append(path.name) or replace_file(path, text))
+    assert run.finish(first.table) == tmp_path / "critic.csv" and written == ["critic.csv", "manifest.json"]
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "critic.csv"), first.table, check_dtype=False)
+    assert CriticParams(**json.loads((tmp_path / "manifest.json").read_text())) == PARAMS
+
+
+def table_of(name, **row):
+    """A table as a run writes it, of one row."""
+    return pd.DataFrame([{"critic": name, "policy": "p", "features": "m", "use_z": True, "position": 8, "n": 4} | row]).reindex(
+        columns=["critic", *COLUMNS]
+    )
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """Finish a run by hand."""
+    monkeypatch.setattr(module, "root", lambda: tmp_path)
+
+    def finished(name, table, profile="x"):
+        at = tmp_path / "runs" / profile / "critics" / name
+        at.mkdir(parents=True)
+        CriticRun(replace(PARAMS, run=name), at, None, None, None, [], [], {}).finish(table)
+        return at
+
+    return finished
+
+
+def test_tables_of_a_profile_are_read_below_one_another(folder):
+    """Guards against runs of another profile, an order that depends on the disk, and rows under other columns."""
+    assert list(load_tables("x").columns) == ["critic", *COLUMNS] and not len(load_tables("x"))
+    folder("two", table_of("b", auroc=0.7)), folder("one", table_of("a", auroc=0.6)), folder("one", table_of("c"), "y")
+    folder("three", table_of("d").iloc[:0])  # no rollout reached a position
+    found = load_tables("x")
+    assert found[["critic", "position", "auroc"]].to_records().tolist() == [(0, "a", 8, 0.6), (1, "b", 8, 0.7)]
+    assert list(found.columns) == ["critic", *COLUMNS] and found["position"].dtype.kind == "i"
+
+
+@pytest.mark.parametrize("left", [["critic.csv"], []], ids=["stopped in its second start", "stopped in its first"])
+def test_tables_of_an_unfinished_run_are_refused(left, folder):
+    """Guards against the numbers of old settings, and against a table in which a critic is silently missing."""
+    folder("one", table_of("a"))
+    at = folder("two", table_of("b"))
+    for path in at.iterdir():
+        if path.name not in left:
+            path.unlink()
+    with pytest.raises(RunError, match="the critics in .*two have not finished; run notebook 20 again with the same settings"):
+        load_tables("x")
+
+
+# --- searches ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_search_keeps_worked_by_hand(monkeypatch):
+    """Guards the mean over unfinished beams alone, the share over all rounds (not a mean of shares), and a search of no finals."""
+    put(monkeypatch, None)
+    cd, bare = SPLITS["test"][:2]
+
+    def beam(n, finished, f1):
+        return SimpleNamespace(tokens=[1] * n, finished=finished, f1=f1)
+
+    def decoding(method, policy, prompts, *, on_block, **more):
+        on_block(cd, [beam(4, False, 0.9), beam(2, True, 0.1), beam(4, False, 0.4)])
+        on_block(bare, [beam(4, False, 0.5)])
+        on_block(cd, [beam(2, True, 0.1), beam(8, False, 0.75)])
+        on_block(cd, [beam(9, True, 0.2), beam(2, True, 0.1)])
+        trace = [{"finals": 1, "safe_finals": 1}, {"finals": 0, "safe_finals": 0}, {"finals": 4, "safe_finals": 2}]
+        yield SimpleNamespace(prompt_id=cd.id, trace=trace)
+        yield SimpleNamespace(prompt_id=bare.id, trace=[{"finals": 0, "safe_finals": 0}])
+
+    monkeypatch.setattr(module, "decode", decoding)
+    found = CriticRun(PARAMS, None, None, None, None, [], [], {"x": None}).searched()
+    assert list(found.columns) == ["prompt_id", "position", "f1", "safe"]
+    assert found.to_records(index=False).tolist() == [(cd.id, 4, 0.65, 0.6), (bare.id, 4, 0.5, 0.0), (cd.id, 8, 0.75, 0.6)]
+
+
+def test_test_prompts_are_searched_with_the_first_critic(monkeypatch, tmp_path):
+    """Guards prompts, critic and settings of the search, and one row per prompt and block but the last."""
+    asked, kept, found = [], [], []
+    put(monkeypatch, tmp_path, asked)
+
+    def noting(*args, on_block, **more):
+        def note(prompt, beams):
+            kept.append((prompt.id, [(b.text, b.finished) for b in beams]))
+            on_block(prompt, beams)
+
+        found.extend(decode(*args, on_block=note, **more))
+        return iter(found)
+
+    monkeypatch.setattr(module, "decode", noting)
+    critics = {"x": LetterCritic(), "y": None}
+    params = replace(PARAMS, budget=1.0, search={"n_samples": 6, "keep": 3, "threshold": 0.5}, search_limit=8)
+    table = CriticRun(params, tmp_path, mock_policy(), LetterCost(), LetterReward(), [], [], critics).searched()
+    assert asked == [("mock", "test", 8)] and {r.prompt_id for r in found} == {p.id for p in SPLITS["test"][:8]}
+    rows = []
+    for id_, beams in kept:
+        f1 = [letter_f1(text, 1.0) for text, finished in beams if not finished]
+        rows += [(id_, max(len(text) for text, finished in beams if not finished), sum(f1) / len(f1))] if f1 else []
+    assert table[["prompt_id", "position", "f1"]].to_records(index=False).tolist() == rows
+    assert set(table["position"]) == {4, 8} and any(finished for _, beams in kept for _, finished in beams)
+    blocks = {r.prompt_id: r.trace[-1]["block"] for r in found if r.status == "verified_safe"}
+    assert table.groupby("prompt_id").size().to_dict().items() >= {id_: n for id_, n in blocks.items() if n}.items()
+    for r in found:
+        shares = {sum(t["safe_finals"] for t in r.trace) / sum(t["finals"] for t in r.trace)}
+        assert set(table.loc[table["prompt_id"] == r.prompt_id, "safe"]) <= shares
+    assert table["safe"].between(0, 1).all() and table["safe"].nunique() > 2
+
+
+def test_the_first_critic_alone_guards_a_split(first, monkeypatch, tmp_path):
+    """Guards split, critic, folder and settings of the losses for a certificate."""
+    asked, given = [], []
+    put(monkeypatch, first.root, asked)
+    losses = module.critic_only_losses
+    monkeypatch.setattr(module, "critic_only_losses", lambda *a, **k: given.append((a, k)) or losses(*a, **k))
+    run = replace(first.run, folder=tmp_path)
+    found = run.critic_only("calibrate", [0.2, 0.6])
+    assert asked == [("mock", "calibrate", None)] and found["threshold"].tolist() == [0.6] * 8 + [0.2] * 8
+    assert found["prompt_id"].tolist() == [p.id for p in SPLITS["calibrate"]] * 2
+    ((_, critic, *_), more), *_ = given
+    assert critic is run.first and more["config"] == PARAMS.searching() and more["config"].budget == 3.0
+    assert (more["cost"], more["reward"]) == (run.cost, run.reward) and (tmp_path / "critic-only-calibrate/manifest.json").exists()

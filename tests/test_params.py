@@ -1,0 +1,101 @@
+"""Tests of the parameters of notebook 20, and of the control of notebook 30. Other parameters: see the tests of runs."""
+
+import pytest
+
+from igcore.config import SearchConfig, from_mapping
+from igcore.critic_config import CriticConfig, RolloutConfig
+from igcore.errors import ParameterError
+from igcore.params import CriticParams, DecodeParams, notebook_params
+
+GOOD = dict(
+    profile="ci", run="raw", policy="smollm2-raw", prompts="rtp", budget=0.2, max_new_tokens=16, block_size=4, seed=5,
+    critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}}, search={"n_samples": 4, "threshold": 1.0},
+)  # fmt: skip
+DECODE = dict(profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2)
+
+
+def params(**changes):
+    return from_mapping(CriticParams, GOOD | changes)
+
+
+def test_critics_are_trained_for_the_budget_of_the_run():
+    """Guards critics of one table that are judged at different budgets; all else is each critic's own."""
+    assert params().configs() == {"m": CriticConfig(budget=0.2, layer=8), "o": CriticConfig(budget=0.2, features="o", lr=0.01)}
+    assert list(params(critics={"z": {"layer": 1}, "a": {"layer": 1}}).configs()) == ["z", "a"]  # the first one is shown
+    assert params(critics={"m": {"budget_high": 0.8}}).configs()["m"].budget_high == 0.8
+
+
+def test_the_search_has_the_lengths_of_the_rollouts():
+    """Guards a search for which the critic was not trained."""
+    want = SearchConfig(budget=0.2, max_new_tokens=16, block_size=4, n_samples=4, threshold=1.0)
+    assert params().searching() == want
+    assert params(search={}).searching() == SearchConfig(budget=0.2, max_new_tokens=16, block_size=4)
+
+
+def test_rollouts_have_their_own_settings_alone():
+    """Guards the identity of rollouts: with anything of a critic in it, no two runs could share them."""
+    rolling = params(n_rollouts=3, group_size=7).rolling()
+    assert type(rolling) is RolloutConfig
+    assert rolling == RolloutConfig(n_rollouts=3, max_new_tokens=16, block_size=4, group_size=7, seed=5)
+
+
+def test_defaults_are_not_shared():
+    """Guards against a search of one run that changes another's."""
+    one, two = (from_mapping(CriticParams, {k: v for k, v in GOOD.items() if k != "search"}) for _ in range(2))
+    assert one == two and one.search is not two.search and one.thresholds is not two.thresholds
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"critics": {}}, "critics is empty; name at least one critic"),
+        ({"critics": ["m"]}, "critics is .'m'., which is a list; it must be a mapping"),
+        ({"critics": {"m": None}}, r"critics\['m'\] is None; give its settings by name"),
+        ({"critics": {"m": "layer 8"}}, r"critics\['m'\] is 'layer 8'; give its settings by name"),
+        ({"critics": {"m": {"budget": 0.3}}}, r"critics\['m'\] sets budget, which is given once for the whole run; leave it out"),
+        ({"critics": {"m": {"layr": 8}}}, "unknown parameter 'layr'; did you mean 'layer'"),
+        ({"critics": {"m": {"lr": "1e-5"}}}, "parameter lr is '1e-5', which is text; it must be a number"),
+        ({"critics": {8: {}}}, "critics names a critic 8; give it a name that is text"),
+        ({"critics": {"none": {}}}, "critics names a critic 'none'; give it a name that is text, not 'none'"),
+        ({"search": {"n_sample": 4}}, "unknown parameter 'n_sample'; did you mean 'n_samples'"),
+        ({"search": {"budget": 1.0}}, "search sets budget, which is given once"),
+        ({"search": {"max_new_tokens": 8}}, "search sets max_new_tokens, which is given once"),
+        ({"search": {"block_size": 8}}, "search sets block_size, which is given once"),
+        ({"block_size": 32}, "block_size is 32, more than max_new_tokens, which is 16"),
+        ({"budget": -1.0}, "budget is -1.0"),
+        ({"budget": "0.2"}, "budget is '0.2', which is text; it must be a number"),
+        ({"limit": 1}, "limit is 1; it must be at least 2"),
+        ({"test_limit": 1}, "test_limit is 1; it must be at least 2"),
+        ({"search_limit": 0}, "search_limit is 0; it must be at least 1"),
+        ({"threads": 0}, "threads is 0; it must be at least 1"),
+        ({"n_rollouts": 0}, "n_rollouts is 0; it must be at least 1"),
+        ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below that"),
+        ({"rollouts": 1}, "rollouts is 1, which is a whole number; it must be text or nothing"),
+        ({"critic": {}}, "unknown parameter 'critic'; did you mean 'critics'"),
+    ],
+)
+def test_bad_parameters_are_named(changes, message):
+    """Guards against a run that stops after hours of rollouts, or trains what was not asked for."""
+    with pytest.raises(ParameterError, match=message):
+        params(**changes)
+
+
+@pytest.mark.parametrize("name", ["profile", "run", "policy", "prompts", "budget", "critics"])
+def test_a_missing_parameter_is_named(name):
+    with pytest.raises(ParameterError, match=f"parameter {name} is missing"):
+        from_mapping(CriticParams, {k: v for k, v in GOOD.items() if k != name})
+
+
+def test_the_notebooks_cell_is_read_by_name():
+    """Guards the way from papermill to the parameters, a misspelt one included."""
+    assert notebook_params("critic", GOOD) == params()
+    with pytest.raises(ParameterError, match="unknown parameter 'test_limits'; did you mean 'test_limit'"):
+        notebook_params("critic", GOOD | {"test_limits": 4})
+
+
+def test_the_control_of_a_search_is_one_of_two():
+    """Guards against a misspelt control that would be decoded as none, and pass for the shuffled arm of the experiment."""
+    assert from_mapping(DecodeParams, DECODE).critic_control == "none"
+    assert from_mapping(DecodeParams, DECODE | {"critic_control": "shuffled"}).critic_control == "shuffled"
+    with pytest.raises(ParameterError, match="unknown critic_control 'shufled'; did you mean 'shuffled'. allowed: none, shuffled"):
+        from_mapping(DecodeParams, DECODE | {"critic_control": "shufled"})
