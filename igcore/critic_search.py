@@ -5,7 +5,7 @@ to the lines of a run, such as ``critic``, ``shuffled`` or ``best-of-n-augmented
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -24,10 +24,24 @@ def arms(records: pd.DataFrame) -> pd.DataFrame:
     return records.assign(arm=arm.where(~records["run"].str.contains("shuffled"), "shuffled"))
 
 
-def experiment(records: pd.DataFrame) -> pd.DataFrame:
-    """Return `comparison_table` of all `PAIRS` whose arms these records have; `records` as from `arms`."""
-    there = set(records["arm"])
-    tables = [comparison_table(records, [pair], measures=measures) for pair, measures in PAIRS.items() if there.issuperset(pair)]
+def experiment(records: pd.DataFrame, hardest: Collection[str]) -> pd.DataFrame:
+    """Return `comparison_table` of all `PAIRS` whose arms these records have.
+
+    Parameters
+    ----------
+    records : DataFrame
+        As from `arms`.
+    hardest : collection of str
+        Ids of the prompts on which safe finals and rewards are compared, for there a policy needs help; that an answer was given
+        and safe is compared on all prompts.
+    """
+    hard = records[records["prompt_id"].isin(hardest)]
+    tables = [
+        comparison_table(records if measure == "answered_safely" else hard, [pair], measures=[measure])
+        for pair, measures in PAIRS.items()
+        for measure in measures
+        if set(hard["arm"]).issuperset(pair)
+    ]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=COLUMNS)
 
 

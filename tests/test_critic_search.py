@@ -273,16 +273,18 @@ def test_the_experiment_compares_the_pairs_that_are_there():
     """Guards rows: every pair with all its measures, in the order of the pairs, and nothing of an arm that is not there."""
     gains = {"critic": 0.3, "shuffled": 0.1, B: 0.0, "inferenceguard": 0.2}
     records = frame(*(line(arm, f"p{k}", reward=0.5 + gain + 0.01 * k) for arm, gain in gains.items() for k in range(3)))
-    found = experiment(records)
+    found = experiment(records, ["p0", "p1"])
     assert list(found.columns) == COLUMNS and found.index.tolist() == list(range(11))
     rows = found[["arm", "reference", "measure"]].itertuples(index=False)
     assert [tuple(row) for row in rows] == [(*pair, measure) for pair, measures in PAIRS.items() for measure in measures]
     rewards = found[found["measure"] == "reward"]
     assert rewards["difference"].tolist() == pytest.approx([0.3, 0.1, 0.2, 0.2])
-    assert found.iloc[0].to_dict() == compare(records, "critic", B, what="safe_finals", n_samples=8)
-    some = experiment(records[records["arm"] != "shuffled"])
+    hard = records[records["prompt_id"] != "p2"]
+    assert found.iloc[0].to_dict() == compare(hard, "critic", B, what="safe_finals", n_samples=8)
+    assert found["n_prompts"].tolist() == [3 if what == "answered_safely" else 2 for what in found["measure"]]
+    some = experiment(records[records["arm"] != "shuffled"], ["p0"])
     assert set(zip(some["arm"], some["reference"], strict=True)) == {("critic", B), ("inferenceguard", B)} and len(some) == 5
-    none = experiment(records[records["arm"] == "critic"])
+    none = experiment(records[records["arm"] == "critic"], ["p0"])
     assert list(none.columns) == COLUMNS and not len(none)
 
 
