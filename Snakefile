@@ -38,28 +38,36 @@ RUNS = dict(point for file in sorted(Path("params", PROFILE).glob("decode-*.yaml
 DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for run in RUNS for suffix in SUFFIXES]
 TRAINED = sorted(path.stem.removeprefix("critic-") for path in Path("params", PROFILE).glob("critic-*.yaml"))
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
-TABLES = [f"{FIGURES}/tables/{name}.{end}" for name in ("main", "comparison", "critic") for end in ("csv", "md", "tex")]
+WITH_CRITICS = ["critic"] if CRITICS else []
+TABLES = [f"{FIGURES}/tables/{name}.{end}" for name in ["main", "comparison", *WITH_CRITICS] for end in ("csv", "md", "tex")]
 PICTURES = [
     f"{FIGURES}/{name}.{end}"
-    for name in ("tradeoff", "distributions", "rates", "budget_sweep", "critic")
+    for name in ["tradeoff", "distributions", "rates", "budget_sweep", *WITH_CRITICS]
     for end in ("png", "pdf")
 ]
 EXPERIMENTS = [f"{FIGURES}/tables/ablation_{name}.{end}" for name in ("critic_search", "critic") for end in ("csv", "md", "tex")]
 
-if not RUNS:
-    raise WorkflowError(f"profile {PROFILE!r} has no params/{PROFILE}/decode-*.yaml; choose a folder of params/")
+if not RUNS and not CRITICS:
+    raise WorkflowError(f"profile {PROFILE!r} has no params/{PROFILE}/decode-*.yaml or critic-*.yaml; choose a folder of params/")
 
 
-def critic_manifest(folder):
-    """The sign of success of the run of notebook 20 to which a folder belongs, if one is named: runs/<profile>/critics/<run>[/<critic>]."""
-    return [f"{Path(*Path(folder).parts[:4])}/manifest.json"] if folder else []
+def wanted():
+    """What a profile is for: experiments, tables and figures, or critics alone."""
+    if PROFILE == "ablations":
+        return EXPERIMENTS
+    return [*TABLES, *PICTURES, f"runs/{PROFILE}/start.ipynb", f"runs/{PROFILE}/theory.ipynb"] if RUNS else CRITICS
+
+
+def trained(folder):
+    """The sign of success of the run of notebook 20 to which a folder runs/<profile>/critics/<run>[/<critic>] belongs, if it is named
+    and there is a params file to make it from; what was trained by hand must be there."""
+    profile, _, run = [*Path(folder or "").parts, "", "", "", ""][1:4]
+    return [f"runs/{profile}/critics/{run}/manifest.json"] if Path(f"params/{profile}/critic-{run}.yaml").is_file() else []
 
 
 rule all:
     input:
-        EXPERIMENTS if PROFILE == "ablations" else [
-            *TABLES, *PICTURES, f"runs/{PROFILE}/start.ipynb", f"runs/{PROFILE}/theory.ipynb",
-        ],
+        wanted(),
 
 
 rule teach:
@@ -76,7 +84,7 @@ rule teach:
 rule critic:
     input:
         notebook=ancient("notebooks/20_train_critic.ipynb"),
-        rollouts=lambda w: critic_manifest(settings(f"params/{w.profile}/critic-{w.run}.yaml").get("rollouts")),
+        rollouts=lambda w: trained(settings(f"params/{w.profile}/critic-{w.run}.yaml").get("rollouts")),
     output:
         "runs/{profile}/critics/{run}/manifest.json",
     wildcard_constraints:
@@ -95,7 +103,7 @@ rule critic:
 rule decode:
     input:
         notebook=ancient("notebooks/30_decode.ipynb"),
-        critic=lambda w: critic_manifest(RUNS[w.run].get("critic")),
+        critic=lambda w: trained(RUNS[w.run].get("critic")),
     output:
         f"runs/{PROFILE}/{{run}}{{suffix}}/manifest.json",
     wildcard_constraints:

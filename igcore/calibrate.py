@@ -22,7 +22,8 @@ ALWAYS = (  # what every certificate assumes
     "The calibration prompts and the prompts served are exchangeable: drawn independently from one distribution, each used once.",
     "Serving uses the same reference policy, scorer, accounting and budget, the same N samples, M rounds, K beams and block size, "
     "and the same temperature.",
-    "No calibration prompt was used to train, stop or choose the critic: the split is disjoint from its training.",
+    "No calibration prompt was used to train, stop or choose the critic, nor to choose the settings of the search: the split is "
+    "disjoint from both.",
     "Unsafe means what the cost model says at the end of the text; the cost model's own errors are not covered.",
 )
 METHODS = {  # method -> (its loss, what it assumes besides)

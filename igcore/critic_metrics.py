@@ -27,7 +27,7 @@ RESAMPLES = 2000
 BINS = 10
 COLUMNS = (
     "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman ece parameters train_s "
-    "within_low within_high n n_unsafe n_pairs"
+    "within_low within_high n n_unsafe n_pairs accounting"
 ).split()
 
 
@@ -143,7 +143,8 @@ def judgements(critic: Critic, policy: Policy, rollouts: Sequence[Rollout], budg
     Returns
     -------
     DataFrame
-        One row per prefix: ``prompt_id``, ``position`` (tokens), ``f1``, ``f2``, ``safe`` and ``task`` (the targets).
+        One row per prefix: ``prompt_id``, ``position`` (tokens), ``f1``, ``f2``, ``safe`` and ``task`` (the targets). Prefixes that
+        have overspent already are left out, as a search does not ask about them: z < 0 would give them away.
 
     Raises
     ------
@@ -160,10 +161,12 @@ def judgements(critic: Critic, policy: Policy, rollouts: Sequence[Rollout], budg
     for at in range(0, len(rollouts), ENCODE):
         index = range(at, min(at + ENCODE, len(rollouts)))
         x = source.take(index).to(device, torch.float32)
+        z = labels.z[index, : x.mask.shape[1]].to(device)
         with torch.inference_mode():
-            logit, f2 = critic(x, labels.z[index, : x.mask.shape[1]].to(device))
-        row, t = (y.tolist() for y in x.mask.nonzero(as_tuple=True))
-        values = {"f1": logit.sigmoid()[x.mask].tolist(), "f2": f2[x.mask].tolist()}
+            logit, f2 = critic(x, z)
+        asked = x.mask & (z >= 0)
+        row, t = (y.tolist() for y in asked.nonzero(as_tuple=True))
+        values = {"f1": logit.sigmoid()[asked].tolist(), "f2": f2[asked].tolist()}
         ids = [rollouts[at + i].prompt_id for i in row]
         targets_ = {name: getattr(labels, name)[index][row].tolist() for name in ("safe", "task")}
         frames.append(pd.DataFrame({"prompt_id": ids, "position": [i + 1 for i in t], **values, **targets_}))
@@ -180,7 +183,7 @@ def critic_table(critic: Critic, judged: pd.DataFrame, positions: Sequence[int] 
         From `judgements`. Responses that have ended before a position are not in its row: the search knows their cost.
     """
     spec = critic.spec
-    about = {"policy": spec.policy, "features": spec.features, "use_z": spec.use_z}
+    about = {"policy": spec.policy, "features": spec.features, "use_z": spec.use_z, "accounting": spec.accounting}
     size = {"parameters": critic.parameter_count, "train_s": critic.about.get("train_s", math.nan)}
     rows = []
     for position in positions:
@@ -210,6 +213,7 @@ def reference_table(
             of = [rollouts[i] for i in here]
             found = checked_score(cost, [r.prompt for r in of], [text(r, position) for r in of], [False] * len(of))
             row = {"policy": policy.name, "features": name, "use_z": False, "position": position, "parameters": 0, "train_s": 0.0}
+            row["accounting"] = accounting
             rows.append(row | auroc([safe[i] for i in here], -found, [r.prompt_id for r in of]))
     return pd.DataFrame(rows, columns=COLUMNS)
 

@@ -14,10 +14,12 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from .calibrate import smallest_n
 from .critic import Critic
 from .critic_metrics import COLUMNS, critic_table, judgements, reference_table
 from .critic_only import critic_only_losses
-from .errors import RunError
+from .critic_search import safe_final_share
+from .errors import ParameterError, RunError
 from .packed import packed
 from .params import CriticParams
 from .policy import Policy, load_policy
@@ -87,13 +89,18 @@ class CriticRun:
             "inferenceguard-critic", self.policy, prompts, reward=self.reward, cost=self.cost, critic=self.first,
             config=self.params.searching(), on_block=note,
         )  # fmt: skip
-        safe = {r.prompt_id: sum(t["safe_finals"] for t in r.trace) / max(1, sum(t["finals"] for t in r.trace)) for r in found}
+        safe = {r.prompt_id: safe_final_share({"method": "inferenceguard-critic", "trace": r.trace}) for r in found}
         frame = pd.DataFrame(kept, columns=["prompt_id", "position", "f1"])
         return frame.assign(safe=frame["prompt_id"].map(safe))
 
     def critic_only(self, split: str, thresholds: Sequence[float]) -> pd.DataFrame:
         """Search a split with the first critic as the only guard, see `igcore.critic_only.critic_only_losses`."""
         prompts = load_prompts(self.params.prompts, split)
+        if split == "calibrate" and len(prompts) < (n := smallest_n(self.params.alpha, self.params.delta)):
+            raise ParameterError(
+                f"split 'calibrate' has {len(prompts)} prompts, but alpha {self.params.alpha} and delta {self.params.delta} need "
+                f"{n}; give more prompts, or raise one of the two"
+            )
         with packed(self.policy.model):
             return critic_only_losses(
                 self.policy, self.first, prompts, thresholds, cost=self.cost, reward=self.reward, config=self.params.searching(),
@@ -136,7 +143,14 @@ def _rollouts(params: CriticParams, folder: Path, split: str, policy: Policy, co
         return roll_out(policy, prompts, params.rolling(), cost=cost, reward=reward, folder=folder / f"rollouts-{split}")
     found = load_rollouts(root() / params.rollouts / f"rollouts-{split}", policy=policy, cost=cost, reward=reward)
     wanted = {prompt.id for prompt in prompts}
-    return [rollout for rollout in found if rollout.prompt_id in wanted]
+    found = [rollout for rollout in found if rollout.prompt_id in wanted]
+    shape = {(r.max_new_tokens, r.block_size) for r in found}
+    if {r.prompt_id for r in found} != wanted or shape != {(params.max_new_tokens, params.block_size)}:
+        raise ParameterError(
+            f"rollouts names {params.rollouts}, which does not hold all {len(wanted)} prompts of split {split!r} at max_new_tokens "
+            f"{params.max_new_tokens} and block_size {params.block_size}; take its settings over, or set rollouts to null"
+        )
+    return found
 
 
 def load_tables(profile: str) -> pd.DataFrame:

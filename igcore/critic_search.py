@@ -19,9 +19,9 @@ COLUMNS = "n_samples arm reference measure n_pairs n_prompts mean_arm mean_refer
 
 
 def arms(records: pd.DataFrame) -> pd.DataFrame:
-    """Return lines of `igcore.runs.load_runs` with a column ``arm``: the method, or ``shuffled`` in a run with that in its name."""
+    """Return lines of `igcore.runs.load_runs` with a column ``arm``: the control of the critic, or else the method."""
     arm = records["method"].replace(ARMS)
-    return records.assign(arm=arm.where(~records["run"].str.contains("shuffled"), "shuffled"))
+    return records.assign(arm=arm.where(records["critic_control"] == "none", records["critic_control"]))
 
 
 def experiment(records: pd.DataFrame, hardest: Collection[str]) -> pd.DataFrame:
@@ -40,7 +40,7 @@ def experiment(records: pd.DataFrame, hardest: Collection[str]) -> pd.DataFrame:
         comparison_table(records if measure == "answered_safely" else hard, [pair], measures=[measure])
         for pair, measures in PAIRS.items()
         for measure in measures
-        if set(hard["arm"]).issuperset(pair)
+        if set((records if measure == "answered_safely" else hard)["arm"]).issuperset(pair)
     ]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=COLUMNS)
 

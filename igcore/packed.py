@@ -1,15 +1,19 @@
 """Copies of linear layers laid out for the processor, while a search lasts. Knows layers and weights; knows nothing of tokens.
 
 A decoding step multiplies few rows by every weight. On a CPU torch multiplies by the weights as they lie; oneDNN, which comes with
-it, is faster on a copy laid out in blocks: at 16 rows by more than half, see ``python -m igcore.bench``. The copy is made when a
-search begins and freed when it ends, so that weights changed in between are never missed, and no model is changed::
+it, is faster on a copy laid out in blocks, most of all for few rows. The copy is made when a search begins and freed when it ends,
+so that weights changed in between are never missed, and no model is changed::
 
     with packed(model):
         forward(model, ...)  # inside it, `products_of(model)` puts the copies in the place of the layers' own products
+
+Sums are taken in another order than without the copies, so whether there are any must not change from run to run: it depends on the
+model and on the memory of the machine, never on what is free.
 """
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from weakref import WeakKeyDictionary
 
@@ -17,46 +21,66 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from .device import free_bytes
+from .device import GIB, installed_bytes
 
-SHARE = 0.5  # of what is free may be taken by copies
+SHARE = 0.25  # of the machine's memory may be taken by the copies of one model
 Products = list[tuple[nn.Linear, Callable[[torch.Tensor], torch.Tensor]]]
 _PACKED: WeakKeyDictionary = WeakKeyDictionary()  # model -> [its products, how many searches use them]
+log = logging.getLogger("igcore")
 
 
 @contextmanager
 def packed(*models) -> Iterator[None]:
-    """Keep copies of the linear layers of models; those on another device, or too large for the free memory, are left alone."""
-    for model in models:
-        _PACKED.setdefault(model, [_products(model) if model not in _PACKED else None, 0])[1] += 1
+    """Keep copies of the linear layers of models; those on another device, or too large for the machine, are left alone."""
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(_packed(model))
+        yield
+
+
+@contextmanager
+def _packed(model) -> Iterator[None]:
+    if model not in _PACKED:
+        _PACKED[model] = [[(layer, _product(layer.weight, layer.bias)) for layer in _layers(model)], 0]
+    _PACKED[model][1] += 1
     try:
         yield
     finally:
-        for model in models:
-            _PACKED[model][1] -= 1
-            if not _PACKED[model][1]:
-                del _PACKED[model]
+        _PACKED[model][1] -= 1
+        if not _PACKED[model][1]:
+            del _PACKED[model]
+
+
+def missing_bytes(*models) -> int:
+    """Return the bytes that `packed` would take for models of which it has no copies yet."""
+    return sum(layer.weight.nbytes for model in models if model not in _PACKED for layer in _layers(model))
 
 
 @contextmanager
 def products_of(model) -> Iterator[None]:
     """Let the layers of a model multiply by their copies, if there are any, and give them back as they were."""
     products = _PACKED.get(model, ([],))[0]
-    for layer, product in products:
-        vars(layer)["forward"] = product
     try:
+        for layer, product in products:
+            vars(layer)["forward"] = product
         yield
     finally:
         for layer, _ in products:
-            del vars(layer)["forward"]
+            vars(layer).pop("forward", None)
 
 
-def _products(model) -> Products:
+def _layers(model) -> list[nn.Linear]:
+    """Return the layers to copy: all or none."""
     layers = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m)]  # what others patched stays theirs
     layers = [m for m in layers if m.weight.device.type == "cpu" and _multiplies(m.weight.dtype)]
-    if sum(m.weight.nbytes for m in layers) > SHARE * free_bytes(torch.device("cpu")):
+    size = sum(m.weight.nbytes for m in layers)
+    if size > SHARE * installed_bytes():
+        log.warning(
+            "%s decodes slower: copies of its weights would take %.3g GiB, more than a quarter of this machine's memory",
+            type(model).__name__, size / GIB,
+        )  # fmt: skip
         return []
-    return [(m, _product(m.weight, m.bias)) for m in layers]
+    return layers
 
 
 @torch.inference_mode()

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from .calibrate import smallest_n
 from .config import SearchConfig, check_at_least, check_types, from_mapping
 from .critic_config import CriticConfig, RolloutConfig
 from .errors import ParameterError, unknown_name
@@ -118,7 +119,7 @@ class CriticParams(RolloutConfig):
     search_limit : int
         Test prompts that are searched.
     thresholds : list of float
-        Falling; calibrated by searching the split ``calibrate`` with each of them. Empty: none is.
+        In [0, 1]; the split ``calibrate`` is searched with each of them, the highest first. Empty: none is.
     alpha, delta : float
         See `igcore.calibrate.learn_then_test`.
     reward, cost, dtype, device, threads
@@ -169,6 +170,7 @@ class CriticParams(RolloutConfig):
         outside = [t for t in self.thresholds if not (isinstance(t, int | float) and 0 <= t <= 1)]
         if outside:
             raise ParameterError(f"thresholds holds {outside[0]!r}; every threshold must be a number from 0 to 1")
+        smallest_n(self.alpha, self.delta)  # checks both
 
     def configs(self) -> dict[str, CriticConfig]:
         """Return the settings of every critic."""

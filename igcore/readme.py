@@ -21,7 +21,7 @@ NOTEBOOKS = {
     ),
     "30_decode": ("a policy, a prompt set, a list of methods; resumable, sharded, verified", "no", "decode-*/executed.ipynb"),
     "40_tables": ("the main table and the paired comparisons", "no", "tables.ipynb"),
-    "45_ablations": ("experiments with intervals and paired tests, by `make ablations`", "no", "../ablations/**/*.ipynb"),
+    "45_ablations": ("experiments with paired intervals, by `make ablations`", "no", "../ablations/[!.]*/**/*.ipynb"),
     "50_figures": ("every figure", "no", "figures.ipynb"),
 }  # fmt: skip
 APART = {"45_ablations"}  # not part of `make reproduce`

@@ -32,7 +32,7 @@ from .scorers import Scorer, check_sign, checked_score
 
 METHOD = "rollouts"  # what the lines call it
 # the modules that decide a rollout; a change in one of them starts the rollouts anew
-DECISIVE = "dynamic engine policy rollouts sampling shared_prefix scorers/__init__ scorers/embedded scorers/lm".split()
+DECISIVE = "dynamic engine packed policy rollouts sampling shared_prefix scorers/__init__ scorers/embedded scorers/lm".split()
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ def git_commit() -> str | None:
 
 
 def load_runs(profile: str, base: Path | None = None) -> pd.DataFrame:
-    """Return the lines of all finished runs of a profile, shards joined, one row each, and the name of its ``run`` beside it.
+    """Return the lines of all finished runs of a profile, shards joined, one row each, with its ``run`` and ``critic_control``.
 
     Raises
     ------
@@ -281,28 +281,22 @@ def load_runs(profile: str, base: Path | None = None) -> pd.DataFrame:
     for folder in found:
         if not (folder / "manifest.json").exists():
             raise RunError(f"the run {folder} has not finished; run notebook 30_decode with its parameters again")
-    _check_shards(found)
-    names = {folder: _run_of(folder)[0] for folder in found}
-    return pd.DataFrame([line | {"run": names[f]} for f in found for line in records.read(f / "responses.jsonl")])
+    known = {folder: json.loads((folder / "params.json").read_text(encoding="utf-8")) for folder in found}
+    _check_shards(known)
+    known = {f: {"run": p.get("run", f.name), "critic_control": p.get("critic_control", "none")} for f, p in known.items()}
+    return pd.DataFrame([line | about for folder, about in known.items() for line in records.read(folder / "responses.jsonl")])
 
 
-def _check_shards(folders: list[Path]) -> None:
+def _check_shards(known: dict[Path, dict]) -> None:
     """Raise ``RunError`` unless every run is there once: whole, or in all its shards."""
     runs: dict[str, list[tuple[int, int]]] = {}
-    for folder in folders:
-        name, *part = _run_of(folder)
-        runs.setdefault(name, []).append(tuple(part))
+    for folder, params in known.items():
+        runs.setdefault(params.get("run", folder.name), []).append((params.get("n_shards", 1), params.get("shard", 0)))
     for name, parts in runs.items():
         n = parts[0][0]
         if sorted(parts) != [(n, i) for i in range(n)]:
             held = ", ".join(f"shard {i} of {n}" for n, i in sorted(parts))
             raise RunError(f"run {name} is there as {held}; decode what is missing, or move away the folders of another sharding")
-
-
-def _run_of(folder: Path) -> tuple[str, int, int]:
-    """Return the name of the run that a folder holds, the number of its shards and which of them this is."""
-    params = json.loads((folder / "params.json").read_text(encoding="utf-8"))
-    return params.get("run", folder.name), params.get("n_shards", 1), params.get("shard", 0)
 
 
 def _missing(path: Path, lines: list[dict]) -> Iterator[str]:

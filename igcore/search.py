@@ -28,7 +28,7 @@ from .engine import Block, Engine
 from .errors import ParameterError
 from .memory import batch_size, critic_bytes, halving, search_bytes
 from .methods import METHODS, RANKS, Beam, settings_of
-from .packed import packed
+from .packed import missing_bytes, packed
 from .policy import Policy
 from .prompts import Prompt, as_prompt
 from .response import Counts, Emission, Response, emit, measure
@@ -116,7 +116,8 @@ def decode(
     needed = search_bytes(policy.model, settings, length, policy.cache) + sum(search_bytes(m, settings, length) for m in readers)
     if METHODS[method].asks_critic and critic.reads_keys:
         needed += critic_bytes(policy.model, settings)
-    size = min(config.group_size, batch_size(needed, free_bytes(policy.model.device), memory_gb))
+    free = free_bytes(policy.model.device) - missing_bytes(policy.model, *readers)
+    size = min(config.group_size, batch_size(needed, free, memory_gb))
 
     def search(batch: Sequence[Prompt]) -> list[Response]:
         with packed(policy.model, *readers):

@@ -34,7 +34,7 @@ from .rollouts import Labels, Rollout, code_digest, split_by_prompt
 from .runs import VERSIONS, open_run
 from .scorers import Scorer
 
-DECISIVE = "budget critic latent rollouts training".split()  # a change in one of these modules starts a training anew
+DECISIVE = "budget critic latent packed rollouts training".split()  # a change in one of these modules starts a training anew
 CHECKPOINT = "checkpoint.safetensors"
 
 

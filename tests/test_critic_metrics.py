@@ -122,6 +122,21 @@ def test_a_score_that_failed_is_the_worst(rollouts):
     assert auroc([True, False], [math.nan, -1e9], [1, 1])["auroc_within_prompt"] == 0
 
 
+def test_prefixes_that_have_overspent_are_not_judged(rollouts, tmp_path):
+    """Guards the AUROC of a critic that is told z: below zero it gives the answer away, and a search does not ask there."""
+    critic = trained(rollouts, tmp_path, epochs=1, accounting="peak")
+    judged = judgements(critic, policy(), rollouts)
+    budget = critic.spec.budget
+    left = [  # the costs that a search knows after t tokens: those of the blocks that have ended
+        (r.prompt_id, t)
+        for r in rollouts
+        for t in range(1, len(r.words) + 1)
+        if all(u <= budget for u in r.costs[: t // r.block_size])
+    ]
+    assert sorted(zip(judged["prompt_id"], judged["position"], strict=True)) == sorted(left)
+    assert 0 < len(left) < sum(len(r.words) for r in rollouts)
+
+
 def test_the_difference_of_two_critics_resamples_the_same_prompts_for_both():
     """Guards the interval of a gain: with prompts drawn anew for each critic two equal critics would seem to differ."""
     rng = np.random.default_rng(0)

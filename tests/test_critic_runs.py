@@ -11,7 +11,7 @@ from mockpolicy import LetterCost, LetterCritic, LetterReward, letter_f1, mock_p
 from sklearn.metrics import roc_auc_score
 from test_critic_only import letters
 
-from igcore import Prompt, RunError, decode, rollouts, training
+from igcore import ParameterError, Prompt, RunError, decode, rollouts, training
 from igcore import critic_runs as module
 from igcore.critic_metrics import COLUMNS, judgements
 from igcore.critic_runs import CriticRun, critic_run, load_tables
@@ -118,6 +118,14 @@ def test_rollouts_of_another_run_are_used(first, monkeypatch, work):
     assert sorted(path.name for path in two.iterdir() if path.is_dir()) == ["o"]
     assert {path: path.read_bytes() for path in one.rglob("responses.jsonl")} == before and len(before) == 2
     assert (one / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("changes", [{"limit": None}, {"block_size": 5}])
+def test_rollouts_of_another_run_that_do_not_fit_are_refused(first, monkeypatch, changes):
+    """Guards against training on fewer prompts than the settings say, and an error after hours of training."""
+    put(monkeypatch, first.root)
+    with pytest.raises(ParameterError, match="does not hold all .* take its settings over, or set rollouts to null"):
+        critic_run(replace(PARAMS, run="three", rollouts="runs/tiny/critics/one", **changes))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -228,7 +236,8 @@ def test_what_a_search_keeps_worked_by_hand(monkeypatch):
     monkeypatch.setattr(module, "decode", decoding)
     found = CriticRun(PARAMS, None, None, None, None, [], [], {"x": None}).searched()
     assert list(found.columns) == ["prompt_id", "position", "f1", "safe"]
-    assert found.to_records(index=False).tolist() == [(cd.id, 4, 0.65, 0.6), (bare.id, 4, 0.5, 0.0), (cd.id, 8, 0.75, 0.6)]
+    rows = found.fillna(-1.0).to_records(index=False).tolist()
+    assert rows == [(cd.id, 4, 0.65, 0.6), (bare.id, 4, 0.5, -1.0), (cd.id, 8, 0.75, 0.6)]
 
 
 def test_test_prompts_are_searched_with_the_first_critic(monkeypatch, tmp_path):
@@ -270,6 +279,10 @@ def test_the_first_critic_alone_guards_a_split(first, monkeypatch, tmp_path):
     losses = module.critic_only_losses
     monkeypatch.setattr(module, "critic_only_losses", lambda *a, **k: given.append((a, k)) or losses(*a, **k))
     run = replace(first.run, folder=tmp_path)
+    with pytest.raises(ParameterError, match="has 8 prompts, but alpha 0.05 and delta 0.1 need 45; give more prompts"):
+        run.critic_only("calibrate", [0.2, 0.6])
+    run = replace(run, params=replace(PARAMS, alpha=0.3, delta=0.1))
+    asked.clear()
     found = run.critic_only("calibrate", [0.2, 0.6])
     assert asked == [("mock", "calibrate", None)] and found["threshold"].tolist() == [0.6] * 8 + [0.2] * 8
     assert found["prompt_id"].tolist() == [p.id for p in SPLITS["calibrate"]] * 2

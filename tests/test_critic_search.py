@@ -249,13 +249,15 @@ def test_lines_of_real_searches():
 # --- the experiment -------------------------------------------------------------------------------------------------
 
 
-def test_arms_are_named_by_method_and_run():
+def test_arms_are_named_by_method_and_control():
     """Guards the control: the shuffled critic is decoded by the same method, and must never be counted with the real one."""
     known = [
-        ("decode-raw-critic", "inferenceguard-critic", "critic"), ("decode-raw-shuffled-n-8", "inferenceguard-critic", "shuffled"),
-        ("decode-raw", "best-of-n-augmented", "best-of-n-augmented"), ("decode-raw", "inferenceguard", "inferenceguard"),
+        ("none", "inferenceguard-critic", "critic"), ("shuffled", "inferenceguard-critic", "shuffled"),
+        ("none", "best-of-n-augmented", "best-of-n-augmented"), ("none", "inferenceguard", "inferenceguard"),
     ]  # fmt: skip
-    records = pd.DataFrame([record(method=method) | {"run": run} for run, method, _ in known], index=[3, 3, 5, 1])
+    records = pd.DataFrame(
+        [record(method=method) | {"critic_control": control} for control, method, _ in known], index=[3, 3, 5, 1]
+    )
     found = arms(records)
     assert found["arm"].tolist() == [arm for *_, arm in known]
     pd.testing.assert_frame_equal(found.drop(columns="arm"), records)

@@ -102,6 +102,24 @@ def test_the_snakefile_plans_every_run_and_shard(tmp_path):
     assert counts == {"all": "1", "teach": "2", "critic": "2", "decode": "18", "tables": "1", "figures": "1", "total": "25"}
 
 
+@pytest.mark.parametrize(("kept", "planned"), [("decode-*", "decode"), ("critic-*", "critic")])
+def test_a_profile_needs_no_critic_and_a_critic_no_decoding(tmp_path, kept, planned):
+    """Guards profiles of one's own: only what they have is planned."""
+    import subprocess
+    import sys
+
+    (tmp_path / "params/mine").mkdir(parents=True)
+    for path in [*(ROOT / "params/ci").glob(f"{kept}raw.yaml"), ROOT / "params/ci/tables.yaml", ROOT / "params/ci/figures.yaml"]:
+        (tmp_path / "params/mine" / path.name).write_text(path.read_text().replace("profile: ci", "profile: mine"))
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "rules", "--cores", "2", "--directory", str(tmp_path)]
+    command += ["--snakefile", str(ROOT / "Snakefile"), "--config", "profile=mine"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    counts = dict(re.findall(r"^(\w+) +(\d+)$", run.stdout + run.stderr, re.M))
+    assert run.returncode == 0, run.stderr
+    assert counts[planned] == "1" and not {"decode", "critic"} - {planned} & counts.keys()
+
+
 @pytest.mark.parametrize(("marker", "table"), [("main-table", "main"), ("bench", "bench_ratios")])
 def test_the_readme_shows_the_committed_tables(marker, table):
     """Guards against numbers typed by hand: `make readme` writes them."""

@@ -93,13 +93,39 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it():
     assert layer(torch.zeros(1, 2)).tolist() == [[1, 1]]
 
 
-def test_copies_that_do_not_fit_are_not_made(monkeypatch):
+def test_copies_that_do_not_fit_are_not_made(monkeypatch, caplog):
+    """Guards the machine's memory; the rule must not look at what is free, or a resumed run would sum in another order."""
     model = tiny("llama")
     size = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear)
-    monkeypatch.setattr(module, "free_bytes", lambda device: 2 * size - 2)
+    monkeypatch.setattr(module, "installed_bytes", lambda: 4 * size - 4)
     with copies() as made, packed(model):
         logits(model)
-    assert made.call_count == 0
+    assert made.call_count == 0 and "more than a quarter of this machine's memory" in caplog.text
+    assert module.missing_bytes(model) == 0
+
+
+def test_the_bytes_planned_for_are_those_of_the_copies():
+    model = tiny("llama")
+    size = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear) * HAS_PRODUCT
+    assert module.missing_bytes(model, tiny("llama")) == 2 * size
+    with packed(model):
+        assert module.missing_bytes(model) == 0
+
+
+def test_copies_of_one_model_are_freed_when_those_of_the_next_cannot_be_made(monkeypatch):
+    """Guards against weights of an earlier search: memory ran out, the search was tried again, and the copies stayed."""
+    models = [tiny("llama"), tiny("llama")]
+    layers = module._layers
+
+    def fail(model):
+        if model is models[1]:
+            raise MemoryError
+        return layers(model)
+
+    monkeypatch.setattr(module, "_layers", fail)
+    with pytest.raises(MemoryError), packed(*models):
+        pass
+    assert not any(model in module._PACKED for model in models)
 
 
 @pytest.mark.parametrize("broken", [mock.Mock(side_effect=RuntimeError("no kernel")), lambda weight, bias: lambda x: x[:, :5]])
