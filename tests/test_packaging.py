@@ -120,7 +120,9 @@ def test_a_profile_needs_no_critic_and_a_critic_no_decoding(tmp_path, kept, plan
     assert counts[planned] == "1" and not {"decode", "critic"} - {planned} & counts.keys()
 
 
-@pytest.mark.parametrize(("marker", "table"), [("main-table", "main"), ("bench", "bench_ratios")])
+@pytest.mark.parametrize(
+    ("marker", "table"), [("main-table", "main"), ("critic-search", "ablation_critic_search"), ("bench", "bench_ratios")]
+)
 def test_the_readme_shows_the_committed_tables(marker, table):
     """Guards against numbers typed by hand: `make readme` writes them."""
     readme = (ROOT / "README.md").read_text()
