@@ -13,7 +13,7 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning
 .PHONY: help reproduce quick ablations test bench lab readme assets clean
 
 help:
-	@echo "make reproduce  the whole walk on the embedded models, into figures/ (about a quarter of an hour on two cores)"
+	@echo "make reproduce  the whole walk on the embedded models, into figures/ (under half an hour on two cores)"
 	@echo "make quick      the same with one policy and a dozen prompts, into runs/ci/figures (a few minutes)"
 	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (about an hour on two cores; resumes)"
 	@echo "make test       all tests and notebooks"
