@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 
 from .critic_metrics import reliability
 from .errors import RunError
-from .figures import INK, styled
+from .figures import INK, styled, whiskers
 from .theory_figures import MARKERS, panels
 
 GREY = "#9a9a9a"
@@ -18,11 +17,6 @@ REFERENCES = {"prompt-cost": ("cost of the prompt alone", ":"), "partial-cost": 
 
 def _colour(number: int) -> tuple:
     return sns.color_palette("colorblind")[number % 10]
-
-
-def _whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> np.ndarray:
-    """Return the lengths (2, n) below and above the centre; a percentile interval need not hold it."""
-    return np.clip([centre - low, high - centre], 0, None)
 
 
 @styled
@@ -97,8 +91,8 @@ def auroc_by_position(table: pd.DataFrame) -> Figure:
             i = names.index(name)
             across = here["position"] + 0.35 * (i - (len(names) - 1) / 2)
             centre = here["auroc_within_prompt"]
-            whiskers = _whiskers(centre, here["within_low"], here["within_high"])
-            ax.errorbar(across, centre, whiskers, fmt=f"-{MARKERS[i % len(MARKERS)]}", color=_colour(i), ms=5, lw=1.2, label=name)
+            around = whiskers(centre, here["within_low"], here["within_high"])
+            ax.errorbar(across, centre, around, fmt=f"-{MARKERS[i % len(MARKERS)]}", color=_colour(i), ms=5, lw=1.2, label=name)
         ax.axhline(0.5, color=INK, lw=0.8)
         ax.set(title=policy, xlabel="tokens of the response", xticks=sorted(rows["position"].unique()))
     axes[0].set_ylabel("AUROC of f1 within a prompt")
@@ -161,8 +155,8 @@ def search_differences(table: pd.DataFrame) -> Figure:
             places = [
                 pairs.index(pair) + 0.24 * (i - (len(sizes) - 1) / 2) for pair in zip(here["arm"], here["reference"], strict=True)
             ]
-            whiskers = _whiskers(here["difference"], here["low"], here["high"])
-            ax.errorbar(here["difference"], places, xerr=whiskers, fmt=MARKERS[i], color=_colour(i), label=f"N = {n}")
+            around = whiskers(here["difference"], here["low"], here["high"])
+            ax.errorbar(here["difference"], places, xerr=around, fmt=MARKERS[i], color=_colour(i), label=f"N = {n}")
         ax.axvline(0, color=INK, lw=0.8)
         ax.set(title=measure.replace("_", " "), xlabel="difference")
     axes[0].set(yticks=range(len(pairs)), yticklabels=[f"{arm}\nagainst {reference}" for arm, reference in pairs])

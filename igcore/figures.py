@@ -128,7 +128,8 @@ def _tradeoff_panel(ax: Axes, rows: pd.DataFrame, norm: LogNorm, gap: float) -> 
     ax.xaxis.set_major_formatter(_percent)
     ax.errorbar(
         rows["safety_rate"], rows["reward_mean"], fmt="none", ecolor="#b8b8b8", elinewidth=1, zorder=1,
-        xerr=_whiskers(rows, "safety_rate", "safety_wilson"), yerr=_whiskers(rows, "reward_mean", "reward"),
+        xerr=whiskers(rows["safety_rate"], rows["safety_wilson_low"], rows["safety_wilson_high"]),
+        yerr=whiskers(rows["reward_mean"], rows["reward_low"], rows["reward_high"]),
     )  # fmt: skip
     ax.set_ylim(ax.get_ylim())
     places = _spread(rows["reward_mean"].to_numpy(), ax.get_ylim(), gap)
@@ -148,10 +149,9 @@ def _percent(value: float, _position: int) -> str:
     return f"{100 * value:.4g}%"
 
 
-def _whiskers(rows: pd.DataFrame, centre: str, interval: str) -> np.ndarray:
+def whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> np.ndarray:
     """Return the lengths (2, n) below and above the centre; a percentile interval need not hold it."""
-    below, above = rows[centre] - rows[f"{interval}_low"], rows[f"{interval}_high"] - rows[centre]
-    return np.clip([below, above], 0, None)
+    return np.clip([centre - low, high - centre], 0, None)
 
 
 def _spread(values: np.ndarray, limits: tuple[float, float], gap: float) -> np.ndarray:
