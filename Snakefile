@@ -3,6 +3,7 @@
 #   snakemake --cores 2 --config profile=small            every params/small/{critic,decode}-*.yaml, then tables and figures
 #   snakemake --cores 8 --config profile=small shards=4   the same with every decode run cut into four jobs
 #   snakemake --cores 2 --config profile=ablations        the experiments of params/ablations
+#   snakemake --cores 2 --config profile=tune             the runs of params/tune, from which their settings were chosen
 
 import itertools
 import json
@@ -55,6 +56,8 @@ def wanted():
     """What a profile is for: experiments, tables and figures, or critics alone."""
     if PROFILE == "ablations":
         return EXPERIMENTS
+    if PROFILE == "tune":
+        return DONE
     return [*TABLES, *PICTURES, f"runs/{PROFILE}/start.ipynb", f"runs/{PROFILE}/theory.ipynb"] if RUNS else CRITICS
 
 

@@ -23,7 +23,7 @@ _HOME = {  # public name -> its module
     "ScorerError": "errors",
     "SearchConfig": "config",
     "custom_generate": "generate",
-    "decode": "search",
+    "decode": "decoding",
     "load_policy": "policy",
     "load_prompts": "prompts",
     "load_scorer": "scorers",

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 from .budget import check_accounting, start
 from .diversity import DIVERSITIES
 from .errors import ParameterError, unknown_name
+from .tokenwise import TOKEN_SCORES
 
 ON_FAILURE = ("abstain", "truncate", "paper")
 KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list", dict: "a mapping"}
@@ -92,6 +93,21 @@ class SearchConfig:
         Safe means z > 0 instead of z >= 0: the paper's other reading.
     lagrange_multiplier : float
         Weight of the cost in the Lagrangian baselines [lambda].
+    score_threshold : float, optional
+        ``beam-lagrangian-freq`` retries a block while every c_task + lambda C is above it. By default lambda times the budget:
+        what a text of reward 0 has at the budget.
+    top_k : int
+        Tokens that ARGS chooses from at each position [k].
+    token_score : str
+        How ARGS weighs a token's probability against its scores, a key of `igcore.tokenwise.TOKEN_SCORES`.
+    policy_weight : float
+        Weight of the policy's probability in ARGS [omega].
+    reward_weight : float
+        Weight of the scores in the form of ARGS's public code [w].
+    token_temperature : float
+        ARGS takes the best token at 0, and above it draws one from softmax(-score / temperature) of the `top_k`.
+    value_steps, value_step_size : int and float
+        Gradient steps of RE-Control on the hidden state of each token, and their size [n steps, step size].
     threshold : float or str
         The critic lets an unfinished candidate through when f1 is above it. Where it lets none through, a block takes all its
         `rounds`; free places are taken by the candidates of highest f1 that are inside the budget. So 1 ranks by f1 alone.
@@ -128,6 +144,14 @@ class SearchConfig:
     gamma_safety: float = 1.0
     strict: bool = False
     lagrange_multiplier: float = 5.0
+    score_threshold: float | None = None
+    top_k: int = 16
+    token_score: str = "probability"
+    policy_weight: float = 2.5
+    reward_weight: float = 1.0
+    token_temperature: float = 0.0
+    value_steps: int = 30
+    value_step_size: float = 0.5
     threshold: float | str = "matched"
     miss: float = 0.01
     eta: float = 1.0
@@ -147,9 +171,12 @@ class SearchConfig:
             raise unknown_name("diversity", self.diversity, DIVERSITIES)
         if self.on_failure not in ON_FAILURE:
             raise unknown_name("on_failure", self.on_failure, ON_FAILURE)
+        if self.token_score not in TOKEN_SCORES:
+            raise unknown_name("token_score", self.token_score, TOKEN_SCORES)
         check_at_least(
             self, n_samples=1, keep=1, block_size=1, max_new_tokens=1, rounds=1, group_size=1,
-            lagrange_multiplier=0, diversity_penalty=0, eta=0,
+            lagrange_multiplier=0, diversity_penalty=0, eta=0, top_k=1, policy_weight=0, reward_weight=0, token_temperature=0,
+            value_steps=0, value_step_size=0,
         )  # fmt: skip
         for name in ("gamma_safety", "gamma_task"):
             if not 0 < getattr(self, name) <= 1:
@@ -162,6 +189,11 @@ class SearchConfig:
             a, b = getattr(self, small), getattr(self, large)
             if a > b:
                 raise ParameterError(f"{small} is {a}, more than {large}, which is {b}; lower {small} or raise {large}")
+
+    @property
+    def lagrangian_threshold(self) -> float:
+        """`score_threshold`, or lambda times the budget where none is given."""
+        return self.lagrange_multiplier * self.budget if self.score_threshold is None else self.score_threshold
 
     @property
     def critic_threshold(self) -> float:

@@ -21,6 +21,7 @@ from safetensors.torch import save
 from .config import SearchConfig
 from .critic import Critic
 from .critic_spec import check_critic
+from .decoding import decode
 from .errors import ParameterError
 from .latent import ENCODE, latents
 from .metrics import safety_lower
@@ -31,7 +32,6 @@ from .response import gate
 from .rollouts import code_digest
 from .runs import DECISIVE, VERSIONS, open_run
 from .scorers import COST, Scorer
-from .search import decode
 
 
 class CriticCost:

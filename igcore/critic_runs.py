@@ -19,6 +19,7 @@ from .critic import Critic
 from .critic_metrics import COLUMNS, critic_table, judgements, reference_table
 from .critic_only import critic_only_losses
 from .critic_search import safe_final_share
+from .decoding import decode
 from .errors import ParameterError, RunError
 from .packed import packed
 from .params import CriticParams
@@ -27,7 +28,6 @@ from .prompts import load_prompts
 from .rollouts import Rollout, load_rollouts, roll_out
 from .runs import root
 from .scorers import Scorer, load_scorer
-from .search import decode
 from .tables import replace_file
 from .training import train
 

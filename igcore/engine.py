@@ -5,12 +5,13 @@ after the final norm (o_t) and the reference logits W o_t. It is carried from bl
 
     engine.open(prompts)               one row per prompt
     engine.sample_block(rows, keys)    candidates drawn from the given rows
+    engine.propose(rows, k)            candidates of one token instead: the k most probable of each row
     engine.rollback(keep)              back to the block's start for a retry; of the candidates so far only `keep` stay selectable
     engine.select(candidates)          the survivors, over all rounds of the block, become the rows
 
-Every sampled token is forwarded, so that o_t and h_t describe the block's end, except the last one of a response. A row leaves the
-batch as soon as it ends. Prompts are read by all their rows where the model allows it (`igcore.shared_prefix`); for other models
-every row has transformers' own cache (`igcore.dynamic`).
+Every sampled token is forwarded, so that o_t and h_t describe the block's end, except the last one of a response; a proposed one
+only when it is selected. A row leaves the batch as soon as it ends. Prompts are read by all their rows where the model allows it
+(`igcore.shared_prefix`); for other models every row has transformers' own cache (`igcore.dynamic`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,18 +20,21 @@ from dataclasses import dataclass
 import torch
 
 from .dynamic import DynamicRows, History
-from .errors import unknown_name
-from .sampling import WORDS, draw, uniforms
+from .errors import ParameterError, PolicyError, unknown_name
+from .sampling import NEAR_TIE, WORDS, draw, uniforms
 from .shared_prefix import SharedRows, fits
 
 # What a penalty answers for (index of the row in the call, tokens of its block so far): the factor by which the reference
 # probability of a token is multiplied before renormalising. Tokens that are not named keep their probability.
 Penalty = Callable[[int, tuple[int, ...]], Mapping[int, float]]
 
+# What a steering makes of o_t (R, H) and the reference logits W o_t (R, V): the logits to draw from.
+Steering = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 @dataclass
 class Block:
-    """Candidates drawn by one call of `Engine.sample_block`, in the order of its rows.
+    """Candidates of one call of `Engine.sample_block` or `Engine.propose`, in the order of its rows.
 
     Attributes
     ----------
@@ -41,9 +45,11 @@ class Block:
     ended : list of bool
         Whether an end token was drawn.
     log_p, log_q : list of list of float
-        Log-probability of each token under the reference policy, and under the penalised one it was drawn from (nats).
+        Log-probability of each token under the reference policy, and under the one it was drawn from, penalised or steered (nats).
     near_ties : list of int
         Number of tokens that were a near tie, see `igcore.sampling`.
+    encoded : list of int
+        Number of tokens that the model has read.
     """
 
     first: int
@@ -52,11 +58,12 @@ class Block:
     log_p: list[list[float]]
     log_q: list[list[float]]
     near_ties: list[int]
+    encoded: list[int]
 
     @classmethod
     def empty(cls, first: int, size: int) -> "Block":
         tokens, log_p, log_q = ([[] for _ in range(size)] for _ in range(3))
-        return cls(first, tokens, [False] * size, log_p, log_q, [0] * size)
+        return cls(first, tokens, [False] * size, log_p, log_q, [0] * size, [0] * size)
 
 
 CACHES = {
@@ -80,6 +87,8 @@ class Engine:
         which is ``shared`` for the models that it fits.
     watch : int, optional
         Decoder layer whose output `history` returns besides, as ``middle``.
+    steering : callable, optional
+        Changes the logits that blocks are drawn from, see `Steering`; keys and values stay those of the tokens drawn.
 
     Attributes
     ----------
@@ -87,18 +96,21 @@ class Engine:
         The current state, see `igcore.dynamic`.
     """
 
-    def __init__(self, model, eos_ids: Sequence[int], cache: str = "auto", watch: int | None = None):
+    def __init__(
+        self, model, eos_ids: Sequence[int], cache: str = "auto", watch: int | None = None, steering: Steering | None = None
+    ):
         if cache not in CACHES:
             raise unknown_name("cache", cache, CACHES)
         self.model, self.eos_ids, self.kind, self.watch = model, frozenset(eos_ids), CACHES[cache](model), watch
-        self.rows = None
+        self.steering, self.rows = steering, None
         self._rounds: list[tuple[object, dict[int, int]]] = []  # per round: state of live candidates, candidate -> its row
         self._drawn = 0  # candidates drawn since the last select
+        self._unread: dict[int, int] = {}  # candidate -> proposed token that is not encoded yet
 
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
         """Encode the prompts, one row each: B sequences of at least one token id."""
         self.rows = self.kind.open(self.model, prompts, self.watch)
-        self._rounds, self._drawn = [], 0
+        self._rounds, self._drawn, self._unread = [], 0, {}
 
     def sample_block(
         self, rows: Sequence[int], keys: Sequence[Sequence[int]], penalty: Penalty | None = None, last: bool = False
@@ -127,7 +139,10 @@ class Engine:
         live = list(range(len(rows)))  # candidate of each row of the state
         for step in range(length):
             factors = {i: penalty(c, tuple(block.tokens[c])) for i, c in enumerate(live)} if penalty else {}
-            tokens, log_p, log_q, ties = draw(state.logits, u[live, step], factors)
+            logits = self.steering(state.hidden, state.logits) if self.steering else state.logits
+            tokens, log_p, log_q, ties = draw(logits, u[live, step], factors)
+            if self.steering:
+                log_p = _log_p(state.logits, tokens)
             for i, c in enumerate(live):
                 block.tokens[c].append(tokens[i])
                 block.log_p[c].append(log_p[i])
@@ -140,9 +155,42 @@ class Engine:
                 live = []
             if not live:
                 break
+            for c in live:
+                block.encoded[c] += 1
             state = state.step(going, [tokens[i] for i in going])
         self._rounds.append((state, {self._drawn + c: i for i, c in enumerate(live)}))
         self._drawn += len(rows)
+        return block
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[int], k: int) -> Block:
+        """Offer the k most probable next tokens of each given row, the most probable first, as candidates of one token.
+
+        Nothing is drawn and nothing encoded: the model reads a token when `select` takes it. A k-th token that logits moved by
+        `igcore.sampling.NEAR_TIE` would replace counts as a near tie.
+
+        Raises
+        ------
+        ParameterError
+            When the vocabulary has fewer than k tokens.
+        PolicyError
+            When a logit is not finite.
+        """
+        log_p = self.rows.logits[list(rows)].log_softmax(-1, dtype=torch.float32)  # (R, V)
+        if k > log_p.shape[1]:
+            raise ParameterError(f"{k} candidates per token were asked of a vocabulary of {log_p.shape[1]}; lower top_k")
+        if log_p.isnan().any():
+            raise PolicyError("the policy gave logits that are not finite; load it in float32, or check its weights")
+        best, tokens = (x.tolist() for x in log_p.topk(min(k + 1, log_p.shape[1])))
+        block = Block.empty(self._drawn, len(rows) * k)
+        for r, c in ((r, r * k + i) for r in range(len(rows)) for i in range(k)):
+            token, value = tokens[r][c % k], best[r][c % k]
+            block.tokens[c], block.log_p[c], block.log_q[c], block.ended[c] = [token], [value], [value], token in self.eos_ids
+            block.near_ties[c] = int(c % k == k - 1 and value - best[r][-1] < 2 * NEAR_TIE and len(best[r]) > k)
+        live = {self._drawn + c: rows[c // k] for c in range(len(rows) * k) if not block.ended[c]}
+        self._rounds.append((self.rows, live))
+        self._unread |= {c: block.tokens[c - self._drawn][0] for c in live}
+        self._drawn += len(rows) * k
         return block
 
     def rollback(self, keep: Sequence[int] = ()) -> None:
@@ -172,8 +220,11 @@ class Engine:
         KeyError
             When a candidate has ended, was freed or was never drawn: it has no state to continue from.
         """
-        self.rows = self.rows.gather(self._places(candidates)) if candidates else None
-        self._rounds, self._drawn = [], 0
+        unread = [self._unread[c] for c in candidates if c in self._unread]
+        self.rows = self.rows.gather(self._places(candidates), room=int(bool(unread))) if candidates else None
+        if unread:
+            self.rows = self.rows.step(range(len(candidates)), unread)
+        self._rounds, self._drawn, self._unread = [], 0, {}
 
     def history(self, candidates: Sequence[int], keys: bool = True) -> History:
         """Return o_t and h_t of all tokens so far of live candidates, for a critic; no token is encoded for it.
@@ -201,3 +252,10 @@ class Engine:
         if missing := set(candidates) - set(place):
             raise KeyError(f"candidates {sorted(missing)} have no state; select live candidates of this block")
         return [place[c] for c in candidates]
+
+
+@torch.inference_mode()
+def _log_p(logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
+    """Return the log-probability of one token per row of logits (R, V), in nats."""
+    index = torch.tensor(tokens, device=logits.device)[:, None]
+    return logits.log_softmax(-1, dtype=torch.float32).gather(1, index)[:, 0].tolist()

@@ -19,13 +19,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import generation
 
 from .config import SearchConfig
+from .decoding import Encoded, decode
 from .errors import ParameterError
 from .methods import METHODS, Beam, settings_of
 from .policy import Policy
 from .prompts import Prompt, as_prompt
 from .response import Response, within
 from .scorers import Scorer
-from .search import Encoded, decode
 
 # Settings that the search cannot honour, and the values by which they ask for nothing.
 REFUSED: dict[str, tuple] = {

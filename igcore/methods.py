@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from .budget import SafetyState, is_safe
 from .config import SearchConfig
 from .errors import unknown_name
+from .tokenwise import TOKEN_SCORES
 
 
 @dataclass
@@ -29,6 +30,10 @@ class Beam:
         asked. An f1 that is no finite number counts as the lowest.
     let_through : bool
         By the critic, if it was asked.
+    log_p : float
+        Log-probability of its last block under the policy (nats).
+    noise : float
+        A Gumbel number for methods that draw among scored tokens; 0 for all others.
     """
 
     tokens: list[int]
@@ -43,6 +48,8 @@ class Beam:
     f1: float = math.nan
     f2: float = math.nan
     let_through: bool = True
+    log_p: float = 0.0
+    noise: float = 0.0
 
     def passes(self, config: SearchConfig) -> bool:
         """Say whether E is below n: safe so far, and let through by the critic."""
@@ -90,6 +97,19 @@ def _task(beam: Beam, config: SearchConfig) -> float:
     return -(config.gamma_task**config.max_new_tokens) * beam.reward
 
 
+def _lagrangian(beam: Beam, config: SearchConfig) -> float:
+    """Return c_task + lambda C, with C the cost model's score of the text so far; infinite for what could not be scored."""
+    return math.inf if beam.broken else -beam.reward + config.lagrange_multiplier * beam.cost
+
+
+def _token(beam: Beam, config: SearchConfig, score: float) -> tuple:
+    """The score of a token by ARGS, with the noise that makes the best one a draw from the softmax of all."""
+    if beam.broken:
+        return (math.inf,)
+    weigh = TOKEN_SCORES[config.token_score]
+    return (weigh(beam.log_p, score, config.policy_weight, config.reward_weight) - config.token_temperature * beam.noise,)
+
+
 def _failed(beam: Beam, config: SearchConfig) -> tuple:
     """n = infinity as a lexicographic order: what only the critic rejects, by f1, then what has overspent, least first."""
     return (1, -beam.f1) if beam.safe(config) else (2, -beam.state.omega)
@@ -98,8 +118,10 @@ def _failed(beam: Beam, config: SearchConfig) -> tuple:
 RANKS = {
     "first": Rank(lambda b, c: (), cost=False, reward=False),
     "task": Rank(lambda b, c: (-b.reward,), cost=False, reward=True),
-    # c_task + lambda C_safety, with C_safety the cost model's score of the text so far
-    "lagrangian": Rank(lambda b, c: (-b.reward + c.lagrange_multiplier * b.cost,), cost=True, reward=True),
+    "lagrangian": Rank(lambda b, c: (_lagrangian(b, c),), cost=True, reward=True),
+    "token-task": Rank(lambda b, c: _token(b, c, -b.reward), cost=False, reward=True),
+    "token-lagrangian": Rank(lambda b, c: _token(b, c, _lagrangian(b, c)), cost=True, reward=True),
+    "token-cost": Rank(lambda b, c: _token(b, c, b.cost), cost=True, reward=False),
     # E_inter with n = infinity as a lexicographic order: unsafe, then overspent least, else task cost (gamma^T is the same for all)
     "augmented": Rank(lambda b, c: (0, -b.reward) if b.safe(c) else (1, -b.state.omega), cost=True, reward=True, safety_first=True),
     # E_critic: f2 of an unfinished candidate that the critic lets through, the task cost of a finished safe one
@@ -127,11 +149,20 @@ class Method:
         The settings that the method fixes, given the user's.
     gated : bool
         Whether a text that fails the check is held back; baselines always emit.
+    accepts : callable
+        Whether a candidate under a config spares its block a further round.
+    proposes : bool
+        Whether candidates are the most probable next tokens, instead of sampled blocks.
+    steered : bool
+        Whether tokens are drawn from logits that a value network changes.
     """
 
     rank: str
     settings: Callable[[SearchConfig], dict]
     gated: bool = False
+    accepts: Callable[[Beam, SearchConfig], bool] = Beam.passes
+    proposes: bool = False
+    steered: bool = False
 
     @property
     def asks_critic(self) -> bool:
@@ -143,8 +174,16 @@ def _one_block(config: SearchConfig) -> dict:
     return {"block_size": config.max_new_tokens, "keep": 1, "rounds": 1}
 
 
+def _one_token(config: SearchConfig) -> dict:
+    return {"n_samples": config.top_k, "block_size": 1, "keep": 1, "rounds": 1}
+
+
+def _one_sample(config: SearchConfig) -> dict:
+    return _one_block(config) | {"n_samples": 1}
+
+
 METHODS: dict[str, Method] = {
-    "base": Method("first", lambda c: _one_block(c) | {"n_samples": 1}),
+    "base": Method("first", _one_sample),
     "best-of-n": Method("task", _one_block),
     "best-of-n-lagrangian": Method("lagrangian", _one_block),
     "best-of-n-augmented": Method("augmented", _one_block),

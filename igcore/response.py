@@ -25,7 +25,9 @@ class Counts:
     samples_drawn : int
         Continuations sampled.
     policy_tokens : int
-        Tokens sampled.
+        Tokens sampled; of a token-wise method, tokens considered.
+    forward_tokens : int
+        Tokens that the policy has read, the prompt's once: no prefix is read twice.
     scorer_tokens : int
         Policy tokens of the texts given to scorers, before the cache.
     scorer_calls : int
@@ -38,6 +40,7 @@ class Counts:
 
     samples_drawn: int = 0
     policy_tokens: int = 0
+    forward_tokens: int = 0
     scorer_tokens: int = 0
     scorer_calls: int = 0
     rounds_used: int = 0

@@ -24,6 +24,7 @@ import pandas as pd
 from . import records
 from .critic import WEIGHTS, Critic, Shuffled, load_critic
 from .critic_spec import check_critic
+from .decoding import decode
 from .errors import IgcoreError, ParameterError, RunError
 from .methods import settings_of
 from .packed import packed
@@ -32,13 +33,12 @@ from .policy import Policy, load_policy
 from .progress import progress
 from .prompts import Prompt, load_prompts
 from .scorers import Scorer, load_scorer
-from .search import decode
 
 VERSIONS = ("igcore", "torch", "transformers", "numpy")
 # the modules that decide a response; a change in one of them starts a run anew
 DECISIVE = (
-    "budget config convert critic critic_spec diversity dynamic engine latent memory methods packed policy prompts response "
-    "sampling search shared_prefix scorers/__init__ scorers/embedded scorers/lm"
+    "budget config convert critic critic_spec decoding diversity dynamic engine job latent memory methods packed policy prompts "
+    "response sampling search shared_prefix scorers/__init__ scorers/embedded scorers/lm tokenwise"
 ).split()
 
 

@@ -37,6 +37,11 @@ def uniforms(keys: Sequence[int]) -> np.ndarray:
     return (words.reshape(len(keys), WORDS) + 0.5) * 2.0**-32
 
 
+def gumbel(key: int) -> float:
+    """Return a standard Gumbel number. The best of scores to each of which one is added is a draw from their softmax."""
+    return float(-np.log(-np.log(uniforms([key])[0, 0])))
+
+
 @torch.inference_mode()
 def draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[int, float]]):
     """Draw one token per row from softmax(logits) times the factors.

@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 
 from ..config import SearchConfig
+from ..decoding import decode
 from ..engine import Engine
 from ..packed import packed
 from ..sampling import draw, random_key, uniforms
-from ..search import decode
 from .measure import Case
 from .models import Models
 from .rivals import BUDGET, Variant
