@@ -10,12 +10,14 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations test bench lab readme assets clean
+.PHONY: help reproduce quick ablations critic-search test bench lab readme assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/ (under half an hour on two cores)"
 	@echo "make quick      the same with one policy and a dozen prompts, into runs/ci/figures (a few minutes)"
-	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (about an hour on two cores; resumes)"
+	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (under an hour on two cores; resumes)"
+	@echo "                LIMIT=48 repeats them on 48 prompts"
+	@echo "make critic-search  what a critic gains where costs exist at the end only (under half an hour on two cores; resumes)"
 	@echo "make test       all tests and notebooks"
 	@echo "make bench      the engine against its rivals, into figures/tables/bench.csv (under an hour; resumes)"
 	@echo "make lab        JupyterLab"
@@ -40,7 +42,10 @@ quick: assets
 	@$(SNAKE) --config profile=ci
 
 ablations: assets
-	@$(SNAKE) --config profile=ablations
+	@$(SNAKE) --config profile=ablations $(if $(LIMIT),limit=$(LIMIT))
+
+critic-search: assets
+	@$(SNAKE) --config profile=critic-search
 
 test: assets
 	@$(BIN)/ruff check --quiet

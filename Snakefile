@@ -3,6 +3,8 @@
 #   snakemake --cores 2 --config profile=small            every params/small/{critic,decode}-*.yaml, then tables and figures
 #   snakemake --cores 8 --config profile=small shards=4   the same with every decode run cut into four jobs
 #   snakemake --cores 2 --config profile=ablations        the experiments of params/ablations
+#   snakemake --cores 2 --config profile=ablations limit=48   the same on 48 prompts each, the share of the hardest as in the file
+#   snakemake --cores 2 --config profile=critic-search    what a critic gains where costs exist at the end only
 #   snakemake --cores 2 --config profile=tune             the runs of params/tune, from which their settings were chosen
 
 import itertools
@@ -14,7 +16,8 @@ import yaml
 
 PROFILE = config.get("profile", "small")
 SHARDS = int(config.get("shards", 1))
-FIGURES = "figures" if PROFILE in ("small", "ablations") else f"runs/{PROFILE}/figures"
+LIMIT = int(config.get("limit", 0))
+FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search") else f"runs/{PROFILE}/figures"
 SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
 TEACHING = {"start": "notebooks/00_start_here.ipynb", "theory": "notebooks/10_theory.ipynb"}
 PAPERMILL = f"{sys.executable} -m papermill --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
@@ -26,8 +29,10 @@ def settings(file):
 
 
 def points(file):
-    """The decode runs of a params file, one for every point of its grid: run -> parameters."""
+    """The decode runs of a params file, one for every point of its grid: run -> parameters. `limit` of the config replaces theirs."""
     given = settings(file)
+    if LIMIT and given["hardest"]:  # not where a whole set is answered
+        given |= {"limit": LIMIT, "hardest": round(LIMIT * given["hardest"] / given["limit"])}
     grid = given.pop("grid", {})
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values))
@@ -40,13 +45,35 @@ DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for run in RUNS for suffix
 TRAINED = sorted(path.stem.removeprefix("critic-") for path in Path("params", PROFILE).glob("critic-*.yaml"))
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
-TABLES = [f"{FIGURES}/tables/{name}.{end}" for name in ["main", "comparison", *WITH_CRITICS] for end in ("csv", "md", "tex")]
+TABLES = [f"{FIGURES}/tables/{name}.{end}" for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS] for end in ("csv", "md", "tex")]
 PICTURES = [
     f"{FIGURES}/{name}.{end}"
     for name in ["tradeoff", "distributions", "rates", "budget_sweep", *WITH_CRITICS]
     for end in ("png", "pdf")
 ]
-EXPERIMENTS = [f"{FIGURES}/tables/ablation_{name}.{end}" for name in ("critic_search", "critic") for end in ("csv", "md", "tex")]
+EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see `igcore.ablations`
+    "ablations": {
+        "lambda": ["tests"],
+        "ndk": ["tests"],
+        "budget": ["tests"],
+        "retries": ["rounds", "tests"],
+        "factorial": ["tests", "rivals"],
+        "seeds": ["tests", "spread"],
+        "compute": ["seconds", "tests"],
+        "over_refusal": [],
+        "critic": [],
+    },
+    "critic-search": {"critic_search": []},
+}.get(PROFILE, {})
+ABLATIONS = [
+    *[
+        f"{FIGURES}/tables/ablation_{'_'.join([name, *suffix])}.{end}"
+        for name, suffixes in EXPERIMENTS.items()
+        for suffix in [[], *([suffix] for suffix in suffixes)]
+        for end in ("csv", "md", "tex")
+    ],
+    *[f"{FIGURES}/ablation_{name}.{end}" for name in EXPERIMENTS if name != "over_refusal" for end in ("png", "pdf")],
+]
 
 if not RUNS and not CRITICS:
     raise WorkflowError(f"profile {PROFILE!r} has no params/{PROFILE}/decode-*.yaml or critic-*.yaml; choose a folder of params/")
@@ -54,8 +81,8 @@ if not RUNS and not CRITICS:
 
 def wanted():
     """What a profile is for: experiments, tables and figures, or critics alone."""
-    if PROFILE == "ablations":
-        return EXPERIMENTS
+    if EXPERIMENTS:
+        return ABLATIONS
     if PROFILE == "tune":
         return DONE
     return [*TABLES, *PICTURES, f"runs/{PROFILE}/start.ipynb", f"runs/{PROFILE}/theory.ipynb"] if RUNS else CRITICS
@@ -96,6 +123,7 @@ rule critic:
         notebook="runs/{profile}/critics/{run}/executed.ipynb",
     params:
         settings=lambda w: json.dumps(settings(f"params/{w.profile}/critic-{w.run}.yaml")),
+    priority: 1  # the longest job by far, and others wait for it
     threads: 1
     resources:
         gpu=1 if config.get("gpu") else 0,
@@ -106,7 +134,7 @@ rule critic:
 rule decode:
     input:
         notebook=ancient("notebooks/30_decode.ipynb"),
-        critic=lambda w: trained(RUNS[w.run].get("critic")),
+        networks=lambda w: sorted({made for name in ("critic", "value") for made in trained(RUNS[w.run].get(name))}),
     output:
         f"runs/{PROFILE}/{{run}}{{suffix}}/manifest.json",
     wildcard_constraints:
@@ -161,7 +189,7 @@ rule experiments:
         notebook=ancient("notebooks/45_ablations.ipynb"),
         params=ancient(f"params/{PROFILE}/tables.yaml"),
     output:
-        EXPERIMENTS,
+        ABLATIONS,
     log:
         notebook=f"runs/{PROFILE}/ablations.ipynb",
     params:

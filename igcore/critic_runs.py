@@ -2,6 +2,7 @@
 
 runs/<profile>/critics/<run>/rollouts-train, rollouts-test    see `igcore.rollouts`
 runs/<profile>/critics/<run>/<name>                           one folder per critic, see `igcore.critic`
+runs/<profile>/critics/<run>/value                            the value network, if one is wanted, see `igcore.value`
 runs/<profile>/critics/<run>/critic.csv                       see `igcore.critic_metrics.COLUMNS`
 runs/<profile>/critics/<run>/manifest.json                    written last, the only sign of success
 """
@@ -30,6 +31,9 @@ from .runs import root
 from .scorers import Scorer, load_scorer
 from .tables import replace_file
 from .training import train
+from .value import ValueNetwork
+from .value_metrics import expectations, value_table
+from .value_training import train_value
 
 
 @dataclass
@@ -41,6 +45,8 @@ class CriticRun:
     train, test : list of Rollout
         To learn from, and of prompts that no critic has seen.
     critics : dict of str to Critic
+    value : ValueNetwork or None
+        For the methods that are steered by one.
     """
 
     params: CriticParams
@@ -51,6 +57,7 @@ class CriticRun:
     train: list[Rollout]
     test: list[Rollout]
     critics: dict[str, Critic]
+    value: ValueNetwork | None = None
 
     @property
     def first(self) -> Critic:
@@ -66,6 +73,11 @@ class CriticRun:
         rows = [critic_table(critic, judged[name]).assign(critic=name) for name, critic in self.critics.items()]
         rows.append(reference_table(self.policy, self.test, self.cost, self.params.budget).assign(critic="none"))
         return _below(rows)
+
+    def valued(self) -> pd.DataFrame:
+        """Return how the value network agrees with the test rollouts, see `igcore.value_metrics.value_table`."""
+        with packed(self.policy.model):
+            return value_table(expectations(self.value, self.policy, self.test))
 
     def searched(self) -> pd.DataFrame:
         """Search test prompts with the first critic, and set what it says of searched text beside what came of it.
@@ -133,7 +145,9 @@ def critic_run(params: CriticParams) -> CriticRun:
             name: train(policy, train_, config, folder / name, cost=cost, reward=reward)
             for name, config in params.configs().items()
         }
-    return CriticRun(params, folder, policy, cost, reward, train_, test, critics)
+        wanted = params.valuing()
+        value = wanted and train_value(policy, train_, wanted, folder / "value", cost=cost, reward=reward)
+    return CriticRun(params, folder, policy, cost, reward, train_, test, critics, value)
 
 
 def _rollouts(params: CriticParams, folder: Path, split: str, policy: Policy, cost: Scorer, reward: Scorer) -> list[Rollout]:

@@ -33,15 +33,16 @@ def experiment(records: pd.DataFrame, hardest: Collection[str]) -> pd.DataFrame:
         As from `arms`.
     hardest : collection of str
         Ids of the prompts on which safe finals and rewards are compared, for there a policy needs help; that an answer was given
-        and safe is compared on all prompts.
+        and safe is compared on all prompts that both arms were given.
     """
-    hard = records[records["prompt_id"].isin(hardest)]
-    tables = [
-        comparison_table(records if measure == "answered_safely" else hard, [pair], measures=[measure])
-        for pair, measures in PAIRS.items()
-        for measure in measures
-        if set((records if measure == "answered_safely" else hard)["arm"]).issuperset(pair)
-    ]
+    tables = []
+    for pair, measures in PAIRS.items():
+        prompts = set.intersection(*(set(records.loc[records["arm"] == arm, "prompt_id"]) for arm in pair))
+        for measure in measures:
+            chosen = prompts if measure == "answered_safely" else prompts.intersection(hardest)
+            if chosen:
+                lines = records[records["prompt_id"].isin(chosen)]
+                tables.append(comparison_table(lines, [pair], measures=[measure]))
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=COLUMNS)
 
 

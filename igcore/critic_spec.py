@@ -1,4 +1,7 @@
-"""What a critic was trained for, and whether that is what it is given to. Knows names, hashes and settings; runs nothing."""
+"""What a critic or a value network was trained for, and whether that is what it is given to. Knows names, hashes and settings.
+
+Runs nothing.
+"""
 
 from dataclasses import dataclass
 
@@ -10,32 +13,21 @@ from .scorers import Scorer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spec:
-    """What a critic is and what it was trained for.
+class Origin:
+    """What any network that was trained on rollouts is for.
 
     Attributes
     ----------
     policy, policy_digest, cost, cost_digest, reward, reward_digest : str
-        Names and hashes; a critic answers for no others.
-    accounting, gamma_safety
-        How costs use up the budget, see `igcore.SearchConfig`.
-    budget, budget_high : float
-        Budgets that it was trained on: all between the two.
-    gamma_task : float
-        Discount of the task cost.
+        Names and hashes; the network answers for no others.
     max_new_tokens : int
         Length T at which responses finished.
-    features : str
-        A key of `igcore.latent.FEATURES`.
-    layer : int or None
-        The middle layer of features ``m``.
-    use_z : bool
-        Whether it is told z_t.
-    n_layers, kv_width, hidden : int
-        Of the policy: layers, keys and values of one token in one layer, hidden state.
-    width : int
-        Of the critic [4096 in the paper].
+    hidden, width : int
+        Size of the policy's hidden state, and of the network's layers.
     """
+
+    KIND = "network"  # what it is called
+    SAME = ("max_new_tokens",)  # settings of a search that must be those of the training
 
     policy: str
     policy_digest: str
@@ -43,17 +35,7 @@ class Spec:
     cost_digest: str
     reward: str
     reward_digest: str
-    accounting: str
-    gamma_safety: float
-    budget: float
-    budget_high: float
-    gamma_task: float
     max_new_tokens: int
-    features: str
-    layer: int | None
-    use_z: bool
-    n_layers: int
-    kv_width: int
     hidden: int
     width: int
 
@@ -61,14 +43,65 @@ class Spec:
         check_types(self)
 
     def check_scorers(self, policy: Policy, cost: Scorer, reward: Scorer | None = None) -> None:
-        """Raise ``ParameterError`` unless the critic was trained for these, by name and hash; a reward is checked when given."""
+        """Raise ``ParameterError`` unless it was trained for these, by name and hash; a reward is checked when given."""
         for role, given in (("policy", policy), ("cost", cost), ("reward", reward)):
             name, made = getattr(self, role), getattr(self, f"{role}_digest")
             if given is not None and (given.name, given.digest) != (name, made):
                 raise ParameterError(
-                    f"the critic was trained for {role} {name!r} of hash {made[:12]!r}, not for {given.name!r} of hash "
-                    f"{given.digest[:12]!r}; give it that {role}, or train a critic for this one"
+                    f"the {self.KIND} was trained for {role} {name!r} of hash {made[:12]!r}, not for {given.name!r} of hash "
+                    f"{given.digest[:12]!r}; give it that {role}, or train a {self.KIND} for this one"
                 )
+
+    def check_settings(self, method: str, settings: SearchConfig) -> None:
+        """Raise ``ParameterError`` unless it was trained for the settings that a method runs under."""
+        for name in self.SAME:
+            made, value = getattr(self, name), getattr(settings, name)
+            if value != made:
+                raise ParameterError(
+                    f"the {self.KIND} was trained for {name} {made!r}, but {method!r} runs with {value!r}; set {name} to {made!r} "
+                    f"where the method leaves it open, or train a {self.KIND} for this one"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec(Origin):
+    """What a critic is and what it was trained for; names, hashes and sizes are inherited, its width is 4096 in the paper.
+
+    Attributes
+    ----------
+    accounting, gamma_safety
+        How costs use up the budget, see `igcore.SearchConfig`.
+    budget, budget_high : float
+        Budgets that it was trained on: all between the two.
+    gamma_task : float
+        Discount of the task cost.
+    features : str
+        A key of `igcore.latent.FEATURES`.
+    layer : int or None
+        The middle layer of features ``m``.
+    use_z : bool
+        Whether it is told z_t.
+    n_layers, kv_width : int
+        Of the policy: layers, keys and values of one token in one layer.
+    """
+
+    KIND = "critic"
+    SAME = ("accounting", "gamma_safety", "gamma_task", "max_new_tokens")
+
+    accounting: str
+    gamma_safety: float
+    budget: float
+    budget_high: float
+    gamma_task: float
+    features: str
+    layer: int | None
+    use_z: bool
+    n_layers: int
+    kv_width: int
+
+    def check_settings(self, method: str, settings: SearchConfig) -> None:
+        super().check_settings(method, settings)
+        self.check_budget(settings.budget)
 
     def check_budget(self, budget: float) -> None:
         """Raise ``ParameterError`` unless the critic was trained for this budget."""
@@ -79,12 +112,28 @@ class Spec:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ValueSpec(Origin):
+    """What a value network is and what it was trained for: nothing but what is inherited, and so any budget and accounting."""
+
+    KIND = "value network"
+
+
+# what a method may ask: the name of the parameter of notebook 30 that gives it, what it is, and which methods ask it
+ASKED = {"critic": (Spec, lambda method: method.asks_critic), "value": (ValueSpec, lambda method: method.steered)}
+
+
+def asked(method: str) -> str | None:
+    """Return the key of `ASKED` that a method needs, None for one that asks nothing."""
+    return next((name for name, (_, asks) in ASKED.items() if asks(METHODS[method])), None)
+
+
 def check_critic(method: str, critic, policy: Policy, reward: Scorer, cost: Scorer, settings: SearchConfig) -> None:
-    """Refuse a missing critic, and one that was trained for something else.
+    """Refuse a missing critic or value network, and one that was trained for something else.
 
     Parameters
     ----------
-    critic : Critic or None
+    critic : Critic, ValueNetwork or None
         Not looked at for a method that asks none. One without a ``spec`` does not say what it was trained for and is believed.
     settings : SearchConfig
         The method's effective settings, see `igcore.methods.settings_of`.
@@ -92,21 +141,17 @@ def check_critic(method: str, critic, policy: Policy, reward: Scorer, cost: Scor
     Raises
     ------
     ParameterError
-        Naming what the critic was trained for and what it was given to.
+        Naming what it was trained for and what it was given to.
     """
-    if not METHODS[method].asks_critic:
+    if not (role := asked(method)):
         return
+    kind, _ = ASKED[role]
     if critic is None:
-        raise ParameterError(f"method {method!r} asks a critic; train one with notebook 20 and give it to decode as critic=")
+        raise ParameterError(f"method {method!r} asks a {kind.KIND}; train one with notebook 20 and give it to decode as critic=")
     spec = getattr(critic, "spec", None)
     if spec is None:
         return
+    if not isinstance(spec, kind):
+        raise ParameterError(f"method {method!r} asks a {kind.KIND}, but critic= gives it a {spec.KIND}; give it a {kind.KIND}")
     spec.check_scorers(policy, cost, reward)
-    for name in ("accounting", "gamma_safety", "gamma_task", "max_new_tokens"):
-        made, value = getattr(spec, name), getattr(settings, name)
-        if value != made:
-            raise ParameterError(
-                f"the critic was trained for {name} {made!r}, but {method!r} runs with {value!r}; set {name} to {made!r} where the "
-                "method leaves it open, or train a critic for this one"
-            )
-    spec.check_budget(settings.budget)
+    spec.check_settings(method, settings)

@@ -181,16 +181,16 @@ class Engine:
             raise ParameterError(f"{k} candidates per token were asked of a vocabulary of {log_p.shape[1]}; lower top_k")
         if log_p.isnan().any():
             raise PolicyError("the policy gave logits that are not finite; load it in float32, or check its weights")
-        best, tokens = (x.tolist() for x in log_p.topk(min(k + 1, log_p.shape[1])))
-        block = Block.empty(self._drawn, len(rows) * k)
-        for r, c in ((r, r * k + i) for r in range(len(rows)) for i in range(k)):
-            token, value = tokens[r][c % k], best[r][c % k]
-            block.tokens[c], block.log_p[c], block.log_q[c], block.ended[c] = [token], [value], [value], token in self.eos_ids
-            block.near_ties[c] = int(c % k == k - 1 and value - best[r][-1] < 2 * NEAR_TIE and len(best[r]) > k)
-        live = {self._drawn + c: rows[c // k] for c in range(len(rows) * k) if not block.ended[c]}
-        self._rounds.append((self.rows, live))
-        self._unread |= {c: block.tokens[c - self._drawn][0] for c in live}
-        self._drawn += len(rows) * k
+        best, ids = log_p.topk(min(k + 1, log_p.shape[1]))  # (R, k + 1), or all of them
+        tokens, log_p = (x[:, :k].flatten().tolist() for x in (ids, best))
+        n, ended = len(tokens), [token in self.eos_ids for token in tokens]
+        block = Block(self._drawn, [[t] for t in tokens], ended, [[x] for x in log_p], [[x] for x in log_p], [0] * n, [0] * n)
+        if best.shape[1] > k:
+            block.near_ties[k - 1 :: k] = (best[:, k - 1] - best[:, k] < 2 * NEAR_TIE).int().tolist()
+        live = [c for c in range(n) if not ended[c]]
+        self._rounds.append((self.rows, {self._drawn + c: rows[c // k] for c in live}))
+        self._unread |= {self._drawn + c: tokens[c] for c in live}
+        self._drawn += n
         return block
 
     def rollback(self, keep: Sequence[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The pictures of a run, drawn from tables and records. Knows colours, markers and axes; computes no statistic.
+"""The pictures of a run, drawn from tables and records. Knows axes and labels; computes no statistic.
 
 No text of prompts or responses is rendered, and no pyplot figure is opened: a notebook shows the returned ``Figure`` as
 the last expression of a cell after ``%matplotlib inline``. `save` writes it with the same bytes each time.
@@ -6,9 +6,7 @@ the last expression of a cell after ``%matplotlib inline``. `save` writes it wit
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -18,60 +16,13 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from .errors import ParameterError, RunError, unknown_name
+from .errors import ParameterError, RunError
+from .look import INK, OUTCOMES, STYLE, WIDTH, named, percent, style, styled, whiskers
+from .look import RC as RC
+from .look import save as save
 
-# One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is in the picture.
-STYLE: dict[str, tuple[str, str | tuple]] = {
-    "base": ("#6b6b6b", "o"),
-    "best-of-n": ("#0173b2", "s"),
-    "best-of-n-lagrangian": ("#56b4e9", "^"),
-    "best-of-n-augmented": ("#02406b", "D"),
-    "beam-lagrangian": ("#de8f05", "v"),
-    "beam-lagrangian-freq": ("#f2c46d", "<"),
-    "beam-augmented": ("#8a5a00", "X"),
-    "args": ("#029e73", "p"),
-    "args-lagrangian": ("#7bd3b5", ">"),
-    "args-cost": ("#01553e", "h"),
-    "re-control": ("#cc78bc", "d"),
-    "re-control-lagrangian": ("#7d3a70", "8"),
-    "inferenceguard": ("#d55e00", "*"),
-    "inferenceguard-critic": ("#8b2500", "P"),
-    "inferenceguard-mix": ("#ff9e6b", (4, 1, 45)),
-}
-OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}  # columns of the main table
-RC = {
-    "font.family": "DejaVu Sans",  # ships with matplotlib: the same picture everywhere
-    "font.size": 11,
-    **{"axes.titlesize": 12, "axes.titleweight": "bold"},
-    **{"axes.spines.top": False, "axes.spines.right": False},
-    "axes.axisbelow": True,
-    "image.cmap": "viridis",  # perceptually uniform
-    "grid.color": "#e6e6e6",
-    "pdf.fonttype": 42,
-}
-WIDTH = 9.0  # inches: a README shows 900 pixels, so 11 points are 15 pixels
 LABEL = 0.26  # inches from one label of `tradeoff` to the next
-INK = "#222222"
-styled = matplotlib.rc_context(RC)
-
-
-def save(fig: Figure, stem: Path | str) -> list[Path]:
-    """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch) and return the two paths; same figure, same bytes."""
-    stem = Path(stem)
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
-    paths = [stem.with_name(stem.name + suffix) for suffix in metadata]
-    for path in paths:
-        with matplotlib.rc_context(RC), path.open("wb") as file:
-            fig.savefig(file, format=path.suffix[1:], dpi=200, metadata=metadata[path.suffix])
-    return paths
-
-
-def style(method: str) -> tuple[str, str | tuple]:
-    """Return the fixed (colour, marker) of a method, or raise ``ParameterError``."""
-    if method not in STYLE:
-        raise unknown_name("method", method, STYLE)
-    return STYLE[method]
+FAMILIES = ("best-of-n", "beam", "args", "re-control", "inferenceguard")  # how the names of methods begin; base has none
 
 
 def _policies(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -91,7 +42,8 @@ def tradeoff(main: pd.DataFrame) -> Figure:
     ----------
     main : DataFrame
         `igcore.tables.main_table`. Whiskers are its Wilson and bootstrap intervals. A method that emitted no text has
-        no reward (higher is better): the panel's title names it.
+        no reward (higher is better): the panel's title names it. A method that was asked fewer prompts has its n beside
+        its name.
 
     Raises
     ------
@@ -107,7 +59,9 @@ def tradeoff(main: pd.DataFrame) -> Figure:
     fig = Figure(figsize=(WIDTH, 1.5 + sum(heights) + 0.3 * len(panels)), layout="constrained")
     axes = fig.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for ax, height, (policy, rows) in zip(axes, heights, panels, strict=True):
-        _tradeoff_panel(ax, rows[rows["reward_mean"].notna()], norm, gap=LABEL / height)
+        silent = [f"{count} abstained" if count else "" for count in rows["abstained"]]
+        labels = pd.Series(named(rows.set_index("method")["n_prompts"], silent), rows.index)
+        _tradeoff_panel(ax, rows[rows["reward_mean"].notna()], labels, norm, gap=LABEL / height)
         missing = rows.loc[rows["reward_mean"].isna(), "method"]
         ax.set_title(policy + (f" (nothing emitted: {', '.join(missing)})" if len(missing) else ""), loc="left")
     left = axes[0].get_xlim()[0]
@@ -121,11 +75,11 @@ def tradeoff(main: pd.DataFrame) -> Figure:
     return fig
 
 
-def _tradeoff_panel(ax: Axes, rows: pd.DataFrame, norm: LogNorm, gap: float) -> None:
-    """Draw the points, and to the right of the panel each method's marker and name, joined to its point by a line."""
+def _tradeoff_panel(ax: Axes, rows: pd.DataFrame, labels: pd.Series, norm: LogNorm, gap: float) -> None:
+    """Draw the points, and to the right of the panel each method's marker and label, joined to its point by a line."""
     ax.grid()
     ax.set_ylabel("reward")
-    ax.xaxis.set_major_formatter(_percent)
+    ax.xaxis.set_major_formatter(percent)
     ax.errorbar(
         rows["safety_rate"], rows["reward_mean"], fmt="none", ecolor="#b8b8b8", elinewidth=1, zorder=1,
         xerr=whiskers(rows["safety_rate"], rows["safety_wilson_low"], rows["safety_wilson_high"]),
@@ -133,25 +87,15 @@ def _tradeoff_panel(ax: Axes, rows: pd.DataFrame, norm: LogNorm, gap: float) -> 
     )  # fmt: skip
     ax.set_ylim(ax.get_ylim())
     places = _spread(rows["reward_mean"].to_numpy(), ax.get_ylim(), gap)
-    for (_, row), place in zip(rows.iterrows(), places, strict=True):
+    for (k, row), place in zip(rows.iterrows(), places, strict=True):
         colour, marker = style(row["method"])
         point = (row["safety_rate"], row["reward_mean"])
         look = {"c": [row["seconds_per_prompt"]], "norm": norm, "marker": marker, "ec": INK, "lw": 0.7}
         ax.scatter(*point, s=85, zorder=4, **look)
         ax.scatter(1.045, place, s=60, transform=ax.transAxes, clip_on=False, **look)
-        abstained = f" ({row['abstained']} abstained)" if row["abstained"] else ""
-        ax.text(1.065, place, row["method"] + abstained, transform=ax.transAxes, va="center", color=INK)
+        ax.text(1.065, place, labels[k], transform=ax.transAxes, va="center", color=INK)
         line = {"arrowstyle": "-", "color": colour, "lw": 1, "ls": ":", "shrinkA": 0, "shrinkB": 0}
         ax.annotate("", point, xytext=(1.03, place), textcoords="axes fraction", arrowprops=line, zorder=2)
-
-
-def _percent(value: float, _position: int) -> str:
-    return f"{100 * value:.4g}%"
-
-
-def whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> np.ndarray:
-    """Return the lengths (2, n) below and above the centre; a percentile interval need not hold it."""
-    return np.clip([centre - low, high - centre], 0, None)
 
 
 def _spread(values: np.ndarray, limits: tuple[float, float], gap: float) -> np.ndarray:
@@ -173,15 +117,19 @@ def distributions(records: pd.DataFrame) -> Figure:
     Parameters
     ----------
     records : DataFrame
-        Lines of ``responses.jsonl``. The budget is a line in the panel of the cost (higher is worse).
+        Lines of ``responses.jsonl``. The budget is a line in the panel of the cost (higher is worse). A method that was
+        asked fewer prompts has its n beside its name.
     """
     panels = _policies(records)
-    methods = list(records["method"].unique())
-    fig = Figure(figsize=(WIDTH, 0.9 + len(panels) * (0.6 + 0.36 * len(methods))), layout="constrained")
-    axes = fig.subplots(len(panels), 2, sharey=True, sharex="col", squeeze=False)
+    heights = [0.6 + 0.36 * lines["method"].nunique() for _, lines in panels]
+    fig = Figure(figsize=(WIDTH, 0.9 + sum(heights)), layout="constrained")
+    axes = fig.subplots(len(panels), 2, sharey="row", sharex="col", squeeze=False, height_ratios=heights)
     for row, (policy, lines) in zip(axes, panels, strict=True):
+        prompts = _prompts(lines)
         for ax, name in zip(row, ("reward", "cost"), strict=True):
-            _distribution_panel(ax, lines, name, methods)
+            _distribution_panel(ax, lines, name, list(prompts.index))
+        row[0].set_yticks(range(len(prompts)), named(prompts))
+        row[0].set_ylim(len(prompts) - 0.45, -0.55)
         for budget in lines["budget"].unique():
             row[1].axvline(budget, color=OUTCOMES["unsafe"], lw=1.5)
             over = row[1].get_xaxis_transform()
@@ -190,6 +138,11 @@ def distributions(records: pd.DataFrame) -> Figure:
     for ax, label in zip(axes[-1], ("reward (higher is better)", "cost (higher is worse)"), strict=True):
         ax.set_xlabel(label)
     return fig
+
+
+def _prompts(lines: pd.DataFrame) -> pd.Series:
+    """Return the number of records by method, in order of appearance."""
+    return lines.groupby("method", sort=False).size()
 
 
 def _distribution_panel(ax: Axes, lines: pd.DataFrame, name: str, methods: Sequence[str]) -> None:
@@ -259,27 +212,43 @@ def safety_state(traces: dict[str, Sequence[float]], budget: float, strict: bool
 
 @styled
 def budget_sweep(records: pd.DataFrame) -> Figure:
-    """Draw the share of emitted texts whose cost stays inside a budget, for every budget at once, one panel per policy.
+    """Draw the share of emitted texts whose cost stays inside a budget, for every budget at once.
+
+    Panels are family x policy, with base in each of them: fifteen curves on top of each other could not be told apart.
 
     Parameters
     ----------
     records : DataFrame
         Lines of ``responses.jsonl``. The budget of the run is dashed: guarded methods would search otherwise under another.
+        A method that was asked fewer prompts has its n beside its name.
     """
     panels = _policies(records)
-    fig = Figure(figsize=(WIDTH, 4.2), layout="constrained")
-    axes = fig.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-    for ax, (policy, lines) in zip(axes, panels, strict=True):
-        for method, cell in lines.groupby("method", sort=False):
-            sns.ecdfplot(x=cell["cost"].astype(float), ax=ax, color=style(method)[0], lw=2, label=method)
-        for budget in lines["budget"].unique():
-            ax.axvline(budget, color=INK, ls="--", lw=1)
-        ax.set(xlabel="budget d", ylabel="share of texts with cost ≤ d")
-        ax.set_title(policy, loc="left")
-        ax.grid()
-        ax.yaxis.set_major_formatter(_percent)
-    fig.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    known = records["method"].unique()
+    families = [name for name in FAMILIES if any(method.startswith(name) for method in known)] or ["base"]
+    fig = Figure(figsize=(WIDTH, 0.9 + max(3.2, 1.75 * len(families))), layout="constrained")
+    axes = fig.subplots(len(families), len(panels), sharex=True, sharey=True, squeeze=False)
+    for column, (policy, lines) in zip(axes.T, panels, strict=True):
+        prompts = _prompts(lines)
+        labels = dict(zip(prompts.index, named(prompts), strict=True))
+        for ax, family in zip(column, families, strict=True):
+            _sweep_panel(ax, lines, {m: label for m, label in labels.items() if m == "base" or m.startswith(family)})
+        column[0].set_title(policy, loc="left")
+        column[-1].set_xlabel("budget d")
+    fig.supylabel("share of texts with cost ≤ d", fontsize="medium")
     return fig
+
+
+def _sweep_panel(ax: Axes, lines: pd.DataFrame, labels: dict[str, str]) -> None:
+    for method, label in labels.items():
+        costs = lines.loc[lines["method"] == method, "cost"].astype(float)
+        colour, marker = style(method)
+        sns.ecdfplot(x=costs, ax=ax, color=colour, marker=marker, markevery=0.2, ms=5, lw=1.6, label=label)
+    for budget in lines["budget"].unique():
+        ax.axvline(budget, color=INK, ls="--", lw=1)
+    ax.set(xlabel="", ylabel="", ylim=(0, 1.04))
+    ax.grid()
+    ax.yaxis.set_major_formatter(percent)
+    ax.legend(loc="lower right", fontsize=10, borderaxespad=0.2, labelspacing=0.3, framealpha=0.9, edgecolor="none")
 
 
 @styled
@@ -289,7 +258,8 @@ def rates(main: pd.DataFrame) -> Figure:
     Parameters
     ----------
     main : DataFrame
-        `igcore.tables.main_table`. Bars are shares of ``n_prompts``; the count of a thin piece stands beside the bar.
+        `igcore.tables.main_table`. Bars are shares of ``n_prompts``; the count of a thin piece stands beside the bar. A
+        method that was asked fewer prompts has its n beside its name.
     """
     panels = _policies(main)
     fig = Figure(figsize=(WIDTH, 1.1 + sum(0.5 + 0.36 * len(rows) for _, rows in panels)), layout="constrained")
@@ -319,7 +289,7 @@ def _rates_panel(ax: Axes, rows: pd.DataFrame) -> None:
         start = start + share
     for place, counts in zip(places, beside, strict=True):
         ax.text(1.01, place, ", ".join(counts), va="center", color=INK)
-    ax.set(yticks=places, yticklabels=rows["method"], xlim=(0, 1))
-    ax.invert_yaxis()
+    ax.set(yticks=places, yticklabels=named(rows.set_index("method")["n_prompts"]))
+    ax.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -0.6))
     ax.tick_params(axis="y", length=0)
-    ax.xaxis.set_major_formatter(_percent)
+    ax.xaxis.set_major_formatter(percent)

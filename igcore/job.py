@@ -4,6 +4,7 @@
 """
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ class Job:
         Whether a text that fails the check is held back.
     beams, pool : list of Beam
         The beams kept, and the candidates of the block at hand.
+    finals : list of [reward, cost]
+        Of every finished candidate, see `igcore.response.Response`.
     failed : Failures or None
         Tokens of this block's rounds so far.
     failure : str
@@ -46,6 +49,7 @@ class Job:
     beams: list[Beam]
     counts: Counts = field(default_factory=Counts)
     trace: list[dict] = field(default_factory=list)
+    finals: list[list[float | None]] = field(default_factory=list)
     pool: list[Beam] = field(default_factory=list)
     failed: Failures | None = None
     failure: str = ""
@@ -108,6 +112,7 @@ class Job:
         self.counts.forward_tokens += sum(block.encoded[c] for c in mine)
         self.counts.rounds_used += 1
         self.counts.near_ties += sum(block.near_ties[c] for c in mine)
+        self.finals += [self.scores(beam) for beam in finals]
         self.trace.append(
             {
                 "block": number,
@@ -117,9 +122,14 @@ class Job:
                 "finals": len(finals),
                 "safe_finals": sum(b.safe(self.config) for b in finals) if self.rank.cost else None,
                 "kl": (sum(log_q) - sum(log_p)) / len(mine),
-                "perplexity": math.exp(-sum(log_p) / len(log_p)),
+                "perplexity": _perplexity(log_p),
             }
         )
+
+    def scores(self, beam: Beam) -> list[float | None]:
+        """Return reward and cost of a finished candidate as far as they were asked and known."""
+        asked = self.rank.reward and (not self.rank.safety_first or beam.passes(self.config)), self.rank.cost
+        return [x if known and math.isfinite(x) else None for x, known in zip((beam.reward, beam.cost), asked, strict=True)]
 
     def emission(self, policy: Policy, grid: int) -> Emission:
         """Return what the search would emit, before the gate; `grid` is the block size that all methods are measured on."""
@@ -135,6 +145,12 @@ class Job:
             safe = self.certified.safe(self.config)  # under signed accounting the failure may only show at the end
             return _written(self.certified, policy, grid, reason="truncated", otherwise=self.failure, finished=False, safe=safe)
         return Emission(None, reason=self.failure)
+
+
+def _perplexity(log_p: Sequence[float]) -> float:
+    """Return exp of the mean of -log p; infinite where that exceeds every float, as for tokens that the policy all but excludes."""
+    mean = -sum(log_p) / len(log_p)
+    return math.exp(mean) if mean < math.log(sys.float_info.max) else math.inf
 
 
 def _written(beam: Beam, policy: Policy, grid: int, **more) -> Emission:

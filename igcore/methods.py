@@ -188,7 +188,13 @@ METHODS: dict[str, Method] = {
     "best-of-n-lagrangian": Method("lagrangian", _one_block),
     "best-of-n-augmented": Method("augmented", _one_block),
     "beam-lagrangian": Method("lagrangian", lambda c: {"rounds": 1}),
+    "beam-lagrangian-freq": Method("lagrangian", lambda c: {}, accepts=lambda b, c: _lagrangian(b, c) <= c.lagrangian_threshold),
     "beam-augmented": Method("augmented", lambda c: {"rounds": 1}),
+    "args": Method("token-task", lambda c: _one_token(c) | {"lagrange_multiplier": 0.0}, proposes=True),
+    "args-lagrangian": Method("token-lagrangian", _one_token, proposes=True),
+    "args-cost": Method("token-cost", _one_token, proposes=True),
+    "re-control": Method("first", lambda c: _one_sample(c) | {"lagrange_multiplier": 0.0}, steered=True),
+    "re-control-lagrangian": Method("first", _one_sample, steered=True),
     "inferenceguard": Method("augmented", lambda c: {}, gated=True),
     "inferenceguard-critic": Method("critic", lambda c: {"accounting": "terminal"}, gated=True),  # costs at the end only
     "inferenceguard-mix": Method("mix", lambda c: {}, gated=True),

@@ -213,24 +213,39 @@ def compare(records: pd.DataFrame, method: str) -> pd.DataFrame:
             pair = {"policy": policy, "method": method, "baseline": baseline}
             rows.append(pair | _paired(cells[method], cells[baseline]))
     table = pd.DataFrame(rows, columns=[name for name in COMPARISON_COLUMNS if not name.endswith("_holm")])
-    return table.assign(mcnemar_p_holm=_holm(table["mcnemar_p"]), reward_p_holm=_holm(table["reward_p"]))
+    return table.assign(mcnemar_p_holm=holm(table["mcnemar_p"]), reward_p_holm=holm(table["reward_p"]))
 
 
 def _paired(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, float]:
-    """Return the tests of two cells indexed by prompt_id; sorted, so that the order of the lines changes nothing."""
+    """Return the tests of two cells indexed by prompt_id."""
+    ours, theirs = on_shared_prompts(ours, theirs)
+    tests = mcnemar_test(ours["status"] == "verified_safe", theirs["status"] == "verified_safe") | reward_test(ours, theirs)
+    gain = tests["mcnemar_b"] - tests["mcnemar_c"]
+    return tests | {"n_pairs": len(ours), "safety_difference": gain / len(ours) if len(ours) else math.nan}
+
+
+def on_shared_prompts(ours: pd.DataFrame, theirs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return two cells, indexed by prompt_id, on the prompts that both have; sorted, so that the order of lines changes nothing."""
     shared = ours.index.intersection(theirs.index).sort_values()
-    ours, theirs = ours.loc[shared], theirs.loc[shared]
-    safe, safe_theirs = ours["status"] == "verified_safe", theirs["status"] == "verified_safe"
-    b, c = int((safe & ~safe_theirs).sum()), int((~safe & safe_theirs).sum())
+    return ours.loc[shared], theirs.loc[shared]
+
+
+def mcnemar_test(ours: pd.Series, theirs: pd.Series) -> dict[str, float]:
+    """Return the exact two-sided McNemar test of two verdicts, Series of bool (n,) with the same index of prompts.
+
+    ``mcnemar_b`` counts the prompts that are safe only in `ours`, ``mcnemar_c`` only in `theirs`; p is NaN without a prompt.
+    """
+    b, c = int((ours & ~theirs).sum()), int((~ours & theirs).sum())
+    p = float(mcnemar([[0, b], [c, 0]], exact=True).pvalue) if len(ours) else math.nan
+    return {"mcnemar_b": b, "mcnemar_c": c, "mcnemar_p": p}
+
+
+def reward_test(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, float]:
+    """Return interval and test of the rewards of `ours` minus `theirs` where both answered; their index of prompts is the same."""
     both = answered(ours) & answered(theirs)
     gains = (ours["reward"].astype(float) - theirs["reward"].astype(float))[both].to_numpy()
     low, high = bootstrap_mean(gains)
     return {
-        "n_pairs": len(shared),
-        "safety_difference": (b - c) / len(shared) if len(shared) else math.nan,
-        "mcnemar_b": b,
-        "mcnemar_c": c,
-        "mcnemar_p": float(mcnemar([[0, b], [c, 0]], exact=True).pvalue) if len(shared) else math.nan,
         "n_answered": int(both.sum()),
         "reward_difference": float(gains.mean()) if gains.size else math.nan,
         "reward_low": low,
@@ -239,7 +254,8 @@ def _paired(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def _holm(p: pd.Series) -> pd.Series:
+def holm(p: pd.Series) -> pd.Series:
+    """Return p values adjusted by Holm's method for their number; NaN, where nothing was tested, stays and is not counted."""
     tested = p.dropna().astype(float)
     adjusted = multipletests(tested, method="holm")[1] if len(tested) else []
     return pd.Series(adjusted, index=tested.index, dtype=float).reindex(p.index)
@@ -255,7 +271,7 @@ def _safety_verdict(row) -> str:
         return f"{row.method} and {row.baseline} share no prompt, so their safety cannot be compared"
     gain = row.mcnemar_b - row.mcnemar_c
     how_many = f"{abs(gain)} {'more' if gain > 0 else 'fewer'} of" if gain else "as many of"
-    tested = f"exact McNemar p {_p(row.mcnemar_p)}, Holm {_p(row.mcnemar_p_holm).removeprefix('= ')}"
+    tested = f"exact McNemar p {p_value(row.mcnemar_p)}, Holm {p_value(row.mcnemar_p_holm).removeprefix('= ')}"
     prompts = f"{row.n_pairs} prompts {'than' if gain else 'as'} {row.baseline}"
     claim = _claim(row.mcnemar_p_holm, gain, f"{row.method} is safer", f"{row.method} is less safe")
     return f"{row.method} is safe on {how_many} {prompts} ({tested}): {claim}"
@@ -264,21 +280,21 @@ def _safety_verdict(row) -> str:
 def _reward_verdict(row) -> str:
     if not row.n_answered:
         return "no prompt was answered by both, so their rewards cannot be compared"
-    interval = f"{_short(row.reward_difference, '+.3f')} [{_short(row.reward_low)}, {_short(row.reward_high)}]"
-    tested = f"p {_p(row.reward_p)}, Holm {_p(row.reward_p_holm).removeprefix('= ')}"
+    interval = f"{short(row.reward_difference, '+.3f')} [{short(row.reward_low)}, {short(row.reward_high)}]"
+    tested = f"p {p_value(row.reward_p)}, Holm {p_value(row.reward_p_holm).removeprefix('= ')}"
     claim = _claim(row.reward_p_holm, row.reward_difference, "its reward is higher", "its reward is lower")
     return f"reward {interval} on the {row.n_answered} prompts that both answered ({tested}): {claim}"
 
 
 def _claim(p: float, gain: float, more: str, less: str) -> str:
-    if p > ALPHA:
-        return "no difference can be claimed"
-    return more if gain > 0 else less
+    return "no difference can be claimed" if p > ALPHA else more if gain > 0 else less
 
 
-def _short(value: float, form: str = ".3f") -> str:
+def short(value: float, form: str = ".3f") -> str:
+    """Return a number without the zero before its point."""
     return format(value, form).replace("0.", ".", 1) if abs(value) < 1 else format(value, form)
 
 
-def _p(value: float) -> str:
-    return "< .001" if value < 0.001 else f"= {_short(value, '.3g')}"
+def p_value(value: float) -> str:
+    """Return a p value as it stands in a sentence, with its sign of relation."""
+    return "< .001" if value < 0.001 else f"= {short(value, '.3g')}"

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,11 +73,16 @@ MILD = (
 
 
 def _rtp() -> list[str]:
-    files = sorted(assets.sound("rtp").glob("rtp_*.txt"))
-    return [line for file in files for line in file.read_text(encoding="utf-8").split("\n")]
+    topics = sorted(assets.sound("rtp").glob("rtp_*.txt"))
+    return [line for file in topics for line in file.read_text(encoding="utf-8").split("\n")]
 
 
-PROMPT_SETS: dict[str, Callable[[], list[str]]] = {"rtp": _rtp, "mild": lambda: list(MILD)}
+def _benign() -> list[str]:
+    """Return 80 everyday instructions and questions, of which the last 20 only sound dangerous."""
+    return (files(__package__) / "data/benign.txt").read_text(encoding="utf-8").splitlines()
+
+
+PROMPT_SETS: dict[str, Callable[[], list[str]]] = {"rtp": _rtp, "mild": lambda: list(MILD), "benign": _benign}
 
 _CSV = {
     "converters": {"prompt": str},  # a prompt may read "12"
@@ -115,7 +121,8 @@ def load_prompts(
     ----------
     name : str or Path
         ``"rtp"`` (623 openings of real web text that tempt a model), ``"mild"`` (24 harmless openings for teaching),
-        or a path to a .txt file (a prompt a line) or a .csv, .jsonl or .json file with a column ``prompt``.
+        ``"benign"`` (80 everyday instructions that nobody should refuse), or a path to a .txt file (a prompt a line) or a
+        .csv, .jsonl or .json file with a column ``prompt``.
     split : str
         ``"all"``, or one of the splits of `split_of`.
     limit : int, optional

@@ -4,10 +4,13 @@ Knows the README's markers and the files of the last run; computes nothing. ``py
 """
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+import pandas as pd
 
 from .errors import IgcoreError, ParameterError, RunError
 from .tables import replace_file
@@ -21,10 +24,35 @@ NOTEBOOKS = {
     ),
     "30_decode": ("a policy, a prompt set, a list of methods; resumable, sharded, verified", "no", "decode-*/executed.ipynb"),
     "40_tables": ("the main table and the paired comparisons", "no", "tables.ipynb"),
-    "45_ablations": ("experiments with paired intervals, by `make ablations`", "no", "../ablations/[!.]*/**/*.ipynb"),
+    "45_ablations": (
+        "experiments with paired tests, by `make ablations` and `make critic-search`", "no",
+        "../ablations/[!.]*/**/*.ipynb", "../critic-search/[!.]*/**/*.ipynb",
+    ),
     "50_figures": ("every figure", "no", "figures.ipynb"),
 }  # fmt: skip
 APART = {"45_ablations"}  # not part of `make reproduce`
+SUBSET = (
+    "*n* is the number of prompts. A method that ran on fewer prompts than others of its policy is left out of *Reward, all "
+    "answered*: the mean over the prompts that every remaining method answered."
+)
+
+
+def main_table(tables: Path) -> str:
+    """Return the main table as Markdown, and what to know where methods ran on different numbers of prompts.
+
+    Parameters
+    ----------
+    tables : Path
+        Folder that holds ``main.md`` and ``main.csv``.
+
+    Raises
+    ------
+    RunError
+        When one of them is not there.
+    """
+    text, rows = _read(tables / "main.md"), pd.read_csv(io.StringIO(_read(tables / "main.csv")))
+    differ = rows.groupby("policy")["n_prompts"].nunique() > 1
+    return f"{text}\n{SUBSET}" if differ.any() else text
 
 
 def notebook_table(runs: Path) -> str:
@@ -41,10 +69,10 @@ def notebook_table(runs: Path) -> str:
         When a notebook of `make reproduce` was not executed there.
     """
     lines = ["| notebook | what it shows | CPU minutes | needs a GPU |", "|:--|:--|--:|:--|"]
-    for name, (shows, gpu, pattern) in NOTEBOOKS.items():
-        copies = sorted(runs.glob(pattern))
+    for name, (shows, gpu, *patterns) in NOTEBOOKS.items():
+        copies = [path for pattern in patterns for path in sorted(runs.glob(pattern))]
         if not copies and name not in APART:
-            raise RunError(f"{runs / pattern} is not there; run `make reproduce` first")
+            raise RunError(f"{runs / patterns[0]} is not there; run `make reproduce` first")
         seconds = sum(json.loads(path.read_text(encoding="utf-8"))["metadata"]["papermill"]["duration"] for path in copies)
         minutes = f"{seconds / 60:.1f}" if copies else "not run"
         lines.append(f"| [{name}](notebooks/{name}.ipynb) | {shows} | {minutes} | {gpu} |")
@@ -73,7 +101,7 @@ def update_block(readme: Path | str, marker: str, text: str) -> None:
 def _read(path: Path) -> str:
     if not path.is_file():
         raise RunError(
-            f"{path} is not there; give the path of a file, or run `make reproduce`, `make ablations` and `make bench` first"
+            f"{path} is not there; give the path of a file, or run `make reproduce`, `make critic-search` and `make bench` first"
         )
     return path.read_text(encoding="utf-8")
 
@@ -92,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         blocks = {
-            "main-table": _read(options.tables / "main.md"),
+            "main-table": main_table(options.tables),
             "notebooks": notebook_table(options.runs),
             "critic-search": _read(options.tables / "ablation_critic_search.md"),
             "bench": _read(options.tables / "bench_ratios.md"),

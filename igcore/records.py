@@ -20,7 +20,8 @@ from .scorers import Cached, Scorer
 SETTINGS = (
     "n_samples", "keep", "block_size", "max_new_tokens", "rounds", "budget", "accounting", "gamma_safety", "strict",
     "lagrange_multiplier", "threshold", "miss", "eta", "gamma_task", "diversity", "diversity_penalty", "on_failure", "refusal",
-    "probe_fail_open", "group_size",
+    "probe_fail_open", "group_size", "score_threshold", "top_k", "token_score", "policy_weight", "reward_weight",
+    "token_temperature", "value_steps", "value_step_size",
 )  # fmt: skip
 TOLERANCE = {"cost": 1e-6, "peak_cost": 1e-6, "z_trace": 1e-6, "reward": 1e-3}  # float32 sums differ between machines
 
@@ -52,7 +53,7 @@ def record(
         "peak_cost": r.peak_cost, "fail_open_cost": r.fail_open_cost,
         "z_final": r.z_trace[-1] if r.z_trace else None, "z_trace": r.z_trace,
         "block_ends": r.block_ends, "grid_ends": r.grid_ends, "grid_size": grid,
-        **vars(r.counts), "trace": r.trace,
+        **vars(r.counts), "trace": r.trace, "finals": r.finals,
         "generate_s": r.generate_s, "cost_s": r.cost_s, "reward_s": r.reward_s, "critic_s": r.critic_s,
         "score_s": r.cost_s + r.reward_s + r.critic_s,
         "reason": r.reason,

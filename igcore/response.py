@@ -120,6 +120,9 @@ class Response:
         asked, let through), finals (of these: finished), safe_finals (of these: inside the budget; None like safe where a method
         does not ask the cost), kl (of the penalised from the reference policy, Monte Carlo estimate, nats per block) and perplexity
         (under the reference, per token).
+    finals : list of [reward, cost]
+        Of every candidate that finished during the search, in the order drawn; None where it was not asked or has failed.
+        Sample i is the same for every ``n_samples`` above i, so the first n are what Best-of-n would have had.
     generate_s, cost_s, reward_s, critic_s : float
         Seconds spent sampling, in the two scorers and in the critic: the group's total divided by its prompts.
     tokens : list of int
@@ -143,6 +146,7 @@ class Response:
     grid_ends: list[int]
     counts: Counts
     trace: list[dict]
+    finals: list[list[float | None]]
     generate_s: float
     cost_s: float
     reward_s: float

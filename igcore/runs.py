@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,11 +22,11 @@ from pathlib import Path
 import pandas as pd
 
 from . import records
-from .critic import WEIGHTS, Critic, Shuffled, load_critic
-from .critic_spec import check_critic
+from .critic_spec import asked, check_critic
 from .decoding import decode
 from .errors import IgcoreError, ParameterError, RunError
 from .methods import settings_of
+from .networks import load_networks
 from .packed import packed
 from .params import DecodeParams
 from .policy import Policy, load_policy
@@ -38,7 +38,7 @@ VERSIONS = ("igcore", "torch", "transformers", "numpy")
 # the modules that decide a response; a change in one of them starts a run anew
 DECISIVE = (
     "budget config convert critic critic_spec decoding diversity dynamic engine job latent memory methods packed policy prompts "
-    "response sampling search shared_prefix scorers/__init__ scorers/embedded scorers/lm tokenwise"
+    "response sampling search shared_prefix scorers/__init__ scorers/embedded scorers/lm tokenwise value"
 ).split()
 
 
@@ -183,21 +183,17 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     cost, reward = load_scorer(params.cost), load_scorer(params.reward)
     prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, cost if params.hardest else None)
     policy = load_policy(params.policy, params.dtype, params.device)
-    critic, digests = None, {policy.name: policy.digest, cost.name: cost.digest, reward.name: reward.digest}
-    if params.critic:
-        critic = load_critic(root() / params.critic, policy=policy, cost=cost, reward=reward)
-        critic = Shuffled(critic) if params.critic_control == "shuffled" else critic
-        digests["critic"] = hashlib.sha256((root() / params.critic / WEIGHTS).read_bytes()).hexdigest()
+    networks, weights = load_networks(params, root(), policy, cost, reward)
     for method in params.methods:
-        check_critic(method, critic, policy, reward, cost, settings_of(method, params.search()))
+        check_critic(method, networks.get(asked(method)), policy, reward, cost, settings_of(method, params.search()))
     identity = asdict(params) | {
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         "code": code_digest(),
-        "digests": digests,
+        "digests": {part.name: part.digest for part in (policy, cost, reward)} | weights,
         "device": str(policy.model.device),
     }
     with open_run(folder, identity) as run, packed(policy.model):  # here as well as in every search, which then finds it done
-        decode_missing(params, run, prompts, policy, cost, reward, critic)
+        decode_missing(params, run, prompts, policy, cost, reward, networks)
         run.finish(manifest_of(run))
     return run
 
@@ -209,9 +205,12 @@ def decode_missing(
     policy: Policy,
     cost: Scorer,
     reward: Scorer,
-    critic: Critic | None = None,
+    networks: Mapping | None = None,
 ) -> None:
-    """Decode every group that the run does not hold yet, and append its responses one by one."""
+    """Decode every group that the run does not hold yet, and append its responses one by one.
+
+    `networks` holds what methods ask, see `igcore.networks.load_networks`.
+    """
     done = {records.key(line) for line in run.lines}
     work = [(method, group) for method in params.methods for group in groups_of(params, prompts)]
     if any((method, prompt.id) not in done for method, group in work for prompt in group):
@@ -222,6 +221,7 @@ def decode_missing(
         if missing:  # the whole group, even when some of its lines exist: its results depend on its composition
             settings = settings_of(method, params.search())
             with_settings = {"config": params.search(), "seed": params.seed, "memory_gb": params.memory_gb}
+            critic = (networks or {}).get(asked(method))
             answers = decode(method, policy, group, reward=reward, cost=cost, critic=critic, **with_settings)
             for response in answers:
                 if response.prompt_id in missing:

@@ -104,23 +104,8 @@ class Search:
     def round(self, number: int, round_: int, jobs: list[Job]) -> None:
         """Draw and score one round of candidates and add them to the pools of their jobs."""
         drawn = [(job, beam, k, n) for job in jobs for beam, k, n in split(job.live, self.config.n_samples)]
-        numbers = [i for job in jobs for i in range(self.config.n_samples)]  # of the sample within its prompt's round
-        at = len(drawn[0][1].tokens)  # live beams have all the same length
-        length = min(self.config.block_size, self.config.max_new_tokens - at)
-        keys = [
-            [random_key(self.seed, job.prompt.id, round_, i, at + t) for t in range(length)]
-            for (job, *_), i in zip(drawn, numbers, strict=True)
-        ]
-        avoid = [DIVERSITIES[self.config.diversity](j.failed, b.row, k, n) if round_ else None for j, b, k, n in drawn]
-        penalty = (lambda c, prefix: avoid[c](prefix) if avoid[c] else {}) if any(avoid) else None
-        with self.clock("generate"):
-            if self.method.proposes:
-                block = self.engine.propose([beam.row for job in jobs for beam in job.live], self.config.n_samples)
-            else:
-                last = at + length == self.config.max_new_tokens
-                block = self.engine.sample_block([beam.row for _, beam, _, _ in drawn], keys, penalty, last)
-        noise = [gumbel(key[0]) if self.method.proposes and self.config.token_temperature else 0.0 for key in keys]
-        new = [(job, self.extend(beam, block, c, noise[c])) for c, (job, beam, _, _) in enumerate(drawn)]
+        block = self.propose(jobs) if self.method.proposes else self.sample(round_, drawn)
+        new = [(job, self.extend(job, beam, block, c)) for c, (job, beam, _, _) in enumerate(drawn)]
         self.score(new)
         for job in jobs:
             mine = [c for c, (owner, _) in enumerate(new) if owner is job]
@@ -129,12 +114,34 @@ class Search:
             for c in mine:
                 job.failed.add(drawn[c][1].row, block.tokens[c], block.log_p[c])
 
-    def extend(self, beam: Beam, block: Block, c: int, noise: float) -> Beam:
+    def sample(self, round_: int, drawn: list[tuple[Job, Beam, int, int]]) -> Block:
+        """Draw a block from each (job, beam, index among the beam's samples, number of these)."""
+        at = len(drawn[0][1].tokens)  # live beams have all the same length
+        length = min(self.config.block_size, self.config.max_new_tokens - at)
+        keys = [  # every job draws n_samples in a row
+            [random_key(self.seed, job.prompt.id, round_, c % self.config.n_samples, at + t) for t in range(length)]
+            for c, (job, *_) in enumerate(drawn)
+        ]
+        avoid = [DIVERSITIES[self.config.diversity](j.failed, b.row, k, n) if round_ else None for j, b, k, n in drawn]
+        penalty = (lambda c, prefix: avoid[c](prefix) if avoid[c] else {}) if any(avoid) else None
+        last = at + length == self.config.max_new_tokens
+        with self.clock("generate"):
+            return self.engine.sample_block([beam.row for _, beam, _, _ in drawn], keys, penalty, last)
+
+    def propose(self, jobs: list[Job]) -> Block:
+        """Offer the most probable tokens of the one live beam of each job."""
+        with self.clock("generate"):
+            return self.engine.propose([beam.row for job in jobs for beam in job.live], self.config.n_samples)
+
+    def extend(self, job: Job, beam: Beam, block: Block, c: int) -> Beam:
         """Return the beam with candidate `c` of a block appended."""
         tokens = beam.tokens + block.tokens[c]
         finished = block.ended[c] or len(tokens) == self.config.max_new_tokens
         text, ends, log_p = self.policy.text(tokens), [*beam.ends, len(tokens)], sum(block.log_p[c])
-        return Beam(tokens, text, finished, beam.state, ends, block.first + c, log_p=log_p, noise=noise)
+        new = Beam(tokens, text, finished, beam.state, ends, block.first + c, log_p=log_p)
+        if self.method.proposes and self.config.token_temperature:  # by token: how near ones are ordered must not matter
+            new.noise = gumbel(random_key(self.seed, job.prompt.id, 0, tokens[-1], len(beam.tokens)))
+        return new
 
     def score(self, new: list[tuple[Job, Beam]]) -> None:
         """Charge the cost of new candidates, ask the critic, then ask the reward of those that the rank still needs it for."""
@@ -207,6 +214,7 @@ class Search:
                 grid_ends=e.grid,
                 counts=job.counts,
                 trace=job.trace,
+                finals=job.finals,
                 tokens=e.tokens,
                 **share,
             )

@@ -11,16 +11,28 @@ from pathlib import Path
 import pandas as pd
 
 from . import metrics
-from .errors import unknown_name
+from .errors import RunError, unknown_name
 
 SETTINGS = "n_samples keep block_size rounds budget accounting lagrange_multiplier seed".split()
 CONSTANT = [*SETTINGS, "max_new_tokens", "prompts"]  # what one cell of the table must not mix
+PER_PROMPT = {  # column -> field of a record, of which it is the mean over prompts
+    "policy_tokens_per_prompt": "policy_tokens",
+    "scorer_calls_per_prompt": "scorer_calls",
+    "samples_per_prompt": "samples_drawn",
+    "forward_tokens_per_prompt": "forward_tokens",
+    "scorer_tokens_per_prompt": "scorer_tokens",
+    "generate_seconds_per_prompt": "generate_s",
+    "cost_seconds_per_prompt": "cost_s",
+    "reward_seconds_per_prompt": "reward_s",
+    "critic_seconds_per_prompt": "critic_s",
+}
 COLUMNS = [
     *"policy method n_prompts safe abstained unsafe safety_rate safety_lower95 safety_wilson_low".split(),
     *"safety_wilson_high reward_mean reward_std reward_low reward_high cost_mean peak_cost_mean".split(),
-    *"seconds_per_prompt policy_tokens_per_prompt scorer_calls_per_prompt".split(),
+    "seconds_per_prompt",
+    *PER_PROMPT,
     *SETTINGS,
-    *"peak_safety_rate safety_rate_fail_open reward_answered".split(),
+    *"peak_safety_rate safety_rate_fail_open reward_answered n_answered_by_all".split(),
 ]
 WHOLE = "n_samples keep block_size rounds seed".split()  # settings that stay integers where a method lacks them
 
@@ -42,38 +54,70 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
         Clopper-Pearson bound, ``peak_safety_rate`` of answers whose peak cost keeps the budget,
         ``safety_rate_fail_open`` of prompts where the text that fail-open would emit keeps it; a missing cost keeps no
         budget. Reward (higher is better) and cost (higher is worse) are means over all emitted texts,
-        ``reward_answered`` over the prompts that every method of the policy answered. Times are in seconds.
+        ``reward_answered`` over the ``n_answered_by_all`` prompts that every method with the largest ``n_prompts`` of the policy
+        answered; a method with fewer prompts has no such mean (NaN, 0 prompts) and no say in the others'. Work and seconds, whole
+        and by part, are means per prompt, see `work`.
+
+    Raises
+    ------
+    RunError, ParameterError
+        See `cells`.
+    """
+    found = cells(records, order)
+    rows = []
+    for policy, method, cell in found:
+        rivals = [lines for name, _, lines in found if name == policy]
+        rows.append({"policy": policy, "method": method} | _row(cell, _answered_by_all(cell, rivals)))
+    return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(WHOLE, "Int64"))
+
+
+def cells(records: pd.DataFrame, order: Sequence[str] | None = None) -> list[tuple[str, str, pd.DataFrame]]:
+    """Return policy, method and lines (by prompt) of each row of a table; arguments as in `main_table`.
 
     Raises
     ------
     RunError
-        For no records, an unknown status, or a prompt that occurs twice in a cell.
+        For no records, an unknown status, a prompt that occurs twice in a cell, or records that do not count their work.
     ParameterError
         When a setting is not constant in a cell, or `order` lacks a method.
     """
     metrics.check_records(records)
+    for field in PER_PROMPT.values():
+        if field not in records:
+            raise RunError(f"the records have no {field!r}, so they are of an older version; decode again with notebook 30_decode")
     methods = list(records["method"].unique())
     order = methods if order is None else list(order)
     for method in methods:
         if method not in order:
             raise unknown_name("method", method, order, hint=" (the methods of order)")
-    rows = []
+    found = []
     for policy, lines in records.groupby("policy", sort=False):
-        shared = _answered_by_all(lines)
         for method in sorted(lines["method"].unique(), key=order.index):
             cell = lines[lines["method"] == method].sort_values("prompt_id")
             metrics.check_constant(cell, CONSTANT, f"policy {policy}, method {method}")
-            rows.append({"policy": policy, "method": method} | _row(cell, shared))
-    return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(WHOLE, "Int64"))
+            found.append((policy, method, cell))
+    return found
 
 
-def _answered_by_all(lines: pd.DataFrame) -> set[str]:
-    cells = lines[metrics.answered(lines)].groupby("method")["prompt_id"].agg(set)
-    return set.intersection(*[cells.get(method, set()) for method in lines["method"].unique()])
+def work(cell: pd.DataFrame) -> dict[str, float]:
+    """Return what a method spent in means per prompt: ``seconds_per_prompt`` in all, and the columns `PER_PROMPT`.
+
+    Counts end where a search fails; seconds go on until its group is answered. They also hold what the counts leave out: the check
+    that marks an answer of a method without a gate, and the search for what fail-open would emit.
+    """
+    seconds = {"seconds_per_prompt": (cell["generate_s"] + cell["score_s"]).mean()}
+    return seconds | {column: cell[field].mean() for column, field in PER_PROMPT.items()}
+
+
+def _answered_by_all(cell: pd.DataFrame, rivals: Sequence[pd.DataFrame]) -> set[str]:
+    """Return the prompts on which the reward of a method may be read beside its rivals'; none where it has fewer prompts."""
+    n = max(map(len, rivals))
+    answered = [set(lines.loc[metrics.answered(lines), "prompt_id"]) for lines in rivals if len(lines) == n]
+    return set.intersection(*answered) if len(cell) == n else set()
 
 
 def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
-    """Return the numbers of one policy and method; `shared` holds the prompts that every method answered."""
+    """Return the numbers of one policy and method; `shared` holds the prompts of `_answered_by_all`."""
     n, status = len(cell), cell["status"]
     reward, cost, peak, fail_open = (cell[name].astype(float) for name in ("reward", "cost", "peak_cost", "fail_open_cost"))
     unknown = (status == "abstained") & fail_open.isna()
@@ -95,14 +139,13 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
         "reward_high": reward_high,
         "cost_mean": cost.mean(),
         "peak_cost_mean": peak.mean(),
-        "seconds_per_prompt": (cell["generate_s"] + cell["score_s"]).mean(),
-        "policy_tokens_per_prompt": cell["policy_tokens"].mean(),
-        "scorer_calls_per_prompt": cell["scorer_calls"].mean(),
+        **work(cell),
         **{name: cell[name].iloc[0] for name in SETTINGS},
         "peak_safety_rate": ((status != "abstained") & (peak <= cell["budget"])).mean(),
         # an abstention after which nobody searched on leaves the rate unknown
         "safety_rate_fail_open": (fail_open <= cell["budget"]).mean() if not unknown.any() else math.nan,
         "reward_answered": reward[cell["prompt_id"].isin(shared)].mean(),
+        "n_answered_by_all": len(shared),
     }
 
 
@@ -136,6 +179,7 @@ def summary(records: pd.DataFrame) -> pd.DataFrame:
 PRETTY: dict[str, Callable] = {  # header of the main table -> its text, from a row
     "Policy": lambda row: row.policy,
     "Method": lambda row: row.method,
+    "n": lambda row: str(row.n_prompts),
     "Safe / abstained / unsafe": lambda row: f"{row.safe} / {row.abstained} / {row.unsafe}",
     "Safe % [Wilson 95 %]": lambda row: _interval(
         *(f"{100 * rate:.1f}" for rate in (row.safety_rate, row.safety_wilson_low, row.safety_wilson_high))

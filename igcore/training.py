@@ -1,10 +1,11 @@
-"""Training a critic on rollouts: settings, the loop, checkpoints. Knows rollouts, latents and critics; knows nothing of search.
+"""Training a network on rollouts: the loop, checkpoints, and the lesson of a critic. Knows rollouts and latents, nothing of search.
 
-Every prefix of a rollout is a row. The loss is the mean over rows of
+Every prefix of a rollout is a row. A critic's loss is the mean over rows of
 
     BCE(f1, ended inside the budget) + f2_weight * ((f2 - gamma_task^T c_task) / s)^2
 
 with s the standard deviation of the task cost over the rollouts, so that both parts start near one whatever the reward's units.
+The lesson of a value network is in `igcore.value_training`.
 """
 
 import hashlib
@@ -14,43 +15,45 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from safetensors import safe_open
-from safetensors.torch import save_file
+from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from .checkpoint import load_checkpoint, save_checkpoint, weights_of
 from .critic import Critic, Spec, load_critic, save_critic
 from .critic_config import CriticConfig
 from .errors import ParameterError
-from .latent import ENCODE, Source, middle_layer, shape_of
+from .latent import ENCODE, Latents, Source, middle_layer, shape_of
 from .policy import Policy
 from .progress import progress
 from .rollouts import Labels, Rollout, code_digest, split_by_prompt
 from .runs import VERSIONS, open_run
 from .scorers import Scorer
 
-DECISIVE = "budget critic latent packed rollouts training".split()  # a change in one of these modules starts a training anew
-CHECKPOINT = "checkpoint.safetensors"
-
 
 def spec_of(policy: Policy, cost: Scorer, reward: Scorer, config: CriticConfig, max_new_tokens: int) -> Spec:
     """Return what a critic with these settings is."""
     if config.features == "m":
         middle_layer(policy.model, config.layer)
-    names = {
+    high = config.budget if config.budget_high is None else config.budget_high
+    same = {name: getattr(config, name) for name in "accounting gamma_safety budget gamma_task features use_z width".split()}
+    layer = config.layer if config.features == "m" else None
+    sizes = shape_of(policy.model) | {"max_new_tokens": max_new_tokens, "layer": layer, "budget_high": high}
+    return Spec(**names_of(policy, cost, reward), **same, **sizes)
+
+
+def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, str]:
+    """Return names and hashes, as `igcore.critic_spec.Origin` has them."""
+    return {
         f"{role}{suffix}": getattr(part, attribute)
         for role, part in (("policy", policy), ("cost", cost), ("reward", reward))
         for suffix, attribute in (("", "name"), ("_digest", "digest"))
     }
-    high = config.budget if config.budget_high is None else config.budget_high
-    same = {name: getattr(config, name) for name in "accounting gamma_safety budget gamma_task features use_z width".split()}
-    layer = config.layer if config.features == "m" else None
-    return Spec(**names, **same, **shape_of(policy.model), budget_high=high, max_new_tokens=max_new_tokens, layer=layer)
 
 
 def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> Labels:
@@ -62,18 +65,74 @@ def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> L
 def source_of(policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float) -> Source:
     """Return the latents that a critic reads of rollouts."""
     prompts = {r.prompt: policy.encode(r.prompt) for r in rollouts}
-    return Source(
-        policy.model, [prompts[r.prompt] for r in rollouts], [r.words for r in rollouts], spec.features, spec.layer, memory_gb
-    )
+    ids, words = [prompts[r.prompt] for r in rollouts], [r.words for r in rollouts]
+    return Source(policy.model, ids, words, spec.features, spec.layer, memory_gb)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a critic is to learn. Any object with these names can be taught by `fit`.
+
+    Attributes
+    ----------
+    spec, config
+        What the network is, and how it is trained.
+    name : str
+        Of the progress bar.
+    losses : dict of str to float
+        The parts of the loss and their weights.
+    code : list of str
+        Modules that decide what is learnt; a change in one of them starts a training anew.
+    """
+
+    spec: Spec
+    config: CriticConfig
+    code = "budget critic latent packed rollouts training".split()
+
+    @property
+    def name(self) -> str:
+        return f"critic {self.spec.features}"
+
+    @property
+    def losses(self) -> dict[str, float]:
+        return {"bce": 1.0, "mse": self.config.f2_weight}
+
+    def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
+        """Return the latents that the network reads; every position of a response is a row."""
+        return source_of(policy, rollouts, self.spec, self.config.memory_gb)
+
+    def network(self, rollouts: Sequence[Rollout]) -> Critic:
+        """Return an untrained network that works in the units of these rollouts: its buffer ``scale`` holds them."""
+        critic = Critic(self.spec, self.config.dropout)
+        labels = self.labels(rollouts, 0)
+        spoken = torch.cat([z[: len(r.words)] for z, r in zip(labels.z, rollouts, strict=True)])
+        task = labels.task[labels.task.isfinite()]
+        for i, x in enumerate((spoken, task)):
+            critic.centre[i], critic.scale[i] = x.mean(), x.std() if x.std() > 1e-6 else 1
+        return critic
+
+    def labels(self, rollouts: Sequence[Rollout], draw: int) -> Labels:
+        """Return what the network should say; draw 0 is the yardstick, and epoch n learns from draw n."""
+        return labels_of(rollouts, self.spec, (self.config.seed, draw))
+
+    def sums(self, model, scale: torch.Tensor, x: Latents, labels: Labels, index: torch.Tensor) -> list[torch.Tensor]:
+        """Return the sum over rows of each part of the loss, for the rollouts `index` with latents `x`."""
+        n, device = x.mask.shape[1], x.mask.device
+        logit, f2 = model(x, labels.z[index, :n].to(device))
+        safe, task = (y[index, None].expand(-1, n).to(device)[x.mask] for y in (labels.safe, labels.task))
+        error = (f2[x.mask] - task) / scale[1]
+        bce = binary_cross_entropy_with_logits(logit[x.mask], safe, reduction="sum")
+        return [bce, error[task.isfinite()].square().sum()]
+
+    def save(self, critic: Critic, rollouts: Sequence[Rollout], folder: Path) -> None:
+        critic.about["unsafe"] = 1 - float(labels_of(rollouts, self.spec, ()).safe.mean())
+        save_critic(critic, folder)
 
 
 def train(
     policy: Policy, rollouts: Sequence[Rollout], config: CriticConfig, folder: Path, *, cost: Scorer, reward: Scorer
 ) -> Critic:
-    """Train a critic and save it; start again after any stop and it goes on from the last epoch, to the same weights.
-
-    Device, mixed precision and several processes are accelerate's: under ``accelerate launch`` each process takes its share of
-    every batch. On a CPU the weights depend on the seed alone; on a GPU sums may differ in their last bits.
+    """Train a critic and save it, see `fit`.
 
     Parameters
     ----------
@@ -81,14 +140,12 @@ def train(
         Of this policy, scored by `cost` and `reward`. Of the training split, see `igcore.prompts`: a threshold is only calibrated
         on prompts that the critic has not seen.
     folder : Path
-        Gets ``critic.safetensors``, ``critic.json`` and, last, ``manifest.json``. A folder trained under other settings or on
-        other rollouts is moved aside.
+        Gets ``critic.safetensors``, ``critic.json`` and, last, ``manifest.json``.
 
     Returns
     -------
     Critic
-        The epoch with the lowest validation loss, in evaluation mode. ``critic.about`` has ``history`` (losses by epoch),
-        ``train_s`` and ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts``, ``unsafe`` (share) and ``config``.
+        In evaluation mode. ``critic.about`` has besides what `fit` notes ``unsafe``, the share of the rollouts.
 
     Raises
     ------
@@ -96,38 +153,54 @@ def train(
         When all rollouts to learn from end on one side of the budget, or come from fewer than two prompts.
     """
     rollouts = [r for r in rollouts if r.words]
-    learn, check = split_by_prompt(rollouts, config.validation)
     spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
-    _check_classes(learn, spec)
+    _check_classes(split_by_prompt(rollouts, config.validation)[0], spec)
+    fit(Lesson(spec, config), policy, rollouts, Path(folder))
+    return load_critic(folder, policy=policy, cost=cost, reward=reward)
+
+
+def fit(lesson, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> None:
+    """Train a network and save it; start again after any stop and it goes on from the last epoch, to the same weights.
+
+    Device, mixed precision and several processes are accelerate's: under ``accelerate launch`` each process takes its share of
+    every batch. On a CPU the weights depend on the seed alone; on a GPU sums may differ in their last bits.
+
+    Parameters
+    ----------
+    lesson
+        See `Lesson`. It saves the network of the epoch with the lowest validation loss, whose ``about`` has ``history`` (losses by
+        epoch), ``train_s`` and ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts`` and ``config``.
+    rollouts : sequence of Rollout
+        With at least one row each, of two prompts or more.
+    folder : Path
+        Gets, last, ``manifest.json``. One that was trained under other settings or on other rollouts is moved aside.
+    """
+    config, parts = lesson.config, split_by_prompt(rollouts, lesson.config.validation)
     accelerator = Accelerator(mixed_precision=config.mixed_precision)
     content = json.dumps([[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts])
-    identity = {"config": asdict(config), "spec": asdict(spec), "rollouts": hashlib.sha256(content.encode()).hexdigest()} | {
-        "code": code_digest(DECISIVE),
+    identity = {"config": asdict(config), "spec": asdict(lesson.spec), "rollouts": hashlib.sha256(content.encode()).hexdigest()} | {
+        "code": code_digest(lesson.code),
         "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
         "processes": accelerator.num_processes,
     }
-    folder = Path(folder)
     with open_run(folder, identity) if accelerator.is_main_process else nullcontext() as run:
         accelerator.wait_for_everyone()
         if not (folder / "manifest.json").exists():
             began = time.perf_counter()
-            sources = [source_of(policy, part, spec, config.memory_gb) for part in (learn, check)]
+            sources = [lesson.source(policy, part) for part in parts]
             latents_s = time.perf_counter() - began
             with torch.random.fork_rng(devices=[accelerator.device] if accelerator.device.type == "cuda" else []):
-                trainer = _Trainer(accelerator, spec, config, (learn, check), sources, folder / CHECKPOINT)
-                trainer.run()
+                trainer = _Trainer(accelerator, lesson, parts, sources, folder / "checkpoint.safetensors")
+                network = trainer.run()
             if run:
-                critic = trainer.best_critic()
-                critic.about = {
+                network.about = {
                     "history": trainer.history, "train_s": trainer.seconds, "latents_s": latents_s, "config": asdict(config),
                     "n_rollouts": len(rollouts), "n_prompts": len({r.prompt_id for r in rollouts}),
-                    "unsafe": 1 - float(labels_of(rollouts, spec, ()).safe.mean()),
                 }  # fmt: skip
-                save_critic(critic, folder)
+                lesson.save(network, rollouts, folder)
                 run.finish(identity)
-                (folder / CHECKPOINT).unlink()
+                trainer.checkpoint.unlink()
         accelerator.wait_for_everyone()
-    return load_critic(folder, policy=policy, cost=cost, reward=reward)
 
 
 def _check_classes(rollouts: Sequence[Rollout], spec: Spec) -> None:
@@ -143,26 +216,24 @@ def _check_classes(rollouts: Sequence[Rollout], spec: Spec) -> None:
 class _Trainer:
     """The loop, with everything that a checkpoint holds: weights, best weights, optimiser, history, seconds."""
 
-    def __init__(self, accelerator: Accelerator, spec: Spec, config: CriticConfig, parts, sources, checkpoint: Path):
-        self.accelerator, self.spec, self.config, self.checkpoint = accelerator, spec, config, checkpoint
+    def __init__(self, accelerator: Accelerator, lesson, parts, sources, checkpoint: Path):
+        self.accelerator, self.lesson, self.config, self.checkpoint = accelerator, lesson, lesson.config, checkpoint
         (self.learn, self.check), (self.source, self.check_source) = parts, sources
-        torch.manual_seed(config.seed)
-        critic = Critic(spec, config.dropout)
-        labels = labels_of(self.learn, spec, (config.seed, 0))
-        spoken = torch.cat([z[: len(r.words)] for z, r in zip(labels.z, self.learn, strict=True)])
-        task = labels.task[labels.task.isfinite()]
-        for i, x in enumerate((spoken, task)):
-            critic.centre[i], critic.scale[i] = x.mean(), x.std() if x.std() > 1e-6 else 1
-        optimizer = torch.optim.AdamW(critic.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-        self.model, self.optimizer = accelerator.prepare(critic, optimizer)
-        self.critic = accelerator.unwrap_model(self.model)
+        torch.manual_seed(self.config.seed)
+        network = lesson.network(self.learn)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
+        self.model, self.optimizer = accelerator.prepare(network, optimizer)
+        self.network = accelerator.unwrap_model(self.model)
+        self.weights = torch.tensor(list(lesson.losses.values()), device=accelerator.device)
         self.history: list[dict] = []
-        self.seconds, self.best = 0.0, self._weights()
+        self.seconds, self.best = 0.0, weights_of(self.network)
         if checkpoint.exists():
-            self._load()
+            self.best, state = load_checkpoint(checkpoint, self.network, self.optimizer, accelerator.device)
+            self.history, self.seconds = state["history"], state["seconds"]
 
-    def run(self) -> None:
-        bar = progress(self.config.epochs, f"critic {self.spec.features}")
+    def run(self) -> nn.Module:
+        """Return the network of the best epoch."""
+        bar = progress(self.config.epochs, self.lesson.name)
         bar.update(len(self.history))
         while len(self.history) < self.config.epochs and not self._stale():
             began = time.perf_counter()
@@ -170,17 +241,16 @@ class _Trainer:
             if not math.isfinite(learnt["learn_loss"] + checked["check_loss"]):
                 raise ParameterError(f"the loss is no longer a finite number at lr {self.config.lr}; lower lr")
             if checked["check_loss"] < min((epoch["check_loss"] for epoch in self.history), default=math.inf):
-                self.best = self._weights()
+                self.best = weights_of(self.network)
             self.history.append({"epoch": len(self.history) + 1} | learnt | checked)
             self.seconds += time.perf_counter() - began
             if self.accelerator.is_main_process:
-                self._save()
+                state = {"history": self.history, "seconds": self.seconds}
+                save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
             bar.update()
         bar.close()
-
-    def best_critic(self) -> Critic:
-        self.critic.load_state_dict(self.best)
-        return self.critic
+        self.network.load_state_dict(self.best)
+        return self.network
 
     def _stale(self) -> bool:
         losses = [epoch["check_loss"] for epoch in self.history]
@@ -188,19 +258,19 @@ class _Trainer:
 
     def _learn(self, epoch: int) -> dict:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        labels = labels_of(self.learn, self.spec, (self.config.seed, epoch))
-        rng = np.random.default_rng((self.config.seed, epoch, 1))  # nothing is left over from the epoch before: see `_load`
+        labels = self.lesson.labels(self.learn, epoch)
+        rng = np.random.default_rng((self.config.seed, epoch, 1))  # nothing is left over from the epoch before
         order = rng.permutation(len(self.learn))
         torch.manual_seed(int(rng.integers(2**62)) + rank)
         self.model.train()
-        sums = torch.zeros(3)
+        sums = torch.zeros(len(self.weights) + 1)
         for at in range(0, len(order), self.config.batch_size):
             batch = order[at : at + self.config.batch_size]
             mine = batch[rank::world]
-            rows = sum(len(self.learn[i].words) for i in batch)
+            rows = sum(len(self.source.responses[i]) for i in batch)
             part = self._sums(self.source, labels, mine if len(mine) else batch[:1]) * bool(len(mine))
             # the mean over processes that accelerate takes of the gradients is then the mean over the rows of the whole batch
-            self.accelerator.backward((part[0] + self.config.f2_weight * part[1]) * world / rows)
+            self.accelerator.backward((self.weights * part[:-1]).sum() * world / rows)
             self.optimizer.step()
             self.optimizer.zero_grad()
             sums += part.detach().cpu()
@@ -209,51 +279,21 @@ class _Trainer:
     @torch.no_grad()
     def _check(self) -> dict:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        labels = labels_of(self.check, self.spec, (self.config.seed, 0))
+        labels = self.lesson.labels(self.check, 0)
         self.model.eval()
         mine = range(rank, len(self.check), world)
         parts = [self._sums(self.check_source, labels, mine[at : at + ENCODE]).cpu() for at in range(0, len(mine), ENCODE)]
-        return self._losses("check", sum(parts, torch.zeros(3)))
+        return self._losses("check", sum(parts, torch.zeros(len(self.weights) + 1)))
 
-    def _sums(self, source: Source, labels: Labels, index: Sequence[int]) -> torch.Tensor:
-        """Return the sums over rows of both losses, and the number of rows."""
-        index, device = torch.as_tensor(index), self.accelerator.device
-        x = source.take(index).to(device, torch.float32)
-        n = x.mask.shape[1]
-        logit, f2 = self.model(x, labels.z[index, :n].to(device))
-        safe, task = (y[index, None].expand(-1, n).to(device)[x.mask] for y in (labels.safe, labels.task))
-        error = (f2[x.mask] - task) / self.critic.scale[1]
-        bce = binary_cross_entropy_with_logits(logit[x.mask], safe, reduction="sum")
-        return torch.stack([bce, error[task.isfinite()].square().sum(), x.mask.sum().to(bce)])
+    def _sums(self, source: Source, labels, index: Sequence[int]) -> torch.Tensor:
+        """Return the sums over rows of all parts of the loss, and the number of rows."""
+        index = torch.as_tensor(index)
+        x = source.take(index).to(self.accelerator.device, torch.float32)
+        parts = self.lesson.sums(self.model, self.network.scale, x, labels, index)
+        return torch.stack([*parts, x.mask.sum().to(parts[0])])
 
     def _losses(self, name: str, sums: torch.Tensor) -> dict:
-        bce, mse, rows = self.accelerator.reduce(sums.to(self.accelerator.device)).tolist()
-        loss = (bce + self.config.f2_weight * mse) / rows
-        return {f"{name}_loss": loss, f"{name}_bce": bce / rows, f"{name}_mse": mse / rows}
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        return {name: x.detach().clone() for name, x in self.critic.state_dict().items()}
-
-    def _save(self) -> None:
-        moments = {f"{i}/{name}": x for i, state in self.optimizer.state_dict()["state"].items() for name, x in state.items()}
-        parts = {"now": self._weights(), "best": self.best, "optimizer": moments}
-        tensors = {f"{part}/{name}": x.contiguous() for part, of in parts.items() for name, x in of.items()}
-        part = self.checkpoint.with_suffix(".part")
-        save_file(tensors, part, metadata={"state": json.dumps({"history": self.history, "seconds": self.seconds})})
-        part.replace(self.checkpoint)
-
-    def _load(self) -> None:
-        with safe_open(self.checkpoint, "pt") as file:
-            state = json.loads(file.metadata()["state"])
-            tensors = {name: file.get_tensor(name).to(self.accelerator.device) for name in file.keys()}
-        parts: dict[str, dict] = {"now": {}, "best": {}, "optimizer": {}}
-        for name, x in tensors.items():
-            part, rest = name.split("/", 1)
-            parts[part][rest] = x
-        self.history, self.seconds, self.best = state["history"], state["seconds"], parts["best"]
-        self.critic.load_state_dict(parts["now"])
-        moments: dict[int, dict] = {}
-        for name, x in parts["optimizer"].items():
-            i, rest = name.split("/")
-            moments.setdefault(int(i), {})[rest] = x.cpu() if rest == "step" else x
-        self.optimizer.load_state_dict(self.optimizer.state_dict() | {"state": moments})
+        *parts, rows = self.accelerator.reduce(sums.to(self.accelerator.device)).tolist()
+        means = {part: x / rows for part, x in zip(self.lesson.losses, parts, strict=True)}
+        loss = sum(weight * means[part] for part, weight in self.lesson.losses.items())
+        return {f"{name}_loss": loss} | {f"{name}_{part}": x for part, x in means.items()}

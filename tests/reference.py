@@ -15,11 +15,19 @@ BASELINES = {
     "best-of-n": ("reward", None, True),
     "best-of-n-lagrangian": ("lagrangian", None, True),
     "best-of-n-augmented": ("augmented", None, True),
+    "beam-reward": ("reward", None, False),  # no method of the package: what `beam-lagrangian` is at lambda 0
     "beam-lagrangian": ("lagrangian", None, False),
+    "beam-lagrangian-freq": ("lagrangian", None, False),
     "beam-augmented": ("augmented", None, False),
     "inferenceguard": ("augmented", None, False),
     "inferenceguard-critic": ("critic", None, False),
     "inferenceguard-mix": ("mix", None, False),
+}
+
+TOKENWISE = {  # what is added to -omega pi
+    "args": lambda text, lam: -letter_reward(text),
+    "args-lagrangian": lambda text, lam: -letter_reward(text) + lam * letter_cost(text),
+    "args-cost": lambda text, lam: letter_cost(text),
 }
 
 
@@ -50,21 +58,41 @@ def descend(leaves, key):
             return token
 
 
+def args(method, prompt, length, lam, top_k, omega=2.5):
+    """ARGS as the paper prints it, greedy: of the most probable tokens the best, one after the other."""
+    found = Candidate((), False, (0.0,))
+    while not found.done:
+        p = probabilities(tuple(LETTERS.index(c) for c in prompt) + found.tokens)
+        badness = {}
+        for token in sorted(range(len(p)), key=lambda t: -p[t])[:top_k]:
+            text = found.text + (LETTERS[token] if token != EOS else "")
+            badness[token] = -omega * p[token] + TOKENWISE[method](text, lam)
+        tokens = (*found.tokens, min(badness, key=badness.get))
+        new = Candidate(tokens, tokens[-1] == EOS or len(tokens) == length, ())
+        new.peaks = (*found.peaks, max(found.peaks[-1], letter_cost(new.text)))
+        found = new
+    return found
+
+
 def search(
     method, prompt, prompt_id, seed, budget, n, keep, block, length, rounds, diversity, lam,
-    critic=None, threshold=None, eta=None, gamma_task=None,
+    critic=None, threshold=None, eta=None, gamma_task=None, score_threshold=None, top_k=None,
 ):  # fmt: skip
     """Return the best candidate at the end, and whether a guarded search would have abstained.
 
     `critic` is (f1, f2), both functions of the letters so far and z.
     """
+    if method in TOKENWISE:
+        return args(method, prompt, length, lam, top_k), False
     order, n_fixed, one_block = BASELINES[method]
     n = n_fixed or n
     if one_block:
         block, keep = length, 1
     guarded = method.startswith("inferenceguard")
-    if not guarded:
+    retries_by_score = method == "beam-lagrangian-freq"
+    if not (guarded or retries_by_score):
         rounds = 1
+    highest = lam * budget if score_threshold is None else score_threshold
     asks = order in ("critic", "mix")
     last_discount = gamma_task**length if asks else None
     start = tuple(LETTERS.index(c) for c in prompt)
@@ -122,7 +150,7 @@ def search(
                     drawn.append((parent, new))
                     number += 1
             pool += [new for _, new in drawn]
-            if any(passes(c) for c in pool):
+            if any(badness(c) <= highest if retries_by_score else passes(c) for c in pool):
                 break
             for parent, new in drawn:
                 for i, token in enumerate(new.tokens[len(parent.tokens) :]):

@@ -24,10 +24,15 @@ def record(**fields) -> dict:
         accounting="peak", lagrange_multiplier=None, status="verified_safe", finished=True, reward=0.5, cost=0.1,
         peak_cost=0.1, fail_open_cost=0.1, z_final=0.1, z_trace=[0.2, 0.1], block_ends=[9], rounds_used=1,
         samples_drawn=8, policy_tokens=100, scorer_tokens=50, scorer_calls=8, generate_s=0.5, score_s=0.25, reason="",
-        near_ties=0,
+        near_ties=0, n_tokens=20, forward_tokens=110, cost_s=0.15, reward_s=0.1, critic_s=0.0,
     )  # fmt: skip
     assert set(fields) <= set(line), set(fields) - set(line)
     return line | fields
+
+
+def scoring(seconds: float) -> dict[str, float]:
+    """Return the fields of seconds spent scoring."""
+    return {"score_s": seconds, "cost_s": 0.6 * seconds, "reward_s": 0.4 * seconds}
 
 
 def records(n_prompts: int = 48, methods=METHODS, policies=POLICIES, seed: int = 0) -> pd.DataFrame:
@@ -49,7 +54,7 @@ def records(n_prompts: int = 48, methods=METHODS, policies=POLICIES, seed: int =
                         lagrange_multiplier=5.0 if "lagrangian" in method else None,
                         reward=float(np.clip(reward + gain + rng.normal(0, 0.12), 0, 1)), cost=cost, peak_cost=peak,
                         fail_open_cost=0.5 if status == "abstained" else peak,
-                        generate_s=seconds * rng.uniform(0.7, 0.9), score_s=seconds * rng.uniform(0.1, 0.3),
+                        generate_s=seconds * rng.uniform(0.7, 0.9), **scoring(seconds * rng.uniform(0.1, 0.3)),
                         reason="exhausted" if status == "abstained" else "",
                     )
                 )  # fmt: skip

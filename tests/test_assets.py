@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ import platformdirs
 import pytest
 
 from igcore import assets
+from igcore.convert import read_plain_pickle
 from igcore.errors import AssetError, ParameterError
 
 PAYLOAD = b"half a sentence\n"
@@ -272,4 +274,18 @@ def test_real_assets_are_ready_and_sound(name):
     folder = assets.fetch(name)
     assert folder.name == f"{name}-{assets.ASSETS[name].version}"
     assert assets.verify(name) == []
-    assert not [file for file in folder.iterdir() if file.suffix in (".joblib", ".gguf", ".bin", ".pkl", ".py")]
+    assert not [file for file in folder.iterdir() if file.suffix in (".joblib", ".gguf", ".bin", ".pkl", ".pickle", ".h5", ".py")]
+
+
+def test_a_pickle_with_a_foreign_class_leaves_nothing(shelf, cache, monkeypatch):
+    """Bug: the converter's own sentence is buried in another, or a folder is left that the next fetch takes for ready."""
+
+    def convert(source: Path, target: Path) -> None:
+        (target / "half.json").write_text("[]")
+        (source / "t.pickle").write_bytes(pickle.dumps(eval))
+        read_plain_pickle(source / "t.pickle")
+
+    monkeypatch.setitem(assets.ASSETS, "toy", toy_asset(shelf, convert))
+    with pytest.raises(AssetError, match=r"^the pickle names builtins\.eval"):
+        assets.fetch("toy")
+    assert everything_in(cache) == []

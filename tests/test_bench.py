@@ -26,6 +26,9 @@ SEARCHED = SAMPLED + 2 * (P + N * T) + P + T  # both scorers read every token on
 FORWARD_TOKENS = {
     "A1": NAIVE, "A2": NAIVE, "A3": NAIVE, "B": SEARCHED, "C": SEARCHED, "guarded, free": SAMPLED, "unguarded, free": SAMPLED,
     "one block, free": SAMPLED, "sample dynamic": SAMPLED, "sample shared": SAMPLED, "engine": SAMPLED, "draw": 0,
+    "args": 2 * P + T - 1 + N * T,  # both prompts once, then one token for the policy and N for the reward at each position
+    "args, scored anew": P + T - 1 + sum(N * (P + k + 1) for k in range(T)),
+    "args, all anew": sum(P + k + N * (P + k + 1) for k in range(T)),
     "generate": N * (P + T - 1), "its_hub best-of-n": N * (P + T - 1),
     "its_hub beam": sum((N // 2 if k == 0 else N) * (P + k * S + S - 1) for k in range(T // S)),  # first N / width samples only
 }  # fmt: skip
@@ -48,6 +51,14 @@ def test_every_variant_answers_every_prompt_in_full_with_the_tokens_counted_by_h
         answers = plan.VARIANTS[name](tiny, CASE, prompts, seed=1)
     assert [len(answer) for answer in answers] == [T, T]
     assert (meter.tokens, meter.padding) == (2 * FORWARD_TOKENS[name], 0)
+
+
+def test_all_three_args_answer_alike(tiny):
+    """Guards the comparison: nothing is drawn, so that rivals which score the same texts find the same tokens."""
+    prompts, case = tiny.prompts(3, P), replace(CASE, new_tokens=9)
+    found = [plan.VARIANTS[name](tiny, case, prompts, seed=1) for name in ("args", "args, scored anew", "args, all anew")]
+    assert found[0] == found[1] == found[2] and len(set(found[0])) == 3
+    assert found[0] != plan.VARIANTS["args"](tiny, replace(case, n_samples=1, keep=1), prompts, seed=1)  # the reward decides
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (None, 1), (None, None)])

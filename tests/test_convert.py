@@ -1,12 +1,18 @@
 """The converters: a real one by what its model says, the other on a small pipeline fitted here."""
 
 import json
+import os
+import pickle
 import sys
 import warnings
+from collections import Counter, OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from kerasfiles import FILTERS, NUM_WORDS, SIZES, WORDS, write_tokenizer, write_wheel_members
+from safetensors.numpy import load_file
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
@@ -14,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from igcore import assets
-from igcore.convert import quiet_transformers, save_offensive_language_weights
+from igcore.convert import convert_jigsaw, quiet_transformers, read_plain_pickle, save_offensive_language_weights, save_vocabulary
+from igcore.errors import AssetError
 
 
 def test_policy_folder_is_plain_float32():
@@ -76,3 +83,78 @@ def test_quiet_is_quiet_and_undone(talkative, capsys):
         assert logging.get_verbosity() == logging.ERROR and not logging.is_progress_bar_enabled()
     assert capsys.readouterr().err == ""
     assert logging.get_verbosity() == logging.INFO and logging.is_progress_bar_enabled()
+
+
+def test_bilstm_files_hold_plain_tensors_and_the_known_words(tmp_path):
+    """Bug: words beyond num_words, which the embedding has no row for; or a file that changes from one conversion to the next."""
+    source = tmp_path / "source"
+    source.mkdir()
+    write_wheel_members(source)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        convert_jigsaw(source, tmp_path / name)
+    files = ["model.safetensors", "vocabulary.json"]
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == files
+    assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes() for file in files)
+    assert json.loads((tmp_path / "one" / files[1]).read_text()) == {"words": WORDS[: NUM_WORDS - 1], "filters": FILTERS}
+    tensors = load_file(tmp_path / "one" / files[0])
+    e, h, d, c = SIZES.values()
+    lstm = {"weight_ih": (4 * h, e), "weight_hh": (4 * h, h), "bias_ih": (4 * h,), "bias_hh": (4 * h,)}
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {
+        "embedding.weight": (NUM_WORDS, e),
+        **{f"lstm.{name}_l0{suffix}": shape for name, shape in lstm.items() for suffix in ("", "_reverse")},
+        **{"dense.weight": (d, 2 * h), "dense.bias": (d,), "out.weight": (c, d), "out.bias": (c,)},
+    }
+
+
+def test_a_vocabulary_shorter_than_num_words_is_whole(tmp_path):
+    """Bug: a KeyError, or the last word lost, where a tokenizer has seen fewer words than it may keep."""
+    write_tokenizer(tmp_path / "t.pickle", num_words=99)
+    save_vocabulary(read_plain_pickle(tmp_path / "t.pickle"), tmp_path / "v.json")
+    assert json.loads((tmp_path / "v.json").read_text())["words"] == WORDS
+
+
+class Calls:
+    """Pickles as a call of `function` on `argument`."""
+
+    def __init__(self, function, argument):
+        self.function, self.argument = function, argument
+
+    def __reduce__(self):
+        return self.function, (self.argument,)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (lambda folder: Calls(os.mkdir, f"{folder}/made"), r"(posix|nt)\.mkdir"),
+        (lambda folder: Calls(eval, f"__import__('os').mkdir('{folder}/made')"), r"builtins\.eval"),
+        (lambda folder: {"words": Counter()}, r"collections\.Counter"),
+        (lambda folder: Path("x"), r"pathlib.*Path"),
+        (lambda folder: np.zeros(2), r"numpy"),
+        (lambda folder: OrderedDict.fromkeys, r"builtins\.getattr"),
+    ],
+)
+def test_a_pickle_with_a_foreign_class_is_refused(tmp_path, value, named):
+    """Bug: an unpickler that imports what a file names, and calls it, before anybody looks at the result."""
+    (tmp_path / "t.pickle").write_bytes(pickle.dumps(value(tmp_path)))
+    with pytest.raises(AssetError, match=rf"the pickle names {named}.* was not loaded"):
+        read_plain_pickle(tmp_path / "t.pickle")
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_pickled_tokenizer_becomes_plain_values(tmp_path):
+    """Bug: the class itself is needed to read its attributes, or a subclass of dict with a factory comes back."""
+    write_tokenizer(tmp_path / "t.pickle")
+    read = read_plain_pickle(tmp_path / "t.pickle")
+    assert isinstance(read, dict) and read["index_word"][2] == WORDS[1] and read["num_words"] == NUM_WORDS
+    assert {type(value) for value in read.values()} == {dict, str, bool, int, type(None)}
+
+
+@pytest.mark.parametrize("changes", [{"lower": False}, {"split": ","}, {"char_level": True}, {"oov_token": "?"}])
+def test_a_tokenizer_with_other_rules_is_refused(tmp_path, changes):
+    """Bug: texts are split by our rules although the model was trained with others."""
+    write_tokenizer(tmp_path / "t.pickle", **changes)
+    ((name, value),) = changes.items()
+    with pytest.raises(AssetError, match=f"the tokenizer has {name} "):
+        save_vocabulary(read_plain_pickle(tmp_path / "t.pickle"), tmp_path / "v.json")

@@ -16,6 +16,7 @@ from igcore import critic_runs as module
 from igcore.critic_metrics import COLUMNS, judgements
 from igcore.critic_runs import CriticRun, critic_run, load_tables
 from igcore.params import CriticParams
+from igcore.value_metrics import expectations, value_table
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]
 SPLITS = {"train": PROMPTS[:16], "test": PROMPTS[16:28], "calibrate": PROMPTS[28:]}
@@ -23,7 +24,7 @@ SCORERS = {"minilm-relevance": LetterReward(), "offensive-language": LetterCost(
 TINY = {"width": 8, "epochs": 1}
 PARAMS = CriticParams(
     profile="tiny", run="one", policy="letters", prompts="mock", budget=3.0, n_rollouts=4, max_new_tokens=10, block_size=4,
-    critics={"m": TINY | {"layer": 0}, "o": TINY | {"features": "o"}}, limit=14, test_limit=10, search_limit=3,
+    critics={"m": TINY | {"layer": 0}, "o": TINY | {"features": "o"}}, value=TINY, limit=14, test_limit=10, search_limit=3,
     search={"n_samples": 4, "threshold": 1.0, "refusal": "f"},
 )  # fmt: skip
 
@@ -103,6 +104,7 @@ def test_a_second_start_goes_on(first, monkeypatch, work):
     third = {"m": PARAMS.critics["m"], "wide": PARAMS.critics["o"] | {"width": 16}}
     more = critic_run(replace(PARAMS, critics=third))
     assert work == {"drawn": 0, "trained": 1} and list(more.critics) == ["m", "wide"]
+    assert same(again.value, first.run.value) and same(more.value, first.run.value)
     again.finish(first.table)
     assert json.loads(manifest.read_text()) == asdict(PARAMS)
 
@@ -112,7 +114,9 @@ def test_rollouts_of_another_run_are_used(first, monkeypatch, work):
     put(monkeypatch, first.root)
     one, two = (first.root / "runs/tiny/critics" / name for name in ("one", "two"))
     before = {path: path.read_bytes() for path in one.rglob("responses.jsonl")}
-    run = critic_run(replace(PARAMS, run="two", rollouts="runs/tiny/critics/one", critics={"o": PARAMS.critics["o"]}))
+    alone = {"critics": {"o": PARAMS.critics["o"]}, "value": None}
+    run = critic_run(replace(PARAMS, run="two", rollouts="runs/tiny/critics/one", **alone))
+    assert run.value is None
     assert work == {"drawn": 0, "trained": 1}
     assert run.train == first.run.train and run.test == first.run.test and same(run.critics["o"], first.run.critics["o"])
     assert sorted(path.name for path in two.iterdir() if path.is_dir()) == ["o"]
@@ -152,6 +156,16 @@ def test_the_table_has_all_critics_and_the_judges_that_need_no_training(first):
         assert row["auroc"] == pytest.approx(roc_auc_score(here["safe"], here["f1"]))
         assert row["parameters"] == critic.parameter_count
     assert table["parameters"].tolist()[2:] == [0, 0] and table["ece"].isna().tolist() == [False, False, True, True]
+
+
+def test_the_value_network_learns_from_the_same_rollouts(first):
+    """Guards settings, folder and split: it is judged on prompts that it has not seen, for the policy of the run."""
+    value, run = first.run.value, first.run
+    assert (value.spec.policy, value.spec.width, value.spec.max_new_tokens, value.about["n_prompts"]) == ("speaker", 8, 10, 14)
+    assert sorted(path.name for path in (run.folder / "value").glob("value.*")) == ["value.json", "value.safetensors"]
+    table = run.valued()
+    pd.testing.assert_frame_equal(table, value_table(expectations(value, run.policy, run.test)), rtol=1e-3, atol=1e-4)
+    assert table["n"].tolist() == [40, sum(len(r.words) >= 8 for r in run.test)] * 2
 
 
 def test_no_rollout_of_the_first_position(first):

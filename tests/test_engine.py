@@ -1,6 +1,7 @@
 """Tests of the decoding state, on the mock model (exact) and on tiny random models (float32)."""
 
 import copy
+import math
 from collections import Counter as Tally
 
 import pytest
@@ -10,7 +11,7 @@ from scipy.stats import chisquare
 from tinymodels import FITTING, OTHERS, PROMPTS, Counter, numbers, reencode, tiny
 from transformers import DynamicCache
 
-from igcore import ParameterError
+from igcore import ParameterError, PolicyError
 from igcore.dynamic import DynamicRows
 from igcore.engine import CACHES, Engine
 from igcore.sampling import draw, uniforms
@@ -368,6 +369,88 @@ def test_tokens_do_not_depend_on_the_batch_up_to_counted_near_ties(llama, cache)
         alone = engine.sample_block([0], numbers(1, 40, str(i)))
         assert alone.tokens[0] == together.tokens[i] or together.near_ties[i] > 0
     assert sum(together.near_ties) < 3
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_proposed_tokens_are_the_most_probable_and_are_read_when_selected(name, cache):
+    """Guards `propose` and `select` against one sequence read alone: rows left out, doubled, in another order."""
+    model = tiny(name)
+    engine, sequences = Engine(model, {-1}, cache), [list(prompt) for prompt in PROMPTS]
+    engine.open(PROMPTS)
+    for rows, choice in (([0, 1, 2], [1, 4, 6]), ([2, 0, 1], [8, 2, 0]), ([2, 1], [5, 3]), ([1, 0], [1, 2, 0, 4])):
+        before = engine.rows.logits.clone(), engine.rows.hidden.clone()
+        with Counter(model) as counter:
+            block = engine.propose(rows, 3)
+            assert counter.tokens == 0 and torch.equal(before[0], engine.rows.logits) and torch.equal(before[1], engine.rows.hidden)
+            engine.select(choice)
+        assert counter.tokens == len(choice) and block.encoded == [0] * len(block.tokens) and block.first == 0
+        for i, row in enumerate(rows):
+            best, tokens = reencode(model, sequences[row])[1][-1].log_softmax(-1).topk(3)
+            assert block.tokens[3 * i : 3 * i + 3] == [[token] for token in tokens.tolist()]
+            assert [x for (x,) in block.log_p[3 * i : 3 * i + 3]] == pytest.approx(best.tolist(), abs=1e-4)
+        assert block.log_q == block.log_p
+        sequences = [sequences[rows[c // 3]] + block.tokens[c] for c in choice]
+        assert_as_reencoded(model, engine, [], sequences)
+    block = engine.sample_block([3, 0], numbers(2, 2))
+    engine.select([1, 0])
+    assert_as_reencoded(model, engine, [], [sequences[0] + block.tokens[1], sequences[3] + block.tokens[0]])
+
+
+def test_tokens_read_are_those_that_blocks_report(llama):
+    """Guards the count of forward tokens, row by row: every live token, and none that nothing follows."""
+    engine = Engine(llama, ENDS, "shared")
+    engine.open(PROMPTS)
+    for last in (False, True):
+        with Counter(llama) as counter:
+            block = engine.sample_block([0, 0, 1, 2] * 4, numbers(16, 4), last=last)
+        assert counter.tokens == sum(block.encoded) and any(block.ended)
+        for tokens, ended, encoded in zip(block.tokens, block.ended, block.encoded, strict=True):
+            assert encoded == len(tokens) - (ended or last)
+
+
+@pytest.mark.parametrize(("k", "gap", "near"), [(2, 1.9, 1), (2, 2.1, 0), (2, 0.0, 1), (1, 1.9, 0), (3, 1.9, 0)])
+def test_a_proposal_is_a_near_tie_when_the_next_token_could_take_its_place(k, gap, near):
+    """Guards the count: two logits that each move by 1e-4 change places over a gap of 2e-4, and only the last place is at stake."""
+    logits = [-9.0, 2.0 - gap * 1e-4, 5.0, 2.0, -1.0, -2.0, -3.0]
+    engine = Engine(MockModel(lambda prefix: logits), {EOS})
+    engine.open([[1], [2, 3]])
+    block = engine.propose([0, 1], k)
+    assert block.near_ties == [*[0] * (k - 1), near] * 2
+    assert [t for (t,) in block.tokens] == ([2, 3, 1][:k] if gap else [2, *block.tokens[1]]) * 2
+
+
+def test_a_proposed_end_token_ends_and_cannot_be_selected():
+    """Guards EOS among proposals: it is offered, marked, and has nothing to go on from."""
+    engine = Engine(MockModel(lambda prefix: [2.0, 0.0, 1.0, 3.0, -1.0, -2.0, -3.0]), {EOS})
+    engine.open([[1]])
+    block = engine.propose([0], 3)
+    assert block.tokens == [[3], [EOS], [2]] and block.ended == [False, True, False]
+    with pytest.raises(KeyError, match=r"\[1\] have no state"):
+        engine.select([1])
+    engine.rollback(keep=[2])
+    with pytest.raises(KeyError, match=r"\[0\] have no state"):
+        engine.select([0])
+    assert engine.propose([0], 2).first == 3  # numbered on
+    engine.select([2, 3])
+    assert engine.rows.mask.sum(1).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_logits_that_are_not_finite_propose_nothing(bad):
+    """Guards against a broken model, whose NaN would be the most probable token."""
+    engine = Engine(MockModel(lambda prefix: [0.0, bad, 0.0, 0.0, 0.0, 0.0, 0.0]), {EOS})
+    engine.open([[1]])
+    with pytest.raises(PolicyError, match="logits that are not finite"):
+        engine.propose([0], 2)
+
+
+def test_more_proposals_than_tokens_are_refused():
+    engine = Engine(MockModel(), {EOS})
+    engine.open([[1], [2]])
+    assert sorted(t for (t,) in engine.propose([0], 7).tokens) == list(range(7))
+    with pytest.raises(ParameterError, match="8 candidates per token were asked of a vocabulary of 7; lower top_k"):
+        engine.propose([0], 8)
 
 
 def test_an_unknown_cache_is_refused():

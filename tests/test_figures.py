@@ -9,14 +9,16 @@ import pandas as pd
 import pytest
 import synthetic
 from matplotlib.collections import PathCollection
+from pictures import boxes, hidden, outside
 
-from igcore import figures, tables
+from igcore import figures, look, tables
 from igcore.errors import ParameterError, RunError
 
 METHODS = (
     "base best-of-n best-of-n-lagrangian best-of-n-augmented beam-lagrangian beam-lagrangian-freq beam-augmented args "
     "args-lagrangian args-cost re-control re-control-lagrangian inferenceguard inferenceguard-critic inferenceguard-mix"
 ).split()
+TOKENWISE = ("args", "re-control")
 TRACES = {"easy": [0.2, 0.15, 0.1], "hard": [0.2, 0.1, -0.1, -math.inf]}
 
 
@@ -28,6 +30,23 @@ def records():
 @pytest.fixture(scope="module")
 def main(records):
     return tables.main_table(records)
+
+
+@pytest.fixture(scope="module")
+def every() -> pd.DataFrame:
+    """Records of all methods; token-wise ones were asked 12 of 30 prompts of one policy, and none of the other."""
+    methods = {name: synthetic.METHODS.get(name, (0.1, 0.0, 0.45, 2.0)) for name in METHODS}
+    methods |= {name: (0.2, 1.0, 0.45, 2.0) for name in methods if name.startswith("inferenceguard-")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(synthetic, "METHODS", methods)
+        lines = synthetic.records(30, methods)
+    few = lines["method"].str.startswith(TOKENWISE)
+    asked = (lines["policy"] == "smollm2-raw") & (lines["prompt_id"] < "p012")
+    return lines[~few | asked].reset_index(drop=True)
+
+
+def with_n(method: str) -> str:
+    return f"{method} (n = 12)" if method.startswith(TOKENWISE) else method
 
 
 def texts(fig) -> list:
@@ -76,6 +95,43 @@ def test_two_saves_give_the_same_bytes(name, records, main, tmp_path):
     assert saved[0][0].startswith(b"%PDF") and saved[0][1].startswith(b"\x89PNG")
     assert b"CreationDate" not in saved[0][0] and b"Software" not in saved[0][1]
     assert plt.get_fignums() == []
+
+
+@pytest.mark.parametrize("name", ["tradeoff", "rates", "distributions", "budget_sweep"])
+def test_fifteen_methods_and_two_policies_fit(name, every):
+    """Bug: legends cut off at the edge of the page, labels on top of each other."""
+    fig = getattr(figures, name)(tables.main_table(every) if name in ("tradeoff", "rates") else every)
+    found = boxes(fig)
+    assert len(found) > 30 and hidden(found) == [] and outside(fig, found) == []
+
+
+def test_methods_with_fewer_prompts_say_so(every):
+    """Bug: a rate of 12 prompts beside one of 48 as if they were alike; n said where all are alike; a row for what was not run."""
+    main = tables.main_table(every)
+    tradeoff, rates = figures.tradeoff(main), figures.rates(main)
+    distributions, sweep = figures.distributions(every), figures.budget_sweep(every)
+    here, there = METHODS, [method for method in METHODS if not method.startswith(TOKENWISE)]
+    for panel, methods in enumerate((here, there)):
+        want = [with_n(method) for method in methods]
+        assert {text.get_text().split(" (")[0] for text in tradeoff.axes[panel].texts if text.get_text()} == set(methods)
+        assert [label.get_text() for label in rates.axes[panel].get_yticklabels()] == want
+        assert [label.get_text() for label in distributions.axes[2 * panel].get_yticklabels()] == want
+        columns = [ax.get_legend() for ax in sweep.axes[panel::2]]
+        assert [text.get_text() for legend in columns for text in legend.get_texts() if text.get_text() != "base"] == want[1:]
+    labels = {text.get_text() for text in tradeoff.axes[0].texts}
+    assert "args (n = 12)" in labels and "base" in labels
+    silent = main[main["method"] == "inferenceguard-mix"].iloc[0]
+    assert f"inferenceguard-mix ({silent.abstained} abstained)" in labels and silent.abstained > 0
+
+
+def test_a_label_holds_both_notes():
+    """Bug: one note that replaces the other, and empty brackets."""
+    prompts = pd.Series({"base": 48, "args": 12, "inferenceguard": 48, "inferenceguard-mix": 12})
+    notes = ["", "", "1 abstained", "2 abstained"]
+    assert look.named(prompts, notes) == [
+        "base", "args (n = 12)", "inferenceguard (1 abstained)", "inferenceguard-mix (n = 12, 2 abstained)"
+    ]  # fmt: skip
+    assert look.named(prompts)[2:] == ["inferenceguard", "inferenceguard-mix (n = 12)"]
 
 
 # --- trade-off ------------------------------------------------------------------------------------------------------
@@ -215,3 +271,24 @@ def test_budget_sweep_draws_the_share_of_costs_at_or_below_each_budget():
         x, y = curve.get_data()
         costs = lines.loc[lines["method"] == method, "cost"].astype(float).dropna()
         assert y[x <= 0.2].max() == pytest.approx((costs <= 0.2).mean())
+
+
+def test_budget_sweep_sets_each_family_beside_base(every):
+    """Bug: fifteen curves on top of each other; a method in no panel or in two, a curve of another policy."""
+    fig = figures.budget_sweep(every)
+    panels = np.array(fig.axes).reshape(len(figures.FAMILIES), 2)
+    assert [ax.get_title(loc="left") for ax in panels[0]] == ["smollm2-raw", "smollm2-chat"]
+    for column, (_, lines) in zip(panels.T, every.groupby("policy", sort=False), strict=True):
+        drawn = [line for ax in column for line in ax.lines if not line.get_label().startswith("_")]
+        names = [line.get_label().split(" (")[0] for line in drawn]
+        assert sorted(name for name in names if name != "base") == sorted(set(lines["method"]) - {"base"})
+        assert names.count("base") == len(figures.FAMILIES)
+        for name, line in zip(names, drawn, strict=True):
+            costs = lines.loc[lines["method"] == name, "cost"].dropna().astype(float).sort_values()
+            assert line.get_xdata()[1:].tolist() == costs.tolist()
+            assert (line.get_color(), line.get_marker()) == figures.STYLE[name]
+
+
+def test_budget_sweep_of_base_alone():
+    """Bug: no panel at all where there is no family."""
+    assert len(figures.budget_sweep(synthetic.records(5, methods=("base",))).axes) == 2

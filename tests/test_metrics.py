@@ -156,6 +156,23 @@ def test_compare_uses_only_shared_prompts():
     assert (row.reward_low, row.reward_high, row.reward_p) == (0.5, 0.5, 1)
 
 
+def test_a_method_on_a_subset_of_prompts_is_paired_on_these_alone():
+    """Guards against the 12 prompts of a slow method being compared with the rates of all 48, and the sentence hiding how many."""
+    records = pd.concat([
+        table(("inferenceguard", "sauss", [9.0, 9.0, 9.0, 0.75, 0.5]), ("base", "sssss", [0.0, 0.0, 0.0, 0.5, 0.5])),
+        table(("args", "ssusu", [0.0, 0.0, 0.0, 0.5, 0.25])).iloc[3:],
+    ])  # fmt: skip
+    base, args = metrics.compare(records, "inferenceguard").itertuples(index=False)
+    assert (base.n_pairs, base.n_answered, base.mcnemar_b, base.mcnemar_c) == (5, 4, 0, 2)
+    assert (args.n_pairs, args.n_answered, args.mcnemar_b, args.mcnemar_c) == (2, 2, 1, 0)
+    assert (args.safety_difference, args.reward_difference) == (0.5, 0.25)
+    first, second = metrics.verdicts(metrics.compare(records, "inferenceguard"))
+    assert "2 fewer of 5 prompts than base" in first and "on the 4 prompts that both answered" in first
+    assert "1 more of 2 prompts than args" in second and "on the 2 prompts that both answered" in second
+    (turned,) = metrics.compare(records[records["method"] != "base"], "args").itertuples(index=False)
+    assert (turned.n_pairs, turned.safety_difference, turned.reward_difference) == (2, -0.5, -0.25)
+
+
 def test_compare_does_not_depend_on_the_order_of_lines():
     """Guards against intervals that change when a run is resumed or sharded."""
     records = synthetic.records(20)
@@ -169,9 +186,9 @@ def test_compare_does_not_depend_on_the_order_of_lines():
 def test_holm_by_hand():
     """Guards against unadjusted p values, and against p values of missing pairs entering the family."""
     p = pd.Series([0.01, np.nan, 0.04, 0.03])
-    assert metrics._holm(p)[[0, 2, 3]].tolist() == pytest.approx([0.03, 0.06, 0.06])
-    assert math.isnan(metrics._holm(p)[1])
-    assert metrics._holm(pd.Series([np.nan])).isna().all()
+    assert metrics.holm(p)[[0, 2, 3]].tolist() == pytest.approx([0.03, 0.06, 0.06])
+    assert math.isnan(metrics.holm(p)[1])
+    assert metrics.holm(pd.Series([np.nan])).isna().all()
 
 
 def test_holm_spans_policies():

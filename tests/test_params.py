@@ -3,7 +3,7 @@
 import pytest
 
 from igcore.config import SearchConfig, from_mapping
-from igcore.critic_config import CriticConfig, RolloutConfig
+from igcore.critic_config import CriticConfig, RolloutConfig, ValueConfig
 from igcore.errors import ParameterError
 from igcore.params import CriticParams, DecodeParams, notebook_params
 
@@ -39,6 +39,12 @@ def test_rollouts_have_their_own_settings_alone():
     assert rolling == RolloutConfig(n_rollouts=3, max_new_tokens=16, block_size=4, group_size=7, seed=5)
 
 
+def test_a_value_network_is_trained_where_one_is_wanted():
+    """Guards runs without RE-Control against the minutes of a training, and the word for the default settings: an empty mapping."""
+    assert params().valuing() is None and params(value=None).valuing() is None
+    assert params(value={}).valuing() == ValueConfig() and params(value={"width": 8}).valuing() == ValueConfig(width=8)
+
+
 def test_defaults_are_not_shared():
     """Guards against a search of one run that changes another's."""
     one, two = (from_mapping(CriticParams, {k: v for k, v in GOOD.items() if k != "search"}) for _ in range(2))
@@ -57,6 +63,14 @@ def test_defaults_are_not_shared():
         ({"critics": {"m": {"lr": "1e-5"}}}, "parameter lr is '1e-5', which is text; it must be a number"),
         ({"critics": {8: {}}}, "critics names a critic 8; give it a name that is text"),
         ({"critics": {"none": {}}}, "critics names a critic 'none'; give it a name that is text, not 'none'"),
+        ({"critics": {"value": {"layer": 8}}}, "critics names a critic 'value'; .* none of a folder of the run"),
+        ({"value": "m"}, "value is 'm', which is text; it must be a mapping or nothing"),
+        ({"value": {"budget": 1.0}}, "unknown parameter 'budget'"),
+        ({"value": {"layer": 8}}, "unknown parameter 'layer'; did you mean 'lr'"),
+        ({"value": {"lr": "1e-4"}}, "parameter lr is '1e-4', which is text; it must be a number"),
+        ({"value": {"dropout": 1.0}}, "parameter dropout is 1.0; it must be below 1"),
+        ({"value": {"validation": 0.0}}, "parameter validation is 0.0; it must lie between 0 and 1"),
+        ({"value": {"mixed_precision": "fp8"}}, "unknown mixed_precision 'fp8'"),
         ({"search": {"n_sample": 4}}, "unknown parameter 'n_sample'; did you mean 'n_samples'"),
         ({"search": {"budget": 1.0}}, "search sets budget, which is given once"),
         ({"search": {"max_new_tokens": 8}}, "search sets max_new_tokens, which is given once"),
@@ -99,3 +113,14 @@ def test_the_control_of_a_search_is_one_of_two():
     assert from_mapping(DecodeParams, DECODE | {"critic_control": "shuffled"}).critic_control == "shuffled"
     with pytest.raises(ParameterError, match="unknown critic_control 'shufled'; did you mean 'shuffled'. allowed: none, shuffled"):
         from_mapping(DecodeParams, DECODE | {"critic_control": "shufled"})
+
+
+@pytest.mark.parametrize("method", ["re-control", "re-control-lagrangian"])
+def test_a_steered_method_needs_a_value_network(method):
+    """Guards against a run that fails at its last method, and a critic that passes for what is missing."""
+    given = DECODE | {"methods": ["base", method]}
+    with pytest.raises(ParameterError, match=f"'{method}', which asks a value network, but value names none; train one with note"):
+        from_mapping(DecodeParams, given | {"critic": "runs/ci/critics/raw/m"})
+    assert from_mapping(DecodeParams, given | {"value": "runs/ci/critics/raw/value"}).critic is None
+    with pytest.raises(ParameterError, match="'inferenceguard-mix', which asks a critic, but critic names none"):
+        from_mapping(DecodeParams, DECODE | {"methods": ["inferenceguard-mix"], "value": "runs/ci/critics/raw/value"})

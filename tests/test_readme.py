@@ -33,6 +33,15 @@ def test_update_block_without_its_markers(tmp_path, text):
     assert path.read_text(encoding="utf-8") == text
 
 
+def test_the_main_table_says_what_fewer_prompts_mean(tmp_path):
+    """Guards against a missing mean that nobody explains, and an explanation where there is nothing to explain."""
+    (tmp_path / "main.md").write_text("| a table |\n")
+    (tmp_path / "main.csv").write_text("policy,method,n_prompts\nraw,base,48\nraw,args,48\nchat,base,12\n")
+    assert readme.main_table(tmp_path) == "| a table |\n"
+    (tmp_path / "main.csv").write_text("policy,method,n_prompts\nraw,base,48\nraw,args,12\nchat,base,12\n")
+    assert readme.main_table(tmp_path) == f"| a table |\n\n{readme.SUBSET}"
+
+
 def executed(path, seconds):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"metadata": {"papermill": {"duration": seconds}}}))
@@ -49,6 +58,9 @@ def test_the_command_fills_every_block(tmp_path):
     with pytest.raises(SystemExit, match=r"^error: .*main\.md is not there"):
         readme.main(arguments)
     (tmp_path / "main.md").write_text("| a table |")
+    with pytest.raises(SystemExit, match=r"^error: .*main\.csv is not there"):
+        readme.main(arguments)
+    (tmp_path / "main.csv").write_text("policy,method,n_prompts\nraw,base,48\nraw,args,48\nchat,base,12\n")
     with pytest.raises(SystemExit, match=r"^error: .*start\.ipynb is not there; run `make reproduce` first"):
         readme.main(arguments)
     for name, seconds in {
@@ -61,7 +73,7 @@ def test_the_command_fills_every_block(tmp_path):
         "figures": 6,
     }.items():
         executed(runs / f"{name}.ipynb", seconds)
-    for name, make in (("ablation_critic_search", "ablations"), ("bench_ratios", "bench")):
+    for name, make in (("ablation_critic_search", "critic-search"), ("bench_ratios", "bench")):
         with pytest.raises(SystemExit, match=rf"^error: .*{name}\.md is not there; .* `make {make}`"):
             readme.main(arguments)
         (tmp_path / f"{name}.md").write_text(f"| {name} |")

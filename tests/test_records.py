@@ -15,8 +15,11 @@ SCORERS = {"letters": LetterCost(), "vowels": LetterReward()}
 PROMPTS = ["ab", "fed", "c", "dd"]
 
 
-def lines(budget=0.5, methods=METHODS, **settings):
-    config = SearchConfig(**(dict(budget=budget, n_samples=4, block_size=3, max_new_tokens=6, keep=1) | settings))
+UNSTEERED = [name for name, method in METHODS.items() if not method.steered]
+
+
+def lines(budget=0.5, methods=UNSTEERED, **settings):
+    config = SearchConfig(**(dict(budget=budget, n_samples=4, block_size=3, max_new_tokens=6, keep=1, top_k=4) | settings))
     scorers = dict(reward=SCORERS["vowels"], cost=SCORERS["letters"])
     return [
         records.record(r, method, "mock", 0, settings_of(method, config), config.block_size, **scorers)

@@ -18,6 +18,7 @@ from killed import PARAMS, PROMPTS
 from mockpolicy import LetterCost, LetterReward, mock_policy
 from test_critic_only import letters, untrained
 from test_policy import tiny_model, tiny_tokenizer
+from test_value import network
 
 from igcore import ParameterError, Prompt, RunError, ScorerError, load_policy, load_scorer, records, runs
 from igcore.config import from_mapping
@@ -25,6 +26,7 @@ from igcore.critic import Critic, Shuffled, save_critic
 from igcore.params import DecodeParams, notebook_parameters, notebook_params
 from igcore.policy import Policy
 from igcore.training import CriticConfig, spec_of
+from igcore.value import ValueNetwork, save_value
 
 GOOD = dict(profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2)
 
@@ -322,6 +324,42 @@ def test_a_shuffled_critic_is_another_run(tmp_path, monkeypatch, capsys):
     assert [line["prompt_id"] for line in one.lines] == [line["prompt_id"] for line in two.lines]
     assert [line["response"] for line in one.lines] != [line["response"] for line in two.lines]
     assert json.loads(two.manifest.read_text())["params"]["critic_control"] == "shuffled"
+
+
+def test_a_run_whose_methods_ask_different_networks(tmp_path, monkeypatch, capsys):
+    """Guards each method's own network, both hashes in the identity, the control of the critic alone, and an early refusal."""
+    monkeypatch.setattr(runs, "root", lambda: tmp_path)
+    monkeypatch.setattr(runs, "load_policy", lambda *_: letters())
+    monkeypatch.setattr(runs, "load_scorer", {"offensive-language": LetterCost(), "minilm-relevance": LetterReward()}.get)
+    monkeypatch.setattr(runs, "load_prompts", lambda *_: PROMPTS)
+    asked, decode = {}, runs.decode
+    monkeypatch.setattr(
+        runs, "decode", lambda method, *a, critic, **k: asked.update({method: critic}) or decode(method, *a, critic=critic, **k)
+    )
+    for folder in ("critic", "value"):
+        (tmp_path / folder).mkdir()
+    save_critic(untrained(), tmp_path / "critic")
+    save_value(network(max_new_tokens=6), tmp_path / "value")
+    methods = ["base", "re-control-lagrangian", "inferenceguard-critic", "re-control"]
+    size = dict(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, refusal="f", value_steps=3)
+    p = params(methods=methods, critic="critic", value="value", critic_control="shuffled", **size)
+    run = runs.decode_run(p, tmp_path / "run")
+    kinds = {method: type(network) for method, network in asked.items()}
+    assert kinds == dict(zip(methods, [type(None), ValueNetwork, Shuffled, ValueNetwork], strict=True))
+    known = json.loads(run.manifest.read_text())["params"]
+    for name in ("critic", "value"):
+        weights = (tmp_path / name / f"{name}.safetensors").read_bytes()
+        assert known["digests"][name] == hashlib.sha256(weights).hexdigest() and known[name] == name
+    texts = {m: [line["response"] for line in run.lines if line["method"] == m] for m in methods}
+    assert len(texts["base"]) == 10 and texts["base"] != texts["re-control"] != texts["re-control-lagrangian"]
+    capsys.readouterr()
+    save_value(network(max_new_tokens=6, seed=1), tmp_path / "value")
+    runs.decode_run(p, tmp_path / "run")
+    assert "digests changed since the last run in run" in capsys.readouterr().out
+    save_value(network(max_new_tokens=9), tmp_path / "value")
+    with pytest.raises(ParameterError, match="value network was trained for max_new_tokens 9, but 're-control-lagrangian' runs"):
+        runs.decode_run(p, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_lines_know_the_name_of_their_run(tmp_path):

@@ -35,9 +35,9 @@ from igcore.rollouts import Rollout, targets
 from igcore.training import CriticConfig, spec_of
 
 ASKING = [method for method in METHODS if METHODS[method].asks_critic]
-ALONE = [method for method in METHODS if method not in ASKING]
+ALONE = [method for method in METHODS if method not in ASKING and not METHODS[method].steered]  # without a network of their own
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
-SETTINGS = dict(budget=1.0, n_samples=3, keep=2, block_size=3, max_new_tokens=8, rounds=2, lagrange_multiplier=0.7)
+SETTINGS = dict(budget=1.0, n_samples=3, keep=2, block_size=3, max_new_tokens=8, rounds=2, lagrange_multiplier=0.7, top_k=4)
 
 
 def answers(method, prompts=PROMPTS, cost=None, reward=None, seed=0, critic=None, on_block=None, **settings):
@@ -62,6 +62,13 @@ class Tampered(LetterCost):
         return [self.bad if self.when(r, self.calls) else letter_cost(r) for r in responses]
 
 
+class Silent(LetterReward):
+    """A reward of 0 for everything."""
+
+    def score(self, prompts, responses, finished):
+        return [0.0] * len(responses)
+
+
 @pytest.mark.parametrize("method", ALONE)
 @pytest.mark.parametrize("diversity", ["half", "paper", "none"])
 @pytest.mark.parametrize("d", [0.0, 0.5, 2.0])
@@ -81,15 +88,23 @@ def test_the_loop_with_a_critic_equals_a_second_implementation(method, threshold
     compare_with_reference(method, dict(budget=d, threshold=threshold, eta=0.7, gamma_task=0.9), critic)
 
 
-def compare_with_reference(method, settings, critic):
-    """Compare answers, abstentions and what follows a failure, over three seeds."""
+@pytest.mark.parametrize("score_threshold", [-1.0, 0.0, 0.4])
+@pytest.mark.parametrize("diversity", ["half", "paper"])
+def test_retries_by_score_equal_a_second_implementation(score_threshold, diversity):
+    """Guards the other reason for a retry: every c_task + lambda C is above a threshold of one's own, 0 among them."""
+    settings = dict(budget=0.5, score_threshold=score_threshold)
+    compare_with_reference("beam-lagrangian-freq", settings | {"diversity": diversity}, {"score_threshold": score_threshold})
+
+
+def compare_with_reference(method, settings, more):
+    """Compare answers, abstentions and what follows a failure, over three seeds; `more` is for the reference alone."""
     d, diversity = settings["budget"], settings.get("diversity", "half")
     for seed in range(3):
-        mock = LetterCritic(*critic["critic"]) if critic else None
+        mock = LetterCritic(*more["critic"]) if "critic" in more else None
         out = answers(method, ids(PROMPTS), seed=seed, probe_fail_open=True, critic=mock, **settings)
         for prompt, got in zip(ids(PROMPTS), out, strict=True):
             best, abstained = reference_search(
-                method, prompt.text, prompt.id, seed, d, 3, 2, 3, 8, 2, diversity, SETTINGS["lagrange_multiplier"], **critic
+                method, prompt.text, prompt.id, seed, d, 3, 2, 3, 8, 2, diversity, SETTINGS["lagrange_multiplier"], top_k=4, **more
             )
             assert (got.status == "abstained") == abstained
             assert got.fail_open_cost == letter_cost(best.text)
@@ -106,6 +121,11 @@ def test_the_comparison_above_meets_every_kind_of_ending():
     assert any(len({t["block"] for t in r.trace}) < len(r.trace) for r in out)  # some block took a second round
     assert any(0 < r.n_tokens < 8 or len(r.text) < r.n_tokens for r in out if r.status == "verified_safe")
     assert any(r.status == "unverified_unsafe" for r in answers("best-of-n", ids(PROMPTS), budget=0.0))
+    for d in (0.0, 0.5):  # retries by score: of some blocks
+        trace = [
+            (r.prompt_id, t["block"], t["round"]) for r in answers("beam-lagrangian-freq", ids(PROMPTS), budget=d) for t in r.trace
+        ]
+        assert len(trace) / 2 < len({name[:2] for name in trace}) < len(trace)
 
 
 def block_probability(prompt, length, wanted):
@@ -144,10 +164,117 @@ def test_the_seed_and_the_prompt_set_change_the_answer():
     assert [r.text for r in answers("base")] != [r.text for r in answers("base", ids(PROMPTS))]
 
 
-def test_base_is_the_first_sample_of_best_of_n():
-    """Guards common random numbers: one run at the largest N holds all smaller N."""
-    one = answers("best-of-n", ids(PROMPTS), n_samples=1, keep=1)
-    assert [r.text for r in one] == [r.text for r in answers("base", ids(PROMPTS))]
+def unlike(some, others):
+    """Return the fields in which answers differ, seconds excepted."""
+    names = [f.name for f in dataclasses.fields(some[0]) if not f.name.endswith("_s")]
+    return {name for a, b in zip(some, others, strict=True) for name in names if getattr(a, name) != getattr(b, name)}
+
+
+SAMPLING = [method for method in ALONE if not METHODS[method].gated and not METHODS[method].proposes]
+SCORED = {"counts", "trace", "finals"}  # what shows that a score was asked which changed nothing
+
+
+@pytest.mark.parametrize("method", SAMPLING)
+def test_base_is_the_first_sample_of_every_baseline(method):
+    """Guards common random numbers: with one sample in one block there is nothing to choose."""
+    one = answers(method, ids(PROMPTS), n_samples=1, keep=1, block_size=8, rounds=1)
+    assert unlike(one, answers("base", ids(PROMPTS), block_size=8)) <= SCORED
+
+
+@pytest.mark.parametrize("method", ["best-of-n", "best-of-n-lagrangian", "best-of-n-augmented"])
+def test_the_first_finals_of_a_large_run_are_those_of_a_small_one(method):
+    """Guards the smaller N that are read off one run at the largest: which candidates, in which order, with what scores."""
+    large = answers(method, ids(PROMPTS), n_samples=9)
+    for n in (2, 5):
+        small = answers(method, ids(PROMPTS), n_samples=n)
+        assert [r.finals for r in small] == [r.finals[:n] for r in large]
+    for r in large:
+        assert len(r.finals) == 9 == sum(t["finals"] for t in r.trace)
+        rewards, costs = zip(*r.finals, strict=True)
+        if method == "best-of-n":
+            assert set(costs) == {None} and max(rewards) == r.reward
+        elif method == "best-of-n-augmented":
+            assert [reward is None for reward in rewards] == [cost > 1.0 for cost in costs]  # not asked of the unsafe
+        else:
+            assert min(-a + 0.7 * b for a, b in r.finals) == -r.reward + 0.7 * r.cost
+
+
+def test_a_final_whose_score_has_failed_is_there_and_says_so():
+    """Guards subsampling: a candidate left out would move all that come after it, and no infinity gets into a file."""
+    plain = answers("best-of-n-lagrangian", ids(PROMPTS), n_samples=9)
+    failing = answers("best-of-n-lagrangian", ids(PROMPTS), n_samples=9, cost=Tampered(math.nan, lambda text, call: "e" in text))
+    finals = [(a, b) for p, f in zip(plain, failing, strict=True) for a, b in zip(p.finals, f.finals, strict=True)]
+    assert all(a[0] == b[0] and b[1] in (None, a[1]) for a, b in finals)
+    assert 0 < sum(b[1] is None for _, b in finals) < len(finals)
+
+
+@pytest.mark.parametrize(("method", "vanilla"), [("best-of-n-lagrangian", "best-of-n"), ("args-lagrangian", "args")])
+def test_lambda_zero_is_the_vanilla_method(method, vanilla):
+    """Guards the weight: at 0 the cost is asked, and decides nothing."""
+    found = answers(method, ids(PROMPTS), lagrange_multiplier=0.0)
+    assert unlike(found, answers(vanilla, ids(PROMPTS))) == SCORED
+    assert "text" in unlike(found, answers(method, ids(PROMPTS), lagrange_multiplier=5.0))
+
+
+def test_beam_search_at_lambda_zero_ranks_by_reward():
+    """Guards the weight on the way: the second implementation looks at no cost at all."""
+    for seed in range(3):
+        out = answers("beam-lagrangian", ids(PROMPTS), seed=seed, lagrange_multiplier=0.0)
+        for prompt, got in zip(ids(PROMPTS), out, strict=True):
+            best, _ = reference_search("beam-reward", prompt.text, prompt.id, seed, 0.0, 3, 2, 3, 8, 1, "none", 0.0)
+            assert got.text == best.text
+
+
+def test_a_threshold_that_every_score_meets_leaves_beam_search_as_it_is():
+    """Guards `beam-lagrangian-freq`: it is `beam-lagrangian` with a reason to try a block again."""
+    plain = answers("beam-lagrangian", ids(PROMPTS))
+    assert not unlike(answers("beam-lagrangian-freq", ids(PROMPTS), score_threshold=99.0), plain)
+    tried = answers("beam-lagrangian-freq", ids(PROMPTS), score_threshold=-99.0, rounds=3)
+    assert all(r.counts.rounds_used == 3 * len({t["block"] for t in r.trace}) for r in tried)
+
+
+def test_scores_are_compared_with_lambda_times_the_budget_unless_another_threshold_is_given():
+    """Guards 0, which is a threshold like any other, and a text of reward 0 at the budget, which is not above the default."""
+    config = SearchConfig(budget=0.4, lagrange_multiplier=5.0)
+    assert config.lagrangian_threshold == 2.0
+    assert dataclasses.replace(config, score_threshold=0.0).lagrangian_threshold == 0.0
+    for d, rounds in ((1.0, 1), (0.9, 2)):
+        (r,) = answers("beam-lagrangian-freq", ["ab"], cost=Tampered(1.0, lambda *_: True), reward=Silent(), budget=d)
+        assert r.counts.rounds_used == rounds * len({t["block"] for t in r.trace})
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7])
+def test_what_could_not_be_scored_is_the_last_choice_whatever_lambda(lam):
+    """Guards 0 times infinity, which is NaN: sorted, it leaves its neighbours where they stand, and wins when it comes first."""
+    failed = 0
+    for seed in range(4):
+        cost = Tampered(math.nan, lambda text, call: text > "c")
+        for r in answers("best-of-n-lagrangian", ids(PROMPTS), cost=cost, seed=seed, lagrange_multiplier=lam):
+            known = [b for _, b in r.finals if b is not None]
+            assert (r.text > "c") == (not known)
+            failed += 0 < len(known) < len(r.finals)
+    assert failed > 10
+
+
+@pytest.mark.parametrize("method", [*ALONE, *ASKING])
+def test_forward_tokens_are_what_the_policy_reads(method):
+    """Guards equal compute: prompts once, and every token that something was asked about or drawn after; retries add theirs."""
+    for d, max_new_tokens in itertools.product((0.0, 2.0), (8, 3, 1)):
+        policy, config = (
+            mock_policy(),
+            SearchConfig(**(SETTINGS | dict(budget=d, max_new_tokens=max_new_tokens, block_size=min(3, max_new_tokens)))),
+        )
+        scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": LetterCritic()}
+        out = list(decode(method, policy, ids(PROMPTS), **scorers, config=config))
+        assert sum(r.counts.forward_tokens for r in out) == policy.model.tokens_forwarded
+        assert all(r.counts.forward_tokens >= len(r.prompt) for r in out)
+
+
+def test_tokens_that_the_policy_all_but_excludes_can_be_reported():
+    """Guards the trace: the perplexity of tokens of log-probability -1000 is no number that a float can hold."""
+    policy, config = mock_policy(lambda prefix: [0.0, 0.0] + [-5e3] * 5), SearchConfig(**SETTINGS)
+    (r,) = decode("args", policy, ["ab"], reward=LetterReward(), cost=LetterCost(), config=config)
+    assert r.trace[0]["perplexity"] == math.inf and r.trace[0]["kl"] == 0
 
 
 def test_z_trace_is_the_budget_minus_the_running_maximum():
@@ -422,7 +549,7 @@ def test_a_scorer_without_its_members_is_refused():
 
 
 def test_baselines_emit_and_are_marked_by_the_same_check():
-    for method in [name for name, method in METHODS.items() if not method.gated]:
+    for method in [name for name in ALONE if not METHODS[name].gated]:
         for r in answers(method, ids(PROMPTS), budget=0.5):
             inside = letter_cost(r.text) <= 0.5
             assert (r.status, r.reason) == (("verified_safe", "") if inside else ("unverified_unsafe", "over_budget"))

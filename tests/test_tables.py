@@ -47,8 +47,11 @@ def test_columns_are_the_agreed_ones(main):
         == (
             "policy method n_prompts safe abstained unsafe safety_rate safety_lower95 safety_wilson_low safety_wilson_high "
             "reward_mean reward_std reward_low reward_high cost_mean peak_cost_mean seconds_per_prompt "
-            "policy_tokens_per_prompt scorer_calls_per_prompt n_samples keep block_size rounds budget accounting "
-            "lagrange_multiplier seed peak_safety_rate safety_rate_fail_open reward_answered"
+            "policy_tokens_per_prompt scorer_calls_per_prompt samples_per_prompt forward_tokens_per_prompt "
+            "scorer_tokens_per_prompt generate_seconds_per_prompt cost_seconds_per_prompt reward_seconds_per_prompt "
+            "critic_seconds_per_prompt n_samples keep block_size rounds budget accounting "
+            "lagrange_multiplier seed peak_safety_rate safety_rate_fail_open reward_answered "
+            "n_answered_by_all"
         ).split()
     )
 
@@ -75,7 +78,63 @@ def test_means_by_hand(by_hand):
     assert row.seconds_per_prompt == pytest.approx((3 * 0.75 + 2.25) / 4)
     assert row.reward_answered == pytest.approx((0.4 + 0.7) / 2)
     assert by_hand.loc["base"].reward_answered == pytest.approx((0.5 + 0.9) / 2)
+    assert by_hand["n_answered_by_all"].tolist() == [2, 2]
     assert by_hand.loc["base"].policy_tokens_per_prompt == 30
+
+
+def test_work_by_hand():
+    """Guards against a column that holds another field's mean, and parts of the seconds that do not add up to the whole."""
+    lines = [
+        synthetic.record(
+            prompt_id=prompt_id, samples_drawn=8 * k, policy_tokens=100 * k, forward_tokens=130 * k, scorer_calls=9 * k,
+            scorer_tokens=50 * k, generate_s=0.5 * k, cost_s=0.25 * k, reward_s=0.125 * k, critic_s=0.0625 * k, score_s=0.4375 * k,
+        )
+        for prompt_id, k in (("a", 1), ("b", 3))
+    ]  # fmt: skip
+    row = tables.main_table(pd.DataFrame(lines)).iloc[0]
+    assert (row.samples_per_prompt, row.policy_tokens_per_prompt, row.forward_tokens_per_prompt) == (16, 200, 260)
+    assert (row.scorer_calls_per_prompt, row.scorer_tokens_per_prompt) == (18, 100)
+    parts = [row[f"{part}_seconds_per_prompt"] for part in ("generate", "cost", "reward", "critic")]
+    assert parts == [1, 0.5, 0.25, 0.125] and row.seconds_per_prompt == sum(parts)
+
+
+def test_records_that_do_not_count_their_work_are_refused(records):
+    """Guards against a traceback where a run of an older version lies in the folder."""
+    with pytest.raises(RunError, match="the records have no 'forward_tokens'.* decode again with notebook 30_decode"):
+        tables.main_table(records.drop(columns="forward_tokens"))
+
+
+def test_a_method_with_fewer_prompts_has_no_say_in_the_rewards_of_others():
+    """Guards against "all answered" shrinking to the prompts of slow methods, whose own mean would look like the others."""
+    methods = {"base": "abcd", "best-of-n": "abcd", "args": "bc", "re-control": "bd"}
+    lines = [
+        synthetic.record(method=method, prompt_id=name, reward=10.0 * n + "abcd".index(name), policy=policy)
+        for n, (method, names) in enumerate(methods.items())
+        for name in names
+        for policy in ("raw", "chat")
+    ]
+    lines[2] |= {"status": "abstained"}  # base in raw, prompt b
+    for order in (None, list(reversed(methods))):
+        main = tables.main_table(pd.DataFrame(lines), order).set_index(["policy", "method"])
+        assert main["n_prompts"].to_dict() == {(p, m): len(names) for p in ("raw", "chat") for m, names in methods.items()}
+        found = main[["reward_answered", "n_answered_by_all"]]
+        assert found.loc[("raw", "base")].tolist() == [(0 + 2 + 3) / 3, 3]
+        assert found.loc[("raw", "best-of-n")].tolist() == [10 + (0 + 2 + 3) / 3, 3]
+        assert found.loc[("chat", "best-of-n")].tolist() == [11.5, 4]
+        for method in ("args", "re-control"):
+            mean, n = found.loc[("raw", method)]
+            assert math.isnan(mean) and n == 0
+    row = tables.pretty(main.reset_index()[tables.COLUMNS]).set_index(["Policy", "Method"]).loc[("raw", "args")]
+    assert (row["n"], row["Safe / abstained / unsafe"], row["Reward, all answered"]) == ("2", "2 / 0 / 0", tables.MISSING)
+
+
+def test_methods_with_as_many_but_other_prompts_share_none():
+    """Guards against means over different prompts being set side by side: a method of other prompts leaves nothing in common."""
+    lines = [
+        synthetic.record(method=method, prompt_id=name) for method, names in {"base": "ab", "args": "cd"}.items() for name in names
+    ]
+    main = tables.main_table(pd.DataFrame(lines))
+    assert main["reward_answered"].isna().all() and main["n_answered_by_all"].tolist() == [0, 0]
 
 
 def test_missing_costs_keep_no_budget():
@@ -167,7 +226,7 @@ def test_markdown_of_the_main_table(main):
     assert len(rows) == len(main)
     best = main.iloc[1]
     triple, rate = f"{best.safe} / 0 / {best.unsafe}", f"{100 * best.safety_rate:.1f}"
-    assert rows[1].startswith(f"| smollm2-raw | best-of-n | {triple} | {rate} [")
+    assert rows[1].startswith(f"| smollm2-raw | best-of-n | 30 | {triple} | {rate} [")
     assert f"| {best.reward_mean:.3f} [{best.reward_low:.3f}, {best.reward_high:.3f}] |" in rows[1]
     assert f"[{100 * best.safety_wilson_low:.1f}, {100 * best.safety_wilson_high:.1f}]" in rows[1]
 

@@ -215,9 +215,9 @@ class Log:
 def table(lines: Sequence[dict], cases: Sequence[Case]) -> pd.DataFrame:
     """Return one row per measured case with the columns `COLUMNS`, then ``padding`` and ``repeats``: medians over the repeats.
 
-    ``tokens_per_s`` counts sampled tokens, n_samples * new_tokens of every prompt, by the wall. ``gemm_share`` is the useful work
-    per second as a share of the best `gemm_rate` of its dtype and device. ``kv_bytes``, ``forward_tokens`` and ``padding`` are
-    those of the whole run over all prompts, policy and scorers together.
+    ``tokens_per_s`` counts sampled tokens (by ARGS, considered ones), n_samples * new_tokens of every prompt, by the wall.
+    ``gemm_share`` is the useful work per second as a share of the best `gemm_rate` of its dtype and device. ``kv_bytes``,
+    ``forward_tokens`` and ``padding`` are those of the whole run over all prompts, policy and scorers together.
     """
     rates: dict[tuple, float] = {}
     for line in lines:

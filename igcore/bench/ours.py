@@ -3,7 +3,7 @@
 Knows the public interface and the engine; knows nothing of rivals.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,25 +15,25 @@ from ..packed import packed
 from ..sampling import draw, random_key, uniforms
 from .measure import Case
 from .models import Models
-from .rivals import BUDGET, Variant
+from .rivals import BUDGET, OMEGA, Variant
 
 
-def search(method: str, cache: str = "shared", free: bool = False) -> Variant:
+def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Variant:
     """Return a method of `igcore.decode`, with all prompts in one batch.
 
     Parameters
     ----------
     cache : str
         How the engine keeps keys and values, see `igcore.engine.CACHES`.
-    free : bool
-        Whether the scorers cost nothing, so that only decoding is measured.
+    free : collection of str
+        Scorers that cost nothing, of ``cost`` and ``reward``; with both only decoding is measured.
     """
 
     def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-        scorers = models.free_scorers() if free else models.lm_scorers()
+        scorers = models.lm_scorers() | {role: scorer for role, scorer in models.free_scorers().items() if role in free}
         config = SearchConfig(
             budget=BUDGET, n_samples=case.n_samples, keep=case.keep, block_size=case.block, max_new_tokens=case.new_tokens,
-            group_size=len(prompts),
+            group_size=len(prompts), top_k=case.n_samples, policy_weight=OMEGA,
         )  # fmt: skip
         policy = replace(models.policy, cache=cache)
         return [out.text for out in decode(method, policy, prompts, **scorers, config=config, seed=seed)]

@@ -1,6 +1,7 @@
 """Which variants are measured under which settings. Knows names and sizes; runs nothing.
 
 Default settings: 16 samples, 4 kept, blocks of 16, 64 new tokens, a prompt of 40 tokens, SmolLM2-135M as policy and both scorers.
+The samples of ARGS are the tokens that it considers at each position; only its reward is a language model.
 """
 
 import importlib.util
@@ -10,6 +11,7 @@ import torch
 
 from . import rivals
 from .measure import Case
+from .models import SIGNS
 from .ours import draw_alone, engine_alone, search
 
 VARIANTS: dict[str, rivals.Variant] = {
@@ -18,11 +20,14 @@ VARIANTS: dict[str, rivals.Variant] = {
     "A3": rivals.naive(generate_rows=None, score_rows=None),
     "B": search("inferenceguard", "dynamic"),
     "C": search("inferenceguard"),
-    "guarded, free": search("inferenceguard", free=True),
-    "unguarded, free": search("beam-augmented", free=True),
-    "one block, free": search("best-of-n-augmented", free=True),
-    "sample dynamic": search("best-of-n", "dynamic", free=True),
-    "sample shared": search("best-of-n", free=True),
+    "guarded, free": search("inferenceguard", free=SIGNS),
+    "unguarded, free": search("beam-augmented", free=SIGNS),
+    "one block, free": search("best-of-n-augmented", free=SIGNS),
+    "sample dynamic": search("best-of-n", "dynamic", free=SIGNS),
+    "sample shared": search("best-of-n", free=SIGNS),
+    "args": search("args", free=["cost"]),
+    "args, scored anew": rivals.args(carried=True),
+    "args, all anew": rivals.args(carried=False),
     "engine": engine_alone,
     "draw": draw_alone,
     "generate": rivals.transformers_generate,
@@ -49,6 +54,12 @@ PEERS_OF = (PEERS[0], PEERS[0], PEERS[1])  # of transformers and its_hub, in the
 SAMPLE = [
     Case("sampling, DynamicCache", "sample dynamic"),
     Case("sampling, prompt shared", "sample shared"),
+]
+TOKENWISE = {"new_tokens": 32, "block": 1, "keep": 1}
+ARGS = Case("ARGS, all carried", "args", **TOKENWISE)
+ARGS_RIVALS = [
+    Case("ARGS, whole texts scored", "args, scored anew", **TOKENWISE),
+    Case("ARGS, all encoded again", "args, all anew", **TOKENWISE),
 ]
 SIZES_7B = [(samples, prompts) for samples in (32, 128) for prompts in (1, 8)]
 
@@ -77,6 +88,7 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
             GUARDED, UNGUARDED, ONE_BLOCK, ENGINE,
             *(replace(case, n_samples=128, new_tokens=16) for case in (ENGINE, DRAW)),
         ],
+        "token by token": [ARGS, *ARGS_RIVALS],
         "peers": [GENERATE, *(ITS_HUB if has_its_hub() else []), *PEERS],
         "scaling": [
             *(replace(GUARDED, n_samples=n) for n in (4, 16, 64)),
@@ -113,6 +125,7 @@ def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
         ("guarded search / unguarded search", GUARDED, UNGUARDED),
         ("blockwise / one block", UNGUARDED, ONE_BLOCK),
         ("share of the draw in decoding at 128 rows", *(replace(case, n_samples=128, new_tokens=16) for case in (DRAW, ENGINE))),
+        *((f"{case.variant} / all carried", case, ARGS) for case in ARGS_RIVALS),
         *((f"{case.variant} / {ours.variant}", case, ours) for case, ours in zip((GENERATE, *ITS_HUB), PEERS_OF, strict=True)),
     ]
     return [(text, _tiny(a), _tiny(b)) if quick else (text, a, b) for text, a, b in pairs]

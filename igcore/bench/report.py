@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from .. import figures, tables
 from .measure import COLUMNS, Case
-from .plan import A1, A2, A3, GENERATE, ITS_HUB, PEERS, B, C
+from .plan import A1, A2, A3, ARGS, ARGS_RIVALS, GENERATE, ITS_HUB, PEERS, B, C
 
 OURS, RIVAL = figures.style("inferenceguard")[0], figures.style("base")[0]
 CARRIED = ("B", "sample dynamic")  # runs that hold keys and values for as long as ours do
@@ -21,6 +21,11 @@ PANELS = {  # title -> bars: label, variant, whether it is ours
         ("+ batched scoring", A3.variant, False),
         ("igcore, DynamicCache", B.variant, True),
         ("igcore", C.variant, True),
+    ],
+    "ARGS over 16 tokens, one scorer": [
+        ("all encoded again", ARGS_RIVALS[1].variant, False),
+        ("whole texts scored", ARGS_RIVALS[0].variant, False),
+        ("igcore", ARGS.variant, True),
     ],
     "16 candidates, free reward": [
         ("transformers generate", GENERATE.variant, False),

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import torch
+from transformers import DynamicCache
 
 from ..dynamic import pad_left
 from .measure import Case
@@ -15,6 +16,7 @@ from .models import Models
 
 Variant = Callable[[Models, Case, Sequence[str], int], list[str]]
 BUDGET = 1e9  # above every cost: all candidates are safe
+OMEGA = 2.5  # weight of the policy's probability in ARGS, the paper's
 
 
 def naive(generate_rows: int | None, score_rows: int | None) -> Variant:
@@ -67,6 +69,36 @@ def _score(model, weights: torch.Tensor, rows: list[list[int]]) -> list[float]:
     """Score whole texts of one length, as a sequence classifier does: the last hidden state times a linear head."""
     hidden = model.base_model(input_ids=torch.tensor(rows, device=model.device), use_cache=False).last_hidden_state[:, -1]
     return (hidden.float() @ weights).tolist()
+
+
+def args(carried: bool) -> Variant:
+    """Return ARGS that has whole texts scored for every token, all candidates in one batch, for prompts one after the other.
+
+    Parameters
+    ----------
+    carried : bool
+        Whether the policy's keys and values are carried; else its prefix is encoded again as well.
+    """
+
+    def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
+        return [models.policy.text(_args(models, case, models.policy.encode(prompt), carried)) for prompt in prompts]
+
+    return run
+
+
+@torch.inference_mode()
+def _args(models: Models, case: Case, prompt: list[int], carried: bool) -> list[int]:
+    """Take the one of the `case.n_samples` most probable tokens with the lowest -omega pi - reward, until the answer is long."""
+    text, model = list(prompt), models.policy.model
+    cache = DynamicCache(config=model.config) if carried else None
+    while len(text) < len(prompt) + case.new_tokens:
+        ids = torch.tensor([text[cache.get_seq_length() :] if carried else text], device=models.device)
+        logits = model(input_ids=ids, past_key_values=cache, use_cache=carried, logits_to_keep=1).logits[0, -1]
+        p, tokens = (x.tolist() for x in logits.float().softmax(-1).topk(case.n_samples))
+        rewards = _score(*models.scorers["reward"], [[*text, token] for token in tokens])
+        best = min(range(len(tokens)), key=lambda i: -OMEGA * p[i] - rewards[i])
+        text.append(tokens[best])
+    return text[len(prompt) :]
 
 
 def transformers_generate(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 from ..device import out_of_memory
 from ..errors import ParameterError, ScorerError, unknown_name
 from .embedded import MiniLMRelevance, OffensiveLanguage
+from .jigsaw import JigsawToxicity
 from .lm import LMScorer, Session
 
 COST, REWARD = "higher is worse", "higher is better"
@@ -51,6 +52,7 @@ class Scorer(Protocol):
 SCORERS: dict[str, Callable[[], Scorer]] = {
     "offensive-language": OffensiveLanguage,
     "minilm-relevance": MiniLMRelevance,
+    "jigsaw-toxicity": JigsawToxicity,
 }
 
 

@@ -1,0 +1,91 @@
+"""A section of notebook 45: the tables of one experiment, how people read them, and their files.
+
+Knows tables and folders; knows no run, and no picture but by the function that it is given.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from .. import tables
+from ..look import save
+from .paired import verdicts
+
+Tables = dict[str, pd.DataFrame]  # suffix of the file -> table; "" is the experiment's main table
+
+
+@dataclass
+class Section:
+    """What one experiment came to.
+
+    Attributes
+    ----------
+    name : str
+        A key of `EXPERIMENTS`, or a name of one's own.
+    figures : Path
+        Folder of pictures; tables lie in its subfolder ``tables``.
+    tables : dict of str to DataFrame
+        By suffix of their files; without a main table, or with an empty one, the experiment was not run.
+    varied : sequence of str
+        Settings that tell the rows of its tables apart.
+    """
+
+    name: str
+    figures: Path
+    tables: Tables
+    varied: Sequence[str] = field(default_factory=list)
+
+    @property
+    def was_run(self) -> bool:
+        return bool(len(self.tables.get("", ())))
+
+    def stem(self, suffix: str = "") -> str:
+        return "_".join(["ablation", self.name, *([suffix] if suffix else [])])
+
+    def write(self) -> "Section":
+        """Write all tables in full as CSV, and as people read them as Markdown and LaTeX; none when the experiment was not run."""
+        folder = self.figures / "tables"
+        folder.mkdir(parents=True, exist_ok=True)
+        for suffix, table in self.tables.items() if self.was_run else ():
+            short, name = self.short(suffix), self.stem(suffix)
+            tables.replace_file(folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
+            tables.replace_file(folder / f"{name}.md", tables.markdown(short))
+            tables.replace_file(folder / f"{name}.tex", tables.latex(short))
+        return self
+
+    def short(self, suffix: str = "") -> pd.DataFrame:
+        """Return a table as people read it: one with the columns of the main table as that is shown, with the varied settings."""
+        table = self.tables[suffix]
+        if not set(tables.COLUMNS) <= set(table):
+            return table
+        pretty = tables.pretty(table[tables.COLUMNS]).replace("nan", tables.MISSING)
+        for place, name in enumerate(self.varied, start=2):
+            pretty.insert(place, name.replace("_", " "), table[name].map(str))
+        return pretty.join(table.drop(columns=[*tables.COLUMNS, *self.varied], errors="ignore"))
+
+    def show(self, suffix: str = "") -> pd.DataFrame | None:
+        """Return a table for the end of a cell, or say that the experiment was not run."""
+        if self._missing():
+            return None
+        return self.short(suffix).round(3)
+
+    def draw(self, picture: Callable[[pd.DataFrame], Figure], suffix: str = "") -> Figure | None:
+        """Draw a table, write the picture and return it, or say that the experiment was not run."""
+        if self._missing():
+            return None
+        figure = picture(self.tables[suffix])
+        save(figure, self.figures / self.stem())
+        return figure
+
+    def verdicts(self, suffix: str = "tests") -> None:
+        """Print what the tests allow to claim."""
+        if not self._missing():
+            print("\n".join(verdicts(self.tables[suffix])))
+
+    def _missing(self) -> bool:
+        if not self.was_run:
+            print(f"{self.name}: not run")
+        return not self.was_run

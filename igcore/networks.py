@@ -1,0 +1,41 @@
+"""The networks that a run names, loaded and hashed. Knows parameters and folders; leaves what fits what to the networks' specs."""
+
+import hashlib
+from pathlib import Path
+
+from . import critic, value
+from .critic import Critic, Shuffled
+from .params import DecodeParams
+from .policy import Policy
+from .scorers import Scorer
+from .value import ValueNetwork
+
+# by the parameter that names the folder, which is also what `igcore.critic_spec.asked` calls it
+LOADERS = {"critic": (critic.load_critic, critic.WEIGHTS), "value": (value.load_value, value.WEIGHTS)}
+Networks = dict[str, Critic | Shuffled | ValueNetwork]
+
+
+def load_networks(
+    params: DecodeParams, root: Path, policy: Policy, cost: Scorer, reward: Scorer
+) -> tuple[Networks, dict[str, str]]:
+    """Return the critic and the value network of a run as far as it names them, and the hash of each one's weights.
+
+    Parameters
+    ----------
+    root : Path
+        From which their folders are seen.
+
+    Raises
+    ------
+    ParameterError, RunError
+        See `igcore.critic.load_critic` and `igcore.value.load_value`.
+    """
+    networks: Networks = {}
+    digests = {}
+    for name, (load, weights) in LOADERS.items():
+        if folder := getattr(params, name):
+            networks[name] = load(root / folder, policy=policy, cost=cost, reward=reward)
+            digests[name] = hashlib.sha256((root / folder / weights).read_bytes()).hexdigest()
+    if "critic" in networks and params.critic_control == "shuffled":
+        networks["critic"] = Shuffled(networks["critic"])
+    return networks, digests

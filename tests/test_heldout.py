@@ -1,0 +1,161 @@
+"""Verdicts of a held-out judge, counted by hand: the texts of these records are the scores that the judge gives them."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import synthetic
+from scipy import stats
+
+from igcore import heldout, metrics, tables
+from igcore.errors import ParameterError, RunError, ScorerError
+
+
+class Reader:
+    """A judge that reads its score from the text; "nan" is one that it cannot give."""
+
+    name, digest, sign, unit = "reader", "r1", "higher is worse", "probability"
+
+    def __init__(self):
+        self.seen = []
+
+    def score(self, prompts, responses, finished):
+        assert all(finished)
+        self.seen += responses
+        return [float(text) for text in responses]
+
+
+def cell(method, texts, rounds=None, **fields):
+    """Return records of a method: a text starting with "a" is an abstention, None says nothing; `rounds` counts per prompt."""
+    lines = []
+    for k, (text, n) in enumerate(zip(texts, rounds or [1] * len(texts), strict=True)):
+        status = "abstained" if text is None or text.startswith("a") else "verified_safe"
+        line = synthetic.record(method=method, prompt_id=f"p{k}", status=status, **fields)
+        trace = [{"block": 0, "round": 0}, *({"block": 1, "round": r} for r in range(n))]
+        lines.append(line | {"response": text and text.removeprefix("a"), "trace": trace})
+    return pd.DataFrame(lines).assign(cost_digest="c1", reward_digest="r0")
+
+
+OURS = cell("inferenceguard", ["0.1", "0.2", "a0.9", "0.7", "0.3", None, "a0.0"], [1, 2, 2, 3, 1, 2, 1])
+BASE = cell("base", ["0.9", "0.8", "0.7", "0.4", "0.5", "0.6", "0.1"])
+
+
+def rows(*cells, **options):
+    return heldout.judge(pd.concat(cells, ignore_index=True), Reader(), **options)
+
+
+def test_verdicts_by_hand():
+    """Guards against abstentions counted as answers, rounds after the first not seen, and a threshold that is itself unsafe."""
+    base, ours, first, again = rows(BASE, OURS).itertuples(index=False)
+    assert [row.method for row in rows(OURS, BASE).itertuples()] == ["inferenceguard"] * 3 + ["base"]  # in order of appearance
+    assert [(row.method, row.retried) for row in (base, ours, first, again)] == [
+        ("base", "all"), ("inferenceguard", "all"), ("inferenceguard", "no"), ("inferenceguard", "yes"),
+    ]  # fmt: skip
+    assert [(row.n_emitted, row.n_unsafe, row.n_abstained, row.n_abstained_unsafe) for row in (base, ours, first, again)] == [
+        (7, 4, 0, 0), (4, 1, 3, 1), (2, 0, 1, 0), (2, 1, 2, 1),
+    ]  # fmt: skip
+    assert (base.share_unsafe, ours.share_unsafe, again.share_unsafe) == (4 / 7, 1 / 4, 1 / 2)
+    assert (ours.unsafe_low, ours.unsafe_high) == metrics.wilson(1, 4)
+    assert ours.mean_score == pytest.approx((0.1 + 0.2 + 0.7 + 0.3) / 4)
+    assert first.mean_score == pytest.approx(0.2)
+
+
+def test_pairs_by_hand():
+    """Guards against swapped discordant counts, and against refusals entering the test as safe answers."""
+    base, ours, *parts = rows(BASE, OURS).itertuples(index=False)
+    assert (base.n_pairs, base.mcnemar_b, base.mcnemar_c) == (4, 1, 2)  # p3 safe only from base; p0 and p1 only from ours
+    assert base.mcnemar_p == pytest.approx(stats.binomtest(1, 3).pvalue)
+    freq = list(rows(BASE.assign(method="beam-lagrangian-freq", trace=OURS["trace"]), OURS)[1:3].itertuples())
+    assert [row.retried for row in freq] == ["no", "yes"]
+    for row in (ours, *parts, *freq):
+        assert row.n_pairs is pd.NA and math.isnan(row.mcnemar_p) and math.isnan(row.mcnemar_p_holm)
+
+
+def test_holm_spans_the_table():
+    """Guards against a family per policy, and against rows without a test entering it."""
+    bad, good = ["0.9"] * 6 + ["0.1"] * 2, ["0.1"] * 8
+    cells = [
+        cell(method, texts, policy=policy)
+        for policy, k in (("one", 6), ("two", 4))
+        for method, texts in (("base", bad[6 - k :]), ("best-of-n", good[: k + 2]), ("inferenceguard", good[: k + 2]))
+    ]
+    table = rows(*cells).set_index(["policy", "method"])
+    p = table["mcnemar_p"].dropna()
+    assert p.to_dict() == {
+        ("one", "base"): 2 / 2**6, ("one", "best-of-n"): 1.0, ("two", "base"): 2 / 2**4, ("two", "best-of-n"): 1.0,
+    }  # fmt: skip
+    assert table.loc[p.index, "mcnemar_p_holm"].tolist() == pytest.approx([4 * 2 / 2**6, 1, 3 * 2 / 2**4, 1])
+
+
+def test_another_reference_and_none():
+    """Guards against a reference that is fixed, and a crash for the policy that was not searched with it."""
+    ours, base = rows(OURS, BASE, reference="base").set_index(["method", "retried"]).loc[[("inferenceguard", "all"), ("base", "all")]].itertuples()  # fmt: skip  # noqa: E501
+    assert (ours.mcnemar_b, ours.mcnemar_c) == (2, 1) and base.n_pairs is pd.NA
+    assert rows(BASE)["n_pairs"].isna().all()
+
+
+def test_a_missing_score_is_unsafe():
+    """Guards against a judge that fails and so finds everything safe, and a mean over the texts that it could read."""
+    (row,) = rows(cell("base", ["nan", "0.1", "0.2"])).itertuples(index=False)
+    assert (row.n_emitted, row.n_unsafe) == (3, 1) and math.isnan(row.mean_score)
+    with pytest.raises(ScorerError, match="'reader' returned no finite number"):
+        rows(cell("base", ["nan", "inf"]))
+
+
+def test_threshold_moves_the_verdict():
+    """Guards against a threshold that is accepted and ignored."""
+    assert rows(BASE, threshold=0.75)["n_unsafe"].tolist() == [2]
+    assert rows(BASE, threshold=0.0)["n_unsafe"].tolist() == [7]
+
+
+def test_a_method_that_never_answered():
+    """Guards against a division by zero, a row left out, or an interval of no answers."""
+    (row,) = rows(cell("inferenceguard", [None, None])).itertuples(index=False)
+    assert (row.n_emitted, row.n_unsafe, row.n_abstained, row.n_abstained_unsafe) == (0, 0, 2, 0)
+    assert all(map(math.isnan, (row.share_unsafe, row.unsafe_low, row.unsafe_high, row.mean_score)))
+
+
+def test_the_table_is_ready_to_be_written_and_shows_no_text(tmp_path):
+    """Guards against a text of a model in the repository, counts written as 4.0, and tables that depend on the order of lines."""
+    many = cell("best-of-n", [str(x) for x in np.random.default_rng(0).random(50)])  # a sum that depends on its order
+    records = pd.concat([BASE, many, OURS], ignore_index=True)
+    table = heldout.judge(records, Reader())
+    assert list(table.columns) == heldout.COLUMNS
+    shuffled = heldout.judge(records.sample(frac=1, random_state=3), Reader()).sort_values(["method", "retried"], ignore_index=True)
+    pd.testing.assert_frame_equal(table, shuffled, check_exact=True)
+    written = [path.read_text() for path in tables.write(table, tmp_path / "heldout")]
+    assert "base,all,7,4," in written[0] and ",4,1,2," in written[0]
+    assert not any("a prompt" in text for text in written)
+
+
+def test_each_text_is_judged_once():
+    """Guards against the answers that several methods share being read again for each, and a judge asked about silence."""
+    reader = Reader()
+    heldout.judge(pd.concat([BASE, BASE.assign(method="best-of-n"), OURS], ignore_index=True), reader)
+    assert sorted(reader.seen) == sorted(set(BASE["response"]) | set(OURS["response"].dropna()) - {None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"cost_digest": "r1"}, {}, "'reader' was the cost of these searches and cannot judge them"),
+        ({"reward_digest": "r1"}, {}, "'reader' was the reward of these searches"),
+        ({"prompts": ["test"] * 6 + ["benign"]}, {}, "prompts takes the values benign, test in policy smollm2-raw"),
+        ({"budget": [0.2] * 6 + [0.5]}, {}, "budget takes the values 0.2, 0.5"),
+        ({}, {"threshold": math.nan}, "threshold is nan; give a finite score"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(changes, options, sentence):
+    """Guards against a search judged by what steered it, and rates of different prompts side by side."""
+    with pytest.raises(ParameterError, match=sentence):
+        rows(BASE.assign(**changes), **options)
+
+
+def test_a_reward_is_no_judge():
+    """Guards against a scorer whose high scores are good, and against records that count a prompt twice."""
+    with pytest.raises(ParameterError, match="says 'higher is better'"):
+        heldout.judge(BASE, type("Upside", (Reader,), {"sign": "higher is better"})())
+    with pytest.raises(RunError, match="'p0' occurs twice"):
+        rows(BASE, BASE)
+    assert np.isfinite(rows(BASE)["mean_score"]).all()

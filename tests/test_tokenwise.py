@@ -1,0 +1,292 @@
+"""Tests of ARGS: against a literal slow reference on tiny random models, by hand-computed chances, and at its edges."""
+
+import hashlib
+import math
+from collections import Counter as Tally
+from dataclasses import replace
+
+import pytest
+import torch
+from mockpolicy import EOS, LETTERS, LetterCost, LetterReward, letter_cost, letter_reward, logits_of, mock_policy, probabilities
+from scipy.stats import chisquare
+from test_policy import tiny_tokenizer
+from tinymodels import Counter, tiny
+
+from igcore import METHODS, ParameterError, Prompt, SearchConfig, decode
+from igcore.policy import Policy
+from igcore.sampling import random_key
+from igcore.scorers.lm import Backbone, LMScorer
+from igcore.shared_prefix import fits
+from igcore.tokenwise import TOKEN_SCORES
+
+ARGS = [name for name, method in METHODS.items() if method.proposes]
+TOKENIZER = tiny_tokenizer()  # bytes: many candidates end inside a character, and leave the text as it is
+PROMPTS = ["one", "a longer prompt", "22", "naïve"]
+SETTINGS = dict(
+    budget=1.0, top_k=5, max_new_tokens=8, lagrange_multiplier=0.7, policy_weight=0.4, reward_weight=6.0, block_size=4, keep=2
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    made = tiny("llama", vocab_size=len(TOKENIZER))
+    assert fits(made)  # tried once, before anything is counted
+    return made
+
+
+@pytest.fixture
+def policy(model):
+    return Policy("tiny", model, TOKENIZER, eos_ids=frozenset(range(3, len(TOKENIZER), 24)))  # so many that some answers end early
+
+
+class Hashed:
+    """A score between 0 and 1 that a text fixes and nothing else does; finished text has another one."""
+
+    digest, unit = "v1", "points"
+
+    def __init__(self, name, sign):
+        self.name, self.sign = name, sign
+
+    def score(self, prompts, responses, finished):
+        raw = [
+            hashlib.sha256(repr((self.name, *text)).encode()).digest() for text in zip(prompts, responses, finished, strict=True)
+        ]
+        return [int.from_bytes(digest[:6]) / 2**48 for digest in raw]
+
+
+COST, REWARD = Hashed("cost", "higher is worse"), Hashed("reward", "higher is better")
+
+
+@pytest.fixture(scope="module")
+def lm_reward():
+    backbone = Backbone(tiny("qwen2", vocab_size=len(TOKENIZER)), TOKENIZER, batch=1)
+    weights = torch.randn(32, generator=torch.Generator().manual_seed(3)) / 6
+    return LMScorer("lm-reward", backbone, lambda hidden: hidden @ weights, "higher is better", digest="v1")
+
+
+def slow_args(method, policy, prompt, reward, config, seed=0):
+    """ARGS with nothing carried: the model reads the whole prefix for every token, and the scorers each whole text alone."""
+    tokens, lam = [], {"args": 0.0, "args-lagrangian": config.lagrange_multiplier, "args-cost": math.nan}[method]
+    while len(tokens) < config.max_new_tokens and not set(tokens) & policy.eos_ids:
+        with torch.inference_mode():
+            logits = policy.model(torch.tensor([policy.encode(prompt.text) + tokens]), use_cache=False).logits[0, -1].double()
+        p, found = logits.softmax(-1), {}
+        for token in logits.argsort(descending=True)[: config.top_k].tolist():
+            ends = token in policy.eos_ids or len(tokens) + 1 == config.max_new_tokens
+            text = [prompt.text], [policy.text([*tokens, token])], [ends]
+            r, c = (float(scorer.score(*text)[0]) for scorer in (reward, COST))
+            penalty = c if method == "args-cost" else -r + lam * c
+            value = {
+                "probability": -config.policy_weight * p[token].item() + penalty,
+                "log-probability": -config.policy_weight * p[token].log().item() + penalty,
+                "public": -(logits[token].item() + config.reward_weight * -penalty),
+            }[config.token_score]
+            if config.token_temperature:
+                key = random_key(seed, prompt.id, 0, token, len(tokens)) & 0xFFFFFFFF
+                value += config.token_temperature * math.log(-math.log((key + 0.5) / 2**32))
+            found[token] = value
+        tokens.append(min(found, key=found.get))
+    return tokens
+
+
+def answers(method, policy, prompts=PROMPTS, reward=REWARD, cost=COST, seed=0, **settings):
+    config = SearchConfig(**(SETTINGS | settings))
+    return list(decode(method, policy, prompts, reward=reward, cost=cost, config=config, seed=seed))
+
+
+def named(texts):
+    return [Prompt(f"id{i}", text, "tiny") for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("token_score", TOKEN_SCORES)
+@pytest.mark.parametrize("method", ARGS)
+@pytest.mark.parametrize("cache", ["shared", "dynamic"])
+def test_args_equals_a_literal_slow_reference(policy, method, token_score, temperature, cache):
+    """Guards every part of it: which tokens are considered, all signs and weights, carried state, ends, and the noise."""
+    compare(method, replace(policy, cache=cache), REWARD, token_score=token_score, token_temperature=temperature)
+
+
+@pytest.mark.parametrize("method", ["args", "args-lagrangian"])
+@pytest.mark.parametrize("cache", ["shared", "dynamic"])
+def test_scores_of_a_language_model_are_carried_along(policy, lm_reward, method, cache):
+    """Guards the session of the scorer, which reads one token per candidate, against whole texts read afresh."""
+    compare(method, replace(policy, cache=cache), lm_reward)
+
+
+def compare(method, policy, reward, **settings):
+    """Compare the tokens of every answer with those of the slow reference."""
+    config = SearchConfig(**(SETTINGS | settings))
+    for prompt, r in zip(named(PROMPTS), answers(method, policy, named(PROMPTS), reward, seed=2, **settings), strict=True):
+        assert r.tokens == slow_args(method, policy, prompt, reward, config, seed=2)
+
+
+def test_the_comparison_above_meets_ends_and_is_no_greedy_decoding(policy):
+    """Guards the test above against vacuity: some answers end early, scores overrule the policy, and every option changes some."""
+    variants = [(m, f, t) for m in ARGS for f in TOKEN_SCORES for t in (0.0, 0.3)]
+    found = {v: answers(v[0], policy, named(PROMPTS), token_score=v[1], token_temperature=v[2], seed=2) for v in variants}
+    flat = [r for out in found.values() for r in out]
+    assert {r.n_tokens == 8 for r in flat} == {True, False} and min(r.n_tokens for r in flat) < 6
+    assert all(set(r.tokens[-1:]) & policy.eos_ids for r in flat if r.n_tokens < 8)
+    assert not any(set(r.tokens[:-1]) & policy.eos_ids for r in flat)
+    texts = [tuple(map(tuple, (r.tokens for r in out))) for out in found.values()]
+    greedy = tuple(tuple(r.tokens) for r in answers("args", policy, named(PROMPTS), top_k=1))
+    assert len({*texts, greedy}) == len(variants) + 1
+
+
+def test_one_candidate_is_greedy_decoding(policy):
+    """Guards top_k 1 against transformers' own greedy decoding."""
+    for prompt, r in zip(PROMPTS, answers("args", policy, top_k=1), strict=True):
+        ids = torch.tensor([policy.encode(prompt)])
+        greedy = policy.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8, eos_token_id=list(policy.eos_ids),
+            pad_token_id=0,
+        )  # fmt: skip
+        assert r.tokens == greedy[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("cache", ["shared", "dynamic"])
+def test_a_prompt_is_answered_alike_alone_and_in_company(policy, lm_reward, temperature, cache):
+    """Guards rows, sessions and the noise against each other's prompts, and against the order of prompts."""
+    policy, settings = replace(policy, cache=cache), dict(reward=lm_reward, token_temperature=temperature, seed=1)
+    together = {r.prompt_id: r.tokens for r in answers("args-lagrangian", policy, named(PROMPTS), **settings)}
+    backwards = {r.prompt_id: r.tokens for r in answers("args-lagrangian", policy, named(PROMPTS)[::-1], group_size=3, **settings)}
+    alone = {r.prompt_id: r.tokens for p in named(PROMPTS) for r in answers("args-lagrangian", policy, [p], **settings)}
+    assert together == backwards == alone
+
+
+@pytest.mark.parametrize("cache", ["shared", "dynamic"])
+@pytest.mark.parametrize("method", ARGS)
+def test_every_chosen_token_is_read_once_and_no_other(policy, method, cache):
+    """Guards the cost of ARGS: k candidates cost the policy nothing, and the last token of an answer is read by nobody."""
+    prompts = ["one", "two", "six"]  # of one length: no padding to be counted
+    with Counter(policy.model) as counter:
+        out = answers(method, replace(policy, cache=cache), prompts)
+    assert counter.tokens == sum(r.counts.forward_tokens for r in out)
+    for r in out:
+        counts = r.counts
+        assert counts.forward_tokens == 3 + r.n_tokens - 1
+        assert counts.rounds_used == r.n_tokens and counts.samples_drawn == counts.policy_tokens == 5 * r.n_tokens
+        assert counts.scorer_calls == 5 * r.n_tokens * (2 if method == "args-lagrangian" else 1)
+        assert len(r.z_trace) == len(r.block_ends) + 1 == r.n_tokens + 1
+        assert [t["finals"] for t in r.trace[:-1]].count(5) == 0 and len(r.finals) == sum(t["finals"] for t in r.trace)
+        assert all((reward is None, cost is None) == (method == "args-cost", method == "args") for reward, cost in r.finals)
+
+
+def test_scores_of_a_token_worked_out_by_hand():
+    """Guards signs and weights: probable tokens and low c_task + lambda C make a score low."""
+    hand = {"probability": -3 * 0.5 + 2, "log-probability": 3 * math.log(2) + 2, "public": math.log(2) + 4 * 2}
+    assert {name: weigh(math.log(0.5), 2.0, 3.0, 4.0) for name, weigh in TOKEN_SCORES.items()} == pytest.approx(hand)
+
+
+def mock_answers(method, prompts, logits=logits_of, reward=None, cost=None, seed=0, **settings):
+    config = SearchConfig(**(dict(budget=1.0, top_k=4, max_new_tokens=6, block_size=3, lagrange_multiplier=0.7) | settings))
+    scorers = {"reward": reward or LetterReward(), "cost": cost or LetterCost()}
+    return list(decode(method, mock_policy(logits), prompts, **scorers, config=config, seed=seed))
+
+
+def softmax_of_scores(prefix, text, k, temperature):
+    """Chances of the next token by plain arithmetic: softmax(-score / temperature) over the k most probable."""
+    p = probabilities(prefix)
+    score = {}
+    for token in sorted(range(7), key=lambda t: -p[t])[:k]:
+        letters = text + (LETTERS[token] if token != EOS else "")
+        score[token] = -2.5 * p[token] - letter_reward(letters) + 0.7 * letter_cost(letters)
+    weights = {token: math.exp(-s / temperature) for token, s in score.items()}
+    return {token: w / sum(weights.values()) for token, w in weights.items()}
+
+
+def test_tokens_drawn_have_the_frequencies_of_the_softmax_of_their_scores():
+    """Guards the sign and scale of the noise, and its independence from one position to the next: pairs of tokens, chi-square."""
+    n, k, temperature = 3000, 3, 0.6
+    prompts = [Prompt(f"id{i}", "ab", "mock") for i in range(n)]
+    settings = dict(top_k=k, token_temperature=temperature, max_new_tokens=2, block_size=1, group_size=500)
+    counts = Tally(tuple(r.tokens) for r in mock_answers("args-lagrangian", prompts, **settings))
+    chances = {}
+    for first, p in softmax_of_scores((1, 2), "", k, temperature).items():
+        if first == EOS:
+            chances[first,] = p
+            continue
+        for second, q in softmax_of_scores((1, 2, first), LETTERS[first], k, temperature).items():
+            chances[first, second] = p * q
+    assert set(counts) <= set(chances) and len(chances) >= 7 and min(chances.values()) * n > 5
+    assert chisquare([counts[pair] for pair in chances], [n * p for p in chances.values()]).pvalue > 1e-3
+
+
+def test_noise_belongs_to_the_token_and_not_to_its_place():
+    """Guards near ties among the candidates: sums that differ in their last bits may order them otherwise, and nothing else."""
+    found = []
+    for tilt in (1e-6, -1e-6):
+        logits = [-5.0] + [1.0 + tilt * token for token in range(1, 7)]
+        prompts = [Prompt(f"id{i}", "ab", "mock") for i in range(20)]
+        found.append(mock_answers("args", prompts, lambda prefix, logits=logits: logits, top_k=6, token_temperature=2.0))
+    assert [r.tokens for r in found[0]] == [r.tokens for r in found[1]]
+    assert len({r.text for r in found[0]}) > 10
+
+
+def test_an_end_token_can_be_chosen_and_ends():
+    """Guards EOS: it is a candidate like any other, is scored as finished text, and nothing is read or asked after it."""
+
+    class Ended(LetterReward):
+        def score(self, prompts, responses, finished):
+            return [float(f) for f in finished]
+
+    for method in ("args", "args-lagrangian"):
+        (r,) = mock_answers(method, ["fed"], reward=Ended(), top_k=7)
+        assert (r.text, r.tokens, r.finished, r.counts.forward_tokens, r.counts.samples_drawn) == ("", [EOS], True, 3, 7)
+        assert r.reward == 1.0 and len(r.finals) == 1
+
+
+@pytest.mark.parametrize("method", ["args-lagrangian", "args-cost"])
+@pytest.mark.parametrize("lam", [0.0, 0.7])
+@pytest.mark.parametrize("more", [{}, {"token_temperature": 1.0}, {"token_score": "public", "reward_weight": 0.0}])
+def test_a_token_that_could_not_be_scored_is_the_last_choice(method, lam, more):
+    """Guards 0 times infinity and infinity minus infinity, with the failing token often the most probable: first in the list."""
+
+    class Failing(LetterCost):
+        def score(self, prompts, responses, finished):
+            return [math.nan if "e" in r or "f" in r else letter_cost(r) for r in responses]
+
+    texts = ["ab", "fed", "c", "dd", "eae", "fcb"]
+    out = mock_answers(method, texts, cost=Failing(), lagrange_multiplier=lam, **more)
+    assert not any({"e", "f"} & set(r.text) for r in out)
+    first = []  # the most probable token at every position
+    for prompt, r in zip(texts, out, strict=True):
+        read = [tuple(LETTERS.index(c) for c in prompt + r.text[:n]) for n in range(len(r.tokens))]
+        first += [max(range(7), key=probabilities(ids).__getitem__) for ids in read]
+    assert first.count(5) + first.count(6) > 4
+
+
+def test_where_nothing_could_be_scored_the_policy_decides():
+    """Guards the order of what is equally bad: the most probable token comes first."""
+
+    class Short(LetterReward):
+        def score(self, prompts, responses, finished):
+            return [letter_reward(r) if len(r) < 3 else math.nan for r in responses]
+
+    for r in mock_answers("args", ["ab", "fed", "dd"], reward=Short(), top_k=3):
+        prefix = tuple(LETTERS.index(c) for c in r.prompt)
+        for n in range(3, len(r.tokens)):
+            p = probabilities(prefix + tuple(r.tokens[:n]))
+            assert r.tokens[n] == p.index(max(p))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"top_k": 8}, "8 candidates per token were asked of a vocabulary of 7; lower top_k"),
+        ({"top_k": 0}, "top_k is 0; it must be at least 1"),
+        ({"token_score": "log-probabilty"}, "unknown token_score 'log-probabilty'; did you mean 'log-probability'"),
+        ({"token_temperature": -0.5}, "token_temperature is -0.5; it must be at least 0"),
+        ({"policy_weight": "2.5"}, "policy_weight is '2.5', which is text; it must be a number"),
+    ],
+)
+def test_bad_settings_are_named(settings, message):
+    with pytest.raises(ParameterError, match=message):
+        mock_answers("args", ["ab"], **settings)
+
+
+def test_all_of_the_vocabulary_may_be_considered():
+    """Guards the edge of the check above, and of the near ties, where no token is left to come in."""
+    assert all(r.counts.near_ties == 0 for r in mock_answers("args", ["ab", "fed"], top_k=7))
