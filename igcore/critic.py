@@ -5,26 +5,24 @@ its expected task cost gamma^T c_task. All prefixes of a response are judged at 
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors.torch import load, save
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
+from .checkpoint import read_network, save_network
 from .config import from_mapping
 from .critic_spec import Spec
 from .dynamic import History
-from .errors import ParameterError, RunError
+from .errors import ParameterError
 from .latent import Latents, shape_of
 from .policy import Policy
 from .scorers import Scorer
 
 HEAD = 64  # numbers per attention head
-WEIGHTS, SPEC = "critic.safetensors", "critic.json"
+WEIGHTS = "critic.safetensors"
 
 
 class Attention(nn.Module):
@@ -228,14 +226,8 @@ class Shuffled:
 
 
 def save_critic(critic: Critic, folder: Path) -> None:
-    """Write ``critic.safetensors`` and ``critic.json`` into a folder."""
-    data = save({name: x.detach().cpu().contiguous() for name, x in critic.state_dict().items()})
-    more = {"parameters": critic.parameter_count, "sha256": hashlib.sha256(data).hexdigest(), "about": critic.about}
-    spec = asdict(critic.spec) | more
-    for name, content in ((WEIGHTS, data), (SPEC, (json.dumps(spec, indent=1, allow_nan=False) + "\n").encode())):
-        part = folder / f"{name}.part"
-        part.write_bytes(content)
-        part.replace(folder / name)
+    """Write ``critic.safetensors`` and ``critic.json`` into a folder, see `igcore.checkpoint`."""
+    save_network(critic, folder, "critic")
 
 
 def load_critic(folder: Path | str, *, policy: Policy, cost: Scorer, reward: Scorer | None = None) -> Critic:
@@ -258,15 +250,7 @@ def load_critic(folder: Path | str, *, policy: Policy, cost: Scorer, reward: Sco
     RunError
         When files are missing, damaged or do not belong together.
     """
-    folder = Path(folder)
-    try:
-        values = json.loads((folder / SPEC).read_text(encoding="utf-8"))
-        data = (folder / WEIGHTS).read_bytes()
-        digest, about, _ = (values.pop(name) for name in ("sha256", "about", "parameters"))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise RunError(f"no critic can be read from {folder} ({type(error).__name__}: {error}); train it again") from error
-    if (found := hashlib.sha256(data).hexdigest()) != digest:
-        raise RunError(f"{folder / WEIGHTS} is damaged: its sha256 is {found[:12]}..., not {digest[:12]}...; train it again")
+    values, weights, about = read_network(Path(folder), "critic", Spec.KIND)
     spec = from_mapping(Spec, values)
     spec.check_scorers(policy, cost, reward)
     for name, size in shape_of(policy.model).items():
@@ -277,6 +261,6 @@ def load_critic(folder: Path | str, *, policy: Policy, cost: Scorer, reward: Sco
             )
     with torch.device("meta"):
         critic = Critic(spec)
-    critic.load_state_dict(load(data), assign=True)
+    critic.load_state_dict(weights, assign=True)
     critic.about = about
     return critic.to(policy.model.device).eval()

@@ -33,7 +33,7 @@ from .tables import replace_file
 from .training import train
 from .value import ValueNetwork
 from .value_metrics import expectations, value_table
-from .value_training import train_value
+from .value_training import of_first, train_value
 
 
 @dataclass
@@ -77,7 +77,8 @@ class CriticRun:
     def valued(self) -> pd.DataFrame:
         """Return how the value network agrees with the test rollouts, see `igcore.value_metrics.value_table`."""
         with packed(self.policy.model):
-            return value_table(expectations(self.value, self.policy, self.test))
+            test = of_first(self.test, self.value.about["config"]["n_prompts"])
+            return value_table(expectations(self.value, self.policy, test))
 
     def searched(self) -> pd.DataFrame:
         """Search test prompts with the first critic, and set what it says of searched text beside what came of it.

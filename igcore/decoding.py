@@ -58,9 +58,10 @@ def decode(
         Decoded together in groups of ``config.group_size``, in this order. The policy encodes their text, except for an `Encoded`.
     reward, cost : Scorer
         Reward (higher is better) and cost (higher is worse). Every method is measured by both, whatever it searches with.
-    critic : Critic, optional
+    critic : Critic or ValueNetwork, optional
         For the methods that ask one; others leave it alone. Any object with ``watch``, ``reads_keys`` and ``judge`` as
-        `igcore.critic.Critic` has them. Whatever it says, nothing leaves that has not passed the check of the cost model.
+        `igcore.critic.Critic` has them, or for RE-Control with ``steering`` as `igcore.value.ValueNetwork` has it. Whatever it
+        says, a guarded method lets nothing out that has not passed the check of the cost model.
     seed : int
         Together with (prompt, round, beam, position) it decides every token.
     on_block : callable, optional

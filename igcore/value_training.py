@@ -68,6 +68,12 @@ def with_rows(policy: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
     return [r for r in rollouts if r.words or len(policy.encode(r.prompt)) > 1]
 
 
+def of_first(rollouts: Sequence[Rollout], n_prompts: int | None) -> list[Rollout]:
+    """Return the rollouts of the first prompts by id; of all when `n_prompts` is None."""
+    chosen = set(sorted({r.prompt_id for r in rollouts})[:n_prompts])
+    return [r for r in rollouts if r.prompt_id in chosen]
+
+
 def value_source(policy: Policy, rollouts: Sequence[Rollout], memory_gb: float) -> Source:
     """Return o_t of every prefix, that of the bare prompt first.
 
@@ -104,7 +110,7 @@ def train_value(
     ParameterError
         When the rollouts come from fewer than two prompts.
     """
-    rollouts = with_rows(policy, rollouts)
+    rollouts = with_rows(policy, of_first(rollouts, config.n_prompts))
     hidden = policy.model.get_output_embeddings().weight.shape[1]
     sizes = {"hidden": hidden, "width": config.width, "max_new_tokens": rollouts[0].max_new_tokens}
     spec = ValueSpec(**names_of(policy, cost, reward), **sizes)

@@ -26,7 +26,7 @@ from igcore.sampling import NEAR_TIE, draw
 from igcore.training import names_of
 from igcore.value import ValueNetwork, load_value, save_value
 from igcore.value_metrics import expectations, value_table
-from igcore.value_training import train_value, value_source
+from igcore.value_training import of_first, train_value, value_source
 
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 TEXTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]
@@ -382,6 +382,13 @@ def test_every_prefix_is_a_row_the_bare_prompt_first():
         for i, r in enumerate(made):
             want = reencode(model, encode(r.prompt) + r.words)[0][len(encode(r.prompt)) - 1 :]
             assert torch.allclose(x.hidden[i][x.mask[i]], want, atol=1e-4)
+
+
+def test_a_limit_takes_whole_prompts_in_the_order_of_their_ids(rollouts):
+    """Bug: the first lines instead of the first prompts, so that a prompt loses rollouts and the order of a file decides."""
+    ids = sorted({r.prompt_id for r in rollouts})
+    assert of_first(rollouts, None) == rollouts and {r.prompt_id for r in of_first(rollouts[::-1], 2)} == set(ids[:2])
+    assert of_first(rollouts, 2) == [r for r in rollouts if r.prompt_id in ids[:2]]
 
 
 def test_a_prompt_of_one_token_has_no_row_of_its_own(tmp_path):
