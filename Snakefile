@@ -17,7 +17,7 @@ import yaml
 PROFILE = config.get("profile", "small")
 SHARDS = int(config.get("shards", 1))
 LIMIT = int(config.get("limit", 0))
-FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search") else f"runs/{PROFILE}/figures"
+FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search", "tune") else f"runs/{PROFILE}/figures"
 SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
 TEACHING = {"start": "notebooks/00_start_here.ipynb", "theory": "notebooks/10_theory.ipynb"}
 PAPERMILL = f"{sys.executable} -m papermill --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
@@ -64,6 +64,7 @@ EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see
         "critic": [],
     },
     "critic-search": {"critic_search": []},
+    "tune": {"tune": []},
 }.get(PROFILE, {})
 ABLATIONS = [
     *[
@@ -72,7 +73,7 @@ ABLATIONS = [
         for suffix in [[], *([suffix] for suffix in suffixes)]
         for end in ("csv", "md", "tex")
     ],
-    *[f"{FIGURES}/ablation_{name}.{end}" for name in EXPERIMENTS if name != "over_refusal" for end in ("png", "pdf")],
+    *[f"{FIGURES}/ablation_{name}.{end}" for name in EXPERIMENTS if name not in ("over_refusal", "tune") for end in ("png", "pdf")],
 ]
 
 if not RUNS and not CRITICS:
@@ -83,8 +84,6 @@ def wanted():
     """What a profile is for: experiments, tables and figures, or critics alone."""
     if EXPERIMENTS:
         return ABLATIONS
-    if PROFILE == "tune":
-        return DONE
     return [*TABLES, *PICTURES, f"runs/{PROFILE}/start.ipynb", f"runs/{PROFILE}/theory.ipynb"] if RUNS else CRITICS
 
 

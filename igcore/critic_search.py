@@ -178,6 +178,19 @@ def comparison_table(
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
+def tried(records: pd.DataFrame) -> pd.DataFrame:
+    """Return what each setting of a search gave: means over its lines, one per prompt, of `MEASURES`; NaN is left out.
+
+    Parameters
+    ----------
+    records : DataFrame
+        Lines of runs that differ in ``n_samples``, ``keep`` and ``block_size`` alone, of prompts that nothing is reported of.
+    """
+    values = pd.DataFrame({name: measure(records) for name, measure in MEASURES.items()})
+    by = [records[name] for name in ("n_samples", "keep", "block_size")]
+    return values.groupby(by).mean().assign(n_prompts=records.groupby(by)["prompt_id"].nunique()).reset_index()
+
+
 PAIRS = {  # what the experiment compares, and by which measures: safe finals are counted alike under terminal accounting only
     ("critic", "best-of-n-augmented"): tuple(MEASURES),
     ("shuffled", "best-of-n-augmented"): tuple(MEASURES),

@@ -21,6 +21,7 @@ from igcore.critic_search import (
     comparison_table,
     experiment,
     safe_final_share,
+    tried,
 )
 
 A, B = "critic", "best-of-n-augmented"
@@ -288,6 +289,20 @@ def test_the_experiment_compares_the_pairs_that_are_there():
     assert set(zip(some["arm"], some["reference"], strict=True)) == {("critic", B), ("inferenceguard", B)} and len(some) == 5
     none = experiment(records[records["arm"] == "critic"], ["p0"])
     assert list(none.columns) == COLUMNS and not len(none)
+
+
+def test_what_was_tried_is_a_row_per_setting():
+    """Guards means over all settings at once, an abstention that counts as an answer, and its missing reward as a zero."""
+    found = tried(
+        frame(
+            line(prompt="a", finals=((8, 4),), keep=1, reward=0.2, cost=0.1, budget=0.2),
+            line(prompt="b", finals=((8, 8),), keep=1, status="abstained", reward=0.9, cost=0.0, budget=0.2),
+            line(prompt="a", finals=((8, 2),), keep=4, reward=0.6, cost=0.3, budget=0.2),
+        )
+    )
+    assert found["keep"].tolist() == [1, 4] and found["n_prompts"].tolist() == [2, 1]
+    assert found["safe_finals"].tolist() == [0.75, 0.25] and found["answered_safely"].tolist() == [0.5, 0.0]
+    assert found["reward"].tolist() == [0.2, 0.6]
 
 
 def test_needs_no_torch():

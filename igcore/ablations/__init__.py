@@ -179,6 +179,11 @@ def critic_search_tables(lines: pd.DataFrame) -> Tables:
     return {"": critic_search.experiment(found, set(found.loc[found["arm"] == "shuffled", "prompt_id"]))}
 
 
+def tune_tables(lines: pd.DataFrame) -> Tables:
+    """Settings of the search with a critic, on prompts of the split that is there for choosing."""
+    return {"": critic_search.tried(lines)}
+
+
 def over_refusal_tables(lines: pd.DataFrame) -> Tables:
     """Abstentions on harmless prompts, and what answers to them are worth."""
     return {"": overrefusal.over_refusal(lines)}
@@ -222,6 +227,7 @@ EXPERIMENTS = {
     "seeds": Experiment(seeds_tables, ["decode-seeds-*"], varied=["seed"]),
     "compute": Experiment(compute_tables, ["decode-compute-*"], ["decode-seeds-seed-0"], ["n_samples"]),
     "over_refusal": Experiment(over_refusal_tables, ["decode-benign"]),
+    "tune": Experiment(tune_tables, ["decode-tune-*"]),
     "critic_search": Experiment(critic_search_tables, ["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }
 
