@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from igcore import METHODS
 from igcore.config import from_mapping
 from igcore.params import CriticParams, DecodeParams
+from igcore.readme import main_table
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -127,4 +128,7 @@ def test_the_readme_shows_the_committed_tables(marker, table):
     """Guards against numbers typed by hand: `make readme` writes them."""
     readme = (ROOT / "README.md").read_text()
     block = readme.partition(f"<!-- {marker}:start -->")[2].partition(f"<!-- {marker}:end -->")[0]
-    assert block.strip() == (ROOT / f"figures/tables/{table}.md").read_text().strip()
+    shown = (ROOT / f"figures/tables/{table}.md").read_text()
+    if marker == "main-table":  # with a sentence where methods ran on parts of the prompts
+        shown = main_table(ROOT / "figures/tables")
+    assert block.strip() == shown.strip()
