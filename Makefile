@@ -15,9 +15,9 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/ (under half an hour on two cores)"
 	@echo "make quick      the same with one policy and a dozen prompts, into runs/ci/figures (a few minutes)"
-	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (under an hour on two cores; resumes)"
+	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
-	@echo "make critic-search  what a critic gains where costs exist at the end only (under half an hour on two cores; resumes)"
+	@echo "make critic-search  what a critic gains where costs exist at the end only (about half an hour on two cores; resumes)"
 	@echo "make test       all tests and notebooks"
 	@echo "make bench      the engine against its rivals, into figures/tables/bench.csv (under an hour; resumes)"
 	@echo "make lab        JupyterLab"
