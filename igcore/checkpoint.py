@@ -5,6 +5,7 @@ A finished network is ``<name>.safetensors`` with a ``<name>.json`` that says wh
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load, save, save_file
 from torch import nn
 
-from .errors import RunError
+from .config import from_mapping
+from .errors import ParameterError, RunError
 
 Weights = dict[str, torch.Tensor]
 
@@ -60,6 +62,46 @@ def save_network(network: nn.Module, folder: Path, name: str) -> None:
         part = folder / f"{file}.part"
         part.write_bytes(content)
         part.replace(folder / file)
+
+
+def load_network(make: Callable, kind: type, folder: Path, name: str, sizes: dict[str, int], policy, cost, reward) -> nn.Module:
+    """Make a network of the two files that `save_network` wrote, for the policy and scorers that it was trained for.
+
+    Parameters
+    ----------
+    make : callable
+        Turns a spec into the untrained network.
+    kind : type
+        Of the spec, see `igcore.critic_spec.Origin`.
+    sizes : dict of str to int
+        Fields of the spec that must be those of the policy's model.
+
+    Returns
+    -------
+    Module
+        In evaluation mode, float32, on the policy's device.
+
+    Raises
+    ------
+    ParameterError
+        When it was trained for another policy, scorer or model size; the sentence names both.
+    RunError
+        When files are missing, damaged or do not belong together.
+    """
+    values, weights, about = read_network(folder, name, kind.KIND)
+    spec = from_mapping(kind, values)
+    spec.check_scorers(policy, cost, reward)
+    for field, size in sizes.items():
+        if (made := getattr(spec, field)) != size:
+            raise ParameterError(
+                f"the {kind.KIND} in {folder} reads a model with {field} {made}, but that of policy {policy.name!r} has {size}; "
+                f"train a {kind.KIND} for it"
+            )
+    with torch.device("meta"):
+        network = make(spec)
+    network.load_state_dict(weights, assign=True)
+    network.about = about
+    return network.to(policy.model.device).eval()
 
 
 def read_network(folder: Path, name: str, kind: str) -> tuple[dict, Weights, dict]:

@@ -12,11 +12,9 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
-from .checkpoint import read_network, save_network
-from .config import from_mapping
+from .checkpoint import load_network, save_network
 from .critic_spec import Spec
 from .dynamic import History
-from .errors import ParameterError
 from .latent import Latents, shape_of
 from .policy import Policy
 from .scorers import Scorer
@@ -250,17 +248,4 @@ def load_critic(folder: Path | str, *, policy: Policy, cost: Scorer, reward: Sco
     RunError
         When files are missing, damaged or do not belong together.
     """
-    values, weights, about = read_network(Path(folder), "critic", Spec.KIND)
-    spec = from_mapping(Spec, values)
-    spec.check_scorers(policy, cost, reward)
-    for name, size in shape_of(policy.model).items():
-        if getattr(spec, name) != size:
-            raise ParameterError(
-                f"the critic in {folder} reads a model with {name} {getattr(spec, name)}, but that of policy {policy.name!r} has "
-                f"{size}; train a critic for it"
-            )
-    with torch.device("meta"):
-        critic = Critic(spec)
-    critic.load_state_dict(weights, assign=True)
-    critic.about = about
-    return critic.to(policy.model.device).eval()
+    return load_network(Critic, Spec, Path(folder), "critic", shape_of(policy.model), policy, cost, reward)

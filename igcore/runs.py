@@ -25,7 +25,7 @@ from . import records
 from .critic_spec import asked, check_critic
 from .decoding import decode
 from .errors import IgcoreError, ParameterError, RunError
-from .methods import settings_of
+from .methods import METHODS, settings_of
 from .networks import load_networks
 from .packed import packed
 from .params import DecodeParams
@@ -267,7 +267,9 @@ def git_commit() -> str | None:
 
 
 def load_runs(profile: str, base: Path | None = None) -> pd.DataFrame:
-    """Return the lines of all finished runs of a profile, shards joined, one row each, with its ``run`` and ``critic_control``.
+    """Return the lines of all finished runs of a profile, shards joined, methods in the order of `METHODS`.
+
+    Each has besides the columns of `igcore.records` its ``run`` and ``critic_control``.
 
     Raises
     ------
@@ -284,7 +286,9 @@ def load_runs(profile: str, base: Path | None = None) -> pd.DataFrame:
     known = {folder: json.loads((folder / "params.json").read_text(encoding="utf-8")) for folder in found}
     _check_shards(known)
     known = {f: {"run": p.get("run", f.name), "critic_control": p.get("critic_control", "none")} for f, p in known.items()}
-    return pd.DataFrame([line | about for folder, about in known.items() for line in records.read(folder / "responses.jsonl")])
+    lines = [line | about for folder, about in known.items() for line in records.read(folder / "responses.jsonl")]
+    place = {method: i for i, method in enumerate(METHODS)}
+    return pd.DataFrame(sorted(lines, key=lambda line: place.get(line["method"], len(place))))
 
 
 def _check_shards(known: dict[Path, dict]) -> None:

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from .checkpoint import read_network, save_network
-from .config import SearchConfig, from_mapping
+from .checkpoint import load_network, save_network
+from .config import SearchConfig
 from .critic_spec import ValueSpec
 from .dynamic import forward
 from .engine import Steering
-from .errors import ParameterError, PolicyError
+from .errors import PolicyError
 from .policy import Policy
 from .scorers import Scorer
 
@@ -144,16 +144,6 @@ def load_value(folder: Path | str, *, policy: Policy, cost: Scorer, reward: Scor
     RunError
         When files are missing, damaged or do not belong together.
     """
-    values, weights, about = read_network(Path(folder), "value", ValueSpec.KIND)
-    spec = from_mapping(ValueSpec, values)
-    spec.check_scorers(policy, cost, reward)
-    if spec.hidden != (size := policy.model.get_output_embeddings().weight.shape[1]):
-        raise ParameterError(
-            f"the value network in {folder} reads hidden states of width {spec.hidden}, but those of policy {policy.name!r} have "
-            f"{size}; train a value network for it"
-        )
-    with torch.device("meta"):
-        network = ValueNetwork(spec)
-    network.load_state_dict(weights, assign=True)
-    network.about = about
-    return network.to(policy.model.device).eval().requires_grad_(False)
+    sizes = {"hidden": policy.model.get_output_embeddings().weight.shape[1]}
+    network = load_network(ValueNetwork, ValueSpec, Path(folder), "value", sizes, policy, cost, reward)
+    return network.requires_grad_(False)

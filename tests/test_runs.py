@@ -375,6 +375,15 @@ def test_lines_know_the_name_of_their_run(tmp_path):
     ]  # fmt: skip
 
 
+def test_methods_come_in_the_order_of_the_table_whatever_the_folders_are_called(tmp_path):
+    """Bug: a table began with re-control because the folder of its run came first in the alphabet."""
+    for name, method in (("a", "re-control"), ("b", "base"), ("c", "of an older version"), ("d", "args")):
+        with runs.open_run(tmp_path / name, {"run": name}) as run:
+            records.append(run.responses, {"method": method, "prompt_id": name})
+            run.finish({})
+    assert runs.load_runs("x", tmp_path)["method"].tolist() == ["base", "args", "re-control", "of an older version"]
+
+
 def test_compare_and_errors_of_the_command_line(tmp_path, capsys):
     path = decode_into(tmp_path / "run")
     assert runs.main(["compare", str(path), str(path)]) == 0

@@ -473,7 +473,7 @@ def test_a_saved_network_is_the_same(tmp_path):
         ({"policy_digest": "l2"}, "for policy 'letters' of hash 'l2', not for 'letters' of hash 'l1'; give it that policy"),
         ({"cost": "harm"}, "for cost 'harm' .* or train a value network for this one"),
         ({"reward_digest": "v2"}, "for reward 'vowels' of hash 'v2'"),
-        ({"hidden": 48}, "reads hidden states of width 48, but those of policy 'letters' have 32; train a value network for it"),
+        ({"hidden": 48}, "reads a model with hidden 48, but that of policy 'letters' has 32; train a value network for it"),
     ],
 )
 def test_a_network_of_something_else_is_refused_by_name(tmp_path, changes, sentence):
