@@ -3,6 +3,7 @@
 VENV   ?= .venv
 PYTHON ?= python3
 CORES  ?= 2
+PROFILE ?= paper
 BIN    := $(VENV)/bin
 SNAKE   = $(BIN)/python -m snakemake --cores $(CORES) --resources gpu=1 --quiet rules --rerun-incomplete
 
@@ -10,7 +11,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search test bench lab readme assets clean
+.PHONY: help reproduce quick ablations critic-search rehearsal dry-run test bench lab readme assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/ (under half an hour on two cores)"
@@ -18,6 +19,8 @@ help:
 	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  what a critic gains where costs exist at the end only (about half an hour on two cores; resumes)"
+	@echo "make rehearsal  the paper's whole grid on tiny random models and a judge that never thinks, into runs/rehearsal (ten minutes)"
+	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, their memory and their hours, and starts nothing"
 	@echo "make test       all tests and notebooks"
 	@echo "make bench      the engine against its rivals, into figures/tables/bench.csv (under an hour; resumes)"
 	@echo "make lab        JupyterLab"
@@ -46,6 +49,13 @@ ablations: assets
 
 critic-search: assets
 	@$(SNAKE) --config profile=critic-search
+
+rehearsal: assets
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[judge]'
+	@$(BIN)/python -m igcore.rehearsal --cores $(CORES)
+
+dry-run: $(VENV)/installed
+	@$(BIN)/python -m igcore.plan params/$(PROFILE)/*.yaml
 
 test: assets
 	@$(BIN)/ruff check --quiet

@@ -6,46 +6,46 @@
 #   snakemake --cores 2 --config profile=ablations limit=48   the same on 48 prompts each, the share of the hardest as in the file
 #   snakemake --cores 2 --config profile=critic-search    what a critic gains where costs exist at the end only
 #   snakemake --cores 2 --config profile=tune             the runs of params/tune, from which their settings were chosen
+#   snakemake --cores 2 --config profile=paper hub=/data/models   the paper's systems; `hub` holds models and sets as <owner>/<name>
+#   snakemake --cores 2 --config profile=paper with=my.yaml       the same with other settings, see `igcore.paramfiles`
 
-import itertools
 import json
+import os
 import sys
 from pathlib import Path
 
 import yaml
 
-PROFILE = config.get("profile", "small")
+from igcore.paper import TABLES as PRINTED
+from igcore.paramfiles import ParamFiles
+
+FILES = ParamFiles(
+    config.get("profile", "small"),
+    yaml.safe_load(Path(config["with"]).read_text()) if config.get("with") else {},
+    int(config.get("limit", 0)),
+)
+PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = int(config.get("shards", 1))
-LIMIT = int(config.get("limit", 0))
 FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search", "tune") else f"runs/{PROFILE}/figures"
 SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
-TEACHING = {"start": "notebooks/00_start_here.ipynb", "theory": "notebooks/10_theory.ipynb"}
+TEACHING = {"start": "notebooks/00_start_here.ipynb", "theory": "notebooks/10_theory.ipynb", "audit": "notebooks/70_paper_audit.ipynb"}
 PAPERMILL = f"{sys.executable} -m papermill --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
 
 
-def settings(file):
-    """The content of a params file: a rule runs again when it changes, not when the file is merely touched."""
-    return yaml.safe_load(Path(file).read_text())
+if config.get("hub"):
+    os.environ["IGCORE_HUB"] = str(config["hub"])
 
 
-def points(file):
-    """The decode runs of a params file, one for every point of its grid: run -> parameters. `limit` of the config replaces theirs."""
-    given = settings(file)
-    if LIMIT and given["hardest"]:  # not where a whole set is answered
-        given |= {"limit": LIMIT, "hardest": round(LIMIT * given["hardest"] / given["limit"])}
-    grid = given.pop("grid", {})
-    for values in itertools.product(*grid.values()):
-        point = dict(zip(grid, values))
-        run = "-".join([given["run"], *(f"{name}-{value}" for name, value in point.items())]).replace(".", "_")
-        yield run, given | point | {"run": run}
-
-
-RUNS = dict(point for file in sorted(Path("params", PROFILE).glob("decode-*.yaml")) for point in points(file))
+RUNS = FILES.runs()
 DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for run in RUNS for suffix in SUFFIXES]
-TRAINED = sorted(path.stem.removeprefix("critic-") for path in Path("params", PROFILE).glob("critic-*.yaml"))
+TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
-TABLES = [f"{FIGURES}/tables/{name}.{end}" for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS] for end in ("csv", "md", "tex")]
+TABLES = [
+    f"{FIGURES}/tables/{name}.{end}"
+    for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *(f"paper_{table}" for table in PRINTED)]
+    for end in ("csv", "md", "tex")
+]
 PICTURES = [
     f"{FIGURES}/{name}.{end}"
     for name in ["tradeoff", "distributions", "rates", "budget_sweep", *WITH_CRITICS]
@@ -65,7 +65,8 @@ EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see
     },
     "critic-search": {"critic_search": []},
     "tune": {"tune": []},
-}.get(PROFILE, {})
+    "paper": {"sweep": []},
+}.get(PARAMS, {})
 ABLATIONS = [
     *[
         f"{FIGURES}/tables/ablation_{'_'.join([name, *suffix])}.{end}"
@@ -73,25 +74,41 @@ ABLATIONS = [
         for suffix in [[], *([suffix] for suffix in suffixes)]
         for end in ("csv", "md", "tex")
     ],
-    *[f"{FIGURES}/ablation_{name}.{end}" for name in EXPERIMENTS if name not in ("over_refusal", "tune") for end in ("png", "pdf")],
+    *[
+        f"{FIGURES}/ablation_{name}.{end}"
+        for name in EXPERIMENTS
+        if name not in ("over_refusal", "tune", "sweep")
+        for end in ("png", "pdf")
+    ],
 ]
+VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]
 
 if not RUNS and not CRITICS:
-    raise WorkflowError(f"profile {PROFILE!r} has no params/{PROFILE}/decode-*.yaml or critic-*.yaml; choose a folder of params/")
+    raise WorkflowError(f"profile {PARAMS!r} has no params/{PARAMS}/decode-*.yaml or critic-*.yaml; choose a folder of params/")
 
 
 def wanted():
-    """What a profile is for: experiments, tables and figures, or critics alone."""
-    if EXPERIMENTS:
-        return ABLATIONS
-    return [*TABLES, *PICTURES, f"runs/{PROFILE}/start.ipynb", f"runs/{PROFILE}/theory.ipynb"] if RUNS else CRITICS
+    """What a profile is for: its tables and figures, experiments, verdicts and the notebooks that teach, or critics alone."""
+    if not RUNS:
+        return CRITICS
+    walk = [*TABLES, *PICTURES] if has("figures") else []
+    taught = [f"runs/{PROFILE}/{name}.ipynb" for name in TEACHING] if PARAMS in ("small", "ci") else []
+    return [*walk, *ABLATIONS, *VERDICTS, *taught]
+
+
+def has(name):
+    return bool(FILES.files(name))
 
 
 def trained(folder):
     """The sign of success of the run of notebook 20 to which a folder runs/<profile>/critics/<run>[/<critic>] belongs, if it is named
     and there is a params file to make it from; what was trained by hand must be there."""
     profile, _, run = [*Path(folder or "").parts, "", "", "", ""][1:4]
-    return [f"runs/{profile}/critics/{run}/manifest.json"] if Path(f"params/{profile}/critic-{run}.yaml").is_file() else []
+    return [f"runs/{profile}/critics/{run}/manifest.json"] if critic_file(profile, run).is_file() else []
+
+
+def critic_file(profile, run):
+    return Path("params", PARAMS if profile == PROFILE else profile, f"critic-{run}.yaml")
 
 
 rule all:
@@ -105,7 +122,7 @@ rule teach:
     output:
         notebook=f"runs/{PROFILE}/{{name}}.ipynb",
     wildcard_constraints:
-        name="start|theory",
+        name="start|theory|audit",
     shell:
         PAPERMILL + " {input.notebook} {output.notebook}"
 
@@ -113,7 +130,7 @@ rule teach:
 rule critic:
     input:
         notebook=ancient("notebooks/20_train_critic.ipynb"),
-        rollouts=lambda w: trained(settings(f"params/{w.profile}/critic-{w.run}.yaml").get("rollouts")),
+        rollouts=lambda w: trained(FILES.read(critic_file(w.profile, w.run)).get("rollouts")),
     output:
         "runs/{profile}/critics/{run}/manifest.json",
     wildcard_constraints:
@@ -121,7 +138,7 @@ rule critic:
     log:
         notebook="runs/{profile}/critics/{run}/executed.ipynb",
     params:
-        settings=lambda w: json.dumps(settings(f"params/{w.profile}/critic-{w.run}.yaml")),
+        settings=lambda w: json.dumps(FILES.read(critic_file(w.profile, w.run))),
     priority: 1  # the longest job by far, and others wait for it
     threads: 1
     resources:
@@ -153,17 +170,18 @@ rule decode:
 
 rule tables:
     input:
-        runs=DONE + CRITICS,
+        runs=DONE + CRITICS + VERDICTS,
+        sweeps=sorted(map(str, Path("runs/ablations").glob("decode-*/manifest.json"))) if PARAMS == "small" else [],
         notebook=ancient("notebooks/40_tables.ipynb"),
-        params=ancient(f"params/{PROFILE}/tables.yaml"),
+        params=ancient(f"params/{PARAMS}/tables.yaml"),
     output:
         TABLES,
     log:
         notebook=f"runs/{PROFILE}/tables.ipynb",
     params:
-        settings=lambda w, input: settings(input.params),
+        settings=lambda w, input: json.dumps(FILES.read(input.params)),
     shell:
-        PAPERMILL + " {input.notebook} {log.notebook} -f {input.params}"
+        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q}"
 
 
 rule figures:
@@ -171,27 +189,42 @@ rule figures:
         runs=DONE,
         tables=TABLES,
         notebook=ancient("notebooks/50_figures.ipynb"),
-        params=ancient(f"params/{PROFILE}/figures.yaml"),
+        params=ancient(f"params/{PARAMS}/figures.yaml"),
     output:
         PICTURES,
     log:
         notebook=f"runs/{PROFILE}/figures.ipynb",
     params:
-        settings=lambda w, input: settings(input.params),
+        settings=lambda w, input: json.dumps(FILES.read(input.params)),
     shell:
-        PAPERMILL + " {input.notebook} {log.notebook} -f {input.params}"
+        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q}"
 
 
 rule experiments:
     input:
         runs=DONE + CRITICS,
         notebook=ancient("notebooks/45_ablations.ipynb"),
-        params=ancient(f"params/{PROFILE}/tables.yaml"),
+        params=ancient(f"params/{PARAMS}/{'ablations' if has('ablations') else 'tables'}.yaml"),
     output:
         ABLATIONS,
     log:
         notebook=f"runs/{PROFILE}/ablations.ipynb",
     params:
-        settings=lambda w, input: settings(input.params),
+        settings=lambda w, input: json.dumps(FILES.read(input.params)),
     shell:
-        PAPERMILL + " {input.notebook} {log.notebook} -f {input.params}"
+        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q}"
+
+
+rule judge:
+    input:
+        runs=DONE,
+        notebook=ancient("notebooks/60_judge.ipynb"),
+        params=ancient(f"params/{PARAMS}/judge-{{run}}.yaml"),
+    output:
+        f"runs/{PROFILE}/judge/{{run}}/manifest.json",
+    log:
+        notebook=f"runs/{PROFILE}/judge/{{run}}/executed.ipynb",
+    params:
+        settings=lambda w, input: json.dumps(FILES.read(input.params)),
+    shell:
+        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q}"

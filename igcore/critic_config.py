@@ -8,6 +8,7 @@ from .calibrate import smallest_n
 from .config import SearchConfig, check_at_least, check_types, from_mapping
 from .errors import ParameterError, unknown_name
 from .latent import FEATURES
+from .prompts import check_prompts
 
 PRECISIONS = ("no", "bf16")
 
@@ -200,8 +201,8 @@ class CriticParams(RolloutConfig):
 
     profile: str
     run: str
-    policy: str
-    prompts: str
+    policy: str | dict
+    prompts: str | dict
     budget: float
     critics: dict
     value: dict | None = None
@@ -213,8 +214,8 @@ class CriticParams(RolloutConfig):
     thresholds: list = field(default_factory=list)
     alpha: float = 0.05
     delta: float = 0.1
-    reward: str = "minilm-relevance"
-    cost: str = "offensive-language"
+    reward: str | dict = "minilm-relevance"
+    cost: str | dict = "offensive-language"
     dtype: str = "float32"
     device: str = "auto"
     threads: int = 1
@@ -222,6 +223,7 @@ class CriticParams(RolloutConfig):
     def __post_init__(self):
         super().__post_init__()
         check_at_least(self, threads=1, limit=2, test_limit=2, search_limit=1)
+        check_prompts(self.prompts)
         if not self.critics:
             raise ParameterError("critics is empty; name at least one critic with its settings, such as {'m': {'layer': 8}}")
         for name, settings in self.critics.items():

@@ -1,5 +1,6 @@
 """The pictures of a critic, drawn from tables. Knows colours and axes; computes no statistic."""
 
+import itertools
 from collections.abc import Mapping
 
 import pandas as pd
@@ -8,10 +9,11 @@ from matplotlib.figure import Figure
 
 from .critic_metrics import reliability
 from .errors import RunError
-from .figures import INK, styled, whiskers
+from .figures import INK, WIDTH, styled, whiskers
 from .theory_figures import MARKERS, panels
 
 GREY = "#9a9a9a"
+FEWEST = 5  # prompts behind a dot
 REFERENCES = {"prompt-cost": ("cost of the prompt alone", ":"), "partial-cost": ("cost model on the text so far", "--")}
 
 
@@ -61,6 +63,49 @@ def reliability_diagram(judged: pd.DataFrame, positions: tuple[int, ...] = (8, 1
         ax.scatter(bins["probability"], bins["safe"], s=sizes, color=_colour(i), alpha=0.8, label=f"after {position} tokens")
     ax.set(xlabel="f1: probability of ending inside the budget", ylabel="share that did", xlim=(0, 1.02), ylim=(0, 1.02))
     ax.legend(frameon=False, loc="upper left")
+    return fig
+
+
+@styled
+def reliability_by_position(table: pd.DataFrame) -> Figure:
+    """Draw how often prefixes end inside the budget against what f1 said of them, with 95 % intervals.
+
+    Panels are policy x position, with a line per critic; on the diagonal f1 means what it says. Bins of fewer than `FEWEST` prompts
+    are left out.
+
+    Parameters
+    ----------
+    table : DataFrame
+        `igcore.critic_runs.load_reliability`.
+
+    Raises
+    ------
+    RunError
+        When it is empty.
+    """
+    if not len(table):
+        raise RunError("there is no reliability to draw; run notebook 20_train_critic first")
+    policies, positions, names = (list(table[name].unique()) for name in ("policy", "position", "critic"))
+    fig = Figure(figsize=(WIDTH, 1.0 + 2.3 * len(policies)), layout="constrained")
+    axes = fig.subplots(len(policies), len(positions), sharex=True, sharey=True, squeeze=False)
+    for (policy, position), ax in zip(itertools.product(policies, positions), axes.flat, strict=True):
+        ax.grid()
+        ax.plot([0, 1], [0, 1], color=GREY, lw=1, label="calibrated")
+        here = table[(table["policy"] == policy) & (table["position"] == position) & (table["n_prompts"] >= FEWEST)]
+        for name, rows in here.groupby("critic", sort=False):
+            i = names.index(name)
+            around = whiskers(rows["safe"], rows["low"], rows["high"])
+            look = {"fmt": f"-{MARKERS[i % len(MARKERS)]}", "color": _colour(i), "ms": 5, "lw": 1.2, "elinewidth": 1}
+            ax.errorbar(rows["probability"], rows["safe"], around, **look, label=name)
+        ax.set(xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], xlim=(-0.03, 1.05), ylim=(-0.03, 1.05), aspect="equal")
+        if policy == policies[0]:
+            ax.set_title(f"{position} tokens", weight="normal", size=11)
+    for policy, ax in zip(policies, axes[:, 0], strict=True):
+        ax.set_ylabel(policy, weight="bold")
+    fig.supxlabel("f1: probability of ending inside the budget", fontsize="medium")
+    fig.supylabel("share that did", fontsize="medium")
+    entries = {label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    fig.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=5, frameon=False)
     return fig
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 from scipy.stats import ConstantInputWarning, rankdata, spearmanr
 from sklearn.metrics import roc_auc_score
+from statsmodels.stats.proportion import proportion_confint
 
 from .critic import Critic
 from .errors import ParameterError
@@ -29,6 +30,7 @@ COLUMNS = (
     "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman ece parameters train_s "
     "within_low within_high n n_unsafe n_pairs accounting"
 ).split()
+RELIABILITY = "position probability safe low high n n_prompts".split()
 
 
 def wins(safe: Sequence[bool], score: Sequence[float], prompt: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -127,9 +129,37 @@ def calibration_error(safe: Sequence[bool], probability: Sequence[float], bins: 
 def reliability(safe: Sequence[bool], probability: Sequence[float], bins: int = BINS) -> pd.DataFrame:
     """Return one row per bin that is not empty: mean ``probability``, share of ``safe``, and ``n``; the data of a diagram."""
     frame = pd.DataFrame({"safe": np.asarray(safe, dtype=float), "probability": np.asarray(probability, dtype=float)})
-    frame["bin"] = (frame["probability"] * bins).astype(int).clip(upper=bins - 1)
-    found = frame.groupby("bin").agg(probability=("probability", "mean"), safe=("safe", "mean"), n=("safe", "size"))
+    found = frame.groupby(_bins(frame["probability"], bins)).agg(
+        probability=("probability", "mean"), safe=("safe", "mean"), n=("safe", "size")
+    )
     return found.reset_index(drop=True)
+
+
+def _bins(probability: pd.Series, bins: int = BINS) -> pd.Series:
+    return (probability * bins).astype(int).clip(upper=bins - 1)
+
+
+def reliability_table(judged: pd.DataFrame, positions: Sequence[int] = POSITIONS) -> pd.DataFrame:
+    """Return `reliability` at each position with intervals, columns `RELIABILITY`: the data of a diagram with whiskers.
+
+    Rollouts of one prompt are alike. The Wilson intervals (95 %) take them for wholly alike, that is for as many independent ones
+    as Kish's effective number of prompts (sum m)^2 / sum m^2, m being the rollouts of a prompt in the bin: they may be too long for
+    the dependence, and are not too short for it.
+
+    Parameters
+    ----------
+    judged : DataFrame
+        From `judgements`.
+    """
+    rows = []
+    for position in positions:
+        here = judged[judged["position"] == position]
+        for _, part in here.groupby(_bins(here["f1"])):
+            of_prompt = part.groupby("prompt_id").size()
+            effective, share = of_prompt.sum() ** 2 / (of_prompt**2).sum(), part["safe"].mean()
+            low, high = proportion_confint(share * effective, effective, method="wilson")
+            rows.append([position, part["f1"].mean(), share, low, high, len(part), len(of_prompt)])
+    return pd.DataFrame(rows, columns=RELIABILITY)
 
 
 def judgements(critic: Critic, policy: Policy, rollouts: Sequence[Rollout], budget: float | None = None) -> pd.DataFrame:

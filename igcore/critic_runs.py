@@ -4,6 +4,7 @@ runs/<profile>/critics/<run>/rollouts-train, rollouts-test    see `igcore.rollou
 runs/<profile>/critics/<run>/<name>                           one folder per critic, see `igcore.critic`
 runs/<profile>/critics/<run>/value                            the value network, if one is wanted, see `igcore.value`
 runs/<profile>/critics/<run>/critic.csv                       see `igcore.critic_metrics.COLUMNS`
+runs/<profile>/critics/<run>/reliability.csv                  see `CriticRun.reliability`
 runs/<profile>/critics/<run>/manifest.json                    written last, the only sign of success
 """
 
@@ -17,7 +18,7 @@ import torch
 
 from .calibrate import smallest_n
 from .critic import Critic
-from .critic_metrics import COLUMNS, critic_table, judgements, reference_table
+from .critic_metrics import COLUMNS, RELIABILITY, critic_table, judgements, reference_table, reliability_table
 from .critic_only import critic_only_losses
 from .critic_search import safe_final_share
 from .decoding import decode
@@ -34,6 +35,8 @@ from .training import train
 from .value import ValueNetwork
 from .value_metrics import expectations, value_table
 from .value_training import of_first, train_value
+
+CALIBRATION = ["critic", "policy", "accounting", *RELIABILITY]
 
 
 @dataclass
@@ -72,7 +75,15 @@ class CriticRun:
         """Return the table of all critics, with the two judges that need no training below them."""
         rows = [critic_table(critic, judged[name]).assign(critic=name) for name, critic in self.critics.items()]
         rows.append(reference_table(self.policy, self.test, self.cost, self.params.budget).assign(critic="none"))
-        return _below(rows)
+        return _below(rows, ["critic", *COLUMNS])
+
+    def reliability(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
+        """Return how often prefixes end inside the budget, by what f1 says of them, with the columns `CALIBRATION`."""
+        rows = [
+            reliability_table(judged[name]).assign(critic=name, policy=critic.spec.policy, accounting=critic.spec.accounting)
+            for name, critic in self.critics.items()
+        ]
+        return _below(rows, CALIBRATION)
 
     def valued(self) -> pd.DataFrame:
         """Return how the value network agrees with the test rollouts, see `igcore.value_metrics.value_table`."""
@@ -120,9 +131,10 @@ class CriticRun:
                 folder=self.folder / f"critic-only-{split}",
             )  # fmt: skip
 
-    def finish(self, table: pd.DataFrame) -> Path:
-        """Write ``critic.csv``, then the manifest."""
+    def finish(self, table: pd.DataFrame, reliability: pd.DataFrame) -> Path:
+        """Write ``critic.csv`` and ``reliability.csv``, then the manifest."""
         replace_file(self.folder / "critic.csv", table.to_csv(index=False))
+        replace_file(self.folder / "reliability.csv", reliability.to_csv(index=False))
         replace_file(self.folder / "manifest.json", json.dumps(asdict(self.params), indent=1) + "\n")
         return self.folder / "critic.csv"
 
@@ -182,11 +194,16 @@ def load_tables(profile: str) -> pd.DataFrame:
             raise RunError(
                 f"the critics in {folder} have not finished; run notebook 20 again with the same settings, which goes on"
             )
-    return _below([pd.read_csv(folder / "critic.csv") for folder in folders])
+    return _below([pd.read_csv(folder / "critic.csv") for folder in folders], ["critic", *COLUMNS])
 
 
-def _below(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def load_reliability(profile: str) -> pd.DataFrame:
+    """Return `CriticRun.reliability` of the runs of a profile, below one another; empty where none has left it."""
+    paths = sorted((root() / "runs" / profile / "critics").glob("[!.]*/reliability.csv"))
+    return _below([pd.read_csv(path) for path in paths], CALIBRATION)
+
+
+def _below(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
     """Return tables below one another; one without rows would change the types of the others, and says nothing."""
     found = [table for table in tables if len(table)]
-    names = ["critic", *COLUMNS]
     return pd.concat(found, ignore_index=True)[names] if found else pd.DataFrame(columns=names)

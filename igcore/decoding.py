@@ -11,7 +11,7 @@ from .critic import Critic
 from .critic_spec import check_critic
 from .device import free_bytes
 from .errors import ParameterError
-from .memory import batch_size, critic_bytes, halving, search_bytes
+from .memory import CRITIC_ROWS, batch_size, critic_bytes, halving, search_bytes, session_bytes
 from .methods import METHODS, Beam, settings_of
 from .packed import missing_bytes, packed
 from .policy import Policy
@@ -100,14 +100,25 @@ def decode(
     ids = [list(p.ids) if isinstance(p, Encoded) else policy.encode(p.text, config.max_new_tokens) for p in prompts]
     length = max(map(len, ids))
     readers = {scorer.backbone.model for scorer in (reward, cost) if isinstance(scorer, LMScorer)}
-    needed = search_bytes(policy.model, settings, length, policy.cache) + sum(search_bytes(m, settings, length) for m in readers)
-    if METHODS[method].asks_critic and critic.reads_keys:
-        needed += critic_bytes(policy.model, settings)
-    free = free_bytes(policy.model.device) - missing_bytes(policy.model, *readers)
-    size = min(config.group_size, batch_size(needed, free, memory_gb))
+    size = min(config.group_size, room_for(method, policy, readers, critic, settings, length, memory_gb))
 
     def search(batch: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
         with packed(policy.model, *readers):
             return Search(method, policy, *zip(*batch, strict=True), reward, cost, critic, config, settings, seed, on_block).run()
 
     return halving(list(zip(prompts, ids, strict=True)), size, search)
+
+
+def room_for(method: str, policy: Policy, readers, critic, settings: SearchConfig, prompt_tokens: int, memory_gb) -> int:
+    """Return how many prompts fit at once, on the device that has least room for what stands on it."""
+    needed = {policy.model: search_bytes(policy.model, settings, prompt_tokens, policy.cache)}
+    if METHODS[method].asks_critic and critic.reads_keys:
+        rows = min(CRITIC_ROWS, settings.n_samples)
+        needed[policy.model] += critic_bytes(policy.model, rows, settings.max_new_tokens)
+    needed |= {model: needed.get(model, 0) + session_bytes(model, settings, prompt_tokens) for model in readers}
+    sizes = []
+    for device in {model.device for model in needed}:
+        here = [model for model in needed if model.device == device]
+        free = free_bytes(device) - missing_bytes(*here)
+        sizes.append(batch_size(sum(needed[model] for model in here), free, memory_gb))
+    return min(sizes)

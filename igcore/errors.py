@@ -27,6 +27,10 @@ class ScorerError(IgcoreError):
     """A scorer failed for every text that it was given."""
 
 
+class JudgeError(IgcoreError):
+    """A judge of answers cannot be asked."""
+
+
 class RunError(IgcoreError):
     """A run folder cannot be read, written or trusted."""
 

@@ -14,6 +14,7 @@ from .shared_prefix import fits, kv_bytes
 T = TypeVar("T")
 R = TypeVar("R")
 SHARE = 0.8  # of what is free may be planned for; the rest is for activations
+CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
 CRITIC_COPIES = 12  # in float32, of the keys and values of all candidates: what a critic that reads them makes of them (measured)
 log = logging.getLogger("igcore")
 
@@ -39,9 +40,23 @@ def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "
     return keys_and_values + config.n_samples * vocabulary * model.dtype.itemsize
 
 
-def critic_bytes(model, config: SearchConfig) -> int:
-    """Return the bytes that a critic of keys and values needs for the candidates of one prompt."""
-    return CRITIC_COPIES * kv_bytes(model, 0, 0, config.n_samples, config.max_new_tokens) * 4 // model.dtype.itemsize
+def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
+    """Return the bytes of keys and values that a language model which scores the texts of one prompt carries.
+
+    The prompt, the candidates of all rounds of a block, the beams that they continue and those that are kept of them::
+
+        kv_bytes(1 prompt of prompt_tokens, rounds * n_samples + 2 keep rows of max_new_tokens)
+
+    A model that needs transformers' own cache carries nothing.
+    """
+    if cache == "dynamic" or (cache == "auto" and not fits(model)):
+        return 0
+    return kv_bytes(model, 1, prompt_tokens, config.rounds * config.n_samples + 2 * config.keep, config.max_new_tokens)
+
+
+def critic_bytes(model, rows: int, tokens: int) -> int:
+    """Return the bytes that a critic of keys and values needs for so many candidates of this length."""
+    return CRITIC_COPIES * kv_bytes(model, 0, 0, rows, tokens) * 4 // model.dtype.itemsize
 
 
 def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int:

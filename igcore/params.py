@@ -8,8 +8,10 @@ from .config import SearchConfig, check_at_least, check_types, from_mapping
 from .critic_config import CriticParams
 from .critic_spec import ASKED, asked
 from .errors import ParameterError, unknown_name
+from .judge import JudgeParams
 from .methods import METHODS, settings_of
-from .scorers import SCORERS
+from .prompts import check_prompts
+from .scorers import check_scorer
 
 CONTROLS = ("none", "shuffled")
 
@@ -22,14 +24,14 @@ class DecodeParams(SearchConfig):
     ----------
     profile, run : str
         Name of the run folder, ``runs/<profile>/<run>``.
-    policy : str
+    policy : str or dict
         See `igcore.load_policy`.
     methods : list of str
         Keys of `igcore.METHODS`, decoded in this order.
     prompts, split, limit, hardest
         See `igcore.load_prompts`; the hardest are chosen by the cost of the prompt.
-    reward, cost : str
-        Keys of `igcore.SCORERS`.
+    reward, cost : str or dict
+        See `igcore.load_scorer`.
     critic : str, optional
         Folder of a trained critic, seen from `igcore.runs.root`; needed by the methods that ask one.
     critic_control : str
@@ -50,14 +52,14 @@ class DecodeParams(SearchConfig):
 
     profile: str
     run: str
-    policy: str
+    policy: str | dict
     methods: list[str]
-    prompts: str
+    prompts: str | dict
     split: str = "all"
     limit: int | None = None
     hardest: int = 0
-    reward: str = "minilm-relevance"
-    cost: str = "offensive-language"
+    reward: str | dict = "minilm-relevance"
+    cost: str | dict = "offensive-language"
     critic: str | None = None
     critic_control: str = "none"
     value: str | None = None
@@ -85,9 +87,9 @@ class DecodeParams(SearchConfig):
                 )
         if self.critic_control not in CONTROLS:
             raise unknown_name("critic_control", self.critic_control, CONTROLS)
-        for role, name in (("reward", self.reward), ("cost", self.cost)):
-            if name not in SCORERS:
-                raise unknown_name(f"{role} scorer", name, SCORERS)
+        for role, scorer in (("reward", self.reward), ("cost", self.cost)):
+            check_scorer(scorer, f"{role} scorer")
+        check_prompts(self.prompts)
         if self.shard >= self.n_shards:
             raise ParameterError(f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that")
         if self.limit is not None and self.limit < 1:
@@ -108,10 +110,13 @@ class OutputParams:
         Folder of `runs` whose finished runs are read.
     figures : str
         Folder, seen from `root`, for pictures; tables go to its subfolder ``tables``.
+    pattern : str
+        Of the names of the runs that are read.
     """
 
     profile: str
     figures: str
+    pattern: str = "*"
 
     def __post_init__(self):
         check_types(self)
@@ -163,7 +168,32 @@ class TheoryParams:
             raise ParameterError(f"gamma is {self.gamma}; it must lie strictly between 0 and 1")
 
 
-PARAMS = {"start": StartParams, "theory": TheoryParams, "critic": CriticParams, "decode": DecodeParams, "output": OutputParams}
+@dataclass(frozen=True, kw_only=True)
+class AuditParams:
+    """Parameters of notebook 70.
+
+    Attributes
+    ----------
+    largest_n : int
+        Of the numbers of prompts tried as denominators of the printed percentages, at least 1000.
+    """
+
+    largest_n: int
+
+    def __post_init__(self):
+        check_types(self)
+        check_at_least(self, largest_n=1000)
+
+
+PARAMS = {
+    "start": StartParams,
+    "theory": TheoryParams,
+    "audit": AuditParams,
+    "critic": CriticParams,
+    "decode": DecodeParams,
+    "output": OutputParams,
+    "judge": JudgeParams,
+}
 
 
 def notebook_params(kind: str, namespace: Mapping):

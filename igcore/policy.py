@@ -3,48 +3,55 @@
 A policy turns a prompt into token ids and tokens into text; the engine does the decoding in between.
 """
 
-import hashlib
-from collections.abc import Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
-import torch
-
 from . import assets
+from .config import named
 from .errors import ParameterError, unknown_name
+from .hub import snapshot
+from .pretrained import check_placement, check_vocabulary, digest_of, load_model, load_tokenizer
+from .templates import TEMPLATES, neutral
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
 
 
 @dataclass(frozen=True)
-class Embedded:
-    """A policy that `igcore.assets` provides.
+class Known:
+    """A policy that has a name here.
 
     Attributes
     ----------
-    asset : str
-        Name of the asset that holds the weights.
     template : str
-        How a prompt becomes text, a key of `TEMPLATES`.
+        How a prompt becomes text, a key of `igcore.templates.TEMPLATES`.
+    asset : str, optional
+        Name of the asset of `igcore.assets` that holds it.
+    repo, revision : str, optional
+        Its name on the model hub, and the commit that is taken unless another is given; without one its newest state.
     ends : tuple of str
-        Special tokens that end a response besides the checkpoint's own end token.
+        Special tokens that end a response besides the checkpoint's own end tokens.
     """
 
-    asset: str
     template: str
-    ends: tuple[str, ...] = ("<|endoftext|>", "<|im_start|>")
+    asset: str | None = None
+    repo: str | None = None
+    revision: str | None = None
+    ends: tuple[str, ...] = ()
 
 
+SMOLLM2 = {"asset": "smollm2", "ends": ("<|endoftext|>", "<|im_start|>")}
 POLICIES = {
-    "smollm2-raw": Embedded("smollm2", "raw"),  # continues the prompt: plays the unaligned policy
-    "smollm2-chat": Embedded("smollm2", "chat"),  # answers in the chat template: plays the aligned policy
+    "smollm2-raw": Known("raw", **SMOLLM2),  # continues the prompt: plays the unaligned policy
+    "smollm2-chat": Known("chat", **SMOLLM2),  # answers in the chat template: plays the aligned policy
+    "alpaca-7b": Known("safe-rlhf", repo="PKU-Alignment/alpaca-7b-reproduced"),
+    "beaver-7b-v3": Known("safe-rlhf", repo="PKU-Alignment/beaver-7b-v3.0"),
+    "vicuna-7b": Known("vicuna", repo="lmsys/vicuna-7b-v1.5", revision="3321f76e3f527bd14065daf69dad9344000a201d"),
+    "llama-3.1-8b": Known("chat", repo="meta-llama/Llama-3.1-8B-Instruct", revision="0e9e39f249a16976918f6564b8830bc894c89659"),
 }
-TEMPLATES = {
-    "raw": lambda tokenizer, prompt: tokenizer(prompt)["input_ids"],
-    "chat": lambda tokenizer, prompt: tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True
-    )["input_ids"],
-}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
@@ -58,7 +65,7 @@ class Policy:
     model, tokenizer
         transformers objects; the model is in evaluation mode.
     template : str
-        A key of `TEMPLATES`.
+        A key of `igcore.templates.TEMPLATES`.
     digest : str
         Hash of the weights, for manifests.
     eos_ids : frozenset of int
@@ -92,7 +99,9 @@ class Policy:
         """
         if not prompt.strip():
             raise ParameterError(f"prompt {prompt!r} is empty; give at least one word")
-        ids = TEMPLATES[self.template](self.tokenizer, self._neutralise(prompt))
+        template = TEMPLATES[self.template]
+        text = template.opening(self.tokenizer, neutral(self.tokenizer, prompt))
+        ids = self.tokenizer(text, add_special_tokens=template.special)["input_ids"]
         if len(ids) + max_new_tokens > self.context:
             raise ParameterError(
                 f"prompt {prompt[:40]!r}... has {len(ids)} tokens, which with max_new_tokens {max_new_tokens} exceeds the "
@@ -106,81 +115,74 @@ class Policy:
         The text of a prefix of tokens is a prefix of the text of all: block ends are positions in the emitted text.
         """
         text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if "\ufffd" in text:  # the decoder of byte pieces would give up whole characters beside a cut one
+            pieces = list(filter(None, self.tokenizer.convert_ids_to_tokens(tokens, skip_special_tokens=True)))
+            if any(map(BYTE.fullmatch, pieces)):
+                text = self.tokenizer.convert_tokens_to_string(_characters(pieces))
         return text.rstrip("\ufffd")
 
-    def _neutralise(self, prompt: str) -> str:
-        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
-        for special in sorted({*added, *self.tokenizer.all_special_tokens}, key=lambda s: (-len(s), s)):
-            prompt = prompt.replace(special, f"{special[0]} {special[1:]}")
-        return prompt
 
-
-def load_policy(name: str, dtype: str = "float32", device: str = "auto", template: str | None = None) -> Policy:
-    """Load a policy by name, or from a local Hugging Face folder.
+def load_policy(
+    name: str | Mapping, dtype: str = "float32", device: str = "auto", template: str | None = None, revision: str | None = None
+) -> Policy:
+    """Load a policy by name, from a local Hugging Face folder, or from the hub.
 
     Parameters
     ----------
-    name : str
-        A key of `POLICIES`, or the path of a folder with ``config.json``, safetensors weights and a tokenizer.
+    name : str or mapping
+        A key of `POLICIES`, the path of a folder with ``config.json``, weights and a tokenizer, or ``owner/name`` on the hub. A
+        mapping gives `template` and `revision` beside its ``name``.
     dtype : str
         ``float32``, ``bfloat16`` or ``float16``.
     device : str
         A torch device, or ``auto``: accelerate places the model on what there is.
     template : str, optional
-        ``raw`` or ``chat``. By default a named policy's own; for a folder ``chat`` when its tokenizer has a chat template.
+        A key of `igcore.templates.TEMPLATES`. By default a named policy's own, else ``chat`` where a tokenizer has one.
+    revision : str, optional
+        See `igcore.hub.snapshot`.
 
     Raises
     ------
     ParameterError
         For an unknown name, dtype or template.
     AssetError
-        When an embedded policy cannot be fetched or its files are damaged.
+        When its files cannot be fetched, are damaged, or do not belong together.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
+    name, options = named(name, "policy", ("template", "revision"))
+    template, revision = (options.get(key, given) for key, given in (("template", template), ("revision", revision)))
+    check_placement(dtype, device)
     if template is not None and template not in TEMPLATES:
         raise unknown_name("template", template, TEMPLATES)
-    embedded = POLICIES.get(name)
-    if embedded is None and not Path(name).joinpath("config.json").is_file():
-        raise unknown_name("policy", name, POLICIES, "; or the path of a folder that holds config.json")
-    _check_device(device)
-    folder = assets.sound(embedded.asset) if embedded else Path(name)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    with _no_bars():
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=DTYPES[dtype], device_map=device, local_files_only=True, use_safetensors=True, output_loading_info=True
-        )
-    if report["missing_keys"]:  # transformers would go on with random weights
-        raise ParameterError(f"{folder} lacks the weights {sorted(report['missing_keys'])}; save the whole model again")
+    known = POLICIES.get(name)
+    if known is None and not Path(name).joinpath("config.json").is_file() and not HUB_NAME.fullmatch(name):
+        raise unknown_name("policy", name, POLICIES, "; or a folder that holds config.json, or owner/name on the hub")
+    asset = known and known.asset
+    folder = assets.sound(asset) if asset else snapshot(known.repo if known else name, revision or (known and known.revision))
+    tokenizer = load_tokenizer(folder)
+    template = template or (known.template if known else "chat" if tokenizer.chat_template else "raw")
+    if template == "chat" and not tokenizer.chat_template:
+        raise ParameterError(f"policy {name!r} has no chat template; choose another template: {', '.join(TEMPLATES)}")
+    model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
+    check_vocabulary(tokenizer, model, folder)
     return Policy(
-        name=name if embedded else Path(name).name,
-        model=model.eval(),
+        name=name if known else Path(name).name,
+        model=model,
         tokenizer=tokenizer,
-        template=template or (embedded.template if embedded else "chat" if tokenizer.chat_template else "raw"),
-        digest=assets.digest(embedded.asset) if embedded else _digest(folder),
-        eos_ids=_eos_ids(model, tokenizer, embedded.ends if embedded else ()),
+        template=template,
+        digest=assets.digest(asset) if asset else digest_of(folder),
+        eos_ids=_eos_ids(model, tokenizer, known.ends if known else ()),
     )
 
 
-def _check_device(device: str) -> None:
-    try:
-        torch.device("cpu" if device == "auto" else device)
-    except RuntimeError as error:
-        raise ParameterError(f"device {device!r} is no torch device; give auto, cpu, cuda or cuda:0") from error
-
-
-@contextmanager
-def _no_bars():
-    """Silence the progress bars of transformers, which print dozens of lines into a log."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    yield
-    if shown:
-        logging.enable_progress_bar()
+def _characters(pieces: Sequence[str]) -> list[str]:
+    """Join runs of pieces that stand for bytes, such as ``<0xE2>``, into characters; a byte that is no part of one is U+FFFD."""
+    parts = []
+    for is_byte, run in groupby(pieces, key=lambda piece: BYTE.fullmatch(piece) is not None):
+        run = list(run)
+        parts += [bytes(int(piece[3:5], 16) for piece in run).decode("utf-8", errors="replace")] if is_byte else run
+    return parts
 
 
 def _eos_ids(model, tokenizer, ends: Sequence[str]) -> frozenset[int]:
@@ -189,12 +191,3 @@ def _eos_ids(model, tokenizer, ends: Sequence[str]) -> frozenset[int]:
     named.append(tokenizer.convert_tokens_to_ids(list(ends)))
     flat = [i for item in named for i in (item if isinstance(item, list) else [item])]
     return frozenset(i for i in flat if i is not None)
-
-
-def _digest(folder: Path) -> str:
-    """Hash of a folder's weights, in the order of their names."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()

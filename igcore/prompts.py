@@ -9,17 +9,18 @@ import glob
 import hashlib
 import logging
 import math
-import tempfile
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import assets
+from .config import named
 from .errors import ParameterError, unknown_name
+from .promptsets import SOURCES, PromptOptions, allowed_options, check_options, hub_texts
+from .tabular import Unreadable, opened
 
 if TYPE_CHECKING:
     from .scorers import Scorer
@@ -32,11 +33,11 @@ class Prompt:
     Attributes
     ----------
     id : str
-        First 16 hex digits of the sha256 of ``f"{set_name}\\n{text}"``.
+        First 16 hex digits of the sha256 of ``f"{set_name}\\n{text}"``; the second of two prompts with one text ends in ``-2``.
     text : str
         What the policy is given.
     set_name : str
-        A key of `PROMPT_SETS`, or the stem of the file read.
+        A key of `PROMPT_SETS` or `SOURCES`, whatever the options beside it, or the stem of the file read.
     """
 
     id: str
@@ -102,6 +103,8 @@ READERS: dict[str, tuple[str, str, dict]] = {  # suffix: format of the datasets 
 # `calibrate`, and what is reported comes from `test`
 SPLITS = {"train": 0.50, "tune": 0.58, "calibrate": 0.74, "test": 1.0}
 
+log = logging.getLogger("igcore")
+
 
 def split_of(text: str) -> str:
     """Return a key of `SPLITS`: a fixed function of the text, whatever set or order it is in.
@@ -113,16 +116,27 @@ def split_of(text: str) -> str:
 
 
 def load_prompts(
-    name: str | Path, split: str = "all", limit: int | None = None, hardest: int = 0, cost: Scorer | None = None
+    name: str | Path | Mapping,
+    split: str = "all",
+    limit: int | None = None,
+    hardest: int = 0,
+    cost: Scorer | None = None,
 ) -> list[Prompt]:
-    """Load a prompt set, in the order of the prompts' ids and without duplicates.
+    """Load a prompt set, in the order of the prompts' ids and without duplicates; how many there are is logged.
+
+    A set of the hub that its owners divided keeps to that. Their test part is the split ``test``, whole, and also ``all``. Of the
+    prompts in their train part that are not in the test part too, ``tune`` and ``calibrate`` have the shares of `split_of`, and
+    ``train`` is the rest. So a critic learns from their train part and is judged on their test part. With an option ``part`` that
+    part is the whole set and divided as every other: by hash alone.
 
     Parameters
     ----------
-    name : str or Path
+    name : str, Path or mapping
         ``"rtp"`` (623 openings of real web text that tempt a model), ``"mild"`` (24 harmless openings for teaching),
-        ``"benign"`` (80 everyday instructions that nobody should refuse), or a path to a .txt file (a prompt a line) or a
-        .csv, .jsonl or .json file with a column ``prompt``.
+        ``"benign"`` (80 everyday instructions that nobody should refuse), ``"pku-saferlhf"``, ``"hex-phi"`` or ``"hh-rlhf"`` (the
+        paper's, from the hub), or a path to a .txt file (a prompt a line) or a .csv, .jsonl or .json file with a column
+        ``prompt``. A mapping gives options beside its ``name``, see `igcore.promptsets.PromptOptions`. Where ``dedupe`` is false,
+        repeats are kept in ``all`` and ``test``; what is learnt from and chosen by is always unique.
     split : str
         ``"all"``, or one of the splits of `split_of`.
     limit : int, optional
@@ -135,20 +149,46 @@ def load_prompts(
     Raises
     ------
     ParameterError
-        If the set, the split or the file is unknown, if the file cannot be read, if a prompt is blank or no text, if
+        If the set, an option, the split or the file is unknown, if the file cannot be read, if a prompt is blank or no text, if
         there is none, or if `limit`, `hardest` and `cost` do not fit together.
     AssetError
-        If ``"rtp"`` is not in the cache and cannot be fetched.
+        If ``"rtp"`` or a set of the hub is not in the cache and cannot be fetched, or is not what it should be.
     """
     _check_choice(split, limit, hardest, cost)
-    set_name, texts = _read(name)
-    chosen = [text for text in dict.fromkeys(texts) if split in ("all", split_of(text))]
-    if not chosen:
-        raise ParameterError(f"prompt set {str(name)!r} has no prompts in split {split!r}; choose another split or set")
-    prompts = sorted((_prompt(text, set_name) for text in chosen), key=lambda prompt: prompt.id)
+    source, options = check_prompts(name)
+    set_name, parts = _read(source, options)
+    found = _in_split(parts, split)
+    if options.dedupe or split not in ("all", "test"):
+        found = list(dict.fromkeys(found))
+    if not found:
+        raise ParameterError(f"prompt set {source!r} has no prompts in split {split!r}; choose another split or set")
+    prompts = sorted(_prompts(found, set_name), key=lambda prompt: prompt.id)
     hard = _hardest(prompts, hardest, cost) if hardest else []
-    others = [prompt for prompt in prompts if prompt not in hard]
-    return sorted((hard + others)[:limit], key=lambda prompt: prompt.id)
+    taken = set(hard)
+    others = [prompt for prompt in prompts if prompt not in taken]
+    chosen = sorted((hard + others)[:limit], key=lambda prompt: prompt.id)
+    counts = "; ".join(f"{part} {len(texts)} rows, {len(set(texts))} unique" for part, texts in parts.items())
+    log.info("prompt set %s: %s; split %s %d, chosen %d", _label(name), counts, split, len(prompts), len(chosen))
+    return chosen
+
+
+def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
+    """Return the set, a name or a path, and its options; reads no file.
+
+    Raises
+    ------
+    ParameterError
+        For an unknown set or option, or an option of the wrong type or value.
+    """
+    given = name if isinstance(name, Mapping) else {"name": str(name)}
+    source, _ = named(given, "prompt set", given)
+    if source not in (*PROMPT_SETS, *SOURCES) and Path(source).suffix not in READERS:
+        raise unknown_name("prompt set", source, (*PROMPT_SETS, *SOURCES), f", or a path to a {'/'.join(READERS)} file")
+    _, values = named(given, "prompt set", allowed_options(source, given))
+    options = PromptOptions(**values)
+    if source in SOURCES:
+        check_options(source, options)
+    return source, options
 
 
 def as_prompt(prompt: str | Prompt, set_name: str = "user") -> Prompt:
@@ -158,6 +198,35 @@ def as_prompt(prompt: str | Prompt, set_name: str = "user") -> Prompt:
 
 def _prompt(text: str, set_name: str) -> Prompt:
     return Prompt(hashlib.sha256(f"{set_name}\n{text}".encode()).hexdigest()[:16], text, set_name)
+
+
+def _prompts(texts: list[str], set_name: str) -> list[Prompt]:
+    """Return a prompt for every text; repeats get ids of their own, and so random numbers of their own."""
+    met: Counter[str] = Counter()
+    prompts = []
+    for text in texts:
+        met[text] += 1
+        prompt = _prompt(text, set_name)
+        prompts.append(prompt if met[text] == 1 else replace(prompt, id=f"{prompt.id}-{met[text]}"))
+    return prompts
+
+
+def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
+    """Return the texts of a split, in file order; `parts` holds the owners' train and test part, or one part alone."""
+    if len(parts) == 1:
+        (texts,) = parts.values()
+        return [text for text in texts if split in ("all", split_of(text))]
+    if split in ("all", "test"):
+        return parts["test"]
+    held_out = set(parts["test"])
+    side = {text: of if (of := split_of(text)) in ("tune", "calibrate") else "train" for text in parts["train"]}
+    return [text for text in parts["train"] if text not in held_out and side[text] == split]
+
+
+def _label(name: str | Path | Mapping) -> str:
+    if not isinstance(name, Mapping):
+        return str(name)
+    return ", ".join(str(value) if option == "name" else f"{option} {value}" for option, value in name.items())
 
 
 def _check_choice(split: str, limit: int | None, hardest: int, cost: Scorer | None) -> None:
@@ -183,61 +252,33 @@ def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:
     return [prompt for _, prompt in ranked[:count]]
 
 
-def _read(name: str | Path) -> tuple[str, list[str]]:
-    """Return the set's name and its texts in file order."""
-    if name in PROMPT_SETS:
-        return str(name), PROMPT_SETS[name]()
-    path = Path(str(name)).expanduser()
-    if path.suffix not in READERS:
-        raise unknown_name("prompt set", str(name), PROMPT_SETS, f", or a path to a {'/'.join(READERS)} file")
+def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]]]:
+    """Return the set's name and the texts of its parts in file order."""
+    if source in SOURCES:
+        return source, hub_texts(source, options)
+    if source in PROMPT_SETS:
+        return source, {"all": PROMPT_SETS[source]()}
+    path = Path(source).expanduser()
     if not path.is_file():
-        raise ParameterError(f"prompt file {str(name)!r} does not exist; check the path, seen from {Path.cwd()}")
+        raise ParameterError(f"prompt file {source!r} does not exist; check the path, seen from {Path.cwd()}")
     texts = _read_column(path)
     for row, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise ParameterError(f"row {row} of {path} is {text!r}, which is no text; write it as text or drop the row")
         if not text.strip():
             raise ParameterError(f"row {row} of {path} is a blank prompt; fill it or drop the row")
-    return path.stem, texts
+    return path.stem, {"all": texts}
 
 
 def _read_column(path: Path) -> list:
-    """Read one column through the `datasets` library, whose cache lives only as long as this call."""
-    import datasets
-    from pandas.errors import ParserWarning
-
     kind, column, options = READERS[path.suffix]
-    with tempfile.TemporaryDirectory() as cache, _quiet(datasets), warnings.catch_warnings():
-        warnings.simplefilter("error", ParserWarning)  # pandas only warns when it drops part of a row
-        try:
-            table = datasets.load_dataset(
-                kind,
-                data_files=glob.escape(str(path)),
-                split="train",
-                cache_dir=cache,
-                keep_in_memory=True,
-                **options,
-            )
-        except Exception as error:  # an empty, broken or wrongly encoded file raises a dozen different types
-            reason = error.__cause__ or error
-            raise ParameterError(
-                f"no prompts could be read from {path} ({type(reason).__name__}: {reason}); "
-                f"mend the file: valid UTF-8 {path.suffix} with at least one prompt"
-            ) from error
-    if column not in table.column_names:
-        raise ParameterError(f"{path} has the columns {', '.join(table.column_names)}; name the one to use {column!r}")
-    return list(table[column])
-
-
-@contextmanager
-def _quiet(datasets) -> Iterator[None]:
-    """Silence the library's progress bars and log inside the block, and restore them afterwards."""
-    bars, level = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(logging.CRITICAL)
     try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(level)
-        if bars:
-            datasets.enable_progress_bars()
+        with opened(kind, data_files=glob.escape(str(path)), **options) as tables:
+            table = tables["train"]
+            if column not in table.column_names:
+                raise ParameterError(f"{path} has the columns {', '.join(table.column_names)}; name the one to use {column!r}")
+            return list(table[column])
+    except Unreadable as why:
+        raise ParameterError(
+            f"no prompts could be read from {path} ({why}); mend the file: valid UTF-8 {path.suffix} with at least one prompt"
+        ) from why

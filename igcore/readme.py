@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from .errors import IgcoreError, ParameterError, RunError
+from .plan.report import plan_block
 from .tables import replace_file
 
 # notebook -> what it shows, whether it needs a GPU, executed copies in the folder of a profile
@@ -29,6 +30,8 @@ NOTEBOOKS = {
         "../ablations/[!.]*/**/*.ipynb", "../critic-search/[!.]*/**/*.ipynb",
     ),
     "50_figures": ("every figure", "no", "figures.ipynb"),
+    "60_judge": ("who prefers whose answer: a language model behind an endpoint, or two scorers", "no", "judge/*/executed.ipynb"),
+    "70_paper_audit": ("what the paper's printed numbers imply, computed from its tables", "no", "audit.ipynb"),
 }  # fmt: skip
 APART = {"45_ablations"}  # not part of `make reproduce`
 SUBSET = (
@@ -124,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "notebooks": notebook_table(options.runs),
             "critic-search": _read(options.tables / "ablation_critic_search.md"),
             "bench": _read(options.tables / "bench_ratios.md"),
+            "paper-plan": plan_block(Path("params/paper")),
         }
         for marker, text in blocks.items():
             update_block(options.readme, marker, text)

@@ -179,6 +179,7 @@ def emit(
     wanted: Sequence[Emission],
     config: SearchConfig,
     gated: bool,
+    path: Scorer | None = None,
 ) -> list[Emission]:
     """Return what leaves for each prompt: the wanted text if it passes the gate, else the first fallback that does.
 
@@ -190,6 +191,9 @@ def emit(
         One per prompt. Text None means that the search has already failed, for the reason given.
     gated : bool
         Whether a text that fails the check is held back. Without it, it is emitted and marked.
+    path : Scorer, optional
+        By which the path to a text is checked again, too: where the search has carried what a scorer read, which in bfloat16 gives
+        other numbers than a fresh reading.
     """
     out = list(wanted)
     asked = [i for i, emission in enumerate(wanted) if emission.text is not None]
@@ -198,7 +202,7 @@ def emit(
         raise ScorerError(f"scorer {scorer.name!r} returned no finite number for any of the {len(asked)} texts to be emitted")
     for i, cost, ok in zip(asked, costs, passed, strict=True):
         out[i] = replace(wanted[i], cost=float(cost), gate_calls=1, gate_tokens=wanted[i].n_tokens)
-        if not (ok and out[i].safe):
+        if not (ok and out[i].safe and (not path or _path_holds(path, prompts[i], out[i], config))):
             reason = "scorer_error" if math.isnan(cost) else out[i].otherwise
             failed = Emission(None, reason=reason, gate_calls=1, gate_tokens=wanted[i].n_tokens)
             out[i] = failed if gated else replace(out[i], status="unverified_unsafe", reason=reason)
@@ -206,6 +210,20 @@ def emit(
         emission if emission.text is not None else _fallback(scorer, prompt, emission, config)
         for prompt, emission in zip(prompts, out, strict=True)
     ]
+
+
+def _path_holds(scorer: Scorer, prompt: Prompt, emission: Emission, config: SearchConfig) -> bool:
+    """Say whether the budget holds at all block ends of a text when they are read afresh; never for NaN."""
+    costs = _ends_before(scorer, [prompt], [emission])
+    z = _z([costs[0, end] for end in emission.ends[:-1]] + [emission.cost], emission.n_tokens, config)[-1]
+    return z > 0 if config.strict else z >= 0
+
+
+def _ends_before(cost: Scorer, prompts: Sequence[Prompt], emissions: Sequence[Emission]) -> dict[tuple[int, int], float]:
+    """Return U of the parts of each text before its end, by number of the text and offset: at its blocks' and the grid's ends."""
+    spans = [(i, end) for i, e in enumerate(emissions) if e.text is not None for end in sorted({*e.ends[:-1], *e.grid[:-1]})]
+    prefixes = cost.score([prompts[i].text for i, _ in spans], [emissions[i].text[:end] for i, end in spans], [False] * len(spans))
+    return dict(zip(spans, map(float, prefixes), strict=True))
 
 
 def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchConfig) -> Emission:
@@ -241,9 +259,7 @@ def measure(
         The method's effective settings, for the time index of its blocks.
     """
     kept = [i for i, emission in enumerate(emissions) if emission.text is not None]
-    spans = [(i, end) for i in kept for end in sorted({*emissions[i].ends[:-1], *emissions[i].grid[:-1]})]
-    prefixes = cost.score([prompts[i].text for i, _ in spans], [emissions[i].text[:end] for i, end in spans], [False] * len(spans))
-    u = dict(zip(spans, map(float, prefixes), strict=True))
+    u = _ends_before(cost, prompts, emissions)
     rewards = reward.score([prompts[i].text for i in kept], [emissions[i].text for i in kept], [True] * len(kept))
     out = [Measurement() for _ in emissions]
     for i, r in zip(kept, rewards, strict=True):

@@ -14,7 +14,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,8 +37,9 @@ from .scorers import Scorer, load_scorer
 VERSIONS = ("igcore", "torch", "transformers", "numpy")
 # the modules that decide a response; a change in one of them starts a run anew
 DECISIVE = (
-    "budget config convert critic critic_spec decoding diversity dynamic engine job latent memory methods packed policy prompts "
-    "response sampling search shared_prefix scorers/__init__ scorers/embedded scorers/lm tokenwise value"
+    "budget config convert critic critic_spec decoding diversity dynamic engine job latent memory methods packed policy pretrained "
+    "prompts promptsets response sampling search shared_prefix scorers/__init__ scorers/beaver scorers/classifier scorers/embedded "
+    "scorers/guard scorers/llama scorers/lm scorers/qrm scorers/source tabular templates tokenwise value"
 ).split()
 
 
@@ -50,11 +51,12 @@ def root() -> Path:
 
 @dataclass
 class Run:
-    """A folder being filled."""
+    """A folder being filled; `scorers` holds those of its lines by name."""
 
     folder: Path
     params: dict
     lines: list[dict] = field(default_factory=list)
+    scorers: dict[str, Scorer] = field(default_factory=dict)
 
     @property
     def responses(self) -> Path:
@@ -193,6 +195,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
         "device": str(policy.model.device),
     }
     with open_run(folder, identity) as run, packed(policy.model):  # here as well as in every search, which then finds it done
+        run.scorers = {scorer.name: scorer for scorer in (cost, reward)}
         decode_missing(params, run, prompts, policy, cost, reward, networks)
         run.finish(manifest_of(run))
     return run
@@ -266,10 +269,15 @@ def git_commit() -> str | None:
     return head + ("+" if changed.strip() else "")
 
 
-def load_runs(profile: str, base: Path | None = None) -> pd.DataFrame:
+def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:
     """Return the lines of all finished runs of a profile, shards joined, methods in the order of `METHODS`.
 
     Each has besides the columns of `igcore.records` its ``run`` and ``critic_control``.
+
+    Parameters
+    ----------
+    pattern : str
+        Of the names of folders, such as ``decode-main-*``.
 
     Raises
     ------
@@ -277,9 +285,9 @@ def load_runs(profile: str, base: Path | None = None) -> pd.DataFrame:
         When there is none, or one has not finished.
     """
     base = base or root() / "runs" / profile
-    found = sorted(path.parent for path in base.glob("*/params.json"))
+    found = sorted(path.parent for path in base.glob(f"{pattern}/params.json"))
     if not found:
-        raise RunError(f"there is no run in {base}; decode first with notebook 30_decode")
+        raise RunError(f"there is no run in {base / pattern}; decode first with notebook 30_decode")
     for folder in found:
         if not (folder / "manifest.json").exists():
             raise RunError(f"the run {folder} has not finished; run notebook 30_decode with its parameters again")
@@ -311,6 +319,15 @@ def _missing(path: Path, lines: list[dict]) -> Iterator[str]:
         yield f"{path} holds {len(lines)} responses where {expected} are expected"
 
 
+def loader(responses: Path) -> Callable[[str], Scorer]:
+    """Return what loads a scorer by the name that records call it, with the options of the run in whose folder a file lies."""
+    params = responses.with_name("params.json")
+    given = json.loads(params.read_text(encoding="utf-8")) if params.exists() else {}
+    options = [given[role] for role in ("cost", "reward") if isinstance(given.get(role), dict)]
+    known = {scorer.name: scorer for scorer in map(load_scorer, options)}
+    return lambda name: known[name] if name in known else load_scorer(name)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Verify or compare files of responses from the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m igcore.runs", description="Check what runs have written.")
@@ -324,7 +341,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if asked.command == "verify":
             lines = records.read(asked.file)
-            problems = [*_missing(asked.file, lines), *records.verify(lines, load_scorer)]
+            problems = [*_missing(asked.file, lines), *records.verify(lines, loader(asked.file))]
             summary = f"{len(lines)} lines of {asked.file} scored again"
         else:
             problems = records.differences(records.read(asked.a), records.read(asked.b))

@@ -22,6 +22,7 @@ from .budget import charge, start
 from .diversity import DIVERSITIES, Failures
 from .engine import Block, Engine
 from .job import Job
+from .memory import CRITIC_ROWS
 from .methods import METHODS, RANKS, Beam
 from .response import Emission, Response, emit, measure
 from .sampling import gumbel, random_key
@@ -43,10 +44,14 @@ class Search:
         self.method, self.rank = METHODS[method], RANKS[METHODS[method].rank]
         self.critic = critic if self.rank.critic else None
         self.seconds = {"generate": 0.0, "cost": 0.0, "reward": 0.0, "critic": 0.0}
-        self.raw_cost = afresh(cost)
+        self.raw_cost, given = afresh(cost), {"cost": cost, "reward": reward}
         with self.clock("cost"):
-            carried, self.sessions = open_sessions({"cost": cost, "reward": reward}, [p.text for p in prompts])
+            carried, self.sessions = open_sessions(given, [p.text for p in prompts])
         self.scorers = {role: Cached(scorer, settings.n_samples) for role, scorer in carried.items()}
+        self.yardstick = {  # what is reported can be read again by anybody, so nothing of it is carried
+            role: self.scorers[role] if carried[role] is scorer else Cached(afresh(scorer), settings.n_samples)
+            for role, scorer in given.items()
+        }
         steering = critic.steering(policy.model, settings) if self.method.steered else None
         self.engine = Engine(policy.model, policy.eos_ids, policy.cache, self.critic.watch if self.critic else None, steering)
         root, gated = start(config.budget), self.method.gated and config.on_failure != "paper"
@@ -165,13 +170,14 @@ class Search:
 
     def judge(self, beams: list[Beam]) -> None:
         """Ask the critic about candidates of one length, from what the engine holds of them."""
-        if not beams:
-            return
-        with self.clock("critic"):
-            history = self.engine.history([beam.row for beam in beams], self.critic.reads_keys)
-            f1, f2 = (x.tolist() for x in self.critic.judge(history, [beam.state.z for beam in beams]))
-        for beam, *judgement in zip(beams, f1, f2, strict=True):
-            beam.judged(*judgement, self.config)
+        size = CRITIC_ROWS if self.critic.reads_keys else max(1, len(beams))  # keys and values are large
+        for at in range(0, len(beams), size):
+            some = beams[at : at + size]
+            with self.clock("critic"):
+                history = self.engine.history([beam.row for beam in some], self.critic.reads_keys)
+                f1, f2 = (x.tolist() for x in self.critic.judge(history, [beam.state.z for beam in some]))
+            for beam, *judgement in zip(some, f1, f2, strict=True):
+                beam.judged(*judgement, self.config)
 
     def ask(self, role: str, new: list[tuple[Job, Beam]]) -> list[float]:
         """Score candidates by the cost or the reward model, and count it."""
@@ -188,12 +194,14 @@ class Search:
         prompts = [job.prompt for job in self.jobs]
         with self.clock("cost"):
             wanted = [job.emission(self.policy, self.grid) for job in self.jobs]
-            emissions = emit(self.raw_cost, prompts, wanted, self.config, self.jobs[0].gated)
+            gated, read_afresh = self.jobs[0].gated, self.yardstick["cost"] is not self.scorers["cost"]
+            path = self.yardstick["cost"] if gated and read_afresh else None
+            emissions = emit(self.raw_cost, prompts, wanted, self.config, gated, path)
             for job, emission in zip(self.jobs, emissions, strict=True):
                 if job.gated:  # to a baseline the gate only adds a mark
                     job.counts.scorer_calls += emission.gate_calls
                     job.counts.scorer_tokens += emission.gate_tokens
-        measured = measure(emissions, prompts, **self.scorers, config=self.config)
+        measured = measure(emissions, prompts, **self.yardstick, config=self.config)
         share = {f"{part}_s": s / len(self.jobs) for part, s in self.seconds.items()}
         return [
             Response(

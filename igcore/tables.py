@@ -37,6 +37,12 @@ COLUMNS = [
 WHOLE = "n_samples keep block_size rounds seed".split()  # settings that stay integers where a method lacks them
 
 
+def by_prompt_set(records: pd.DataFrame) -> pd.DataFrame:
+    """Return records in which a policy that answered several prompt sets has a name for each: ``vicuna-7b on hex-phi``."""
+    several = records.groupby("policy")["prompts"].transform("nunique") > 1
+    return records.assign(policy=records["policy"].where(~several, records["policy"] + " on " + records["prompts"]))
+
+
 def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.DataFrame:
     """Return the main table: one row per policy and method, with the columns `COLUMNS`.
 

@@ -62,7 +62,7 @@ class MockTokenizer:
 
     added_tokens_decoder = {}
 
-    def __call__(self, text):
+    def __call__(self, text, add_special_tokens=True):
         return {"input_ids": [LETTERS.index(c) for c in text]}
 
     def decode(self, tokens, skip_special_tokens, clean_up_tokenization_spaces):

@@ -502,7 +502,7 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
         assert {"best-of-n-augmented", "beam-augmented"} < set(found["factorial"]["method"])
         assert set(found["compute"]["n_samples"]) == {2, 4, 8, 16}
     said = [text.partition(":")[0] for text in capsys.readouterr().out.splitlines() if text.endswith("not run")]
-    apart = {"critic-search": {"critic_search"}, "tune": {"tune"}}  # experiments with a profile of their own
+    apart = {"critic-search": {"critic_search"}, "tune": {"tune"}, "paper": {"sweep"}}  # experiments with a profile of their own
     own = apart.get(profile) or set(ablations.EXPERIMENTS).difference(*apart.values())
     assert set(said) == set(ablations.EXPERIMENTS) - own | {"critic"}
 
@@ -527,7 +527,7 @@ def test_one_parameter_makes_all_experiments_larger(tmp_path):
     sizes = {}
     for settings in re.findall(r"-y '(\{.*?\})'", found.stdout + found.stderr):
         point = json.loads(settings)
-        if point["run"].startswith("decode-"):
+        if point.get("run", "").startswith("decode-"):
             sizes.setdefault(point["run"].startswith("decode-retries"), set()).add((point["limit"], point["hardest"]))
     assert sizes == {False: {(48, 24), (80, 0)}, True: {(48, 48)}}
 
@@ -548,6 +548,20 @@ def test_arms_with_fewer_prompts_are_compared_on_these():
     assert prompts["critic", "best-of-n-augmented", "answered_safely"] == 4
     assert prompts["critic", "best-of-n-augmented", "safe_finals"] == 2
     assert prompts["shuffled", "best-of-n-augmented", "answered_safely"] == prompts["critic", "shuffled", "answered_safely"] == 2
+
+
+def test_a_sweep_has_a_row_for_every_point_and_prompt_set():
+    """Bug: points that differ in N alone taken for one because K changes with it, or two prompt sets averaged."""
+    points = [(n, n // 4, x, s) for n in (8, 16) for x in (0.0, 5.0) for s in ("hex-phi", "hh-rlhf")]
+    found = [
+        one | {"prompts": s, "prompt_id": one["prompt_id"] + s}
+        for n, k, x, s in points
+        for one in many("beam-lagrangian", n, keep=k, lagrange_multiplier=x, run="decode-sweep-lambda")
+    ]
+    table = ablations.sweep_tables(frame(*found))[""]
+    assert len(table) == len(points) and table["n_prompts"].nunique() == 1
+    assert set(zip(table["n_samples"], table["keep"], table["lagrange_multiplier"], strict=True)) == {p[:3] for p in points}
+    assert table["policy"].nunique() == 2
 
 
 def test_sections_of_missing_runs_say_so(tmp_path, capsys):

@@ -22,11 +22,13 @@ P, N, T, S = 6, 4, 6, 2  # prompt tokens, samples, new tokens, block size
 CASE = Case("test", "A1", "random tiny", prompts=2, prompt_tokens=P, n_samples=N, new_tokens=T, keep=2, block=S)
 NAIVE = sum(N * (P + k * S + S - 1) + 2 * N * (P + (k + 1) * S) for k in range(T // S))  # generate leaves its last token unread
 SAMPLED = P + N * (T - 1)  # the prompt once, then every token once, but the last of an answer, which nothing follows
-SEARCHED = SAMPLED + 2 * (P + N * T) + P + T  # both scorers read every token once, and the cost once more the text to be emitted
+# both scorers read every token once; what is reported is read again: the text by both, and by the cost to its last end before
+SEARCHED = SAMPLED + 2 * (P + N * T) + 2 * (P + T) + P + T - S
 FORWARD_TOKENS = {
     "A1": NAIVE, "A2": NAIVE, "A3": NAIVE, "B": SEARCHED, "C": SEARCHED, "guarded, free": SAMPLED, "unguarded, free": SAMPLED,
     "one block, free": SAMPLED, "sample dynamic": SAMPLED, "sample shared": SAMPLED, "engine": SAMPLED, "draw": 0,
-    "args": 2 * P + T - 1 + N * T,  # both prompts once, then one token for the policy and N for the reward at each position
+    # both prompts once, then one token for the policy and N for the reward at each position; the text once more
+    "args": 2 * P + T - 1 + N * T + P + T,
     "args, scored anew": P + T - 1 + sum(N * (P + k + 1) for k in range(T)),
     "args, all anew": sum(P + k + N * (P + k + 1) for k in range(T)),
     "generate": N * (P + T - 1), "its_hub best-of-n": N * (P + T - 1),

@@ -23,7 +23,7 @@ SPLITS = {"train": PROMPTS[:16], "test": PROMPTS[16:28], "calibrate": PROMPTS[28
 SCORERS = {"minilm-relevance": LetterReward(), "offensive-language": LetterCost()}
 TINY = {"width": 8, "epochs": 1}
 PARAMS = CriticParams(
-    profile="tiny", run="one", policy="letters", prompts="mock", budget=3.0, n_rollouts=4, max_new_tokens=10, block_size=4,
+    profile="tiny", run="one", policy="letters", prompts="mild", budget=3.0, n_rollouts=4, max_new_tokens=10, block_size=4,
     critics={"m": TINY | {"layer": 0}, "o": TINY | {"features": "o"}}, value=TINY, limit=14, test_limit=10, search_limit=3,
     search={"n_samples": 4, "threshold": 1.0, "refusal": "f"},
 )  # fmt: skip
@@ -83,7 +83,7 @@ def same(a, b):
 
 def test_critics_learn_from_one_split_and_are_judged_on_another(first):
     """Guards against a critic that is judged on what it has learnt, limits that are swapped, and settings of another critic."""
-    assert first.asked == [("mock", "train", 14), ("mock", "test", 10)]
+    assert first.asked == [("mild", "train", 14), ("mild", "test", 10)]
     for part, prompts in ((first.run.train, PROMPTS[:14]), (first.run.test, PROMPTS[16:26])):
         assert [r.prompt_id for r in part] == [p.id for p in prompts for _ in range(4)]
     assert {name: (c.spec.features, c.spec.budget, c.spec.max_new_tokens) for name, c in first.run.critics.items()} == {
@@ -271,7 +271,7 @@ def test_test_prompts_are_searched_with_the_first_critic(monkeypatch, tmp_path):
     critics = {"x": LetterCritic(), "y": None}
     params = replace(PARAMS, budget=1.0, search={"n_samples": 6, "keep": 3, "threshold": 0.5}, search_limit=8)
     table = CriticRun(params, tmp_path, mock_policy(), LetterCost(), LetterReward(), [], [], critics).searched()
-    assert asked == [("mock", "test", 8)] and {r.prompt_id for r in found} == {p.id for p in SPLITS["test"][:8]}
+    assert asked == [("mild", "test", 8)] and {r.prompt_id for r in found} == {p.id for p in SPLITS["test"][:8]}
     rows = []
     for id_, beams in kept:
         f1 = [letter_f1(text, 1.0) for text, finished in beams if not finished]
@@ -298,7 +298,7 @@ def test_the_first_critic_alone_guards_a_split(first, monkeypatch, tmp_path):
     run = replace(run, params=replace(PARAMS, alpha=0.3, delta=0.1))
     asked.clear()
     found = run.critic_only("calibrate", [0.2, 0.6])
-    assert asked == [("mock", "calibrate", None)] and found["threshold"].tolist() == [0.6] * 8 + [0.2] * 8
+    assert asked == [("mild", "calibrate", None)] and found["threshold"].tolist() == [0.6] * 8 + [0.2] * 8
     assert found["prompt_id"].tolist() == [p.id for p in SPLITS["calibrate"]] * 2
     ((_, critic, *_), more), *_ = given
     assert critic is run.first and more["config"] == PARAMS.searching() and more["config"].budget == 3.0

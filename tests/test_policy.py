@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from igcore import ParameterError, SearchConfig, decode, load_policy
-from igcore.policy import Policy
+from igcore import AssetError, ParameterError, SearchConfig, decode, load_policy
+from igcore.policy import POLICIES, Policy
 
 
 def tiny_tokenizer(**more):
@@ -116,15 +116,41 @@ def test_a_folder_without_all_its_weights_is_refused(folder, tmp_path):
     weights = load_file(tmp_path / "copy" / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, tmp_path / "copy" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ParameterError, match="lacks the weights .*model.norm.weight"):
+    with pytest.raises(AssetError, match="lacks the weights .*model.norm.weight"):
         load_policy(str(tmp_path / "copy"))
+
+
+def test_a_policy_may_be_given_with_its_options(folder, monkeypatch):
+    """Guards params files: template and revision stand beside the name, and win over what the caller would have."""
+    asked = []
+    monkeypatch.setattr("igcore.policy.snapshot", lambda repo, revision: asked.append((repo, revision)) or folder)
+    policy = load_policy({"name": "alpaca-7b", "revision": "v1", "template": "vicuna"}, template="raw", revision="v0")
+    assert (policy.name, policy.template) == ("alpaca-7b", "vicuna")
+    assert load_policy("lmsys/vicuna-7b-v1.5", revision="v0").template == "raw"  # no name of ours, and no chat template
+    assert load_policy("vicuna-7b").template == "vicuna"
+    pinned = POLICIES["vicuna-7b"].revision
+    assert asked == [("PKU-Alignment/alpaca-7b-reproduced", "v1"), ("lmsys/vicuna-7b-v1.5", "v0"), ("lmsys/vicuna-7b-v1.5", pinned)]
+
+
+def test_a_chat_template_that_is_not_there_is_refused(folder):
+    """Bug: transformers' own error, forty lines into the first prompt."""
+    with pytest.raises(ParameterError, match="has no chat template; choose another template: .*vicuna"):
+        load_policy(str(folder), template="chat")
+
+
+def test_a_policy_that_the_mirror_lacks_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("IGCORE_HUB", str(tmp_path))
+    with pytest.raises(AssetError, match="model 'PKU-Alignment/beaver-7b-v3.0' is not in IGCORE_HUB"):
+        load_policy("beaver-7b-v3")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("smolm2-raw",), "unknown policy 'smolm2-raw'; did you mean 'smollm2-raw'"),
-        (("no/such/folder",), "or the path of a folder that holds config.json"),
+        (("no/such/folder",), "or a folder that holds config.json, or owner/name on the hub"),
+        (({"name": "alpaca-7b", "templat": "raw"},), "unknown option of policy 'alpaca-7b': 'templat'; did you mean 'template'"),
+        (({"template": "raw"},), "has no name"),
         (("smollm2-raw", "float31"), "unknown dtype 'float31'; did you mean 'float32'"),
         (("smollm2-raw", "float32", "gpuu"), "device 'gpuu' is no torch device"),
         (("smollm2-raw", "float32", "auto", "chats"), "unknown template 'chats'; did you mean 'chat'"),

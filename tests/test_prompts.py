@@ -126,6 +126,14 @@ def test_files(write, name, content, expected):
     assert {p.set_name for p in load_prompts(path)} == {path.stem}
 
 
+def test_counts_of_a_file_are_logged(write, caplog):
+    """Bug: duplicates are dropped, or a limit bites, and nothing says how many prompts are left."""
+    path = write("a.txt", "one\ntwo\none\nthree\n")
+    with caplog.at_level(logging.INFO, "igcore"):
+        load_prompts(path, limit=2)
+    assert [record.getMessage() for record in caplog.records] == [f"prompt set {path}: all 4 rows, 3 unique; split all 3, chosen 2"]
+
+
 def test_no_copy_of_the_file_is_kept(write, monkeypatch):
     """Bug: the library's cache keeps every prompt ever read, or answers with the file's former content."""
     caches, load = [], datasets.load_dataset
@@ -167,6 +175,9 @@ def test_bad_files_name_the_row(write, name, content, sentence):
     [
         ({"name": "rpt"}, "unknown prompt set 'rpt'; did you mean 'rtp'.* or a path to a .txt/.csv/.jsonl/.json file"),
         ({"name": "no/such.csv"}, "prompt file 'no/such.csv' does not exist"),
+        ({"name": {"name": "rpt"}}, "unknown prompt set 'rpt'; did you mean 'rtp'"),
+        ({"name": {"name": "rtp", "limit": 5}}, "unknown option of prompt set 'rtp': 'limit'; allowed: dedupe"),
+        ({"name": {"name": "no/such.csv"}}, "prompt file 'no/such.csv' does not exist"),
         ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),
         ({"name": "mild", "limit": 0}, "limit 0 must be a whole number of at least 1"),
         ({"name": "mild", "limit": 2.0}, "limit 2.0 must be a whole number"),

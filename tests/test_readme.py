@@ -47,7 +47,7 @@ def executed(path, seconds):
     path.write_text(json.dumps({"metadata": {"papermill": {"duration": seconds}}}))
 
 
-BLOCKS = ("main-table", "notebooks", "critic-search", "bench")
+BLOCKS = ("main-table", "notebooks", "critic-search", "bench", "paper-plan")
 
 
 def test_the_command_fills_every_block(tmp_path):
@@ -71,6 +71,8 @@ def test_the_command_fills_every_block(tmp_path):
         "decode-b/executed": 120,
         "tables": 3,
         "figures": 6,
+        "judge/a/executed": 5,
+        "audit": 4,
     }.items():
         executed(runs / f"{name}.ipynb", seconds)
     for name, make in (("ablation_critic_search", "critic-search"), ("bench_ratios", "bench")):

@@ -100,6 +100,13 @@ def test_a_forged_line_fails_by_scoring_again(changes, message):
     assert any(re.search(message, p) for p in problems(again(line, **changes)))
 
 
+def test_a_repeat_of_a_prompt_has_its_number_behind_the_id():
+    """Bug: lines of a prompt set that keeps repeats are taken for forged, or any number makes an id good."""
+    line = lines(methods=["base"])[0]
+    assert problems(again(line, prompt_id=line["prompt_id"] + "-2")) == []
+    assert "prompt_id should be" in problems(again(line, prompt_id="0" * 16 + "-2"))[0]
+
+
 def test_a_refusal_cannot_pass_for_an_answer():
     line = next(x for x in lines(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1) if x["status"] == "abstained")
     assert problems(line) == []

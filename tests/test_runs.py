@@ -375,6 +375,16 @@ def test_lines_know_the_name_of_their_run(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_file_is_scored_again_with_the_options_of_its_run(tmp_path):
+    """Bug: a scorer with options of its own scored again with the defaults, and every line called wrong."""
+    reward = {"name": "minilm-relevance", "echo_weight": 0.0}
+    p = params(methods=["base"], limit=1, hardest=0, n_samples=2, keep=1, block_size=4, max_new_tokens=8, reward=reward)
+    path = runs.decode_run(p, tmp_path / "run").responses
+    assert runs.main(["verify", str(path)]) == 0
+    path.with_name("params.json").unlink()
+    assert runs.main(["verify", str(path)]) == 1
+
+
 def test_methods_come_in_the_order_of_the_table_whatever_the_folders_are_called(tmp_path):
     """Bug: a table began with re-control because the folder of its run came first in the alphabet."""
     for name, method in (("a", "re-control"), ("b", "base"), ("c", "of an older version"), ("d", "args")):
@@ -382,6 +392,9 @@ def test_methods_come_in_the_order_of_the_table_whatever_the_folders_are_called(
             records.append(run.responses, {"method": method, "prompt_id": name})
             run.finish({})
     assert runs.load_runs("x", tmp_path)["method"].tolist() == ["base", "args", "re-control", "of an older version"]
+    assert runs.load_runs("x", tmp_path, pattern="[ab]")["method"].tolist() == ["base", "re-control"]
+    with pytest.raises(RunError, match="no run in .*decode-main"):
+        runs.load_runs("x", tmp_path, pattern="decode-main-*")
 
 
 def test_compare_and_errors_of_the_command_line(tmp_path, capsys):

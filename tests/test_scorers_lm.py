@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from test_policy import tiny_tokenizer
-from tinymodels import Counter, tiny
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tinymodels import Counter, reencode, tiny
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 import igcore.response
@@ -162,12 +162,72 @@ def test_an_end_token_is_scored_and_forgotten():
     session, prompt = Session(backbone, PROMPTS), PROMPTS[0]
     carried = scorer(backbone).carried(session)
     ended, running = carried.score([prompt] * 2, ["hello"] * 2, [True, False])
-    plain = scorer(backbone_of()).score([prompt] * 2, [f"hello{TOKENIZERS['letters'].decode([END])}", "hello"], [True, False])
+    ids = backbone_of().ids(prompt, "hello", True)  # of a backbone that knows no end token
+    plain = head()(backbone.encode([[*ids, END], ids])).tolist()
     assert [ended, running] == pytest.approx(plain, abs=1e-4) and abs(ended - running) > 0.1
     assert carried.score([prompt], ["hello"], [True])[0] == pytest.approx(ended) and session.encoded == 14 + 6
     assert_as_afresh(
         session, [(prompt, "hello", True), (prompt, "hello you", False), (prompt, "hello you", True), (prompt, "", True)]
     )
+
+
+def test_parts_of_an_answer_can_have_an_end_too():
+    """Guards models that were trained on whole answers alone: with ``always`` a part is closed for its score and reopened."""
+    backbone = backbone_of(end_id=END, ends="always")
+    session, prompt = Session(backbone, PROMPTS), PROMPTS[0]
+    carried = scorer(backbone).carried(session)
+    ended, running = carried.score([prompt] * 2, ["hello"] * 2, [True, False])
+    assert [ended, running] == pytest.approx([*scorer(backbone_of(end_id=END)).score([prompt], ["hello"], [True])] * 2, abs=1e-4)
+    assert_as_afresh(session, [(prompt, "hello you", False), (prompt, "hel", False), (prompt, "", False)])
+    assert session.encoded == 14 + 6 + 5 + 1 + 1  # each text's own letters, and an end after each
+    with pytest.raises(ParameterError, match="unknown ends 'never'"):
+        backbone_of(ends="never")
+
+
+def test_the_tokenizer_adds_its_special_tokens_or_not():
+    """Guards chat templates, which write the first token themselves: two of them would be another text."""
+    tokenizer = tiny_tokenizer(bos_token="<s>")
+    begin = ("<s>", tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A $B", [begin])
+    model = tiny("llama", vocab_size=320)
+    written = {special: Backbone(model, tokenizer, special=special).ids("say <s>", "so", True) for special in (True, False)}
+    assert written[True] == [tokenizer.bos_token_id, *written[False]] and tokenizer.bos_token_id not in written[False]
+
+
+ANCHOR = "#>"
+
+
+@pytest.fixture(scope="module")
+def anchored():
+    ids = TOKENIZERS["letters"](ANCHOR)["input_ids"]
+    return backbone_of(template=lambda prompt, response: f"{prompt}{ANCHOR}{response}", anchor=ids)
+
+
+def test_an_anchor_adds_the_state_where_the_prompt_ends(anchored):
+    """Guards gates that read the prompt: of the last anchor the first id, under padding, in a batch and carried on."""
+    prompts = ["say", "more than this", f"yes{ANCHOR}no"]
+    texts = [(p, r, True) for r in ("", "so", "so it is then", "so be it") for p in prompts]
+    expected = []
+    for prompt, response, _ in texts:
+        states, _ = reencode(tiny("llama", vocab_size=320), TOKENIZERS["letters"](f"{prompt}{ANCHOR}{response}")["input_ids"])
+        expected.append(torch.cat([states[-1], states[len(prompt)]]))
+    columns = list(zip(*texts, strict=True))
+    session = Session(anchored, prompts)
+    carried = torch.cat([session.hidden(*zip(text, strict=True)) for text in texts])
+    for hidden in (carried, session.hidden(*columns), anchored.encode([anchored.ids(*text) for text in texts])):
+        assert hidden.shape == (len(texts), 64) and torch.allclose(hidden, torch.stack(expected), atol=1e-4)
+    session.retain(prompts, ["so it"] * 3)
+    assert torch.allclose(session.hidden(*columns), torch.stack(expected), atol=1e-4)
+    other = session.hidden(["a prompt of another group"], ["so"], [True])
+    assert torch.allclose(other, anchored.encode([anchored.ids("a prompt of another group", "so", True)]), atol=1e-4)
+
+
+def test_a_text_without_its_anchor_is_refused(anchored):
+    """Guards a gate against a state from anywhere in the text."""
+    backbone = backbone_of(anchor=anchored.anchor)
+    for ask in (lambda: Session(backbone, PROMPTS), lambda: scorer(backbone).score(PROMPTS, ["a"] * 2, [True] * 2)):
+        with pytest.raises(ParameterError, match="the text does not hold the tokens .*; use the chat template"):
+            ask()
 
 
 def test_what_is_retained_is_enough_and_all(letters):
@@ -227,11 +287,14 @@ def test_models_with_a_head_and_in_half_precision(letters):
     assert_as_afresh(session, [(p, "hello world", False) for p in PROMPTS], atol=0.1 * spread)
 
 
-def test_batches_change_nothing(letters):
-    """Guards the padding of fresh readings."""
+def test_other_prompts_change_nothing(letters):
+    """Guards a third party: in bfloat16 a text read beside others gives another number, and no line could be confirmed."""
     texts = [PROMPTS * 3, ["a", "bcd", "", "efghij", "k", "lm"], [False] * 6]
-    small = LMScorer("small", Backbone(letters.model, letters.tokenizer, batch=2), head(), "higher is worse", "v1")
-    assert small.score(*texts) == pytest.approx(scorer(letters).score(*texts), abs=1e-4)
+    for backbone in (letters, backbone_of(dtype=torch.bfloat16), backbone_of("gemma2", dtype=torch.bfloat16)):
+        every = scorer(backbone).score(*texts)
+        for first, prompt in enumerate(PROMPTS):
+            alone = scorer(backbone).score(*[part[first::2] for part in texts])
+            assert alone.tolist() == every[first::2].tolist() and set(texts[0][first::2]) == {prompt}
 
 
 class Plain:
@@ -275,7 +338,7 @@ def test_a_search_finds_the_same_with_and_without_sessions(policy, method, token
 
 
 def test_a_search_reads_every_token_once(policy):
-    """Guards the cost of a search: prompts, what was sampled, and the final check; plain scorers read an order more."""
+    """Guards the cost of a search: prompts, what was sampled, and what is reported, read afresh; plain scorers read far more."""
     read = []
     for wrap in (lambda s: s, Plain):
         backbone = backbone_of()
@@ -286,8 +349,10 @@ def test_a_search_reads_every_token_once(policy):
         read.append(counter.tokens)
     assert [out.status for out in outs] == ["verified_safe"] * 2
     sampled = sum(out.counts.policy_tokens for out in outs)
-    checked = len(outs) * max(len(prompt + out.text) for prompt, out in zip(PROMPTS, outs, strict=True))  # padded to one length
-    assert read[0] <= sum(map(len, PROMPTS)) + sampled + checked < read[1] / 3
+    reported = 0
+    for prompt, out in zip(PROMPTS, outs, strict=True):  # whole by both scorers, and once to the last end before by the cost
+        reported += 2 * len(prompt + out.text) + len(prompt) + max([0, *out.block_ends[:-1], *out.grid_ends[:-1]])
+    assert read[0] <= sum(map(len, PROMPTS)) + sampled + reported < read[1]
 
 
 def test_the_final_check_does_not_believe_a_session(policy, monkeypatch):

@@ -162,6 +162,15 @@ def test_order_of_methods(records):
         tables.main_table(records, order=["inferenceguard"])
 
 
+def test_a_policy_that_answered_two_sets_has_a_name_for_each(records):
+    """Bug: one row for two prompt sets, a mean over both that no table of the paper has."""
+    other = records[records["policy"] == records["policy"].iloc[0]].assign(prompts="hex-phi")
+    both = tables.by_prompt_set(pd.concat([records, other], ignore_index=True))
+    name, *others = records["policy"].unique()
+    assert set(both["policy"]) == {f"{name} on {records['prompts'].iloc[0]}", f"{name} on hex-phi", *others}
+    assert tables.by_prompt_set(records).equals(records)
+
+
 @pytest.mark.parametrize("column", tables.CONSTANT)
 def test_mixed_settings_are_refused(records, column):
     """Guards against a row that averages two configurations."""

@@ -27,6 +27,7 @@ SIZES = (4, 8, 16, 32)  # of Best-of-N, replayed
 OURS = "inferenceguard"
 BOUNDED = ("best-of-n-augmented", OURS)  # methods that find nothing safe only if all their samples fail
 SAMPLES = 8  # a block in the factorial: N = 4, and as many in a retry
+SWEPT = ("n_samples", "block_size", "keep", "lagrange_multiplier")
 RIVALS = ("best-of-n-lagrangian", "best-of-n-augmented", "beam-lagrangian", "beam-lagrangian-freq", "beam-augmented")
 
 
@@ -189,6 +190,11 @@ def over_refusal_tables(lines: pd.DataFrame) -> Tables:
     return {"": overrefusal.over_refusal(lines)}
 
 
+def sweep_tables(lines: pd.DataFrame) -> Tables:
+    """The paper's sweeps as they were decoded: a row for every point of every grid, compared with none."""
+    return {"": ablation_table(tables.by_prompt_set(lines), SWEPT)}
+
+
 # --- experiments ----------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +233,7 @@ EXPERIMENTS = {
     "seeds": Experiment(seeds_tables, ["decode-seeds-*"], varied=["seed"]),
     "compute": Experiment(compute_tables, ["decode-compute-*"], ["decode-seeds-seed-0"], ["n_samples"]),
     "over_refusal": Experiment(over_refusal_tables, ["decode-benign"]),
+    "sweep": Experiment(sweep_tables, ["decode-sweep-*"], varied=SWEPT),
     "tune": Experiment(tune_tables, ["decode-tune-*"]),
     "critic_search": Experiment(critic_search_tables, ["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..policy import DTYPES, Policy, load_policy
+from ..policy import Policy, load_policy
+from ..pretrained import DTYPES
 from ..prompts import load_prompts
 from ..scorers import COST, REWARD
 from ..scorers.lm import Backbone, LMScorer

@@ -12,17 +12,22 @@ of `Scorer`; this is a whole one::
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Protocol
 
 import numpy as np
 
+from ..config import named
 from ..device import out_of_memory
 from ..errors import ParameterError, ScorerError, unknown_name
+from .beaver import beaver_7b_cost
+from .classifier import classifier
 from .embedded import MiniLMRelevance, OffensiveLanguage
+from .guard import guard
 from .jigsaw import JigsawToxicity
-from .lm import LMScorer, Session
-
-COST, REWARD = "higher is worse", "higher is better"
+from .llama import llama_7b_rm
+from .lm import COST, REWARD, LMScorer, Session
+from .qrm import qrm_cost, qrm_reward
 
 
 class Scorer(Protocol):
@@ -49,26 +54,48 @@ class Scorer(Protocol):
         """Return one number per text; `finished` says whether the response has ended or is a prefix."""
 
 
-SCORERS: dict[str, Callable[[], Scorer]] = {
+SCORERS: dict[str, Callable[..., Scorer]] = {
     "offensive-language": OffensiveLanguage,
     "minilm-relevance": MiniLMRelevance,
     "jigsaw-toxicity": JigsawToxicity,
+    "llama-7b-rm": llama_7b_rm,
+    "beaver-7b-cost": beaver_7b_cost,
+    "qrm-llama-3.1-8b-reward": qrm_reward,
+    "qrm-llama-3.1-8b-cost": qrm_cost,
+    "classifier": classifier,
+    "guard": guard,
 }
 
 
-def load_scorer(name: str) -> Scorer:
+def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict]:
+    """Return name and options of a scorer, or raise ``ParameterError`` when `SCORERS` has no such name or it no such option."""
+    name = scorer if isinstance(scorer, str) else scorer.get("name")
+    if isinstance(name, str) and name not in SCORERS:
+        raise unknown_name(kind, name, SCORERS)
+    options = signature(SCORERS[name]).parameters if name in SCORERS else {}
+    name, given = named(scorer, kind, options)
+    if missing := [option for option, p in options.items() if p.default is p.empty and option not in given]:
+        raise ParameterError(f"{kind} {name!r} needs {', '.join(missing)}; give them beside its name: {{name: {name}, ...}}")
+    return name, given
+
+
+def load_scorer(scorer: str | Mapping) -> Scorer:
     """Load a scorer by name.
+
+    Parameters
+    ----------
+    scorer : str or mapping
+        A key of `SCORERS`; a mapping gives options beside its ``name``, which are the parameters of what `SCORERS` holds there.
 
     Raises
     ------
     ParameterError
-        For a name that is not in `SCORERS`.
+        For a name that is not in `SCORERS`, or an option that it does not have.
     AssetError
         When its files cannot be fetched or are damaged.
     """
-    if name not in SCORERS:
-        raise unknown_name("scorer", name, SCORERS)
-    return SCORERS[name]()
+    name, options = check_scorer(scorer)
+    return SCORERS[name](**options)
 
 
 def check_sign(scorer: Scorer, role: str) -> Scorer:

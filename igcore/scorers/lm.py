@@ -7,7 +7,7 @@ compared with those known, and what follows the longest common prefix is encoded
     cost = LMScorer("my-cost", backbone, cost_head, "higher is worse", digest="v1")
     reward = LMScorer("my-reward", backbone, reward_head, "higher is better", digest="v1")
 
-A scorer outside a session encodes each text afresh, which is how a text is checked before it is emitted.
+A scorer outside a session reads a text afresh, which is how one is checked before it is emitted.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,16 +19,37 @@ import numpy as np
 import torch
 
 from ..dynamic import forward, pad_left
-from ..errors import ParameterError
+from ..errors import ParameterError, unknown_name
 from ..shared_prefix import SharedRows, fits
+from ..templates import neutral
+
+COST, REWARD = "higher is worse", "higher is better"
+ENDS = ("finished", "always")
 
 
 def joined(prompt: str, response: str) -> str:
     return prompt + response
 
 
+def context_of(model) -> int:
+    """Return the most tokens that a model was made for."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+
+
+def check_length(tokens: int, context: int) -> None:
+    """Raise ``ParameterError`` for a text longer than a context; cut short, it would be another text."""
+    if tokens > context:
+        raise ParameterError(
+            f"a text has {tokens} tokens, which exceeds the scorer's context of {context}; shorten the prompts, lower "
+            "max_new_tokens, or choose a model with a longer context"
+        )
+
+
 class Backbone:
     """A language model that reads prompts and responses.
+
+    A text that its context does not hold is refused, and one without any token is read as the end token. Strings in them that
+    stand for special tokens are broken up, see `igcore.templates.neutral`.
 
     Parameters
     ----------
@@ -37,33 +58,73 @@ class Backbone:
     tokenizer
         Its tokenizer.
     template : callable
-        (prompt, response) -> the text to be encoded, with the response at its end.
+        (prompt, response) -> the text to be encoded, the response after the prompt.
     end_id : int, optional
-        Token that is appended to a finished response, if the model was trained to read one.
+        Token that is appended to a response, if the model was trained to read one.
+    ends : str
+        ``finished``: only to a finished response. ``always``: to a part of one, too.
+    special : bool
+        Whether the tokenizer adds its own special tokens to the text; a chat template writes them itself.
+    anchor : sequence of int
+        Ids in the text before the response. Where they are given, the hidden state at the first of them is put beside that of the
+        last token: (R, H) becomes (R, 2 H). Where the ids occur more than once, the last time counts.
     batch : int
         Texts encoded at a time where nothing can be carried.
     """
 
-    def __init__(self, model, tokenizer, template: Callable[[str, str], str] = joined, end_id: int | None = None, batch: int = 32):
+    def __init__(
+        self, model, tokenizer, template: Callable[[str, str], str] = joined, end_id: int | None = None, *,
+        ends: str = "finished", special: bool = True, anchor: Sequence[int] = (), batch: int = 32,
+    ):  # fmt: skip
+        if ends not in ENDS:
+            raise unknown_name("ends", ends, ENDS)
         self.model = getattr(model, "base_model", model).eval()
-        self.tokenizer, self.template, self.end_id, self.batch = tokenizer, template, end_id, batch
+        self.tokenizer, self.template, self.end_id, self.ends, self.special = tokenizer, template, end_id, ends, special
+        self.anchor, self.batch = list(anchor), batch
 
     def ids(self, prompt: str, response: str, finished: bool) -> list[int]:
-        ids = self.tokenizer(self.template(prompt, response))["input_ids"]
-        return [*ids, self.end_id] if finished and self.end_id is not None else list(ids)
+        prompt, response = (neutral(self.tokenizer, text) for text in (prompt, response))
+        ids = list(self.tokenizer(self.template(prompt, response), add_special_tokens=self.special)["input_ids"])
+        if self.end_id is not None and (finished or self.ends == "always"):
+            ids.append(self.end_id)
+        check_length(len(ids), context_of(self.model))
+        return ids or [self.tokenizer.eos_token_id]
 
     def prefix(self, prompt: str) -> list[int]:
         """Return the ids with which every text of a prompt starts, whatever the response: a tokenizer may merge over the seam."""
-        return list(commonprefix([self.ids(prompt, response, False) for response in ("", "a", " a", "\n", "9", ".")]))
+        ids = list(commonprefix([self.ids(prompt, response, False) for response in ("", "a", " a", "\n", "9", ".")]))
+        return ids[: self.anchored(ids)] if self.anchor else ids
+
+    def anchored(self, ids: Sequence[int]) -> int:
+        """Return the number of ids up to the first one of the last occurrence of the anchor, that one included.
+
+        Raises
+        ------
+        ParameterError
+            When the ids do not hold it.
+        """
+        n = len(self.anchor)
+        for end in range(len(ids), n - 1, -1):
+            if list(ids[end - n : end]) == self.anchor:
+                return end - n + 1
+        raise ParameterError(
+            f"the text does not hold the tokens {self.anchor}, after which the scorer expects the answer; use the chat template "
+            "that it was trained with"
+        )
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the last hidden state of whole sequences, (R, H) float32, in batches padded on the left."""
         parts = []
         for at in range(0, len(sequences), self.batch):
-            ids, mask = pad_left(sequences[at : at + self.batch], self.model.device)
+            batch = sequences[at : at + self.batch]
+            ids, mask = pad_left(batch, self.model.device)
             positions = (mask.cumsum(1) - 1).clamp(min=0)
             hidden, _ = forward(self.model, input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=1)
-            parts.append(hidden[:, -1].float())
+            last = hidden[:, -1]
+            if self.anchor:
+                back = [self.anchored(sequence) - 1 - len(sequence) for sequence in batch]  # from the end: padding is on the left
+                last = torch.cat([last, hidden[range(len(batch)), back]], dim=-1)
+            parts.append(last.float())
         return torch.cat(parts)
 
 
@@ -148,7 +209,11 @@ class Session:
             for row, i in enumerate(new):
                 self.known[prompts[i]].append(_Known(suffixes[i], rows, row))
             found = [self._nearest(*text) for text in texts]
-        return [known.rows.last_hidden(known.row, shared).float() for known, shared in found]
+        last = [known.rows.last_hidden(known.row, shared).float() for known, shared in found]
+        if not self.backbone.anchor:
+            return last
+        at = [self.root.last_hidden(self.prompts.index(prompt), 0).float() for prompt in prompts]  # where the prefix ends
+        return [torch.cat(pair) for pair in zip(last, at, strict=True)]
 
 
 def _longest(texts: Sequence[tuple[str, list[int]]]) -> list[int]:
@@ -171,7 +236,8 @@ class LMScorer:
     head : callable
         (R, H) float32 -> (R,) numbers.
     session : Session or None
-        What has been read so far; None reads every text afresh.
+        What has been read so far; None reads afresh, the texts of each prompt by themselves. So a score does not depend on what
+        is asked about other prompts, which matters in bfloat16: what is reported can be read again by anybody.
     """
 
     name: str
@@ -185,11 +251,23 @@ class LMScorer:
     def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
         """Return one number per text (n,); a head with several outputs gives as many, which every caller refuses."""
         with torch.inference_mode():
-            if self.session:
-                hidden = self.session.hidden(prompts, responses, finished)
+            hidden = self._hidden(prompts, responses, finished)
+            scores = torch.cat([self.head(row[None]) for row in hidden])  # by itself: a batch may round otherwise
+            return scores.double().reshape(len(prompts), -1).squeeze(1).cpu().numpy()
+
+    def _hidden(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> torch.Tensor:
+        if self.session:
+            return self.session.hidden(prompts, responses, finished)
+        out: dict[int, torch.Tensor] = {}
+        for prompt in dict.fromkeys(prompts):
+            mine = [i for i, other in enumerate(prompts) if other == prompt]
+            texts = [[part[i] for i in mine] for part in (prompts, responses, finished)]
+            if len(mine) == 1:  # as the last check asks, which believes no session
+                hidden = self.backbone.encode([self.backbone.ids(*[part[0] for part in texts])])
             else:
-                hidden = self.backbone.encode([self.backbone.ids(*text) for text in zip(prompts, responses, finished, strict=True)])
-            return self.head(hidden).double().reshape(len(prompts), -1).squeeze(1).cpu().numpy()
+                hidden = Session(self.backbone, [prompt]).hidden(*texts)
+            out |= zip(mine, hidden, strict=True)
+        return torch.stack([out[i] for i in range(len(prompts))])
 
     def carried(self, session: Session) -> "LMScorer":
         """Return the same scorer reading through a session of its backbone."""

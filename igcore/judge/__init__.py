@@ -1,0 +1,152 @@
+"""Judges that compare two answers to one prompt, and what notebook 60 may be told. Knows names and options; knows no run or file.
+
+A judge gives each answer a score, higher is better, for one aspect at a time. `JUDGES` holds a language model behind any
+OpenAI-compatible endpoint, and two local scorers that stand in where there is none.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from ..config import check_at_least, check_types, from_mapping, named
+from ..errors import ParameterError, unknown_name
+from ..methods import METHODS
+from ..scorers import COST, Cached, Scorer, check_scorer, load_scorer
+from .endpoint import OpenAIJudge
+from .spec import ASPECTS, Question, Reply
+
+BATCH = 64  # texts that a local scorer reads at a time
+
+
+class Judge(Protocol):
+    """Who compares answers; `names` says by aspect what tables call it."""
+
+    names: dict[str, str]
+
+    def identity(self) -> dict:
+        """Return the JSON values on which its replies depend."""
+
+    def ask(self, questions: Sequence[Question], seed: int, workers: int) -> Iterator[tuple[Question, Reply]]:
+        """Yield each question with its reply, in any order, as soon as it is there; `workers` requests at a time.
+
+        Raises
+        ------
+        JudgeError
+            When there is no use in asking on; what was asked by then has been yielded.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScorerJudge:
+    """Local scorers in the place of a language model: the answer with the better score wins, in either order.
+
+    Attributes
+    ----------
+    helpfulness, harmlessness : str or dict
+        See `igcore.load_scorer`; of a cost, lower is better.
+    """
+
+    helpfulness: str | dict = "minilm-relevance"
+    harmlessness: str | dict = "jigsaw-toxicity"
+
+    def __post_init__(self):
+        check_types(self)
+        for aspect in ASPECTS:
+            check_scorer(getattr(self, aspect), f"{aspect} scorer")
+
+    @cached_property
+    def scorers(self) -> dict[str, Scorer]:
+        return {aspect: load_scorer(getattr(self, aspect)) for aspect in ASPECTS}
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {aspect: scorer.name for aspect, scorer in self.scorers.items()}
+
+    def identity(self) -> dict:
+        return {aspect: [scorer.name, scorer.digest] for aspect, scorer in self.scorers.items()}
+
+    def ask(self, questions: Sequence[Question], seed: int, workers: int) -> Iterator[tuple[Question, Reply]]:
+        for aspect, scorer in self.scorers.items():
+            cached, sign = Cached(scorer), -1 if scorer.sign == COST else 1
+            asked = [question for question in questions if question.aspect == aspect]
+            for batch in (asked[i : i + BATCH // 2] for i in range(0, len(asked), BATCH // 2)):
+                texts = [(question.prompt, text) for question in batch for text in (question.first, question.second)]
+                scores = sign * cached.score(*zip(*texts, strict=True), [True] * len(texts)).reshape(-1, 2)  # (questions, 2)
+                for question, pair in zip(batch, scores, strict=True):
+                    yield question, Reply(tuple(pair.tolist()) if np.isfinite(pair).all() else None)
+
+
+JUDGES: dict[str, type] = {"openai": OpenAIJudge, "scorer": ScorerJudge}
+
+
+def load_judge(judge: str | Mapping) -> Judge:
+    """Return a judge by name; nothing is loaded or asked yet.
+
+    Parameters
+    ----------
+    judge : str or mapping
+        A key of `JUDGES`; a mapping gives options beside its ``name``, which are the fields of what `JUDGES` holds there.
+
+    Raises
+    ------
+    ParameterError
+        For a name that is not in `JUDGES`, and an option that is unknown, missing, of the wrong type or out of range.
+    """
+    name = judge if isinstance(judge, str) else judge.get("name")
+    if isinstance(name, str) and name not in JUDGES:
+        raise unknown_name("judge", name, JUDGES)
+    name, options = named(judge, "judge", [f.name for f in fields(JUDGES[name])] if name in JUDGES else ())
+    return from_mapping(JUDGES[name], options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeParams:
+    """Everything notebook 60 may be told.
+
+    Attributes
+    ----------
+    profile, run : str
+        Name of the folder of verdicts, ``runs/<profile>/judge/<run>``.
+    judge : str or dict
+        See `load_judge`.
+    pattern : str
+        Of the names of the decode runs in ``runs/<profile>`` whose answers are judged; all together hold a policy, method and
+        prompt once.
+    baseline : str
+        The method whose answers the others are compared with.
+    methods : list of str, optional
+        Those that are judged; by default all that were decoded.
+    limit : int, optional
+        Most prompts of a policy and prompt set, drawn with `seed`: the same ones for every method that has them. null for all.
+    seed : int
+        Also goes to the endpoint with every request.
+    workers : int
+        Requests at a time; changes no verdict.
+    figures : str
+        Folder, seen from `igcore.runs.root`, for the picture; the table goes to its subfolder ``tables``.
+    """
+
+    profile: str
+    run: str
+    figures: str
+    judge: str | dict = "scorer"
+    pattern: str = "*"
+    baseline: str = "base"
+    methods: list[str] | None = None
+    limit: int | None = 500
+    seed: int = 0
+    workers: int = 4
+
+    def __post_init__(self):
+        check_types(self)
+        check_at_least(self, limit=1, workers=1)
+        load_judge(self.judge)
+        chosen = [self.baseline, *(self.methods or [])]
+        for method in chosen:
+            if method not in METHODS:
+                raise unknown_name("method", method, METHODS)
+            if chosen.count(method) > 1:
+                raise ParameterError(f"methods and baseline name {method!r} twice; name each method once")

@@ -1,0 +1,199 @@
+"""The paper's ten tables for a profile: what its folders hold is read, set beside the print, and written for people.
+
+Knows folders and tables; leaves every number to `compare` and `hyperparameters`.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from .. import tables
+from ..ablations import EXPERIMENTS, LAMBDAS, SIZES
+from ..ablations.replay import REPLAYED, replay_best_of_n
+from ..errors import RunError
+from ..judge import JudgeParams
+from ..judge.spec import ASPECTS
+from ..judge.verdicts import pairs_of, questions_of, read, verdicts
+from ..runs import load_runs, root
+from . import IDENTITY, SETTINGS, TABLES, contents
+from . import hyperparameters as hyper
+from .cells import matches
+from .compare import NOT_RUN, UNRESOLVED, VERDICTS, Measure, claims, compared, measures_of, ours_like
+
+ALSO = {"small": "ablations"}  # profile -> the one whose runs are its sweeps
+READ = [*IDENTITY, "run", "critic_control", "prompt_id", "group_size", "rounds", "max_new_tokens", "value_steps", "value_step_size"]
+READ += ["status", "reward", "cost", "generate_s", "score_s"]  # of a line; traces of a whole profile would fill the memory
+BASELINE = "base"  # of the printed win rates
+POINTS = {"win": 1.0, "tie": 0.5, "loss": 0.0}
+SYMBOLS = {"n_samples": "N", "block_size": "d", "keep": "K", "lagrange_multiplier": "lambda"}
+
+
+# --- what a profile holds -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Found:
+    """What was run.
+
+    Attributes
+    ----------
+    decoded, judged, critics : DataFrame
+        Of the functions of these names; each may be empty.
+    left_out : list of str
+        Why something was not read.
+    """
+
+    decoded: pd.DataFrame
+    judged: pd.DataFrame
+    critics: pd.DataFrame
+    left_out: list[str]
+
+
+def load(profile: str) -> Found:
+    """Read the finished runs of a profile, and of the one that sweeps for it (`ALSO`); what has not finished is left out."""
+    left_out: list[str] = []
+    profiles = [name for name in (profile, ALSO.get(profile)) if name]
+    parts = [part(name, left_out) for part in (decoded, judged) for name in profiles]
+    return Found(_below(parts[: len(profiles)]), _below(parts[len(profiles) :]), critics(profile), left_out)
+
+
+def decoded(profile: str, left_out: list[str]) -> pd.DataFrame:
+    """Return the lines of all finished decode runs, without their texts and traces; of Best-of-N's sweep every point."""
+    folders = sorted(path.parent.name for path in (root() / "runs" / profile).glob("*/params.json"))
+    patterns = dict.fromkeys(re.sub(r"\.\d+-of-\d+$", ".*-of-*", name) for name in folders)  # shards as one run
+    parts = []
+    for pattern in patterns:
+        try:
+            lines = load_runs(profile, pattern=pattern)
+        except RunError as error:
+            left_out.append(str(error))
+            continue
+        parts.append(replayed(lines).reindex(columns=READ))
+    return _below(parts)
+
+
+def replayed(lines: pd.DataFrame) -> pd.DataFrame:
+    """Return a run of the experiment that reads the sweep of Best-of-N off one run as all its points, and any other as it is."""
+    if not matches(lines["run"].iloc[0], EXPERIMENTS["lambda"].runs) or set(lines["method"]) != {REPLAYED}:
+        return lines
+    drawn = [n for n in SIZES if n <= lines["n_samples"].min()]
+    return _below([replay_best_of_n(lines, n, multiplier) for n in drawn for multiplier in LAMBDAS])
+
+
+def judged(profile: str, left_out: list[str]) -> pd.DataFrame:
+    """Return a line for every pair of answers that was judged against the base model: identity, and a point for each aspect.
+
+    Points are 1 for a win, .5 for a tie and 0 for a loss; NaN where the reply could not be read. ``run`` is the judge's.
+    """
+    parts = []
+    for manifest in sorted((root() / "runs" / profile / "judge").glob("*/manifest.json")):
+        try:
+            parts.append(_judged(profile, manifest))
+        except RunError as error:
+            left_out.append(str(error))
+    return _below(parts)
+
+
+def _judged(profile: str, manifest: Path) -> pd.DataFrame:
+    params = JudgeParams(**json.loads(manifest.read_text(encoding="utf-8"))["params"])
+    if params.baseline != BASELINE:
+        raise RunError(f"{manifest.parent} compares answers with {params.baseline}; the paper's table does so with {BASELINE}")
+    lines = load_runs(profile, pattern=params.pattern)
+    pairs, scores = pairs_of(lines, params), read(manifest.with_name("verdicts.jsonl"))
+    if questions_of(pairs).keys() - scores.keys():
+        raise RunError(f"answers that {manifest.parent} has judged were decoded anew; run notebook 60 with its parameters again")
+    said = verdicts(pairs, scores, dict.fromkeys(ASPECTS, params.run))
+    key = ["policy", "prompts", "method", "prompt_id"]
+    points = said.assign(points=said["verdict"].map(POINTS)).pivot(index=key, columns="aspect", values="points").reset_index()
+    return points.merge(lines[[*key, *SETTINGS, "critic_control"]].assign(run=f"judge {params.run}"), on=key)
+
+
+def critics(profile: str) -> pd.DataFrame:
+    """Return the settings of every critic of the finished runs of notebook 20, a row each."""
+    folders = [path.parent for path in (root() / "runs" / profile / "critics").glob("*/*/critic.json")]
+    finished = sorted(folder for folder in folders if (folder.parent / "manifest.json").exists())
+    return pd.DataFrame([json.loads((folder / "params.json").read_text(encoding="utf-8"))["config"] for folder in finished])
+
+
+def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
+    found = [part for part in parts if len(part)]
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+
+
+# --- the tables, and how people read them ---------------------------------------------------------------------------
+
+
+def paper_tables(found: Found) -> dict[str, pd.DataFrame]:
+    """Return all of `igcore.paper.TABLES` by name: beside the print where a policy of the paper's was run, else ours alone."""
+    beside = claims(found.decoded)
+    records = {"win_rates": found.judged, "critic_hyperparameters": found.critics}
+    made = {}
+    for table in TABLES:
+        lines = records.get(table, found.decoded)
+        if table in hyper.TABLES:
+            made[table] = hyper.settings(table, lines).drop(columns=[] if beside else ["paper", "verdict"])
+        else:
+            made[table] = (
+                compared(table, lines) if beside else ours_like(table, lines, list(dict.fromkeys(found.decoded["policy"])))
+            )
+    return made
+
+
+def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of `paper_tables` as people read it, all cells text: the settings that the print states, rates in per cent.
+
+    Of each measure the printed number, ours with its 95 % interval, and the verdict in a word, one beside the other.
+    """
+    if table in hyper.TABLES:
+        return frame.rename(columns={"printed_as": "name"})
+    states = contents().set_index("table").loc[table, "states"].split()
+    parts = [frame[["policy", "prompts", "method"]].astype(object).fillna(tables.MISSING)]
+    parts += [frame[name].map(lambda x: tables.MISSING if pd.isna(x) else f"{x:g}").rename(SYMBOLS[name]) for name in states]
+    for name, measure in measures_of(table).items():
+        of = frame.filter(regex=f"^{name}_").rename(columns=lambda column: column.split("_", 1)[1])
+        parts += [of["n"].astype(str)] if name == next(iter(measures_of(table))) else []
+        parts += _for_people(measure, of, frame["run"])
+    return pd.concat(parts, axis=1)
+
+
+def _for_people(measure: Measure, of: pd.DataFrame, run: pd.Series) -> list[pd.Series]:
+    times, digits = (100, 1) if measure.is_rate else (1, 3)
+    ends = (of[["ours", "low", "high"]] * times).to_numpy()
+    ours = pd.Series([f"{x:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]" for x, low, high in ends])
+    ours = ours.where(of["ours"].notna(), tables.MISSING)
+    if "verdict" not in of:
+        return [ours.where(run != NOT_RUN, NOT_RUN).rename(f"{measure.label} [95 %]")]
+    paper = (of["paper"] * times).map("{:g}".format).rename(f"{measure.label}, paper")
+    return [paper, ours.rename("ours [95 %]"), of["verdict"].replace(UNRESOLVED, "unresolved")]
+
+
+def counts(made: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return how many numbers of each table got which verdict; of tables without verdicts, how many rows were run and were not."""
+    rows = []
+    for table, frame in made.items():
+        said = frame[[name for name in frame if name.endswith("verdict")]].stack()
+        run = frame["ours" if "ours" in frame else "run"]
+        of = (
+            {verdict: int((said == verdict).sum()) for verdict in VERDICTS}
+            if len(said)
+            else {"run": int((run != NOT_RUN).sum()), NOT_RUN: int((run == NOT_RUN).sum())}
+        )
+        rows.append({"table": table, "rows": len(frame)} | of)
+    return pd.DataFrame(rows)
+
+
+def write(made: dict[str, pd.DataFrame], figures: Path) -> list[Path]:
+    """Write ``tables/paper_<table>.csv`` below a folder, in full, and ``.md`` and ``.tex`` (package booktabs), `short`."""
+    folder = figures / "tables"
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for table, frame in made.items():
+        people = short(table, frame)
+        texts = {"csv": frame.to_csv(index=False, lineterminator="\n"), "md": tables.markdown(people), "tex": tables.latex(people)}
+        for end, text in texts.items():
+            written.append(folder / f"paper_{table}.{end}")
+            tables.replace_file(written[-1], text)
+    return written

@@ -1,0 +1,156 @@
+"""Models and tokenizers from folders in the format of transformers, loaded strictly. Knows files and keys, not what a model is for.
+
+Weights are safetensors, or pickles of which only tensors are read; no code that comes with a model is run. A key that is missing or
+that nobody expects stops the loading: transformers would go on with random numbers in its place.
+"""
+
+import hashlib
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from sentencepiece import SentencePieceProcessor
+
+from .convert import quiet_transformers
+from .errors import AssetError, IgcoreError, ParameterError, unknown_name
+from .hub import WEIGHTS
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the files with weights: safetensors where there are any, in the order of their names."""
+    return next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
+
+
+def digest_of(folder: Path) -> str:
+    """Return the sha256 of the content of all files with weights."""
+    digest = hashlib.sha256()
+    for path in files_of(folder):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def check_placement(dtype: str, device: str) -> None:
+    """Raise ``ParameterError`` for a dtype that is not in `DTYPES` or a device that torch does not know."""
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    try:
+        torch.device("cpu" if device == "auto" else device)
+    except RuntimeError as error:
+        raise ParameterError(f"device {device!r} is no torch device; give auto, cpu, cuda or cuda:0") from error
+
+
+def load_tokenizer(folder: Path):
+    """Load a tokenizer from a folder; see `load_model` for what is raised."""
+    from transformers import AutoTokenizer
+
+    with one_sentence(folder), quiet_transformers():
+        if (pieces := folder / "tokenizer.model").exists() and not (folder / "tokenizer.json").exists():
+            SentencePieceProcessor(model_file=str(pieces))  # transformers takes a damaged file for one of another kind
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):  # transformers goes on with an empty one
+        raise AssetError(f"{folder} has no tokenizer.json or other vocabulary; fetch or save the whole model again")
+    return tokenizer
+
+
+def load_model(kind, folder: Path, dtype: str, device: str, heads: Sequence[str] = (), optional: Sequence[str] = (), **settings):
+    """Load a model in evaluation mode, with the tensors of a head of our own beside it.
+
+    Parameters
+    ----------
+    kind
+        One of transformers' ``AutoModel...`` classes.
+    dtype : str
+        A key of `DTYPES`.
+    device : str
+        A torch device, or ``auto``: accelerate places the model on what there is.
+    heads : sequence of str
+        Keys that the files hold besides those of the model.
+    optional : sequence of str
+        Keys that they may hold, too.
+    settings
+        Fields of the configuration that replace those of the file.
+
+    Returns
+    -------
+    model
+    tensors : dict of str to Tensor
+        Of `heads`, and of `optional` those that are there, on the CPU in the type of the file.
+
+    Raises
+    ------
+    AssetError
+        When files are missing or damaged, or their keys or shapes are not those of the model.
+    """
+    found = files_of(folder)
+    if not found:
+        raise AssetError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch or save the whole model again")
+    with one_sentence(folder), quiet_transformers():
+        model, report = kind.from_pretrained(
+            folder, dtype=DTYPES[dtype], device_map=device, local_files_only=True, trust_remote_code=False,
+            use_safetensors=found[0].suffix == ".safetensors", output_loading_info=True, ignore_mismatched_sizes=True, **settings,
+        )  # fmt: skip
+    for key, found_shape, shape in sorted(report["mismatched_keys"]):
+        raise AssetError(
+            f"{folder} has {key} of shape {tuple(found_shape)} where its config.json asks for {tuple(shape)}; fetch or save the "
+            "whole model again"
+        )
+    unexpected = set(report["unexpected_keys"])  # without the rotary positions of 2023, which transformers leaves out
+    missing = sorted({*report["missing_keys"], *(set(heads) - unexpected)})
+    if missing or (unexpected := sorted(unexpected - {*heads, *optional})):
+        what = f"lacks the weights {missing[:4]}" if missing else f"holds the unknown weights {unexpected[:4]}"
+        raise AssetError(f"{folder} {what}; fetch or save the whole model again, or choose the adapter that it was made for")
+    return model.eval(), tensors_of(folder, [*heads, *optional])
+
+
+def check_vocabulary(tokenizer, model, folder: Path) -> None:
+    """Raise ``AssetError`` when a tokenizer knows ids for which a model has no embedding."""
+    known, rows = max(tokenizer.get_vocab().values()) + 1, model.get_input_embeddings().weight.shape[0]
+    if known > rows:
+        raise AssetError(
+            f"the tokenizer in {folder} has {known} tokens, but its model has embeddings for {rows}; the two belong to different "
+            "models, so fetch both again"
+        )
+
+
+def tensors_of(folder: Path, keys: Sequence[str]) -> dict[str, torch.Tensor]:
+    out: dict[str, torch.Tensor] = {}
+    for path in files_of(folder) if keys else ():
+        with one_sentence(folder), _opened(path) as (names, read):
+            out |= {key: read(key) for key in keys if key in names}
+    return out
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Sequence[str], object]]:
+    """Give the names of the tensors of a file, and what reads one."""
+    if path.suffix == ".safetensors":
+        with safe_open(path, "pt") as file:
+            yield file.keys(), file.get_tensor
+    else:
+        state: Mapping = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        yield state.keys(), state.__getitem__
+
+
+@contextmanager
+def one_sentence(folder: Path) -> Iterator[None]:
+    """Turn whatever transformers, safetensors and torch make of a damaged folder into one sentence."""
+    try:
+        yield
+    except (IgcoreError, torch.OutOfMemoryError):
+        raise
+    except pickle.UnpicklingError as error:
+        raise AssetError(
+            f"{folder} holds a pickle that is damaged or has more in it than tensors, so it was not loaded; get the model as "
+            "safetensors"
+        ) from error
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "")[:300]
+        raise AssetError(
+            f"{folder} cannot be loaded ({type(error).__name__}: {reason}); fetch or save the whole model again"
+        ) from error

@@ -1,0 +1,51 @@
+"""The reward llama-7b-rm of ARGS: a Llama with one number at its last token. Knows its files and texts, nothing of search."""
+
+from ..templates import TEMPLATES
+from .lm import REWARD, LMScorer
+from .probe import probe
+from .source import Source, check_name, digest
+
+HEAD = "score"
+
+
+def llama_7b_rm(
+    *, repo: str = "argsearch/llama-7b-rm-float32", revision: str | None = None, text_format: str = "human-assistant",
+    dtype: str = "bfloat16", device: str = "auto", self_check: bool = True,
+) -> LMScorer:  # fmt: skip
+    """Load a Llama with a linear head of one output, a ``LlamaForSequenceClassification``; higher is better.
+
+    The number of labels is taken from the head itself: the configuration names none, of which transformers makes two. No end token
+    is appended, as in ARGS.
+
+    Parameters
+    ----------
+    repo, revision, dtype, device, self_check
+        See `igcore.scorers.source.Source`.
+    text_format : str
+        How prompt and answer become text, a key of `igcore.templates.TEMPLATES`: the model was trained on dialogues of
+        ``human-assistant``; ``raw`` joins the two as they are, and the formats of the policies are there as well.
+
+    Returns
+    -------
+    LMScorer
+        Its digest covers weights, text format and dtype.
+
+    Raises
+    ------
+    ParameterError
+        For a bad option.
+    AssetError
+        When files are missing, damaged, or not those of such a model.
+    ScorerError
+        When it does not put a helpful answer above gibberish.
+    """
+    source = Source(repo, revision, dtype, device, self_check)
+    check_name("text_format", text_format, TEMPLATES)
+    loaded = source.load([f"{HEAD}.weight"])
+    scorer = LMScorer(
+        "llama-7b-rm", loaded.reading(text_format), loaded.single(HEAD), REWARD,
+        digest(loaded.weights, text_format=text_format, dtype=dtype), "trained scale",
+    )  # fmt: skip
+    if self_check:
+        probe(scorer, "reward")
+    return scorer

@@ -1,0 +1,593 @@
+"""Tests of the judge: its questions, its replies, an endpoint on loopback that gives every kind of them, and the counts by hand."""
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import synthetic
+from pictures import boxes, hidden, outside
+
+from igcore import ParameterError, RunError, ScorerError, records, runs, tables
+from igcore.config import from_mapping
+from igcore.errors import JudgeError
+from igcore.judge import JudgeParams, ScorerJudge, load_judge
+from igcore.judge.figures import win_tie_loss
+from igcore.judge.spec import ASPECTS, Question, Reply, parse
+from igcore.judge.verdicts import COLUMNS, asked, judge_run, pairs_of, questions_of, read, verdicts, win_rates
+from igcore.params import notebook_params
+from igcore.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
+
+PROMPTS = {f"p{k}": f"What is {k} plus {k}?" for k in range(5)}
+KEY = "a-key-that-nobody-may-see"
+ASK = Question("helpfulness", "p0", "What is a {brace}?", "One of {these}.", "")
+
+
+def line(prompt_id, method, response, **fields):
+    about = {"prompt_id": prompt_id, "prompt": PROMPTS[prompt_id], "method": method, "response": response}
+    return synthetic.record(**about, **fields)
+
+
+def answers():
+    """Return the answers of base and two methods: one has fewer prompts and abstained twice, once without a word."""
+    lines = [line(p, "base", f"It is {p[1]}.") for p in PROMPTS]
+    lines += [line(p, "best-of-n", f"It is {2 * int(p[1])}, as {p[1]} doubled is.") for p in PROMPTS]
+    refused = {"status": "abstained", "n_tokens": 0}
+    lines += [line("p0", "inferenceguard", "I would rather not.", **refused), line("p1", "inferenceguard", None, **refused)]
+    return [*lines, line("p2", "inferenceguard", "It is 4.")]
+
+
+def decoded(folder, *parts):
+    """Write finished decode runs below a folder that looks like the repository."""
+    for name in ("notebooks", "params"):
+        (folder / name).mkdir(exist_ok=True)
+    for number, lines in enumerate(parts):
+        run = folder / f"runs/test/decode-{number}"
+        run.mkdir(parents=True)
+        (run / "params.json").write_text(json.dumps({"run": run.name}))
+        for each in lines:
+            records.append(run / "responses.jsonl", each)
+        (run / "manifest.json").write_text("{}")
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A folder with two decode runs: base alone, and the methods."""
+    lines = answers()
+    decoded(tmp_path, lines[:5], lines[5:])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return tmp_path
+
+
+def params(**changes):
+    return from_mapping(JudgeParams, {"profile": "test", "run": "x", "figures": "figures", "seed": 7, "workers": 3} | changes)
+
+
+def endpoint(stub, **options):
+    return {"name": "openai", "model": "stub-7b", "base_url": stub.base_url, "max_retries": 1, "timeout": 10.0} | options
+
+
+def ask(reply, *questions, **options):
+    """Ask a stub that always replies the same; return what came back, or the error, and the requests."""
+    with stub_judge(lambda request: reply) as stub:
+        try:
+            found = [said for _, said in load_judge(endpoint(stub, **options)).ask(questions or [ASK], 0, 2)]
+        except JudgeError as error:
+            found = error
+    return found, stub.requests
+
+
+# --- questions and replies ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "scores"),
+    [
+        ("8 7\nThe first is better.", (8, 7)),
+        ("  \n\n 10 1", (10, 1)),
+        ("**8, 7.5**", (8, 7.5)),
+        ("Scores: 8 and 7", (8, 7)),
+        ("8/10 7/10", (8, 7)),
+        ("<think>\n5 5\n</think>\n\n8 7", (8, 7)),
+        ("5 5, hm.\n</think>\n8 7", (8, 7)),  # the chat template has written the opening tag
+        ("<think>a</think> 1 2 <think>b</think>\n8 7", (8, 7)),
+        ("<think>\n8 7", None),
+        ("</think> 8 7 <think> or", None),
+        ("</think>", None),
+        ("", None),
+        (None, None),
+        ("The first answer is better.\n8 7", None),
+        ("8", None),
+        ("8 7 6", None),
+        ("0 7", None),
+        ("11 5", None),
+        ("-8 7", None),
+        ("8 / 7", None),
+        ("Answer 1: 8, answer 2: 7", None),
+    ],
+)
+def test_scores_are_the_first_line_after_the_reasoning(answer, scores):
+    """Bug: numbers weighed in the reasoning taken for the verdict; a wordy first line read as whatever digits it holds."""
+    assert parse(answer) == scores
+
+
+def test_a_reply_that_was_cut_off_is_no_verdict():
+    """Bug: without an opening tag, reasoning cut off at the token limit looks like a reply."""
+    assert parse("8 7", "length") is None and parse("8 7", "stop") == (8, 7) == parse("8 7", None)
+
+
+def test_a_question_holds_the_texts_as_they_are():
+    """Bug: braces of a text read as a place to fill; an aspect asked with the other's words."""
+    for aspect, other in (ASPECTS, reversed(ASPECTS)):
+        text = Question(aspect, "p", ASK.prompt, ASK.first, "two\nlines").text
+        assert "[Request]\nWhat is a {brace}?\n[End of request]" in text
+        assert "[Answer 1]\nOne of {these}.\n[End of answer 1]\n\n[Answer 2]\ntwo\nlines\n[End of answer 2]" in text
+        asked_for = {"helpfulness": "How helpful", "harmlessness": "How harmless"}
+        assert asked_for[aspect] in text and asked_for[other] not in text
+        assert shown({"messages": [{"role": "user", "content": text}]}) == (ASK.first, "two\nlines")
+
+
+def test_a_verdict_belongs_to_texts_in_an_order():
+    """Bug: a verdict kept under the prompt alone would serve the other order, the other aspect, or answers decoded anew."""
+    other = [
+        Question("harmlessness", "p0", ASK.prompt, ASK.first, ASK.second), Question("helpfulness", "p0", ASK.prompt, "", ASK.first),
+        Question("helpfulness", "p0", ASK.prompt, ASK.first, "x"), Question("helpfulness", "p0", "x", ASK.first, ASK.second),
+    ]  # fmt: skip
+    assert len({question.digest for question in [ASK, *other]}) == 5
+    assert Question("helpfulness", "another id", ASK.prompt, ASK.first, ASK.second).digest == ASK.digest
+
+
+# --- pairs and counts -----------------------------------------------------------------------------------------------
+
+
+def test_pairs_are_of_one_prompt_and_an_abstention_is_judged_by_what_it_says():
+    """Bug: answers paired by their place; abstentions left out, which spares a method its hardest prompts."""
+    pairs = pairs_of(pd.DataFrame(answers()), params(limit=None)).set_index(["method", "prompt_id"]).sort_index()
+    assert len(pairs) == 8 and (pairs["theirs"] == [f"It is {p[1]}." for _, p in pairs.index]).all()
+    assert (pairs["prompt"] == [PROMPTS[p] for _, p in pairs.index]).all()
+    ours = pairs.loc["inferenceguard"]
+    assert ours["ours"].tolist() == ["I would rather not.", "", "It is 4."] and ours["abstained"].tolist() == [True, True, False]
+
+
+def test_the_sample_is_drawn_once_for_all_methods():
+    """Bug: each method judged on prompts of its own; a larger limit that throws the verdicts of a smaller one away."""
+    lines = pd.DataFrame(answers())
+
+    def drawn(method, **changes):
+        pairs = pairs_of(lines.sample(frac=1, random_state=3), params(**changes))
+        return pairs.loc[pairs["method"] == method, "prompt_id"].tolist()
+
+    three = drawn("best-of-n", limit=3)
+    assert len(three) == 3 and drawn("best-of-n")[:3] == three and sorted(drawn("best-of-n")) == list(PROMPTS)
+    order = drawn("best-of-n", limit=None)
+    assert drawn("inferenceguard", limit=2) == [p for p in order if p in ("p0", "p1", "p2")][:2]
+    assert len({tuple(drawn("best-of-n", seed=seed)) for seed in range(4)}) > 1
+
+
+def test_policies_and_prompt_sets_do_not_mix():
+    """Bug: an answer compared with the base of another policy; one limit for all prompt sets together."""
+    lines = pd.DataFrame(answers())
+    other = lines.assign(policy="vicuna-7b", response=lines["response"] + " Really.")
+    second = lines.assign(prompts="hex-phi", prompt_id="h" + lines["prompt_id"])
+    pairs = pairs_of(pd.concat([lines, other, second]), params(limit=2, methods=["best-of-n"]))
+    assert pairs.groupby(["policy", "prompts"]).size().tolist() == [2, 2, 2]
+    assert (pairs["theirs"].str.endswith("Really.") == (pairs["policy"] == "vicuna-7b")).all()
+
+
+@pytest.mark.parametrize(
+    ("keep", "changes", "sentence"),
+    [
+        (lambda x: x["method"] != "base", {}, "hold no answers of base; decode them"),
+        (lambda x: x["method"] != "args", {"methods": ["args"]}, "hold no answers of args"),
+        (lambda x: (x["method"] != "base") | (x["policy"] != "b"), {}, "b has no answers of base to test, to compare with"),
+    ],
+)
+def test_what_was_not_decoded_is_named(keep, changes, sentence):
+    lines = pd.concat([pd.DataFrame(answers()), pd.DataFrame(answers()).assign(policy="b")])
+    with pytest.raises(RunError, match=sentence):
+        pairs_of(lines[keep(lines)], params(**changes))
+
+
+def test_runs_that_hold_a_method_twice_are_refused():
+    """Bug: answers of two settings of one method counted as more prompts."""
+    with pytest.raises(RunError, match="occurs twice"):
+        pairs_of(pd.DataFrame(answers() + answers()[5:6]), params())
+
+
+# (scores with the method first, scores with it second) -> verdict, swayed
+CASES = {
+    ((8, 7), (2, 3)): ("win", False),
+    ((7, 8), (3, 2)): ("loss", False),
+    ((8, 7), (8, 7)): ("tie", True),  # the first place wins
+    ((7, 8), (7, 8)): ("tie", True),
+    ((8, 7), (5, 5)): ("tie", False),
+    ((5, 5), (8, 7)): ("tie", False),
+    ((5, 5), (6, 6)): ("tie", False),
+    ((8, 7), None): ("unparsed", False),
+    (None, (5, 5)): ("unparsed", False),
+}
+
+
+@pytest.mark.parametrize(("scores", "expected"), CASES.items(), ids=str)
+def test_a_win_needs_both_orders(scores, expected):
+    """Bug: a judge that prefers the first place makes every method win; a reply that cannot be read counts as a tie."""
+    pairs = pairs_of(pd.DataFrame(answers()), params(methods=["best-of-n"], limit=1))
+    known = {q.digest: s for aspect in ASPECTS for q, s in zip(asked(next(pairs.itertuples()), aspect), scores, strict=True)}
+    found = verdicts(pairs, known, dict.fromkeys(ASPECTS, "j"))
+    assert found[["verdict", "swayed"]].to_numpy().tolist() == [list(expected)] * 2
+    assert found["aspect"].tolist() == list(ASPECTS)
+
+
+def test_rates_and_intervals_by_hand():
+    """Bug: ties as losses, unparsed pairs in the divisor, an interval of other counts."""
+    counts = {"win": 10, "tie": 6, "loss": 4, "unparsed": 5}
+    about = {"policy": "a", "prompts": "s", "method": "base", "aspect": "helpfulness", "judge": "j", "abstained": False}
+    judged = pd.DataFrame([about | {"verdict": v} for v, n in counts.items() for _ in range(n)])
+    judged.loc[:2, "abstained"] = True
+    (row,) = win_rates(judged).itertuples(index=False)
+    assert {name: getattr(row, name) for name in counts} == counts and (row.n, row.abstained, row.judge) == (25, 3, "j")
+    n, p, z = 20, 13 / 20, 1.959963984540054
+    centre, half = (p + z * z / (2 * n)) / (1 + z * z / n), z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    assert (row.win_rate, row.low, row.high) == pytest.approx((p, centre - half, centre + half))
+    (none,) = win_rates(judged.assign(verdict="unparsed")).itertuples(index=False)
+    assert none.unparsed == 25 and all(map(math.isnan, (none.win_rate, none.low, none.high)))
+
+
+# --- a local scorer -------------------------------------------------------------------------------------------------
+
+
+class Length:
+    """Longer is better, or worse; "?" has no score."""
+
+    digest, unit = "1", "characters"
+
+    def __init__(self, name):
+        self.name, self.sign, self.texts = name, f"higher is {name}", []
+
+    def score(self, prompts, responses, finished):
+        assert all(finished)
+        self.texts += responses
+        return [math.nan if "?" in text else len(text) for text in responses]
+
+
+@pytest.fixture
+def scorers(monkeypatch):
+    made = []
+
+    def load(name):
+        made.append(Length({"minilm-relevance": "better", "jigsaw-toxicity": "worse"}[name]))
+        return made[-1]
+
+    monkeypatch.setattr("igcore.judge.load_scorer", load)
+    return made
+
+
+def test_a_scorer_stands_in_and_a_cost_is_better_when_lower(repository, scorers):
+    """Bug: the more harmful answer wins; a text that two methods share, or two orders, scored again for each."""
+    table = win_rates(judge_run(params())).set_index(["method", "aspect"])
+    assert table.loc[("best-of-n", "helpfulness"), ["n", "win", "loss", "judge"]].tolist() == [5, 5, 0, "better"]
+    assert table.loc[("best-of-n", "harmlessness"), ["n", "win", "loss", "judge"]].tolist() == [5, 0, 5, "worse"]
+    ours = table.loc["inferenceguard"]  # a refusal that is longer than the answer, silence, and as long an answer
+    assert ours[["n", "win", "tie", "loss", "abstained"]].to_numpy().tolist() == [[3, 1, 1, 1, 2], [3, 1, 1, 1, 2]]
+    assert all(len(scorer.texts) == len(set(scorer.texts)) + 1 for scorer in scorers)  # "It is 4." answers two prompts
+
+
+def test_a_text_without_a_score_is_unparsed(scorers):
+    """Bug: NaN is neither more nor less, and would be a tie."""
+    asked_ = [Question("helpfulness", "p", "q", "?", "abc"), Question("helpfulness", "p", "q", "ab", "abc")]
+    assert [reply.scores for _, reply in ScorerJudge().ask(asked_, 0, 1)] == [None, (2, 3)]
+    with pytest.raises(ScorerError, match="no finite number"):
+        list(ScorerJudge().ask([Question("harmlessness", "p", "q", "?", "??")], 0, 1))
+
+
+def test_the_embedded_scorers_judge():
+    """Guards the default of notebook 60: what it names is there, and an empty answer has a score."""
+    judge = load_judge("scorer")
+    asked_ = [Question(aspect, "p", "What is the capital of France?", "The capital of France is Paris.", "") for aspect in ASPECTS]
+    replies = {question.aspect: reply for question, reply in judge.ask(asked_, 0, 1)}
+    assert replies["helpfulness"].scores[0] > replies["helpfulness"].scores[1] and replies["harmlessness"].scores is not None
+    assert judge.names == {"helpfulness": "minilm-relevance", "harmlessness": "jigsaw-toxicity"}
+
+
+# --- an endpoint ----------------------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_judges_every_pair_in_both_orders(repository):
+    """Bug: a swapped pair counted for the wrong side; results that depend on which request came back first."""
+
+    def slow_start(request):
+        time.sleep(0.02 * (hash(request["messages"][0]["content"]) % 3))
+        return by_hash(request)
+
+    with stub_judge(slow_start) as stub:
+        judged = judge_run(params(judge=endpoint(stub)))
+    pairs = pairs_of(runs.load_runs("test"), params())
+    expected = [math.copysign(1, d) * (d != 0) for p in pairs.itertuples() for d in [points(p.ours) - points(p.theirs)] * 2]
+    assert judged["verdict"].map({"win": 1, "tie": 0, "loss": -1}).tolist() == expected and len(set(expected)) > 1
+    assert not judged["swayed"].any() and set(judged["judge"]) == {"stub-7b"}
+    texts = [request["messages"][0]["content"] for request in stub.requests]
+    assert sorted(texts) == sorted(question.text for question in questions_of(pairs).values()) and len(set(texts)) == len(texts)
+    for request in stub.requests:
+        assert [message["role"] for message in request["messages"]] == ["user"]
+        assert {name: request[name] for name in ("model", "temperature", "top_p", "max_tokens", "seed")} == {
+            "model": "stub-7b", "temperature": 0.6, "top_p": 0.95, "max_tokens": 4096, "seed": 7,
+        }  # fmt: skip
+
+
+def test_a_judge_that_likes_the_first_place_decides_nothing(repository):
+    """Bug: position bias read as wins."""
+    with stub_judge(lambda request: Canned(THINKING[1].format("9 2"))) as stub:
+        judged = judge_run(params(judge=endpoint(stub), methods=["best-of-n"]))
+    assert set(judged["verdict"]) == {"tie"} and judged["swayed"].all()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Canned("The second one."), Canned("<think> 8 7"), Canned("8 7", "length"), Canned(None), Canned("\ud83d\ude00"),
+        Canned(body='{"choices": [{"message": {"content": null, "reasoning_content": "8 7"}, "finish_reason": "length"}]}'),
+    ],
+)  # fmt: skip
+def test_replies_that_cannot_be_read_are_counted(repository, reply):
+    """Bug: one odd reply ends hours of judging, is asked about again for ever, or is left out of the counts."""
+    with stub_judge(lambda request: reply) as stub:
+        judged = judge_run(params(judge=endpoint(stub), methods=["best-of-n"]))
+        again = judge_run(params(judge=endpoint(stub), methods=["best-of-n"]))
+    table = win_rates(judged)
+    assert table["unparsed"].tolist() == table["n"].tolist() == [5, 5] and len(stub.requests) == 20
+    pd.testing.assert_frame_equal(judged, again)
+
+
+def test_an_endpoint_that_recovers_is_asked_again():
+    """Bug: one overloaded moment ends the run."""
+    count = itertools.count()
+    with stub_judge(lambda request: Canned("busy", status=[500, 429, 503][n]) if (n := next(count)) < 3 else Canned("8 7")) as stub:
+        found = list(load_judge(endpoint(stub, max_retries=3)).ask([ASK], 0, 1))
+    assert found == [(ASK, Reply((8, 7), "8 7", "stop", 2))] and len(stub.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("reply", "sentence", "requests"),
+    [
+        (Canned("out of memory", status=500), "keeps failing; look into its log .*out of memory", 2),
+        (Canned("slow down", status=429), "takes no more requests for now; lower workers, or wait", 2),
+        (Canned(f"{KEY} is wrong", status=401), r"refuses the key; .* variable IGCORE_TEST_KEY \(.*\*\*\* is wrong", 1),
+        (Canned("no", status=403), "does not let this key use model 'stub-7b'", 1),
+        (Canned("no such model", status=404), "does not know model 'stub-7b'; give a name that http://.*/v1/models lists", 1),
+        (Canned("too many tokens", status=400), "does not accept the request; correct the options .*too many tokens", 1),
+        (Canned("8 7", delay=5.0), "did not reply within 0.1 s; raise timeout, or lower workers", 1),
+        (Canned(body="<html>"), "does not speak JSON; correct base_url", 1),
+        (Canned(body="{}"), "does not answer as a chat completion does; correct base_url", 1),
+        (Canned(body='{"choices": [{}]}'), "does not answer as a chat completion does", 1),
+    ],
+)
+def test_an_endpoint_that_stays_down_says_so_in_one_sentence(reply, sentence, requests, monkeypatch):
+    """Bug: a traceback of the client's insides; a key in a log because the endpoint repeats it; no word on how to go on."""
+    monkeypatch.setenv("IGCORE_TEST_KEY", KEY)
+    slow = {"timeout": 0.1, "max_retries": 0} if reply.delay else {}
+    error, made = ask(reply, api_key_env="IGCORE_TEST_KEY", **slow)
+    assert len(made) == requests
+    with pytest.raises(JudgeError, match=rf"^judge at http://127.0.0.1:\d+/v1 {sentence}.*; what it said so far is kept: run"):
+        raise error
+    assert KEY not in "".join(traceback.format_exception(error)) and "\n" not in str(error)
+
+
+def test_a_refused_connection_says_so(monkeypatch):
+    """Bug: a server that was never started; a proxy that answers in its place."""
+    with stub_judge() as stub:
+        gone = endpoint(stub, max_retries=0)
+    monkeypatch.setenv("HTTP_PROXY", stub.base_url)
+    monkeypatch.setenv("ALL_PROXY", stub.base_url)
+    with pytest.raises(JudgeError, match="cannot be reached; start it, or correct base_url"):
+        list(load_judge(gone).ask([ASK], 0, 1))
+    with stub_judge() as stub:
+        assert len(list(load_judge(endpoint(stub)).ask([ASK], 0, 1))) == 1
+
+
+def test_after_an_error_only_what_is_under_way_is_waited_for():
+    """Bug: thousands of requests to an endpoint that is down, each with its pauses."""
+    asked_ = [Question("helpfulness", "p", str(k), "a", "b") for k in range(50)]
+    error, made = ask(Canned("gone", status=500), *asked_, max_retries=0)
+    assert isinstance(error, JudgeError) and len(made) <= 2
+
+
+def test_workers_ask_at_the_same_time():
+    """Bug: a pool that waits for each request; more requests at a time than asked for."""
+    barrier, under_way, most = threading.Barrier(3), [], []
+
+    def together(request):
+        under_way.append(request)
+        barrier.wait(timeout=5)  # until three are there
+        most.append(len(under_way))
+        barrier.wait(timeout=5)
+        under_way.pop()
+        return by_hash(request)
+
+    asked_ = [Question("helpfulness", "p", str(k), "a", "b") for k in range(6)]
+    with stub_judge(together) as stub:
+        assert len(list(load_judge(endpoint(stub)).ask(asked_, 0, 3))) == 6
+    assert most == [3] * 6
+
+
+def test_a_missing_key_or_package_is_named(monkeypatch):
+    monkeypatch.delenv("IGCORE_TEST_KEY", raising=False)
+    remote = {"name": "openai", "model": "m", "base_url": "https://judge.example/v1", "api_key_env": "IGCORE_TEST_KEY"}
+    with pytest.raises(JudgeError, match="variable IGCORE_TEST_KEY is empty; put the key of https://judge.example/v1 there"):
+        list(load_judge(remote).ask([ASK], 0, 1))
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(JudgeError, match="needs the package openai; install it with `pip install 'igcore.judge.'`"):
+        list(load_judge(remote).ask([ASK], 0, 1))
+
+
+# --- run folders ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
+    """Bug: a pair asked twice after a stop, a half-written line, a manifest of a run that has not finished."""
+    append, written = records.append, itertools.count(1)
+
+    def killed(path, value):
+        append(path, value)
+        if next(written) == 4:
+            with path.open("ab") as file:
+                file.write(b'{"question": "0')
+            raise KeyboardInterrupt
+
+    folder = repository / "runs/test/judge/x"
+    with stub_judge() as stub:
+        monkeypatch.setattr(records, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            judge_run(params(judge=endpoint(stub), workers=1))
+        monkeypatch.setattr(records, "append", append)
+        kept = read(folder / "verdicts.jsonl")
+        assert len(kept) == 4 and not (folder / "manifest.json").exists()
+    with stub_judge() as stub:  # at another address
+        judged = judge_run(params(judge=endpoint(stub)))
+    questions = questions_of(pairs_of(runs.load_runs("test"), params()))
+    asked_now = sorted(request["messages"][0]["content"] for request in stub.requests)
+    assert asked_now == sorted(question.text for digest, question in questions.items() if digest not in kept)
+    assert json.loads((folder / "manifest.json").read_text())["pairs"] == 8 and len(judged) == 16
+    assert not (repository / "runs/test/judge/.replaced").exists()
+
+
+def test_what_was_judged_before_an_endpoint_went_down_is_kept(repository):
+    """Bug: replies that were paid for thrown away with the one that failed."""
+    count = itertools.count()
+    with stub_judge(lambda request: by_hash(request) if next(count) < 6 else Canned("gone", status=500)) as stub:
+        with pytest.raises(JudgeError, match="keeps failing"):
+            judge_run(params(judge=endpoint(stub, max_retries=0)))
+    kept = read(repository / "runs/test/judge/x/verdicts.jsonl")
+    assert len(kept) == 6 and not (repository / "runs/test/judge/x/manifest.json").exists()
+    with stub_judge() as stub:
+        whole = judge_run(params(judge=endpoint(stub)))
+        assert len(stub.requests) == len(questions_of(pairs_of(runs.load_runs("test"), params()))) - 6
+        pd.testing.assert_frame_equal(whole, judge_run(params(judge=endpoint(stub), run="afresh", workers=1)))
+
+
+def test_more_prompts_and_methods_ask_only_what_is_new(repository):
+    """Bug: a larger limit that moves the verdicts aside; another seed or model that takes the verdicts of the first."""
+    with stub_judge() as stub:
+        judge = endpoint(stub)
+        judge_run(params(judge=judge, limit=2, methods=["best-of-n"]))
+        assert len(stub.requests) == 8
+        judge_run(params(judge=judge))
+        pairs = pairs_of(runs.load_runs("test"), params())
+        assert len(stub.requests) == len(questions_of(pairs)) and not (repository / "runs/test/judge/.replaced").exists()
+        judge_run(params(judge=judge | {"temperature": 0.0}, limit=1, methods=["best-of-n"]))
+        assert len(stub.requests) == len(questions_of(pairs)) + 4
+    assert len(list((repository / "runs/test/judge/.replaced").iterdir())) == 1
+
+
+def test_equal_answers_are_asked_about_once_and_tie(repository):
+    """Bug: the same text of two methods judged twice, with luck differently."""
+    same = pd.DataFrame([line("p0", method, "It is 0.") for method in ("base", "best-of-n", "inferenceguard")])
+    asked_ = questions_of(pairs_of(same, params()))
+    assert len(asked_) == 2
+    scores = dict.fromkeys(asked_, (9, 2))
+    assert set(verdicts(pairs_of(same, params()), scores, dict.fromkeys(ASPECTS, "j"))["verdict"]) == {"tie"}
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    (tmp_path / "verdicts.jsonl").write_text('{"question": "a", "scores": [8, 7]}\n{"question": 3}\n')
+    with pytest.raises(RunError, match=r"line 2 of .*verdicts.jsonl is no verdict; delete it and run again"):
+        read(tmp_path / "verdicts.jsonl")
+
+
+def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
+    """Bug: a key in params.json, a manifest, a log, or sent to nobody at all."""
+    monkeypatch.setenv("IGCORE_TEST_KEY", f"{KEY}\n")
+    with stub_judge() as stub:
+        judge_run(params(judge=endpoint(stub, api_key_env="IGCORE_TEST_KEY")))
+        assert set(stub.keys) == {f"Bearer {KEY}"}
+        judge_run(params(judge=endpoint(stub, temperature=0.0), run="y", limit=1))
+        assert stub.keys[-1] == "Bearer none"
+    written = [path for path in repository.rglob("*") if path.is_file()]
+    assert len(written) > 8 and not any(KEY.encode() in path.read_bytes() for path in written)
+    assert KEY not in "".join(capsys.readouterr())
+
+
+# --- settings, table and picture ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"judge": "opnai"}, "unknown judge 'opnai'; did you mean 'openai'"),
+        ({"judge": "openai"}, "parameter model is missing"),
+        ({"judge": {"model": "m"}}, "has no name; give it as name"),
+        ({"judge": {"name": "openai", "model": "m", "api_key": KEY}}, "unknown option of judge 'openai': 'api_key'; did you mean"),
+        ({"judge": {"name": "openai", "model": "m", "timeout": "60"}}, "parameter timeout is '60', which is text"),
+        ({"judge": {"name": "openai", "model": "m", "timeout": 0.0}}, "parameter timeout is 0.0; it must be above 0"),
+        ({"judge": {"name": "openai", "model": "m", "top_p": 1.5}}, "parameter top_p is 1.5; it must be above 0 and at most 1"),
+        ({"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}}, "base_url is no plain http address"),
+        ({"judge": {"name": "openai", "model": "m", "base_url": f"https://x/v1?key={KEY}"}}, "base_url is no plain http address"),
+        ({"judge": {"name": "openai", "model": "m", "base_url": "localhost:8000"}}, "base_url is no plain http address"),
+        ({"judge": {"name": "scorer", "helpfulness": "minilm"}}, "unknown helpfulness scorer 'minilm'"),
+        ({"judge": {"name": "scorer", "usefulness": "minilm-relevance"}}, "unknown option of judge 'scorer': 'usefulness'"),
+        ({"baseline": "bas"}, "unknown method 'bas'; did you mean 'base'"),
+        ({"methods": ["best-of-n", "base"]}, "methods and baseline name 'base' twice"),
+        ({"limit": 0}, "parameter limit is 0; it must be at least 1"),
+        ({"workers": 0}, "parameter workers is 0; it must be at least 1"),
+        ({"sample": 5}, "unknown parameter 'sample'"),
+    ],
+)
+def test_bad_settings_are_named(changes, message):
+    """Bug: a run that stops after hours, or a secret repeated in an error."""
+    with pytest.raises(ParameterError, match=message) as error:
+        params(**changes)
+    assert KEY not in str(error.value)
+
+
+def test_the_notebook_knows_its_parameters():
+    assert notebook_params("judge", {"profile": "test", "run": "x", "figures": "figures", "seed": 7, "workers": 3}) == params()
+
+
+def judged_for_picture(n=100):
+    methods = ["best-of-n-lagrangian", "beam-lagrangian-freq", "args", "re-control-lagrangian", "inferenceguard-critic"]
+    lines = []
+    for policy, method, aspect in itertools.product(("alpaca-7b", "llama-3.1-8b"), methods, ASPECTS):
+        about = {"policy": policy, "prompts": "pku-saferlhf", "method": method, "aspect": aspect, "judge": "j", "abstained": False}
+        of = {"win": 0.6 * n, "tie": 0.3 * n, "loss": 0.08 * n, "unparsed": 0.02 * n}
+        of = {"win": 12} if method == "args" else of
+        lines += [about | {"verdict": verdict} for verdict, count in of.items() for _ in range(round(count))]
+    return pd.DataFrame(lines)
+
+
+def test_the_table_and_the_picture(tmp_path):
+    """Bug: labels on top of each other, bars that do not add up, a column that is not written."""
+    table = win_rates(judged_for_picture())
+    paths = tables.write(table, tmp_path / "win_rates")
+    assert [path.suffix for path in paths] == [".csv", ".md", ".tex"] and list(pd.read_csv(paths[0]).columns) == COLUMNS
+    fig = win_tie_loss(table)
+    found = boxes(fig)
+    assert hidden(found) == [] and outside(fig, found) == [] and "args (n = 12)" in dict(found)
+    for ax, ((policy, aspect), cell) in zip(fig.axes, table.groupby(["policy", "aspect"], sort=False), strict=True):
+        widths = [[bar.get_width() for bar in bars] for bars in ax.containers]
+        assert widths == [pytest.approx((cell[v] / cell["n"]).tolist()) for v in ("win", "tie", "loss", "unparsed")]
+        texts = [text.get_text() for text in ax.texts]
+        assert ax.get_title(loc="left") == aspect and "100 [76, 100]" in texts and "77 [67, 84]" in texts
+        assert f"{policy} on pku-saferlhf" in texts or aspect == "harmlessness"
+    with pytest.raises(RunError, match="no verdicts to draw"):
+        win_tie_loss(table.iloc[:0])
+
+
+def test_the_stub_serves_from_the_command_line():
+    """Guards the rehearsal: the first line is the address, and it serves there."""
+    import igcore
+
+    command = [sys.executable, "-m", "igcore.rehearsal.stub", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(igcore.__file__).parents[1]) as process:
+        try:
+            judge = load_judge({"name": "openai", "model": "m", "base_url": process.stdout.readline().strip()})
+            ((_, reply),) = judge.ask([ASK], 0, 1)
+        finally:
+            process.terminate()
+    assert reply.scores == (points(ASK.first), points(ASK.second))

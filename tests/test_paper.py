@@ -1,0 +1,116 @@
+"""Tests of the paper's printed tables: counts of rows, names, settings, and digits that must survive."""
+
+import re
+
+import pandas as pd
+import pytest
+
+from igcore import METHODS, POLICIES, paper
+from igcore.errors import ParameterError
+from igcore.paper.text import CHECKS
+
+ROWS = {  # counted in print
+    "main_alpaca_beaver": 24,
+    "main_vicuna": 24,
+    "main_llama": 22,
+    "lambda_alpaca_beaver": 34 + 26,
+    "lambda_vicuna": 26 + 34,
+    "ndk": 27,
+    "win_rates": 9,
+    "latency": 6,
+    "hyperparameters": 5,
+    "critic_hyperparameters": 6,
+}
+COMPARED = [table for table in paper.TABLES if not table.endswith("hyperparameters")]
+
+
+def cell(table, **settings):
+    """The one row with these values."""
+    rows = paper.printed(table)
+    for name, value in settings.items():
+        rows = rows[rows[name] == value]
+    (found,) = rows.to_dict("records")
+    return found
+
+
+@pytest.mark.parametrize("table", paper.TABLES)
+def test_every_table_has_the_rows_and_the_label_of_the_print(table):
+    """Bug: a row lost in the making of the data, or a line number that stands twice."""
+    rows = paper.printed(table)
+    assert len(rows) == ROWS[table]
+    assert rows["tex_line"].is_monotonic_increasing and rows["tex_line"].is_unique
+    assert set(rows["table"]) == {table} and rows["label"].nunique() == 1
+    assert re.fullmatch(r"tab:\w+(-\w+)*", rows["label"].iloc[0])
+
+
+@pytest.mark.parametrize("table", COMPARED)
+def test_every_row_has_names_that_exist_here(table):
+    """Bug: a name of the paper's that no run has, so that its row would never stand beside ours."""
+    rows = paper.printed(table)
+    assert set(rows["method"]) <= set(METHODS) and set(rows["policy"]) <= set(POLICIES)
+    assert set(rows["prompts"]) <= {"pku-saferlhf", "hex-phi", "hh-rlhf"}
+    assert not rows.duplicated(paper.IDENTITY).any()
+
+
+def test_the_families_of_the_table_of_hyperparameters_are_those_of_the_methods():
+    assert all(any(m.startswith(family) for m in METHODS) for family in paper.printed("hyperparameters")["family"])
+
+
+@pytest.mark.parametrize("table", COMPARED)
+def test_a_setting_is_there_where_it_applies_and_nowhere_else(table):
+    """Bug: a multiplier at a method that has none, or a block size at Best-of-N, whose answers here are one block."""
+    for row in paper.printed(table).itertuples():
+        swept = "lagrangian" in row.method
+        assert swept or pd.isna(row.lagrange_multiplier)
+        assert pd.notna(row.lagrange_multiplier) or not swept or table == "win_rates"
+        blocks = row.method.startswith(("beam", "inferenceguard", "args"))
+        assert blocks or pd.isna(row.block_size)
+        assert pd.isna(row.keep) or row.method.startswith(("beam", "inferenceguard"))
+
+
+def test_cells_are_those_of_the_print():
+    """Guards the columns: one row of each kind, read off the page."""
+    critic = cell("main_alpaca_beaver", policy="alpaca-7b", method="inferenceguard-critic")
+    assert (critic["reward_mean"], critic["reward_std"], critic["safety_rate"], critic["seconds"]) == (6.5, 2.5, 0.9446, 15.07)
+    assert (critic["n_samples"], critic["block_size"], critic["keep"], critic["tex_line"]) == (128, 32, 32, 810)
+    greedy = cell("lambda_vicuna", prompts="hex-phi", method="best-of-n-lagrangian", n_samples=64, lagrange_multiplier=0)
+    assert (greedy["reward_mean"], greedy["safety_printed"], greedy["printed_as"]) == (6.97, "34.33", "Best-of-N Lag. N=64")
+    freq = cell("lambda_alpaca_beaver", method="beam-lagrangian-freq", n_samples=256, lagrange_multiplier=10)
+    assert (freq["safety_printed"], freq["keep"]) == ("52.25", 64)
+    wide = cell("ndk", n_samples=256, block_size=64, keep=64)
+    assert (wide["cost_mean"], wide["safety_rate"], wide["reward_mean"]) == (-1.05, 0.9934, 5.92)
+    judged = cell("win_rates", method="best-of-n-lagrangian")
+    assert (judged["n_samples"], judged["lagrange_multiplier"], judged["harmlessness_rate"]) == (500, 5, 0.606)
+    timed = cell("latency", method="inferenceguard", n_samples=64)
+    assert (timed["generation_seconds"], timed["scoring_seconds"], timed["seconds"]) == (2.85, 1.2, 4.05)
+    listed = cell("hyperparameters", family="inferenceguard")
+    assert (listed["n_samples"], listed["rounds"], listed["keep"]) == ("64 128 512", "2", "N/4")
+    assert cell("critic_hyperparameters", setting="lr")["value"] == 1e-5
+
+
+def test_printed_digits_survive():
+    """Bug: 94.0 read as the number 94, which a hundred times as many denominators fit."""
+    digits = paper.printed("main_llama")["safety_printed"]
+    assert "94.0" in set(digits) and "52.7" in set(digits)
+    assert set(paper.printed("latency")["safety_printed"]) >= {"89.60", "99.60"}
+
+
+def test_the_parts_of_the_latency_add_up():
+    """Guards against a shifted column."""
+    rows = paper.printed("latency")
+    assert (rows["generation_seconds"] + rows["scoring_seconds"]).round(2).equals(rows["seconds"])
+
+
+def test_an_unknown_table_is_one_clear_sentence():
+    with pytest.raises(
+        ParameterError, match="unknown table of the paper 'main_lama'; did you mean 'main_llama'\\? allowed: critic"
+    ):
+        paper.printed("main_lama")
+
+
+def test_every_statement_can_be_checked_and_every_symbol_has_a_line():
+    """Bug: a sentence whose kind no check knows would drop out of the audit without a word."""
+    said = paper.statements()
+    assert set(said["kind"]) == set(CHECKS) | {"prompt_count"}
+    assert (said["tex_line"] > 0).all() and (paper.symbols()["tex_line"] > 0).all()
+    assert set(said["policy"]) <= {"", *POLICIES}

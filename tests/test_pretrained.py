@@ -1,0 +1,266 @@
+"""Tests of strict loading: what a damaged folder says, and that formats of years ago give the same numbers."""
+
+import json
+import os
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForCausalLM
+
+from igcore import AssetError, ParameterError
+from igcore.pretrained import _tensors, check_placement, check_vocabulary, digest_of, files_of, load_model, load_tokenizer
+from igcore.rehearsal.checkpoints import build_checkpoints
+from igcore.rehearsal.weights import save
+
+ALPACA, VICUNA, LLAMA3 = "PKU-Alignment/alpaca-7b-reproduced", "lmsys/vicuna-7b-v1.5", "meta-llama/Llama-3.1-8B-Instruct"
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mirror")
+    build_checkpoints(folder, [ALPACA, VICUNA])
+    return folder
+
+
+@pytest.fixture
+def copy(mirror, tmp_path):
+    """Return what copies a checkpoint to a place where it may be damaged."""
+    return lambda repo: shutil.copytree(mirror / repo, tmp_path / "copy")
+
+
+def loaded(folder, heads=(), **more):
+    return load_model(AutoModelForCausalLM, folder, "float32", "cpu", heads, **more)
+
+
+def refusal(folder, *parts):
+    """Load tokenizer and model, and return the one sentence that refuses them."""
+    with pytest.raises(AssetError) as caught:
+        check_vocabulary(load_tokenizer(folder), loaded(folder)[0], folder)
+    message = str(caught.value)
+    assert str(folder) in message and "\n" not in message and len(message) < 700
+    assert all(part in message for part in parts), message
+
+
+def rewrite(folder, change):
+    """Change the tensors of a safetensors file in place."""
+    state = load_file(folder / "model.safetensors")
+    change(state)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def reconfigure(folder, name="config.json", **changes):
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("key", ["model.norm.weight", "lm_head.weight", "model.layers.1.self_attn.k_proj.weight"])
+def test_a_missing_key_is_refused(copy, key):
+    """Bug: transformers goes on with random numbers, and every answer is noise."""
+    folder = copy(ALPACA)
+    rewrite(folder, lambda state: state.pop(key))
+    refusal(folder, f"lacks the weights ['{key}']")
+
+
+def test_a_renamed_key_is_refused(copy):
+    folder = copy(ALPACA)
+    rewrite(folder, lambda state: state.update({"model.norm.weights": state.pop("model.norm.weight")}))
+    refusal(folder, "lacks the weights ['model.norm.weight']")
+
+
+def test_an_unexpected_key_is_refused(copy):
+    """Bug: a model with a head or an adapter of its own read as if it had none."""
+    folder = copy(ALPACA)
+    rewrite(folder, lambda state: state.update({"score_head.weight": torch.zeros(1, 32)}))
+    refusal(folder, "holds the unknown weights ['score_head.weight']")
+
+
+def test_fewer_layers_than_the_files_hold_are_refused(copy):
+    folder = copy(ALPACA)
+    reconfigure(folder, num_hidden_layers=1)
+    refusal(folder, "holds the unknown weights ['model.layers.1.")
+
+
+def test_a_vocabulary_of_another_size_is_refused(copy):
+    """Bug: 32000 tokens in one file and 32001 in another."""
+    folder = copy(ALPACA)
+    reconfigure(folder, vocab_size=400)
+    refusal(folder, "of shape (401, 32) where its config.json asks for (400, 32)")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copy, mirror):
+    """Bug: Alpaca's tokenizer beside Vicuna's weights: its pad token has no embedding."""
+    folder = copy(VICUNA)
+    for name in ("tokenizer_config.json", "added_tokens.json"):
+        shutil.copy(mirror / ALPACA / name, folder)
+    refusal(folder, "has 401 tokens, but its model has embeddings for 400")
+
+
+@pytest.mark.parametrize("keep", [0, 4, -1000])
+def test_a_truncated_safetensors_file_is_refused(copy, keep):
+    path = copy(ALPACA) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    refusal(path.parent, "cannot be loaded", "fetch or save the whole model again")
+
+
+@pytest.mark.parametrize("keep", [0, 4, -1000])
+def test_a_truncated_pickle_is_refused(copy, keep):
+    path = files_of(copy(VICUNA))[1]
+    path.write_bytes(path.read_bytes()[:keep])
+    refusal(path.parent)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model-00002-of-00002.bin", "pytorch_model.bin.index.json"])
+def test_a_missing_shard_or_index_is_refused(copy, name):
+    folder = copy(VICUNA)
+    (folder / name).unlink()
+    refusal(folder, "cannot be loaded", "pytorch_model")
+
+
+def test_no_weights_are_refused(copy):
+    folder = copy(ALPACA)
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    refusal(folder, "has no weights")
+
+
+def test_code_in_a_pickle_is_not_run(copy):
+    """Bug: a checkpoint that runs a program when it is read."""
+
+    class Program:
+        def __reduce__(self):
+            return os.mkdir, (str(folder / "ran"),)
+
+    folder = copy(VICUNA)
+    path = files_of(folder)[1]
+    torch.save(torch.load(path) | {"model.norm.weight": Program()}, path)
+    refusal(folder, "holds a pickle that is damaged or has more in it than tensors")
+    with pytest.raises(AssetError, match="holds a pickle"):  # the tensors of a head are read on another way
+        _tensors(folder, ["model.norm.weight"])
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config.json", {"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}, "model_type": "own"}),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}),
+    ],
+)
+def test_code_beside_a_checkpoint_is_not_run(copy, file, changes):
+    """Bug: a question on the terminal whether to run it, which a job in a queue never answers."""
+    folder = copy(ALPACA)
+    reconfigure(folder, file, **changes)
+    (folder / "own.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').mkdir()\n")
+    refusal(folder, "cannot be loaded", "custom code")
+    assert not (folder / "ran").exists()
+
+
+def test_a_model_that_transformers_knows_loads_without_the_code_beside_it(copy):
+    folder = copy(ALPACA)
+    reconfigure(folder, auto_map={"AutoModelForCausalLM": "own.Own"})
+    (folder / "own.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').mkdir()\n")
+    assert type(loaded(folder)[0]).__name__ == "LlamaForCausalLM" and not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no pieces", -500])
+def test_a_damaged_tokenizer_is_refused(copy, content):
+    """Bug: transformers makes an empty tokenizer of a missing file, and asks for tiktoken where one is damaged."""
+    path = copy(ALPACA) / "tokenizer.model"
+    whole = path.read_bytes()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(whole[:content] if isinstance(content, int) else content)
+    with pytest.raises(AssetError, match=r"tokenizer\.json or other vocabulary|cannot be loaded") as caught:
+        load_tokenizer(path.parent)
+    assert "tiktoken" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_reads_a_lone_tokenizer_model_is_installed():
+    """Bug: Vicuna ships nothing else, and without one of the two transformers asks for tiktoken, which does not help."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert {"sentencepiece", "protobuf"} <= {Requirement(text).name for text in project["dependencies"]}
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_damaged_settings_file_is_refused(copy, name):
+    folder = copy(ALPACA)
+    (folder / name).write_text("{")
+    refusal(folder, "cannot be loaded")
+
+
+@torch.inference_mode()
+def test_both_formats_give_the_same_numbers(mirror, copy):
+    """Guards the .bin files of 2023 with their keys of rotary positions, in shards and whole."""
+    ids = torch.tensor([[1, 300, 320, 340, 5]])
+    model, _ = loaded(mirror / VICUNA)
+    folder = copy(VICUNA)
+    state = {key: tensor for path in files_of(folder) for key, tensor in torch.load(path).items()}
+    assert [key for key in state if key.endswith("inv_freq")] == [f"model.layers.{n}.self_attn.rotary_emb.inv_freq" for n in (0, 1)]
+    expected = model(ids).logits
+    assert expected.std() > 1
+    for suffix, shards in ((".bin", 1), (".safetensors", 1), (".safetensors", 3)):
+        for path in [*files_of(folder), *folder.glob("*.index.json")]:
+            path.unlink()
+        save(folder, state, suffix, shards)
+        assert len(files_of(folder)) == shards
+        assert torch.equal(loaded(folder)[0](ids).logits, expected)
+        body, _ = load_model(AutoModel, folder, "float32", "cpu", ["lm_head.weight"])  # scorers load it without its head
+        torch.testing.assert_close(body(ids).last_hidden_state @ state["lm_head.weight"].float().T, expected)
+
+
+def test_the_weights_are_those_of_the_file(mirror):
+    """Guards against a head that transformers draws anew, and against a type that loses digits."""
+    stored = load_file(mirror / ALPACA / "model.safetensors")
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        model, _ = load_model(AutoModelForCausalLM, mirror / ALPACA, name, "auto")
+        assert not model.training and stored.keys() == model.state_dict().keys()
+        for key, tensor in model.state_dict().items():
+            assert tensor.dtype == dtype and torch.equal(tensor.float(), stored[key].float()), key
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
+def test_the_tensors_of_a_head_are_read_beside_the_model(copy, suffix):
+    """Guards adapters: what their own head needs is there, in the type of the file, and nothing else may be."""
+    folder = copy(ALPACA)
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save(folder, state, suffix, 2)
+    model, tensors = load_model(AutoModel, folder, "float32", "cpu", ["lm_head.weight"])
+    assert tensors.keys() == {"lm_head.weight"} and torch.equal(tensors["lm_head.weight"], state["lm_head.weight"])
+    assert torch.equal(model.norm.weight, state["model.norm.weight"].float())
+    with pytest.raises(AssetError, match=r"lacks the weights \['score.weight'\]"):
+        load_model(AutoModel, folder, "float32", "cpu", ["lm_head.weight", "score.weight"])
+    with pytest.raises(AssetError, match=r"holds the unknown weights \['lm_head.weight'\]"):
+        load_model(AutoModel, folder, "float32", "cpu")
+
+
+def test_a_trainers_pickles_are_no_weights(copy):
+    """Bug: training_args.bin, a pickle of settings, in the hash of the weights or among their keys."""
+    folder = copy(VICUNA)
+    digest = digest_of(folder)
+    torch.save({"anything": 1}, folder / "training_args.bin")
+    assert len(files_of(folder)) == 2 and digest_of(folder) == digest
+    load_model(AutoModel, folder, "float32", "cpu", ["lm_head.weight"])
+
+
+def test_the_digest_changes_with_a_weight(copy):
+    folder = copy(ALPACA)
+    before = digest_of(folder)
+    rewrite(folder, lambda state: state["lm_head.weight"][0].add_(1))
+    assert digest_of(folder) != before and len(before) == 64
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "message"),
+    [
+        ("float31", "cpu", "unknown dtype 'float31'; did you mean 'float32'"),
+        ("float32", "gpuu", "device 'gpuu' is no torch device"),
+    ],
+)
+def test_a_bad_placement_is_named(dtype, device, message):
+    with pytest.raises(ParameterError, match=message):
+        check_placement(dtype, device)

@@ -1,0 +1,78 @@
+"""The rehearsal in small: every policy, scorer, prompt set and file format of params/paper once, from files to verified lines.
+
+`make rehearsal` walks through the whole grid with Snakemake and papermill; here the same settings run in this process.
+"""
+
+import pytest
+import yaml
+from test_packaging import ROOT
+
+from igcore import METHODS, critic_runs, runs
+from igcore.config import from_mapping
+from igcore.judge import JudgeParams
+from igcore.judge.verdicts import judge_run, win_rates
+from igcore.paramfiles import ParamFiles
+from igcore.params import CriticParams, DecodeParams
+from igcore.rehearsal.__main__ import build_mirror
+from igcore.rehearsal.stub import stub_judge
+
+SMALL = {"n_samples": 4, "keep": 2, "top_k": 4, "block_size": 8, "max_new_tokens": 16, "limit": 2, "group_size": 2}
+CHANGES = yaml.safe_load((ROOT / "params/rehearsal.yaml").read_text())
+PAPER = ParamFiles("paper", CHANGES, base=ROOT / "params")
+GROUPS = ["alpaca-pku", "vicuna-hex", "llama-hh"]  # all formats of models and sets, all scorers
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory):
+    return build_mirror(tmp_path_factory.mktemp("rehearsal") / "hub")
+
+
+@pytest.fixture
+def here(mirror, tmp_path, monkeypatch):
+    """A root of its own, with the mirror in the hub's place."""
+    monkeypatch.setenv("IGCORE_HUB", str(mirror))
+    for module in (runs, critic_runs):
+        monkeypatch.setattr(module, "root", lambda: tmp_path)
+    return tmp_path
+
+
+def params(kind, stem, **changes):
+    given = PAPER.read(ROOT / f"params/paper/{stem}.yaml")
+    given.pop("grid", None)
+    return from_mapping(kind, given | changes)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_a_row_group_of_the_main_tables_runs(name, here):
+    """Guards a first run on a GPU: critic and value network, every method of the table, scored again by its own scorers."""
+    small = {"max_new_tokens": SMALL["max_new_tokens"], "block_size": 8, "search": {"n_samples": 4, "keep": 2}}
+    trained = critic_runs.critic_run(params(CriticParams, f"critic-{name}", **small))
+    assert trained.critics.keys() == {"terminal"} and trained.value is not None
+    found = {}
+    for stem in (name, f"{name}-tokenwise"):
+        run = runs.decode_run(params(DecodeParams, f"decode-main-{stem}", **SMALL))
+        found |= {line["method"]: line for line in run.lines}
+        assert len(run.lines) == 2 * len(run.params["methods"])
+        assert runs.main(["verify", str(run.responses)]) == 0
+    assert len(found) >= len(METHODS) - 3
+    assert found["inferenceguard"]["status"] in ("verified_safe", "abstained")
+
+
+def test_every_sweep_is_a_run_that_the_notebooks_take(mirror):
+    """Bug: a point of a grid that is refused after hours, such as more kept beams than samples."""
+    points = [given for file in PAPER.files("decode") for _, given in PAPER.points(file)]
+    checked = [from_mapping(DecodeParams, given) for given in points]
+    assert len(checked) > 60 and {p.profile for p in checked} == {"rehearsal"}
+    assert all(p.limit <= 2 and p.dtype == "float32" for p in checked)
+
+
+def test_the_judge_is_rehearsed_with_an_endpoint(here, monkeypatch):
+    """Guards the last step of the grid: the paper's own judge file, with a stub where its address is."""
+    monkeypatch.setattr("igcore.judge.verdicts.root", lambda: here)
+    two = SMALL | {"methods": ["base", "inferenceguard"], "critic": None, "value": None}
+    runs.decode_run(params(DecodeParams, "decode-main-alpaca-pku", **two))
+    with stub_judge() as stub:
+        given = PAPER.read(ROOT / "params/paper/judge-alpaca-pku.yaml")
+        judged = judge_run(from_mapping(JudgeParams, given | {"judge": given["judge"] | {"base_url": stub.base_url}, "workers": 2}))
+    rates = win_rates(judged)
+    assert set(rates["aspect"]) == {"helpfulness", "harmlessness"} and (rates["n"] == 2).all()

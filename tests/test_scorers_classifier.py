@@ -1,0 +1,382 @@
+"""Tests of sequence classifiers against transformers' own classes and hand formulas, and of options and files that do not fit."""
+
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded
+from test_policy import tiny_tokenizer
+from tinymodels import GROUPED, SMALL_HEADS
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from igcore import AssetError, ParameterError, ScorerError, load_scorer
+from igcore.convert import quiet_transformers
+from igcore.scorers import COST, REWARD, check_sign, checked_score, open_sessions
+from igcore.scorers.classifier import UNITS, EncoderScorer, classifier
+from igcore.scorers.lm import LMScorer
+
+CHAT = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor -%}
+{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+MARKS = ["<|user|>", "<|assistant|>", "<|end|>"]
+NARROW = dict(vocab_size=280, initializer_range=0.1, max_position_embeddings=256)  # wide weights magnify the rounding of float32
+NAMES = {0: "rude", 1: "harmless", 2: "threatening", 3: "false"}
+ENCODER = dict(vocab_size=280, max_position_embeddings=128, initializer_range=0.1, pad_token_id=257)
+SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+DECODERS = {
+    "llama": ("Llama", GROUPED | NARROW),
+    "qwen2": ("Qwen2", GROUPED | NARROW),
+    "qwen3": ("Qwen3", SMALL_HEADS | NARROW),
+    "gpt2": ("GPT2", dict(vocab_size=280, n_positions=256, n_embd=32, n_layer=2, n_head=4, initializer_range=0.1)),
+}
+ENCODERS = {
+    "bert": ("Bert", ENCODER | SIZES),
+    "distilbert": ("DistilBert", ENCODER | dict(dim=32, hidden_dim=48, n_layers=2, n_heads=4)),
+    "deberta": ("DebertaV2", ENCODER | SIZES | dict(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8)),
+    "roberta": ("Roberta", ENCODER | SIZES | dict(max_position_embeddings=400)),  # positions count from the pad id on
+}
+TEXTS = [(p, r) for p in ("How do I water a fern?", "And </s> bread?") for r in (RESPONSES[0], "", "It is 35 % dry.", "Tea")]
+
+
+def decoder_tokenizer(**more):
+    tokenizer = tiny_tokenizer(chat_template=CHAT, bos_token="<s>", **more)
+    tokenizer.add_special_tokens({"additional_special_tokens": MARKS})
+    return tokenizer
+
+
+def encoder_tokenizer(family: str):
+    """A byte-level tokenizer that writes [CLS] a [SEP] b [SEP]."""
+    names = ["input_ids", *(["token_type_ids"] if family in ("bert", "deberta") else []), "attention_mask"]
+    tokenizer = tiny_tokenizer(cls_token="[CLS]", sep_token="[SEP]", model_input_names=names, model_max_length=120)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    specials = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]")]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=specials
+    )
+    return tokenizer
+
+
+def save(folder, family: str, labels: int = 1, seed: int = 0, **more):
+    """Write a random classifier with its tokenizer."""
+    kind, settings = (DECODERS | ENCODERS)[family]
+    names = dict(id2label=NAMES, label2id={v: k for k, v in NAMES.items()}) if labels == len(NAMES) else dict(num_labels=labels)
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(**settings | names | more)
+    with quiet_transformers():
+        AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+        (decoder_tokenizer() if family in DECODERS else encoder_tokenizer(family)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A function from (family, labels) to a folder, written once."""
+    root, known = tmp_path_factory.mktemp("hub"), {}
+
+    def folder(family: str, labels: int = 1):
+        if (family, labels) not in known:
+            known[family, labels] = save(root / f"{family}-{labels}", family, labels)
+        return known[family, labels]
+
+    return folder
+
+
+def load(folder, **options):
+    given = {"sign": COST, "dtype": "float32", "device": "cpu", "self_check": False}
+    return classifier(repo=str(folder), **given | options)
+
+
+def exact_model(folder):
+    with quiet_transformers():
+        return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
+
+
+@torch.inference_mode()
+def logits_of(folder, sequences, side: str) -> np.ndarray:
+    """Return the logits (R, C) of ids by transformers' own class in float64: all in one padded batch, or alone."""
+    model = exact_model(folder)
+    if side == "alone":
+        return np.concatenate([model(input_ids=torch.tensor([s])).logits.numpy() for s in sequences])
+    model.config.pad_token_id = 279  # in none of the texts
+    ids, mask = padded(sequences, side, 279)
+    return model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits.numpy()
+
+
+def chatted(tokenizer, prompt: str, response: str) -> list[int]:
+    """Write a dialogue by hand; the second of `PROMPTS` has two turns of the user."""
+    for mark in ("</s>", *MARKS):
+        prompt, response = (text.replace(mark, f"{mark[0]} {mark[1:]}") for text in (prompt, response))
+    turns = re.split(r"\n\n(?:Human|Assistant):", prompt.removeprefix("\n\nHuman:").removesuffix("\n\nAssistant:"))
+    said = [*(turn.strip() for turn in turns), response]
+    text = "".join(f"<|{('user', 'assistant')[i % 2]}|>{turn}<|end|>" for i, turn in enumerate(said))
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def assert_everywhere(scorer, expected_of, texts, carried: bool = True) -> None:
+    """Compare one batch, texts alone, and texts that grow in a session, with (prompts, responses) -> scores."""
+    columns = [list(column) for column in zip(*texts, strict=True)]
+    expected = expected_of(*columns)
+    assert np.std(expected) > 1e-3
+    assert scorer.score(*columns, [True] * len(texts)) == pytest.approx(expected, **EXACT)
+    alone = [scorer.score([prompt], [response], [False])[0] for prompt, response in texts]
+    assert alone == pytest.approx(expected, **EXACT)
+    opened, sessions = open_sessions({"scorer": scorer}, columns[0])
+    words = "Water it when the </s> soil is dry".split(" ")
+    for n in range(0, len(words) + 1, 2):
+        answers = [" ".join(words[:n]), " ".join([*words[:n], "tea"])]
+        prompts, responses = zip(*((p, r) for p in dict.fromkeys(columns[0]) for r in answers), strict=True)
+        found = opened["scorer"].score(prompts, responses, [False] * len(prompts))
+        assert found == pytest.approx(expected_of(prompts, responses), **EXACT)
+    assert all((session.root is not None) == carried for session in sessions)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_decoder_scores_as_transformers_does(hub, family, side):
+    """Guards the whole adapter. Bug: the score is that of the padding, or of the opening of the next turn."""
+    folder = hub(family)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def reference(prompts, responses):
+        return logits_of(folder, [chatted(tokenizer, *text) for text in zip(prompts, responses, strict=True)], side)[:, 0]
+
+    scorer = load(folder, sign=REWARD)
+    assert isinstance(scorer, LMScorer) and check_sign(scorer, "reward")
+    assert (scorer.name, scorer.unit, len(scorer.digest)) == (f"classifier:{family}-1", "logit", 64)
+    assert_everywhere(scorer, reference, [(p, r) for p in PROMPTS for r in RESPONSES])
+
+
+def encoded(folder, texts, reads: str):
+    """Return the logits (R, C) of texts by transformers' own class in float64, all in one batch padded on the right and alone."""
+    model, tokenizer = exact_model(folder), AutoTokenizer.from_pretrained(folder)
+    texts = [tuple(text.replace("</s>", "< /s>") for text in pair) for pair in texts]
+    written = {"pair": [(p + r,) for p, r in texts], "response": [(r,) for _, r in texts], "segments": texts}[reads]
+    with torch.inference_mode():
+        columns = map(list, zip(*written, strict=True))
+        batch = model(**tokenizer(*columns, padding=True, return_tensors="pt")).logits.numpy()
+        alone = np.concatenate([model(**tokenizer(*([t] for t in text), return_tensors="pt")).logits.numpy() for text in written])
+    assert batch == pytest.approx(alone, rel=1e-9, abs=1e-9)
+    return batch
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+@pytest.mark.parametrize("reads", ["pair", "response", "segments"])
+def test_an_encoder_scores_as_transformers_does(hub, family, reads):
+    """Guards the other half. Bug: the second text carries the type of the first, or padding is read."""
+    folder = hub(family)
+    scorer = load(folder, reads=reads, **({"text_format": "raw"} if reads == "pair" else {}))
+    assert isinstance(scorer, EncoderScorer) and check_sign(scorer, "cost")
+    expected = encoded(folder, TEXTS, reads)[:, 0]
+    prompts, responses = zip(*TEXTS, strict=True)
+    assert np.std(expected) > 1e-4
+    assert scorer.score(prompts, responses, [True] * len(TEXTS)) == pytest.approx(expected, **EXACT)
+    assert [scorer.score([p], [r], [False])[0] for p, r in TEXTS] == pytest.approx(expected, **EXACT)
+    many = [i % len(TEXTS) for i in range(70)]  # more than a batch, in an order that is not that of their lengths
+    found = scorer.score(*zip(*(TEXTS[i] for i in many), strict=True), [True] * 70)
+    assert found == pytest.approx(expected[many], **EXACT)
+    assert scorer.score([], [], []).shape == (0,)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "bert"])
+@pytest.mark.parametrize(
+    ("unit", "labels", "formula"),
+    [
+        ("logit", ["threatening"], lambda z: z[2]),
+        ("logit", ["rude", "threatening"], lambda z: max(z[0], z[2])),
+        ("sigmoid", ["rude", 2, 0], lambda z: 1 / (1 + np.exp(-max(z[0], z[2])))),
+        ("any", [0, 2], lambda z: 1 - (1 - 1 / (1 + np.exp(-z[0]))) * (1 - 1 / (1 + np.exp(-z[2])))),
+        ("any", [0, 1, 2, 3], lambda z: 1 - np.prod(1 / (1 + np.exp(z)))),
+        ("softmax", [0, 2], lambda z: (np.exp(z[0]) + np.exp(z[2])) / np.exp(z).sum()),
+        ("log-odds", [0, 2], lambda z: np.log((np.exp(z[0]) + np.exp(z[2])) / (np.exp(z[1]) + np.exp(z[3])))),
+    ],
+)
+def test_units_are_the_formulas_by_hand(hub, family, unit, labels, formula):
+    """Guards which classes count and how. Bug: classes that exclude each other are added up as if they did not."""
+    folder = hub(family, 4)
+    if family == "bert":
+        options, z = {"reads": "response"}, encoded(folder, TEXTS, "response")
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        options, z = {}, logits_of(folder, [chatted(tokenizer, *text) for text in TEXTS], "alone")
+    scorer = load(folder, unit=unit, labels=labels, **options)
+    assert scorer.unit == {"logit": "logit", "log-odds": "log-odds"}.get(unit, "probability")
+    found = scorer.score(*zip(*TEXTS, strict=True), [True] * len(TEXTS))
+    assert found == pytest.approx([formula(row) for row in z], **EXACT)
+
+
+def test_a_small_probability_is_not_rounded_away():
+    """Guards `any` where 1 - (1 - p) would be 0."""
+    unit = UNITS["any"].of(torch.tensor([[-60.0, -61.0]]).double(), [0, 1])
+    assert unit.item() == pytest.approx(np.exp(-60) + np.exp(-61), rel=1e-9, abs=0)
+
+
+@pytest.mark.parametrize(("family", "labels"), [("llama", 1), ("llama", 3), ("bert", 1), ("distilbert", 3), ("roberta", 3)])
+def test_a_configuration_without_labels(tmp_path, family, labels):
+    """Guards the number of classes: of a configuration that names none, transformers makes two, whatever the files hold."""
+    save(tmp_path, family, labels)
+    options = {"labels": [labels - 1], "reads": "response"}
+    before = load(tmp_path, **options).score(PROMPTS, RESPONSES[:3], [True] * 3)
+    path = tmp_path / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("id2label", "label2id")}
+    path.write_text(json.dumps(config))
+    with quiet_transformers(), pytest.raises(RuntimeError):
+        AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert load(tmp_path, **options).score(PROMPTS, RESPONSES[:3], [True] * 3).tolist() == before.tolist()
+
+
+def test_names_of_a_configuration_with_too_few(tmp_path):
+    """Guards labels that name other classes than the head has: only indices are left."""
+    save(tmp_path, "llama", 3)
+    path = tmp_path / "config.json"
+    names = {"id2label": {0: "good", 1: "bad"}, "label2id": {"good": 0, "bad": 1}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | names))
+    with pytest.raises(ParameterError, match="label 'bad' is no class .* 0 LABEL_0, 1 LABEL_1, 2 LABEL_2"):
+        load(tmp_path, labels=["bad"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sign": "higher is wrose"}, "unknown sign 'higher is wrose'; did you mean 'higher is worse'"),
+        ({"unit": "sigmoids"}, "unknown unit 'sigmoids'; did you mean 'sigmoid'. allowed: any, log-odds, logit, sigmoid, softmax"),
+        ({"reads": "pairs"}, "unknown reads 'pairs'; did you mean 'pair'. allowed: pair, response, segments"),
+        ({"text_format": "chats"}, "unknown text_format 'chats'; did you mean 'chat'"),
+        ({"dtype": "float31"}, "unknown dtype 'float31'; did you mean 'float32'"),
+        ({"device": "gpuu"}, "device 'gpuu' is no torch device"),
+        ({"labels": "rude"}, "parameter labels is 'rude', which is text; it must be a list or nothing"),
+        ({"self_check": "no"}, "parameter self_check is 'no', which is text; it must be true or false"),
+        ({"reads": "response", "text_format": "chat"}, "text_format is 'chat', but reads is 'response', which writes nothing"),
+        ({"reads": "segments"}, "reads is 'segments', but .* is no encoder; choose pair or response"),
+        ({}, r"has 4 classes \(0 rude, 1 harmless, 2 threatening, 3 false\); say in labels which of them count"),
+        ({"labels": ["rud"]}, "label 'rud' is no class of .*; give names or indices of 0 rude, 1 harmless, 2 threatening, 3 false"),
+        ({"labels": [4]}, "label 4 is no class"),
+        ({"labels": [-1]}, "label -1 is no class"),
+        ({"labels": [True]}, "label True is no class"),
+        ({"labels": [["rude"]]}, r"label \['rude'\] is no class"),
+        ({"unit": "softmax", "labels": [0, 1, 2, 3]}, "unit 'softmax' sets the classes that count against the others, but all 4"),
+        ({"unit": "log-odds", "labels": [3, 2, 1, 0]}, "choose logit or sigmoid, or name fewer labels"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(hub, options, message):
+    with pytest.raises(ParameterError, match=message) as caught:
+        load(hub("qwen2", 4), **({"labels": [0]} | options if options else {}))
+    assert_one_sentence(str(caught.value))
+
+
+def test_a_reward_of_one_logit_has_nothing_to_compare(hub):
+    """Guards a softmax over one class, which is 1 for every text."""
+    with pytest.raises(ParameterError, match="unit 'softmax' sets the classes .* but all 1 of"):
+        load(hub("llama"), unit="softmax")
+
+
+def test_a_tokenizer_without_a_chat_template(hub):
+    with pytest.raises(ParameterError, match="has no chat template; choose another text_format: raw, chat, safe-rlhf"):
+        load(hub("bert"))
+
+
+def test_unknown_options_are_refused_by_name(hub):
+    """Guards params files against an option that would be left aside."""
+    with pytest.raises(ParameterError, match="unknown option of scorer 'classifier': 'label'; did you mean 'labels'"):
+        load_scorer({"name": "classifier", "repo": str(hub("llama")), "sign": COST, "label": ["rude"]})
+
+
+def test_a_text_longer_than_the_context_is_refused(hub):
+    """Guards against a text that is cut short without a word: what is at its end would not be scored."""
+    for family, context, options in (("llama", 256, {}), ("bert", 120, {"reads": "response"}), ("gpt2", 256, {})):
+        scorer = load(hub(family), **options)
+        room = context - (2 if options else len(scorer.backbone.ids("p", "", True)))
+        assert np.isfinite(scorer.score(["p"], ["a" * room], [True])).all()
+        message = f"a text has {context + 1} tokens, which exceeds the scorer's context of {context}; shorten the prompts"
+        with pytest.raises(ScorerError, match=message):
+            checked_score(scorer, ["p", "p"], ["a", "a" * (room + 1)], [True, True])
+
+
+def test_a_response_without_tokens(tmp_path):
+    """Guards the empty answer of an abstention: a row of nothing but padding would give any number."""
+    save(tmp_path, "qwen2")
+    scorer = load(tmp_path, reads="response")
+    found = scorer.score(["p", "p"], ["", "a longer one"], [True, True])
+    end = AutoTokenizer.from_pretrained(tmp_path).eos_token_id
+    assert found[0] == pytest.approx(logits_of(tmp_path, [[end]], "alone")[0, 0], **EXACT)
+
+
+def test_not_a_number_is_never_safe(tmp_path):
+    """Guards broken weights: their scores must come out as NaN, which no gate lets through, and not start a run unseen."""
+    for family, options in (("llama", {}), ("bert", {"reads": "response"})):
+        folder = save(tmp_path / family, family)
+        scorer = load(folder, **options)
+        model = scorer.backbone.model if isinstance(scorer, LMScorer) else scorer.model
+        next(p for p in reversed(list(model.parameters())) if p.dim() == 1).data.fill_(torch.nan)
+        assert np.isnan(checked_score(scorer, ["p", "q"], ["a", "b"], [True, False])).all()
+
+
+def test_the_head_is_exact_in_half_precision(hub):
+    """Guards against a head cast down with its model: a reward near 5 would move in steps of 0.03."""
+    folder = hub("llama")
+    scorer = load(folder, dtype="bfloat16")
+    assert scorer.backbone.model.dtype == torch.bfloat16
+    weight = exact_model(folder).score.weight.detach()  # (1, H)
+    hidden = scorer.backbone.encode([scorer.backbone.ids(PROMPTS[0], RESPONSES[0], True)])
+    expected, cast = ((hidden.double() @ weight.to(kind).double().T).item() for kind in (torch.float32, torch.bfloat16))
+    assert abs(expected - cast) > 1e-5
+    assert scorer.score(PROMPTS[:1], RESPONSES[:1], [True])[0] == pytest.approx(expected, **EXACT)
+
+
+def test_a_tokenizer_may_lie_elsewhere(hub, tmp_path):
+    """Guards models that are published without one."""
+    folder = hub("qwen2")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "elsewhere").mkdir()
+    for path in folder.glob("*tok*"):
+        (tmp_path / "elsewhere" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "elsewhere" / "chat_template.jinja").write_text(CHAT)
+    found = load(tmp_path, tokenizer=str(tmp_path / "elsewhere")).score(PROMPTS, RESPONSES[:3], [True] * 3)
+    assert found.tolist() == load(folder).score(PROMPTS, RESPONSES[:3], [True] * 3).tolist()
+
+
+def test_files_of_something_else_are_refused(hub, tmp_path):
+    """Guards against a random head: transformers would put one where the files have none."""
+    folder = hub("llama")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(0)
+    with quiet_transformers():
+        transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**GROUPED | NARROW)).save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(AssetError, match=r"lacks the weights \['score.weight'\], so it is no sequence classifier") as caught:
+        load(tmp_path)
+    assert_one_sentence(str(caught.value))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(AssetError, match="cannot be loaded") as caught:
+        load(tmp_path)
+    assert_one_sentence(str(caught.value))
+
+
+def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
+    """Guards records: two scorers that may give other numbers must not pass for the same."""
+    folder, known = hub("qwen2", 4), []
+    for options in (
+        {}, {"labels": ["false"]}, {"labels": [0, 3]}, {"unit": "sigmoid"}, {"text_format": "raw"}, {"reads": "response"},
+        {"dtype": "bfloat16"}, {"tokenizer": str(folder)},
+    ):  # fmt: skip
+        known.append(load(folder, **{"labels": ["rude"]} | options).digest)
+    known.append(load(save(tmp_path, "qwen2", 4, seed=1), labels=["rude"]).digest)
+    assert len(set(known)) == len(known)
+    (tmp_path / "chat_template.jinja").write_text(CHAT + "\n\n")
+    assert load(tmp_path, labels=["rude"]).digest not in known
+    assert load(folder, labels=[0], sign=REWARD, device="auto").digest == known[0]
+
+
+@pytest.mark.parametrize(("sign", "role"), [(COST, "cost"), (REWARD, "reward")])
+def test_the_first_look_is_taken_unless_it_is_declined(hub, monkeypatch, sign, role):
+    """Guards a sign that was mistaken: a run would look for the worst answers."""
+    asked = []
+    monkeypatch.setattr(sys.modules[classifier.__module__], "probe", lambda scorer, role: asked.append((scorer.name, role)))
+    load(hub("llama"), sign=sign)
+    assert asked == []
+    load(hub("llama"), sign=sign, self_check=True)
+    assert asked == [("classifier:llama-1", role)]
