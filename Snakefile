@@ -48,7 +48,7 @@ TABLES = [
 ]
 PICTURES = [
     f"{FIGURES}/{name}.{end}"
-    for name in ["tradeoff", "distributions", "rates", "budget_sweep", *WITH_CRITICS]
+    for name in ["overview", "tradeoff", "distributions", "rates", "budget_sweep", "trajectories", *(["critic", "reliability"] if CRITICS else [])]
     for end in ("png", "pdf")
 ]
 EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see `igcore.ablations`
@@ -186,7 +186,7 @@ rule tables:
 
 rule figures:
     input:
-        runs=DONE,
+        runs=DONE + CRITICS,
         tables=TABLES,
         notebook=ancient("notebooks/50_figures.ipynb"),
         params=ancient(f"params/{PARAMS}/figures.yaml"),

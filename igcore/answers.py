@@ -4,6 +4,7 @@ Knows records, scorers of single texts and a page; decodes nothing. The prompt i
 looks for differences finds them: what is shown is an example, and no measure of how often anything happens.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -30,7 +31,7 @@ LONGEST = 300  # characters of an answer in the picture; the table holds all of 
 SIZE, LINE, GAP = 10, 0.2, 0.11  # points of the text; inches from line to line and between two answers
 METHOD, OUTCOME, NUMBERS, TEXT = 0.34, 2.36, (3.5, 4.22), 4.46  # inches: where the columns begin, those of numbers end
 MARGIN = 0.25  # on the right: letters on a screen are a little wider than in print
-FONT = FontProperties(family="DejaVu Sans", size=SIZE)
+FONT, PAPER = FontProperties(family="DejaVu Sans", size=SIZE), TextToPath()
 
 
 def unlike(statuses: pd.Series) -> int:
@@ -93,7 +94,7 @@ def compare_answers(records: pd.DataFrame, readers: Sequence[Scorer]) -> pd.Data
     frames = []
     for policy, id_ in choose(records, readers).items():
         lines = records[(records["policy"] == policy) & (records["prompt_id"] == id_)]
-        texts = [NOTHING if text is None else mask(" ".join(text.split()), readers[0]) for text in lines["response"]]
+        texts = [mask(" ".join(text.split()), readers[0]) if isinstance(text, str) else NOTHING for text in lines["response"]]
         prompt = mask(" ".join(lines["prompt"].iloc[0].split()), readers[0])
         numbers = {name: lines[name].astype(float) for name in ("cost", "reward")}
         frames.append(lines.assign(prompt=prompt, outcome=lines["status"].map(NAMES), answer=texts, **numbers)[COLUMNS])
@@ -137,7 +138,7 @@ def answers(shown: pd.DataFrame) -> Figure:
     """
     if shown["policy"].nunique() != 1:
         raise ParameterError(f"the answers are of {shown['policy'].nunique()} policies; give those of one, see most_unlike")
-    same = [rows for _, rows in shown.groupby(["answer", "outcome"], sort=False)]
+    same = [rows for _, rows in shown.groupby(["answer", "outcome", "cost", "reward"], sort=False, dropna=False)]
     texts = [list(_lines(_cut(rows["answer"].iloc[0]), WIDTH - TEXT - MARGIN)) for rows in same]
     heights = [max(len(rows), len(lines)) * LINE + GAP for rows, lines in zip(same, texts, strict=True)]
     prompt = list(_lines(_cut(shown["prompt"].iloc[0]), WIDTH - 1 - MARGIN))
@@ -192,12 +193,13 @@ def _lines(text: str, width: float) -> Iterator[str]:
             yield line
             line = ""
         line = f"{line} {word}".strip()
-        while _inches(line) > width:
-            end = max(k for k in range(1, len(line)) if k == 1 or _inches(line[:k]) <= width)
+        while len(line) > 1 and _inches(line) > width:
+            ends = range(1, len(line))
+            end = ends[max(0, bisect_right(ends, width, key=lambda k, line=line: _inches(line[:k])) - 1)]
             yield line[:end]
             line = line[end:]
     yield line
 
 
 def _inches(line: str) -> float:
-    return TextToPath().get_text_width_height_descent(line, FONT, ismath=False)[0] / 72
+    return PAPER.get_text_width_height_descent(line, FONT, ismath=False)[0] / 72

@@ -86,7 +86,7 @@ def reliability_by_position(table: pd.DataFrame) -> Figure:
     if not len(table):
         raise RunError("there is no reliability to draw; run notebook 20_train_critic first")
     policies, positions, names = (list(table[name].unique()) for name in ("policy", "position", "critic"))
-    fig = Figure(figsize=(WIDTH, 1.0 + 2.3 * len(policies)), layout="constrained")
+    fig = Figure(figsize=(WIDTH, 1.1 + 2.05 * len(policies)), layout="constrained")
     axes = fig.subplots(len(policies), len(positions), sharex=True, sharey=True, squeeze=False)
     for (policy, position), ax in zip(itertools.product(policies, positions), axes.flat, strict=True):
         ax.grid()
@@ -97,7 +97,9 @@ def reliability_by_position(table: pd.DataFrame) -> Figure:
             around = whiskers(rows["safe"], rows["low"], rows["high"])
             look = {"fmt": f"-{MARKERS[i % len(MARKERS)]}", "color": _colour(i), "ms": 5, "lw": 1.2, "elinewidth": 1}
             ax.errorbar(rows["probability"], rows["safe"], around, **look, label=name)
-        ax.set(xticks=[0, 0.5, 1], yticks=[0, 0.5, 1], xlim=(-0.03, 1.05), ylim=(-0.03, 1.05), aspect="equal")
+        ax.set(xlim=(-0.03, 1.05), ylim=(-0.03, 1.05), aspect="equal")
+        ax.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])
+        ax.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
         if policy == policies[0]:
             ax.set_title(f"{position} tokens", weight="normal", size=11)
     for policy, ax in zip(policies, axes[:, 0], strict=True):

@@ -68,7 +68,7 @@ def _read_again(lines: pd.DataFrame, cost: Scorer) -> pd.Series:
     traces = {}
     for line in lines.itertuples():
         peak = np.maximum.accumulate(np.append(0.0, scores[line.Index]))  # a NaN stays
-        stated = np.nan if line.peak_cost is None else max(0.0, line.peak_cost)
+        stated = np.nan if pd.isna(line.peak_cost) else max(0.0, line.peak_cost)
         if not np.isclose(peak[-1], stated, atol=1e-6, equal_nan=True):
             raise RunError(
                 f"the peak cost of prompt {line.prompt_id}, {line.method}, is {stated}, but {cost.name!r} finds {peak[-1]}; "
@@ -105,11 +105,11 @@ def bands(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def _families(methods: np.ndarray) -> Iterator[tuple[str, list[str]]]:
-    """Yield (family, its methods), base in each of them."""
-    for family in FAMILIES:
-        members = [method for method in methods if method.startswith(family)]
-        if members:
-            yield family, [method for method in methods if method == "base"] + members
+    """Yield (family, its methods), base in each of them, or alone."""
+    base = [method for method in methods if method == "base"]
+    families = {name: [method for method in methods if method.startswith(name)] for name in FAMILIES}
+    found = [(name, base + members) for name, members in families.items() if members]
+    yield from found or [("base", base)]
 
 
 @styled
@@ -131,8 +131,8 @@ def trajectories(table: pd.DataFrame, budget: float) -> Figure:
         For an empty table.
     """
     if not len(table):
-        raise RunError("there is no family of methods to draw; decode more than base with notebook 30_decode")
-    policies, families = list(table["policy"].unique()), [name for name in FAMILIES if (table["family"] == name).any()]
+        raise RunError("no prompt was answered by all methods of a family; decode more prompts with notebook 30_decode")
+    policies, families = list(table["policy"].unique()), [name for name in (*FAMILIES, "base") if (table["family"] == name).any()]
     rows = [(policies[i : i + 2], family) for i in range(0, len(policies), 2) for family in families]
     fig = Figure(figsize=(WIDTH, 0.9 + 1.85 * len(rows)), layout="constrained")
     ratios = [3] * min(2, len(policies)) + [2]  # the names of the methods stand at the right

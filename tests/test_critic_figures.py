@@ -7,11 +7,13 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.patches import PathPatch
+from pictures import boxes, hidden, outside
 
 from igcore import critic_figures as cf
 from igcore import figures
 from igcore.critic_metrics import COLUMNS as CRITIC_COLUMNS
 from igcore.critic_metrics import reliability
+from igcore.critic_runs import CALIBRATION
 from igcore.critic_search import COLUMNS
 from igcore.errors import RunError
 
@@ -83,9 +85,22 @@ def differences() -> pd.DataFrame:
     )
 
 
+def bins() -> pd.DataFrame:
+    """Two policies and positions; "o" is there for the second policy only, and one bin has too few prompts."""
+    rows = [
+        (name, policy, t, p, p + 0.05, p - 0.1, p + 0.08, 20 if p > 0.3 else 4)
+        for policy, names in (("raw", ["m"]), ("chat", ["m", "o"]))
+        for name in names
+        for t in (8, 16)
+        for p in (0.25, 0.55, 0.9)
+    ]
+    return pd.DataFrame(rows, columns="critic policy position probability safe low high n_prompts".split())
+
+
 PICTURES = {
     "training_curves": lambda: cf.training_curves(HISTORIES),
     "reliability_diagram": lambda: cf.reliability_diagram(judged()),
+    "reliability_by_position": lambda: cf.reliability_by_position(bins()),
     "auroc_by_position": lambda: cf.auroc_by_position(critics()),
     "shift": lambda: cf.shift(judged(), searched()),
     "search_differences": lambda: cf.search_differences(differences()),
@@ -120,7 +135,8 @@ def test_every_picture_can_be_saved_and_says_what_its_axes_are(name, tmp_path):
     fig = PICTURES[name]()
     paths = figures.save(fig, tmp_path / name)
     assert [path.stat().st_size > 1000 for path in paths] == [True, True] and plt.get_fignums() == []
-    assert all(ax.get_xlabel() for ax in fig.axes) and (fig.axes[0].get_ylabel() or fig.axes[0].get_yticklabels())
+    assert fig.get_supxlabel() or all(ax.get_xlabel() for ax in fig.axes)
+    assert fig.axes[0].get_ylabel() or fig.axes[0].get_yticklabels()
 
 
 def test_the_curves_mark_the_epoch_that_is_kept():
@@ -148,6 +164,26 @@ def test_a_reliability_diagram_draws_the_bins():
         assert points.get_offsets().tolist() == bins[["probability", "safe"]].to_numpy().tolist()
         assert np.corrcoef(points.get_sizes(), bins["n"])[0, 1] == pytest.approx(1)
     assert lines(ax)["calibrated"].get_xydata().tolist() == [[0, 0], [1, 1]]
+
+
+def test_reliability_draws_the_bins_of_each_critic():
+    """Bug: dots of another policy or position, whiskers of another interval, a dot of a handful of prompts."""
+    table = bins()
+    fig = cf.reliability_by_position(table)
+    cells = [(policy, t) for policy in ("raw", "chat") for t in (8, 16)]
+    assert [ax.get_title() for ax in fig.axes] == ["8 tokens", "16 tokens", "", ""]
+    assert [ax.get_ylabel() for ax in fig.axes] == ["raw", "", "chat", ""]
+    for ax, (policy, t) in zip(fig.axes, cells, strict=True):
+        drawn = bars(ax)
+        assert list(drawn) == (["m"] if policy == "raw" else ["m", "o"])
+        for name, (points, whiskers, _) in drawn.items():
+            rows = table[(table["policy"] == policy) & (table["position"] == t) & (table["critic"] == name)].iloc[1:]
+            assert points == pytest.approx(rows[["probability", "safe"]].to_numpy())
+            assert whiskers[:, :, 1] == pytest.approx(rows[["low", "high"]].to_numpy())
+        assert lines(ax)["calibrated"].get_xydata().tolist() == [[0, 0], [1, 1]]
+    assert legend(fig) == ["calibrated", "m", "o"]
+    found = boxes(fig)
+    assert hidden(found) == [] and outside(fig, found) == []
 
 
 def test_auroc_draws_each_critic_of_a_policy():
@@ -232,6 +268,7 @@ def test_differences_draw_every_pair_and_size():
     ("draw", "columns", "sentence"),
     [
         (cf.auroc_by_position, ["critic", *CRITIC_COLUMNS], "there are no critics to draw; run notebook 20_train_critic first"),
+        (cf.reliability_by_position, CALIBRATION, "there is no reliability to draw; run notebook 20_train_critic first"),
         (cf.search_differences, COLUMNS, "there are no arms to compare; decode both arms .* 30_decode first"),
     ],
 )

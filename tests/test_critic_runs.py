@@ -13,8 +13,8 @@ from test_critic_only import letters
 
 from igcore import ParameterError, Prompt, RunError, decode, rollouts, training
 from igcore import critic_runs as module
-from igcore.critic_metrics import COLUMNS, judgements
-from igcore.critic_runs import CriticRun, critic_run, load_tables
+from igcore.critic_metrics import COLUMNS, judgements, reliability_table
+from igcore.critic_runs import CALIBRATION, CriticRun, critic_run, load_reliability, load_tables
 from igcore.params import CriticParams
 from igcore.value_metrics import expectations, value_table
 
@@ -52,8 +52,9 @@ def first(tmp_path_factory):
         run = critic_run(PARAMS)
         judged = run.judged()
         table = run.table(judged)
-        run.finish(table)
-    return SimpleNamespace(run=run, root=root, judged=judged, table=table, asked=asked)
+        reliability = run.reliability(judged)
+        run.finish(table, reliability)
+    return SimpleNamespace(run=run, root=root, judged=judged, table=table, reliability=reliability, asked=asked)
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_a_second_start_goes_on(first, monkeypatch, work):
     more = critic_run(replace(PARAMS, critics=third))
     assert work == {"drawn": 0, "trained": 1} and list(more.critics) == ["m", "wide"]
     assert same(again.value, first.run.value) and same(more.value, first.run.value)
-    again.finish(first.table)
+    again.finish(first.table, first.reliability)
     assert json.loads(manifest.read_text()) == asdict(PARAMS)
 
 
@@ -158,6 +159,18 @@ def test_the_table_has_all_critics_and_the_judges_that_need_no_training(first):
     assert table["parameters"].tolist()[2:] == [0, 0] and table["ece"].isna().tolist() == [False, False, True, True]
 
 
+def test_the_reliability_of_every_critic_is_kept(first):
+    """Bug: bins of one critic under the name of another; a critic whose policy nobody knows."""
+    found = first.reliability
+    assert list(found.columns) == CALIBRATION and found["critic"].unique().tolist() == ["m", "o"]
+    assert set(found["policy"]) == {"speaker"} and set(found["accounting"]) == {"terminal"}
+    for name, rows in found.groupby("critic"):
+        want = reliability_table(first.judged[name])
+        pd.testing.assert_frame_equal(rows[want.columns].reset_index(drop=True), want)
+    none = first.run.reliability({name: judged.iloc[:0] for name, judged in first.judged.items()})
+    assert list(none.columns) == CALIBRATION and not len(none)
+
+
 def test_the_value_network_learns_from_the_same_rollouts(first):
     """Guards settings, folder and split: it is judged on prompts that it has not seen, for the policy of the run."""
     value, run = first.run.value, first.run
@@ -179,8 +192,10 @@ def test_finish_writes_the_sign_of_success_last(first, monkeypatch, tmp_path):
     written, replace_file = [], module.replace_file
     run = replace(first.run, folder=tmp_path)
     monkeypatch.setattr(module, "replace_file", lambda path, text: written.append(path.name) or replace_file(path, text))
-    assert run.finish(first.table) == tmp_path / "critic.csv" and written == ["critic.csv", "manifest.json"]
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "critic.csv"), first.table, check_dtype=False)
+    assert run.finish(first.table, first.reliability) == tmp_path / "critic.csv"
+    assert written == ["critic.csv", "reliability.csv", "manifest.json"]
+    for name, table in (("critic", first.table), ("reliability", first.reliability)):
+        pd.testing.assert_frame_equal(pd.read_csv(tmp_path / f"{name}.csv"), table, check_dtype=False)
     assert CriticParams(**json.loads((tmp_path / "manifest.json").read_text())) == PARAMS
 
 
@@ -191,6 +206,11 @@ def table_of(name, **row):
     )
 
 
+def table_of_bins(name):
+    """A reliability table of one bin, the name of whose critic is that of its run."""
+    return pd.DataFrame([{"critic": name, "policy": "p", "position": 8, "safe": 0.5}]).reindex(columns=CALIBRATION)
+
+
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
     """Finish a run by hand."""
@@ -199,7 +219,7 @@ def folder(monkeypatch, tmp_path):
     def finished(name, table, profile="x"):
         at = tmp_path / "runs" / profile / "critics" / name
         at.mkdir(parents=True)
-        CriticRun(replace(PARAMS, run=name), at, None, None, None, [], [], {}).finish(table)
+        CriticRun(replace(PARAMS, run=name), at, None, None, None, [], [], {}).finish(table, table_of_bins(name))
         return at
 
     return finished
@@ -213,6 +233,15 @@ def test_tables_of_a_profile_are_read_below_one_another(folder):
     found = load_tables("x")
     assert found[["critic", "position", "auroc"]].to_records().tolist() == [(0, "a", 8, 0.6), (1, "b", 8, 0.7)]
     assert list(found.columns) == ["critic", *COLUMNS] and found["position"].dtype.kind == "i"
+
+
+def test_reliability_of_a_profile_is_read_below_one_another(folder):
+    """Guards runs of an older notebook, which have left none, against a traceback, and the order of the rest."""
+    assert list(load_reliability("x").columns) == CALIBRATION and not len(load_reliability("x"))
+    for name in ("two", "one", "older"):
+        folder(name, table_of(name))
+    (folder("three", table_of("three")).parent / "older" / "reliability.csv").unlink()
+    assert load_reliability("x")["critic"].tolist() == ["one", "three", "two"]
 
 
 @pytest.mark.parametrize("left", [["critic.csv"], []], ids=["stopped in its second start", "stopped in its first"])

@@ -251,13 +251,14 @@ class LMScorer:
     def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
         """Return one number per text (n,); a head with several outputs gives as many, which every caller refuses."""
         with torch.inference_mode():
-            hidden = self._hidden(prompts, responses, finished)
-            scores = torch.cat([self.head(row[None]) for row in hidden])  # by itself: a batch may round otherwise
+            if self.session:
+                scores = self.head(self.session.hidden(prompts, responses, finished))
+            else:  # row by row: a batch may round otherwise
+                scores = torch.cat([self.head(row[None]) for row in self._afresh(prompts, responses, finished)])
             return scores.double().reshape(len(prompts), -1).squeeze(1).cpu().numpy()
 
-    def _hidden(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> torch.Tensor:
-        if self.session:
-            return self.session.hidden(prompts, responses, finished)
+    def _afresh(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> torch.Tensor:
+        """Return the hidden states (R, H) of texts whose prompts do not touch one another."""
         out: dict[int, torch.Tensor] = {}
         for prompt in dict.fromkeys(prompts):
             mine = [i for i, other in enumerate(prompts) if other == prompt]
