@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from .errors import IgcoreError, ParameterError, RunError
+from .paper import TABLES as PRINTED
 from .plan.report import plan_block
 from .tables import replace_file
 
@@ -34,6 +35,40 @@ NOTEBOOKS = {
     "70_paper_audit": ("what the paper's printed numbers imply, computed from its tables", "no", "audit.ipynb"),
 }  # fmt: skip
 APART = {"45_ablations"}  # not part of `make reproduce`
+FIGURES = {  # picture of `make reproduce` -> what it shows, for those who do not see it
+    "overview": (
+        "Flow chart of the search: a prompt is continued by N blocks after K beams, each block is scored with the "
+        "budget left and with reward or a critic, the K best safe ones go on, failed blocks are penalised and drawn "
+        "again, and a final check gives an answer or an abstention."
+    ),
+    "tradeoff": (
+        "Reward against safety rate of fifteen methods and two policies, with 95 % intervals; colour is the time per prompt."
+    ),
+    "rates": "Safe, abstained and unsafe answers of every method, as counts.",
+    "distributions": "Distributions of cost and reward over all answers of every method, with the budget as a line.",
+    "budget_sweep": "Share of answers below a budget, for every budget and method.",
+    "trajectories": (
+        "Safety state z over the tokens of the answer for fifteen methods and two policies, as medians, quartile bands "
+        "and the lowest answer, with a line at 0 below which the budget is broken."
+    ),
+    "critic": "AUROC of the critics within a prompt by the number of tokens read, for two policies, with intervals.",
+    "reliability": (
+        "Share of prefixes that ended inside the budget against the probability f1 that critics gave them, after 8, 16,"
+        " 24 and 32 tokens for two policies, with 95 % intervals and the diagonal of perfect calibration."
+    ),
+    "win_rates": (
+        "Wins, ties and losses of every method against the base model's answers, judged by two local scorers, in two aspects."
+    ),
+}
+TABLES = {  # its tables -> what they hold
+    "main": "safety, abstentions, rewards and costs of every method, with intervals",
+    "comparison": "paired tests of InferenceGuard against each baseline, with Holm's correction",
+    "compute": "what each method drew, read and asked",
+    "heldout": "verdicts of a judge that took no part in any search, by retry round",
+    "critic": "how well critics tell safe from unsafe, by tokens read",
+    "win_rates": "the counts behind the picture of that name",
+    **{f"paper_{name}": f"the printed table {name}, with the embedded models' rows" for name in PRINTED},
+}
 SUBSET = (
     "*n* is the number of prompts. A method that ran on fewer prompts than others of its policy is left out of *Reward, all "
     "answered*: the mean over the prompts that every remaining method answered."
@@ -82,6 +117,13 @@ def notebook_table(runs: Path) -> str:
     return "\n".join(lines)
 
 
+def figure_list() -> str:
+    """Return what `make reproduce` leaves in ``figures``, as two Markdown tables."""
+    pictures = [f"| [{name}](figures/{name}.png) | {shows} |" for name, shows in FIGURES.items()]
+    tables = [f"| [{name}](figures/tables/{name}.md) | {holds} |" for name, holds in TABLES.items()]
+    return "\n".join(["| picture | what it shows |", "|:--|:--|", *pictures, "", "| table | what it holds |", "|:--|:--|", *tables])
+
+
 def update_block(readme: Path | str, marker: str, text: str) -> None:
     """Replace what stands between ``<!-- marker:start -->`` and ``<!-- marker:end -->`` by `text`.
 
@@ -127,6 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "notebooks": notebook_table(options.runs),
             "critic-search": _read(options.tables / "ablation_critic_search.md"),
             "bench": _read(options.tables / "bench_ratios.md"),
+            "figures": figure_list(),
             "paper-plan": plan_block(Path("params/paper")),
         }
         for marker, text in blocks.items():

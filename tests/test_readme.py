@@ -7,7 +7,7 @@ import pytest
 from igcore import readme
 from igcore.errors import ParameterError
 
-README = "before\n<!-- main-table:start -->\nold\n<!-- main-table:end -->\nafter\n"
+README = "before\n<!-- main-table:start -->\nof the last run\n<!-- main-table:end -->\nafter\n"
 
 
 def test_update_block_touches_nothing_else(tmp_path):
@@ -47,7 +47,7 @@ def executed(path, seconds):
     path.write_text(json.dumps({"metadata": {"papermill": {"duration": seconds}}}))
 
 
-BLOCKS = ("main-table", "notebooks", "critic-search", "bench", "paper-plan")
+BLOCKS = ("main-table", "notebooks", "critic-search", "bench", "figures", "paper-plan")
 
 
 def test_the_command_fills_every_block(tmp_path):
@@ -86,4 +86,4 @@ def test_the_command_fills_every_block(tmp_path):
     readme.main(arguments)
     text = path.read_text(encoding="utf-8")
     assert "| a table |" in text and "| bench_ratios |" in text and "| ablation_critic_search |" in text
-    assert "| 3.5 | no |" in text and "| 2.1 | no |" in text and "| 0.1 | no |" in text and "old" not in text
+    assert "| 3.5 | no |" in text and "| 2.1 | no |" in text and "| 0.1 | no |" in text and "of the last run" not in text
