@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM
 
 from igcore import AssetError, ParameterError
-from igcore.pretrained import _tensors, check_placement, check_vocabulary, digest_of, files_of, load_model, load_tokenizer
+from igcore.pretrained import check_placement, check_vocabulary, digest_of, files_of, load_model, load_tokenizer, tensors_of
 from igcore.rehearsal.checkpoints import build_checkpoints
 from igcore.rehearsal.weights import save
 
@@ -139,7 +139,7 @@ def test_code_in_a_pickle_is_not_run(copy):
     torch.save(torch.load(path) | {"model.norm.weight": Program()}, path)
     refusal(folder, "holds a pickle that is damaged or has more in it than tensors")
     with pytest.raises(AssetError, match="holds a pickle"):  # the tensors of a head are read on another way
-        _tensors(folder, ["model.norm.weight"])
+        tensors_of(folder, ["model.norm.weight"])
     assert not (folder / "ran").exists()
 
 
