@@ -554,10 +554,12 @@ def test_a_sweep_has_a_row_for_every_point_and_prompt_set():
     """Bug: points that differ in N alone taken for one because K changes with it, or two prompt sets averaged."""
     points = [(n, n // 4, x, s) for n in (8, 16) for x in (0.0, 5.0) for s in ("hex-phi", "hh-rlhf")]
     found = [
-        one | {"prompts": s, "prompt_id": one["prompt_id"] + s}
+        one | {"prompts": s, "prompt_id": one["prompt_id"] + s, "group_size": 8}
         for n, k, x, s in points
         for one in many("beam-lagrangian", n, keep=k, lagrange_multiplier=x, run="decode-sweep-lambda")
     ]
+    alone = [one | {"group_size": 1} for one in many("beam-lagrangian", 32, lagrange_multiplier=5.0)]  # seconds of one prompt
+    assert len(ablations.sweep_tables(frame(*found, *alone))[""]) == len(points) + 1
     table = ablations.sweep_tables(frame(*found))[""]
     assert len(table) == len(points) and table["n_prompts"].nunique() == 1
     assert set(zip(table["n_samples"], table["keep"], table["lagrange_multiplier"], strict=True)) == {p[:3] for p in points}

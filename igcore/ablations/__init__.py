@@ -27,7 +27,7 @@ SIZES = (4, 8, 16, 32)  # of Best-of-N, replayed
 OURS = "inferenceguard"
 BOUNDED = ("best-of-n-augmented", OURS)  # methods that find nothing safe only if all their samples fail
 SAMPLES = 8  # a block in the factorial: N = 4, and as many in a retry
-SWEPT = ("n_samples", "block_size", "keep", "lagrange_multiplier")
+SWEPT = ("n_samples", "block_size", "keep", "lagrange_multiplier", "group_size")
 RIVALS = ("best-of-n-lagrangian", "best-of-n-augmented", "beam-lagrangian", "beam-lagrangian-freq", "beam-augmented")
 
 
