@@ -11,7 +11,7 @@ import igcore as ig
 from igcore.config import SearchConfig
 from igcore.device import GIB, out_of_memory
 from igcore.errors import ParameterError, PolicyError
-from igcore.memory import batch_size, halving, search_bytes
+from igcore.memory import batch_size, critic_bytes, halving, search_bytes, session_bytes
 
 CONFIG = SearchConfig(budget=1.0, n_samples=6, keep=2, block_size=4, max_new_tokens=8)
 
@@ -39,6 +39,9 @@ def test_bytes_of_a_search_worked_out_by_hand():
     assert search_bytes(model, CONFIG, 5, "shared") == token * (2 * 5 + 10 * 8) + 6 * 97 * 4
     assert search_bytes(model, CONFIG, 5, "auto") == search_bytes(model, CONFIG, 5, "shared")
     assert search_bytes(model, CONFIG, 5, "dynamic") == token * 2 * 10 * (5 + 8) + 6 * 97 * 4
+    assert session_bytes(model, CONFIG, 5) == token * (5 + (2 * 6 + 2 * 2) * 8)  # a scorer keeps the candidates of both rounds
+    assert session_bytes(model, CONFIG, 5, "dynamic") == 0
+    assert critic_bytes(model, 6, 8) == 12 * token * 6 * 8
 
 
 def test_the_batch_follows_the_budget():

@@ -399,3 +399,17 @@ def test_a_head_with_several_outputs_is_refused(letters):
     )
     with pytest.raises(ScorerError, match=r"shape \(2, 2\) for 2 texts"):
         checked_score(two, ["p", "q"], ["a", "b"], [True, True])
+
+
+def test_the_path_is_read_again(policy, monkeypatch):
+    """Bug: in bfloat16 a prefix that the search saw inside the budget is outside when anybody reads it again, yet certified."""
+    backbone = backbone_of()
+    cost, reward = scorer(backbone), scorer(backbone, "reward", 1)
+    config = replace(CONFIG, budget=3.0)
+    sound = list(decode("inferenceguard", policy, PROMPTS, cost=cost, reward=reward, config=config))
+    assert [out.status for out in sound] == ["verified_safe"] * 2 and all(len(out.block_ends) > 1 for out in sound)
+    monkeypatch.setattr("igcore.response._ends_before", lambda _, __, emissions: {
+        (i, end): 9.0 for i, e in enumerate(emissions) for end in {*e.ends[:-1], *e.grid[:-1]}
+    })  # fmt: skip
+    outs = list(decode("inferenceguard", policy, PROMPTS, cost=cost, reward=reward, config=config))
+    assert [(out.status, out.reason) for out in outs] == [("abstained", "final_check")] * 2

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -956,8 +957,32 @@ def test_a_critic_that_was_trained_for_something_else_is_refused(method, changes
     assert decode("inferenceguard", policy, TEXTS, **scorers, config=SearchConfig(**REAL))  # it is not asked
 
 
+@pytest.mark.parametrize("rows", [1, 3, 1000])
+def test_a_critic_that_reads_keys_may_read_few_candidates_at_a_time(rows, monkeypatch):
+    """Bug: a chunk judged with the budgets left of others, or candidates after the first chunk never judged."""
+    monkeypatch.setattr("igcore.search.CRITIC_ROWS", rows)
+    kept, sizes = [], []
+
+    def judge(seen, z):
+        assert len(seen.hidden) == len(z) == len(seen.keys[0]) <= rows
+        sizes.append(len(z))
+        return torch.tensor(z, dtype=torch.float64).sigmoid(), torch.zeros(len(z))
+
+    says = SimpleNamespace(spec=None, watch=None, reads_keys=True, judge=judge)
+    varied = SimpleNamespace(
+        name="varied", digest="v1", sign="higher is worse", unit="points",
+        score=lambda _, responses, __: [sum(map(ord, text)) % 7 / 7 for text in responses],
+    )  # fmt: skip
+    list(decode(
+        "inferenceguard-mix", tiny_policy(), TEXTS, reward=LetterReward(), cost=varied, critic=says,
+        config=SearchConfig(**REAL), on_block=lambda _, beams: kept.extend(b for b in beams if not b.finished),
+    ))  # fmt: skip
+    assert max(sizes) == min(rows, max(sizes)) and len({beam.state.z for beam in kept}) > 1
+    assert [beam.f1 for beam in kept] == pytest.approx([1 / (1 + math.exp(-beam.state.z)) for beam in kept])
+
+
 def test_the_copies_of_a_critic_that_reads_keys_are_planned_for():
-    """Guards memory: such a critic reads the keys and values of all candidates at once."""
+    """Guards memory: such a critic reads the keys and values of several candidates at once."""
     policy = tiny_policy()
     scorers = {"reward": LetterReward(), "cost": LetterCost(), "config": SearchConfig(**REAL)}
     enough = 200 * 2**10 / 2**30
