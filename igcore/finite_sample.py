@@ -119,8 +119,15 @@ def half_bound(p: float, n_samples: int, rounds: int) -> float:
 # --- diversity ------------------------------------------------------------------------------------------------------
 
 
-def retry_mass(blocks: Mapping[Block, float], safe: Collection[Block], failed: Sequence[Block], diversity: str) -> float:
-    """Return the chance that the next sample is safe after a round that drew only `failed` blocks.
+def retry_mass(
+    blocks: Mapping[Block, float],
+    safe: Collection[Block],
+    failed: Sequence[Block],
+    diversity: str,
+    sample: int = 0,
+    n_samples: int = 1,
+) -> float:
+    """Return the chance that one sample of the next round is safe after a round that drew only `failed` blocks.
 
     Under the ban by position (``paper``) one-token blocks have sum over safe y not banned / (1 - banned mass); under ``sequence``
     it is p / (1 - m) with m the mass of the failed blocks, which is never below p.
@@ -135,6 +142,8 @@ def retry_mass(blocks: Mapping[Block, float], safe: Collection[Block], failed: S
         What the failed round drew, from one parent.
     diversity : str
         A key of `igcore.diversity.DIVERSITIES`; token ids are all banned alike and n_2 is infinite.
+    sample, n_samples : int
+        Which sample of the next round is asked about, from 0, and N: ``half`` draws the first ceil(N / 2) from the reference.
     """
     if abs(sum(blocks.values()) - 1) > 1e-9:
         raise ParameterError(f"the block probabilities sum to {float(sum(blocks.values())):g}; give numbers >= 0 with sum 1")
@@ -142,7 +151,7 @@ def retry_mass(blocks: Mapping[Block, float], safe: Collection[Block], failed: S
     failures = Failures(frozenset(), None)
     for y in failed:
         failures.add(0, y, [math.log(chances[y[:i]][token]) for i, token in enumerate(y)])
-    avoid = DIVERSITIES[diversity](failures, 0, 0, 1) or (lambda prefix: {})
+    avoid = DIVERSITIES[diversity](failures, 0, sample, n_samples) or (lambda prefix: {})
     return sum(_probability(y, chances, avoid) for y in safe)
 
 
@@ -171,12 +180,16 @@ def _probability(y: Block, chances: Mapping[Block, Mapping[int, float]], avoid: 
 
 
 def two_round_failure(blocks: Mapping[Block, float], safe: Collection[Block], diversity: str, n_samples: int = 1) -> float:
-    """Return P(no safe block in two rounds of N samples) exactly, by enumerating all failed first rounds."""
+    """Return P(no safe block in two rounds of N samples) exactly, by enumerating all failed first rounds.
+
+    Given the first round, the samples of the second are independent, but not alike: ``half`` bans for some of them only.
+    """
+
+    def second_fails(failed: Sequence[Block]) -> float:
+        return math.prod(1 - retry_mass(blocks, safe, failed, diversity, k, n_samples) for k in range(n_samples))
+
     unsafe = [y for y in blocks if y not in safe]
-    return sum(
-        math.prod(blocks[y] for y in failed) * (1 - retry_mass(blocks, safe, failed, diversity)) ** n_samples
-        for failed in product(unsafe, repeat=n_samples)
-    )
+    return sum(math.prod(blocks[y] for y in failed) * second_fails(failed) for failed in product(unsafe, repeat=n_samples))
 
 
 # --- adaptive rounds ------------------------------------------------------------------------------------------------

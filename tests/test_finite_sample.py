@@ -142,6 +142,65 @@ def test_two_rounds_by_enumeration_and_the_bound_of_half():
         assert fs.half_bound(F(1, 2), n_samples, rounds) == F(1, 2) ** (n_samples + n_samples * (rounds - 1) // 2)
 
 
+def test_half_of_the_second_round_is_drawn_under_the_ban():
+    """Guards the index of a sample, by hand: after (1) failed twice the ban leaves (2) alone, without it (1) comes again."""
+    coin = {(1,): F(1, 2), (2,): F(1, 2)}
+    masses = [fs.retry_mass(coin, {(2,)}, [(1,), (1,)], "half", k, 3) for k in range(3)]
+    assert masses == [F(1, 2), F(1, 2), 1]
+    assert fs.two_round_failure(coin, {(2,)}, "half", 1) == F(1, 4)  # the one sample is a reference draw
+    assert fs.two_round_failure(coin, {(2,)}, "half", 2) == 0
+    shared = {(1, 1): F(1, 2), (1, 2): F(1, 4), (2, 1): F(1, 4)}
+    twice = F(1, 4) * F(3, 4)  # (1, 1) twice: the reference fails with 3/4, under the ban there is only (2, 1)
+    mixed = (
+        F(1, 4) * F(3, 4) * F(1, 4)
+    )  # (1, 1) and (2, 1): every first token is banned, so the reference draws it; after 1 comes 2
+    assert fs.two_round_failure(shared, {(1, 2)}, "half", 2) == twice + mixed  # and (2, 1) twice leaves (1, 2) alone
+
+
+def drawn(blocks, prefix, factors):
+    """Return the law of a block whose tokens are drawn one by one, each from the reference times `factors`: the slow way."""
+    heads = sorted({y[len(prefix)] for y in blocks if y[: len(prefix)] == prefix and len(y) > len(prefix)})
+    if not heads:
+        return {prefix: 1.0}
+    weights = {t: sum(p for y, p in blocks.items() if y[: len(prefix) + 1] == (*prefix, t)) for t in heads}
+    weighted = {t: w * factors(prefix, t) for t, w in weights.items()}
+    total = sum(weighted.values())
+    weighted, total = (weighted, total) if total > 1e-12 else (weights, sum(weights.values()))
+    laws = [(weighted[t] / total, drawn(blocks, (*prefix, t), factors)) for t in heads if weighted[t] > 0]
+    return {y: share * p for share, law in laws for y, p in law.items()}
+
+
+def second_law(blocks, first, diversity, k, n):
+    """Return the law of sample k of n after the failed blocks `first`, from the words of the three rules."""
+    if diversity == "none" or (diversity == "half" and k < (n + 1) // 2):
+        return blocks
+    if diversity == "sequence":  # the reference given that it is none of the failed blocks
+        left = {y: p for y, p in blocks.items() if y not in first}
+        return {y: p / sum(left.values()) for y, p in left.items()} if left else blocks
+    return drawn(blocks, (), lambda prefix, t: all(y[len(prefix)] != t for y in first))
+
+
+@pytest.mark.parametrize("n_samples", [1, 2, 3])
+@pytest.mark.parametrize("diversity", ["none", "paper", "sequence", "half"])
+def test_two_rounds_equal_the_enumeration_of_every_draw_of_both(diversity, n_samples):
+    """Guards the exact failure: samples of a retry that are not drawn alike were once all taken for sample 0 of 1."""
+    rng = np.random.default_rng(5)
+    for _ in range(3):
+        names = [(0, 0), (0, 1), (1, 0), (1, 1)]
+        blocks = dict(zip(names, rng.dirichlet(np.ones(4)).tolist(), strict=True))
+        safe = {names[i] for i in rng.permutation(4)[: rng.integers(1, 3)]}
+        failure = 0.0
+        for first in itertools.product(blocks, repeat=n_samples):
+            if safe & set(first):
+                continue
+            laws = [second_law(blocks, first, diversity, k, n_samples) for k in range(n_samples)]
+            for second in itertools.product(blocks, repeat=n_samples):
+                if not safe & set(second):
+                    chances = [*map(blocks.get, first), *(law.get(y, 0) for law, y in zip(laws, second, strict=True))]
+                    failure += math.prod(chances)
+        assert fs.two_round_failure(blocks, safe, diversity, n_samples) == pytest.approx(failure, abs=1e-9)
+
+
 def test_block_probabilities_must_sum_to_one():
     with pytest.raises(ParameterError, match="sum to 0.8"):
         fs.retry_mass({(1,): F(1, 2), (2,): F(3, 10)}, set(), [], "none")
