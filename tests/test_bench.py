@@ -174,7 +174,7 @@ def test_only_picks_cases_by_section_and_name(tiny, monkeypatch, tmp_path):
 
 def line(case: Case, seconds: float, **more) -> dict:
     found = {"cpu_s": seconds, "wall_s": 2 * seconds, "busy_s": seconds, "rate": 50.0, "device": "cpu", "flops": 100, "padding": 0}
-    return {"case": vars(case), "repeat": 0} | found | {"kv_bytes": 7, "forward_tokens": 9} | more
+    return {"case": vars(case), "repeat": 0, "at": "2030-01-01 00:00 UTC"} | found | {"kv_bytes": 7, "forward_tokens": 9} | more
 
 
 def test_the_table_holds_medians_per_prompt():
@@ -242,13 +242,57 @@ def test_quick_writes_table_notes_and_picture_and_resumes(tmp_path, monkeypatch,
     first = capsys.readouterr().out
     folder = tmp_path / "runs" / "bench-quick"
     table = pd.read_csv(folder / "tables" / "bench.csv")
-    assert list(table.columns) == measure.COLUMNS
+    assert list(table.columns) == [*measure.COLUMNS, "padding", "repeats", "measured"]
     assert sum(table["variant"].str.endswith("random 7B")) == 4 and len(table) == 9
     assert {path.name for path in folder.glob("bench.*")} == {"bench.png", "bench.pdf"}
     assert "A1 / C, float32:" in first and "prompts/s" in (folder / "tables" / "bench.md").read_text()
     assert command.main(arguments) == 0
     assert "repeat 1" in first and "repeat 1" not in capsys.readouterr().out
     assert len((folder / "raw.jsonl").read_text().splitlines()) == 9
+
+
+def test_only_keeps_the_rows_that_it_does_not_measure(tiny, tmp_path, monkeypatch):
+    """Guards an hour of measuring: after a change of the code the log is empty, and a look at one case once left one row."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "MODELS", {"random tiny": lambda dtype: tiny})
+    monkeypatch.setattr(plan, "ratios", lambda quick: [("one / two", *cases)])
+    cases = fake(monkeypatch, lambda case: None)
+    cases[0] = replace(cases[0], variant=plan.C.variant)
+    monkeypatch.setattr(plan, "sections", lambda quick: {"a": cases})
+    code = iter(["first", "second", "third"])
+    monkeypatch.setattr(command, "_identity", lambda: {"versions": {"torch": "2"}, "code": next(code)})
+    tables = tmp_path / "figures" / "tables"
+
+    def rows():
+        return (tables / "bench.csv").read_text().splitlines()
+
+    assert command.main(["--repeats", "1"]) == 0
+    whole = rows()
+    assert len(whole) == 3 and "| measurement |" not in (tables / "bench.md").read_text()
+
+    assert command.main(["--repeats", "1", "--only", "two"]) == 0
+    assert rows()[:2] == whole[:2] and rows()[2] != whole[2] and len(rows()) == 3
+    first, second = pd.read_csv(tables / "bench.csv")["measured"]
+    text = (tables / "bench.md").read_text()
+    assert first != second and f"* measurement 1: {first}" in text and f"* measurement 2: {second}" in text
+    assert "| measurement |" in text and "| one / two, of two measurements |" in (tables / "bench_ratios.md").read_text()
+
+    assert command.main(["--repeats", "1"]) == 0  # all of it again: nothing is left of the others
+    assert pd.read_csv(tables / "bench.csv")["measured"].nunique() == 1
+
+
+def test_a_table_without_times_is_kept_and_says_so(tmp_path):
+    """Guards rows that were written before a table said when; what is new comes last."""
+    a, b, new = CASE, replace(CASE, variant="other"), replace(CASE, variant="new")
+    report.write(measure.table([line(a, 6.0), line(b, 2.0)], [a, b]), [], "", tmp_path)
+    path = tmp_path / "tables" / "bench.csv"
+    pd.read_csv(path)[measure.COLUMNS].to_csv(path, index=False)
+    table = report.with_earlier(measure.table([line(new, 1.0), line(b, 4.0)], [new, b]), tmp_path)
+    assert table["variant"].tolist() == ["test", "other", "new"]
+    assert table["cpu_s_per_prompt"].tolist() == [3.0, 2.0, 0.5]
+    notes = report.notes(table, [], [])
+    assert "measurement 1: at a time that is not recorded" in notes
+    assert "repeats, of which the medians are shown: 1 to 1" in notes
 
 
 @pytest.mark.parametrize("arguments", [["--only", "nothing like this"], ["--repeats", "0"], ["--only", "("]])

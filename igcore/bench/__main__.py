@@ -2,13 +2,15 @@
 
 It writes ``figures/tables/bench.csv`` and ``bench.md`` and ``figures/bench.{png,pdf}``. One process, one thread on a CPU, the cases
 of a section round-robin. Every finished case and repeat is a line of ``runs/bench/raw.jsonl``: start it again after a kill and it
-goes on; after a change of the code or of a version it starts anew.
+goes on; after a change of the code or of a version it starts anew. With ``--only``, rows that were not measured this time stay as
+the table has them, and it says which were measured when.
 """
 
 import argparse
 import gc
 import hashlib
 import importlib.metadata
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -84,9 +86,20 @@ def _identity() -> dict:
     }
 
 
+def _versions(identity: dict) -> str:
+    """Return what tells a measurement from another, for people."""
+    code = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    return ", ".join([f"code {code}", *(f"{name} {version}" for name, version in identity["versions"].items())])
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m igcore.bench", description="Measure what decoding costs, with rivals.")
-    parser.add_argument("--only", default="", metavar="REGEX", help="measure only cases that match, as in 'peers' or 'C .*float32'")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="REGEX",
+        help="measure only cases that match, as in 'peers' or 'C .*float32', and keep the other rows",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="times each case is measured; medians are shown (default 3)")
     parser.add_argument("--quick", action="store_true", help="tiny random models and sizes, into runs/bench-quick")
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
@@ -102,27 +115,30 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.repeats < 1:
             raise ParameterError(f"repeats is {options.repeats}; it must be at least 1")
-        with runs.open_run(folder, _identity()):
+        identity = _identity()
+        with runs.open_run(folder, identity):
             raw = folder / "raw.jsonl"
             if options.fresh:
                 raw.unlink(missing_ok=True)
-            _measure_and_report(options, Log(raw), out)
+            _measure_and_report(options, Log(raw), out, _versions(identity))
     except (IgcoreError, re.error) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _measure_and_report(options: argparse.Namespace, log: Log, out: Path) -> None:
+def _measure_and_report(options: argparse.Namespace, log: Log, out: Path, versions: str) -> None:
     skipped = [] if plan.has_its_hub() else ["its_hub: skipped, it is not installed; pip install 'igcore[bench]' adds it"]
     skipped += ["sizes and models are tiny: these numbers say nothing"] if options.quick else []
     for line in skipped:
         print(line, flush=True)
     sections = plan.sections(options.quick)
     skipped += bench(sections, log, options.only, options.repeats, cache(lambda name, dtype: MODELS[name](dtype)))
-    table = measure.table(log.lines, [case for cases in sections.values() for case in cases])
+    table = measure.table(log.lines, [case for cases in sections.values() for case in cases], versions)
     if not len(table):
         raise ParameterError(f"nothing was measured: --only {options.only!r} matches no case")
+    if options.only:
+        table = report.with_earlier(table, out)
     ratios = plan.ratios(options.quick)
     notes = report.notes(table, ratios, skipped)
     for path in report.write(table, notes, report.summary(table, ratios), out):

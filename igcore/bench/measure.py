@@ -14,10 +14,8 @@ import torch
 from .. import records
 from ..packed import packed, products_of
 
-COLUMNS = (
-    "variant prompts prompt_tokens n_samples new_tokens dtype device cpu_s_per_prompt wall_s_per_prompt tokens_per_s gemm_share "
-    "kv_bytes forward_tokens"
-).split()
+SETTING = "variant prompts prompt_tokens n_samples new_tokens dtype".split()  # tells the rows of a table apart
+COLUMNS = [*SETTING, *"device cpu_s_per_prompt wall_s_per_prompt tokens_per_s gemm_share kv_bytes forward_tokens".split()]
 
 
 @dataclass(frozen=True)
@@ -207,13 +205,15 @@ class Log:
         return any(line["case"] == asdict(case) and line["repeat"] == repeat for line in self.lines)
 
     def append(self, case: Case, repeat: int, found: dict) -> None:
-        line = {"case": asdict(case), "repeat": repeat} | found
+        line = {"case": asdict(case), "repeat": repeat, "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())} | found
         records.append(self.path, line)
         self.lines.append(line)
 
 
-def table(lines: Sequence[dict], cases: Sequence[Case]) -> pd.DataFrame:
-    """Return one row per measured case with the columns `COLUMNS`, then ``padding`` and ``repeats``: medians over the repeats.
+def table(lines: Sequence[dict], cases: Sequence[Case], versions: str = "") -> pd.DataFrame:
+    """Return one row per measured case with the columns `COLUMNS`, then ``padding``, ``repeats`` and ``measured``.
+
+    Numbers are medians over the repeats. ``measured`` says when the first line was written and with which `versions`.
 
     ``tokens_per_s`` counts sampled tokens (by ARGS, considered ones), n_samples * new_tokens of every prompt, by the wall.
     ``gemm_share`` is the useful work per second as a share of the best `gemm_rate` of its dtype and device. ``kv_bytes``,
@@ -230,7 +230,7 @@ def table(lines: Sequence[dict], cases: Sequence[Case]) -> pd.DataFrame:
             continue
         found = pd.DataFrame(same).median(numeric_only=True)
         rows.append(
-            {name: getattr(case, name) for name in ("variant", "prompts", "prompt_tokens", "n_samples", "new_tokens", "dtype")}
+            {name: getattr(case, name) for name in SETTING}
             | {
                 "device": same[0]["device"],
                 "cpu_s_per_prompt": found["cpu_s"] / case.prompts,
@@ -241,6 +241,7 @@ def table(lines: Sequence[dict], cases: Sequence[Case]) -> pd.DataFrame:
                 "forward_tokens": int(found["forward_tokens"]),
                 "padding": int(found["padding"]),
                 "repeats": len(same),
+                "measured": f"{lines[0]['at']}, {versions}",
             }
         )
-    return pd.DataFrame(rows, columns=[*COLUMNS, "padding", "repeats"])
+    return pd.DataFrame(rows, columns=[*COLUMNS, "padding", "repeats", "measured"])

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from .. import figures, tables
-from .measure import COLUMNS, Case
+from .measure import COLUMNS, SETTING, Case
 from .plan import A1, A2, A3, ARGS, ARGS_RIVALS, GENERATE, ITS_HUB, PEERS, B, C
 
 OURS, RIVAL = figures.style("inferenceguard")[0], figures.style("base")[0]
@@ -37,10 +37,20 @@ PANELS = {  # title -> bars: label, variant, whether it is ours
 }
 
 
+def with_earlier(table: pd.DataFrame, out: Path) -> pd.DataFrame:
+    """Return a table with those rows of the one that `write` left in `out` that it lacks, as they are and where they are."""
+    path = out / "tables" / "bench.csv"
+    if not path.exists():
+        return table
+    new, old = table.set_index(SETTING), pd.read_csv(path).set_index(SETTING)
+    order = old.index.append(new.index.difference(old.index, sort=False))
+    both = pd.concat([new, old[~old.index.isin(new.index)]]).loc[order].reset_index()[list(table)]
+    return both.fillna({"measured": "at a time that is not recorded"})
+
+
 def measured(table: pd.DataFrame, case: Case) -> pd.Series | None:
     """Return the row of a case, None where it was not measured."""
-    names = ["variant", "prompts", "prompt_tokens", "n_samples", "new_tokens", "dtype"]
-    rows = table[(table[names] == [getattr(case, name) for name in names]).all(axis=1)]
+    rows = table[(table[SETTING] == [getattr(case, name) for name in SETTING]).all(axis=1)]
     return rows.iloc[0] if len(rows) else None
 
 
@@ -50,6 +60,7 @@ def ratio_table(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -
     for text, *pair in ratios:
         a, b = (measured(table, case) for case in pair)
         if a is not None and b is not None:
+            text += "" if a.measured == b.measured else ", of two measurements"
             seconds = (a.cpu_s_per_prompt, b.cpu_s_per_prompt)
             rows.append(
                 (text, *seconds, seconds[0] / seconds[1], a.kv_bytes / b.kv_bytes if pair[0].run in CARRIED else float("nan"))
@@ -84,22 +95,33 @@ def notes(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]], skipped
         lines.append(
             f"{row.variant}, {size}: {per_second:.2f} prompts/s on {row.device}; the paper's {PAPER_S} s are {1 / PAPER_S:.2f}"
         )
-    padded = [f"{row.variant} {row.padding / row.forward_tokens:.1%}" for row in table.itertuples() if row.padding]
+    padded = [f"{row.variant} {row.padding / row.forward_tokens:.1%}" for row in table.itertuples() if row.padding > 0]
     lines.append(f"padding encoded besides, as a share of the forward tokens: {', '.join(padded) or 'none'}")
-    lines.append(f"repeats, of which the medians are shown: {table['repeats'].min()} to {table['repeats'].max()}")
+    lines.append(f"repeats, of which the medians are shown: {table['repeats'].min():.0f} to {table['repeats'].max():.0f}")
+    lines += [f"measurement {number}: {when}" for number, when in enumerate(table["measured"].unique(), start=1)]
     return [*lines, *skipped]
 
 
 def write(table: pd.DataFrame, lines: Sequence[str], compared: str, out: Path) -> list[Path]:
-    """Write ``tables/bench.csv`` and ``.md``, ``tables/bench_ratios.md`` and, where there is something to draw, two pictures."""
+    """Write ``tables/bench.csv`` and ``.md``, ``tables/bench_ratios.md`` and, where there is something to draw, two pictures.
+
+    Where not all rows are of one measurement, ``bench.md`` numbers these as `notes` does, and the pictures say so.
+    """
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "bench.csv", folder / "bench.md", folder / "bench_ratios.md"]
-    tables.replace_file(paths[0], table[COLUMNS].to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-    text = tables.markdown(table[COLUMNS]) + "\n" + "".join(f"* {line}\n" for line in lines)
+    tables.replace_file(paths[0], table.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    shown = table[COLUMNS]
+    if _several(table):
+        shown = shown.assign(measurement=pd.factorize(table["measured"])[0] + 1)
+    text = tables.markdown(shown) + "\n" + "".join(f"* {line}\n" for line in lines)
     tables.replace_file(paths[1], text)
     tables.replace_file(paths[2], compared + "\n")
     return [*paths, *figures.save(picture(table), out / "bench")] if any(map(len, _bars(table).values())) else paths
+
+
+def _several(table: pd.DataFrame) -> bool:
+    return table["measured"].nunique() > 1
 
 
 def _bars(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -128,7 +150,8 @@ def picture(table: pd.DataFrame) -> Figure:
     for ax, (title, bars) in zip(axes, panels.items(), strict=True):
         _panel(ax, bars, [dtype for dtype in dtypes if dtype in bars])
         ax.set_title(title, loc="left")
-    axes[-1].set_xlabel("CPU seconds per prompt, one thread")
+    apart = "; not all measured together" if _several(table) else ""
+    axes[-1].set_xlabel(f"CPU seconds per prompt, one thread{apart}")
     return fig
 
 
