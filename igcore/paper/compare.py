@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
-import numpy as np
 import pandas as pd
 from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep, proportion_confint
@@ -77,9 +76,15 @@ def _numbers(lines: pd.DataFrame, column: str) -> pd.Series:
 
 
 def _seconds(lines: pd.DataFrame, columns: list[str]) -> pd.Series:
-    """Return the mean seconds of each group of prompts: those that were decoded together share their time, so they are one draw."""
-    spent = lines.sort_values("prompt_id")[columns].astype(float).sum(axis=1, skipna=False).to_numpy()
-    return pd.Series(spent).groupby(np.arange(len(spent)) // int(lines["group_size"].iloc[0])).mean()
+    """Return a number for each group of prompts, whose mean is that over prompts: prompts decoded together are one draw.
+
+    The seconds per prompt of a group count as often as it has prompts. Their mean is then a ratio of two sums over groups, and the
+    variance of the numbers is the one of its linear approximation; where all groups are equally large, they are the groups' means.
+    """
+    spent = lines.sort_values("prompt_id")[columns].astype(float).sum(axis=1, skipna=False).reset_index(drop=True).dropna()
+    groups = spent.groupby(spent.index // int(lines["group_size"].iloc[0]))
+    weights = groups.count() / groups.count().mean()
+    return groups.mean() + (weights - 1) * (groups.mean() - spent.mean())
 
 
 _rate = partial(Measure, matters=lambda theirs, spread: RATE, is_rate=True)
