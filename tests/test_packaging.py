@@ -28,13 +28,17 @@ def requirements(without=()):
 
 def test_environment_yml_agrees_with_pyproject():
     """Guards conda users against a dependency that was added or bounded in one file only. (No conda solve is tried.)"""
-    environment = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    conda = {Requirement(d).name: Requirement(d).specifier for d in environment if isinstance(d, str)}
+    content = yaml.safe_load((ROOT / "environment.yml").read_text())
+    environment = content["dependencies"]
+    named = [d.rpartition("::") for d in environment if isinstance(d, str)]  # channel::package, or the package alone
+    conda = {Requirement(package).name: Requirement(package).specifier for _, _, package in named}
     expected = {CONDA_NAMES.get(r.name, r.name): r.specifier for r in requirements(without=["bench"])}  # not on conda-forge
     assert conda.pop("python") == Requirement("python" + PROJECT["requires-python"]).specifier
     assert not conda.pop("pip")
     assert conda == expected
     assert [d for d in environment if isinstance(d, dict)] == [{"pip": ["-e ."]}]
+    assert content["channels"] == ["conda-forge", "bioconda"]
+    assert [d for d in named if d[0]] == [("bioconda", "::", "snakemake>=9.0")]  # all else is on conda-forge, this is not
 
 
 def test_constraints_pin_every_dependency_inside_its_bounds():
