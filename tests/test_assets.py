@@ -2,10 +2,12 @@
 
 import errno
 import hashlib
+import json
 import os
 import pickle
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from igcore.convert import read_plain_pickle
 from igcore.errors import AssetError, ParameterError
 
 PAYLOAD = b"half a sentence\n"
+READY = f"toy-1.0-{assets.CONVERTER_VERSION}"  # the folder
 
 
 def make_wheel(folder: Path, package: str = "toy") -> Path:
@@ -32,9 +35,9 @@ def make_wheel(folder: Path, package: str = "toy") -> Path:
     return wheel
 
 
-def toy_asset(wheel: Path, convert=None, sha256: str | None = None) -> assets.Asset:
+def toy_asset(wheel: Path, convert=None, sha256: str | None = None, ready=None) -> assets.Asset:
     sha256 = sha256 or hashlib.sha256(wheel.read_bytes()).hexdigest()
-    return assets.Asset("toy", "toy", "1.0", sha256, ("toy/data/words.txt",), "MIT", convert)
+    return assets.Asset("toy", "toy", "1.0", sha256, ("toy/data/words.txt",), "MIT", convert, ready or {})
 
 
 @pytest.fixture
@@ -63,14 +66,24 @@ def shelf(cache, monkeypatch):
 
 
 def everything_in(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    """Paths below a folder, without the file that those who fetch lock; it stays."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != ".toy.lock")
+
+
+def mend(folder: Path) -> None:
+    """Write a record that agrees with the files of a folder, as somebody would who has replaced one."""
+    record = json.loads((folder / "asset.json").read_text())
+    for name in record["files"]:
+        content = (folder / name).read_bytes()
+        record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "asset.json").write_text(json.dumps(record))
 
 
 def test_fetch_takes_only_the_named_members(cache, monkeypatch):
     """Bug: unzipping all of a wheel, or asking the network again although the folder is ready."""
     folder = assets.fetch("toy")
-    assert folder == cache / "toy-1.0"
-    assert everything_in(cache) == ["toy-1.0", "toy-1.0/asset.json", "toy-1.0/words.txt"]
+    assert folder == cache / READY
+    assert everything_in(cache) == [READY, f"{READY}/asset.json", f"{READY}/words.txt"]
     assert (folder / "words.txt").read_bytes() == PAYLOAD
     monkeypatch.setattr(assets, "_download", None)  # a second download would now raise
     assert assets.fetch("toy") == folder
@@ -178,7 +191,7 @@ def test_changed_byte_is_found_by_verify_only(shelf):
         (lambda folder: (folder / "extra.py").write_text(""), r"extra\.py does not belong there"),
         (lambda folder: (folder / "asset.json").unlink(), r"asset\.json is missing or unreadable"),
         (lambda folder: (folder / "asset.json").write_text("[]"), r"asset\.json is missing or unreadable"),
-        (lambda folder: (folder / "asset.json").write_text('{"files": {}}'), "made by another version of igcore"),
+        (lambda folder: (folder / "asset.json").write_text('{"files": {}}'), r"words\.txt does not belong there"),
     ],
 )
 def test_damage_that_fetch_sees(shelf, damage, sentence):
@@ -189,41 +202,152 @@ def test_damage_that_fetch_sees(shelf, damage, sentence):
     assert assets.verify("toy")
 
 
-def test_cache_of_an_older_converter_is_refused(shelf, monkeypatch):
-    """Bug: after an upgrade the old converted files are used under the new digest."""
-    assets.fetch("toy")
+def test_an_older_converters_folder_is_left_and_a_new_one_made(shelf, cache, monkeypatch):
+    """Bug: after an upgrade the old converted files are used, or somebody is asked to delete what an older version still reads."""
+    old = assets.fetch("toy")
     monkeypatch.setattr(assets, "CONVERTER_VERSION", assets.CONVERTER_VERSION + 1)
-    with pytest.raises(AssetError, match="made by another version of igcore; delete the folder"):
+    new = assets.fetch("toy")
+    assert new != old and old.is_dir() and assets.verify("toy") == []
+
+
+# --- what is read is what is pinned ---------------------------------------------------------------------------------
+
+
+def pin(monkeypatch, wheel: Path) -> str:
+    """Pin the one ready file of the toy; return its sha256."""
+    pinned = hashlib.sha256(PAYLOAD).hexdigest()
+    monkeypatch.setitem(assets.ASSETS, "toy", toy_asset(wheel, ready={"words.txt": pinned}))
+    return pinned
+
+
+def test_a_replaced_file_with_a_mended_record_is_refused(shelf, monkeypatch, capsys):
+    """Bug: a scorer whose weights were set to zero passes --check, because the record beside it is all that it is compared with."""
+    pinned = pin(monkeypatch, shelf)
+    folder = assets.fetch("toy")
+    (folder / "words.txt").write_bytes(PAYLOAD.upper())
+    mend(folder)
+    with pytest.raises(AssetError, match=rf"words\.txt is not the pinned file: its sha256 is .*, not {pinned}; delete the folder"):
+        assets.sound("toy")
+    assert assets.main(["--check"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    (folder / "asset.json").write_text('{"files": {}}')  # nor is it enough to leave the file out of the record
+    (folder / "words.txt").unlink()
+    assert any("is not the pinned file" in problem for problem in assets.verify("toy"))
+
+
+def test_a_conversion_that_comes_out_otherwise_is_not_kept(shelf, cache, monkeypatch):
+    """Bug: another version of a library converts to other weights, and all numbers change without a word."""
+    pin(monkeypatch, shelf)
+    asset = assets.ASSETS["toy"]
+
+    def convert(source: Path, target: Path) -> None:
+        (target / "words.txt").write_bytes(PAYLOAD.upper())
+
+    monkeypatch.setitem(assets.ASSETS, "toy", toy_asset(shelf, convert, ready=asset.ready))
+    with pytest.raises(AssetError, match=r"words\.txt, made from toy==1\.0, has sha256 .* is pinned, so it was not kept"):
         assets.fetch("toy")
+    assert everything_in(cache) == []
 
 
-RACE = """
+def test_the_digest_is_that_of_the_files(shelf, monkeypatch):
+    """Bug: the identity in every record is that of the wheel, so that replaced weights go by the name of the true ones."""
+    before = assets.digest("toy")
+    sha256 = hashlib.sha256(PAYLOAD).hexdigest()
+    assert before == hashlib.sha256(f"words.txt {sha256}".encode()).hexdigest()
+    folder = assets.sound("toy")
+    record = json.loads((folder / "asset.json").read_text())
+    (folder / "asset.json").write_text(json.dumps(record, indent=3))
+    assets.sound("toy")
+    assert assets.digest("toy") == before
+    (folder / "words.txt").write_bytes(PAYLOAD.upper())
+    assert assets.digest("toy") == before  # of what was read, not of what lies there since
+    mend(folder)
+    assets.sound("toy")
+    assert assets.digest("toy") != before
+
+
+def test_loading_hashes_each_file_once(shelf, monkeypatch):
+    """Bug: half a gigabyte is read twice, for the comparison and for the digest."""
+    assets.fetch("toy")
+    hashed, sha256 = [], assets._sha256
+    monkeypatch.setattr(assets, "_sha256", lambda path: hashed.append(path.name) or sha256(path))
+    assets.sound("toy")
+    assets.digest("toy")
+    assert hashed == ["words.txt"]
+
+
+def test_a_digest_of_a_damaged_file_is_not_given(shelf):
+    """Bug: a digest that is asked for before the model is loaded stands for files that loading refuses."""
+    (assets.fetch("toy") / "words.txt").write_bytes(PAYLOAD.upper())
+    with pytest.raises(AssetError, match="is damaged"):
+        assets.digest("toy")
+
+
+# --- several processes ----------------------------------------------------------------------------------------------
+
+FETCH = """
 import sys, time
 from pathlib import Path
 from igcore import assets
-wheel, meeting, sha256 = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+wheel, desk, sha256 = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def convert(source, target):
     (target / "words.txt").write_bytes((source / "words.txt").read_bytes())
-    (meeting / sys.argv[4]).touch()
-    while len(list(meeting.iterdir())) < 2: time.sleep(0.01)  # publish only when both have built
+    (desk / f"building-{sys.argv[4]}").touch()
+    while not (desk / "go").exists(): time.sleep(0.01)
 assets._download = lambda pin, folder: Path(folder / wheel.name) if (folder / wheel.name).write_bytes(wheel.read_bytes()) else None
 assets.ASSETS = {"toy": assets.Asset("toy", "toy", "1.0", sha256, ("toy/data/words.txt",), "MIT", convert)}
+(desk / f"asking-{sys.argv[4]}").touch()
 print(assets.fetch("toy"))
 """  # noqa: E501
 
 
-def test_two_processes_at_once_both_end_well(shelf, cache):
-    """Bug: the slower of two processes fails on rename, or leaves its own copy behind."""
-    meeting = cache.parent / "meeting"
-    meeting.mkdir()
+@pytest.fixture
+def desk(shelf, cache):
+    """What starts a process that fetches the toy and builds until there is a file "go", and waits for a file of it."""
+    folder = cache.parent / "desk"
+    folder.mkdir()
     sha256 = hashlib.sha256(shelf.read_bytes()).hexdigest()
     environment = os.environ | {"PYTHONPATH": str(Path(assets.__file__).parents[1])}
-    command = [sys.executable, "-c", RACE, str(shelf), str(meeting), sha256]
-    both = [subprocess.Popen([*command, who], stdout=subprocess.PIPE, text=True, env=environment) for who in ("one", "two")]
-    outputs = [process.communicate(timeout=60)[0].strip() for process in both]
-    assert outputs == [str(cache / "toy-1.0")] * 2
-    assert [process.returncode for process in both] == [0, 0]
-    assert everything_in(cache) == ["toy-1.0", "toy-1.0/asset.json", "toy-1.0/words.txt"]
+    started = []
+
+    def start(who: str, until: str) -> subprocess.Popen:
+        command = [sys.executable, "-c", FETCH, str(shelf), str(folder), sha256, who]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+        deadline = time.monotonic() + 60
+        while not (folder / f"{until}-{who}").exists():
+            assert time.monotonic() < deadline and started[-1].poll() is None
+            time.sleep(0.01)
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_what_a_killed_fetch_leaves_is_cleared_away_by_the_next(shelf, cache, desk):
+    """Bug: half a gigabyte stays in the cache under a hidden name each time that a fetch is killed."""
+    for who in ("one", "two"):
+        killed = desk(who, until="building")
+        killed.kill()
+        killed.wait()
+    (left,) = cache.glob(".toy-*")  # of the second; the second has cleared away what the first left
+    assert (left / "target" / "words.txt").exists()
+    assert assets.fetch("toy") == cache / READY
+    assert everything_in(cache) == [READY, f"{READY}/asset.json", f"{READY}/words.txt"]
+
+
+def test_of_two_at_once_one_builds_and_the_other_waits(cache, desk):
+    """Bug: a process takes what another is building for abandoned, fails on rename, or leaves its own copy behind."""
+    first = desk("one", until="building")
+    second = desk("two", until="asking")
+    time.sleep(0.3)  # for the second to reach the lock
+    assert len([*cache.glob(".toy-*")]) == 1 and not (cache.parent / "desk/building-two").exists()
+    (cache.parent / "desk/go").touch()
+    assert [process.communicate(timeout=60)[0].strip() for process in (first, second)] == [str(cache / READY)] * 2
+    assert [first.returncode, second.returncode] == [0, 0]
+    assert not (cache.parent / "desk/building-two").exists()
+    assert everything_in(cache) == [READY, f"{READY}/asset.json", f"{READY}/words.txt"]
 
 
 def test_command_line(shelf, cache, capsys):
@@ -235,22 +359,12 @@ def test_command_line(shelf, cache, capsys):
     assert line.split()[:2] == ["toy", "MIT"] and line.split()[3] == "MB" and line.split()[5] == "s"
     assert assets.main(["--check"]) == 0
     assert capsys.readouterr().out.split() == ["toy", "ok"]
-    (cache / "toy-1.0" / "words.txt").write_bytes(PAYLOAD.upper())
+    (cache / READY / "words.txt").write_bytes(PAYLOAD.upper())
     assert assets.main(["--check"]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {cache / 'toy-1.0' / 'words.txt'} is damaged")
-    (cache / "toy-1.0" / "words.txt").unlink()
+    assert capsys.readouterr().err.startswith(f"error: {cache / READY / 'words.txt'} is damaged")
+    (cache / READY / "words.txt").unlink()
     assert assets.main([]) == 1
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_digest_covers_wheel_members_and_converter(shelf, cache, monkeypatch):
-    """Bug: two assets from one wheel, or two converters, share an identity; or a digest needs the cache."""
-    asset = toy_asset(shelf)
-    before = assets.digest("toy")
-    assert before == hashlib.sha256(f"{asset.sha256}\ntoy/data/words.txt\nconverter 1".encode()).hexdigest()
-    assert not cache.exists()
-    monkeypatch.setitem(assets.ASSETS, "toy", toy_asset(shelf, sha256="0" * 64))
-    assert assets.digest("toy") != before
 
 
 def test_home_follows_the_environment(monkeypatch):
@@ -272,8 +386,9 @@ def test_unknown_asset_names_the_nearest():
 def test_real_assets_are_ready_and_sound(name):
     """Bug: a pin, a member's path or a converter no longer fits the wheel that is published."""
     folder = assets.fetch(name)
-    assert folder.name == f"{name}-{assets.ASSETS[name].version}"
+    assert folder.name == f"{name}-{assets.ASSETS[name].version}-{assets.CONVERTER_VERSION}"
     assert assets.verify(name) == []
+    assert assets.ASSETS[name].ready  # its weights, words or prompts are pinned
     assert not [file for file in folder.iterdir() if file.suffix in (".joblib", ".gguf", ".bin", ".pkl", ".pickle", ".h5", ".py")]
 
 

@@ -29,6 +29,8 @@ def test_policy_folder_is_plain_float32():
     folder = assets.fetch("smollm2")
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert not {"quantization_config", "_model_name_or_path"} & set(settings)
+    for name in ("config.json", "generation_config.json"):  # the same bytes, whichever version of transformers wrote them
+        assert "transformers_version" not in (folder / name).read_text(encoding="utf-8")
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)

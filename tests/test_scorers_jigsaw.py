@@ -26,6 +26,7 @@ def source(tmp_path_factory):
 def tiny(source, tmp_path, monkeypatch):
     convert_jigsaw(source, tmp_path)
     monkeypatch.setattr(assets, "sound", lambda name: tmp_path)
+    monkeypatch.setattr(assets, "digest", lambda name: "0" * 64)
     return JigsawToxicity()
 
 

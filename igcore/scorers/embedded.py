@@ -37,8 +37,9 @@ class OffensiveLanguage:
     unit = "probability"
 
     def __init__(self) -> None:
+        folder = assets.sound("offensive-language")
         self.digest = assets.digest("offensive-language")
-        with np.load(assets.sound("offensive-language") / "weights.npz", allow_pickle=False) as weights:
+        with np.load(folder / "weights.npz", allow_pickle=False) as weights:
             self._column = {word: column for column, word in enumerate(weights["vocabulary"].tolist())}
             self._idf = weights["idf"]  # (V,)
             self._coef, self._intercept = weights["coef"], weights["intercept"]  # (M, V), (M,)
@@ -105,9 +106,9 @@ class MiniLMRelevance:
         from transformers import AutoModel, AutoTokenizer
 
         self.echo_weight, self.length_weight, self.length_scale = echo_weight, length_weight, length_scale
+        folder = assets.sound("minilm")
         formula = f"{assets.digest('minilm')} {echo_weight:.17g} {length_weight:.17g} {length_scale:.17g}"
         self.digest = hashlib.sha256(formula.encode()).hexdigest()
-        folder = assets.sound("minilm")
         with quiet_transformers():
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)

@@ -69,8 +69,8 @@ class JigsawToxicity:
     batch_size = 256
 
     def __init__(self, *, device="cpu") -> None:
-        self.digest = assets.digest("jigsaw")
         folder = assets.sound("jigsaw")
+        self.digest = assets.digest("jigsaw")
         vocabulary = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
         self._index = {word: index for index, word in enumerate(vocabulary["words"], start=1)}
         self._separators = str.maketrans(dict.fromkeys(vocabulary["filters"], " "))
