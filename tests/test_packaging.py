@@ -80,6 +80,14 @@ def test_every_params_file_is_valid_and_named_after_its_run(path):
             assert name in trained.critics and trained.policy == params.policy
 
 
+def test_hex_phi_is_decoded_with_the_networks_of_hh_rlhf():
+    """Guards the paper's setting: "we use a value network trained on HH-RLHF"; HEx-PHI has no training part of its own."""
+    decoded = [params for path in (ROOT / "params/paper").glob("decode-*.yaml") for params in points(path)]
+    asked = [folder for p in decoded if p.prompts == "hex-phi" for folder in (p.critic, p.value) if folder]
+    assert asked == ["runs/paper/critics/vicuna-hh/terminal", "runs/paper/critics/vicuna-hh/value"]
+    assert yaml.safe_load((ROOT / "params/paper/critic-vicuna-hh.yaml").read_text())["prompts"] == "hh-rlhf"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/critic-*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_critic_file_is_valid_and_named_after_its_run(path):
     params = from_mapping(CriticParams, yaml.safe_load(path.read_text()))

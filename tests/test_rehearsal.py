@@ -3,6 +3,8 @@
 `make rehearsal` walks through the whole grid with Snakemake and papermill; here the same settings run in this process.
 """
 
+from pathlib import Path
+
 import pytest
 import yaml
 from test_packaging import ROOT
@@ -46,7 +48,8 @@ def params(kind, stem, **changes):
 def test_a_row_group_of_the_main_tables_runs(name, here):
     """Guards a first run on a GPU: critic and value network, every method of the table, scored again by its own scorers."""
     small = {"max_new_tokens": SMALL["max_new_tokens"], "block_size": 8, "search": {"n_samples": 4, "keep": 2}}
-    trained = critic_runs.critic_run(params(CriticParams, f"critic-{name}", **small))
+    group = Path(params(DecodeParams, f"decode-main-{name}").critic).parent.name  # HEx-PHI takes the networks of HH-RLHF
+    trained = critic_runs.critic_run(params(CriticParams, f"critic-{group}", **small))
     assert trained.critics.keys() == {"terminal"} and trained.value is not None
     found = {}
     for stem in (name, f"{name}-tokenwise"):
