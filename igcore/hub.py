@@ -10,7 +10,7 @@ from pathlib import Path
 from .errors import AssetError
 
 MIRROR = "IGCORE_HUB"
-SMALL = ("*.json", "*.model", "*.txt", "*.jinja")  # settings and tokenizers
+SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.codes", "*.spm", "*.tokenizer")  # settings and tokenizers
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # in this order: the second kind only where the first is not there
 NAMES = {"model": "", "dataset": "datasets/"}  # kind -> what stands before the name in the hub's addresses
 

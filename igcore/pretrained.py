@@ -1,7 +1,8 @@
 """Models and tokenizers from folders in the format of transformers, loaded strictly. Knows files and keys, not what a model is for.
 
 Weights are safetensors, or pickles of which only tensors are read; no code that comes with a model is run. A key that is missing or
-that nobody expects stops the loading: transformers would go on with random numbers in its place.
+that nobody expects stops the loading: transformers would go on with random numbers in its place. So does whatever would make
+transformers open other files than those that `contents_of` names.
 """
 
 import hashlib
@@ -9,7 +10,8 @@ import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from zipfile import is_zipfile
 
 import torch
@@ -19,23 +21,83 @@ from sentencepiece import SentencePieceProcessor
 from .convert import quiet_transformers
 from .device import GIB, free_bytes
 from .errors import AssetError, IgcoreError, ParameterError, unknown_name
-from .hub import WEIGHTS
+from .hub import SMALL
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WHOLE = ("model.safetensors", "pytorch_model.bin")  # transformers takes the first that is there, or whose index is
+OTHERS = {  # files that make transformers load other weights than these -> what it does then, and what to do
+    "adapter_config.json": "which adds an adapter where peft is installed; merge it into the weights, or take the file away",
+    "shard-*-model-*-of-*.safetensors": "a part of a distributed checkpoint; save the model whole, or take these files away",
+}
+ELSEWHERE = {  # settings by which transformers opens files of other names and folders -> their type where they do
+    "transformers_weights": str, "gguf_file": str, "vocab": str, "merges": str, "fast_tokenizer_files": list,
+}  # fmt: skip
+TEMPLATES = "additional_chat_templates/*.jinja"
+RECORD = "asset.json"  # written by `igcore.assets`; of no interest to transformers
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files with weights: safetensors where there are any, in the order of their names."""
-    return next((found for pattern in WEIGHTS if (found := sorted(folder.glob(pattern)))), [])
+    """Return the files with weights that transformers loads, in the order of their names; none where there are none.
+
+    Raises
+    ------
+    AssetError
+        When an index is damaged or names what is missing, outside the folder or of another kind, or when transformers would load
+        more than these files.
+    """
+    for pattern, what in OTHERS.items():
+        if found := sorted(folder.glob(pattern)):
+            raise AssetError(f"{folder} holds {found[0].name}, {what}")
+    for name in WHOLE:
+        if (path := folder / name).is_file():
+            return [path]
+        if (index := folder / f"{name}.index.json").is_file():
+            return _indexed(index, path.suffix)
+    return []
+
+
+def _indexed(index: Path, suffix: str) -> list[Path]:
+    """Return the files that an index names."""
+    with one_sentence(index):
+        named = sorted({PurePosixPath(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
+    for name in named:
+        if name.is_absolute() or ".." in name.parts or name.suffix != suffix:
+            raise AssetError(f"{index} names {str(name)!r}, but may name {suffix} files in its folder alone; fetch the model again")
+    paths = [index.parent / name for name in named]
+    if missing := [path.name for path in paths if not path.is_file()]:
+        raise AssetError(f"{index} names {missing[0]}, which is not there; fetch or save the whole model again")
+    return paths
+
+
+def contents_of(folder: Path, weights: bool = True) -> dict[str, str]:
+    """Return the sha256 of every file that loading a model and its tokenizer opens, by its name seen from the folder.
+
+    Reads gigabytes: ask once and keep it.
+
+    Parameters
+    ----------
+    weights : bool
+        False for a tokenizer alone.
+
+    Raises
+    ------
+    AssetError
+        As `files_of`, and when a file cannot be read.
+    """
+    small = [path for pattern in (*SMALL, TEMPLATES) for path in folder.glob(pattern) if path.name != RECORD]
+    with one_sentence(folder):
+        paths = {path.relative_to(folder).as_posix(): path for path in [*small, *(files_of(folder) if weights else ())]}
+        return {name: _sha256(paths[name]) for name in sorted(paths)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(folder: Path) -> str:
-    """Return the sha256 of the content of all files with weights."""
-    digest = hashlib.sha256()
-    for path in files_of(folder):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+    """Return one hash of `contents_of`."""
+    return hashlib.sha256(json.dumps(contents_of(folder)).encode()).hexdigest()
 
 
 def check_placement(dtype: str, device: str) -> None:
@@ -72,10 +134,23 @@ def weight_bytes(folder: Path, dtype: str) -> int:
 
 
 def check_settings(folder: Path) -> None:
-    """Raise ``AssetError`` for settings that are cut short: transformers goes on without some of them, such as end tokens."""
+    """Raise ``AssetError`` for settings that are cut short, or that send transformers to other files than the usual ones.
+
+    transformers goes on without some that are cut short, such as end tokens.
+    """
     for path in sorted(folder.glob("*.json")):
         with one_sentence(path):
-            json.loads(path.read_bytes())
+            json.loads(path.read_bytes(), object_hook=partial(_check_at_home, path))
+
+
+def _check_at_home(path: Path, settings: dict) -> dict:
+    for name, kind in ELSEWHERE.items():
+        if isinstance(value := settings.get(name), kind):
+            raise AssetError(
+                f"{path} sets {name} to {str(value)[:100]!r}, where transformers would look for files; give them their usual "
+                "names in this folder, and take the setting out"
+            )
+    return settings
 
 
 def load_tokenizer(folder: Path):
@@ -124,13 +199,15 @@ def load_model(kind, folder: Path, dtype: str, device: str, heads: Sequence[str]
     check_settings(folder)
     found = files_of(folder)
     if not found:
-        raise AssetError(f"{folder} has no weights ({', '.join(WEIGHTS)}); fetch or save the whole model again")
+        raise AssetError(f"{folder} has no weights ({' or '.join(WHOLE)}, or their index); fetch or save the whole model again")
     device = placement(folder, dtype, device)
     with one_sentence(folder), quiet_transformers():
         model, report = kind.from_pretrained(
             folder, dtype=DTYPES[dtype], device_map=device, local_files_only=True, trust_remote_code=False,
             use_safetensors=found[0].suffix == ".safetensors", output_loading_info=True, ignore_mismatched_sizes=True, **settings,
         )  # fmt: skip
+    if more := getattr(type(model.config), "extra_files", ()):
+        raise AssetError(f"{folder} is a {type(model).__name__}, whose {' and '.join(more)} is not read here; choose another model")
     for key, found_shape, shape in sorted(report["mismatched_keys"]):
         raise AssetError(
             f"{folder} has {key} of shape {tuple(found_shape)} where its config.json asks for {tuple(shape)}; fetch or save the "

@@ -101,6 +101,15 @@ def test_only_the_files_of_transformers_are_fetched(monkeypatch, tmp_path):
     assert hub.asked == [(REPO, "abc123", "model")]
 
 
+def test_whatever_a_tokenizer_reads_is_fetched(monkeypatch, tmp_path):
+    """Bug: a tokenizer that loads from a folder and lacks a file from the hub; a template of tools that lies in a folder."""
+    folder = tmp_path / "cache"
+    files = {"vocab.txt", "bpe.codes", "source.spm", "chat_template.jinja", "additional_chat_templates/tools.jinja"}
+    Hub(monkeypatch, folder, "model.safetensors", "README.md", *files)
+    snapshot(REPO)
+    assert {p.relative_to(folder).as_posix() for p in folder.rglob("*.*")} == files | {"model.safetensors"}
+
+
 def test_pickled_weights_are_fetched_where_there_are_no_others(monkeypatch, tmp_path):
     """Bug: Vicuna, of which the main branch has no safetensors."""
     folder = tmp_path / "cache"

@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from packaging.requirements import Requirement
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM
@@ -17,6 +19,7 @@ from igcore.device import GIB
 from igcore.pretrained import (
     check_placement,
     check_vocabulary,
+    contents_of,
     digest_of,
     files_of,
     load_model,
@@ -125,11 +128,157 @@ def test_a_truncated_pickle_is_refused(copy, keep):
     refusal(path.parent)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model-00002-of-00002.bin", "pytorch_model.bin.index.json"])
-def test_a_missing_shard_or_index_is_refused(copy, name):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("pytorch_model-00002-of-00002.bin", "names pytorch_model-00002-of-00002.bin, which is not there"),
+        ("pytorch_model.bin.index.json", "has no weights (model.safetensors or pytorch_model.bin, or their index)"),
+    ],
+)
+def test_a_missing_shard_or_index_is_refused(copy, name, message):
     folder = copy(VICUNA)
     (folder / name).unlink()
-    refusal(folder, "cannot be loaded", "pytorch_model")
+    refusal(folder, message)
+
+
+@pytest.fixture
+def sharded(copy):
+    """A model in two safetensors files with an index."""
+    folder = copy(ALPACA)
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save(folder, state, ".safetensors", 2)
+    return folder
+
+
+def named(folder, index="model.safetensors.index.json", change=lambda name: name):
+    """Rewrite the names of files in an index; return them in order."""
+    names = {key: change(name) for key, name in json.loads((folder / index).read_text())["weight_map"].items()}
+    reconfigure(folder, index, weight_map=names)
+    return sorted(set(names.values()))
+
+
+def in_subfolder(folder):
+    (folder / "w").mkdir()
+    for name in named(folder):
+        (folder / name).rename(folder / "w" / name)
+    return named(folder, change=lambda name: f"w/{name}")
+
+
+def whole_beside_index(folder):
+    save_file(load_file(folder / named(folder)[0]), folder / "model.safetensors", metadata={"format": "pt"})
+    return ["model.safetensors"]
+
+
+def linked(folder):
+    """Lay the files out as the hub's cache does."""
+    blobs = folder.parent / "blobs"
+    blobs.mkdir()
+    for i, name in enumerate(names := named(folder)):
+        (folder / name).rename(blobs / str(i))
+        (folder / name).symlink_to(Path("../blobs") / str(i))
+    return names
+
+
+def pickled_as_well(folder):
+    torch.save({}, folder / "pytorch_model.bin")
+    return named(folder)
+
+
+@pytest.mark.parametrize("arranged", [named, in_subfolder, whole_beside_index, linked, pickled_as_well])
+def test_the_files_of_a_folder_are_those_that_transformers_loads(sharded, monkeypatch, arranged):
+    """Bug: files found by a glob, decoys among them, while transformers loads those that an index names."""
+    expected = arranged(sharded)
+    save_file({"decoy": torch.zeros(1)}, sharded / "model-00009-of-00009.safetensors")
+    assert [path.relative_to(sharded).as_posix() for path in files_of(sharded)] == expected
+    resolve, opened = transformers.modeling_utils._get_resolved_checkpoint_files, []
+    monkeypatch.setattr(
+        transformers.modeling_utils,
+        "_get_resolved_checkpoint_files",
+        lambda **given: opened.extend((found := resolve(**given))[0]) or found,
+    )
+    with suppress(AssetError):  # half the weights, in the case of the whole file
+        loaded(sharded)
+    assert [Path(path).relative_to(sharded).as_posix() for path in opened] == expected
+    assert {*expected} == {name for name in contents_of(sharded) if name.endswith((".safetensors", ".bin"))}
+
+
+def test_other_weights_behind_a_decoy_change_the_digest(sharded):
+    """Bug: two sets of weights under one digest, that of the decoy beside them."""
+    names = in_subfolder(sharded)
+    save_file({"decoy": torch.zeros(1)}, sharded / "model-00001-of-00001.safetensors")
+    before = contents_of(sharded)
+    state = load_file(sharded / names[0])
+    save_file({key: tensor + 1 for key, tensor in state.items()}, sharded / names[0], metadata={"format": "pt"})
+    assert changed(before, contents_of(sharded)) == [names[0]]
+    assert "model-00001-of-00001.safetensors" not in before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda name: f"../outside/{name}", "names '../outside/"),
+        (lambda name: f"w/../../outside/{name}", "names 'w/../../outside/"),
+        (lambda name: f"/outside/{name}", "names '/outside/"),
+        (lambda name: "pytorch_model.bin", "names 'pytorch_model.bin', but may name .safetensors files"),
+        (lambda name: "model-00003-of-00003.safetensors", "names model-00003-of-00003.safetensors, which is not there"),
+        (lambda name: 3, "cannot be loaded"),
+    ],
+)
+def test_an_index_that_names_no_file_of_its_folder_is_refused(sharded, change, message):
+    """Bug: weights from anywhere on the disk, which no hash covers; a pickle for which transformers then takes another one."""
+    torch.save({}, sharded / "pytorch_model.bin")
+    named(sharded, change=change)
+    refusal(sharded, message)
+    with pytest.raises(AssetError, match="model.safetensors.index.json"):
+        contents_of(sharded)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {}'])
+def test_a_damaged_index_is_refused(sharded, content):
+    (sharded / "model.safetensors.index.json").write_text(content)
+    refusal(sharded, "model.safetensors.index.json cannot be loaded")
+    with pytest.raises(AssetError, match="cannot be loaded"):
+        contents_of(sharded)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("adapter_config.json", "holds adapter_config.json, which adds an adapter where peft is installed; merge it"),
+        ("shard-00000-model-00001-of-00001.safetensors", "a part of a distributed checkpoint; save the model whole"),
+    ],
+)
+def test_weights_of_other_kinds_are_refused(copy, name, message):
+    """Bug: transformers adds an adapter or takes a part of a training in place of the model, and the digest stays."""
+    folder = copy(ALPACA)
+    (folder / name).write_text("{}")
+    refusal(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("file", "setting"),
+    [
+        ("config.json", {"transformers_weights": "other.safetensors"}),
+        ("config.json", {"text_config": {"transformers_weights": "other.safetensors"}}),
+        ("tokenizer_config.json", {"fast_tokenizer_files": ["../outside/tokenizer.4.0.0.json"]}),
+        ("tokenizer_config.json", {"gguf_file": "../outside/x.gguf"}),
+        ("tokenizer_config.json", {"vocab": "/outside/vocab.json", "merges": "/outside/merges.txt"}),
+    ],
+)
+def test_settings_that_lead_to_other_files_are_refused(copy, file, setting):
+    """Bug: transformers reads a vocabulary or weights under a name that no hash covers, outside the folder even."""
+    folder = copy(ALPACA)
+    reconfigure(folder, file, **setting)
+    refusal(folder, f"{file} sets ", "where transformers would look for files")
+    with pytest.raises(AssetError, match=file):
+        loaded(folder)
+
+
+def test_a_model_with_weights_of_further_names_is_refused(copy, monkeypatch):
+    """Bug: a head of decisions from a file of its own, which no hash covers."""
+    monkeypatch.setattr(transformers.LlamaConfig, "extra_files", ("head.safetensors",))
+    refusal(copy(ALPACA), "whose head.safetensors is not read here")
 
 
 def test_no_weights_are_refused(copy):
@@ -274,17 +423,43 @@ def test_pickles_in_the_format_of_long_ago_are_read(copy):
 def test_a_trainers_pickles_are_no_weights(copy):
     """Bug: training_args.bin, a pickle of settings, in the hash of the weights or among their keys."""
     folder = copy(VICUNA)
-    digest = digest_of(folder)
     torch.save({"anything": 1}, folder / "training_args.bin")
-    assert len(files_of(folder)) == 2 and digest_of(folder) == digest
+    assert len(files_of(folder)) == 2
     load_model(AutoModel, folder, "float32", "cpu", ["lm_head.weight"])
 
 
-def test_the_digest_changes_with_a_weight(copy):
+def changed(before, after):
+    """Name the files that differ."""
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors", "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.model",
+        "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/tools.jinja", "bpe.codes", "source.spm",
+    ],
+)  # fmt: skip
+def test_the_digest_changes_with_every_file_that_is_read(copy, name):
+    """Bug: another template, tokenizer or end token under the digest of before."""
     folder = copy(ALPACA)
-    before = digest_of(folder)
-    rewrite(folder, lambda state: state["lm_head.weight"][0].add_(1))
-    assert digest_of(folder) != before and len(before) == 64
+    before, digest = contents_of(folder), digest_of(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    with (folder / name).open("ab") as file:
+        file.write(b" ")
+    assert changed(before, contents_of(folder)) == [name]
+    assert digest_of(folder) != digest and len(digest) == 64
+    assert (name in contents_of(folder, weights=False)) == (name != "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["asset.json", "README.md", "training_args.bin", "onnx/config.json"])
+def test_the_digest_stays_with_a_file_that_is_not_read(copy, name):
+    """Bug: every run started anew for a line in a README, or for the record of another download."""
+    folder = copy(ALPACA)
+    before = contents_of(folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("{}")
+    assert contents_of(folder) == before and list(before) == sorted(before)
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_the_temperature_is_that_of_the_configuration(folder, spoilt, config, te
     columns = list(zip(*TEXTS[:6], strict=True))
     scorer = load(qrm_reward, write(spoilt, config, STATE))
     assert scorer.score(*columns) == pytest.approx(reference_of(folder, "reward", temperature=temperature)(*columns), **EXACT)
-    assert (scorer.digest == load(qrm_reward, folder).digest) == (temperature == 5.0)
+    assert scorer.digest != load(qrm_reward, folder).digest
 
 
 def test_reward_and_cost_come_from_one_pass(folder):
