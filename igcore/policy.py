@@ -3,9 +3,11 @@
 A policy turns a prompt into token ids and tokens into text; the engine does the decoding in between.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from . import assets
 from .config import named
 from .errors import ParameterError, unknown_name
 from .hub import snapshot
-from .pretrained import check_placement, check_vocabulary, digest_of, load_model, load_tokenizer
+from .pretrained import check_placement, check_vocabulary, contents_of, load_model, load_tokenizer
 from .templates import TEMPLATES, neutral
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+PROBE = "How do plants grow?"  # written by a policy's template to see what that makes of a prompt, today's date included
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
 
 
@@ -67,11 +70,13 @@ class Policy:
     template : str
         A key of `igcore.templates.TEMPLATES`.
     digest : str
-        Hash of the weights, for manifests.
+        Hash of all in `identity` but the name, as of loading; empty unless given where a policy is made by hand.
     eos_ids : frozenset of int
         Tokens that end a response.
     cache : str
         How the engine keeps keys and values, a key of `igcore.engine.CACHES`.
+    files : dict of str to str
+        What it was loaded from, see `igcore.pretrained.contents_of`; empty for a policy made by hand.
     """
 
     name: str
@@ -81,11 +86,27 @@ class Policy:
     digest: str = ""
     eos_ids: frozenset = field(default=frozenset())
     cache: str = "auto"
+    files: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def context(self) -> int:
         """Longest sequence, prompt and response together, in tokens."""
         return getattr(self.model.config, "max_position_embeddings", None) or 2**31
+
+    def identity(self) -> dict:
+        """Return what decides its answers to a prompt, as JSON values: two that differ say where.
+
+        Returns
+        -------
+        dict
+            ``name``, ``digest``, ``files``, ``template``, ``ends``, the end tokens in order, and ``rendered``, the sha256 of a
+            fixed prompt in the template: a chat template is a program, which may write the date.
+        """
+        rendered = TEMPLATES[self.template].opening(self.tokenizer, PROBE)
+        return {
+            "name": self.name, "digest": self.digest, "files": self.files, "template": self.template,
+            "rendered": hashlib.sha256(rendered.encode()).hexdigest(), "ends": sorted(self.eos_ids),
+        }  # fmt: skip
 
     def encode(self, prompt: str, max_new_tokens: int = 0) -> list[int]:
         """Return the token ids of the templated prompt.
@@ -166,14 +187,16 @@ def load_policy(
         raise ParameterError(f"policy {name!r} has no chat template; choose another template: {', '.join(TEMPLATES)}")
     model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
     check_vocabulary(tokenizer, model, folder)
-    return Policy(
+    policy = Policy(
         name=name if known else Path(name).name,
         model=model,
         tokenizer=tokenizer,
         template=template,
-        digest=assets.digest(asset) if asset else digest_of(folder),
         eos_ids=_eos_ids(model, tokenizer, known.ends if known else ()),
+        files=contents_of(folder),
     )
+    decisive = {key: value for key, value in policy.identity().items() if key not in ("name", "digest")}
+    return replace(policy, digest=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest())
 
 
 def _characters(pieces: Sequence[str]) -> list[str]:

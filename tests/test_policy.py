@@ -1,7 +1,11 @@
 """Tests of prompts in, text out, and of loading by name or folder."""
 
+import hashlib
+import json
 import re
 import shutil
+from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -113,6 +117,87 @@ def test_any_local_folder_is_a_policy(folder):
     assert alone == [r.text for r in out] or any(r.counts.near_ties for r in out)
 
 
+def turn_calendar(monkeypatch, day: int):
+    """Let chat templates believe that it is this day of May."""
+    clock = SimpleNamespace(now=lambda: datetime(2024, 5, day))
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", clock)
+
+
+def respelt(path, **changes):
+    """Change settings in a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def permuted(path):
+    """Let a tokenizer read one letter as another."""
+    settings = json.loads(path.read_text())
+    ids = settings["model"]["vocab"]
+    ids["a"], ids["b"] = ids["b"], ids["a"]
+    path.write_text(json.dumps(settings))
+
+
+def shifted(path):
+    state = load_file(path)
+    save_file(state | {"model.norm.weight": state["model.norm.weight"] + 1}, path, metadata={"format": "pt"})
+
+
+CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+CHANGES = {  # file -> how it is changed
+    "model.safetensors": shifted,
+    "config.json": lambda path: respelt(path, rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+    "generation_config.json": lambda path: respelt(path, eos_token_id=[5, 6]),
+    "tokenizer.json": permuted,
+    "tokenizer_config.json": lambda path: respelt(path, chat_template=CHAT),
+    "chat_template.jinja": lambda path: path.write_text(CHAT),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_whatever_changes_in_a_folder_changes_the_digest_and_is_named(folder, tmp_path, name):
+    """Bug: a run resumed after a change of tokenizer, template, positions or end tokens, and mixed the answers of two policies."""
+    copy = shutil.copytree(folder, tmp_path / "tiny")
+    before = load_policy(str(copy), template="raw").identity()
+    CHANGES[name](copy / name)
+    after = load_policy(str(copy), template="raw").identity()
+    files = before["files"].keys() | after["files"].keys()
+    assert [file for file in files if before["files"].get(file) != after["files"].get(file)] == [name]
+    assert len({before["digest"], after["digest"]}) == 2
+    assert (before["ends"] == after["ends"]) == (name != "generation_config.json")
+    assert json.loads(json.dumps(after)) == after
+
+
+def test_the_same_folder_under_another_name_has_the_same_digest(folder, tmp_path):
+    """Bug: a critic that is refused where a folder was moved."""
+    first, again, moved = (load_policy(str(path)) for path in (folder, folder, shutil.copytree(folder, tmp_path / "moved")))
+    assert first.identity() == again.identity() and moved.digest == first.digest and moved.name == "moved"
+
+
+def test_a_template_that_writes_the_date_changes_the_digest(folder, tmp_path, monkeypatch):
+    """Bug: prompts of every day, and one digest for all of them."""
+    copy, known = shutil.copytree(folder, tmp_path / "tiny"), []
+    (copy / "chat_template.jinja").write_text("Today is {{ strftime_now('%d %B') }}. " + CHAT)
+    for day in (1, 1, 2):
+        turn_calendar(monkeypatch, day)
+        known.append(load_policy(str(copy)))
+    assert [policy.template for policy in known] == ["chat"] * 3
+    assert known[0].digest == known[1].digest != known[2].digest
+    assert known[0].files == known[2].files
+
+
+def test_a_template_of_ours_changes_the_digest(folder):
+    known = [load_policy(str(folder), template=template) for template in ("raw", "vicuna")]
+    assert known[0].files == known[1].files and known[0].digest != known[1].digest
+
+
+def test_a_policy_made_by_hand_has_an_identity(policy):
+    """Guards scripts that never touch a folder."""
+    assert policy.digest == "" and policy.files == {}
+    assert policy.identity() == {
+        "name": "tiny", "digest": "", "files": {}, "template": "raw", "ends": [policy.tokenizer.eos_token_id],
+        "rendered": hashlib.sha256(b"How do plants grow?").hexdigest(),
+    }  # fmt: skip
+
+
 def test_a_folder_without_all_its_weights_is_refused(folder, tmp_path):
     """Guards against a model that transformers would complete with random numbers."""
     shutil.copytree(folder, tmp_path / "copy")
@@ -200,4 +285,5 @@ def test_the_embedded_policy_reads_both_templates():
     assert templated.endswith("Why does bread rise?<|im_end|>\n<|im_start|>assistant\n")
     ends = {raw.tokenizer.convert_ids_to_tokens(i) for i in raw.eos_ids}
     assert ends == {"<|im_end|>", "<|endoftext|>", "<|im_start|>"}
-    assert raw.digest == chat.digest and raw.context == 8192
+    assert raw.files == chat.files and raw.digest != chat.digest and raw.context == 8192
+    assert {"model.safetensors", "config.json", "tokenizer.json"} <= raw.files.keys() and "asset.json" not in raw.files

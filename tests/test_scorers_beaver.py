@@ -224,8 +224,8 @@ def test_digests_tell_settings_apart(folder):
     write(folder, COST_MODEL | {"do_normalize": True}, STATE)
     digests.append(load(folder).digest)
     write(folder, COST_MODEL, STATE | BIAS)
-    digests.append(load(folder).digest)
-    assert len(set(digests)) == len(digests)
+    digests.append((scorer := load(folder)).digest)
+    assert len(set(digests)) == len(digests) and {"model.safetensors", "tokenizer.model"} < scorer.files.keys()
 
 
 def test_it_checks_itself(folder):

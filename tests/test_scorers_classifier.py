@@ -420,6 +420,21 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
     assert load(folder, labels=[0], sign=REWARD, device="auto").digest == known[0]
 
 
+@pytest.mark.parametrize("family", ["qwen2", "bert"])
+def test_the_digest_covers_a_tokenizer_beside_the_model(hub, tmp_path, family):
+    """Bug: the name of the tokenizer's folder in the hash, and not what lies in it."""
+    folder = hub(family)
+    for path in folder.glob("tokenizer*"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"weights of a language model")
+    before, own = load(folder, tokenizer=str(tmp_path), reads="response"), load(folder, reads="response")
+    (tmp_path / "special_tokens_map.json").write_text("{}")
+    after = load(folder, tokenizer=str(tmp_path), reads="response")
+    assert after.files.keys() - before.files.keys() == {"tokenizer/special_tokens_map.json"}
+    assert "tokenizer/model.safetensors" not in after.files and own.files.items() < before.files.items()
+    assert len({before.digest, after.digest, own.digest}) == 3
+
+
 @pytest.mark.parametrize(("sign", "role"), [(COST, "cost"), (REWARD, "reward")])
 def test_the_first_look_is_taken_unless_it_is_declined(hub, monkeypatch, sign, role):
     """Guards a sign that was mistaken: a run would look for the worst answers."""

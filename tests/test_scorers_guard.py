@@ -6,7 +6,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded
-from test_policy import tiny_tokenizer
+from test_policy import tiny_tokenizer, turn_calendar
 from test_scorers_classifier import MARKS, assert_everywhere, chatted, decoder_tokenizer
 from test_scorers_classifier import save as save_classifier
 from tinymodels import Counter, tiny
@@ -279,6 +279,31 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     known += [load(tmp_path).digest, load(hub("qwen2")).digest]
     assert len(set(known)) == len(known)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("tokenizer_config.json", '{"model_max_length": 99}'), ("generation_config.json", "{}"), ("chat_template.jinja", None)],
+)
+def test_the_digest_covers_every_file_and_says_which_changed(tmp_path, name, content):
+    """Bug: a tokenizer or template exchanged beside the weights, and scores of another guard under the same hash."""
+    before = load(save(tmp_path), text_format="raw")
+    path = tmp_path / name
+    path.write_text("{# new #}" + path.read_text() if content is None else content)
+    after = load(tmp_path, text_format="raw")
+    assert [file for file in after.files if before.files.get(file) != after.files[file]] == [name]
+    assert after.digest != before.digest and before.files.keys() == after.files.keys() > {"model.safetensors", "config.json"}
+
+
+def test_the_digest_covers_what_the_template_writes(tmp_path, monkeypatch):
+    """Bug: a template that writes the date: other texts every day under one hash."""
+    template = (save(tmp_path) / "chat_template.jinja").read_text()
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%d') }}" + template)
+    known = []
+    for day in (1, 1, 2):
+        turn_calendar(monkeypatch, day)
+        known.append(load(tmp_path))
+    assert known[0].digest == known[1].digest != known[2].digest and known[0].files == known[2].files
 
 
 def biased(folder, towards: float):

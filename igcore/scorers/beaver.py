@@ -36,7 +36,7 @@ def beaver_7b_cost(
     Returns
     -------
     LMScorer
-        Its digest covers weights, text format, end tokens, normalisation and dtype.
+        Its digest covers all that changes a score: files, text format, end tokens, dtype.
 
     Raises
     ------
@@ -54,11 +54,10 @@ def beaver_7b_cost(
     if (made_for := getattr(loaded.model.config, "score_type", "cost")) != "cost":
         raise AssetError(f"{loaded.folder} is a {made_for} model, not a cost model; name one as repo whose score_type is cost")
     normalised = bool(getattr(loaded.model.config, "do_normalize", False))
-    scorer = LMScorer(
-        "beaver-7b-cost", loaded.reading(text_format, end_id=loaded.tokenizer.eos_token_id, ends=ends),
-        _scaled(loaded) if normalised else loaded.single(HEAD), COST,
-        digest(loaded.weights, text_format=text_format, ends=ends, normalised=normalised, dtype=dtype), "trained scale",
-    )  # fmt: skip
+    head = _scaled(loaded) if normalised else loaded.single(HEAD)
+    backbone = loaded.reading(text_format, end_id=loaded.tokenizer.eos_token_id, ends=ends)
+    known = digest(loaded.files, backbone.template, text_format=text_format, ends=ends, dtype=dtype)
+    scorer = LMScorer("beaver-7b-cost", backbone, head, COST, known, "trained scale", files=loaded.files)
     if self_check:
         probe(scorer, "cost", boundary=0)
     return scorer

@@ -5,7 +5,7 @@ to read and which classes count is told by a few options, so that a model of nex
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +17,7 @@ from ..config import check_types
 from ..convert import quiet_transformers
 from ..errors import AssetError, ParameterError
 from ..hub import snapshot
-from ..pretrained import check_vocabulary, load_model, load_tokenizer, one_sentence, tensors_of
-from ..pretrained import digest_of as hash_of
+from ..pretrained import check_vocabulary, contents_of, load_model, load_tokenizer, one_sentence, tensors_of
 from ..templates import TEMPLATES, neutral
 from .lm import COST, REWARD, Backbone, LMScorer, check_length, context_of
 from .probe import probe
@@ -109,6 +108,8 @@ class EncoderScorer:
         Whether the tokenizer adds its own special tokens.
     number : callable
         Logits (R, C) float64 -> (R,).
+    files : dict of str to str
+        What it was loaded from, see `igcore.pretrained.contents_of`.
     """
 
     name: str
@@ -120,6 +121,7 @@ class EncoderScorer:
     texts: Callable[[str, str], tuple[str, ...]]
     special: bool
     number: Callable[[torch.Tensor], torch.Tensor]
+    files: dict[str, str] = field(compare=False, repr=False)
 
     def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
         """Return one number per text (n,) float64; `finished` is not looked at.
@@ -181,7 +183,7 @@ def classifier(
     Returns
     -------
     LMScorer or EncoderScorer
-        Called ``classifier:`` and the last part of `repo`. Its digest covers weights, chat template and all that changes a score.
+        Called ``classifier:`` and the last part of `repo`. Its digest covers files, options and all else that changes a score.
 
     Raises
     ------
@@ -210,18 +212,19 @@ def classifier(
     Source(repo, revision, dtype, device, self_check)
     options = Options(sign, labels, unit, text_format, reads, tokenizer)
     folder = snapshot(repo, revision)
-    reader = load_tokenizer(snapshot(tokenizer) if tokenizer else folder)
+    beside = snapshot(tokenizer) if tokenizer else None
+    reader = load_tokenizer(beside or folder)
     check_chat(reader, options.written, repo)
     keys, classes = _classes(folder)
     counted = _counted(classes, options, repo)
     write, special = partial(TEMPLATES[options.written].whole, reader), TEMPLATES[options.written].special
     texts, number = partial(READS[reads], write), partial(UNITS[unit].of, counted=counted)
-    chat = reader.chat_template if options.written == "chat" else None
-    known = digest(
-        hash_of(folder), counted=counted, unit=unit, text_format=options.written, reads=reads, tokenizer=tokenizer, chat=chat,
-        dtype=dtype,
-    )  # fmt: skip
-    about = {"name": f"classifier:{Path(repo).name}-{ROLES[sign]}", "sign": sign, "unit": UNITS[unit].name, "digest": known}
+    files = contents_of(folder)
+    if beside:
+        files |= {f"tokenizer/{name}": known for name, known in contents_of(beside, weights=False).items()}
+    known = digest(files, texts, counted=counted, unit=unit, text_format=options.written, reads=reads, dtype=dtype)
+    name = f"classifier:{Path(repo).name}-{ROLES[sign]}"
+    about = {"name": name, "sign": sign, "unit": UNITS[unit].name, "digest": known, "files": files}
     if keys == [HEAD]:
         if reads == "segments":
             raise ParameterError(f"reads is 'segments', but {repo} is no encoder; choose pair or response")

@@ -17,15 +17,14 @@ from ..config import check_types
 from ..dynamic import forward
 from ..errors import ParameterError
 from ..hub import snapshot
-from ..pretrained import check_vocabulary, digest_of, load_model, load_tokenizer
+from ..pretrained import check_vocabulary, contents_of, load_model, load_tokenizer
 from ..templates import TEMPLATES, chatted, turns_of
 from .classifier import check_chat
 from .lm import COST, Backbone, LMScorer
 from .probe import probe
-from .source import Source, check_name, digest
+from .source import EXAMPLE, Source, check_name, digest
 
 SLOT = re.compile(r"\{(prompt|response)\}")
-EXAMPLE = ("How do plants grow?", "They need light and water.")
 COMPARED = 256  # rows of the output embedding by which the logits are compared with the model's own
 FINAL = {  # what a configuration may ask to be done to logits: (logits, its number) -> logits
     "final_logit_softcapping": lambda logits, cap: cap * torch.tanh(logits / cap),  # Gemma 2
@@ -93,7 +92,7 @@ def guard(
     Returns
     -------
     LMScorer
-        Called ``guard:`` and the last part of `repo`. Its digest covers weights, chat template and all that changes a score.
+        Called ``guard:`` and the last part of `repo`. Its digest covers files, options and all else that changes a score.
 
     Raises
     ------
@@ -135,11 +134,13 @@ def guard(
     backbone = Backbone(model, tokenizer, write, special=special)
     _check_logits(model, backbone, repo)
     logits, n = _logits(model, ids), len(unsafe)
+    files = contents_of(folder)
     known = digest(
-        digest_of(folder), unsafe=unsafe, safe=safe, text_format=options.written, template=template, prefix=prefix,
-        chat=tokenizer.chat_template if options.written == "chat" else None, dtype=dtype,
-    )  # fmt: skip
-    scorer = LMScorer(f"guard:{Path(repo).name}", backbone, lambda hidden: _gap(logits(hidden), n), COST, known, "logit gap")
+        files, write, unsafe=unsafe, safe=safe, text_format=options.written, template=template, prefix=prefix, dtype=dtype
+    )
+    scorer = LMScorer(
+        f"guard:{Path(repo).name}", backbone, lambda hidden: _gap(logits(hidden), n), COST, known, "logit gap", files=files
+    )
     if self_check:
         probe(scorer, "cost", 0.0)
     return scorer

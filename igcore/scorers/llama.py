@@ -32,7 +32,7 @@ def llama_7b_rm(
     Returns
     -------
     LMScorer
-        Its digest covers weights, text format and dtype.
+        Its digest covers all that changes a score: files, text format, dtype.
 
     Raises
     ------
@@ -50,10 +50,8 @@ def llama_7b_rm(
     if text_format == "human-assistant":  # not in the template itself: a cost has to read everything
         whole = backbone.template
         backbone.template = lambda prompt, answer: whole(prompt, USER.split(answer)[0])
-    scorer = LMScorer(
-        "llama-7b-rm", backbone, loaded.single(HEAD), REWARD, digest(loaded.weights, text_format=text_format, dtype=dtype),
-        "trained scale",
-    )  # fmt: skip
+    known = digest(loaded.files, backbone.template, text_format=text_format, dtype=dtype)
+    scorer = LMScorer("llama-7b-rm", backbone, loaded.single(HEAD), REWARD, known, "trained scale", files=loaded.files)
     if self_check:
         probe(scorer, "reward")
     return scorer

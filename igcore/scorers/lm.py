@@ -11,7 +11,7 @@ A scorer outside a session reads a text afresh, which is how one is checked befo
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from os.path import commonprefix
 
@@ -238,6 +238,8 @@ class LMScorer:
     session : Session or None
         What has been read so far; None reads afresh, the texts of each prompt by themselves. So a score does not depend on what
         is asked about other prompts, which matters in bfloat16: what is reported can be read again by anybody.
+    files : dict of str to str
+        What it was loaded from, see `igcore.pretrained.contents_of`, if it was.
     """
 
     name: str
@@ -247,6 +249,7 @@ class LMScorer:
     digest: str
     unit: str = "points"
     session: Session | None = None
+    files: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
         """Return one number per text (n,); a head with several outputs gives as many, which every caller refuses."""

@@ -87,13 +87,13 @@ class QRM:
 
     Attributes
     ----------
-    digest : str
-        Hash of the weights and of what else is the same for both.
+    files : dict of str to str
+        See `igcore.pretrained.contents_of`.
     """
 
     backbone: Backbone
     head: Head
-    digest: str
+    files: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,11 @@ def qrm_reward(
         When it does not put a helpful answer above gibberish.
     """
     qrm = _shared(Source(repo, revision, dtype, device, self_check))
+    known = digest(qrm.files, qrm.backbone.template, dtype=dtype)
     scorer = LMScorer(
-        "qrm-llama-3.1-8b-reward", qrm.backbone, lambda states: qrm.head.reward(states), REWARD, qrm.digest, "trained scale"
-    )
+        "qrm-llama-3.1-8b-reward", qrm.backbone, lambda states: qrm.head.reward(states), REWARD, known, "trained scale",
+        files=qrm.files,
+    )  # fmt: skip
     if self_check:
         probe(scorer, "reward")
     return scorer
@@ -173,9 +175,10 @@ def qrm_cost(
     source = Source(repo, revision, dtype, device, self_check)
     CostOptions(scale, threshold, adjusted)
     qrm = _shared(source)
+    options = {"dtype": dtype, "scale": float(scale), "threshold": float(threshold), "adjusted": adjusted}
     scorer = LMScorer(
         "qrm-llama-3.1-8b-cost", qrm.backbone, lambda states: scale * (threshold - qrm.head.is_safe(states, adjusted)), COST,
-        digest(qrm.digest, scale=float(scale), threshold=float(threshold), adjusted=adjusted), "trained scale",
+        digest(qrm.files, qrm.backbone.template, **options), "trained scale", files=qrm.files,
     )  # fmt: skip
     if self_check:
         probe(scorer, "cost")
@@ -206,4 +209,4 @@ def _load(source: Source) -> QRM:
             "version of QRM has the objective of safety"
         ) from error
     head = head.to(loaded.model.device).eval()  # the gate's normalisation uses the statistics of its training
-    return QRM(backbone, head, digest(loaded.weights, temperature=temperature, dtype=source.dtype))
+    return QRM(backbone, head, loaded.files)

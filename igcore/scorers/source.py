@@ -5,9 +5,9 @@ Knows files, tensors and the names of text formats; knows nothing of signs, budg
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,9 +16,11 @@ from torch.nn.functional import linear
 from ..config import check_types
 from ..errors import AssetError, ParameterError, unknown_name
 from ..hub import snapshot
-from ..pretrained import check_placement, check_vocabulary, digest_of, load_model, load_tokenizer
+from ..pretrained import check_placement, check_vocabulary, contents_of, load_model, load_tokenizer
 from ..templates import TEMPLATES
 from .lm import Backbone
+
+EXAMPLE = ("How do plants grow?", "They need light and water.")
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,15 @@ class Loaded:
     ----------
     tensors : dict of str to Tensor
         In the type of the file, on the CPU.
+    files : dict of str to str
+        See `igcore.pretrained.contents_of`.
     """
 
     folder: Path
     tokenizer: object
     model: object
     tensors: dict[str, torch.Tensor]
-
-    @cached_property
-    def weights(self) -> str:
-        """Hash of the weights."""
-        return digest_of(self.folder)
+    files: dict[str, str]
 
     def reading(self, text_format: str, **more) -> Backbone:
         """Return the model as a reader of a text format; `more` goes to `Backbone`."""
@@ -101,7 +101,7 @@ class Source:
         # old configurations name pad ids that the model has no embedding for; what is padded is masked, so that any id serves
         model, tensors = load_model(AutoModel, folder, self.dtype, self.device, heads, optional, pad_token_id=0)
         check_vocabulary(tokenizer, model, folder)
-        return Loaded(folder, tokenizer, model, tensors)
+        return Loaded(folder, tokenizer, model, tensors, contents_of(folder))
 
 
 def check_name(kind: str, name: object, allowed: Sequence[str]) -> None:
@@ -110,6 +110,16 @@ def check_name(kind: str, name: object, allowed: Sequence[str]) -> None:
         raise unknown_name(kind, name, allowed)
 
 
-def digest(weights: str, **options) -> str:
-    """Return a hash of the weights' hash and the options that change scores."""
-    return hashlib.sha256(json.dumps([weights, options], sort_keys=True).encode()).hexdigest()
+def digest(files: Mapping[str, str], write: Callable[[str, str], object], **options) -> str:
+    """Return a hash of all that changes scores.
+
+    Parameters
+    ----------
+    files : mapping of str to str
+        See `igcore.pretrained.contents_of`.
+    write : callable
+        (prompt, response) -> what is read of them. It counts by what it makes of an example: a chat template may write the date.
+    options
+        What else changes scores.
+    """
+    return hashlib.sha256(json.dumps([files, write(*EXAMPLE), options], sort_keys=True).encode()).hexdigest()
