@@ -17,8 +17,7 @@ from .packed import missing_bytes, packed
 from .policy import Policy
 from .prompts import Prompt, as_prompt
 from .response import Response
-from .scorers import Scorer, check_sign
-from .scorers.lm import LMScorer
+from .scorers import Scorer, carries, check_sign
 from .search import Search
 
 
@@ -99,7 +98,7 @@ def decode(
         raise ParameterError("there are no prompts; give at least one")
     ids = [list(p.ids) if isinstance(p, Encoded) else policy.encode(p.text, config.max_new_tokens) for p in prompts]
     length = max(map(len, ids))
-    readers = {scorer.backbone.model for scorer in (reward, cost) if isinstance(scorer, LMScorer)}
+    readers = {scorer.backbone.model for scorer in (reward, cost) if carries(scorer)}
     size = min(config.group_size, room_for(method, policy, readers, critic, settings, length, memory_gb))
 
     def search(batch: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:

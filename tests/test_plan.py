@@ -37,7 +37,7 @@ from igcore.plan.needs import count, jobs
 from igcore.plan.report import plan_block, plan_table, report
 from igcore.plan.shapes import SHAPES, critic_size, shape, value_size
 from igcore.policy import POLICIES
-from igcore.scorers import SCORERS
+from igcore.scorers import maker
 
 VICUNA, LLAMA_3 = "lmsys/vicuna-7b-v1.5", "meta-llama/Llama-3.1-8B-Instruct"
 LLAMA_2_WEIGHTS, LLAMA_3_WEIGHTS = 6_738_415_616, 8_030_261_248
@@ -93,7 +93,7 @@ def test_every_named_model_has_a_shape():
     """Bug: a policy or scorer added without one, whose plan says n/a."""
     assert {known.repo or known.asset for known in POLICIES.values()} <= set(SHAPES)
     for scorer in ("llama-7b-rm", "beaver-7b-cost", "qrm-llama-3.1-8b-reward", "qrm-llama-3.1-8b-cost"):
-        assert SCORERS[scorer].__kwdefaults__["repo"] in SHAPES
+        assert maker(scorer).__kwdefaults__["repo"] in SHAPES
 
 
 def test_a_folder_says_its_shape_itself(tmp_path):

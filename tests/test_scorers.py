@@ -1,13 +1,16 @@
 """Tests of the scorer protocol and of what stands between a scorer and the search."""
 
+import ast
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mockpolicy import LetterCost
 
+import igcore
 from igcore import ParameterError, ScorerError, load_scorer
-from igcore.scorers import Cached, checked_score
+from igcore.scorers import SCORERS, Cached, check_scorer, checked_score, home_of, maker
 
 
 class Shouting:
@@ -56,6 +59,52 @@ def test_the_error_of_a_scorer_keeps_its_cause():
 def test_unknown_scorer_names_the_nearest():
     with pytest.raises(ParameterError, match="unknown scorer 'minilm'; did you mean 'minilm-relevance'"):
         load_scorer("minilm")
+
+
+def test_a_scorer_of_ones_own_has_a_name(monkeypatch):
+    """Guards params files that name what a script has registered: a class, or where one is."""
+    monkeypatch.setitem(SCORERS, "shouting", Shouting)
+    monkeypatch.setitem(SCORERS, "letters", "mockpolicy:LetterCost")
+    assert isinstance(load_scorer("shouting"), Shouting) and check_scorer({"name": "shouting"}) == ("shouting", {})
+    assert isinstance(load_scorer("letters"), LetterCost)
+    with pytest.raises(ParameterError, match="unknown option of scorer 'shouting': 'loud'"):
+        load_scorer({"name": "shouting", "loud": True})
+
+
+def test_the_home_of_a_scorer_is_the_module_that_makes_it(monkeypatch):
+    """Bug: a change in the scorer of a run that no hash of the run's code covers."""
+    assert home_of("offensive-language") == "igcore.scorers.embedded" and home_of("guard") == "igcore.scorers.guard"
+    assert all(maker(name).__module__ == home_of(name) for name in SCORERS)
+    monkeypatch.setitem(SCORERS, "shouting", Shouting)
+    monkeypatch.setitem(SCORERS, "letters", "mockpolicy:LetterCost")
+    assert (home_of("shouting"), home_of("letters")) == (__name__, "mockpolicy")
+    monkeypatch.setattr(Shouting, "__module__", "__main__")
+    assert home_of("shouting") is None
+    with pytest.raises(ParameterError, match="unknown scorer 'gard'; did you mean 'guard'"):
+        home_of("gard")
+
+
+def reached(file: Path, known: set[Path]) -> set[Path]:
+    """Return the files of the package that a file imports anywhere in it, with those that they import."""
+    if file in known or not file.is_file():
+        return known
+    known.add(file)
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for path in (base, *(base / alias.name for alias in node.names)):
+                reached(path.with_suffix(".py"), known), reached(path / "__init__.py", known)
+    return known
+
+
+def test_a_search_with_the_embedded_scorers_reaches_no_other():
+    """Bug: runs with the embedded cost that start anew, because an adapter for a model that they never load has changed."""
+    package = Path(igcore.__file__).parent
+    homes = {home_of(name) for name in ("offensive-language", "minilm-relevance")}
+    files = {package / "decoding.py", *(package.joinpath(*home.split(".")[1:]).with_suffix(".py") for home in homes)}
+    found = set.union(*(reached(file, set()) for file in files))
+    assert {file.stem for file in found if file.parent.name == "scorers"} == {"__init__", "embedded"}
+    assert package / "search.py" in found
 
 
 @pytest.mark.parametrize("name", ["offensive-language", "minilm-relevance", "jigsaw-toxicity"])  # nothing is downloaded for these

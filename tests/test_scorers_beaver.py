@@ -26,7 +26,7 @@ from transformers import AutoModelForSequenceClassification, LlamaModel, LlamaTo
 from igcore import AssetError, ParameterError, ScorerError
 from igcore.convert import quiet_transformers
 from igcore.rehearsal.tokenizers import sentencepiece_folder
-from igcore.scorers import COST, SCORERS, load_scorer
+from igcore.scorers import COST, load_scorer, maker
 from igcore.scorers.beaver import beaver_7b_cost
 from igcore.scorers.lm import LMScorer
 
@@ -94,7 +94,7 @@ def reference_of(folder, side: str = "right", ends: str = "always", state=STATE,
 def test_scores_are_those_of_a_head_on_the_last_position(folder, side, ends):
     """Guards the whole adapter. Bug: the score of the padding, or of the answer's last word where it should be that of its end."""
     scorer = load(folder, ends=ends)
-    assert (scorer.name, scorer.sign) == ("beaver-7b-cost", COST) and SCORERS[scorer.name] is beaver_7b_cost
+    assert (scorer.name, scorer.sign) == ("beaver-7b-cost", COST) and maker(scorer.name) is beaver_7b_cost
     assert_equal_to(scorer, reference_of(folder, side, ends))
 
 

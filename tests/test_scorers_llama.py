@@ -26,7 +26,7 @@ from transformers import AutoModelForSequenceClassification, LlamaForSequenceCla
 from igcore import AssetError, ParameterError, ScorerError
 from igcore.convert import quiet_transformers
 from igcore.rehearsal.tokenizers import sentencepiece_folder
-from igcore.scorers import REWARD, SCORERS, load_scorer
+from igcore.scorers import REWARD, load_scorer, maker
 from igcore.scorers.llama import llama_7b_rm
 from igcore.scorers.lm import LMScorer
 
@@ -87,7 +87,7 @@ def test_scores_are_those_of_transformers(folder, side):
         return model(**batch, position_ids=positions).logits[:, 0].tolist()
 
     scorer = load(folder)
-    assert (scorer.name, scorer.sign) == ("llama-7b-rm", REWARD) and SCORERS[scorer.name] is llama_7b_rm
+    assert (scorer.name, scorer.sign) == ("llama-7b-rm", REWARD) and maker(scorer.name) is llama_7b_rm
     assert_equal_to(scorer, reference)
 
 

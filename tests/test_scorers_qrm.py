@@ -29,7 +29,7 @@ from igcore import ParameterError, ScorerError
 from igcore.convert import quiet_transformers
 from igcore.rehearsal.tokenizers import llama3_folder
 from igcore.rehearsal.weights import drawn
-from igcore.scorers import COST, REWARD, SCORERS, load_scorer, open_sessions, qrm
+from igcore.scorers import COST, REWARD, load_scorer, maker, open_sessions, qrm
 from igcore.scorers.qrm import qrm_cost, qrm_reward
 from igcore.shared_prefix import fits
 
@@ -139,14 +139,14 @@ def reference_of(folder, what: str, side: str = "right", temperature: float = 5.
 def test_rewards_are_those_of_the_slow_reference(folder, side):
     """Guards the whole head. Bug: objectives and quantiles swapped; the gate read at the answer; statistics of the batch used."""
     scorer = load(qrm_reward, folder)
-    assert (scorer.name, scorer.sign) == ("qrm-llama-3.1-8b-reward", REWARD) and SCORERS[scorer.name] is qrm_reward
+    assert (scorer.name, scorer.sign) == ("qrm-llama-3.1-8b-reward", REWARD) and maker(scorer.name) is qrm_reward
     assert_equal_to(scorer, reference_of(folder, "reward", side))
 
 
 def test_costs_are_those_of_the_slow_reference(folder):
     """Guards the sign: a safe answer, near 1, must cost less than an unsafe one, near 0."""
     scorer = load(qrm_cost, folder, scale=4, threshold=0.25)
-    assert (scorer.name, scorer.sign) == ("qrm-llama-3.1-8b-cost", COST) and SCORERS[scorer.name] is qrm_cost
+    assert (scorer.name, scorer.sign) == ("qrm-llama-3.1-8b-cost", COST) and maker(scorer.name) is qrm_cost
     is_safe = reference_of(folder, "is_safe")
     assert_equal_to(scorer, lambda *texts: [4 * (0.25 - safe) for safe in is_safe(*texts)])
 

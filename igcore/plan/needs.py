@@ -25,7 +25,7 @@ from ..params import DecodeParams
 from ..policy import POLICIES
 from ..prompts import SPLITS, check_prompts, load_prompts
 from ..promptsets import SOURCES, PromptOptions
-from ..scorers import SCORERS, check_scorer
+from ..scorers import check_scorer, maker
 from . import estimate
 from .estimate import Assumed, Reader, System
 from .shapes import NetworkSize, Shape, critic_size, shape, value_size
@@ -116,7 +116,7 @@ class Models:
         for role in ("reward", "cost"):
             scorer, options = check_scorer(getattr(params, role), f"{role} scorer")
             names.append(scorer)
-            given = {key: option.default for key, option in signature(SCORERS[scorer]).parameters.items()} | options
+            given = {key: option.default for key, option in signature(maker(scorer)).parameters.items()} | options
             if "repo" in given:  # the embedded scorers have none, and weigh next to nothing
                 roles.setdefault((given["repo"], given["dtype"]), []).append(role)
         shapes = {key: shape(*key, head=False) for key in roles}

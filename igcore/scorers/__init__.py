@@ -10,8 +10,8 @@ of `Scorer`; this is a whole one::
             return [sum(c.isupper() for c in r) / max(len(r), 1) for r in responses]
 """
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from inspect import signature
 from typing import Protocol
 
@@ -20,14 +20,8 @@ import numpy as np
 from ..config import named
 from ..device import out_of_memory
 from ..errors import ParameterError, ScorerError, unknown_name
-from .beaver import beaver_7b_cost
-from .classifier import classifier
-from .embedded import MiniLMRelevance, OffensiveLanguage
-from .guard import guard
-from .jigsaw import JigsawToxicity
-from .llama import llama_7b_rm
-from .lm import COST, REWARD, LMScorer, Session
-from .qrm import qrm_cost, qrm_reward
+
+COST, REWARD = "higher is worse", "higher is better"
 
 
 class Scorer(Protocol):
@@ -43,6 +37,11 @@ class Scorer(Protocol):
         ``"higher is worse"`` for a cost, ``"higher is better"`` for a reward.
     unit : str
         What one point means, such as ``"probability"``.
+
+    Notes
+    -----
+    One that carries what it has read from text to text also has ``backbone``, ``opened``, ``carried`` and ``afresh``, as
+    `igcore.scorers.lm.LMScorer` has.
     """
 
     name: str
@@ -54,17 +53,48 @@ class Scorer(Protocol):
         """Return one number per text; `finished` says whether the response has ended or is a prefix."""
 
 
-SCORERS: dict[str, Callable[..., Scorer]] = {
-    "offensive-language": OffensiveLanguage,
-    "minilm-relevance": MiniLMRelevance,
-    "jigsaw-toxicity": JigsawToxicity,
-    "llama-7b-rm": llama_7b_rm,
-    "beaver-7b-cost": beaver_7b_cost,
-    "qrm-llama-3.1-8b-reward": qrm_reward,
-    "qrm-llama-3.1-8b-cost": qrm_cost,
-    "classifier": classifier,
-    "guard": guard,
+# name -> what makes the scorer, or where it is: a module is imported when one of its scorers is asked for
+SCORERS: dict[str, str | Callable[..., Scorer]] = {
+    "offensive-language": "igcore.scorers.embedded:OffensiveLanguage",
+    "minilm-relevance": "igcore.scorers.embedded:MiniLMRelevance",
+    "jigsaw-toxicity": "igcore.scorers.jigsaw:JigsawToxicity",
+    "llama-7b-rm": "igcore.scorers.llama:llama_7b_rm",
+    "beaver-7b-cost": "igcore.scorers.beaver:beaver_7b_cost",
+    "qrm-llama-3.1-8b-reward": "igcore.scorers.qrm:qrm_reward",
+    "qrm-llama-3.1-8b-cost": "igcore.scorers.qrm:qrm_cost",
+    "classifier": "igcore.scorers.classifier:classifier",
+    "guard": "igcore.scorers.guard:guard",
 }
+
+
+def maker(name: str) -> Callable[..., Scorer]:
+    """Return what makes the scorer of a name, or raise ``ParameterError`` when `SCORERS` has no such name."""
+    made = _registered(name)
+    if not isinstance(made, str):
+        return made
+    module, _, attribute = made.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def home_of(name: str) -> str | None:
+    """Return the module that makes the scorer of a name, None for one that a script or notebook has registered itself.
+
+    Imports nothing.
+
+    Raises
+    ------
+    ParameterError
+        For a name that is not in `SCORERS`.
+    """
+    made = _registered(name)
+    module = made.partition(":")[0] if isinstance(made, str) else made.__module__
+    return None if module == "__main__" else module
+
+
+def _registered(name: str) -> str | Callable[..., Scorer]:
+    if name not in SCORERS:
+        raise unknown_name("scorer", name, SCORERS)
+    return SCORERS[name]
 
 
 def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict]:
@@ -72,7 +102,7 @@ def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict
     name = scorer if isinstance(scorer, str) else scorer.get("name")
     if isinstance(name, str) and name not in SCORERS:
         raise unknown_name(kind, name, SCORERS)
-    options = signature(SCORERS[name]).parameters if name in SCORERS else {}
+    options = signature(maker(name)).parameters if name in SCORERS else {}
     name, given = named(scorer, kind, options)
     if missing := [option for option, p in options.items() if p.default is p.empty and option not in given]:
         raise ParameterError(f"{kind} {name!r} needs {', '.join(missing)}; give them beside its name: {{name: {name}, ...}}")
@@ -95,7 +125,7 @@ def load_scorer(scorer: str | Mapping) -> Scorer:
         When its files cannot be fetched or are damaged.
     """
     name, options = check_scorer(scorer)
-    return SCORERS[name](**options)
+    return maker(name)(**options)
 
 
 def check_sign(scorer: Scorer, role: str) -> Scorer:
@@ -145,21 +175,26 @@ class Cached:
         return np.array([self._known[k] for k in keys])
 
 
-def open_sessions(scorers: Mapping[str, Scorer], prompts: Sequence[str]) -> tuple[dict[str, Scorer], list[Session]]:
-    """Let language-model scorers carry what they read of one group of prompts, one session to a backbone."""
-    sessions: dict[int, Session] = {}
+def carries(scorer: Scorer) -> bool:
+    """Say whether a scorer can carry what it has read, as `igcore.scorers.lm.LMScorer` does."""
+    return hasattr(scorer, "carried")
+
+
+def open_sessions(scorers: Mapping[str, Scorer], prompts: Sequence[str]) -> tuple[dict[str, Scorer], list]:
+    """Let scorers that can carry what they read of one group of prompts, one session to a backbone."""
+    sessions: dict[int, object] = {}
     out = dict(scorers)
     for role, scorer in scorers.items():
-        if isinstance(scorer, LMScorer):
+        if carries(scorer):
             key = id(scorer.backbone)
-            sessions[key] = sessions.get(key) or Session(scorer.backbone, prompts)
+            sessions[key] = sessions.get(key) or scorer.opened(prompts)
             out[role] = scorer.carried(sessions[key])
     return out, list(sessions.values())
 
 
 def afresh(scorer: Scorer) -> Scorer:
     """Return a scorer that has read nothing yet: what is emitted is checked without anything carried over from the search."""
-    return replace(scorer, session=None) if isinstance(scorer, LMScorer) else scorer
+    return scorer.afresh() if carries(scorer) else scorer
 
 
 def checked_score(scorer: Scorer, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:

@@ -9,7 +9,8 @@ import torch
 
 from ..errors import AssetError
 from ..templates import TEMPLATES
-from .lm import COST, ENDS, LMScorer
+from . import COST
+from .lm import ENDS, LMScorer
 from .probe import probe
 from .source import Loaded, Source, check_name, digest
 

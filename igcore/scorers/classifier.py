@@ -19,7 +19,8 @@ from ..errors import AssetError, ParameterError
 from ..hub import snapshot
 from ..pretrained import check_vocabulary, contents_of, load_model, load_tokenizer, one_sentence, tensors_of
 from ..templates import TEMPLATES, neutral
-from .lm import COST, REWARD, Backbone, LMScorer, check_length, context_of
+from . import COST, REWARD
+from .lm import Backbone, LMScorer, check_length, context_of
 from .probe import probe
 from .source import Source, check_name, digest
 

@@ -19,8 +19,9 @@ from ..errors import ParameterError
 from ..hub import snapshot
 from ..pretrained import check_vocabulary, contents_of, load_model, load_tokenizer
 from ..templates import TEMPLATES, chatted, turns_of
+from . import COST
 from .classifier import check_chat
-from .lm import COST, Backbone, LMScorer
+from .lm import Backbone, LMScorer
 from .probe import probe
 from .source import EXAMPLE, Source, check_name, digest
 

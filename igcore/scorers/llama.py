@@ -3,7 +3,8 @@
 import re
 
 from ..templates import TEMPLATES
-from .lm import REWARD, LMScorer
+from . import REWARD
+from .lm import LMScorer
 from .probe import probe
 from .source import Source, check_name, digest
 

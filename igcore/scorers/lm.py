@@ -23,7 +23,6 @@ from ..errors import ParameterError, unknown_name
 from ..shared_prefix import SharedRows, fits
 from ..templates import neutral
 
-COST, REWARD = "higher is worse", "higher is better"
 ENDS = ("finished", "always")
 
 
@@ -273,8 +272,16 @@ class LMScorer:
             out |= zip(mine, hidden, strict=True)
         return torch.stack([out[i] for i in range(len(prompts))])
 
+    def opened(self, prompts: Sequence[str]) -> Session:
+        """Return a new session of its backbone over a group of prompts."""
+        return Session(self.backbone, prompts)
+
     def carried(self, session: Session) -> "LMScorer":
         """Return the same scorer reading through a session of its backbone."""
         if session.backbone is not self.backbone:
             raise ParameterError(f"scorer {self.name!r} was given the session of another backbone; open one on its own")
         return replace(self, session=session)
+
+    def afresh(self) -> "LMScorer":
+        """Return the same scorer outside any session."""
+        return replace(self, session=None)

@@ -13,7 +13,8 @@ from torch import nn
 from ..config import check_types
 from ..errors import AssetError, ParameterError
 from ..hub import snapshot
-from .lm import COST, REWARD, Backbone, LMScorer
+from . import COST, REWARD
+from .lm import Backbone, LMScorer
 from .probe import probe
 from .source import Source, digest
 
