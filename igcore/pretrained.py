@@ -95,11 +95,6 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_of(folder: Path) -> str:
-    """Return one hash of `contents_of`."""
-    return hashlib.sha256(json.dumps(contents_of(folder)).encode()).hexdigest()
-
-
 def check_placement(dtype: str, device: str) -> None:
     """Raise ``ParameterError`` for a dtype that is not in `DTYPES` or a device that torch does not know."""
     if dtype not in DTYPES:
