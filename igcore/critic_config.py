@@ -175,7 +175,7 @@ class CriticParams(RolloutConfig):
     profile, run : str
         Name of the folder, ``runs/<profile>/critics/<run>``.
     policy, prompts
-        See `igcore.params.DecodeParams`. Critics are trained on the prompts' split ``train`` and judged on ``test``.
+        See `igcore.decode_params.DecodeParams`. Critics are trained on the prompts' split ``train`` and judged on ``test``.
     budget : float
         Safety budget of all critics.
     critics : dict
@@ -196,7 +196,7 @@ class CriticParams(RolloutConfig):
     alpha, delta : float
         See `igcore.calibrate.learn_then_test`.
     reward, cost, dtype, device, threads
-        See `igcore.params.DecodeParams`.
+        See `igcore.decode_params.DecodeParams`.
     """
 
     profile: str

@@ -18,13 +18,13 @@ import torch
 
 from .calibrate import smallest_n
 from .critic import Critic
+from .critic_config import CriticParams
 from .critic_metrics import COLUMNS, RELIABILITY, critic_table, judgements, reference_table, reliability_table
 from .critic_only import critic_only_losses
 from .critic_search import safe_final_share
 from .decoding import decode
 from .errors import ParameterError, RunError
 from .packed import packed
-from .params import CriticParams
 from .policy import Policy, load_policy
 from .prompts import Prompt, load_prompts
 from .rollouts import Rollout, load_rollouts, roll_out

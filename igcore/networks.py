@@ -5,7 +5,7 @@ from pathlib import Path
 
 from . import critic, value
 from .critic import Critic, Shuffled
-from .params import DecodeParams
+from .decode_params import DecodeParams
 from .policy import Policy
 from .scorers import Scorer
 from .value import ValueNetwork

@@ -24,12 +24,12 @@ import pandas as pd
 
 from . import records
 from .critic_spec import asked, check_critic
+from .decode_params import DecodeParams
 from .decoding import decode
 from .errors import IgcoreError, ParameterError, RunError
 from .methods import METHODS, settings_of
 from .networks import load_networks
 from .packed import packed
-from .params import DecodeParams
 from .policy import Policy, load_policy
 from .progress import progress
 from .prompts import Prompt, load_prompts

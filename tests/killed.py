@@ -7,7 +7,7 @@ from pathlib import Path
 from mockpolicy import LetterCost, LetterReward, mock_policy
 
 from igcore import Prompt, runs
-from igcore.params import DecodeParams
+from igcore.decode_params import DecodeParams
 
 
 class Slow(LetterCost):

@@ -13,9 +13,9 @@ from test_critic_only import letters
 
 from igcore import AssetError, ParameterError, Prompt, RunError, decode, rollouts, training
 from igcore import critic_runs as module
+from igcore.critic_config import CriticParams
 from igcore.critic_metrics import COLUMNS, judgements, reliability_table
 from igcore.critic_runs import CALIBRATION, CriticRun, critic_run, load_finished, load_reliability, load_tables
-from igcore.params import CriticParams
 from igcore.value_metrics import expectations, value_table
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]

@@ -6,7 +6,9 @@ import nbformat
 import pytest
 import yaml
 
-from igcore.params import CriticParams, DecodeParams, notebook_parameters
+from igcore.critic_config import CriticParams
+from igcore.decode_params import DecodeParams
+from igcore.params import notebook_parameters
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

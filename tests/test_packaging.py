@@ -12,8 +12,9 @@ from packaging.requirements import Requirement
 
 from igcore import METHODS
 from igcore.config import from_mapping
+from igcore.critic_config import CriticParams
+from igcore.decode_params import DecodeParams
 from igcore.paramfiles import ParamFiles
-from igcore.params import CriticParams, DecodeParams
 from igcore.readme import ABLATIONS, FIGURES, TABLES, ablation_list, figure_list, main_table
 
 ROOT = Path(__file__).parents[1]

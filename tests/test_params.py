@@ -1,12 +1,18 @@
 """Tests of the parameters of notebook 20, and of the control of notebook 30. Other parameters: see the tests of runs."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from igcore.config import SearchConfig, from_mapping
-from igcore.critic_config import CriticConfig, RolloutConfig, ValueConfig
+from igcore.critic_config import CriticConfig, CriticParams, RolloutConfig, ValueConfig
+from igcore.decode_params import DecodeParams
 from igcore.errors import ParameterError
-from igcore.params import CriticParams, DecodeParams, notebook_params
+from igcore.params import notebook_params
 
+ROOT = Path(__file__).parents[1]
 GOOD = dict(
     profile="ci", run="raw", policy="smollm2-raw", prompts="rtp", budget=0.2, max_new_tokens=16, block_size=4, seed=5,
     critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}}, search={"n_samples": 4, "threshold": 1.0},
@@ -105,6 +111,14 @@ def test_the_notebooks_cell_is_read_by_name():
     assert notebook_params("critic", GOOD) == params()
     with pytest.raises(ParameterError, match="unknown parameter 'test_limits'; did you mean 'test_limit'"):
         notebook_params("critic", GOOD | {"test_limits": 4})
+
+
+def test_the_settings_of_decoding_stand_apart_from_judges_and_training():
+    """Bug: a changed word of a judge's question that changes the identity of every decode run."""
+    command = "import sys, igcore.decode_params; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    foreign = {"igcore.judge", "igcore.critic_config", "igcore.params", "igcore.runs", "igcore.training", "pandas"}
+    assert "igcore.decode_params" in loaded and not foreign & set(loaded)
 
 
 def test_the_control_of_a_search_is_one_of_two():

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from igcore import AssetError, ParameterError, SearchConfig, decode, load_policy
-from igcore.params import DecodeParams
+from igcore.decode_params import DecodeParams
 from igcore.policy import POLICIES, Policy
 from igcore.runs import decode_run
 

@@ -18,8 +18,9 @@ import pytest
 from huggingface_hub import errors
 
 from igcore import AssetError, ParameterError, promptsets
+from igcore.critic_config import CriticParams
+from igcore.decode_params import DecodeParams
 from igcore.hub import MIRROR
-from igcore.params import CriticParams, DecodeParams
 from igcore.prompts import Prompt, as_prompt, check_prompts, load_prompts, split_of
 from igcore.promptsets import SOURCES, PromptOptions, hub_texts
 from igcore.rehearsal import data

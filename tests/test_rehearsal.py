@@ -11,10 +11,11 @@ from test_packaging import ROOT
 
 from igcore import METHODS, critic_runs, runs
 from igcore.config import from_mapping
+from igcore.critic_config import CriticParams
+from igcore.decode_params import DecodeParams
 from igcore.judge import JudgeParams
 from igcore.judge.verdicts import judge_run, win_rates
 from igcore.paramfiles import ParamFiles
-from igcore.params import CriticParams, DecodeParams
 from igcore.rehearsal.__main__ import build_mirror
 from igcore.rehearsal.stub import stub_judge
 

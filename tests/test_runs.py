@@ -23,7 +23,8 @@ from test_value import network
 from igcore import ParameterError, Prompt, RunError, ScorerError, load_policy, load_scorer, records, runs
 from igcore.config import from_mapping
 from igcore.critic import Critic, Shuffled, save_critic
-from igcore.params import DecodeParams, notebook_parameters, notebook_params
+from igcore.decode_params import DecodeParams
+from igcore.params import notebook_parameters, notebook_params
 from igcore.policy import Policy
 from igcore.training import CriticConfig, spec_of
 from igcore.value import ValueNetwork, save_value

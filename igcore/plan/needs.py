@@ -16,12 +16,12 @@ import yaml
 
 from ..config import from_mapping, named
 from ..critic_config import CriticParams
+from ..decode_params import DecodeParams
 from ..device import GIB
 from ..errors import IgcoreError, ParameterError
 from ..memory import batch_size
 from ..methods import METHODS
 from ..paramfiles import ParamFiles
-from ..params import DecodeParams
 from ..policy import POLICIES
 from ..prompts import SPLITS, check_prompts, load_prompts
 from ..promptsets import SOURCES, PromptOptions
