@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, get_args, get_type_hints
 
 from .budget import check_accounting, start
@@ -12,6 +14,7 @@ from .diversity import DIVERSITIES
 from .errors import ParameterError, unknown_name
 from .tokenwise import TOKEN_SCORES
 
+NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a folder in runs: nothing that a path or a shell reads as anything else
 ON_FAILURE = ("abstain", "truncate", "paper")
 KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list", dict: "a mapping"}
 
@@ -92,6 +95,30 @@ def check_at_least(settings: Any, **lowest: float) -> None:
         value = getattr(settings, name)
         if value is not None and value < low:
             raise ParameterError(f"parameter {name} is {value}; it must be at least {low}")
+
+
+def check_name(kind: str, value: Any) -> None:
+    """Raise ``ParameterError`` unless a value can be the name of a folder in runs, see `NAME`.
+
+    Parameters
+    ----------
+    kind : str
+        What is called so, such as ``"parameter run"``.
+    """
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise ParameterError(
+            f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and A to Z, digits, _ and - alone"
+        )
+
+
+def check_inside(name: str, folder: str) -> None:
+    """Raise ``ParameterError`` unless a folder is given from the root of the repository, and lies inside it."""
+    path = PurePath(folder)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in folder:
+        raise ParameterError(
+            f"parameter {name} is {folder!r}; give a folder inside the repository, seen from its root and without .., such as "
+            "runs/mine/figures"
+        )
 
 
 @dataclass(frozen=True)

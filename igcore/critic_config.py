@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from .budget import check_accounting, start
 from .calibrate import smallest_n
-from .config import SearchConfig, check_at_least, check_types, from_mapping
+from .config import SearchConfig, check_at_least, check_name, check_types, from_mapping
 from .errors import ParameterError, unknown_name
 from .latent import FEATURES
 from .prompts import check_prompts
@@ -222,14 +222,17 @@ class CriticParams(RolloutConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        check_name("parameter profile", self.profile)
+        check_name("parameter run", self.run)
         check_at_least(self, threads=1, limit=2, test_limit=2, search_limit=1)
         check_prompts(self.prompts)
         if not self.critics:
             raise ParameterError("critics is empty; name at least one critic with its settings, such as {'m': {'layer': 8}}")
         for name, settings in self.critics.items():
-            if not isinstance(name, str) or name in ("none", "value") or name.startswith(("rollouts-", "critic-only-")):
+            check_name("the name of a critic in critics", name)
+            if name in ("none", "value") or name.startswith(("rollouts-", "critic-only-")):
                 raise ParameterError(
-                    f"critics names a critic {name!r}; give it a name that is text, not 'none', and none of a folder of the run "
+                    f"critics names a critic {name!r}; give it a name that is not 'none', and none of a folder of the run "
                     "('value', 'rollouts-...', 'critic-only-...')"
                 )
             _check_own(f"critics[{name!r}]", settings, "budget")

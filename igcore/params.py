@@ -4,7 +4,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .config import check_at_least, check_types, from_mapping
+from .config import check_at_least, check_inside, check_name, check_types, from_mapping
 from .critic_config import CriticParams
 from .decode_params import DecodeParams
 from .errors import ParameterError
@@ -34,6 +34,8 @@ class OutputParams:
 
     def __post_init__(self):
         check_types(self)
+        check_name("parameter profile", self.profile)
+        check_inside("figures", self.figures)
 
 
 @dataclass(frozen=True, kw_only=True)

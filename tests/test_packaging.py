@@ -133,6 +133,21 @@ def test_a_profile_needs_no_critic_and_a_critic_no_decoding(tmp_path, kept, plan
     assert counts[planned] == "1" and not {"decode", "critic"} - {planned} & counts.keys()
 
 
+def test_a_name_that_a_shell_would_run_starts_nothing(tmp_path):
+    """Bug: `run: "decode-$(touch X)"` reached a shell in the path of its notebook."""
+    (tmp_path / "params/mine").mkdir(parents=True)
+    given = (ROOT / "params/ci/decode-raw.yaml").read_text().replace("profile: ci", "profile: mine")
+    given = given.replace("run: decode-raw", 'run: "decode-$(touch X)"')
+    (tmp_path / "params/mine/decode-raw.yaml").write_text(given)
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--directory", str(tmp_path)]
+    run = subprocess.run(
+        [*command, "--snakefile", str(ROOT / "Snakefile"), "--config", "profile=mine"], capture_output=True, text=True
+    )
+    assert run.returncode and "decode-raw.yaml is 'decode-$(touch X)', which cannot name a folder" in run.stdout + run.stderr
+    assert {path.name for path in tmp_path.iterdir()} <= {"params", "notebooks", ".snakemake"}
+
+
 @pytest.mark.parametrize(
     ("marker", "table"), [("main-table", "main"), ("critic-search", "ablation_critic_search"), ("bench", "bench_ratios")]
 )

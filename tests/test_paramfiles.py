@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
+from igcore.errors import ParameterError
 from igcore.paramfiles import ParamFiles
 
 
@@ -56,10 +58,74 @@ def test_kinds_are_told_apart_by_the_whole_word(tmp_path):
 
 def test_a_limit_keeps_the_share_of_the_hardest_and_whole_sets_whole(tmp_path):
     """Bug: a set of harmless prompts cut short by the limit of the others."""
-    hard = {"run": "decode-a", "limit": 16, "hardest": 8}
-    files = ParamFiles("paper", limit=48, base=folder(tmp_path, **{"decode-a": hard, "decode-b": {"run": "decode-b", "limit": 80}}))
+    hard = {"profile": "paper", "run": "decode-a", "limit": 16, "hardest": 8}
+    whole = {"profile": "paper", "run": "decode-b", "limit": 80}
+    files = ParamFiles("paper", limit=48, base=folder(tmp_path, **{"decode-a": hard, "decode-b": whole}))
     runs = files.runs()
     assert (runs["decode-a"]["limit"], runs["decode-a"]["hardest"], runs["decode-b"]["limit"]) == (48, 24, 80)
+
+
+@pytest.mark.parametrize("name", ["", ".", "../x", "/abs", "a b", "$(touch X)", "a\0b", 2024, None])
+def test_the_folder_and_the_changed_profile_are_plain_names(name):
+    """Bug: a walk that reads or writes outside its folders."""
+    for given in ({"folder": name}, {"folder": "paper", "changes": {"profile": name}}):
+        with pytest.raises(ParameterError) as caught:
+            ParamFiles(**given)
+        assert f" is {name!r}, which cannot name a folder; give text of the letters" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["critic", "decode", "examples", "judge"])
+@pytest.mark.parametrize("run", ["decode-$(touch X)", "decode-a.b", ".", "", "a\0b", 5, None])
+def test_a_bad_name_of_a_run_of_any_kind_is_refused_with_its_file(tmp_path, kind, run):
+    """Bug: a command in the name of a critic's run, which the shell would find in the path of its notebook."""
+    files = ParamFiles("paper", base=folder(tmp_path, **{f"{kind}-a": {"profile": "paper", "run": run}}))
+    with pytest.raises(ParameterError) as caught:
+        files.runs()
+    assert f"run of {tmp_path}/paper/{kind}-a.yaml is {run!r}, which cannot name a folder" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["critic", "decode", "examples", "judge", "tables", "figures", "ablations"])
+def test_a_file_belongs_to_its_folder(tmp_path, kind):
+    """Bug: a file copied into a profile of one's own that goes on writing into the old one, or a name that is a command."""
+    for profile in ("small", "../paper", None):
+        given = {"profile": profile, "run": "a"}
+        with pytest.raises(ParameterError, match=f"^profile of {tmp_path}/paper/{kind}-a.yaml is {profile!r}"):
+            ParamFiles("paper", base=folder(tmp_path, **{f"{kind}-a": given})).runs()
+    (tmp_path / f"paper/{kind}-a.yaml").rename(tmp_path / f"paper/{kind}-$(touch X).yaml")
+    with pytest.raises(ParameterError, match=r"without .yaml is '\w+-\$\(touch X\)', which cannot name a folder"):
+        ParamFiles("paper", base=tmp_path).runs()
+    (tmp_path / f"paper/{kind}-$(touch X).yaml").rename(tmp_path / f"paper/{kind}-a.yaml")
+    (tmp_path / f"paper/{kind}-a.yaml").write_text("- run")
+    with pytest.raises(ParameterError, match=f"{kind}-a.yaml is no params file; it must be a mapping of settings"):
+        ParamFiles("paper", base=tmp_path).runs()
+
+
+@pytest.mark.parametrize(
+    ("grid", "sentence"),
+    [
+        ({"methods": [["base"]]}, "gives methods the value .'base'., of which no name of a run can be made; leave it out of the"),
+        ({"seed": [0], "critic": ["runs/x"]}, "gives critic the value 'runs/x', of which no name of a run can be made"),
+        ({"policy": ["$(touch X)"]}, r"gives policy the value '\$\(touch X\)', of which"),
+        ({"budget": [1e16]}, r"gives budget the value 1e\+16, of which"),
+        ({"policy": "raw"}, "is {'policy': 'raw'}; give each of its settings a list of values"),
+        ({"seed": []}, "is {'seed': .*}; give each of its settings a list of values"),
+        (["seed"], "is .'seed'.; give each of its settings a list of values"),
+        ({"budget": [1.5, "1_5"]}, "both make a run 'decode-a-budget-1_5'; give one of the two another name"),
+    ],
+)
+def test_a_grid_makes_names(tmp_path, grid, sentence):
+    """Bug: a list in the name of a folder, text taken letter by letter, a point that takes the place of another."""
+    files = ParamFiles("paper", base=folder(tmp_path, **{"decode-a": {"profile": "paper", "run": "decode-a", "grid": grid}}))
+    with pytest.raises(ParameterError, match=sentence):
+        files.runs()
+
+
+def test_two_files_do_not_make_one_run(tmp_path):
+    """Bug: of two files of one run, the first was left out without a word; a critic and a judge may be called the same."""
+    one = {"profile": "paper", "run": "a"}
+    ParamFiles("paper", base=folder(tmp_path, **{"critic-a": one, "judge-a": one, "decode-a": one})).runs()
+    with pytest.raises(ParameterError, match="paper/decode-a.yaml and .*paper/examples-a.yaml both make a run 'a'; give one of"):
+        ParamFiles("paper", base=folder(tmp_path, **{"examples-a": one})).runs()
 
 
 def test_every_committed_file_is_a_run_of_its_own_folder():

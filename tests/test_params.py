@@ -1,4 +1,4 @@
-"""Tests of the parameters of notebook 20, and of the control of notebook 30. Other parameters: see the tests of runs."""
+"""Tests of the parameters of notebook 20, of names, of the control of notebook 30. Other parameters: see the tests of runs."""
 
 import subprocess
 import sys
@@ -10,7 +10,9 @@ from igcore.config import SearchConfig, from_mapping
 from igcore.critic_config import CriticConfig, CriticParams, RolloutConfig, ValueConfig
 from igcore.decode_params import DecodeParams
 from igcore.errors import ParameterError
-from igcore.params import notebook_params
+from igcore.judge import JudgeParams
+from igcore.paramfiles import OUTPUT, ParamFiles
+from igcore.params import OutputParams, notebook_params
 
 ROOT = Path(__file__).parents[1]
 GOOD = dict(
@@ -67,8 +69,9 @@ def test_defaults_are_not_shared():
         ({"critics": {"m": {"budget": 0.3}}}, r"critics\['m'\] sets budget, which is given once for the whole run; leave it out"),
         ({"critics": {"m": {"layr": 8}}}, "unknown parameter 'layr'; did you mean 'layer'"),
         ({"critics": {"m": {"lr": "1e-5"}}}, "parameter lr is '1e-5', which is text; it must be a number"),
-        ({"critics": {8: {}}}, "critics names a critic 8; give it a name that is text"),
-        ({"critics": {"none": {}}}, "critics names a critic 'none'; give it a name that is text, not 'none'"),
+        ({"critics": {8: {}}}, "the name of a critic in critics is 8, which cannot name a folder; give text of"),
+        ({"critics": {"../m": {}}}, "the name of a critic in critics is '../m', which cannot name a folder"),
+        ({"critics": {"none": {}}}, "critics names a critic 'none'; give it a name that is not 'none'"),
         ({"critics": {"value": {"layer": 8}}}, "critics names a critic 'value'; .* none of a folder of the run"),
         ({"value": "m"}, "value is 'm', which is text; it must be a mapping or nothing"),
         ({"value": {"budget": 1.0}}, "unknown parameter 'budget'"),
@@ -119,6 +122,52 @@ def test_the_settings_of_decoding_stand_apart_from_judges_and_training():
     loaded = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
     foreign = {"igcore.judge", "igcore.critic_config", "igcore.params", "igcore.runs", "igcore.training", "pandas"}
     assert "igcore.decode_params" in loaded and not foreign & set(loaded)
+
+
+KINDS = {  # class -> what it needs besides, and what becomes part of a path
+    CriticParams: (GOOD, ("profile", "run")),
+    DecodeParams: (DECODE, ("profile", "run")),
+    JudgeParams: ({"profile": "ci", "run": "x", "figures": "runs/ci/figures"}, ("profile", "run")),
+    OutputParams: ({"profile": "ci", "figures": "runs/ci/figures"}, ("profile",)),
+}
+NO_NAMES = ["", ".", "..", "../../x", "/abs", "a/b", "a.b", "decode-$(touch X)", "a b", "a;b", "a\0b", "a\n", "\u00e9", "{x}", "*"]
+
+
+@pytest.mark.parametrize("value", NO_NAMES)
+@pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
+def test_what_becomes_a_folder_is_a_plain_name(cls, value):
+    """Bug: a run that writes beside runs, over a whole profile, or whose name a shell runs as a command."""
+    good, names = KINDS[cls]
+    for name in names:
+        with pytest.raises(ParameterError) as caught:
+            from_mapping(cls, good | {name: value})
+        assert str(caught.value) == (
+            f"parameter {name} is {value!r}, which cannot name a folder; give text of the letters a to z and A to Z, digits, _ and "
+            "- alone"
+        )
+        with pytest.raises(ParameterError, match=f"parameter {name} is 5, which is a whole number; it must be text"):
+            from_mapping(cls, good | {name: 5})
+        assert getattr(from_mapping(cls, good | {name: "Decode-raw_2"}), name) == "Decode-raw_2"
+
+
+@pytest.mark.parametrize("cls", [JudgeParams, OutputParams])
+def test_tables_and_pictures_stay_in_the_repository(cls):
+    """Bug: a params file that writes wherever its user may write."""
+    good, _ = KINDS[cls]
+    for folder in ("figures", "runs/ci/figures", "a b/c.d"):
+        assert from_mapping(cls, good | {"figures": folder}).figures == folder
+    for folder in ("/tmp/x", "..", "../x", "figures/../../x", "", ".", "a\0b"):
+        with pytest.raises(ParameterError, match="^parameter figures is .*; give a folder inside the repository, seen from its"):
+            from_mapping(cls, good | {"figures": folder})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_committed_file_is_valid(path):
+    """Bug: a rule that refuses what the package itself brings."""
+    files, kind = ParamFiles(path.parent.name, base=ROOT / "params"), path.stem.split("-")[0]
+    cls = {"critic": CriticParams, "judge": JudgeParams} | dict.fromkeys(OUTPUT, OutputParams)
+    points = [files.read(path)] if kind in OUTPUT else [given for _, given in files.points(path)]
+    assert all(from_mapping(cls.get(kind, DecodeParams), given).profile == path.parent.name for given in points) and points
 
 
 def test_the_control_of_a_search_is_one_of_two():

@@ -440,7 +440,8 @@ def test_a_row_of_the_readme_sums_a_file(tmp_path):
 )
 def test_a_bad_file_is_one_sentence_with_its_name(tmp_path, content, sentence):
     """Bug: an error among 30 files that does not say which."""
-    file = tmp_path / "decode-a.yaml"
+    file = tmp_path / "paper/decode-a.yaml"
+    file.parent.mkdir()
     if content is not None:
         file.write_text(content)
     with pytest.raises(ParameterError, match=sentence) as caught:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..config import check_at_least, check_types, from_mapping, named
+from ..config import check_at_least, check_inside, check_name, check_types, from_mapping, named
 from ..errors import ParameterError, unknown_name
 from ..methods import METHODS
 from ..scorers import COST, Cached, Scorer, check_scorer, load_scorer
@@ -142,6 +142,9 @@ class JudgeParams:
 
     def __post_init__(self):
         check_types(self)
+        check_name("parameter profile", self.profile)
+        check_name("parameter run", self.run)
+        check_inside("figures", self.figures)
         check_at_least(self, limit=1, workers=1)
         load_judge(self.judge)
         chosen = [self.baseline, *(self.methods or [])]

@@ -5,6 +5,7 @@ fetched it knows the published size alone.
 """
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -265,6 +266,7 @@ def _runs(file: Path, cls: type) -> list:
         raise ParameterError(f"{file} is no YAML ({' '.join(str(error).split())}); mend it") from error
     if not isinstance(given, Mapping) or not isinstance(given.get("run"), str):
         raise ParameterError(f"{file} is no params file; it must be a mapping of settings, with the name of the run as run")
+    file = Path(os.path.abspath(file))  # seen from inside its folder, a path does not say what that is called
     return [from_mapping(cls, run) for _, run in ParamFiles(file.parent.name, base=file.parent.parent).points(file)]
 
 
