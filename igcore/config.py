@@ -44,8 +44,13 @@ def check_types(settings: Any) -> None:
             raise ParameterError(f"parameter {name} is {value}; give a finite number")
 
 
-def from_mapping(cls: type, values: Mapping[str, Any]) -> Any:
+def from_mapping(cls: type, values: Mapping[str, Any], remedy: str = "give it a value") -> Any:
     """Build a settings dataclass from a mapping, refusing unknown and missing names.
+
+    Parameters
+    ----------
+    remedy : str
+        What to do about a missing parameter.
 
     Raises
     ------
@@ -58,7 +63,7 @@ def from_mapping(cls: type, values: Mapping[str, Any]) -> Any:
             raise unknown_name("parameter", name, fields)
     for name, f in fields.items():
         if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise ParameterError(f"parameter {name} is missing; it has no default, so give it a value")
+            raise ParameterError(f"parameter {name} is missing; it has no default, so {remedy}")
     return cls(**values)
 
 

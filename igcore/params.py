@@ -112,6 +112,10 @@ PARAMS = {
 }
 
 
+TEACHING = ("start", "theory", "audit")  # notebooks whose own cell is completed, not replaced, by what papermill is told
+WHOLE = "give it a value: papermill takes a whole params file with -f, and single settings that change it with -p"
+
+
 def notebook_params(kind: str, namespace: Mapping):
     """Return the checked parameters of a notebook.
 
@@ -120,7 +124,8 @@ def notebook_params(kind: str, namespace: Mapping):
     Parameters
     ----------
     kind : str
-        A key of `PARAMS`.
+        A key of `PARAMS`. Outside `TEACHING`, the notebook's own cell is a small sample: what a params file leaves out has the
+        default that `PARAMS` says, never the sample's value.
     namespace : mapping
         ``globals()`` of the notebook, in the cell after the parameters.
 
@@ -129,17 +134,24 @@ def notebook_params(kind: str, namespace: Mapping):
     ParameterError
         Naming a parameter that is unknown, missing, of the wrong type or out of range.
     """
-    return from_mapping(PARAMS[kind], notebook_parameters(namespace))
+    return from_mapping(PARAMS[kind], notebook_parameters(namespace, last=kind not in TEACHING), WHOLE)
 
 
-def notebook_parameters(namespace: Mapping) -> dict:
+def notebook_parameters(namespace: Mapping, last: bool = False) -> dict:
     """Collect what the cells that begin with ``# Parameters`` have set, the one that papermill injects included.
 
     Where a kernel keeps no history of its cells (nbval), that is all plain data in the namespace under a lower-case name.
+
+    Parameters
+    ----------
+    last : bool
+        Whether only the cell that ran last counts. papermill's runs after the notebook's own; by hand the own one runs alone,
+        edited and run again as often as one likes.
     """
     sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
     if not sources:
         plain = (bool, int, float, str, list, dict, type(None))
         return {k: v for k, v in namespace.items() if isinstance(v, plain) and k.islower() and not k.startswith("_")}
-    targets = [t for source in sources for node in ast.parse(source).body if isinstance(node, ast.Assign) for t in node.targets]
+    counted = sources[-1:] if last else sources
+    targets = [t for source in counted for node in ast.parse(source).body if isinstance(node, ast.Assign) for t in node.targets]
     return {t.id: namespace[t.id] for t in targets if isinstance(t, ast.Name)}
