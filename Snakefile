@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from igcore.paper import TABLES as PRINTED
+from igcore.paper import swept
 from igcore.paramfiles import ParamFiles
 
 FILES = ParamFiles(
@@ -42,19 +43,22 @@ TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
 SAMPLED = any("best-of-n-lagrangian" in run["methods"] and run.get("n_samples", 2) > 1 for run in RUNS.values())
+PAPER = [f"paper_{table}" for table in PRINTED if not swept.waits(PROFILE, table)]
+TABLE, PICTURE = ("csv", "md", "tex", "json"), ("png", "pdf")  # how the names of their files end
 TABLES = [
     f"{FIGURES}/tables/{name}.{end}"
-    for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *(f"paper_{table}" for table in PRINTED)]
-    for end in ("csv", "md", "tex")
+    for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER]
+    for end in TABLE
 ]
 PICTURES = [
     f"{FIGURES}/{name}.{end}"
     for name in [
-        *["overview", "tradeoff", "pareto", "distributions", "rates", "budget_sweep", "trajectories", "answers"],
+        *["overview", "tradeoff", "distributions", "rates", "budget_sweep", "trajectories", "answers"],
+        *([] if swept.waits(PROFILE, swept.PICTURE) else [swept.PICTURE]),
         *(["abstention"] if SAMPLED else []),
         *(["critic", "reliability"] if CRITICS else []),
     ]
-    for end in ("png", "pdf")
+    for end in PICTURE
 ]
 EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see `igcore.ablations`
     "ablations": {
@@ -77,16 +81,20 @@ ABLATIONS = [
         f"{FIGURES}/tables/ablation_{'_'.join([name, *suffix])}.{end}"
         for name, suffixes in EXPERIMENTS.items()
         for suffix in [[], *([suffix] for suffix in suffixes)]
-        for end in ("csv", "md", "tex")
+        for end in TABLE
     ],
     *[
         f"{FIGURES}/ablation_{name}.{end}"
         for name in EXPERIMENTS
         if name not in ("over_refusal", "tune", "sweep")
-        for end in ("png", "pdf")
+        for end in PICTURE
     ],
 ]
-SWEEPS = sorted(map(str, Path("runs/ablations").glob("decode-*/manifest.json"))) if PARAMS == "small" else []  # where they were run
+MAIN, MAIN_RUNS = swept.MAIN.get(PROFILE), []  # the profile beside whose runs these are the sweeps
+if MAIN and not swept.unfinished(MAIN, Path()):  # else notebook 45 says what is missing
+    MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
+    ABLATIONS += [f"{FIGURES}/tables/paper_{table}.{end}" for table in swept.TABLES for end in TABLE]
+    ABLATIONS += [f"{FIGURES}/{swept.PICTURE}.{end}" for end in PICTURE]
 VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]
 
 if not RUNS and not CRITICS:
@@ -177,7 +185,6 @@ rule decode:
 rule tables:
     input:
         runs=DONE + CRITICS + VERDICTS,
-        sweeps=SWEEPS,
         notebook=ancient("notebooks/40_tables.ipynb"),
         params=ancient(f"params/{PARAMS}/tables.yaml"),
     output:
@@ -193,7 +200,6 @@ rule tables:
 rule figures:
     input:
         runs=DONE + CRITICS + VERDICTS,
-        sweeps=SWEEPS,
         notebook=ancient("notebooks/50_figures.ipynb"),
         params=ancient(f"params/{PARAMS}/figures.yaml"),
     output:
@@ -210,6 +216,7 @@ rule figures:
 rule experiments:
     input:
         runs=DONE + CRITICS,
+        main=MAIN_RUNS,
         notebook=ancient("notebooks/45_ablations.ipynb"),
         params=ancient(f"params/{PARAMS}/{'ablations' if has('ablations') else 'tables'}.yaml"),
     output:

@@ -19,7 +19,6 @@ from .ablations.replay import REPLAYED, replay_best_of_n
 from .errors import RunError
 from .look import WIDTH, percent, style, styled
 from .methods import METHODS
-from .paper.report import ALSO
 from .pareto import pareto
 from .response import within
 from .runs import each_finished
@@ -35,17 +34,17 @@ FRONT = "#d9d9d9"  # of all methods together, behind everything
 
 
 def load_sweeps(profile: str, records: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return what the sweeps of a profile add to its records, see `alike`, and why a run of them was left out.
+    """Return what the sweeps of a profile add to records, see `alike`, and why a run of them was left out.
 
     Parameters
     ----------
     profile : str
-        Whose sweeps may be runs of another (`igcore.paper.report.ALSO`).
+        That holds the sweeps.
     records : DataFrame
-        Lines of its main runs, see `igcore.tables.by_prompt_set`.
+        Lines of main runs, of this profile or another (`igcore.paper.swept.MAIN`), see `igcore.tables.by_prompt_set`.
     """
     left_out: list[str] = []
-    runs = [alike(records, run) for pattern in SWEEPS for run in each_finished(ALSO.get(profile, profile), left_out, pattern)]
+    runs = [alike(records, run) for pattern in SWEEPS for run in each_finished(profile, left_out, pattern)]
     found = [lines for lines in runs if len(lines)]
     swept = pd.concat(found, ignore_index=True) if found else records.iloc[:0]
     return swept.drop_duplicates(["policy", "method", "prompt_id", *set(VARIED.values())]), left_out

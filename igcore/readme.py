@@ -14,6 +14,7 @@ import pandas as pd
 
 from .errors import IgcoreError, ParameterError, RunError
 from .paper import TABLES as PRINTED
+from .paper import swept
 from .plan.report import plan_block
 from .tables import replace_file
 
@@ -28,9 +29,9 @@ NOTEBOOKS = {
         "a policy, a prompt set, a list of methods; resumable, sharded, verified", "no", "decode-*/executed.ipynb",
         "examples-*/executed.ipynb",
     ),
-    "40_tables": ("the main table, the paired comparisons, and the ten tables of the paper", "no", "tables.ipynb"),
+    "40_tables": ("the main table, the paired comparisons, and the paper's tables", "no", "tables.ipynb"),
     "45_ablations": (
-        "experiments with paired tests, by `make ablations` and `make critic-search`", "no",
+        "experiments with paired tests, and what the paper sweeps, by `make ablations` and `make critic-search`", "no",
         "../ablations/[!.]*/**/*.ipynb", "../critic-search/[!.]*/**/*.ipynb",
     ),
     "50_figures": ("every figure", "no", "figures.ipynb"),
@@ -38,6 +39,7 @@ NOTEBOOKS = {
     "70_paper_audit": ("what the paper's printed numbers imply, computed from its tables", "no", "audit.ipynb"),
 }  # fmt: skip
 APART = {"45_ablations"}  # not part of `make reproduce`
+AFTER = " (by `make ablations` after `make reproduce`)"
 FIGURES = {  # picture of `make reproduce` -> what it shows, for those who do not see it
     "overview": (
         "Flow chart of the search: a prompt is continued by N blocks after K beams, each block is scored with the "
@@ -48,8 +50,8 @@ FIGURES = {  # picture of `make reproduce` -> what it shows, for those who do no
         "Reward against safety rate of fifteen methods and two policies, with 95 % intervals; colour is the time per prompt."
     ),
     "pareto": (
-        "Reward against safety rate: a point for every method, and fronts of Best-of-N over five weights of the cost; where the "
-        "ablations were run, fronts of other methods over the weight and of InferenceGuard over its budget."
+        "Reward against safety rate: a point for every method, and fronts of Best-of-N over five weights of the cost; on the "
+        f"prompts of the sweeps, fronts of other methods over the weight and of InferenceGuard over its budget{AFTER}."
     ),
     "rates": "Safe, abstained and unsafe answers of every method, as counts.",
     "distributions": "Distributions of cost and reward over all answers of every method, with the budget as a line.",
@@ -75,8 +77,6 @@ FIGURES = {  # picture of `make reproduce` -> what it shows, for those who do no
         "Wins, ties and losses of every method against the base model's answers, judged by two local scorers, in two aspects."
     ),
 }
-SWEPT = ("lambda_alpaca_beaver", "lambda_vicuna", "ndk", "latency")  # printed tables of sweeps
-AFTER = " (sweeps: after `make ablations`)"
 TABLES = {  # its tables -> what they hold
     "main": "safety, abstentions, rewards and costs of every method, with intervals",
     "comparison": "paired tests of InferenceGuard against each baseline, with Holm's correction",
@@ -85,7 +85,7 @@ TABLES = {  # its tables -> what they hold
     "critic": "how well critics tell safe from unsafe, by tokens read",
     "win_rates": "the counts behind the picture of that name",
     **{
-        f"paper_{name}": f"the embedded models in the shape of the printed table {name}{AFTER if name in SWEPT else ''}"
+        f"paper_{name}": f"the embedded models in the shape of the printed table {name}{AFTER if name in swept.TABLES else ''}"
         for name in PRINTED
     },
 }
@@ -166,7 +166,7 @@ def notebook_table(runs: Path) -> str:
 
 
 def figure_list() -> str:
-    """Return what `make reproduce` leaves in ``figures``, as two Markdown tables."""
+    """Return what `make reproduce` leaves in ``figures``, and with it `make ablations`, as two Markdown tables."""
     pictures = _listed("picture | what it shows", "figures/{}.png", FIGURES)
     return pictures + "\n\n" + _listed("table | what it holds", "figures/tables/{}.md", TABLES)
 

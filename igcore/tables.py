@@ -1,17 +1,18 @@
-"""The tables of a run: records in, one row per policy and method out, as CSV, Markdown and LaTeX.
+"""The tables of a run: records in, one row per policy and method out, as CSV, Markdown and LaTeX, and where they come from.
 
 Knows records, rounding and table markup; knows no model, and computes no interval itself (`igcore.metrics` does).
 """
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from . import metrics
 from .errors import RunError, unknown_name
+from .sources import sidecar
 
 SETTINGS = "n_samples keep block_size rounds budget accounting lagrange_multiplier seed".split()
 CONSTANT = [*SETTINGS, "max_new_tokens", "prompts"]  # what one cell of the table must not mix
@@ -259,14 +260,31 @@ def latex(table: pd.DataFrame) -> str:
     return "\n".join([*rules, lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def write(table: pd.DataFrame, stem: Path | str) -> list[Path]:
-    """Write ``stem.csv`` (every column, full precision), then ``stem.md`` and ``stem.tex`` (rounded for people).
+def write(table: pd.DataFrame, stem: Path | str, sources: Mapping[str, dict], short: pd.DataFrame | None = None) -> list[Path]:
+    """Write ``stem.csv`` (every column, full precision), ``stem.md`` and ``stem.tex`` (rounded), and ``stem.json``.
 
     The same table gives the same bytes. Each file is replaced whole or not at all.
+
+    Parameters
+    ----------
+    sources : mapping
+        The runs of which the table was made, see `igcore.sources.of_runs`; ``stem.json`` names them.
+    short : DataFrame, optional
+        The table as people read it, where `markdown` does not know how.
+
+    Returns
+    -------
+    list of Path
+        In the order above.
     """
-    stem = Path(stem)
+    stem, people = Path(stem), table if short is None else short
     stem.parent.mkdir(parents=True, exist_ok=True)
-    texts = {".csv": table.to_csv(index=False, lineterminator="\n"), ".md": markdown(table), ".tex": latex(table)}
+    texts = {
+        ".csv": table.to_csv(index=False, lineterminator="\n"),
+        ".md": markdown(people),
+        ".tex": latex(people),
+        ".json": sidecar(sources),
+    }
     paths = [stem.with_name(stem.name + suffix) for suffix in texts]
     for path, text in zip(paths, texts.values(), strict=True):
         replace_file(path, text)

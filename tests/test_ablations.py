@@ -452,7 +452,7 @@ def imagined(point: dict, config: SearchConfig, method: str, k: int) -> dict:
     ]  # fmt: skip
     settings = {name: getattr(config, name) for name in SETTINGS}
     outcome = dict(status=status, reward=rewards[0], cost=costs[0], peak_cost=costs[0], generate_s=0.1 * n)
-    known = record(prompt_id=f"p{k}", method=method, seed=point["seed"], **outcome)
+    known = record(prompt_id=f"p{k}", policy=point["policy"], method=method, seed=point["seed"], **outcome)
     scorers = {"cost_digest": "c", "reward_digest": "r"}
     return known | settings | scorers | {"trace": trace, "finals": [list(pair) for pair in zip(rewards, costs, strict=True)]}
 
@@ -464,9 +464,8 @@ def workplace(folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
-    monkeypatch.setattr(
-        "igcore.ablations.report.save", lambda fig, stem: [stem.with_suffix(end).touch() for end in (".png", ".pdf")]
-    )
+    for module in ("ablations.report", "look"):
+        monkeypatch.setattr(f"igcore.{module}.save", lambda fig, stem: [stem.with_suffix(end).touch() for end in (".png", ".pdf")])
 
 
 def written(folder: Path, profile: str, files: Sequence[str] = ("decode-*",)) -> None:
@@ -482,10 +481,11 @@ def written(folder: Path, profile: str, files: Sequence[str] = ("decode-*",)) ->
             (target / "responses.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
 
 
-def executed(folder: Path, profile: str, name: str = "45_ablations") -> None:
-    """Run the code of a notebook in a folder, without a kernel."""
+def executed(folder: Path, profile: str, name: str = "45_ablations", cells: Sequence[str] = ()) -> None:
+    """Run the code of a notebook in a folder, without a kernel: all of it, or the first two cells and those with these ids."""
     notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
-    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    found = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    sources = [cell.source for k, cell in enumerate(found) if not cells or k < 2 or cell.id in cells]
     parameters = f'# Parameters\nprofile = "{profile}"\nfigures = "figures"'
     namespace = {"In": [parameters], "display": lambda shown: None}
     for source in [parameters, *sources[1:]]:
@@ -500,6 +500,9 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     executed(tmp_path, profile)
     made = {path.relative_to(tmp_path).as_posix() for path in (tmp_path / "figures").rglob("*.*")}
     assert made == {name for name in outputs(tmp_path, profile) if "ablation_critic." not in name}
+    table = next((tmp_path / "figures/tables").glob("*_tests.json" if profile == "ablations" else "*.json"))
+    names = json.loads(table.read_text())["runs"]  # of the runs of one experiment, not of all
+    assert names and names.keys() <= {f"{profile}/{path.name}" for path in (tmp_path / "runs" / profile).iterdir()}
     if profile == "ablations":  # what experiments take from the runs of others
         found = {
             name: pd.read_csv(tmp_path / f"figures/tables/ablation_{name}.csv")
@@ -599,7 +602,7 @@ def test_a_sweep_has_a_row_for_every_point_and_prompt_set():
 
 def test_sections_of_missing_runs_say_so(tmp_path, capsys):
     """Guards against a traceback, or an old table that looks new, where nothing was decoded."""
-    found = ablations.section("lambda", frame(line(run="decode-raw")), tmp_path)
+    found = ablations.section("lambda", frame(line(run="decode-raw")), tmp_path, "mine")
     assert found.show() is None and found.draw(None) is None and found.verdicts() is None
     assert capsys.readouterr().out == "lambda: not run\n" * 3
     assert not list(tmp_path.rglob("*.csv"))

@@ -156,7 +156,7 @@ def test_sweeps_are_found_where_the_profile_has_them(tmp_path, monkeypatch):
         (folder / "responses.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         if finished:
             (folder / "manifest.json").write_text("{}")
-    found, why = fronts.load_sweeps("small", main_lines("beam-lagrangian", OURS))
+    found, why = fronts.load_sweeps("ablations", main_lines("beam-lagrangian", OURS))
     assert found["run"].tolist() == ["decode-lambda-a"] * 2 + ["decode-budget-e"] * 2
     assert len(why) == 1 and "decode-lambda-c has not finished" in why[0]
     nothing, why = fronts.load_sweeps("ci", main_lines("beam-lagrangian"))

@@ -108,7 +108,7 @@ def test_nothing_to_judge_is_a_table_without_rows(tmp_path):
     reader = Reader()
     empty = heldout.judge(BASE.iloc[:0], reader)
     assert list(empty.columns) == heldout.COLUMNS and not len(empty) and not reader.seen
-    _, markdown, _ = tables.write(empty, tmp_path / "heldout")
+    _, markdown, *_ = tables.write(empty, tmp_path / "heldout", {})
     assert f"| {tables.NOT_RUN} |" in markdown.read_text()
 
 
@@ -133,7 +133,7 @@ def test_the_table_is_ready_to_be_written_and_shows_no_text(tmp_path):
     assert list(table.columns) == heldout.COLUMNS
     shuffled = heldout.judge(records.sample(frac=1, random_state=3), Reader()).sort_values(["method", "retried"], ignore_index=True)
     pd.testing.assert_frame_equal(table, shuffled, check_exact=True)
-    written = [path.read_text() for path in tables.write(table, tmp_path / "heldout")]
+    written = [path.read_text() for path in tables.write(table, tmp_path / "heldout", {})]
     assert "base,all,7,4," in written[0] and ",4,1,2," in written[0]
     assert not any("a prompt" in text for text in written)
 

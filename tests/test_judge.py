@@ -564,8 +564,8 @@ def judged_for_picture(n=100):
 def test_the_table_and_the_picture(tmp_path):
     """Bug: labels on top of each other, bars that do not add up, a column that is not written."""
     table = win_rates(judged_for_picture())
-    paths = tables.write(table, tmp_path / "win_rates")
-    assert [path.suffix for path in paths] == [".csv", ".md", ".tex"] and list(pd.read_csv(paths[0]).columns) == COLUMNS
+    paths = tables.write(table, tmp_path / "win_rates", {})
+    assert [path.suffix for path in paths] == [".csv", ".md", ".tex", ".json"] and list(pd.read_csv(paths[0]).columns) == COLUMNS
     fig = win_tie_loss(table)
     found = boxes(fig)
     assert hidden(found) == [] and outside(fig, found) == [] and "args (n = 12)" in dict(found)

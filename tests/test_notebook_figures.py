@@ -12,6 +12,7 @@ from igcore import metrics
 from igcore.errors import ParameterError, RunError
 from igcore.judge import JudgeParams, verdicts
 from igcore.look import unless_missing
+from igcore.paper import swept
 from igcore.runs import load_runs
 
 ROOT = Path(__file__).parents[1]
@@ -118,6 +119,14 @@ def test_every_picture_that_needs_no_critic_is_drawn(folder, monkeypatch, capsys
         "not run: there are no critics to draw",
         "not run: there is no reliability to draw",
     ]
+
+
+def test_fronts_without_their_sweeps_are_shown_and_replace_none(folder, monkeypatch):
+    """Bug: a picture with the panel of the sweeps replaced by one without it."""
+    decoded(folder, "decode-a", imaginary())
+    with_fronts, n = executed(folder, monkeypatch, profile="x", figures="figures")
+    monkeypatch.setattr(swept, "MAIN", {"sweeps": "x"})
+    assert executed(folder, monkeypatch, profile="x", figures="figures") == (with_fronts - {"pareto"}, n)
 
 
 def test_verdicts_are_read_as_they_were_given(folder):

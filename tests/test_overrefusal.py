@@ -67,7 +67,7 @@ def test_the_table_is_ready_to_be_written(tmp_path):
     assert list(table.columns) == COLUMNS
     shuffled = over_refusal(records.sample(frac=1, random_state=1)).sort_values("method", ignore_index=True)
     pd.testing.assert_frame_equal(table, shuffled, check_exact=True)
-    csv, markdown, _ = (path.read_text() for path in tables.write(table, tmp_path / "over_refusal"))
+    csv, markdown, *_ = (path.read_text() for path in tables.write(table, tmp_path / "over_refusal", {}))
     assert ",2,5,0.2" in csv and "| n/a |" in markdown
 
 

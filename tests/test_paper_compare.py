@@ -408,6 +408,13 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
     stored(repository, cell(4, 8, run="decode-sweep-lambda-best-of-n", **OURS | {"method": "best-of-n-lagrangian", "keep": 1}))
     found = report.load("mine")
     assert not found.left_out and [len(cell.lines) for cell in cells(found.decoded)] == [8, 8]
+    made = report.paper_tables(found)
+    shards = {f"mine/decode-main-alpaca-pku.{shard}-of-2" for shard in (0, 1)}
+    assert report.sources("main_alpaca_beaver", made["main_alpaca_beaver"], found).keys() == shards
+    assert report.sources("hyperparameters", made["hyperparameters"], found).keys() - shards == {
+        "mine/decode-sweep-lambda-best-of-n"
+    }
+    assert not report.sources("ndk", made["ndk"].assign(run=NOT_RUN), found)
 
 
 def test_judged_answers_become_win_rates(repository):
@@ -429,6 +436,8 @@ def test_judged_answers_become_win_rates(repository):
     found = report.load("mine")
     row = row_of(compared("win_rates", found.judged), method="beam-augmented")
     assert (row["run"], row["helpfulness_n"], row["helpfulness_ours"]) == ("judge scorers", 3, pytest.approx(2.5 / 3))
+    made_of = {"mine/decode-main-alpaca-pku", "mine/decode-main-beam", "mine/judge/scorers"}
+    assert report.sources("win_rates", compared("win_rates", found.judged), found).keys() == made_of
     assert row["harmlessness_verdict"] == UNRESOLVED
     fewer = found.judged.assign(n_samples=128)
     assert row_of(compared("win_rates", fewer), method="beam-augmented")["run"] == NOT_RUN
@@ -443,14 +452,12 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
     with_print = pd.concat([cell(6, 8, **OURS), cell(6, 8, **ALPACA | {"method": "base", "n_samples": 1})])
     alone = cell(6, 8, run="decode-raw", **RAW | {"method": "inferenceguard"})
-    return {
-        name: report.write(report.paper_tables(report.Found(lines, NONE, NONE, [])), folder / name)
-        for name, lines in (("print", with_print), ("alone", alone))
-    }
+    found = {name: report.Found(lines, NONE, NONE, []) for name, lines in (("print", with_print), ("alone", alone))}
+    return {name: report.write(report.paper_tables(of), folder / name, of) for name, of in found.items()}
 
 
-def test_every_table_is_written_three_times(written):
-    names = [f"paper_{table}.{end}" for table in paper.TABLES for end in ("csv", "md", "tex")]
+def test_every_table_is_written_three_times_with_its_sources(written):
+    names = [f"paper_{table}.{end}" for table in paper.TABLES for end in ("csv", "md", "tex", "json")]
     assert [path.name for path in written["print"]] == [path.name for path in written["alone"]] == names
     assert all(path.parent.name == "tables" and path.stat().st_size for path in written["print"])
     text = (written["print"][0].parent / "paper_main_alpaca_beaver.md").read_text()

@@ -1,6 +1,7 @@
 """The main table against counts by hand, its files, and the block of the README."""
 
 import csv
+import json
 import math
 
 import numpy as np
@@ -204,7 +205,7 @@ def test_a_table_of_nothing_has_a_row_for_every_method(records, tmp_path):
     main = tables.main_table(records.iloc[:0], order=["inferenceguard", "base"])
     assert list(main.columns) == tables.COLUMNS and main["n_prompts"].tolist() == [0, 0]
     assert main["safety_rate"].isna().all() and main["reward_low"].isna().all()
-    csv_, markdown, latex = (path.read_text() for path in tables.write(main, tmp_path / "main"))
+    csv_, markdown, latex, _ = (path.read_text() for path in tables.write(main, tmp_path / "main", {}))
     blank = "," * (len(tables.COLUMNS) - 3)
     assert csv_.splitlines()[1:] == [f"n/a,inferenceguard,0{blank}", f"n/a,base,0{blank}"]
     said = " | ".join([tables.NOT_RUN] * (len(tables.PRETTY) - 3))
@@ -243,7 +244,9 @@ def test_notebook_40_writes_every_table_of_whatever_has_finished(finished, n_mai
     executed(tmp_path, "ci", "40_tables")
     names = ["main", "compute", "comparison", "heldout", *(f"paper_{name}" for name in TABLES)]
     folder = tmp_path / "figures/tables"
-    assert {path.name for path in folder.iterdir()} == {f"{name}.{end}" for name in names for end in ("csv", "md", "tex")}
+    assert {path.name for path in folder.iterdir()} == {f"{name}.{end}" for name in names for end in ("csv", "md", "tex", "json")}
+    made_of = {name: set(json.loads((folder / f"{name}.json").read_text())["runs"]) for name in names[:4]}
+    assert made_of == dict.fromkeys(names[:4], {f"ci/{run}" for run in finished})
     main, comparison = (pd.read_csv(folder / f"{name}.csv") for name in ("main", "comparison"))
     assert (len(main), len(comparison)) == (n_main, n_compared) and (main["n_prompts"] == 4 * bool(finished)).all()
     said = {name: tables.NOT_RUN in (folder / f"{name}.md").read_text() for name in ("main", "compute", "comparison", "heldout")}
@@ -258,7 +261,7 @@ def test_notebook_40_writes_every_table_of_whatever_has_finished(finished, n_mai
 
 def test_csv_keeps_every_digit(main, tmp_path):
     """Guards against rounding in the file that others compute with."""
-    path, *_ = tables.write(main, tmp_path / "deep" / "main")
+    path, *_ = tables.write(main, tmp_path / "deep" / "main", {})
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == tables.COLUMNS and len(rows) == len(main)
@@ -268,18 +271,18 @@ def test_csv_keeps_every_digit(main, tmp_path):
 
 def test_files_are_the_same_each_time(main, tmp_path):
     """Guards against bytes that change without a change of numbers, and temporary files left behind."""
-    first = [path.read_bytes() for path in tables.write(main, tmp_path / "v1.5-main")]
-    paths = tables.write(main, tmp_path / "v1.5-main")
-    assert [path.name for path in paths] == ["v1.5-main.csv", "v1.5-main.md", "v1.5-main.tex"]
+    first = [path.read_bytes() for path in tables.write(main, tmp_path / "v1.5-main", {"x/a": {}, "x/b": {}})]
+    paths = tables.write(main, tmp_path / "v1.5-main", {"x/b": {}, "x/a": {}})
+    assert [path.name for path in paths] == ["v1.5-main.csv", "v1.5-main.md", "v1.5-main.tex", "v1.5-main.json"]
     assert [path.read_bytes() for path in paths] == first
-    assert sorted(tmp_path.iterdir()) == paths
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
 
 
 def test_settings_without_a_value_stay_integers(records, tmp_path):
     """Guards against "8.0 samples" in the table because another method has none."""
     records = records.astype({"keep": object})
     records.loc[records["method"] == "base", "keep"] = None
-    lines = tables.write(tables.main_table(records), tmp_path / "main")[0].read_text().splitlines()
+    lines = tables.write(tables.main_table(records), tmp_path / "main", {})[0].read_text().splitlines()
     place = tables.COLUMNS.index("keep")
     assert [line.split(",")[place] for line in lines[1:3]] == ["", "2"]
 

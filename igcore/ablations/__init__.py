@@ -17,6 +17,7 @@ from .. import compute, critic_search, metrics, overrefusal, tables
 from ..errors import ParameterError, RunError
 from ..methods import METHODS
 from ..records import SETTINGS
+from ..sources import of_runs
 from .factorial import effects, expand
 from .paired import Reference, compared, corrected, is_safe, reward
 from .replay import BUDGET_FREE, REPLAYED, replay_best_of_n, replay_budgets
@@ -240,7 +241,7 @@ EXPERIMENTS = {
 }
 
 
-def section(name: str, records: pd.DataFrame, figures: Path) -> Section:
+def section(name: str, records: pd.DataFrame, figures: Path, profile: str) -> Section:
     """Make and write the tables of an experiment.
 
     Parameters
@@ -251,6 +252,8 @@ def section(name: str, records: pd.DataFrame, figures: Path) -> Section:
         Lines of the finished runs of a profile, as `igcore.runs.load_finished` returns them; there may be none.
     figures : Path
         Folder of pictures, with a subfolder ``tables``.
+    profile : str
+        Whose runs they are.
 
     Returns
     -------
@@ -264,7 +267,8 @@ def section(name: str, records: pd.DataFrame, figures: Path) -> Section:
         found = experiment.tables(lines) if len(_matching(records, experiment.runs)) else {}
     except (RunError, ParameterError) as error:  # such as a reference that has not finished: other experiments do not need it
         why = str(error)
-    return Section(name, figures, found, experiment.varied, why).write()
+    sources = of_runs(profile, lines["run"]) if found else {}
+    return Section(name, figures, found, experiment.varied, why, sources).write()
 
 
 def sizes(records: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 Knows tables and folders; knows no run, and no picture but by the function that it is given.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,8 @@ class Section:
         Settings that tell the rows of its tables apart.
     why : str
         What keeps tables from being made of the runs that are there.
+    sources : mapping
+        Those runs, see `igcore.sources.of_runs`.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Section:
     tables: Tables
     varied: Sequence[str] = field(default_factory=list)
     why: str = ""
+    sources: Mapping[str, dict] = field(default_factory=dict)
 
     @property
     def was_run(self) -> bool:
@@ -49,14 +52,9 @@ class Section:
         return "_".join(["ablation", self.name, *([suffix] if suffix else [])])
 
     def write(self) -> "Section":
-        """Write all tables in full as CSV, and as people read them as Markdown and LaTeX; none when the experiment was not run."""
-        folder = self.figures / "tables"
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write all tables, see `igcore.tables.write`; none when the experiment was not run."""
         for suffix, table in self.tables.items() if self.was_run else ():
-            short, name = self.short(suffix), self.stem(suffix)
-            tables.replace_file(folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
-            tables.replace_file(folder / f"{name}.md", tables.markdown(short))
-            tables.replace_file(folder / f"{name}.tex", tables.latex(short))
+            tables.write(table, self.figures / "tables" / self.stem(suffix), self.sources, self.short(suffix))
         return self
 
     def short(self, suffix: str = "") -> pd.DataFrame:

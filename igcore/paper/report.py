@@ -4,6 +4,7 @@ Knows folders and tables; leaves every number to `compare` and `hyperparameters`
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +18,12 @@ from ..judge import JudgeParams
 from ..judge.spec import ASPECTS
 from ..judge.verdicts import pairs_of, questions_of, read, verdicts
 from ..runs import each_finished, load_runs, root
-from . import IDENTITY, SETTINGS, TABLES, contents
+from ..sources import of_runs
+from . import IDENTITY, SETTINGS, TABLES, contents, swept
 from . import hyperparameters as hyper
 from .cells import matches
 from .compare import NOT_RUN, UNRESOLVED, VERDICTS, Measure, claims, compared, measures_of, ours_like
 
-ALSO = {"small": "ablations"}  # profile -> the one whose runs are its sweeps
 READ = [*IDENTITY, "run", "critic_control", "prompt_id", "group_size", "rounds", "max_new_tokens", "value_steps", "value_step_size"]
 READ += ["status", "reward", "cost", "generate_s", "score_s"]  # of a line; traces of a whole profile would fill the memory
 BASELINE = "base"  # of the printed win rates
@@ -40,7 +41,7 @@ class Found:
     Attributes
     ----------
     decoded, judged, critics : DataFrame
-        Of the functions of these names; each may be empty.
+        Of the functions of these names, with the columns ``profile`` and ``run``; each may be empty.
     left_out : list of str
         Why something was not read.
     """
@@ -52,16 +53,16 @@ class Found:
 
 
 def load(profile: str) -> Found:
-    """Read the finished runs of a profile, and of the one that sweeps for it (`ALSO`); what has not finished is left out."""
+    """Read the finished runs of a profile, after those for which it sweeps (`swept.MAIN`); what has not finished is left out."""
     left_out: list[str] = []
-    profiles = [name for name in (profile, ALSO.get(profile)) if name]
+    profiles = [name for name in (swept.MAIN.get(profile), profile) if name]
     parts = [part(name, left_out) for part in (decoded, judged) for name in profiles]
     return Found(_below(parts[: len(profiles)]), _below(parts[len(profiles) :]), critics(profile), left_out)
 
 
 def decoded(profile: str, left_out: list[str]) -> pd.DataFrame:
     """Return the lines of all finished decode runs, without their texts and traces; of Best-of-N's sweep every point."""
-    return _below([replayed(lines).reindex(columns=READ) for lines in each_finished(profile, left_out)])
+    return _below([replayed(lines).reindex(columns=READ).assign(profile=profile) for lines in each_finished(profile, left_out)])
 
 
 def replayed(lines: pd.DataFrame) -> pd.DataFrame:
@@ -75,7 +76,8 @@ def replayed(lines: pd.DataFrame) -> pd.DataFrame:
 def judged(profile: str, left_out: list[str]) -> pd.DataFrame:
     """Return a line for every pair of answers that was judged against the base model: identity, and a point for each aspect.
 
-    Points are 1 for a win, .5 for a tie and 0 for a loss; NaN where the reply could not be read. ``run`` is the judge's.
+    Points are 1 for a win, .5 for a tie and 0 for a loss; NaN where the reply could not be read. ``run`` is the judge's, and
+    ``pattern`` says which runs it read.
     """
     parts = []
     for manifest in sorted((root() / "runs" / profile / "judge").glob("*/manifest.json")):
@@ -97,14 +99,17 @@ def _judged(profile: str, manifest: Path) -> pd.DataFrame:
     said = verdicts(pairs, scores, dict.fromkeys(ASPECTS, params.run))
     key = ["policy", "prompts", "method", "prompt_id"]
     points = said.assign(points=said["verdict"].map(POINTS)).pivot(index=key, columns="aspect", values="points").reset_index()
-    return points.merge(lines[[*key, *SETTINGS, "critic_control"]].assign(run=f"judge {params.run}"), on=key)
+    about = {"profile": profile, "run": f"judge {params.run}", "pattern": params.pattern}
+    return points.merge(lines[[*key, *SETTINGS, "critic_control"]].assign(**about), on=key)
 
 
 def critics(profile: str) -> pd.DataFrame:
     """Return the settings of every critic of the finished runs of notebook 20, a row each."""
     folders = [path.parent for path in (root() / "runs" / profile / "critics").glob("*/*/critic.json")]
     finished = sorted(folder for folder in folders if (folder.parent / "manifest.json").exists())
-    return pd.DataFrame([json.loads((folder / "params.json").read_text(encoding="utf-8"))["config"] for folder in finished])
+    configs = [json.loads((folder / "params.json").read_text(encoding="utf-8"))["config"] for folder in finished]
+    about = [{"profile": profile, "run": f"critics/{folder.parent.name}"} for folder in finished]
+    return pd.DataFrame([config | one for config, one in zip(configs, about, strict=True)])
 
 
 def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
@@ -115,13 +120,12 @@ def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
 # --- the tables, and how people read them ---------------------------------------------------------------------------
 
 
-def paper_tables(found: Found) -> dict[str, pd.DataFrame]:
-    """Return all of `igcore.paper.TABLES` by name: beside the print where a policy of the paper's was run, else ours alone."""
+def paper_tables(found: Found, names: Sequence[str] = TABLES) -> dict[str, pd.DataFrame]:
+    """Return tables of `igcore.paper.TABLES` by name: beside the print where a policy of the paper's was run, else ours alone."""
     beside = claims(found.decoded)
-    records = {"win_rates": found.judged, "critic_hyperparameters": found.critics}
     made = {}
-    for table in TABLES:
-        lines = records.get(table, found.decoded)
+    for table in names:
+        lines = _records(table, found)
         if table in hyper.TABLES:
             made[table] = hyper.settings(table, lines).drop(columns=[] if beside else ["paper", "verdict"])
         else:
@@ -129,6 +133,10 @@ def paper_tables(found: Found) -> dict[str, pd.DataFrame]:
                 compared(table, lines) if beside else ours_like(table, lines, list(dict.fromkeys(found.decoded["policy"])))
             )
     return made
+
+
+def _records(table: str, found: Found) -> pd.DataFrame:
+    return {"win_rates": found.judged, "critic_hyperparameters": found.critics}.get(table, found.decoded)
 
 
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -174,15 +182,23 @@ def counts(made: dict[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def write(made: dict[str, pd.DataFrame], figures: Path) -> list[Path]:
-    """Write ``tables/paper_<table>.csv`` below a folder, in full, and ``.md`` and ``.tex`` (package booktabs), `short`."""
-    folder = figures / "tables"
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for table, frame in made.items():
-        people = short(table, frame)
-        texts = {"csv": frame.to_csv(index=False, lineterminator="\n"), "md": tables.markdown(people), "tex": tables.latex(people)}
-        for end, text in texts.items():
-            written.append(folder / f"paper_{table}.{end}")
-            tables.replace_file(written[-1], text)
-    return written
+def write(made: dict[str, pd.DataFrame], figures: Path, found: Found) -> list[Path]:
+    """Write the tables made of what was found as ``tables/paper_<table>`` below a folder, see `igcore.tables.write`."""
+    return [
+        path
+        for table, frame in made.items()
+        for path in tables.write(frame, figures / "tables" / f"paper_{table}", sources(table, frame, found), short(table, frame))
+    ]
+
+
+def sources(table: str, frame: pd.DataFrame, found: Found) -> dict[str, dict]:
+    """Return the runs of which a table was made, see `igcore.sources.of_runs`: those that it names, or all where it names none.
+
+    Verdicts of a judge have the runs whose answers it read beside it.
+    """
+    read = _records(table, found).reindex(columns=["profile", "run", "pattern"]).drop_duplicates()
+    named = read[read["run"].isin(frame["run"])] if "run" in frame else read
+    made = {}
+    for profile, of in named.groupby("profile"):
+        made |= of_runs(profile, [*of["run"].str.replace("^judge ", "judge/", regex=True), *of["pattern"].dropna()])
+    return made
