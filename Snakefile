@@ -9,36 +9,53 @@
 #   snakemake --cores 2 --config profile=paper hub=/data/models   the paper's systems; `hub` holds models and sets as <owner>/<name>
 #   snakemake --cores 2 --config profile=paper with=my.yaml       the same with other settings, see `igcore.paramfiles`
 
-import json
 import os
 import sys
 from pathlib import Path
 
 import yaml
 
+from igcore.errors import IgcoreError
+from igcore.jobs import check_run, request, shards_of
 from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
 from igcore.paramfiles import ParamFiles
 
 FILES = ParamFiles(
-    config.get("profile", "small"),
+    str(config.get("profile", "small")),
     yaml.safe_load(Path(config["with"]).read_text()) if config.get("with") else {},
     int(config.get("limit", 0)),
 )
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = int(config.get("shards", 1))
 FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search", "tune") else f"runs/{PROFILE}/figures"
-SUFFIXES = [f".{i}-of-{SHARDS}" for i in range(SHARDS)] if SHARDS > 1 else [""]
 TEACHING = {"start": "notebooks/00_start_here.ipynb", "theory": "notebooks/10_theory.ipynb", "audit": "notebooks/70_paper_audit.ipynb"}
-PAPERMILL = f"{sys.executable} -m igcore.walk --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
+NOTEBOOKS = {
+    "critic": "notebooks/20_train_critic.ipynb",
+    "decode": "notebooks/30_decode.ipynb",
+    "tables": "notebooks/40_tables.ipynb",
+    "figures": "notebooks/50_figures.ipynb",
+    "experiments": "notebooks/45_ablations.ipynb",
+    "judge": "notebooks/60_judge.ipynb",
+}
+PAPERMILL = f"'{sys.executable}' -m igcore.walk --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
 
 
 if config.get("hub"):
     os.environ["IGCORE_HUB"] = str(config["hub"])
+if config.get("judge_key"):  # the environment variable that may be sent to a judge as its key
+    os.environ["IGCORE_JUDGE_KEY_FROM"] = str(config["judge_key"])
+
+
+def suffixes(run):
+    """How the folders of a run end: nothing, or the numbers of its shards."""
+    shards = shards_of(RUNS[run], SHARDS)
+    return [f".{i}-of-{shards}" for i in range(shards)] if shards > 1 else [""]
 
 
 RUNS = FILES.runs()
-DONE = [f"runs/{PROFILE}/{run}{suffix}/manifest.json" for run in RUNS for suffix in SUFFIXES]
+FOLDERS = {f"runs/{PROFILE}/{run}{suffix}": run for run in RUNS for suffix in suffixes(run)}
+DONE = [f"{folder}/manifest.json" for folder in FOLDERS]
 TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
@@ -125,6 +142,29 @@ def critic_file(profile, run):
     return Path("params", PARAMS if profile == PROFILE else profile, f"critic-{run}.yaml")
 
 
+def job(kind, name, settings, profile=PROFILE, notebook=None):
+    """The file of a job: its settings, and the digests of its code. A job runs again when it changes."""
+    return request(f"runs/{profile}/.jobs/{kind}-{name}.yaml", kind, notebook or NOTEBOOKS[kind], settings)
+
+
+def critic_job(w):
+    return job("critic", w.run, FILES.read(critic_file(w.profile, w.run)), w.profile)
+
+
+def check_runs():
+    """Take back the sign of success of runs that are not what they were; jobs on other machines leave that to the first process."""
+    finished = [(folder, "decode", RUNS[run]) for folder, run in FOLDERS.items()]
+    finished += [(f"runs/{PROFILE}/critics/{name}", "critic", FILES.read(path)) for name, path in zip(TRAINED, FILES.files("critic"))]
+    finished += [(str(Path(manifest).parent), "judge", {}) for manifest in VERDICTS]
+    for folder, kind, settings in finished:
+        if why := check_run(folder, kind, settings):
+            print(why, file=sys.stderr)
+
+
+if workflow.is_main_process:
+    check_runs()
+
+
 rule all:
     input:
         wanted(),
@@ -133,112 +173,110 @@ rule all:
 rule teach:
     input:
         notebook=lambda w: ancient(TEACHING[w.name]),
+        job=lambda w: job("teach", w.name, {}, notebook=TEACHING[w.name]),
     output:
         notebook=f"runs/{PROFILE}/{{name}}.ipynb",
     wildcard_constraints:
         name="start|theory|audit",
     shell:
-        PAPERMILL + " {input.notebook} {output.notebook}"
+        PAPERMILL + " {input.notebook:q} {output.notebook:q}"
 
 
 rule critic:
     input:
-        notebook=ancient("notebooks/20_train_critic.ipynb"),
+        notebook=ancient(NOTEBOOKS["critic"]),
+        job=critic_job,
         rollouts=lambda w: trained(FILES.read(critic_file(w.profile, w.run)).get("rollouts")),
     output:
         "runs/{profile}/critics/{run}/manifest.json",
     wildcard_constraints:
-        run="[^./]+",
+        profile="[A-Za-z0-9_-]+",
+        run="[A-Za-z0-9_-]+",
     log:
         notebook="runs/{profile}/critics/{run}/executed.ipynb",
-    params:
-        settings=lambda w: json.dumps(FILES.read(critic_file(w.profile, w.run))),
     priority: 1  # the longest job by far, and others wait for it
     threads: 1
     resources:
         gpu=1 if config.get("gpu") else 0,
     shell:
-        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q}"
+        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
 
 rule decode:
     input:
-        notebook=ancient("notebooks/30_decode.ipynb"),
+        notebook=ancient(NOTEBOOKS["decode"]),
+        job=lambda w: job("decode", w.run, RUNS[w.run]),
         networks=lambda w: sorted({made for name in ("critic", "value") for made in trained(RUNS[w.run].get(name))}),
     output:
         f"runs/{PROFILE}/{{run}}{{suffix}}/manifest.json",
     wildcard_constraints:
-        run=r"(decode|examples)-[^./]+",
+        run=r"(decode|examples)-[A-Za-z0-9_-]+",
         suffix=r"(\.\d+-of-\d+)?",
     log:
         notebook=f"runs/{PROFILE}/{{run}}{{suffix}}/executed.ipynb",
     params:
-        settings=lambda w: json.dumps(RUNS[w.run]),
         shard=lambda w: "" if not w.suffix else "-p shard {} -p n_shards {}".format(*w.suffix[1:].split("-of-")),
     threads: 1
     resources:
         gpu=1 if config.get("gpu") else 0,
     shell:
-        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q} {params.shard}"
+        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q} {params.shard}"
 
 
 rule tables:
     input:
         runs=DONE + CRITICS + VERDICTS,
-        notebook=ancient("notebooks/40_tables.ipynb"),
-        params=ancient(f"params/{PARAMS}/tables.yaml"),
+        notebook=ancient(NOTEBOOKS["tables"]),
+        job=lambda w: job("tables", "tables", FILES.read(f"params/{PARAMS}/tables.yaml")),
     output:
         TABLES,
     log:
         notebook=f"runs/{PROFILE}/tables.ipynb",
-    params:
-        settings=lambda w, input: json.dumps(FILES.read(input.params)),
     shell:
-        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q}"
+        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
 
 rule figures:
     input:
         runs=DONE + CRITICS + VERDICTS,
-        notebook=ancient("notebooks/50_figures.ipynb"),
-        params=ancient(f"params/{PARAMS}/figures.yaml"),
+        notebook=ancient(NOTEBOOKS["figures"]),
+        job=lambda w: job("figures", "figures", FILES.read(f"params/{PARAMS}/figures.yaml")),
     output:
         PICTURES,
     log:
         notebook=f"runs/{PROFILE}/figures.ipynb",
     priority: 1  # the longest of what remains when all runs are done
-    params:
-        settings=lambda w, input: json.dumps(FILES.read(input.params)),
     shell:
-        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q}"
+        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+
+
+EXPERIMENTS_FILE = "ablations" if has("ablations") else "tables"
 
 
 rule experiments:
     input:
         runs=DONE + CRITICS,
         main=MAIN_RUNS,
-        notebook=ancient("notebooks/45_ablations.ipynb"),
-        params=ancient(f"params/{PARAMS}/{'ablations' if has('ablations') else 'tables'}.yaml"),
+        notebook=ancient(NOTEBOOKS["experiments"]),
+        job=lambda w: job("experiments", "experiments", FILES.read(f"params/{PARAMS}/{EXPERIMENTS_FILE}.yaml")),
     output:
         ABLATIONS,
     log:
         notebook=f"runs/{PROFILE}/ablations.ipynb",
-    params:
-        settings=lambda w, input: json.dumps(FILES.read(input.params)),
     shell:
-        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q}"
+        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
 
 rule judge:
     input:
         runs=DONE,
-        notebook=ancient("notebooks/60_judge.ipynb"),
-        params=ancient(f"params/{PARAMS}/judge-{{run}}.yaml"),
+        notebook=ancient(NOTEBOOKS["judge"]),
+        job=lambda w: job("judge", w.run, FILES.read(f"params/{PARAMS}/judge-{w.run}.yaml")),
     output:
         f"runs/{PROFILE}/judge/{{run}}/manifest.json",
+    wildcard_constraints:
+        run="[A-Za-z0-9_-]+",
     log:
         notebook=f"runs/{PROFILE}/judge/{{run}}/executed.ipynb",
-    params:
-        settings=lambda w, input: json.dumps(FILES.read(input.params)),
     shell:
-        PAPERMILL + " {input.notebook} {log.notebook} -y {params.settings:q}"
+        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"

@@ -7,7 +7,6 @@ answers, for `igcore.calibrate`. Knows no certificates, nor whether prompts are 
 """
 
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -23,14 +22,14 @@ from .critic import Critic
 from .critic_spec import check_critic
 from .decoding import decode
 from .errors import ParameterError
+from .folders import open_run
+from .identity import about, code_of, modules_of, prompts_digest, versions
 from .latent import ENCODE, latents
 from .metrics import safety_lower
 from .policy import Policy
 from .progress import progress
 from .prompts import Prompt
 from .response import gate
-from .rollouts import code_digest
-from .runs import DECISIVE, VERSIONS, open_run
 from .scorers import COST, Scorer
 
 
@@ -90,7 +89,7 @@ def critic_only_losses(
     config : SearchConfig
         As for ``inferenceguard-critic``: its budget is that of the cost model. The search runs under `settings_at` each threshold.
     folder : Path or str
-        Filled group by group, and gone on with after a stop. One of other settings is moved aside, see `igcore.runs.open_run`.
+        Filled group by group, and gone on with after a stop. One of other settings is moved aside, see `igcore.folders.open_run`.
 
     Returns
     -------
@@ -112,12 +111,12 @@ def critic_only_losses(
         raise ParameterError(f"{len(prompts)} prompts, thresholds {thresholds}; give at least one of each, thresholds in [0, 1]")
     identity = asdict(config) | {
         "thresholds": thresholds, "seed": seed, "dtype": str(policy.model.dtype), "device": str(policy.model.device),
-        "prompts": hashlib.sha256(json.dumps([[p.id, p.text] for p in prompts]).encode()).hexdigest(),
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONS}, "code": code_digest([*DECISIVE, "critic_only"]),
-        "digests": {part.name: part.digest for part in (policy, cost, reward, guard)},
+        "chosen": prompts_digest(prompts), "versions": versions(), "code": code_of(__name__, *modules_of(policy, cost, reward)),
+        "parts": {"policy": about(policy), "cost": about(cost), "reward": about(reward), "critic": guard.digest},
     }  # fmt: skip
     groups = [prompts[at : at + config.group_size] for at in range(0, len(prompts), config.group_size)]
-    with open_run(Path(folder), identity) as run, progress(len(thresholds) * len(prompts), f"{guard.name} alone") as bar:
+    wanted = {(_method(threshold), prompt.id) for threshold in thresholds for prompt in prompts}
+    with open_run(Path(folder), identity, wanted) as run, progress(len(thresholds) * len(prompts), f"{guard.name} alone") as bar:
         done = {(line["threshold"], line["prompt_id"]) for line in run.lines}
         for threshold, group in product(thresholds, groups):
             if missing := {p.id for p in group if (threshold, p.id) not in done}:
@@ -131,13 +130,18 @@ def critic_only_losses(
     return frame.sort_values(["threshold", "prompt_id"], ascending=[False, True], ignore_index=True)
 
 
+def _method(threshold: float) -> str:
+    """What a line calls the search at a threshold."""
+    return f"critic-only {threshold!r}"
+
+
 def _lines(guard: CriticCost, group: list[Prompt], threshold, cost, reward, config: SearchConfig, seed: int) -> Iterator[dict]:
     """Answer one group of prompts at one threshold; yield one line per prompt."""
     settings = settings_at(threshold, config)
     found = decode("inferenceguard", guard.policy, group, reward=reward, cost=guard, config=settings, seed=seed)
     for prompt, r in zip(group, found, strict=True):
         (u,), (inside,) = gate(cost, [prompt], [r.text], config) if r.text is not None else ([np.nan], [False])
-        line = {"method": f"critic-only {threshold!r}", "prompt_id": r.prompt_id, "threshold": threshold, "response": r.text}
+        line = {"method": _method(threshold), "prompt_id": r.prompt_id, "threshold": threshold, "response": r.text}
         line |= {"status": r.status, "loss": int(r.status != "abstained" and not inside), "cost": float(u), "reward": r.reward}
         yield {name: value if value == value else None for name, value in line.items()}  # JSON has no NaN
 

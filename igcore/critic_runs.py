@@ -18,17 +18,18 @@ import torch
 
 from .calibrate import smallest_n
 from .critic import Critic
-from .critic_config import CriticParams
 from .critic_metrics import COLUMNS, RELIABILITY, critic_table, judgements, reference_table, reliability_table
 from .critic_only import critic_only_losses
+from .critic_params import CriticParams
 from .critic_search import safe_final_share
 from .decoding import decode
 from .errors import ParameterError, RunError
+from .folders import made_by, opened, root
+from .identity import digest_of
 from .packed import packed
 from .policy import Policy, load_policy
 from .prompts import Prompt, load_prompts
 from .rollouts import Rollout, load_rollouts, roll_out
-from .runs import root
 from .scorers import Scorer, load_scorer
 from .tables import by_prompt_set, replace_file
 from .training import train
@@ -135,8 +136,17 @@ class CriticRun:
         """Write ``critic.csv`` and ``reliability.csv``, then the manifest."""
         replace_file(self.folder / "critic.csv", table.to_csv(index=False))
         replace_file(self.folder / "reliability.csv", reliability.to_csv(index=False))
-        replace_file(self.folder / "manifest.json", json.dumps(asdict(self.params), indent=1) + "\n")
+        prompts = self.params.prompts if isinstance(self.params.prompts, str) else self.params.prompts["name"]
+        manifest = asdict(self.params) | made_by() | {"opened": opened(self.policy, self.cost, self.reward, paths=[prompts])}
+        replace_file(self.folder / "manifest.json", json.dumps(manifest | {"root": self._root(manifest)}, indent=1) + "\n")
         return self.folder / "critic.csv"
+
+    def _root(self, manifest: dict) -> str:
+        """Return one hash over the manifest, the tables and the roots of all that was drawn and trained."""
+        made = sorted(self.folder.glob("*/manifest.json"))
+        parts = {path.parent.name: json.loads(path.read_text(encoding="utf-8"))["root"] for path in made}
+        tables = {name: (self.folder / name).read_text(encoding="utf-8") for name in ("critic.csv", "reliability.csv")}
+        return digest_of([manifest, parts, tables])
 
 
 def critic_run(params: CriticParams) -> CriticRun:

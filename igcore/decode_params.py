@@ -32,11 +32,11 @@ class DecodeParams(SearchConfig):
     reward, cost : str or dict
         See `igcore.load_scorer`.
     critic : str, optional
-        Folder of a trained critic, seen from `igcore.runs.root`; needed by the methods that ask one.
+        Folder of a trained critic, seen from `igcore.folders.root`; needed by the methods that ask one.
     critic_control : str
         ``shuffled`` deals out what the critic says among the candidates at random: a search that it cannot have helped.
     value : str, optional
-        Folder of a trained value network, seen from `igcore.runs.root`; needed by the methods that are steered by one.
+        Folder of a trained value network, seen from `igcore.folders.root`; needed by the methods that are steered by one.
     seed : int
         Decides every random number.
     dtype, device : str

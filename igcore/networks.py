@@ -1,11 +1,13 @@
 """The networks that a run names, loaded and hashed. Knows parameters and folders; leaves what fits what to the networks' specs."""
 
 import hashlib
+import json
 from pathlib import Path
 
 from . import critic, value
 from .critic import Critic, Shuffled
 from .decode_params import DecodeParams
+from .identity import digest_of
 from .policy import Policy
 from .scorers import Scorer
 from .value import ValueNetwork
@@ -18,7 +20,7 @@ Networks = dict[str, Critic | Shuffled | ValueNetwork]
 def load_networks(
     params: DecodeParams, root: Path, policy: Policy, cost: Scorer, reward: Scorer
 ) -> tuple[Networks, dict[str, str]]:
-    """Return the critic and the value network of a run as far as it names them, and the hash of each one's weights.
+    """Return the critic and the value network of a run as far as it names them, and the hash of each one's weights and spec.
 
     Parameters
     ----------
@@ -32,10 +34,20 @@ def load_networks(
     """
     networks: Networks = {}
     digests = {}
-    for name, (load, weights) in LOADERS.items():
+    for name, (load, _) in LOADERS.items():
         if folder := getattr(params, name):
             networks[name] = load(root / folder, policy=policy, cost=cost, reward=reward)
-            digests[name] = hashlib.sha256((root / folder / weights).read_bytes()).hexdigest()
+            weights, said = network_files(params, root, name)
+            spec = json.loads(said.read_text(encoding="utf-8"))
+            spec.pop("about")  # how it was trained, with seconds
+            digests[name] = digest_of([hashlib.sha256(weights.read_bytes()).hexdigest(), spec])
     if "critic" in networks and params.critic_control == "shuffled":
         networks["critic"] = Shuffled(networks["critic"])
     return networks, digests
+
+
+def network_files(params: DecodeParams, root: Path, *names: str) -> list[Path]:
+    """Return the files of the networks of a run, weights and settings; by default of all that it names."""
+    named = {name: getattr(params, name) for name in names or LOADERS}
+    weights = [root / folder / LOADERS[name][1] for name, folder in named.items() if folder]
+    return [path for file in weights for path in (file, file.with_suffix(".json"))]

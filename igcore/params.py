@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .config import check_at_least, check_inside, check_name, check_types, from_mapping
-from .critic_config import CriticParams
+from .critic_params import CriticParams
 from .decode_params import DecodeParams
 from .errors import ParameterError
 from .judge import JudgeParams

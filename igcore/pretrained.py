@@ -69,7 +69,13 @@ def _indexed(index: Path, suffix: str) -> list[Path]:
     return paths
 
 
-def contents_of(folder: Path, weights: bool = True) -> dict[str, str]:
+class Contents(dict):
+    """The sha256 of files by name, and the folder that they were in when they were read."""
+
+    folder: Path
+
+
+def contents_of(folder: Path, weights: bool = True) -> Contents:
     """Return the sha256 of every file that loading a model and its tokenizer opens, by its name seen from the folder.
 
     Reads gigabytes: ask once and keep it.
@@ -87,7 +93,9 @@ def contents_of(folder: Path, weights: bool = True) -> dict[str, str]:
     small = [path for pattern in (*SMALL, TEMPLATES) for path in folder.glob(pattern) if path.name != RECORD]
     with one_sentence(folder):
         paths = {path.relative_to(folder).as_posix(): path for path in [*small, *(files_of(folder) if weights else ())]}
-        return {name: _sha256(paths[name]) for name in sorted(paths)}
+        found = Contents({name: _sha256(paths[name]) for name in sorted(paths)})
+    found.folder = folder
+    return found
 
 
 def _sha256(path: Path) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -170,6 +170,15 @@ def load_prompts(
     counts = "; ".join(f"{part} {len(texts)} rows, {len(set(texts))} unique" for part, texts in parts.items())
     log.info("prompt set %s: %s; split %s %d, chosen %d", _label(name), counts, split, len(prompts), len(chosen))
     return chosen
+
+
+def groups_of(params, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+    """Return the groups of a shard: ``group_size`` consecutive prompts, those whose number is ``shard`` modulo ``n_shards``.
+
+    Work is done group by group, so that it depends neither on shards nor on a resume. A shard above the last group has none.
+    """
+    groups = [list(prompts[i : i + params.group_size]) for i in range(0, len(prompts), params.group_size)]
+    return groups[params.shard :: params.n_shards]
 
 
 def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:

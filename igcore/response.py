@@ -126,7 +126,7 @@ class Response:
     generate_s, cost_s, reward_s, critic_s : float
         Seconds spent sampling, in the two scorers and in the critic: the group's total divided by its prompts.
     tokens : list of int
-        The sampled tokens of `text`, an end token included; empty for a refusal, which the policy did not write. Not recorded.
+        The sampled tokens of `text`, an end token included; empty for a refusal, which the policy did not write.
     """
 
     prompt_id: str

@@ -1,12 +1,11 @@
 """What the reference policy says by itself, how it ends, and what a critic should have said of every prefix.
 
 Knows prompts, the policy's samples and their scores; knows nothing of critics. A folder of rollouts is a run folder, see
-`igcore.runs`: one line of ``responses.jsonl`` holds all responses to one prompt as token ids with costs and rewards. Hidden states
-are not stored; `igcore.latent` makes them again from the ids.
+`igcore.folders`: one line of ``responses.jsonl`` holds all responses to one prompt as token ids with costs and rewards. Hidden
+states are not stored; `igcore.latent` makes them again from the ids.
 """
 
 import hashlib
-import importlib.metadata
 import json
 import math
 import time
@@ -16,23 +15,21 @@ from pathlib import Path
 
 import torch
 
-from . import records
 from .budget import is_safe, trace
 from .critic_config import RolloutConfig
 from .engine import Engine
 from .errors import ParameterError, RunError
+from .folders import Run, open_run, read
+from .identity import about, code_of, modules_of, prompts_digest, versions
 from .memory import halving
 from .packed import packed
 from .policy import Policy
 from .progress import progress
-from .prompts import Prompt
-from .runs import VERSIONS, Run, groups_of, open_run
+from .prompts import Prompt, groups_of
 from .sampling import random_key
 from .scorers import Scorer, check_sign, checked_score
 
 METHOD = "rollouts"  # what the lines call it
-# the modules that decide a rollout; a change in one of them starts the rollouts anew
-DECISIVE = "dynamic engine packed policy rollouts sampling shared_prefix scorers/__init__ scorers/embedded scorers/lm".split()
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ def roll_out(
     prompts : sequence of Prompt
         In the order of their ids, as `igcore.load_prompts` gives them.
     folder : Path
-        Filled group by group. A folder that holds other rollouts is moved aside, see `igcore.runs.open_run`.
+        Filled group by group. A folder that holds other rollouts is moved aside, see `igcore.folders.open_run`.
 
     Raises
     ------
@@ -165,17 +162,18 @@ def roll_out(
     if not prompts:
         raise ParameterError("there are no prompts; give at least one")
     encoded = {prompt.id: policy.encode(prompt.text, config.max_new_tokens) for prompt in prompts}
+    groups = groups_of(config, list(prompts))
+    mine = [prompt for group in groups for prompt in group]
+    parts = {"policy": about(policy), "cost": about(cost), "reward": about(reward)}
     identity = asdict(config) | {
-        "policy": policy.name,
         "dtype": str(policy.model.dtype),
-        "prompts": hashlib.sha256("\n".join(encoded).encode()).hexdigest(),
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
-        "code": code_digest(DECISIVE),
-        "digests": {policy.name: policy.digest, cost.name: cost.digest, reward.name: reward.digest},
+        "chosen": prompts_digest(mine),
+        "versions": versions(),
+        "code": code_of(__name__, *modules_of(policy, cost, reward)),
+        "parts": parts,
         "device": str(policy.model.device),
     }
-    groups = groups_of(config, list(prompts))
-    with open_run(Path(folder), identity) as run, packed(policy.model):
+    with open_run(Path(folder), identity, {(METHOD, prompt.id) for prompt in mine}) as run, packed(policy.model):
         _fill(run, policy, groups, encoded, config, cost, reward)
         run.finish({"lines": len(run.lines), "seconds": sum(line["generate_s"] + line["score_s"] for line in run.lines)})
     return _rollouts(run.lines)
@@ -194,14 +192,14 @@ def load_rollouts(*folders: Path, policy: Policy, cost: Scorer, reward: Scorer) 
     for folder in map(Path, folders):
         if not (folder / "manifest.json").exists():
             raise RunError(f"the rollouts in {folder} have not finished; draw them again with the same settings, which goes on")
-        known = json.loads((folder / "params.json").read_text(encoding="utf-8"))["digests"]
+        known = json.loads((folder / "params.json").read_text(encoding="utf-8"))["parts"]
         for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
-            if known.get(part.name) != part.digest:
+            if known[role]["digest"] != part.digest:
                 raise ParameterError(
-                    f"the rollouts in {folder} know {', '.join(known)}, but not {role} {part.name!r} of hash {part.digest[:12]!r}; "
-                    "draw rollouts with it"
+                    f"the rollouts in {folder} are of {role} {known[role]['name']!r} of hash {known[role]['digest'][:12]!r}, not of "
+                    f"{part.name!r} of hash {part.digest[:12]!r}; draw rollouts with it"
                 )
-    return [rollout for folder in folders for rollout in _rollouts(records.read(Path(folder) / "responses.jsonl"))]
+    return [rollout for folder in folders for rollout in _rollouts(read(Path(folder) / "responses.jsonl"))]
 
 
 def _fill(run: Run, policy: Policy, groups: list[list[Prompt]], encoded: dict, config: RolloutConfig, cost, reward) -> None:
@@ -209,6 +207,7 @@ def _fill(run: Run, policy: Policy, groups: list[list[Prompt]], encoded: dict, c
     done = {line["prompt_id"] for line in run.lines}
     if any(prompt.id not in done for group in groups for prompt in group):
         run.manifest.unlink(missing_ok=True)  # no longer the sign of success
+    run.responses.touch()  # a shard without a group is complete, too
     bar = progress(sum(map(len, groups)), f"rollouts {policy.name}")
     for group in groups:
         missing = {prompt.id for prompt in group} - done
@@ -272,9 +271,3 @@ def _rollouts(lines: list[dict]) -> list[Rollout]:
         for line in lines
         for tokens, ended, costs, reward in zip(line["tokens"], line["ended"], line["costs"], line["rewards"], strict=True)
     ]  # fmt: skip
-
-
-def code_digest(modules: Sequence[str]) -> str:
-    """Hash some of the package's modules."""
-    here = Path(__file__).parent
-    return hashlib.sha256(b"".join((here / f"{name}.py").read_bytes() for name in modules)).hexdigest()

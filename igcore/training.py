@@ -8,9 +8,6 @@ with s the standard deviation of the task cost over the rollouts, so that both p
 The lesson of a value network is in `igcore.value_training`.
 """
 
-import hashlib
-import importlib.metadata
-import json
 import math
 import time
 from collections.abc import Sequence
@@ -28,11 +25,12 @@ from .checkpoint import load_checkpoint, save_checkpoint, weights_of
 from .critic import Critic, Spec, load_critic, save_critic
 from .critic_config import CriticConfig
 from .errors import ParameterError
+from .folders import open_run
+from .identity import code_of, digest_of, versions
 from .latent import ENCODE, Latents, Source, middle_layer, shape_of
 from .policy import Policy
 from .progress import progress
-from .rollouts import Labels, Rollout, code_digest, split_by_prompt
-from .runs import VERSIONS, open_run
+from .rollouts import Labels, Rollout, split_by_prompt
 from .scorers import Scorer
 
 
@@ -81,13 +79,10 @@ class Lesson:
         Of the progress bar.
     losses : dict of str to float
         The parts of the loss and their weights.
-    code : list of str
-        Modules that decide what is learnt; a change in one of them starts a training anew.
     """
 
     spec: Spec
     config: CriticConfig
-    code = "budget critic latent packed rollouts training".split()
 
     @property
     def name(self) -> str:
@@ -177,10 +172,12 @@ def fit(lesson, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> No
     """
     config, parts = lesson.config, split_by_prompt(rollouts, lesson.config.validation)
     accelerator = Accelerator(mixed_precision=config.mixed_precision)
-    content = json.dumps([[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts])
-    identity = {"config": asdict(config), "spec": asdict(lesson.spec), "rollouts": hashlib.sha256(content.encode()).hexdigest()} | {
-        "code": code_digest(lesson.code),
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONS},
+    identity = {
+        "config": asdict(config),
+        "spec": asdict(lesson.spec),
+        "rollouts": digest_of([[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts]),
+        "code": code_of(__name__, type(lesson).__module__),
+        "versions": versions(),
         "processes": accelerator.num_processes,
     }
     with open_run(folder, identity) if accelerator.is_main_process else nullcontext() as run:

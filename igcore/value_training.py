@@ -33,7 +33,6 @@ class ValueLesson:
     config: ValueConfig
     name = "value network"
     losses = {"reward": 1.0, "cost": 1.0}
-    code = "latent packed rollouts training value value_training".split()
 
     def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
         return value_source(policy, rollouts, self.config.memory_gb)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mockpolicy import LetterCost, LetterReward, mock_policy
 
-from igcore import Prompt, runs
+from igcore import Prompt, decode_run, folders
 from igcore.decode_params import DecodeParams
 
 
@@ -24,8 +24,8 @@ PARAMS = DecodeParams(
 
 
 def main():
-    with runs.open_run(Path(sys.argv[1]), {"budget": PARAMS.budget}) as run:
-        runs.decode_missing(PARAMS, run, PROMPTS, mock_policy(), Slow(), LetterReward())
+    with folders.open_run(Path(sys.argv[1]), {"budget": PARAMS.budget}) as run:
+        decode_run.decode_missing(PARAMS, run, PROMPTS, mock_policy(), Slow(), LetterReward())
         run.finish({})
 
 

@@ -295,7 +295,7 @@ def test_a_stop_loses_nothing_and_a_finished_folder_is_only_read(tmp_path, decod
     whole = losses(tmp_path / "a", (0.5, 0.2))
     ids = [[p.id for p in PROMPTS[at : at + 3]] for at in (0, 3, 6)]
     assert decoded == [(budget, group) for budget in (0.5, 0.8) for group in ids]
-    assert json.loads((tmp_path / "a" / "manifest.json").read_text()) == {"lines": 14}
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["lines"] == 14
     path, decoded[:] = tmp_path / "a" / "responses.jsonl", []
     content = path.read_bytes()
     pd.testing.assert_frame_equal(losses(tmp_path / "a", (0.5, 0.2)), whole)
@@ -337,9 +337,9 @@ def test_an_unfinished_folder_does_not_say_that_it_has_finished(tmp_path, monkey
         (dict(thresholds=(0.5, 0.2)), "thresholds"),
         (dict(seed=1), "seed"),
         (dict(n_samples=3), "n_samples"),
-        (dict(prompts=PROMPTS[:3]), "prompts"),
-        (dict(prompts=[*PROMPTS[:6], replace(PROMPTS[6], text="b")]), "prompts"),
-        (dict(critic=untrained("o")), "digests"),
+        (dict(prompts=PROMPTS[:3]), "chosen.digest, chosen.n"),
+        (dict(prompts=[*PROMPTS[:6], replace(PROMPTS[6], text="b")]), "chosen.digest"),
+        (dict(critic=untrained("o")), "parts.critic"),
     ],
 )
 def test_other_settings_start_anew(changes, named, tmp_path_factory, capsys, finished):

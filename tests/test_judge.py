@@ -15,7 +15,7 @@ import pytest
 import synthetic
 from pictures import boxes, hidden, outside
 
-from igcore import ParameterError, RunError, ScorerError, records, runs, tables
+from igcore import ParameterError, RunError, ScorerError, folders, runs, tables
 from igcore.config import from_mapping
 from igcore.errors import JudgeError
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
@@ -53,7 +53,7 @@ def decoded(folder, *parts):
         run.mkdir(parents=True)
         (run / "params.json").write_text(json.dumps({"run": run.name}))
         for each in lines:
-            records.append(run / "responses.jsonl", each)
+            folders.append(run / "responses.jsonl", each)
         (run / "manifest.json").write_text("{}")
 
 
@@ -432,7 +432,7 @@ def test_a_missing_key_or_package_is_named(monkeypatch):
 
 def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
     """Bug: a pair asked twice after a stop, a half-written line, a manifest of a run that has not finished."""
-    append, written = records.append, itertools.count(1)
+    append, written = verdicts.append, itertools.count(1)
 
     def killed(path, value):
         append(path, value)
@@ -443,10 +443,10 @@ def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
 
     folder = repository / "runs/test/judge/x"
     with stub_judge() as stub:
-        monkeypatch.setattr(records, "append", killed)
+        monkeypatch.setattr(verdicts, "append", killed)
         with pytest.raises(KeyboardInterrupt):
             judge_run(params(judge=endpoint(stub), workers=1))
-        monkeypatch.setattr(records, "append", append)
+        monkeypatch.setattr(verdicts, "append", append)
         kept = read(folder / "verdicts.jsonl")
         assert len(kept) == 4 and not (folder / "manifest.json").exists()
     with stub_judge() as stub:  # at another address

@@ -10,7 +10,7 @@ from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
 from igcore.config import from_mapping
-from igcore.critic_config import CriticParams
+from igcore.critic_params import CriticParams
 from igcore.decode_params import DecodeParams
 from igcore.errors import ParameterError
 from igcore.paramfiles import OUTPUT, ParamFiles

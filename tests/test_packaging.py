@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from igcore import METHODS
 from igcore.config import from_mapping
-from igcore.critic_config import CriticParams
+from igcore.critic_params import CriticParams
 from igcore.decode_params import DecodeParams
 from igcore.paper import swept
 from igcore.paramfiles import ParamFiles

@@ -12,7 +12,7 @@ import pytest
 import synthetic
 from scipy import stats
 
-from igcore import metrics, paper, records
+from igcore import folders, metrics, paper
 from igcore.judge import JudgeParams
 from igcore.judge.verdicts import pairs_of, questions_of
 from igcore.paper import hyperparameters, report
@@ -370,7 +370,7 @@ def stored(folder, lines, finished=True, shard=None):
     run.mkdir(parents=True)
     (run / "params.json").write_text(json.dumps({"run": name} | ({} if shard is None else {"shard": shard, "n_shards": 2})))
     for line in lines.drop(columns=["run", "critic_control"]).to_dict("records"):
-        records.append(run / "responses.jsonl", line)
+        folders.append(run / "responses.jsonl", line)
     if finished:
         (run / "manifest.json").write_text("{}")
 
@@ -432,7 +432,7 @@ def test_judged_answers_become_win_rates(repository):
     for digest, asked in questions_of(pairs_of(lines, JudgeParams(**params))).items():
         first = better.get(asked.prompt_id) if asked.first != "One." else -better.get(asked.prompt_id, 0)
         scores = [first, 0] if asked.prompt_id in better else None
-        records.append(folder / "verdicts.jsonl", {"question": digest, "scores": scores})
+        folders.append(folder / "verdicts.jsonl", {"question": digest, "scores": scores})
     found = report.load("mine")
     row = row_of(compared("win_rates", found.judged), method="beam-augmented")
     assert (row["run"], row["helpfulness_n"], row["helpfulness_ours"]) == ("judge scorers", 3, pytest.approx(2.5 / 3))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from igcore.config import SearchConfig, from_mapping
-from igcore.critic_config import CriticConfig, CriticParams, RolloutConfig, ValueConfig
+from igcore.critic_config import CriticConfig, RolloutConfig, ValueConfig
+from igcore.critic_params import CriticParams
 from igcore.decode_params import DecodeParams
 from igcore.errors import ParameterError
 from igcore.judge import JudgeParams

@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore.plan.report
 from igcore.config import SearchConfig, from_mapping
-from igcore.critic_config import CriticConfig, CriticParams, ValueConfig
+from igcore.critic_config import CriticConfig, ValueConfig
+from igcore.critic_params import CriticParams
 from igcore.device import GIB
 from igcore.errors import AssetError, ParameterError
 from igcore.memory import search_bytes, session_bytes

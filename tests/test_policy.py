@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from igcore import AssetError, ParameterError, SearchConfig, decode, load_policy
 from igcore.decode_params import DecodeParams
+from igcore.decode_run import decode_run
 from igcore.policy import POLICIES, Policy
-from igcore.runs import decode_run
 
 
 def tiny_tokenizer(**more):
@@ -252,8 +252,8 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     """Bug: half a run, which tables then wait for, of a model that was never there."""
     (tmp_path / "hub").mkdir()
     monkeypatch.setenv("IGCORE_HUB", str(tmp_path / "hub"))
-    monkeypatch.setattr("igcore.runs.root", lambda: tmp_path / "work")
-    monkeypatch.setattr("igcore.runs.load_scorer", lambda name: name)
+    monkeypatch.setattr("igcore.folders.root", lambda: tmp_path / "work")
+    monkeypatch.setattr("igcore.decode_run.load_scorer", lambda name: name)
     params = DecodeParams(profile="tiny", run="one", policy="vicuna-7b", methods=["base"], budget=0.2, prompts="mild", limit=2)
     with pytest.raises(AssetError, match="model .lmsys/vicuna-7b-v1.5. is not in IGCORE_HUB"):
         decode_run(params)

@@ -18,7 +18,7 @@ import pytest
 from huggingface_hub import errors
 
 from igcore import AssetError, ParameterError, promptsets
-from igcore.critic_config import CriticParams
+from igcore.critic_params import CriticParams
 from igcore.decode_params import DecodeParams
 from igcore.hub import MIRROR
 from igcore.prompts import Prompt, as_prompt, check_prompts, load_prompts, split_of

@@ -8,7 +8,7 @@ import re
 import pytest
 from mockpolicy import LetterCost, LetterCritic, LetterReward, letter_cost, mock_policy
 
-from igcore import METHODS, RunError, SearchConfig, decode, records
+from igcore import METHODS, RunError, SearchConfig, decode, folders, records, verify
 from igcore.methods import settings_of
 
 SCORERS = {"letters": LetterCost(), "vowels": LetterReward()}
@@ -31,18 +31,18 @@ def lines(budget=0.5, methods=UNSTEERED, **settings):
 def again(line, **changes):
     """A line with fields changed by somebody who also mends the digest."""
     line = line | changes
-    return line | {"digest": records.line_digest(line)}
+    return line | {"digest": folders.line_digest(line)}
 
 
 def problems(line):
-    return list(records.verify([line], SCORERS.__getitem__))
+    return list(verify.rescored([line], SCORERS.__getitem__))
 
 
 def test_a_line_is_json_and_survives_the_file(tmp_path):
     path = tmp_path / "responses.jsonl"
     for line in lines():
-        records.append(path, line)
-    assert records.read(path) == lines_without_seconds_equal(records.read(path), lines())
+        folders.append(path, line)
+    assert folders.read(path) == lines_without_seconds_equal(folders.read(path), lines())
 
 
 def test_a_line_has_the_columns_that_a_table_of_none_has():
@@ -51,7 +51,7 @@ def test_a_line_has_the_columns_that_a_table_of_none_has():
 
 
 def lines_without_seconds_equal(read, fresh):
-    assert records.differences(read, fresh) == []
+    assert folders.differences(read, fresh) == []
     return read
 
 
@@ -132,9 +132,9 @@ def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
     found = list(decode("inferenceguard", mock_policy(), ["ab", "fed", "c", "dd", "eae"], config=config, **scorers))
     written = [records.record(r, "inferenceguard", "mock", 0, config, 3, **scorers) for r in found]
     load = {"vowels": scorers["reward"], "sinking": scorers["cost"]}.__getitem__
-    assert list(records.verify(written, load)) == []
+    assert list(verify.rescored(written, load)) == []
     line = next(x for x in written if x["cost"] == 0 and x["z_final"] < 0)
-    (problem,) = records.verify([again(line, status="verified_safe", reason="")], load)
+    (problem,) = verify.rescored([again(line, status="verified_safe", reason="")], load)
     assert "it should be unverified_unsafe" in problem
 
 
@@ -152,7 +152,7 @@ def test_a_strict_refusal_below_zero_is_honest():
     (response,) = decode("inferenceguard", mock_policy(), ["ab"], config=config, **scorers)
     line = records.record(response, "inferenceguard", "mock", 0, config, 3, **scorers)
     assert line["status"] == "abstained"
-    assert list(records.verify([line], {"vowels": scorers["reward"], "negative": scorers["cost"]}.__getitem__)) == []
+    assert list(verify.rescored([line], {"vowels": scorers["reward"], "negative": scorers["cost"]}.__getitem__)) == []
 
 
 def test_costs_at_the_end_only_are_recorded_and_checked_as_such():
@@ -176,40 +176,40 @@ def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_pa
     path = tmp_path / "responses.jsonl"
     written = lines(methods=["base"])
     for line in written:
-        records.append(path, line)
+        folders.append(path, line)
     with path.open("ab") as file:
         file.write(json.dumps(written[0]).encode()[:50])
     with pytest.raises(RunError, match="the last line of .* is half-written; run its parameters again"):
-        records.read(path)
-    records.drop_half_line(path)
+        folders.read(path)
+    folders.drop_half_line(path)
     assert path.read_bytes().endswith(b"}\n")
-    assert len(records.read(path)) == 4
+    assert len(folders.read(path)) == 4
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "responses.jsonl"
     path.write_text('{"method": "base", "prompt_id": "x"}\n{"meth\n{}\n')
     with pytest.raises(RunError, match=r"line 2 of .*responses.jsonl is not a response; delete it"):
-        records.read(path)
+        folders.read(path)
 
 
 def test_two_lines_for_one_prompt_are_named(tmp_path):
     path = tmp_path / "responses.jsonl"
     path.write_text('{"method": "base", "prompt_id": "x"}\n' * 2)
     with pytest.raises(RunError, match="lines 1 and 2 of .* both answer"):
-        records.read(path)
+        folders.read(path)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(RunError, match="cannot read .*nothing.jsonl"):
-        records.read(tmp_path / "nothing.jsonl")
+        folders.read(tmp_path / "nothing.jsonl")
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     """Guards the append: the bytes that did fit must not stay as a broken line in front of the next one."""
     path = tmp_path / "responses.jsonl"
     first, second, *_ = lines(methods=["base"])
-    records.append(path, first)
+    folders.append(path, first)
     before = path.read_bytes()
     write = os.write
 
@@ -221,17 +221,17 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(RunError, match="No space left on device.* run again to resume"):
-            records.append(path, second)
+            folders.append(path, second)
     assert path.read_bytes() == before
-    records.append(path, second)
-    assert len(records.read(path)) == 2
+    folders.append(path, second)
+    assert len(folders.read(path)) == 2
 
 
 def test_differences_ignore_seconds_and_order_but_nothing_else():
     a = lines(methods=["base"])
     b = [line | {"generate_s": 9.0} for line in reversed(a)]
-    assert records.differences(a, b) == []
+    assert folders.differences(a, b) == []
     b[0] = b[0] | {"reward": 7.0}
     name = (b[0]["method"], b[0]["prompt_id"])
-    assert records.differences(a, b) == [f"{name}: reward differs"]
-    assert records.differences(a, b[1:]) == [f"{name} is in only one file"]
+    assert folders.differences(a, b) == [f"{name}: reward differs"]
+    assert folders.differences(a, b[1:]) == [f"{name} is in only one file"]

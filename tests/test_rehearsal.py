@@ -9,9 +9,9 @@ import pytest
 import yaml
 from test_packaging import ROOT
 
-from igcore import METHODS, critic_runs, runs
+from igcore import METHODS, critic_runs, decode_run, runs
 from igcore.config import from_mapping
-from igcore.critic_config import CriticParams
+from igcore.critic_params import CriticParams
 from igcore.decode_params import DecodeParams
 from igcore.judge import JudgeParams
 from igcore.judge.verdicts import judge_run, win_rates
@@ -34,7 +34,7 @@ def mirror(tmp_path_factory):
 def here(mirror, tmp_path, monkeypatch):
     """A root of its own, with the mirror in the hub's place."""
     monkeypatch.setenv("IGCORE_HUB", str(mirror))
-    for module in (runs, critic_runs):
+    for module in (decode_run, runs, critic_runs):
         monkeypatch.setattr(module, "root", lambda: tmp_path)
     return tmp_path
 
@@ -54,7 +54,7 @@ def test_a_row_group_of_the_main_tables_runs(name, here):
     assert trained.critics.keys() == {"terminal"} and trained.value is not None
     found = {}
     for stem in (name, f"{name}-tokenwise"):
-        run = runs.decode_run(params(DecodeParams, f"decode-main-{stem}", **SMALL))
+        run = decode_run.decode_run(params(DecodeParams, f"decode-main-{stem}", **SMALL))
         found |= {line["method"]: line for line in run.lines}
         assert len(run.lines) == 2 * len(run.params["methods"])
         assert runs.main(["verify", str(run.responses)]) == 0
@@ -74,7 +74,7 @@ def test_the_judge_is_rehearsed_with_an_endpoint(here, monkeypatch):
     """Guards the last step of the grid: the paper's own judge file, with a stub where its address is."""
     monkeypatch.setattr("igcore.judge.verdicts.root", lambda: here)
     two = SMALL | {"methods": ["base", "inferenceguard"], "critic": None, "value": None}
-    runs.decode_run(params(DecodeParams, "decode-main-alpaca-pku", **two))
+    decode_run.decode_run(params(DecodeParams, "decode-main-alpaca-pku", **two))
     with stub_judge() as stub:
         given = PAPER.read(ROOT / "params/paper/judge-alpaca-pku.yaml") | {"limit": SMALL["limit"]}
         judged = judge_run(from_mapping(JudgeParams, given | {"judge": given["judge"] | {"base_url": stub.base_url}, "workers": 2}))

@@ -49,13 +49,14 @@ def test_neither_groups_nor_shards_nor_a_file_change_a_rollout(tmp_path):
     assert load_rollouts(tmp_path / "whole", **KNOWN) == whole
     assert said(load_rollouts(tmp_path / "0", tmp_path / "1", **KNOWN)) == said(whole)
     for role, other in (("policy", replace(mock_policy(), digest="x")), ("cost", Mute()), ("reward", Mute())):
-        with pytest.raises(ParameterError, match=f"know mock, letters, vowels, but not {role} '{other.name}'"):
+        with pytest.raises(ParameterError, match=f"are of {role} .* of hash .*, not of '{other.name}' of hash"):
             load_rollouts(tmp_path / "whole", **KNOWN | {role: other})
 
 
 class Failing(LetterCost):
     """Fails at its third call."""
 
+    __module__ = LetterCost.__module__  # a scorer is known by its module: this one stands for the other
     calls = 0
 
     def score(self, prompts, responses, finished):
@@ -116,7 +117,6 @@ def test_a_score_that_failed_is_stored_as_none(tmp_path):
         (dict(n_rollouts=0), "n_rollouts is 0; it must be at least 1"),
         (dict(seed="1"), "seed is '1', which is text"),
         (dict(shard=2, n_shards=2), "shard is 2; with n_shards 2"),
-        (dict(n_shards=9), "n_shards is 9, but 7 prompts"),
     ],
 )
 def test_bad_settings_are_one_sentence(tmp_path, changes, sentence):

@@ -20,7 +20,7 @@ from test_critic_only import letters, untrained
 from test_policy import tiny_model, tiny_tokenizer
 from test_value import network
 
-from igcore import ParameterError, Prompt, RunError, ScorerError, load_policy, load_scorer, records, runs
+from igcore import ParameterError, Prompt, RunError, ScorerError, decode_run, folders, load_policy, load_scorer, runs, verify
 from igcore.config import from_mapping
 from igcore.critic import Critic, Shuffled, save_critic
 from igcore.decode_params import DecodeParams
@@ -37,8 +37,8 @@ def params(**changes):
 
 
 def decode_into(folder, p=PARAMS):
-    with runs.open_run(folder, {"budget": p.budget}) as run:
-        runs.decode_missing(p, run, PROMPTS, mock_policy(), LetterCost(), LetterReward())
+    with folders.open_run(folder, {"budget": p.budget}) as run:
+        decode_run.decode_missing(p, run, PROMPTS, mock_policy(), LetterCost(), LetterReward())
         run.finish({"lines": len(run.lines)})
     return run.responses
 
@@ -54,33 +54,33 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
         command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path / "killed"), "0.05"]
         process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
         path, want = tmp_path / "killed" / "responses.jsonl", rng.randint(1, 6)
-        before = len(records.read(path)) if path.exists() else 0
+        before = len(folders.read(path)) if path.exists() else 0
         while process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < before + want):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not (tmp_path / "killed" / "manifest.json").exists()
-        after_kill = records.read(path)
+        after_kill = folders.read(path)
         assert len(after_kill) >= before + want
     with path.open("ab") as file:
         file.write(b'{"half": ')
     resumed = decode_into(tmp_path / "killed")
-    assert records.read(resumed)[: len(after_kill)] == after_kill
-    assert len(records.read(resumed)) == 30
-    assert records.differences(records.read(resumed), records.read(decode_into(tmp_path / "whole"))) == []
+    assert folders.read(resumed)[: len(after_kill)] == after_kill
+    assert len(folders.read(resumed)) == 30
+    assert folders.differences(folders.read(resumed), folders.read(decode_into(tmp_path / "whole"))) == []
     assert (tmp_path / "killed" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("n_shards", [2, 3])
 def test_shards_hold_the_same_lines_as_the_whole(tmp_path, n_shards):
     """Guards groups as the unit of work: composition, and with it every bit, is the same in any shard."""
-    whole = records.read(decode_into(tmp_path / "whole"))
+    whole = folders.read(decode_into(tmp_path / "whole"))
     parts = []
     for shard in range(n_shards):
         part = dataclasses.replace(PARAMS, shard=shard, n_shards=n_shards)
-        parts += records.read(decode_into(tmp_path / str(shard), part))
+        parts += folders.read(decode_into(tmp_path / str(shard), part))
     assert len(parts) == len(whole) == 30
-    assert records.differences(parts, whole) == []
+    assert folders.differences(parts, whole) == []
 
 
 def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
@@ -91,12 +91,12 @@ def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
     def run(folder, p, keep=None):
         tokenizer = tiny_tokenizer()
         policy = Policy("tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id}))
-        with runs.open_run(folder, {}) as run:
+        with folders.open_run(folder, {}) as run:
             if keep is not None:
                 run.lines[keep:] = []
                 run.responses.write_text("".join(json.dumps(line) + "\n" for line in run.lines))
-            runs.decode_missing(p, run, prompts, policy, LetterCost(), LetterReward())
-        return {records.key(line): line["digest"] for line in records.read(run.responses)}
+            decode_run.decode_missing(p, run, prompts, policy, LetterCost(), LetterReward())
+        return {folders.key(line): line["digest"] for line in folders.read(run.responses)}
 
     whole = run(tmp_path / "whole", p)
     shards = [run(tmp_path / str(i), dataclasses.replace(p, shard=i, n_shards=2)) for i in range(2)]
@@ -107,7 +107,7 @@ def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
 def test_a_finished_run_is_not_decoded_again(tmp_path, monkeypatch):
     path = decode_into(tmp_path / "run")
     before = path.read_bytes()
-    monkeypatch.setattr(runs, "decode", lambda *a, **k: pytest.fail("decoded again"))
+    monkeypatch.setattr(decode_run, "decode", lambda *a, **k: pytest.fail("decoded again"))
     decode_into(tmp_path / "run")
     assert path.read_bytes() == before
 
@@ -117,27 +117,25 @@ def test_other_parameters_never_mix_with_old_lines(tmp_path, capsys):
     old = decode_into(tmp_path / "run").read_bytes()
     path = decode_into(tmp_path / "run", dataclasses.replace(PARAMS, budget=2.0))
     assert "budget changed since the last run in run" in capsys.readouterr().out
-    assert {line["budget"] for line in records.read(path)} == {2.0}
+    assert {line["budget"] for line in folders.read(path)} == {2.0}
     (aside,) = (tmp_path / ".replaced").glob("run.*/responses.jsonl")
     assert aside.read_bytes() == old
 
 
-def test_other_code_starts_a_run_anew(tmp_path, monkeypatch):
-    """Guards a resume that would mix two samplers in one file: the decisive modules are part of a run's identity."""
-    first = runs.code_digest()
-    monkeypatch.setattr(runs, "DECISIVE", ["figures"])
-    assert runs.code_digest() != first
-    with runs.open_run(tmp_path / "run", {"code": first}) as run:
-        records.append(run.responses, {"method": "base", "prompt_id": "x"})
-    with runs.open_run(tmp_path / "run", {"code": runs.code_digest()}) as run:
+def test_other_code_starts_a_run_anew(tmp_path, capsys):
+    """Guards a resume that would mix two samplers in one file, and says which module it was."""
+    with folders.open_run(tmp_path / "run", {"code": {"igcore.search": "a", "igcore.budget": "b"}}) as run:
+        run.append({"method": "base", "prompt_id": "x"})
+    with folders.open_run(tmp_path / "run", {"code": {"igcore.search": "c", "igcore.budget": "b"}}) as run:
         assert run.lines == []
+    assert "code.igcore.search changed since the last run in run" in capsys.readouterr().out
 
 
 def test_a_damaged_params_file_starts_a_run_anew(tmp_path):
-    with runs.open_run(tmp_path / "run", {"seed": 0}):
+    with folders.open_run(tmp_path / "run", {"seed": 0}):
         pass
     (tmp_path / "run" / "params.json").write_text("")
-    with runs.open_run(tmp_path / "run", {"seed": 0}) as run:
+    with folders.open_run(tmp_path / "run", {"seed": 0}) as run:
         assert run.lines == [] and json.loads((run.folder / "params.json").read_text()) == {"seed": 0}
 
 
@@ -150,27 +148,28 @@ def test_missing_work_takes_back_the_sign_of_success(tmp_path):
         def score(self, prompts, responses, finished):
             raise RuntimeError("gone")
 
-    with pytest.raises(ScorerError), runs.open_run(tmp_path / "run", {"budget": PARAMS.budget}) as run:
-        runs.decode_missing(PARAMS, run, PROMPTS, mock_policy(), Failing(), LetterReward())
+    with pytest.raises(ScorerError), folders.open_run(tmp_path / "run", {"budget": PARAMS.budget}) as run:
+        decode_run.decode_missing(PARAMS, run, PROMPTS, mock_policy(), Failing(), LetterReward())
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
-def test_more_shards_than_groups_are_refused():
-    with pytest.raises(ParameterError, match="n_shards is 5, but 10 prompts in .* make 4 groups; use at most 4"):
-        runs.groups_of(dataclasses.replace(PARAMS, n_shards=5), PROMPTS)
+def test_a_shard_above_the_last_group_is_an_empty_complete_run(tmp_path):
+    """Bug: the cluster command failed on the node for every run with fewer groups than shards."""
+    path = decode_into(tmp_path / "run", dataclasses.replace(PARAMS, n_shards=5, shard=4))
+    assert folders.read(path) == [] and path.with_name("manifest.json").exists()
 
 
 def test_tables_want_every_shard_and_only_one_sharding(tmp_path):
     """Guards a table made from two thirds of the prompts, or from some of them twice."""
     for name, n, i in (("run.0-of-2", 2, 0), ("run.1-of-2", 2, 1)):
-        with runs.open_run(tmp_path / name, {"run": "run", "n_shards": n, "shard": i}) as run:
-            records.append(run.responses, {"method": "base", "prompt_id": str(i)})
+        with folders.open_run(tmp_path / name, {"run": "run", "n_shards": n, "shard": i}) as run:
+            run.append({"method": "base", "prompt_id": str(i)})
             run.finish({})
         if i == 0:
             with pytest.raises(RunError, match="run run is there as shard 0 of 2; decode what is missing"):
                 runs.load_runs("x", tmp_path)
     assert len(runs.load_runs("x", tmp_path)) == 2
-    with runs.open_run(tmp_path / "run", {"run": "run", "n_shards": 1, "shard": 0}) as run:
+    with folders.open_run(tmp_path / "run", {"run": "run", "n_shards": 1, "shard": 0}) as run:
         run.responses.write_text("")
         run.finish({})
     with pytest.raises(RunError, match="another sharding"):
@@ -181,16 +180,16 @@ def test_a_full_disk_is_one_sentence_before_the_first_response_too(tmp_path, mon
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(RunError, match="cannot write in .*No space left on device"), runs.open_run(tmp_path / "run", {}):
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RunError, match="cannot write in .*No space left on device"), folders.open_run(tmp_path / "run", {}):
         pass
 
 
 def test_two_processes_cannot_write_to_one_run(tmp_path):
     with (
-        runs.open_run(tmp_path / "run", {}),
+        folders.open_run(tmp_path / "run", {}),
         pytest.raises(RunError, match="another process is writing"),
-        runs.open_run(tmp_path / "run", {}),
+        folders.open_run(tmp_path / "run", {}),
     ):
         pass
 
@@ -253,7 +252,7 @@ def test_the_manifest_is_the_sign_of_success(tmp_path):
 def test_an_embedded_run_from_parameters_to_verification(tmp_path):
     """Guards the way from a params file to a line that the command line confirms, on the real policy and scorers."""
     p = params(methods=["base", "inferenceguard"], limit=2, n_samples=2, keep=1, block_size=4, max_new_tokens=8)
-    run = runs.decode_run(p, tmp_path / "run")
+    run = decode_run.decode_run(p, tmp_path / "run")
     manifest = json.loads(run.manifest.read_text())
     assert manifest["lines"] == 4
     assert manifest["params"]["digests"].keys() == {"smollm2-raw", "offensive-language", "minilm-relevance"}
@@ -284,40 +283,40 @@ def save_tiny_critic(folder, seed, **changes):
 
 def test_a_run_with_a_critic_from_a_folder(tmp_path, monkeypatch, capsys):
     """Guards the way of a critic into a run: seen from the root, named by its hash, refused before anything is decoded."""
-    monkeypatch.setattr(runs, "root", lambda: tmp_path)
+    monkeypatch.setattr(decode_run, "root", lambda: tmp_path)
     size = dict(limit=2, n_samples=2, keep=1, block_size=4, max_new_tokens=8, accounting="terminal")
     p = params(methods=["inferenceguard-critic", "inferenceguard-mix"], critic="critics/one", **size)
     with pytest.raises(RunError, match="no critic can be read from .*critics/one"):
-        runs.decode_run(p, tmp_path / "run")
+        decode_run.decode_run(p, tmp_path / "run")
     (tmp_path / "critics").mkdir()
     save_tiny_critic(tmp_path / "critics/one", 0)
-    run = runs.decode_run(p, tmp_path / "run")
+    run = decode_run.decode_run(p, tmp_path / "run")
     digest = hashlib.sha256((tmp_path / "critics/one/critic.safetensors").read_bytes()).hexdigest()
     manifest = json.loads(run.manifest.read_text())
     assert manifest["params"]["digests"]["critic"] == digest and manifest["params"]["critic"] == "critics/one"
     assert manifest["lines"] == 4 and manifest["seconds"]["critic_s"] > 0
-    assert list(records.verify(run.lines, load_scorer)) == []
+    assert list(verify.rescored(run.lines, load_scorer)) == []
     with pytest.raises(ParameterError, match="for accounting 'terminal', but 'inferenceguard-mix' runs with 'peak'"):
-        runs.decode_run(dataclasses.replace(p, accounting="peak"), tmp_path / "other")
+        decode_run.decode_run(dataclasses.replace(p, accounting="peak"), tmp_path / "other")
     assert not (tmp_path / "other").exists()
     save_tiny_critic(tmp_path / "critics/one", 1)
-    runs.decode_run(p, tmp_path / "run")
+    decode_run.decode_run(p, tmp_path / "run")
     assert "digests changed since the last run in run" in capsys.readouterr().out
 
 
 def test_a_shuffled_critic_is_another_run(tmp_path, monkeypatch, capsys):
     """Guards the control: what the search asks is the critic of the folder, dealt out, and the lines of the two never mix."""
-    monkeypatch.setattr(runs, "root", lambda: tmp_path)
-    monkeypatch.setattr(runs, "load_policy", lambda *_: letters())
-    monkeypatch.setattr(runs, "load_scorer", {"offensive-language": LetterCost(), "minilm-relevance": LetterReward()}.get)
-    monkeypatch.setattr(runs, "load_prompts", lambda *_: PROMPTS)
-    asked, decode = [], runs.decode
-    monkeypatch.setattr(runs, "decode", lambda *a, critic, **k: asked.append(critic) or decode(*a, critic=critic, **k))
+    monkeypatch.setattr(decode_run, "root", lambda: tmp_path)
+    monkeypatch.setattr(decode_run, "load_policy", lambda *_: letters())
+    monkeypatch.setattr(decode_run, "load_scorer", {"offensive-language": LetterCost(), "minilm-relevance": LetterReward()}.get)
+    monkeypatch.setattr(decode_run, "load_prompts", lambda *_: PROMPTS)
+    asked, decode = [], decode_run.decode
+    monkeypatch.setattr(decode_run, "decode", lambda *a, critic, **k: asked.append(critic) or decode(*a, critic=critic, **k))
     critic = untrained()
     save_critic(critic, tmp_path)
     size = dict(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, refusal="f", critic=".", threshold=1.0)
     real, shuffled = (params(methods=["inferenceguard-critic"], critic_control=c, **size) for c in ("none", "shuffled"))
-    one, two = runs.decode_run(real, tmp_path / "run"), runs.decode_run(shuffled, tmp_path / "run")
+    one, two = decode_run.decode_run(real, tmp_path / "run"), decode_run.decode_run(shuffled, tmp_path / "run")
     assert "critic_control changed since the last run in run" in capsys.readouterr().out
     first, *_, last = asked
     assert type(first) is Critic and type(last) is Shuffled and last.spec == critic.spec
@@ -329,13 +328,15 @@ def test_a_shuffled_critic_is_another_run(tmp_path, monkeypatch, capsys):
 
 def test_a_run_whose_methods_ask_different_networks(tmp_path, monkeypatch, capsys):
     """Guards each method's own network, both hashes in the identity, the control of the critic alone, and an early refusal."""
-    monkeypatch.setattr(runs, "root", lambda: tmp_path)
-    monkeypatch.setattr(runs, "load_policy", lambda *_: letters())
-    monkeypatch.setattr(runs, "load_scorer", {"offensive-language": LetterCost(), "minilm-relevance": LetterReward()}.get)
-    monkeypatch.setattr(runs, "load_prompts", lambda *_: PROMPTS)
-    asked, decode = {}, runs.decode
+    monkeypatch.setattr(decode_run, "root", lambda: tmp_path)
+    monkeypatch.setattr(decode_run, "load_policy", lambda *_: letters())
+    monkeypatch.setattr(decode_run, "load_scorer", {"offensive-language": LetterCost(), "minilm-relevance": LetterReward()}.get)
+    monkeypatch.setattr(decode_run, "load_prompts", lambda *_: PROMPTS)
+    asked, decode = {}, decode_run.decode
     monkeypatch.setattr(
-        runs, "decode", lambda method, *a, critic, **k: asked.update({method: critic}) or decode(method, *a, critic=critic, **k)
+        decode_run,
+        "decode",
+        lambda method, *a, critic, **k: asked.update({method: critic}) or decode(method, *a, critic=critic, **k),
     )
     for folder in ("critic", "value"):
         (tmp_path / folder).mkdir()
@@ -344,7 +345,7 @@ def test_a_run_whose_methods_ask_different_networks(tmp_path, monkeypatch, capsy
     methods = ["base", "re-control-lagrangian", "inferenceguard-critic", "re-control"]
     size = dict(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, refusal="f", value_steps=3)
     p = params(methods=methods, critic="critic", value="value", critic_control="shuffled", **size)
-    run = runs.decode_run(p, tmp_path / "run")
+    run = decode_run.decode_run(p, tmp_path / "run")
     kinds = {method: type(network) for method, network in asked.items()}
     assert kinds == dict(zip(methods, [type(None), ValueNetwork, Shuffled, ValueNetwork], strict=True))
     known = json.loads(run.manifest.read_text())["params"]
@@ -355,11 +356,11 @@ def test_a_run_whose_methods_ask_different_networks(tmp_path, monkeypatch, capsy
     assert len(texts["base"]) == 10 and texts["base"] != texts["re-control"] != texts["re-control-lagrangian"]
     capsys.readouterr()
     save_value(network(max_new_tokens=6, seed=1), tmp_path / "value")
-    runs.decode_run(p, tmp_path / "run")
+    decode_run.decode_run(p, tmp_path / "run")
     assert "digests changed since the last run in run" in capsys.readouterr().out
     save_value(network(max_new_tokens=9), tmp_path / "value")
     with pytest.raises(ParameterError, match="value network was trained for max_new_tokens 9, but 're-control-lagrangian' runs"):
-        runs.decode_run(p, tmp_path / "other")
+        decode_run.decode_run(p, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -367,8 +368,8 @@ def test_lines_know_the_name_of_their_run(tmp_path):
     """Guards the arms of an experiment: shards are of one run, and a name with a dot in it is not cut short."""
     for name, n, i in (("decode-0.5", 2, 0), ("decode-0.5", 2, 1), ("decode-0.2", 1, 0)):
         folder = tmp_path / (f"{name}.{i}-of-{n}" if n > 1 else name)
-        with runs.open_run(folder, {"run": name, "n_shards": n, "shard": i}) as run:
-            records.append(run.responses, {"method": "base", "prompt_id": f"{name} {i}"})
+        with folders.open_run(folder, {"run": name, "n_shards": n, "shard": i}) as run:
+            run.append({"method": "base", "prompt_id": f"{name} {i}"})
             run.finish({})
     found = runs.load_runs("x", tmp_path)
     assert found[["prompt_id", "run"]].to_records(index=False).tolist() == [
@@ -380,7 +381,7 @@ def test_a_file_is_scored_again_with_the_options_of_its_run(tmp_path):
     """Bug: a scorer with options of its own scored again with the defaults, and every line called wrong."""
     reward = {"name": "minilm-relevance", "echo_weight": 0.0}
     p = params(methods=["base"], limit=1, hardest=0, n_samples=2, keep=1, block_size=4, max_new_tokens=8, reward=reward)
-    path = runs.decode_run(p, tmp_path / "run").responses
+    path = decode_run.decode_run(p, tmp_path / "run").responses
     assert runs.main(["verify", str(path)]) == 0
     path.with_name("params.json").unlink()
     assert runs.main(["verify", str(path)]) == 1
@@ -389,8 +390,8 @@ def test_a_file_is_scored_again_with_the_options_of_its_run(tmp_path):
 def test_methods_come_in_the_order_of_the_table_whatever_the_folders_are_called(tmp_path):
     """Bug: a table began with re-control because the folder of its run came first in the alphabet."""
     for name, method in (("a", "re-control"), ("b", "base"), ("c", "of an older version"), ("d", "args")):
-        with runs.open_run(tmp_path / name, {"run": name}) as run:
-            records.append(run.responses, {"method": method, "prompt_id": name})
+        with folders.open_run(tmp_path / name, {"run": name}) as run:
+            run.append({"method": method, "prompt_id": name})
             run.finish({})
     assert runs.load_runs("x", tmp_path)["method"].tolist() == ["base", "args", "re-control", "of an older version"]
     assert runs.load_runs("x", tmp_path, pattern="[ab]")["method"].tolist() == ["base", "re-control"]
@@ -405,8 +406,8 @@ def test_what_has_not_finished_is_left_out_and_said(tmp_path, monkeypatch):
     assert not len(empty) and not why and {"policy", "method", "run"} <= set(empty)
     for name, n, finished in (("b", 1, True), ("a.0-of-2", 2, True), ("a.1-of-2", 2, True), ("c", 1, False)):
         about = {"run": name.partition(".")[0], "n_shards": n, "shard": 1 if ".1-" in name else 0}
-        with runs.open_run(tmp_path / "runs/x" / name, about) as run:
-            records.append(run.responses, {"method": "args" if name == "b" else "base", "prompt_id": name})
+        with folders.open_run(tmp_path / "runs/x" / name, about) as run:
+            run.append({"method": "args" if name == "b" else "base", "prompt_id": name})
             if finished:
                 run.finish({})
     found, why = runs.load_finished("x")
@@ -417,8 +418,8 @@ def test_what_has_not_finished_is_left_out_and_said(tmp_path, monkeypatch):
 def test_examples_are_read_only_when_they_are_named(tmp_path):
     """Bug: answers that were decoded to be looked at stood in the main table, as a policy of their own."""
     for name in ("decode-raw", "examples-mild"):
-        with runs.open_run(tmp_path / name, {"run": name}) as run:
-            records.append(run.responses, {"method": "base", "prompt_id": name})
+        with folders.open_run(tmp_path / name, {"run": name}) as run:
+            run.append({"method": "base", "prompt_id": name})
             run.finish({})
     assert runs.load_runs("x", tmp_path)["run"].tolist() == ["decode-raw"]
     assert runs.load_runs("x", tmp_path, pattern="examples-*")["run"].tolist() == ["examples-mild"]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from igcore import runs, sources
+from igcore import folders, sources
 
 KNOWN = {"git_commit": "abc", "processor": "a CPU", "root": "123", "counts": {}}
 
@@ -15,7 +15,7 @@ KNOWN = {"git_commit": "abc", "processor": "a CPU", "root": "123", "counts": {}}
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
     """Runs of a profile: one, another in two shards, one whose manifest is old, an example, and what a critic and a judge left."""
-    monkeypatch.setattr(runs, "root", lambda: tmp_path)
+    monkeypatch.setattr(sources, "root", lambda: tmp_path)
     manifests = {"decode-a": KNOWN, "decode-b.0-of-2": KNOWN, "decode-b.1-of-2": KNOWN, "decode-old": {}, "examples-mild": KNOWN}
     manifests |= {"critics/raw": {"policy": "raw"}, "judge/me": {"git_commit": "abc"}, "decode-half": None}
     for name, manifest in manifests.items():
@@ -57,23 +57,23 @@ def test_the_same_runs_give_the_same_bytes(finished):
 def test_the_processor_is_named(tmp_path, monkeypatch):
     """Bug: torch imported to write a table, a GPU that is not named, an empty name where the system gives none."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    cpu = sources.processor()
+    cpu = folders.processor()
     assert cpu and "torch" not in sys.modules
     cuda = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "a GPU")
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert sources.processor() == f"{cpu}, a GPU"
+    assert folders.processor() == f"{cpu}, a GPU"
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel\t\t: 85\nmodel name\t: Some (R) CPU @ 2.0GHz\nmodel name\t: Some\n")
-    assert sources._cpu(tmp_path / "cpuinfo") == "Some (R) CPU @ 2.0GHz"
-    assert sources._cpu(tmp_path / "none")
+    assert folders._cpu(tmp_path / "cpuinfo") == "Some (R) CPU @ 2.0GHz"
+    assert folders._cpu(tmp_path / "none")
 
 
 def test_only_changes_of_the_code_mark_a_commit(tmp_path, monkeypatch):
     """Bug: every table after the first marked as of changed code, because the first had changed a committed file."""
-    monkeypatch.setattr(sources, "__file__", str(tmp_path / "igcore/sources.py"))
-    ask = sources.commit.__wrapped__
+    monkeypatch.setattr(folders, "__file__", str(tmp_path / "igcore/folders.py"))
+    ask = folders.commit.__wrapped__
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert ask() is None
-    for name in ("igcore/sources.py", "figures/tables/main.csv"):
+    for name in ("igcore/folders.py", "figures/tables/main.csv"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("one\n")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=me", "-c", "user.email=me@example.org"]
@@ -81,5 +81,5 @@ def test_only_changes_of_the_code_mark_a_commit(tmp_path, monkeypatch):
         subprocess.run([*git, *command], check=True)
     (tmp_path / "figures/tables/main.csv").write_text("two\n")
     assert len(head := ask()) == 40
-    (tmp_path / "igcore/sources.py").write_text("two\n")
+    (tmp_path / "igcore/folders.py").write_text("two\n")
     assert ask() == f"{head}+"

@@ -28,7 +28,7 @@ def repository(tmp_path, monkeypatch):
     for profile, kind in itertools.product(("main", "sweeps"), ("decode", "examples")):
         path = tmp_path / f"params/{profile}/{kind}-a.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"run: {kind}-a\ngrid: {{seed: [0, 1]}}\n")
+        path.write_text(f"profile: {profile}\nrun: {kind}-a\ngrid: {{seed: [0, 1]}}\n")
     return tmp_path
 
 

@@ -113,7 +113,7 @@ def test_finished_training_is_not_repeated_and_other_settings_start_anew(rollout
     assert same(first, trained(rollouts, tmp_path / "c", epochs=1)) and not runs
     trained(rollouts, tmp_path / "c", epochs=1, lr=1e-3)
     trained(rollouts[:-1], tmp_path / "c", epochs=1, lr=1e-3)
-    assert len(runs) == 2 and "config changed" in capsys.readouterr().out
+    assert len(runs) == 2 and "config.lr changed" in capsys.readouterr().out
 
 
 def test_training_stops_when_validation_no_longer_falls(rollouts, tmp_path):

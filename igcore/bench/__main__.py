@@ -8,9 +8,7 @@ the table has them, and it says which were measured when.
 
 import argparse
 import gc
-import hashlib
 import importlib.metadata
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -19,8 +17,9 @@ from pathlib import Path
 
 import torch
 
-from .. import runs
 from ..errors import IgcoreError, ParameterError, PolicyError
+from ..folders import open_run, root
+from ..identity import code_of, digest_of, versions
 from . import measure, plan, report
 from .measure import Case, Log
 from .models import MODELS, Models
@@ -75,20 +74,14 @@ def _once(case: Case, models: Models, seed: int) -> dict:
 
 
 def _identity() -> dict:
-    """Say what the numbers depend on: versions and code."""
-    here = Path(__file__).parent
-    code = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")) if path.stem not in ("report", "__main__"))
-    packages = [*runs.VERSIONS, *(["its_hub"] if plan.has_its_hub() else [])]
-    return {
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-        "code": runs.code_digest(),
-        "bench": hashlib.sha256(code).hexdigest(),
-    }
+    """Say what the numbers depend on: versions and code, but not how they are shown."""
+    of = versions() | ({"its_hub": importlib.metadata.version("its_hub")} if plan.has_its_hub() else {})
+    return {"versions": of, "code": code_of(measure.__name__, plan.__name__, "igcore.bench.models")}
 
 
 def _versions(identity: dict) -> str:
     """Return what tells a measurement from another, for people."""
-    code = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    code = digest_of(identity)[:8]
     return ", ".join([f"code {code}", *(f"{name} {version}" for name, version in identity["versions"].items())])
 
 
@@ -109,14 +102,14 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark from the command line; return the exit status."""
     options = _parser().parse_args(arguments)
-    folder = runs.root() / "runs" / ("bench-quick" if options.quick else "bench")
-    out = folder if options.quick else runs.root() / "figures"
+    folder = root() / "runs" / ("bench-quick" if options.quick else "bench")
+    out = folder if options.quick else root() / "figures"
     torch.set_num_threads(1)
     try:
         if options.repeats < 1:
             raise ParameterError(f"repeats is {options.repeats}; it must be at least 1")
         identity = _identity()
-        with runs.open_run(folder, identity):
+        with open_run(folder, identity):
             raw = folder / "raw.jsonl"
             if options.fresh:
                 raw.unlink(missing_ok=True)
@@ -142,7 +135,7 @@ def _measure_and_report(options: argparse.Namespace, log: Log, out: Path, versio
     ratios = plan.ratios(options.quick)
     notes = report.notes(table, ratios, skipped)
     for path in report.write(table, notes, report.summary(table, ratios), out):
-        print(f"wrote {path.relative_to(runs.root())}")
+        print(f"wrote {path.relative_to(root())}")
     print("\n".join(notes))
 
 

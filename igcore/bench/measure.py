@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from .. import records
+from .. import folders
 from ..packed import packed, products_of
 
 SETTING = "variant prompts prompt_tokens n_samples new_tokens dtype".split()  # tells the rows of a table apart
@@ -198,7 +198,7 @@ class Log:
 
     def __init__(self, path: Path):
         self.path = path
-        records.drop_half_line(path)
+        folders.drop_half_line(path)
         self.lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
     def has(self, case: Case, repeat: int) -> bool:
@@ -206,7 +206,7 @@ class Log:
 
     def append(self, case: Case, repeat: int, found: dict) -> None:
         line = {"case": asdict(case), "repeat": repeat, "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())} | found
-        records.append(self.path, line)
+        folders.append(self.path, line)
         self.lines.append(line)
 
 

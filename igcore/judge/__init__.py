@@ -126,7 +126,7 @@ class JudgeParams:
     workers : int
         Requests at a time; changes no verdict.
     figures : str
-        Folder, seen from `igcore.runs.root`, for the picture; the table goes to its subfolder ``tables``.
+        Folder, seen from `igcore.folders.root`, for the picture; the table goes to its subfolder ``tables``.
     """
 
     profile: str

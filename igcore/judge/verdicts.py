@@ -7,7 +7,6 @@ prompts or more methods asks only what is new, and two methods that gave the sam
 
 import json
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +15,12 @@ import numpy as np
 import pandas as pd
 from statsmodels.stats.proportion import proportion_confint
 
-from .. import metrics, records
+from .. import metrics
 from ..errors import RunError
+from ..folders import Run, append, line_digest, open_run, root, sound_lines
+from ..identity import code_of, modules_of, versions
 from ..progress import progress
-from ..runs import Run, git_commit, load_finished, load_runs, open_run, root
+from ..runs import load_finished, load_runs
 from . import Judge, JudgeParams, load_judge
 from .spec import ASPECTS, Question
 
@@ -34,7 +35,7 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
     Parameters
     ----------
     folder : Path, optional
-        By default ``runs/<profile>/judge/<run>`` under `igcore.runs.root`.
+        By default ``runs/<profile>/judge/<run>`` under `igcore.folders.root`.
 
     Returns
     -------
@@ -46,12 +47,15 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
     JudgeError, ScorerError
         When the judge cannot be asked; what it said until then is kept.
     RunError, ParameterError
-        See `igcore.runs.load_runs`, `pairs_of` and `igcore.runs.open_run`.
+        See `igcore.runs.load_runs`, `pairs_of` and `igcore.folders.open_run`.
     """
     judge = load_judge(params.judge)
     pairs = pairs_of(load_runs(params.profile, pattern=params.pattern), params)
     folder = folder or root() / "runs" / params.profile / "judge" / params.run
-    with open_run(folder, {"judge": judge.identity(), "seed": params.seed}) as run:
+    # a reply depends on who is asked and how; what becomes of replies is computed anew each time
+    code = code_of(*modules_of(judge, *getattr(judge, "scorers", {}).values()))
+    identity = {"judge": judge.identity(), "seed": params.seed, "code": code, "versions": versions()}
+    with open_run(folder, identity) as run:
         scores = judge_missing(params, judge, run, questions_of(pairs))
         judged = verdicts(pairs, scores, judge.names)
         run.finish(_manifest(params, judged))
@@ -116,7 +120,7 @@ def questions_of(pairs: pd.DataFrame) -> dict[str, Question]:
 def judge_missing(params: JudgeParams, judge: Judge, run: Run, questions: Mapping[str, Question]) -> dict[str, Scores]:
     """Ask what the folder does not hold yet, append the replies one by one, and return the scores of all by digest."""
     path = run.folder / "verdicts.jsonl"
-    scores = read(path)
+    scores = {line["question"]: _scores(line) for line in sound_lines(path, by=lambda line: line["question"])}
     missing = [question for digest, question in questions.items() if digest not in scores]
     if missing:
         run.manifest.unlink(missing_ok=True)  # no longer the sign of success
@@ -124,7 +128,8 @@ def judge_missing(params: JudgeParams, judge: Judge, run: Run, questions: Mappin
     bar.update(len(questions) - len(missing))
     for question, reply in judge.ask(missing, params.seed, params.workers):
         about = {"question": question.digest, "aspect": question.aspect, "prompt_id": question.prompt_id}
-        records.append(path, about | asdict(reply))
+        line = about | asdict(reply)
+        append(path, line | {"digest": line_digest(line)})
         scores[question.digest] = reply.scores
         bar.update()
     bar.close()
@@ -132,22 +137,25 @@ def judge_missing(params: JudgeParams, judge: Judge, run: Run, questions: Mappin
 
 
 def read(path: Path) -> dict[str, Scores]:
-    """Return the scores in a file of verdicts by the digest of their question; a half-written last line is dropped.
+    """Return the scores in a file of verdicts by the digest of their question.
 
     Raises
     ------
     RunError
         When a line is no verdict.
     """
-    records.drop_half_line(path)
     scores = {}
     for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
         try:
             line = json.loads(raw)
-            scores[line["question"]] = line["scores"] and tuple(map(float, line["scores"]))
+            scores[line["question"]] = _scores(line)
         except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"line {number} of {path} is no verdict; delete it and run again to ask for it anew") from error
+            raise RunError(f"line {number} of {path} is no verdict; run again, which asks for it anew") from error
     return scores
+
+
+def _scores(line: dict) -> Scores:
+    return line["scores"] and tuple(map(float, line["scores"]))
 
 
 def verdicts(pairs: pd.DataFrame, scores: Mapping[str, Scores], names: Mapping[str, str]) -> pd.DataFrame:
@@ -234,8 +242,6 @@ def _counts(cell: pd.DataFrame) -> dict:
 def _manifest(params: JudgeParams, judged: pd.DataFrame) -> dict:
     """Say what was judged by whom, and what came out."""
     return {
-        "git_commit": git_commit(),
-        "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "pairs": len(judged) // len(ASPECTS),
         "counts": {aspect: cell["verdict"].value_counts().to_dict() for aspect, cell in judged.groupby("aspect")},
         "params": asdict(params),

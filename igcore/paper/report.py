@@ -14,10 +14,11 @@ from .. import tables
 from ..ablations import EXPERIMENTS, LAMBDAS, SIZES
 from ..ablations.replay import REPLAYED, replay_best_of_n
 from ..errors import RunError
+from ..folders import root
 from ..judge import JudgeParams
 from ..judge.spec import ASPECTS
 from ..judge.verdicts import pairs_of, questions_of, read, verdicts
-from ..runs import each_finished, load_runs, root
+from ..runs import each_finished, load_runs
 from ..sources import of_runs
 from . import IDENTITY, SETTINGS, TABLES, contents, swept
 from . import hyperparameters as hyper

@@ -16,7 +16,8 @@ from itertools import pairwise, product
 import torch
 
 from ..config import SearchConfig
-from ..critic_config import CriticParams, TrainingConfig
+from ..critic_config import TrainingConfig
+from ..critic_params import CriticParams
 from ..device import GIB
 from ..latent import FEATURES
 from ..memory import CRITIC_ROWS, SHARE, batch_size, critic_bytes

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from ..config import from_mapping, named
-from ..critic_config import CriticParams
+from ..critic_params import CriticParams
 from ..decode_params import DecodeParams
 from ..device import GIB
 from ..errors import IgcoreError, ParameterError

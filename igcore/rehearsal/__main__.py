@@ -14,8 +14,8 @@ from pathlib import Path
 import yaml
 
 from ..errors import IgcoreError
+from ..folders import root
 from ..paramfiles import ParamFiles
-from ..runs import root
 from .checkpoints import build_checkpoints
 from .data import build_data
 from .stub import stub_judge

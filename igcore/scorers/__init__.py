@@ -125,7 +125,9 @@ def load_scorer(scorer: str | Mapping) -> Scorer:
         When its files cannot be fetched or are damaged.
     """
     name, options = check_scorer(scorer)
-    return maker(name)(**options)
+    loaded = maker(name)(**options)
+    object.__setattr__(loaded, "home", home_of(name))  # also of a frozen class: a run is known by this module, too
+    return loaded
 
 
 def check_sign(scorer: Scorer, role: str) -> Scorer:

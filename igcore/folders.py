@@ -1,0 +1,367 @@
+"""Run folders: lines appended as they finish, the manifest written last, resume after any stop.
+
+Knows files and the order of writing; knows nothing of decoding, scores or tables. A folder holds ``params.json``, which says what
+its lines depend on, ``responses.jsonl`` and, as the only sign of success, ``manifest.json``.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from .errors import RunError
+from .identity import DIGITS, digest_of
+
+ASIDE = ".replaced"  # where what was replaced is kept
+PART = ".part"  # of a file that is being written
+NOTEBOOK = "executed.ipynb"  # written by whoever runs the notebook, before and after this module writes
+CODE = ("igcore", "notebooks", "params", "Snakefile")  # what a walk writes, figures above all, is no change of what wrote it
+Key = tuple[str, str]
+
+
+def root() -> Path:
+    """Return the nearest folder above the current one that holds ``notebooks`` and ``params``, else the current one."""
+    here = Path.cwd()
+    return next((p for p in (here, *here.parents) if (p / "notebooks").is_dir() and (p / "params").is_dir()), here)
+
+
+@dataclass
+class Run:
+    """A folder being filled.
+
+    Attributes
+    ----------
+    params : dict
+        What its lines depend on: the identity with which it was opened.
+    scorers : dict of str to Scorer
+        Those of its lines by name.
+    """
+
+    folder: Path
+    params: dict
+    lines: list[dict] = field(default_factory=list)
+    scorers: dict = field(default_factory=dict)
+
+    @property
+    def responses(self) -> Path:
+        return self.folder / "responses.jsonl"
+
+    @property
+    def manifest(self) -> Path:
+        return self.folder / "manifest.json"
+
+    @property
+    def frame(self):
+        """The lines, one row each (DataFrame)."""
+        import pandas as pd
+
+        return pd.DataFrame(self.lines)
+
+    def append(self, line: dict) -> None:
+        """Append a line with its digest."""
+        line = line | {"digest": line_digest(line)}
+        append(self.responses, line)
+        self.lines.append(line)
+
+    def finish(self, manifest: dict) -> None:
+        """Write the manifest with commit, processor and root hash, atomically and last."""
+        manifest = json.loads(json.dumps(manifest | made_by(), allow_nan=False))
+        with disk(self.folder):
+            _write_json(self.manifest, manifest | {"root": root_of(self.params, self.lines, manifest)})
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def comparable(line: dict) -> dict:
+    """Return the fields that must be equal whenever the same work is done again: all but seconds."""
+    return {name: value for name, value in line.items() if not name.endswith("_s")}
+
+
+def line_digest(line: dict) -> str:
+    """Hash the comparable fields of a line, its own digest excepted."""
+    return digest_of({name: value for name, value in comparable(line).items() if name != "digest"})[:DIGITS]
+
+
+def key(line: dict) -> Key:
+    """What a line answers: (method, prompt_id); raises ``TypeError`` unless both are text."""
+    name = line["method"], line["prompt_id"]
+    if not all(isinstance(part, str) for part in name):
+        raise TypeError(f"{name} are not two texts")
+    return name
+
+
+def root_of(params: dict, lines: Sequence[dict], manifest: dict) -> str:
+    """Return one hash over a run: params, lines in any order, and the manifest without the hash itself."""
+    about = {name: value for name, value in manifest.items() if name != "root"}
+    return digest_of([params, sorted(line_digest(line) for line in lines), about])
+
+
+def read(path: Path) -> list[dict]:
+    """Read the lines of a file.
+
+    Raises
+    ------
+    RunError
+        When the file is missing, its last line is half-written, a line is no JSON object, or two lines answer the same prompt
+        with the same method.
+    """
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise RunError(f"cannot read {path} ({error.strerror}); decode first, or check the path") from error
+    if content and not content.endswith(b"\n"):
+        raise RunError(f"the last line of {path} is half-written; run its parameters again, which drops it and goes on")
+    lines, seen = [], {}
+    for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            line = json.loads(raw)
+            name = key(line)
+            again = seen.setdefault(name, number) != number
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunError(f"line {number} of {path} is not a response; run its parameters again, which decodes it anew") from error
+        if again:
+            raise RunError(f"lines {seen[name]} and {number} of {path} both answer {name}; delete one of them")
+        lines.append(line)
+    return lines
+
+
+def differences(a: Sequence[dict], b: Sequence[dict]) -> list[str]:
+    """Say in which fields two runs differ, in any order of lines; seconds do not count."""
+    left, right = ({key(line): comparable(line) for line in lines} for lines in (a, b))
+    out = [f"{name} is in only one file" for name in sorted(left.keys() ^ right.keys())]
+    for name in sorted(left.keys() & right.keys()):
+        fields = left[name].keys() | right[name].keys()
+        out += [f"{name}: {f} differs" for f in sorted(fields) if left[name].get(f) != right[name].get(f)]
+    return out
+
+
+# --- opening --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None) -> Iterator[Run]:
+    """Open a run folder for writing, alone, with the lines that an earlier start has finished.
+
+    A folder of another identity, or without one, is not mixed with this run: it is moved aside to ``.replaced``, and one sentence
+    says what changed. So are lines that were changed since they were written, or that answer what is not asked for.
+
+    Parameters
+    ----------
+    identity : dict
+        JSON values on which the lines depend: parameters, versions, digests of code, files and prompts.
+    wanted : collection of (method, prompt_id), optional
+        What is asked for; by default any line may stay.
+
+    Raises
+    ------
+    RunError
+        When another process is writing to it, or the disk is full.
+    """
+    identity = json.loads(json.dumps(identity))
+    with disk(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder.parent / f".{folder.name}.lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(f"another process is writing to {folder}; wait for it, or choose another run name") from error
+        run = Run(folder, identity)
+        with disk(folder):
+            if why := _foreign(folder, identity):
+                aside = _place_aside(folder)
+                folder.rename(aside)
+                folder.mkdir()
+                print(f"{why} in {folder.name}: its files are now in {aside}, and everything is made anew")
+            _write_json(folder / "params.json", identity)
+            run.lines = sound_lines(run.responses, wanted)
+        yield run
+
+
+def _foreign(folder: Path, identity: dict) -> str:
+    """Say why what a folder holds is not of this identity; nothing when it is, or when the folder is fresh."""
+    known = folder / "params.json"
+    if not known.exists():
+        held = [path.name for path in folder.iterdir() if path.name != NOTEBOOK and path.suffix != PART]
+        return f"{', '.join(sorted(held)[:3])} without a params.json that says what they are lay" if held else ""
+    try:
+        old = json.loads(known.read_text(encoding="utf-8"))
+        changed = list(changes(old, identity))
+    except (ValueError, AttributeError, RecursionError):
+        return "params.json was damaged"
+    return f"{', '.join(changed[:6])}{' and more' * (len(changed) > 6)} changed since the last run" if changed else ""
+
+
+def changes(old: object, new: object, name: str = "") -> Iterator[str]:
+    """Name what differs between two identities, inside mappings by path, such as ``policy.files.tokenizer.json``."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted(old.keys() | new.keys()):
+            yield from changes(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
+    elif old != new:
+        yield name
+
+
+def _place_aside(path: Path) -> Path:
+    aside = path.parent / ASIDE / f"{path.name}.{time.time_ns()}"
+    aside.parent.mkdir(exist_ok=True)
+    return aside
+
+
+def sound_lines(path: Path, wanted: Collection | None = None, by: Callable[[dict], Hashable] = key) -> list[dict]:
+    """Return the lines of a file that are as they were written and still asked for, each key once.
+
+    The others are taken out of the file, which is kept aside as it was, and one sentence says so; the manifest beside it goes.
+
+    Parameters
+    ----------
+    wanted : collection, optional
+        Keys that are asked for; by default all.
+    by : callable
+        From a line to its key: what it answers.
+    """
+    if not path.exists():
+        return []
+    drop_half_line(path)
+    raw = path.read_bytes().split(b"\n")[:-1]
+    kept: dict[Hashable, tuple[bytes, dict]] = {}
+    for text in raw:
+        line = _line(text, by)
+        if line is not None and (wanted is None or by(line) in wanted):
+            kept.setdefault(by(line), (text, line))
+    if lost := len(raw) - len(kept):
+        path.with_name("manifest.json").unlink(missing_ok=True)  # no longer the sign of success
+        aside = _place_aside(path.parent)
+        aside.mkdir()
+        shutil.copy2(path, aside / path.name)
+        _write(path, b"".join(text + b"\n" for text, _ in kept.values()))
+        print(
+            f"{lost} lines of {path} were changed since they were written, or answer what is not asked for: the file as it was is "
+            f"now in {aside}, and these lines are left out"
+        )
+    return [line for _, line in kept.values()]
+
+
+def _line(raw: bytes, by: Callable[[dict], Hashable]) -> dict | None:
+    """Return a line that is as it was written, else None."""
+    try:
+        line = json.loads(raw)
+        return line if line["digest"] == line_digest(line) and hash(by(line)) is not None else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def append(path: Path, line: dict) -> None:
+    """Append one line and force it to the disk, or leave the file as it was.
+
+    Raises
+    ------
+    RunError
+        When it cannot be written, as on a full disk.
+    """
+    data = json.dumps(line, allow_nan=False).encode() + b"\n"
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise RunError(f"cannot write {path} ({error.strerror}); free some space or choose another folder") from error
+    try:
+        size = os.fstat(file).st_size
+        try:
+            written = 0
+            while written < len(data):
+                written += os.write(file, data[written:])
+            os.fsync(file)
+        except OSError as error:
+            os.ftruncate(file, size)
+            raise RunError(
+                f"cannot append to {path} ({error.strerror}); the lines before are kept: free some space and run again to resume"
+            ) from error
+    finally:
+        os.close(file)
+
+
+def drop_half_line(path: Path) -> None:
+    """Cut a file after its last complete line."""
+    if path.exists():
+        content = path.read_bytes()
+        if not content.endswith(b"\n"):
+            os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def _write_json(path: Path, value: dict) -> None:
+    _write(path, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def _write(path: Path, data: bytes) -> None:
+    part = path.with_suffix(PART)
+    part.write_bytes(data)
+    part.replace(path)
+
+
+@contextmanager
+def disk(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"cannot write in {folder} ({error.strerror}); free some space or choose another folder") from error
+
+
+# --- where and by what ----------------------------------------------------------------------------------------------
+
+
+def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
+    """Return size and time (ns) of the files of policies and scorers, and of others: a change is seen without reading them."""
+    known = [getattr(part, "files", {}) for part in parts]
+    models = [Path(files.folder) / name for files in known if hasattr(files, "folder") for name in files]
+    found = [path.resolve() for path in (*models, *map(Path, paths)) if path.is_file()]
+    return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in found}
+
+
+def made_by() -> dict[str, str | None]:
+    """Return commit, processor and time, which nobody can check afterwards."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"git_commit": commit(), "processor": processor(), "finished_at": now}
+
+
+def processor() -> str:
+    """Return the name of the CPU and, where torch is in use and has one, of the GPU."""
+    torch = sys.modules.get("torch")
+    gpu = [torch.cuda.get_device_name()] if torch and torch.cuda.is_available() else []
+    return ", ".join([_cpu(), *gpu])
+
+
+def _cpu(described: Path = Path("/proc/cpuinfo")) -> str:
+    text = described.read_text(encoding="utf-8") if described.is_file() else ""
+    named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.M)
+    return named[1].strip() if named else platform.processor() or platform.machine()
+
+
+@cache
+def commit() -> str | None:
+    """Return the commit of the code, with ``+`` when `CODE` has changes; None outside a repository.
+
+    Asked once: what a process runs is what it began with.
+    """
+    git = ["git", "-C", str(Path(__file__).parents[1])]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "-uno", "--", *CODE], capture_output=True, text=True, check=True
+        ).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changed.strip() else "")
