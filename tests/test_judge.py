@@ -1,5 +1,6 @@
 """Tests of the judge: its questions, its replies, an endpoint on loopback that gives every kind of them, and the counts by hand."""
 
+import gzip
 import itertools
 import json
 import math
@@ -8,6 +9,8 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +24,7 @@ from igcore.errors import JudgeError
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
 from igcore.judge.figures import win_tie_loss
 from igcore.judge.spec import ASPECTS, Question, Reply, parse
+from igcore.judge.trust import host_of, masked
 from igcore.judge.verdicts import COLUMNS, asked, judge_run, pairs_of, questions_of, read, verdicts, win_rates
 from igcore.params import notebook_params
 from igcore.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
@@ -63,7 +67,7 @@ def repository(tmp_path, monkeypatch):
     lines = answers()
     decoded(tmp_path, lines[:5], lines[5:])
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("IGCORE_JUDGE_KEY", raising=False)
     return tmp_path
 
 
@@ -354,30 +358,52 @@ def test_an_endpoint_that_recovers_is_asked_again():
     assert found == [(ASK, Reply((8, 7), "8 7", "stop", 2))] and len(stub.requests) == 4
 
 
+CHOICE = {"message": {"content": "8 7"}, "finish_reason": "stop"}
+NO_COMPLETIONS = [
+    [],
+    None,
+    {"choices": []},
+    {"choices": {"0": CHOICE}},
+    {"choices": "8 7"},
+    {"choices": 7},
+    {"choices": [{}]},
+    {"choices": [{"message": "8 7"}]},
+    {"choices": [{"message": {"content": ["8 7"]}}]},
+    {"choices": [{"message": {"content": 8.7}}]},
+    {"choices": [CHOICE | {"finish_reason": 1}]},
+    {"choices": [CHOICE], "usage": "two"},
+    {"choices": [CHOICE], "usage": {"completion_tokens": "two"}},
+]
+
+
 @pytest.mark.parametrize(
     ("reply", "sentence", "requests"),
     [
         (Canned("out of memory", status=500), "keeps failing; look into its log .*out of memory", 2),
         (Canned("slow down", status=429), "takes no more requests for now; lower workers, or wait", 2),
-        (Canned(f"{KEY} is wrong", status=401), r"refuses the key; .* variable IGCORE_TEST_KEY \(.*\*\*\* is wrong", 1),
+        (Canned(f"{KEY} is wrong", status=401), r"refuses the key; .* variable IGCORE_JUDGE_TEST \(.*\*\*\* is wrong", 1),
+        (Canned(f"not {KEY[:-3]}... or {KEY[5:]}", status=401), r"refuses the key; .*not \*\*\*\.\.\. or \*\*\*", 1),
         (Canned("no", status=403), "does not let this key use model 'stub-7b'", 1),
         (Canned("no such model", status=404), "does not know model 'stub-7b'; give a name that http://.*/v1/models lists", 1),
         (Canned("too many tokens", status=400), "does not accept the request; correct the options .*too many tokens", 1),
         (Canned("8 7", delay=5.0), "did not reply within 0.1 s; raise timeout, or lower workers", 1),
         (Canned(body="<html>"), "does not speak JSON; correct base_url", 1),
         (Canned(body="{}"), "does not answer as a chat completion does; correct base_url", 1),
-        (Canned(body='{"choices": [{}]}'), "does not answer as a chat completion does", 1),
+        *[(Canned(body=json.dumps(said)), "does not answer as a chat completion does", 1) for said in NO_COMPLETIONS],
+        (Canned(body="[" * 100_000), "does not speak JSON; correct base_url", 1),
     ],
+    ids=lambda value: repr(value)[:60],
 )
 def test_an_endpoint_that_stays_down_says_so_in_one_sentence(reply, sentence, requests, monkeypatch):
     """Bug: a traceback of the client's insides; a key in a log because the endpoint repeats it; no word on how to go on."""
-    monkeypatch.setenv("IGCORE_TEST_KEY", KEY)
+    monkeypatch.setenv("IGCORE_JUDGE_TEST", KEY)
     slow = {"timeout": 0.1, "max_retries": 0} if reply.delay else {}
-    error, made = ask(reply, api_key_env="IGCORE_TEST_KEY", **slow)
+    error, made = ask(reply, api_key_env="IGCORE_JUDGE_TEST", **slow)
     assert len(made) == requests
     with pytest.raises(JudgeError, match=rf"^judge at http://127.0.0.1:\d+/v1 {sentence}.*; what it said so far is kept: run"):
         raise error
-    assert KEY not in "".join(traceback.format_exception(error)) and "\n" not in str(error)
+    shown = "".join(traceback.format_exception(error))
+    assert not any(KEY[i : i + 8] in shown for i in range(len(KEY) - 7)) and "\n" not in str(error)
 
 
 def test_a_refused_connection_says_so(monkeypatch):
@@ -418,13 +444,157 @@ def test_workers_ask_at_the_same_time():
 
 
 def test_a_missing_key_or_package_is_named(monkeypatch):
-    monkeypatch.delenv("IGCORE_TEST_KEY", raising=False)
-    remote = {"name": "openai", "model": "m", "base_url": "https://judge.example/v1", "api_key_env": "IGCORE_TEST_KEY"}
-    with pytest.raises(JudgeError, match="variable IGCORE_TEST_KEY is empty; put the key of https://judge.example/v1 there"):
+    monkeypatch.delenv("IGCORE_JUDGE_TEST", raising=False)
+    remote = {"name": "openai", "model": "m", "base_url": "https://judge.example/v1", "api_key_env": "IGCORE_JUDGE_TEST"}
+    with pytest.raises(JudgeError, match="variable IGCORE_JUDGE_TEST is empty; put the key of https://judge.example/v1 there"):
         list(load_judge(remote).ask([ASK], 0, 1))
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(JudgeError, match="needs the package openai; install it with `pip install 'igcore.judge.'`"):
         list(load_judge(remote).ask([ASK], 0, 1))
+
+
+@contextmanager
+def served(head, pieces=(), pause=0.0):
+    """Serve pieces of a body under lines of a head, with a pause after each; yield the address and the heads that were sent."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            seen.append(str(self.headers).lower())
+            self.rfile.read(int(self.headers["Content-Length"]))
+            with suppress(ConnectionError):
+                self.wfile.write("\r\n".join([f"HTTP/1.1 {head[0]}", *head[1:], "Connection: close", "", ""]).encode())
+                for piece in pieces:
+                    self.wfile.write(piece)
+                    time.sleep(pause)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1", seen
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def error_of(base_url, **options):
+    """Return the sentence with which a judge gives up."""
+    judge = load_judge({"name": "openai", "model": "m", "base_url": base_url, "max_retries": 0, "timeout": 5.0} | options)
+    with pytest.raises((JudgeError, ParameterError)) as caught:
+        list(judge.ask([ASK], 0, 1))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(status, monkeypatch):
+    """Bug: prompts and answers sent to a host that no params file names; the rest of its address, which may hold a key, shown."""
+    monkeypatch.setenv("IGCORE_JUDGE_KEY", KEY)
+    with stub_judge() as stub:
+        elsewhere = stub.base_url.replace("127.0.0.1", "localhost") + f"/chat/completions?key={KEY}"
+        with served([f"{status} Moved", f"Location: {elsewhere}", "Content-Length: 0"]) as (address, seen):
+            said = error_of(address, max_retries=3)
+    assert len(seen) == 1 and not stub.requests
+    assert f"judge at {address} points to localhost, where nothing is sent unasked; give the address there as base_url" in said
+    assert KEY not in said and "completions" not in said
+
+
+@pytest.mark.parametrize(("location", "host"), [("/v2/x", "127.0.0.1"), ("http://{model}/", "{model}")])
+def test_a_redirect_to_an_odd_place_is_named(location, host):
+    """Bug: a traceback for an address that is none, or for braces in it."""
+    with served(["307 Moved", f"Location: {location}", "Content-Length: 0"]) as (address, _):
+        assert f"points to {host}, where nothing" in error_of(address)
+        assert host_of("http://[::1/", address) == "nowhere"
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "PATH", "OPENAI_API_KEY", "igcore_judge_key", "XIGCORE_JUDGE_KEY"])
+@pytest.mark.parametrize("base_url", ["https://judge.example/v1", "http://localhost:1/v1"])
+def test_a_params_file_sends_no_variable_away_that_was_not_meant_for_a_judge(name, base_url, monkeypatch):
+    """Bug: `api_key_env: HF_TOKEN` beside an address of the file's own; the value must not stand in the sentence either."""
+    monkeypatch.setenv(name, KEY)
+    assert error_of(base_url, api_key_env=name) == (
+        f"api_key_env names the environment variable {name}, which a params file alone may not send away; put the key into "
+        "IGCORE_JUDGE_KEY or another one that begins with IGCORE_JUDGE_, or allow this one by setting IGCORE_JUDGE_KEY_FROM to its "
+        "name"
+    )
+
+
+def test_who_starts_the_run_may_allow_one_more_variable(monkeypatch):
+    """Bug: one name that is allowed allows all, or none."""
+    monkeypatch.setenv("IGCORE_JUDGE_KEY_FROM", "OPENAI_API_KEY")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with stub_judge() as stub:
+        list(load_judge(endpoint(stub, api_key_env="OPENAI_API_KEY")).ask([ASK], 0, 1))
+        assert stub.keys == [f"Bearer {KEY}"]
+        assert "names the environment variable HF_TOKEN" in error_of(stub.base_url, api_key_env="HF_TOKEN")
+
+
+def test_nothing_else_of_the_environment_is_sent(monkeypatch):
+    """Bug: the client adds headers from variables that nobody named, such as OPENAI_ORG_ID and OPENAI_CUSTOM_HEADERS."""
+    monkeypatch.setenv("IGCORE_JUDGE_KEY", "the-key")
+    for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, KEY)
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", f"X-Mine: {KEY}\nAuthorization: Bearer {KEY}")
+    with served(["200 OK", "Content-Length: 2"], [b"{}"]) as (address, seen):
+        error_of(address)
+    assert KEY not in seen[0] and "authorization: bearer the-key" in seen[0]
+
+
+def test_an_endpoint_that_drips_has_the_time_of_any_other():
+    """Bug: a byte a moment holds a run for ever, since no single byte is late."""
+    began = time.monotonic()
+    with served(["200 OK"], [b" "] * 200, pause=0.05) as (address, _):
+        assert "did not reply within 0.3 s; raise timeout, or lower workers" in error_of(address, timeout=0.3)
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("reply", [Canned(body="x" * 5 * 2**20), Canned("x" * 5 * 2**20, status=500)], ids=["reply", "error"])
+def test_a_reply_without_an_end_is_not_kept(reply):
+    """Bug: hundreds of megabytes of an endpoint's error page held in memory."""
+    with stub_judge(lambda request: reply) as stub:
+        assert "sends a reply of more than 4 MiB; correct base_url, or lower max_tokens" in error_of(stub.base_url)
+
+
+def test_a_reply_is_not_unpacked():
+    """Bug: a few kilobytes that become gigabytes."""
+    packed = gzip.compress(json.dumps({"choices": [CHOICE]}).encode())
+    with served(["200 OK", "Content-Encoding: gzip"], [packed]) as (address, _):
+        assert "does not speak JSON" in error_of(address)
+
+
+def test_a_text_that_cannot_be_sent_is_named():
+    """Bug: a traceback for half a surrogate pair in a prompt, called a fault of the endpoint."""
+    with stub_judge() as stub, pytest.raises(JudgeError, match=r"half a character in it; correct .* \(prompt p9\)"):
+        list(load_judge(endpoint(stub)).ask([Question("helpfulness", "p9", "\ud83d", "a", "b")], 0, 1))
+
+
+@pytest.mark.parametrize("key", ["a\nb", "kéy"])
+def test_a_key_that_no_header_can_hold_is_named(key, monkeypatch):
+    """Bug: called an endpoint that cannot be reached."""
+    monkeypatch.setenv("IGCORE_JUDGE_KEY", key)
+    said = error_of("http://localhost:1/v1")
+    assert said.startswith("the environment variable IGCORE_JUDGE_KEY holds a line break or another sign") and key not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "shown"),
+    [
+        ("no abcdefgh here", "abcdefgh", "no *** here"),
+        ("no abcdefg here", "abcdefgh", "no abcdefg here"),
+        ("cdefghijk, 123456789", "abcdefghijk-0123456789", "***, ***"),
+        ("abcdefghabcdefgh", "abcdefgh", "***"),
+        ("an abc", "abc", "an ***"),
+        ("anything", "", "anything"),
+        ("", "abc", ""),
+    ],
+)
+def test_parts_of_a_key_are_masked(text, key, shown):
+    """Bug: an endpoint that repeats all but the end of a key."""
+    assert masked(text, key) == shown
 
 
 # --- run folders ----------------------------------------------------------------------------------------------------
@@ -503,9 +673,9 @@ def test_a_damaged_line_is_named(tmp_path):
 
 def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
     """Bug: a key in params.json, a manifest, a log, or sent to nobody at all."""
-    monkeypatch.setenv("IGCORE_TEST_KEY", f"{KEY}\n")
+    monkeypatch.setenv("IGCORE_JUDGE_TEST", f"{KEY}\n")
     with stub_judge() as stub:
-        judge_run(params(judge=endpoint(stub, api_key_env="IGCORE_TEST_KEY")))
+        judge_run(params(judge=endpoint(stub, api_key_env="IGCORE_JUDGE_TEST")))
         assert set(stub.keys) == {f"Bearer {KEY}"}
         judge_run(params(judge=endpoint(stub, temperature=0.0), run="y", limit=1))
         assert stub.keys[-1] == "Bearer none"
@@ -515,6 +685,19 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
 
 
 # --- settings, table and picture ------------------------------------------------------------------------------------
+
+
+NO_ADDRESSES = [
+    "localhost:8000", "ftp://x/v1", "http://[::1", "http://[v1.x]/v1", "http://h:x/v1", "http://h:99999/v1", "http://a b/v1",
+    "http://a..b/v1", "http://a\0/v1", "http://a\nb/v1", "http://" + "a" * 64 + "/v1", "http://a/v1\ud800",
+    "http://a/" + "x" * 9999,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", ["http://localhost:8000/v1", "https://[::1]:8/v1", "http://10.0.0.1/v1/", "http://a-b.c_d.example"])
+def test_an_address_is_taken_as_it_is(url):
+    """Bug: a rule against odd addresses that refuses a good one."""
+    assert load_judge({"name": "openai", "model": "m", "base_url": url}).base_url == url
 
 
 @pytest.mark.parametrize(
@@ -529,7 +712,14 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
         ({"judge": {"name": "openai", "model": "m", "top_p": 1.5}}, "parameter top_p is 1.5; it must be above 0 and at most 1"),
         ({"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}}, "base_url is no plain http address"),
         ({"judge": {"name": "openai", "model": "m", "base_url": f"https://x/v1?key={KEY}"}}, "base_url is no plain http address"),
-        ({"judge": {"name": "openai", "model": "m", "base_url": "localhost:8000"}}, "base_url is no plain http address"),
+        *[
+            ({"judge": {"name": "openai", "model": "m", "base_url": url}}, "base_url is no plain http address")
+            for url in NO_ADDRESSES
+        ],
+        (
+            {"judge": {"name": "openai", "model": "m", "api_key_env": f"sk-{KEY}"}},
+            "api_key_env is no name of an environment variable",
+        ),
         ({"judge": {"name": "scorer", "helpfulness": "minilm"}}, "unknown helpfulness scorer 'minilm'"),
         ({"judge": {"name": "scorer", "usefulness": "minilm-relevance"}}, "unknown option of judge 'scorer': 'usefulness'"),
         ({"baseline": "bas"}, "unknown method 'bas'; did you mean 'base'"),

@@ -1,7 +1,9 @@
 """A language model behind any OpenAI-compatible endpoint as a judge. Knows requests and what may go wrong; knows no run or file."""
 
+import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -10,8 +12,14 @@ from urllib.parse import urlsplit
 
 from ..config import check_at_least, check_types
 from ..errors import JudgeError, ParameterError
-from .spec import ANSWER, ASPECTS, Question, Reply, parse
+from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
+from .trust import PREFIX, VARIABLE, check_variable, host_of, is_plain, masked
 
+HEADERS = {  # of a request; the last is the client's own note of what it is to return
+    *("host", "connection", "accept", "accept-encoding", "content-type", "content-length", "authorization"),
+    "x-stainless-raw-response",
+}
+LARGEST = 4 * 2**20  # bytes of a reply; the longest that is asked for takes a hundredth of it
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
 WHY = {  # what the client raises -> what its user can do
     "APITimeoutError": "did not reply within {timeout:g} s; raise timeout, or lower workers",
@@ -21,6 +29,11 @@ WHY = {  # what the client raises -> what its user can do
     "NotFoundError": "does not know model {model!r}; give a name that {base_url}/models lists",
     "RateLimitError": "takes no more requests for now; lower workers, or wait",
     "InternalServerError": "keeps failing; look into its log",
+    "redirect": "points to {host}, where nothing is sent unasked; give the address there as base_url",
+    "size": "sends a reply of more than 4 MiB; correct base_url, or lower max_tokens",
+    "json": "does not speak JSON; correct base_url",
+    "form": "does not answer as a chat completion does; correct base_url",
+    "text": "cannot be sent a prompt or an answer with half a character in it; correct the prompt or decode it anew",
     "OpenAIError": "does not accept the request; correct the options of the judge",
 }
 
@@ -36,20 +49,21 @@ class OpenAIJudge:
     base_url : str
         Address up to ``/v1``.
     api_key_env : str
-        Name of the environment variable that holds the key. An endpoint on this computer needs none.
+        Name of the environment variable that holds the key: one that begins with ``IGCORE_JUDGE_``, or the one that the variable
+        ``IGCORE_JUDGE_KEY_FROM`` names. An endpoint on this computer needs none.
     temperature, top_p : float
         How the reply is sampled.
     max_tokens : int
         Longest reply, its reasoning included.
     timeout : float
-        Seconds to wait for a reply.
+        Seconds to wait for a reply, from the request to its last byte.
     max_retries : int
         Further attempts, after ever longer pauses, before the endpoint counts as down.
     """
 
     model: str
     base_url: str = "http://localhost:8000/v1"
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: str = "IGCORE_JUDGE_KEY"
     temperature: float = 0.6
     top_p: float = 0.95
     max_tokens: int = 4096
@@ -62,8 +76,12 @@ class OpenAIJudge:
         for name, high in (("top_p", 1), ("timeout", float("inf"))):
             if not 0 < getattr(self, name) <= high:
                 raise ParameterError(f"parameter {name} is {getattr(self, name)}; it must be above 0 and at most {high}")
-        address = urlsplit(self.base_url)
-        if address.scheme not in ("http", "https") or not address.hostname or "@" in address.netloc or address.query:
+        if not VARIABLE.fullmatch(self.api_key_env):
+            raise ParameterError(  # without the value, which may be the key
+                f"parameter api_key_env is no name of an environment variable; give one that begins with {PREFIX}, and put the key "
+                "there"
+            )
+        if not is_plain(self.base_url):
             raise ParameterError(  # without the value, which may hold a key
                 "parameter base_url is no plain http address such as http://localhost:8000/v1; a key belongs into the environment "
                 f"variable {self.api_key_env}"
@@ -87,6 +105,7 @@ class OpenAIJudge:
             yield from in_parallel(partial(self._reply, client, seed), questions, workers)
 
     def _client(self):
+        check_variable(self.api_key_env)  # not before: tables of what was judged ask nobody, and need no key
         try:
             import openai
         except ImportError as error:
@@ -97,9 +116,39 @@ class OpenAIJudge:
                 f"the environment variable {self.api_key_env} is empty; put the key of {self.base_url} there, or any word if it "
                 "asks for none"
             )
-        http = openai.DefaultHttpxClient(trust_env=not local)  # no proxy stands between this computer and itself
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise JudgeError(
+                f"the environment variable {self.api_key_env} holds a line break or another sign that no key has; put only the key "
+                "there"
+            )
+        http = openai.DefaultHttpxClient(
+            trust_env=not local,  # no proxy stands between this computer and itself
+            follow_redirects=False,
+            headers={"Accept-Encoding": "identity"},
+            event_hooks={"request": [self._send], "response": [self._receive]},
+        )
         connection = {"timeout": self.timeout, "max_retries": self.max_retries, "http_client": http}
         return openai.OpenAI(base_url=self.base_url, api_key=self.key or "none", **connection)
+
+    def _send(self, request) -> None:
+        """Note the time, and send nothing that the client has found in the environment by itself (``OPENAI_ORG_ID`` and others)."""
+        for name in set(request.headers) - HEADERS:
+            del request.headers[name]
+        request.headers["authorization"] = f"Bearer {self.key or 'none'}"
+        request.extensions["began"] = time.monotonic()
+
+    def _receive(self, response) -> None:
+        """Read a reply before the client does, which would wait for any number of bytes, and keep them all."""
+        response.headers.pop("content-encoding", None)  # none was asked for, and a small reply could unpack to gigabytes
+        body = bytearray()
+        for part in response.stream:
+            body += part
+            if len(body) > LARGEST:
+                raise self._down("size", f"status {response.status_code}")
+            if time.monotonic() - response.request.extensions["began"] > self.timeout:
+                raise self._down("APITimeoutError", f"{len(body)} bytes")
+        response.stream.close()
+        response.stream = type(response)(200, content=bytes(body)).stream  # what was read, as a stream of the client's own kind
 
     def _reply(self, client, seed: int, question: Question) -> Reply:
         import openai
@@ -107,22 +156,38 @@ class OpenAIJudge:
         asked = {"messages": [{"role": "user", "content": question.text}], "seed": seed}
         sampling = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
         try:
-            said = client.chat.completions.create(model=self.model, **asked, **sampling)
+            said = client.chat.completions.with_raw_response.create(model=self.model, **asked, **sampling)
         except openai.OpenAIError as error:
-            names = (cls.__name__ for cls in type(error).__mro__)
-            raise self._down(next(WHY[name] for name in names if name in WHY), str(error)) from None  # its text may hold the key
-        except ValueError:
-            raise self._down("does not speak JSON; correct base_url", "no JSON") from None
-        choice = said.choices[0] if getattr(said, "choices", None) else None
-        if not getattr(choice, "message", None):
-            raise self._down("does not answer as a chat completion does; correct base_url", "no message")
-        answer, reason = choice.message.content, choice.finish_reason
-        return Reply(parse(answer, reason), answer, reason, said.usage.completion_tokens if said.usage else 0)
+            raise self._failed(error) from None  # its text may hold the key
+        except UnicodeError:
+            raise self._down("text", f"prompt {question.prompt_id}") from None
+        try:
+            said = json.loads(said.http_response.content)
+        except (ValueError, RecursionError):
+            raise self._down("json", "no JSON") from None
+        if (reply := read_completion(said)) is None:
+            raise self._down("form", "no message")
+        return reply
 
-    def _down(self, why: str, detail: str) -> JudgeError:
-        detail = " ".join(detail.replace(self.key or "\0", "***").split())[:200]
-        why = why.format(**asdict(self))
-        return JudgeError(f"judge at {self.base_url} {why} ({detail}); what it said so far is kept: run again to go on")
+    def _failed(self, error) -> JudgeError:
+        """Return the sentence for what the client raised."""
+        if isinstance(error.__cause__, JudgeError):  # from `_receive`; some versions of the client wrap it
+            return error.__cause__
+        status = getattr(error, "status_code", 0)
+        if 300 <= status < 400:
+            host = host_of(error.response.headers.get("location", ""), self.base_url)
+            return self._down("redirect", f"status {status}", host=self._shown(host))
+        return self._down(next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in WHY), str(error))
+
+    def _shown(self, text: str) -> str:
+        """Return the beginning of what an endpoint said, on one line and without the key."""
+        return " ".join(masked(text[:1000], self.key).split())[:200]
+
+    def _down(self, why: str, detail: str, **known: str) -> JudgeError:
+        why = WHY[why].format(**asdict(self), **known)
+        return JudgeError(
+            f"judge at {self.base_url} {why} ({self._shown(detail)}); what it said so far is kept: run again to go on"
+        )
 
 
 def in_parallel(

@@ -87,3 +87,16 @@ def parse(answer: str | None, finish_reason: str | None = "stop") -> tuple[float
         return None
     scores = SCORES.fullmatch(said.strip().partition("\n")[0])
     return scores and (float(scores[1]), float(scores[2]))
+
+
+def read_completion(completion: object) -> Reply | None:
+    """Return what a chat completion says, None for anything that is none."""
+    match completion:
+        case {"choices": [{"message": dict() as message} as choice, *_]}:
+            answer, reason, usage = message.get("content"), choice.get("finish_reason"), completion.get("usage") or {}
+        case _:
+            return None
+    tokens = usage.get("completion_tokens") or 0 if isinstance(usage, dict) else None
+    if not (isinstance(answer, str | None) and isinstance(reason, str | None) and isinstance(tokens, int)):
+        return None
+    return Reply(parse(answer, reason), answer, reason, tokens)
