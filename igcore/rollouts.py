@@ -196,8 +196,8 @@ def load_rollouts(*folders: Path, policy: Policy, cost: Scorer, reward: Scorer) 
         for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
             if known[role]["digest"] != part.digest:
                 raise ParameterError(
-                    f"the rollouts in {folder} are of {role} {known[role]['name']!r} of hash {known[role]['digest'][:12]!r}, not of "
-                    f"{part.name!r} of hash {part.digest[:12]!r}; draw rollouts with it"
+                    f"the rollouts in {folder} are of {role} {known[role]['name']!r} of hash {known[role]['digest'][:12]!r}, not "
+                    f"of {part.name!r} of hash {part.digest[:12]!r}; draw rollouts with it"
                 )
     return [rollout for folder in folders for rollout in _rollouts(read(Path(folder) / "responses.jsonl"))]
 

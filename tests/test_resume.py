@@ -1,0 +1,264 @@
+"""What may change between a stop and a resume: one thing at a time, on a real checkpoint of a tiny model.
+
+Every change that can alter an answer is noticed and named, and the file ends as that of a fresh run; what cannot alter any is not.
+"""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from test_policy import tiny_model, tiny_tokenizer
+
+from igcore import folders, identity, load_policy, sampling, scorers, search
+from igcore.decode_params import DecodeParams
+from igcore.decode_run import decode_run
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}:"
+PROMPTS = ["one", "two words", "three", "a fourth", "five of them", "sixth"]
+SPLIT, KEY = search.split, sampling.random_key
+
+
+class Letters:
+    """A cost (or, below, a reward) that depends on every character."""
+
+    name, digest, sign, unit = "letters", "v1", "higher is worse", "share"
+
+    def score(self, prompts, responses, finished):
+        return [sum(map(ord, text)) % 97 / 97 for text in responses]
+
+
+def other_score(self, prompts, responses, finished):
+    return [sum(map(ord, text)) % 89 / 89 for text in responses]
+
+
+class Reward(Letters):
+    name, sign = "codes", "higher is better"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A sharded checkpoint with an index, as large models come, and a prompt file beside it."""
+    folder = tmp_path_factory.mktemp("world")
+    tokenizer = tiny_tokenizer(chat_template=TEMPLATE)
+    tokenizer.save_pretrained(folder / "model")
+    tiny_model(tokenizer).save_pretrained(folder / "model", max_shard_size="20KB")
+    (folder / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
+    assert (folder / "model/model.safetensors.index.json").exists()
+    return folder
+
+
+@pytest.fixture
+def world(checkpoint, tmp_path, monkeypatch):
+    """A copy of all that a run reads, which a test may change."""
+    shutil.copytree(checkpoint, tmp_path / "world")
+    monkeypatch.setitem(scorers.SCORERS, "letters", Letters)
+    monkeypatch.setitem(scorers.SCORERS, "codes", Reward)
+    return tmp_path / "world"
+
+
+def params(world, **changes):
+    settings = dict(
+        profile="test", run="run", policy=str(world / "model"), prompts=str(world / "prompts.txt"), cost="letters", reward="codes",
+        methods=["base", "best-of-n-augmented", "inferenceguard"], budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=6,
+        group_size=2, device="cpu",
+    )  # fmt: skip
+    return DecodeParams(**(settings | changes))
+
+
+@pytest.fixture
+def stopped(world, tmp_path):
+    """A run of which five lines were written before it was stopped, and the lines that it would have had."""
+    run = decode_run(params(world), tmp_path / "run")
+    whole = folders.read(run.responses)
+    run.responses.write_text("".join(json.dumps(line) + "\n" for line in whole[:5]))
+    run.manifest.unlink()
+    return run.folder, whole
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def json_edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def swap_letters(world):
+    path = world / "model/tokenizer.json"
+    known = json.loads(path.read_text())
+    vocabulary = known["model"]["vocab"]
+    vocabulary["e"], vocabulary["o"] = vocabulary["o"], vocabulary["e"]
+    path.write_text(json.dumps(known))
+
+
+def shake(path):
+    save_file({name: x + 0.3 * x.roll(1, -1) for name, x in load_file(path).items()}, path, metadata={"format": "pt"})
+
+
+def other_weights(world):
+    for path in (world / "model").glob("model-*.safetensors"):
+        shake(path)
+
+
+def other_index(world):
+    """The index names copies of the shards with other numbers; the shards stay where they were."""
+    index = world / "model/model.safetensors.index.json"
+    for path in (world / "model").glob("model-*.safetensors"):
+        copy = path.with_name(f"z{path.name}")
+        shutil.copy(path, copy)
+        shake(copy)
+    index.write_text(index.read_text().replace('"model-', '"zmodel-'))
+
+
+def ends(world):
+    vocabulary = json.loads((world / "model/tokenizer.json").read_text())["model"]["vocab"]
+    json_edit(world / "model/generation_config.json", eos_token_id=[256, *(vocabulary[c] for c in "aeiounst")])
+
+
+FILES = {  # what is changed -> how, and what the sentence names
+    "tokenizer": (swap_letters, "policy.files.tokenizer.json"),
+    "template": (lambda w: edit(w / "model/chat_template.jinja", ":", "!"), "policy.files.chat_template.jinja"),
+    "config": (lambda w: json_edit(w / "model/config.json", rms_norm_eps=0.5), "policy.files.config.json"),
+    "end tokens": (ends, "policy.ends"),
+    "weights": (other_weights, "policy.files.model-00001-of-"),
+    "index": (other_index, "policy.files.model-00001-of-"),  # named before the index, and six are named
+    "prompts replaced": (lambda w: (w / "prompts.txt").write_text("\n".join([*PROMPTS[:3], "x", "y", "z"])), "chosen.digest"),
+    "prompts shortened": (lambda w: (w / "prompts.txt").write_text("\n".join(PROMPTS[:3])), "chosen.n"),
+    "prompts longer": (lambda w: (w / "prompts.txt").write_text("\n".join([*PROMPTS, "seventh", "eighth"])), "chosen.n"),
+}
+
+
+def resumed_like_fresh(world, folder, tmp_path, **changes):
+    """Resume a run and make it anew elsewhere; return the lines of both."""
+    again = folders.read(decode_run(params(world, **changes), folder).responses)
+    fresh = folders.read(decode_run(params(world, **changes), tmp_path / "fresh").responses)
+    assert folders.differences(again, fresh) == []
+    assert (folder / "manifest.json").exists()
+    return again
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_changed_file_is_noticed_and_the_run_ends_as_a_fresh_one(what, world, stopped, tmp_path, capsys):
+    """Bug: a tokenizer, template, config, end token or prompt that changed between stop and resume mixed two runs in one file."""
+    (folder, whole), (change, named) = stopped, FILES[what]
+    change(world)
+    again = resumed_like_fresh(world, folder, tmp_path)
+    assert folders.differences(again, whole)  # the change does alter answers
+    said = capsys.readouterr().out
+    assert "changed since the last run in run" in said and named in said
+    (aside,) = (tmp_path / ".replaced").glob("run.*/responses.jsonl")
+    assert folders.read(aside) == whole[:5] and str(aside.parent) in said
+
+
+def pretend(monkeypatch, tmp_path, module, change):
+    """Let the source of a module read as if it had been edited."""
+    real, edited = identity.source_of, tmp_path / "edited.py"
+    path = real(module, frozenset([module.partition(".")[0]]))
+    edited.write_text(change(path.read_text()))
+    monkeypatch.setattr(identity, "source_of", lambda name, own: edited if name == module else real(name, own))
+
+
+def first(old, new):
+    def change(text):
+        assert old in text
+        return text.replace(old, new, 1)
+
+    return change
+
+
+CODE = {  # module -> an edit of its source, and the same for what is loaded
+    "igcore.search": (first("i < n % len(beams)", "i > n % len(beams)"), (search, "split", lambda beams, n: SPLIT(beams, n)[::-1])),
+    "igcore.sampling": (first("seed", "seeds"), (search, "random_key", lambda seed, *at: KEY(seed + 1, *at))),
+    "test_resume": (first("% 97 / 97", "% 89 / 89"), (Letters, "score", other_score)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", CODE)
+def test_changed_code_is_noticed(module, world, stopped, tmp_path, monkeypatch, capsys):
+    """Bug: answers of two samplers, or scores of two scorers, in one file."""
+    folder, whole = stopped
+    change, loaded = CODE[module]
+    pretend(monkeypatch, tmp_path, module, change)
+    monkeypatch.setattr(*loaded)
+    again = resumed_like_fresh(world, folder, tmp_path)
+    assert folders.differences(again, whole)
+    assert f"code.{module} changed since the last run in run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        first('"""', '"""Another word. '),
+        lambda text: "# a remark\n" + text.replace("\n\n\n", "\n\n\n# another\n\n"),
+        lambda text: text.replace(", ", ",  ").replace("    ", "     "),
+    ],
+    ids=["docstring", "comment", "layout"],
+)
+def test_what_alters_nothing_costs_nothing(change, world, stopped, tmp_path, monkeypatch, capsys):
+    """Bug: one word in a docstring threw away hours of runs."""
+    folder, whole = stopped
+    pretend(monkeypatch, tmp_path, "igcore.search", change)
+    run = decode_run(params(world), folder)
+    assert folders.differences(run.lines, whole) == []
+    assert run.responses.read_text().startswith("".join(json.dumps(line) + "\n" for line in whole[:5]))
+    assert "changed" not in capsys.readouterr().out and not (tmp_path / ".replaced").exists()
+
+
+def test_other_params_are_another_run(world, stopped, tmp_path, capsys):
+    folder, whole = stopped
+    assert folders.differences(resumed_like_fresh(world, folder, tmp_path, seed=1), whole)
+    assert "seed changed since the last run in run" in capsys.readouterr().out
+
+
+def edited_line(folder):
+    lines = (folder / "responses.jsonl").read_text().splitlines()
+    lines[2] = json.dumps(json.loads(lines[2]) | {"budget": 0.9})
+    (folder / "responses.jsonl").write_text("\n".join(lines) + "\n")
+
+
+FOLDER = {  # what happens to the folder -> how, and what is said
+    "a line edited": (edited_line, "1 lines of .* were changed since they were written"),
+    "params.json deleted": (lambda f: (f / "params.json").unlink(), "without a params.json that says what they are"),
+    "manifest deleted": (lambda f: (f / "manifest.json").unlink(missing_ok=True), ""),
+    "responses deleted": (lambda f: (f / "responses.jsonl").unlink(), ""),
+}
+
+
+@pytest.mark.parametrize("what", FOLDER)
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_folder_that_was_tampered_with_is_made_whole(what, finished, world, stopped, tmp_path, capsys):
+    """Bug: an edited line was kept and counted; lines of whatever settings were adopted when params.json was gone."""
+    (folder, whole), (change, said) = stopped, FOLDER[what]
+    if finished:
+        decode_run(params(world), folder)
+    capsys.readouterr()
+    change(folder)
+    again = resumed_like_fresh(world, folder, tmp_path)
+    assert folders.differences(again, whole) == []
+    out = capsys.readouterr().out
+    assert re.search(said, out) if said else ".replaced" not in out
+
+
+def test_a_model_that_moved_is_the_same_model(world, stopped, tmp_path, capsys):
+    """Guards caches and mounts: what counts is the content of the files, and settings name the place."""
+    folder, whole = stopped
+    before = identity.about(load_policy(str(world / "model"), device="cpu"))
+    shutil.move(world / "model", world / "elsewhere")
+    (world / "model").symlink_to(world / "elsewhere")
+    assert identity.about(load_policy(str(world / "model"), device="cpu")) == before
+    assert folders.differences(decode_run(params(world), folder).lines, whole) == []
+    assert "changed" not in capsys.readouterr().out
+
+
+def test_files_that_were_loaded_are_on_record(world, stopped):
+    """Guards Snakemake's question, whether a finished run still holds: it looks at the files that the manifest names."""
+    run = decode_run(params(world), stopped[0])
+    opened = json.loads(run.manifest.read_text())["opened"]
+    names = {Path(path).name for path in opened}
+    assert {"config.json", "tokenizer.json", "chat_template.jinja", "prompts.txt"} <= names
+    assert any(name.startswith("model-00001") for name in names)
