@@ -602,7 +602,7 @@ def test_parts_of_a_key_are_masked(text, key, shown):
 
 def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
     """Bug: a pair asked twice after a stop, a half-written line, a manifest of a run that has not finished."""
-    append, written = verdicts.append, itertools.count(1)
+    append, written = folders.append, itertools.count(1)
 
     def killed(path, value):
         append(path, value)
@@ -613,10 +613,10 @@ def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
 
     folder = repository / "runs/test/judge/x"
     with stub_judge() as stub:
-        monkeypatch.setattr(verdicts, "append", killed)
+        monkeypatch.setattr("igcore.judge.verdicts.append", killed)
         with pytest.raises(KeyboardInterrupt):
             judge_run(params(judge=endpoint(stub), workers=1))
-        monkeypatch.setattr(verdicts, "append", append)
+        monkeypatch.setattr("igcore.judge.verdicts.append", append)
         kept = read(folder / "verdicts.jsonl")
         assert len(kept) == 4 and not (folder / "manifest.json").exists()
     with stub_judge() as stub:  # at another address
@@ -667,7 +667,7 @@ def test_equal_answers_are_asked_about_once_and_tie(repository):
 
 def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "verdicts.jsonl").write_text('{"question": "a", "scores": [8, 7]}\n{"question": 3}\n')
-    with pytest.raises(RunError, match=r"line 2 of .*verdicts.jsonl is no verdict; delete it and run again"):
+    with pytest.raises(RunError, match=r"line 2 of .*verdicts.jsonl is no verdict; run again"):
         read(tmp_path / "verdicts.jsonl")
 
 

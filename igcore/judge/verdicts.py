@@ -137,7 +137,7 @@ def judge_missing(params: JudgeParams, judge: Judge, run: Run, questions: Mappin
 
 
 def read(path: Path) -> dict[str, Scores]:
-    """Return the scores in a file of verdicts by the digest of their question.
+    """Return the scores in a file of verdicts by the digest of their question; a half-written last line does not count.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def read(path: Path) -> dict[str, Scores]:
         When a line is no verdict.
     """
     scores = {}
-    for number, raw in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), start=1):
+    for number, raw in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else (), start=1):
         try:
             line = json.loads(raw)
             scores[line["question"]] = _scores(line)
