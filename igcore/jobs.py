@@ -8,6 +8,7 @@ notebook's outputs start nothing anew.
 import json
 import math
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -22,6 +23,7 @@ LEFT = {  # kind of job -> what its folder holds when it has finished
     "judge": ["params.json", "verdicts.jsonl"],
     "critic": ["critic.csv", "reliability.csv"],
 }
+_code, _notebook = cache(code_of), cache(notebook_code)  # a walk asks for the same code at each of its jobs
 
 
 def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> str:
@@ -32,23 +34,24 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     kind : str
         A key of `ENTRIES`, or anything else for a notebook whose imports are its code.
     settings : mapping
-        Plain data; papermill reads it with YAML 1.1, so what does not survive that is refused.
+        Text, numbers, true, false, nothing, lists and mappings.
 
     Raises
     ------
     ParameterError
-        Naming a setting that a YAML file cannot hold.
+        Naming a setting that papermill would hand to the notebook otherwise.
     """
     settings = dict(settings)
-    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=10**9) if settings else ""
-    read = yaml.safe_load(text) or {}
     for name, value in settings.items():
-        if read.get(name) != value or type(read.get(name)) is not type(value):
+        if not _plain(value):
             raise ParameterError(
-                f"setting {name} is {value!r}, which a YAML file gives back as {read.get(name)!r}; write it otherwise"
+                f"setting {name} is {value!r}, which reaches no notebook as it is; give text (in quotes if it looks like a date), "
+                "a finite number, true, false, null, or a list or mapping of these"
             )
-    of = {"version of": versions(), "code of": {notebook: notebook_code(notebook)[0]} | code(kind, notebook, settings)}
-    comments = "".join(f"# {what} {name}: {digest}\n" for what, known in of.items() for name, digest in known.items())
+    # escaped, so that no reader takes a rare character for the end of a line
+    text = yaml.safe_dump(settings, sort_keys=False, width=math.inf) if settings else ""
+    known = {"version of": versions(), "code of": {notebook: _notebook(notebook)[0]} | code(kind, notebook, settings)}
+    comments = "".join(f"# {what} {name}: {digest}\n" for what, of in known.items() for name, digest in of.items())
     path = Path(path)
     if not path.is_file() or path.read_text(encoding="utf-8") != comments + text:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,27 +61,43 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     return str(path)
 
 
+def _plain(value: object) -> bool:
+    """Say whether YAML 1.1, as papermill reads it, gives a value back: no date, number that is not finite, or half a character."""
+    if type(value) in (list, dict):
+        parts = value if isinstance(value, list) else [*value, *value.values()]
+        return all(_plain(part) for part in parts)
+    if type(value) is str:
+        return not any("\ud800" <= character <= "\udfff" for character in value)
+    return value is None or type(value) in (bool, int) or type(value) is float and math.isfinite(value)
+
+
 def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
     """Return the digests of the modules that decide what a job leaves, those of its scorers included."""
     if kind not in ENTRIES:
-        return code_of(*notebook_code(notebook)[1])
-    table = literal_table("igcore.scorers", "SCORERS")
-    homes = {table[name].partition(":")[0] for name in _names(settings) if isinstance(table.get(name), str)}
-    return code_of(ENTRIES[kind], *sorted(homes))
+        return _code(*_notebook(notebook)[1])
+    named = set(_scorers(settings))
+    homes = {home.partition(":")[0] for name, home in literal_table("igcore.scorers", "SCORERS").items() if named & {name, None}}
+    return _code(ENTRIES[kind], *sorted(homes))
 
 
-def _names(settings: Mapping) -> Iterable[str]:
-    """Yield the names of scorers in settings: of the run itself, and of a judge."""
+def _scorers(settings: Mapping) -> Iterable[str | None]:
+    """Yield the names of scorers in settings, of the run itself or of a judge; None where it is left to a default, whichever."""
     judge = settings.get("judge")
-    given = [settings.get("cost"), settings.get("reward"), *(judge.values() if isinstance(judge, dict) else ())]
-    for scorer in given:
-        yield str(scorer.get("name") if isinstance(scorer, dict) else scorer)
+    given = judge if isinstance(judge, dict) else {role: settings.get(role) for role in ("cost", "reward")}
+    for scorer in given.values():
+        name = scorer.get("name") if isinstance(scorer, dict) else scorer
+        yield None if name is None else str(name)
 
 
 def shards_of(settings: Mapping, shards: int) -> int:
-    """Return into how many shards a run is cut: no more than it has groups, as far as its limit says."""
-    limit = settings.get("limit")
-    return shards if limit is None else max(1, min(shards, math.ceil(limit / settings.get("group_size", SearchConfig.group_size))))
+    """Return into how many shards a run is cut: no more than it has groups, as far as its limit says.
+
+    Settings that are no whole numbers of at least 1 are left to the notebook, which refuses them by name.
+    """
+    limit, size = settings.get("limit"), settings.get("group_size", SearchConfig.group_size)
+    if not all(isinstance(number, int) and number > 0 for number in (limit, size)):
+        return shards
+    return min(shards, math.ceil(limit / size))
 
 
 def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:
@@ -101,10 +120,10 @@ def _broken(folder: Path, manifest: Path, kind: str, settings: Mapping) -> str:
     if missing := [name for name in wanted if not (folder / name).is_file()]:
         return f"{missing[0]} is not there any more"
     try:
-        opened = json.loads(manifest.read_text(encoding="utf-8")).get("opened", {})
-    except (ValueError, AttributeError):
+        opened = json.loads(manifest.read_text(encoding="utf-8")).get("opened", {}).items()
+    except (ValueError, AttributeError, RecursionError):
         return "its manifest is damaged"
-    changed = [path for path, was in opened.items() if Path(path).is_file() and was != _stat(Path(path))]
+    changed = [path for path, was in opened if Path(path).is_file() and was != _stat(Path(path))]
     return f"{changed[0]} has changed since" if changed else ""
 
 
