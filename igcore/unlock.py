@@ -9,14 +9,14 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import psutil
 
 from .errors import IgcoreError, RunError
 from .folders import root
 
-WALKING = ("snakemake", "igcore.walk", "papermill", "ipykernel")  # what the command lines of a walk's processes hold
+WALKING = {"snakemake", "igcore.walk", "papermill", "ipykernel_launcher"}  # what the processes of a walk run
 HOST = "walk-host"  # beside the locks: where the last walk was started
 
 
@@ -28,6 +28,7 @@ def unlock(folder: Path) -> bool:
     RunError
         When the walk that holds the lock lives, or may live on another computer.
     """
+    folder = folder.resolve()
     home = folder / ".snakemake"
     locked = any((home / "locks").glob("*"))
     host, here = home / HOST, platform.node()
@@ -38,7 +39,8 @@ def unlock(folder: Path) -> bool:
             )
         if host.is_file() and (there := host.read_text(encoding="utf-8")) != here:
             raise RunError(f"the walk that locked {folder} was started on {there}; when it has ended run `snakemake --unlock`")
-        command = [sys.executable, "-m", "snakemake", "--unlock", "--quiet", "all"]
+        # the locks are those of the folder, whatever its Snakefile and params say by now
+        command = [sys.executable, "-m", "snakemake", "--unlock", "--quiet", "all", "--snakefile", os.devnull]
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
         print("igcore: a killed walk had left its lock, which is released; it goes on where it was", flush=True)
     home.mkdir(exist_ok=True)
@@ -51,17 +53,17 @@ def walking(folder: Path) -> Iterator[int]:
     mine = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     for process in psutil.process_iter():
         try:
-            command, there = " ".join(process.cmdline()), process.cwd()
+            names = {PurePath(part).name for part in process.cmdline()}
+            here = process.cwd() == str(folder)
         except psutil.Error:  # it has ended, or is somebody else's
             continue
-        alive = process.status() != psutil.STATUS_ZOMBIE
-        if process.pid not in mine and alive and there == str(folder) and any(name in command for name in WALKING):
+        if here and names & WALKING and process.pid not in mine:
             yield process.pid
 
 
 def main() -> int:
     try:
-        unlock(root().resolve())
+        unlock(root())
     except (IgcoreError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
