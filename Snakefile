@@ -11,6 +11,7 @@
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import yaml
@@ -21,11 +22,23 @@ from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
 from igcore.paramfiles import ParamFiles
 
-FILES = ParamFiles(
-    str(config.get("profile", "small")),
-    yaml.safe_load(Path(config["with"]).read_text()) if config.get("with") else {},
-    int(config.get("limit", 0)),
-)
+
+@contextmanager
+def one_sentence():
+    """Stop with the sentence of an error that the user can mend, and without the places where it was found."""
+    try:
+        yield
+    except IgcoreError as error:
+        sys.exit(f"error: {error}")
+
+
+with one_sentence():
+    FILES = ParamFiles(
+        str(config.get("profile", "small")),
+        yaml.safe_load(Path(config["with"]).read_text()) if config.get("with") else {},
+        int(config.get("limit", 0)),
+    )
+    RUNS = FILES.runs()
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = int(config.get("shards", 1))
 FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search", "tune") else f"runs/{PROFILE}/figures"
@@ -53,13 +66,12 @@ def suffixes(run):
     return [f".{i}-of-{shards}" for i in range(shards)] if shards > 1 else [""]
 
 
-RUNS = FILES.runs()
 FOLDERS = {f"runs/{PROFILE}/{run}{suffix}": run for run in RUNS for suffix in suffixes(run)}
 DONE = [f"{folder}/manifest.json" for folder in FOLDERS]
 TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
-SAMPLED = any("best-of-n-lagrangian" in run["methods"] and run.get("n_samples", 2) > 1 for run in RUNS.values())
+SAMPLED = any("best-of-n-lagrangian" in (run.get("methods") or ()) and run.get("n_samples") != 1 for run in RUNS.values())
 PAPER = [f"paper_{table}" for table in PRINTED if not swept.waits(PROFILE, table)]
 TABLE, PICTURE = ("csv", "md", "tex", "json"), ("png", "pdf")  # how the names of their files end
 TABLES = [
@@ -115,16 +127,19 @@ if MAIN and not swept.unfinished(MAIN, Path()):  # else notebook 45 says what is
 VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]
 
 if not RUNS and not CRITICS:
-    raise WorkflowError(f"profile {PARAMS!r} has no params/{PARAMS}/decode-*.yaml or critic-*.yaml; choose a folder of params/")
+    sys.exit(f"error: profile {PARAMS!r} has no params/{PARAMS}/decode-*.yaml or critic-*.yaml; choose a folder of params/")
 
 
 def wanted():
-    """What a profile is for: its tables and figures, experiments, verdicts and the notebooks that teach, or critics alone."""
+    """What a profile is for: its runs, tables and figures, experiments, verdicts and the notebooks that teach, or critics alone.
+
+    The runs are named although tables wait for them: Snakemake does not miss what lies between files that are there.
+    """
     if not RUNS:
         return CRITICS
     walk = [*TABLES, *PICTURES] if has("figures") else []
     taught = [f"runs/{PROFILE}/{name}.ipynb" for name in TEACHING] if PARAMS in ("small", "ci") else []
-    return [*walk, *ABLATIONS, *VERDICTS, *taught]
+    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *taught]
 
 
 def has(name):
@@ -142,11 +157,13 @@ def critic_file(profile, run):
     return Path("params", PARAMS if profile == PROFILE else profile, f"critic-{run}.yaml")
 
 
+@one_sentence()
 def job(kind, name, settings, profile=PROFILE, notebook=None):
     """The file of a job: its settings, and the digests of its code. A job runs again when it changes."""
     return request(f"runs/{profile}/.jobs/{kind}-{name}.yaml", kind, notebook or NOTEBOOKS[kind], settings)
 
 
+@one_sentence()
 def critic_job(w):
     return job("critic", w.run, FILES.read(critic_file(w.profile, w.run)), w.profile)
 
