@@ -66,7 +66,11 @@ class ParamFiles:
         """
         file = Path(file)
         check_name(f"the name of {file} without .yaml", file.stem)
-        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        try:
+            given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ParameterError(f"{file} cannot be read ({reason}); mend it, or take it out of its folder") from error
         if not isinstance(given, dict):
             raise ParameterError(f"{file} is no params file; it must be a mapping of settings")
         home = file.parent.name

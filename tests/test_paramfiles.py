@@ -137,3 +137,14 @@ def test_every_committed_file_is_a_run_of_its_own_folder():
         assert len({run for run, _ in found}) == len(found), profile
         assert {params["profile"] for _, params in found} <= {profile}
         assert json.dumps(found)  # plain data, as Snakemake hands it to papermill
+
+
+@pytest.mark.parametrize("content", [b"run: [a", b"a: b: c\n", b"\xff\xfe\x00", None])
+def test_a_file_that_cannot_be_read_is_one_sentence(content, tmp_path):
+    """Bug: a bracket left out ends in a traceback of the parser."""
+    path = tmp_path / "mine/decode-a.yaml"
+    path.parent.mkdir()
+    path.write_bytes(content) if content is not None else path.mkdir()
+    with pytest.raises(ParameterError, match="decode-a.yaml cannot be read .*; mend it") as caught:
+        ParamFiles("mine", base=tmp_path).runs()
+    assert "\n" not in str(caught.value)
