@@ -23,10 +23,12 @@ EXAMPLES = "examples"  # how the names of runs begin whose answers are shown and
 HELP = """\
 score every emitted text again, and compare the lines with settings, prompts and manifest"""
 MORE = """\
-Without --replay these pass: answers, token ids, block ends, abstentions and their reasons, counts of work, traces and finals that
-the policy never gave, and settings changed in params.json and lines alike, where everything that hangs on them was changed too.
-With --replay all none of them passes, but for a setting without influence on the methods of the run: a run with that setting would
-have left the same file. Seconds, commit, processor and time are never certified."""
+Whoever mends all hashes can change more than lines betray. Without --replay these pass: answers, token ids, block ends,
+`finished`, abstentions and their reasons, counts of work, traces, finals and fail_open_cost that the policy never gave, other
+hashes of files and code in params.json, and settings changed in params.json and lines alike, with all that follows from them.
+With --replay all only that passes which an honest run would have left under the settings of params.json: one with fewer prompts
+or methods, or with another value of a setting without influence on its methods. Seconds, names of profile and run, times of
+files, commit, processor and time are never certified."""
 
 
 def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:

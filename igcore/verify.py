@@ -40,6 +40,7 @@ UNCHECKED = (
     "that the policy gives these answers under these settings: token ids, block ends, abstentions and their reasons, `finished`, "
     "counts of work, traces, finals, fail_open_cost, and the hashes of files and code in params.json"
 )
+MOST_THREADS = 1024  # where torch cannot start its threads it ends the process
 UNCERTAIN = "seconds, the names of profile and run, files opened"  # what nobody can check
 
 
@@ -252,8 +253,14 @@ def _check_run(found: Evidence, scorers: Mapping, trusted: Trusted, replay, seed
     }
     if read_again is None:
         report.uncertified.append(f"that these are all prompts of {params.prompts!r}: name the set with --prompts")
-    if replay != 0 and not report.problems:
+    if replay == 0 or report.problems:
+        return
+    try:
         report.certified["replay"] = _replayed(found, params, groups, scorers, trusted, replay, seed, tolerance, report)
+    except IgcoreError:
+        raise
+    except GARBLED as error:
+        raise RunError(f"nothing can be decoded under the settings of params.json ({type(error).__name__}: {error})") from error
 
 
 def _params(given: dict) -> DecodeParams:
@@ -337,6 +344,10 @@ def _replayed(
     """Decode groups again and compare all that does not depend on time; return what was done."""
     import torch
 
+    if params.threads > MOST_THREADS:
+        raise ParameterError(
+            f"threads of params.json is {params.threads}, more than any processor has; no run can have had that many"
+        )
     torch.set_num_threads(params.threads)  # on which float sums depend
     policy = _policy(params, trusted.policy)
     report.certified["policy"] = f"{_source(policy, trusted.policy)}, template {policy.template}"
