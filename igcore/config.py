@@ -14,6 +14,7 @@ from .diversity import DIVERSITIES
 from .errors import ParameterError, unknown_name
 from .tokenwise import TOKEN_SCORES
 
+MOST_THREADS = 1024
 NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a folder in runs: nothing that a path or a shell reads as anything else
 ON_FAILURE = ("abstain", "truncate", "paper")
 KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list", dict: "a mapping"}
@@ -25,6 +26,14 @@ def _fits(value: Any, kind: type) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, kind)
+
+
+def _is_number(value: Any) -> bool:
+    """Say whether a value is text that reads as a number: YAML takes ``1e-5`` for one."""
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def check_types(settings: Any) -> None:
@@ -39,7 +48,8 @@ def check_types(settings: Any) -> None:
         if not any(_fits(value, kind) for kind in kinds):
             allowed = " or ".join(KINDS.get(k, "nothing") for k in kinds)
             kind = KINDS.get(type(value), type(value).__name__)
-            raise ParameterError(f"parameter {name} is {value!r}, which is {kind}; it must be {allowed}")
+            hint = ", with a point and without quotes, such as 1.0e-5" if _is_number(value) and float in kinds else ""
+            raise ParameterError(f"parameter {name} is {value!r}, which is {kind}; it must be {allowed}{hint}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ParameterError(f"parameter {name} is {value}; give a finite number")
 
@@ -114,6 +124,12 @@ def check_name(kind: str, value: Any) -> None:
         raise ParameterError(
             f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and A to Z, digits, _ and - alone"
         )
+
+
+def check_threads(threads: int) -> None:
+    """Raise ``ParameterError`` unless a number of CPU threads can be meant: torch ends the process where it cannot start them."""
+    if not 1 <= threads <= MOST_THREADS:
+        raise ParameterError(f"parameter threads is {threads}; it must be at least 1 and at most {MOST_THREADS}")
 
 
 def check_inside(name: str, folder: str) -> None:

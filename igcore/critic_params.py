@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from .calibrate import smallest_n
-from .config import SearchConfig, check_at_least, check_name, from_mapping
+from .config import SearchConfig, check_at_least, check_name, check_threads, from_mapping
 from .critic_config import CriticConfig, RolloutConfig, ValueConfig
 from .errors import ParameterError
 from .prompts import check_prompts
@@ -72,7 +72,8 @@ class CriticParams(RolloutConfig):
         super().__post_init__()
         check_name("parameter profile", self.profile)
         check_name("parameter run", self.run)
-        check_at_least(self, threads=1, limit=2, test_limit=2, search_limit=1)
+        check_at_least(self, limit=2, test_limit=2, search_limit=1)
+        check_threads(self.threads)
         check_prompts(self.prompts)
         if not self.critics:
             raise ParameterError("critics is empty; name at least one critic with its settings, such as {'m': {'layer': 8}}")

@@ -5,7 +5,7 @@ A module of its own: what decoding imports is part of a run's identity, and neit
 
 from dataclasses import dataclass, fields
 
-from .config import SearchConfig, check_at_least, check_name
+from .config import SearchConfig, check_at_least, check_name, check_threads
 from .critic_spec import ASKED, asked
 from .errors import ParameterError, unknown_name
 from .methods import METHODS, settings_of
@@ -74,7 +74,8 @@ class DecodeParams(SearchConfig):
         super().__post_init__()  # checks the types of all fields, these included
         check_name("parameter profile", self.profile)
         check_name("parameter run", self.run)
-        check_at_least(self, n_shards=1, shard=0, threads=1)
+        check_at_least(self, n_shards=1, shard=0)
+        check_threads(self.threads)
         if not self.methods:
             raise ParameterError(f"methods is empty; name at least one of {', '.join(METHODS)}")
         for method in self.methods:

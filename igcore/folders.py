@@ -197,9 +197,11 @@ def _foreign(folder: Path, identity: dict) -> str:
         return f"{', '.join(sorted(held)[:3])} without a params.json that says what they are lay" if held else ""
     try:
         old = json.loads(known.read_text(encoding="utf-8"))
-        changed = list(changes(old, identity))
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, RecursionError):
+        old = None
+    if not isinstance(old, dict):
         return "params.json was damaged"
+    changed = list(changes(old, identity))
     return f"{', '.join(changed[:6])}{' and more' * (len(changed) > 6)} changed since the last run" if changed else ""
 
 
@@ -327,7 +329,7 @@ def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
     """Return size and time (ns) of the files of policies and scorers, and of others: a change is seen without reading them."""
     known = [getattr(part, "files", {}) for part in parts]
     models = [Path(files.folder) / name for files in known if hasattr(files, "folder") for name in files]
-    found = [path.resolve() for path in (*models, *map(Path, paths)) if path.is_file()]
+    found = [path.absolute() for path in (*models, *map(Path, paths)) if path.is_file()]
     return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in found}
 
 

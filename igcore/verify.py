@@ -40,7 +40,6 @@ UNCHECKED = (
     "that the policy gives these answers under these settings: token ids, block ends, abstentions and their reasons, `finished`, "
     "counts of work, traces, finals, fail_open_cost, and the hashes of files and code in params.json"
 )
-MOST_THREADS = 1024  # where torch cannot start its threads it ends the process
 UNCERTAIN = "seconds, the names of profile and run, files opened"  # what nobody can check
 
 
@@ -344,10 +343,6 @@ def _replayed(
     """Decode groups again and compare all that does not depend on time; return what was done."""
     import torch
 
-    if params.threads > MOST_THREADS:
-        raise ParameterError(
-            f"threads of params.json is {params.threads}, more than any processor has; no run can have had that many"
-        )
     torch.set_num_threads(params.threads)  # on which float sums depend
     policy = _policy(params, trusted.policy)
     report.certified["policy"] = f"{_source(policy, trusted.policy)}, template {policy.template}"

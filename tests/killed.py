@@ -1,5 +1,9 @@
-"""A run of the mock policy in a process of its own, slow enough to be killed in the middle: killed.py FOLDER SECONDS."""
+"""Runs of the mock policy that are slow enough to be killed in the middle: killed.py FOLDER SECONDS.
 
+For every line of standard input a run goes on in a process of its own, whose number is printed, and a word when it has ended.
+"""
+
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,10 +27,21 @@ PARAMS = DecodeParams(
 )  # fmt: skip
 
 
-def main():
+def run():
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with folders.open_run(Path(sys.argv[1]), {"budget": PARAMS.budget}) as run:
         decode_run.decode_missing(PARAMS, run, PROMPTS, mock_policy(), Slow(), LetterReward())
         run.finish({})
+
+
+def main():
+    for _ in sys.stdin:
+        if (child := os.fork()) == 0:  # so that torch is imported once
+            run()
+            os._exit(0)
+        print(child, flush=True)
+        os.waitpid(child, 0)
+        print("ended", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tests of the parameters of notebook 20, of names, of the control of notebook 30. Other parameters: see the tests of runs."""
+"""Tests of the parameters of notebook 20, of names, of the control of notebook 30. More on that one: `test_decode_params`."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from igcore.decode_params import DecodeParams
 from igcore.errors import ParameterError
 from igcore.judge import JudgeParams
 from igcore.paramfiles import OUTPUT, ParamFiles
-from igcore.params import OutputParams, notebook_params
+from igcore.params import OutputParams, notebook_parameters, notebook_params
 
 ROOT = Path(__file__).parents[1]
 GOOD = dict(
@@ -92,6 +92,8 @@ def test_defaults_are_not_shared():
         ({"test_limit": 1}, "test_limit is 1; it must be at least 2"),
         ({"search_limit": 0}, "search_limit is 0; it must be at least 1"),
         ({"threads": 0}, "threads is 0; it must be at least 1"),
+        ({"threads": 10**6}, "threads is 1000000; it must be at least 1 and at most 1024"),  # torch ends the process
+        ({"budget": "1e-5"}, "budget is '1e-5', which is text; it must be a number, with a point and without quotes, such as 1.0e-5"),
         ({"n_rollouts": 0}, "n_rollouts is 0; it must be at least 1"),
         ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below that"),
         ({"rollouts": 1}, "rollouts is 1, which is a whole number; it must be text or nothing"),
@@ -108,6 +110,17 @@ def test_bad_parameters_are_named(changes, message):
 def test_a_missing_parameter_is_named(name):
     with pytest.raises(ParameterError, match=f"parameter {name} is missing"):
         from_mapping(CriticParams, {k: v for k, v in GOOD.items() if k != name})
+
+
+def test_parameters_of_a_notebook_include_a_misspelt_injected_one():
+    """Guards against papermill's habit of only printing a line about a parameter that no cell has."""
+    cells = ["", "# Parameters of this run\nbudget = 0.2\nseed = 0", "# Parameters\nsede = 1\n", "later = 5"]
+    namespace = {"In": cells, "budget": 0.2, "seed": 0, "sede": 1, "later": 5}
+    assert notebook_parameters(namespace) == {"budget": 0.2, "seed": 0, "sede": 1}
+    without_history = {"In": ["", ""], "Out": {}, "METHODS": {}, "_hidden": 1, "budget": 0.2, "sede": 1, "function": len}
+    assert notebook_parameters(without_history) == {"budget": 0.2, "sede": 1}
+    with pytest.raises(ParameterError, match="unknown parameter 'sede'; did you mean 'seed'"):
+        notebook_params("decode", namespace)
 
 
 def test_the_notebooks_cell_is_read_by_name():

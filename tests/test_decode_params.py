@@ -1,0 +1,42 @@
+"""Tests of what notebook 30 may be told."""
+
+import pytest
+
+from igcore import ParameterError
+from igcore.config import from_mapping
+from igcore.decode_params import DecodeParams
+
+GOOD = dict(profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_sample": 4}, "unknown parameter 'n_sample'; did you mean 'n_samples'"),
+        ({"budget": "0.2"}, "budget is '0.2', which is text; it must be a number"),
+        ({"methods": "base"}, "methods is 'base', which is text; it must be a list"),
+        ({"methods": []}, "methods is empty"),
+        ({"methods": ["base", "base"]}, "methods names 'base' twice"),
+        ({"methods": ["bose"]}, "unknown method 'bose'; did you mean 'base'"),
+        (
+            {"methods": ["base", "inferenceguard-mix"]},
+            "'inferenceguard-mix', which asks a critic, but critic names none; train one",
+        ),
+        ({"critic": 1}, "critic is 1, which is a whole number; it must be text or nothing"),
+        ({"threshold": "match"}, "threshold is 'match'; give a number or 'matched'"),
+        ({"cost": "offensive"}, "unknown cost scorer 'offensive'; did you mean 'offensive-language'"),
+        ({"limit": "all"}, "limit is 'all', which is text; it must be a whole number or nothing"),
+        ({"limit": 0}, "limit is 0"),
+        ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below"),
+        ({"keep": 9}, "keep is 9, more than n_samples, which is 8"),
+        ({"seed": 1.5}, "seed is 1.5, which is a number; it must be a whole number"),
+    ],
+)
+def test_bad_parameters_are_named(changes, message):
+    with pytest.raises(ParameterError, match=message):
+        from_mapping(DecodeParams, GOOD | changes)
+
+
+def test_a_missing_parameter_is_named():
+    with pytest.raises(ParameterError, match="parameter budget is missing"):
+        from_mapping(DecodeParams, {name: value for name, value in GOOD.items() if name != "budget"})

@@ -1,0 +1,248 @@
+"""Tests of run folders: lines on disk, what a resume keeps, and what is moved aside."""
+
+import dataclasses
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from killed import PARAMS
+from test_decode_run import decode_into
+from test_records import lines
+
+from igcore import RunError, folders
+
+LINES = [{"method": method, "prompt_id": name, "cost": 0.5, "cost_s": 1.0} for method in ("base", "args") for name in "abc"]
+
+
+def filled(folder, identity=None):
+    """A finished run of `LINES`."""
+    with folders.open_run(folder, identity or {"seed": 0}) as run:
+        for line in LINES:
+            run.append(line)
+        run.finish({"lines": len(LINES)})
+    return run
+
+
+def opened_again(folder, identity=None, wanted=None):
+    """What a resume finds."""
+    with folders.open_run(folder, identity or {"seed": 0}, wanted) as run:
+        return [folders.key(line) for line in run.lines]
+
+
+def kept_aside(folder):
+    """What lies in the folder of what was replaced, by name."""
+    (aside,) = (folder.parent / ".replaced").iterdir()
+    return {path.name: path.read_bytes() for path in aside.iterdir()}
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_is_json_and_survives_the_file(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    for line in lines():
+        folders.append(path, line)
+    assert folders.differences(folders.read(path), lines()) == []
+
+
+def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_path):
+    """Guards verification and tables against a line that silently does not count."""
+    path = tmp_path / "responses.jsonl"
+    written = lines(methods=["base"])
+    for line in written:
+        folders.append(path, line)
+    with path.open("ab") as file:
+        file.write(json.dumps(written[0]).encode()[:50])
+    with pytest.raises(RunError, match="the last line of .* is half-written; run its parameters again"):
+        folders.read(path)
+    folders.drop_half_line(path)
+    assert path.read_bytes().endswith(b"}\n")
+    assert len(folders.read(path)) == 4
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    path.write_text('{"method": "base", "prompt_id": "x"}\n{"meth\n{}\n')
+    with pytest.raises(RunError, match=r"line 2 of .*responses.jsonl is not a response; run its parameters again"):
+        folders.read(path)
+
+
+@pytest.mark.parametrize(
+    "line", ['{"method": 1, "prompt_id": "x"}', '{"method": "base", "prompt_id": null}', "[]", "7", '{"method": []}']
+)
+def test_a_line_that_answers_nothing_is_named(tmp_path, line):
+    """Bug: numbers in the place of names, which cannot be sorted beside them, ended in a traceback."""
+    path = tmp_path / "responses.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(RunError, match="line 1 of .* is not a response"):
+        folders.read(path)
+
+
+def test_two_lines_for_one_prompt_are_named(tmp_path):
+    path = tmp_path / "responses.jsonl"
+    path.write_text('{"method": "base", "prompt_id": "x"}\n' * 2)
+    with pytest.raises(RunError, match="lines 1 and 2 of .* both answer"):
+        folders.read(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(RunError, match="cannot read .*nothing.jsonl"):
+        folders.read(tmp_path / "nothing.jsonl")
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    """Guards the append: the bytes that did fit must not stay as a broken line in front of the next one."""
+    path = tmp_path / "responses.jsonl"
+    first, second, *_ = lines(methods=["base"])
+    folders.append(path, first)
+    before = path.read_bytes()
+    write = os.write
+
+    def full(file, data):
+        if len(data) < 50:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[: len(data) // 2])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(RunError, match="No space left on device.* run again to resume"):
+            folders.append(path, second)
+    assert path.read_bytes() == before
+    folders.append(path, second)
+    assert len(folders.read(path)) == 2
+
+
+def test_differences_ignore_seconds_and_order_but_nothing_else():
+    a = lines(methods=["base"])
+    b = [line | {"generate_s": 9.0} for line in reversed(a)]
+    assert folders.differences(a, b) == []
+    b[0] = b[0] | {"reward": 7.0}
+    name = (b[0]["method"], b[0]["prompt_id"])
+    assert folders.differences(a, b) == [f"{name}: reward differs"]
+    assert folders.differences(a, b[1:]) == [f"{name} is in only one file"]
+
+
+def test_the_root_hash_is_over_everything_but_seconds_and_order(tmp_path):
+    """Guards the one hash of a run: with another line, parameter or word of the manifest it is another."""
+    run = filled(tmp_path / "run")
+    manifest = json.loads(run.manifest.read_text())
+    root = folders.root_of(run.params, run.lines, manifest)
+    assert manifest["root"] == root == folders.root_of(run.params, [line | {"cost_s": 9.0} for line in run.lines[::-1]], manifest)
+    others = [
+        ({"seed": 1}, run.lines, manifest),
+        (run.params, run.lines[1:], manifest),
+        (run.params, [run.lines[0] | {"cost": 0.25}, *run.lines[1:]], manifest),
+        (run.params, run.lines, manifest | {"git_commit": "another"}),
+    ]
+    assert len({root, *(folders.root_of(*other) for other in others)}) == 5
+
+
+# --- opening --------------------------------------------------------------------------------------------------------
+
+
+def test_other_parameters_never_mix_with_old_lines(tmp_path, capsys):
+    """Guards against a table whose rows were made under different budgets; the old lines are kept aside."""
+    old = decode_into(tmp_path / "run").read_bytes()
+    path = decode_into(tmp_path / "run", dataclasses.replace(PARAMS, budget=2.0))
+    assert "budget changed since the last run in run" in capsys.readouterr().out
+    assert {line["budget"] for line in folders.read(path)} == {2.0}
+    (aside,) = (tmp_path / ".replaced").glob("run.*/responses.jsonl")
+    assert aside.read_bytes() == old
+
+
+def test_other_code_starts_a_run_anew(tmp_path, capsys):
+    """Guards a resume that would mix two samplers in one file, and says which module it was."""
+    with folders.open_run(tmp_path / "run", {"code": {"igcore.search": "a", "igcore.budget": "b"}}) as run:
+        run.append({"method": "base", "prompt_id": "x"})
+    with folders.open_run(tmp_path / "run", {"code": {"igcore.search": "c", "igcore.budget": "b"}}) as run:
+        assert run.lines == []
+    assert "code.igcore.search changed since the last run in run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1]", "7", "[" * 100_000])
+def test_a_damaged_params_file_starts_a_run_anew(tmp_path, capsys, damage):
+    filled(tmp_path / "run")
+    (tmp_path / "run/params.json").write_text(damage)
+    assert opened_again(tmp_path / "run") == []
+    assert json.loads((tmp_path / "run/params.json").read_text()) == {"seed": 0}
+    assert "params.json was damaged in run" in capsys.readouterr().out
+
+
+def test_lines_without_params_are_not_adopted(tmp_path, capsys):
+    """Bug: with params.json deleted, lines of whatever settings were taken over, and counted."""
+    run = filled(tmp_path / "run")
+    (tmp_path / "run/params.json").unlink()
+    old = run.responses.read_bytes()
+    assert opened_again(tmp_path / "run", {"seed": 1}) == []
+    assert kept_aside(tmp_path / "run")["responses.jsonl"] == old
+    assert "responses.jsonl without a params.json that says what they are" in capsys.readouterr().out
+
+
+def test_the_notebook_of_a_fresh_run_is_no_old_run(tmp_path):
+    """Bug: whoever runs the notebook writes it into the folder first, and every run began by moving it aside."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/executed.ipynb").write_text("{}")
+    assert opened_again(tmp_path / "run") == [] and (tmp_path / "run/executed.ipynb").exists()
+    assert not (tmp_path / ".replaced").exists()
+
+
+def test_an_edited_line_leaves_and_the_others_stay(tmp_path, capsys):
+    """Bug: a finished line with another text or budget was kept and counted."""
+    run = filled(tmp_path / "run")
+    texts = run.responses.read_text().splitlines(keepends=True)
+    texts[1] = texts[1].replace("0.5", "0.4")
+    texts[4] = texts[4].replace("1.0", "9.0")  # seconds
+    run.responses.write_text("".join(texts))
+    edited = run.responses.read_bytes()
+    assert opened_again(tmp_path / "run") == [folders.key(LINES[i]) for i in (0, 2, 3, 4, 5)]
+    assert run.responses.read_text() == "".join(texts[:1] + texts[2:])
+    assert not run.manifest.exists() and kept_aside(tmp_path / "run") == {"responses.jsonl": edited}
+    assert "1 lines of " in capsys.readouterr().out
+    assert len(opened_again(tmp_path / "run")) == 5 and capsys.readouterr().out == ""
+
+
+def test_lines_that_nobody_asks_for_leave(tmp_path):
+    """Bug: answers to prompts that a file no longer holds stayed, and counted."""
+    run = filled(tmp_path / "run")
+    wanted = {("base", "a"), ("args", "c"), ("args", "d")}
+    assert opened_again(tmp_path / "run", wanted=wanted) == [("base", "a"), ("args", "c")]
+    assert len(folders.read(run.responses)) == 2 and not run.manifest.exists()
+    assert len(kept_aside(tmp_path / "run")["responses.jsonl"].splitlines()) == 6
+
+
+def test_what_is_no_line_leaves(tmp_path):
+    """Guards a resume against whatever may stand in a file: repeats, other JSON, nesting without end."""
+    run = filled(tmp_path / "run")
+    first = run.responses.read_text().splitlines()[0]
+    odd = [first, "7", "null", '{"digest": 1}', "[" * 100_000, '{"method": [], "prompt_id": "a", "digest": "0"}', "{half"]
+    run.responses.write_text(run.responses.read_text() + "\n".join(odd))
+    assert opened_again(tmp_path / "run") == [folders.key(line) for line in LINES]
+    assert len(folders.read(run.responses)) == 6
+
+
+def test_a_whole_file_is_left_alone(tmp_path):
+    """Guards the manifest, which is the sign of success: nothing was dropped, so nothing is written."""
+    run = filled(tmp_path / "run")
+    before = run.responses.stat().st_mtime_ns, run.manifest.read_bytes()
+    assert len(opened_again(tmp_path / "run", wanted={folders.key(line) for line in LINES})) == 6
+    assert before == (run.responses.stat().st_mtime_ns, run.manifest.read_bytes())
+
+
+def test_a_full_disk_is_one_sentence_before_the_first_response_too(tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RunError, match="cannot write in .*No space left on device"), folders.open_run(tmp_path / "run", {}):
+        pass
+
+
+def test_two_processes_cannot_write_to_one_run(tmp_path):
+    with (
+        folders.open_run(tmp_path / "run", {}),
+        pytest.raises(RunError, match="another process is writing"),
+        folders.open_run(tmp_path / "run", {}),
+    ):
+        pass
