@@ -93,7 +93,7 @@ def test_defaults_are_not_shared():
         ({"search_limit": 0}, "search_limit is 0; it must be at least 1"),
         ({"threads": 0}, "threads is 0; it must be at least 1"),
         ({"threads": 10**6}, "threads is 1000000; it must be at least 1 and at most 1024"),  # torch ends the process
-        ({"budget": "1e-5"}, "budget is '1e-5', which is text; it must be a number, with a point and without quotes, such as 1.0e-5"),
+        ({"budget": "1e-5"}, "which is text; it must be a number, with a point and without quotes, such as 1.0e-5"),
         ({"n_rollouts": 0}, "n_rollouts is 0; it must be at least 1"),
         ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below that"),
         ({"rollouts": 1}, "rollouts is 1, which is a whole number; it must be text or nothing"),

@@ -602,6 +602,7 @@ FORGERIES = {  # name -> (forgery, what finds it, what finds it when groups are 
     "cost model made blind by an option": (in_params(cost=BLIND), "names the cost model .* with --cost", SAME, ""),
     "prompts of the forger's own": (own_prompts, "12 answers are not asked for", SAME, ""),
     "half a prompt": (half_a_prompt, "prompt is 'cb', where the run has 'f.ncb'", SAME, ""),
+    "hash of the prompts": (in_params(chosen={"n": 6, "digest": "0" * 16}), "the prompts are .*, where params", SAME, ""),
     "hash of the policy": (in_policy(digest="0" * 64), HOLDS, "parts.policy.digest of params.json", HASHED),
     "files of the policy": (in_policy(files={"x": "0" * 64}), HOLDS, "parts.policy.files.config.json", HASHED),
     "counts of the manifest": (other_counts, "manifest.json gives counts", SAME, ""),
@@ -646,6 +647,11 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
     status, whole, unchecked = said(capsys, forger.path, "--replay", "all", *policy)
     assert status == 0 and whole["replay"].startswith("4 of 4 groups") and verify.UNCHECKED not in unchecked
     assert re.fullmatch("tiny, [0-9a-f]{16}, named by you, template raw", whole["policy"])
+    forger.lines[0]["status"] = "abstained"
+    forger.save()
+    stopped = verify.verify(forger.path, Trusted(policy=str(tiny)), replay=None)  # before anything was decoded
+    assert stopped.problems and any(verify.UNCHECKED in what for what in stopped.uncertified)
+    forger.settle()
     forger.params["code"]["igcore.search"] = "0"
     forger.save()
     status, _, unchecked = said(capsys, forger.path, "--replay", "all", *policy)
@@ -669,6 +675,19 @@ def test_a_run_without_a_manifest_does_not_hold(forger, capsys):
     forger.path.with_name("manifest.json").unlink()
     assert runs.main(["verify", str(forger.path)]) == 1
     assert "there is no manifest.json: the run has not finished" in capsys.readouterr().err
+
+
+def test_a_manifest_of_another_run_does_not_hold(forger, capsys):
+    """Guards what binds the three files: the manifest has the parameters of its run, and one hash over all."""
+    manifest = forger.manifest | {"params": forger.params | {"threads": 2}}
+    manifest["root"] = folders.root_of(forger.params, forger.lines, manifest)
+    for change, found in (
+        (manifest, "other parameters than params.json"),
+        ({"root": "0" * 64}, "the root hash 0000000000000000, its"),
+    ):
+        forger.path.with_name("manifest.json").write_text(json.dumps(forger.manifest | change))
+        assert runs.main(["verify", str(forger.path)]) == 1
+        assert found in capsys.readouterr().err
 
 
 def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, capsys):
