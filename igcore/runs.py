@@ -34,6 +34,8 @@ files, commit, processor and time are never certified."""
 def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:
     """Return the lines of all finished runs of a profile, shards joined, methods in the order of `METHODS`.
 
+    Those of a run and method are in the order of their prompts' ids, however they were decoded: a bootstrap depends on it.
+
     Each has besides the columns of `igcore.records` its ``run`` and ``critic_control``.
 
     Parameters
@@ -58,7 +60,12 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
     known = {f: {"run": p.get("run", f.name), "critic_control": p.get("critic_control", "none")} for f, p in known.items()}
     lines = [line | about for folder, about in known.items() for line in read(folder / "responses.jsonl")]
     place = {method: i for i, method in enumerate(METHODS)}
-    return pd.DataFrame(sorted(lines, key=lambda line: place.get(line["method"], len(place))))
+    order = {run: i for i, run in enumerate(dict.fromkeys(about["run"] for about in known.values()))}
+
+    def key(line: dict) -> tuple:
+        return place.get(line["method"], len(place)), order[line["run"]], line["prompt_id"]
+
+    return pd.DataFrame(sorted(lines, key=key))
 
 
 def _folders(base: Path, pattern: str) -> list[Path]:

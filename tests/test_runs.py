@@ -26,6 +26,18 @@ def test_tables_want_every_shard_and_only_one_sharding(tmp_path):
         runs.load_runs("x", tmp_path)
 
 
+def test_lines_come_in_one_order_however_a_run_was_cut(tmp_path):
+    """Bug: bootstrap intervals of a run in shards that differ in their third digit from those of the run in one piece."""
+    for name, n, i, prompts in (("run.0-of-2", 2, 0, "ace"), ("run.1-of-2", 2, 1, "bd"), ("another", 1, 0, "yx")):
+        with folders.open_run(tmp_path / name, {"run": name.partition(".")[0], "n_shards": n, "shard": i}) as run:
+            for method in ("best-of-n", "base"):
+                for prompt_id in prompts:
+                    run.append({"method": method, "prompt_id": prompt_id})
+            run.finish({})
+    found = runs.load_runs("x", tmp_path)
+    assert "".join(found["prompt_id"]) == "xyabcde" * 2 and found["method"].tolist() == ["base"] * 7 + ["best-of-n"] * 7
+
+
 def test_the_manifest_is_the_sign_of_success(tmp_path):
     """Guards tables against half a run."""
     path = decode_into(tmp_path / "run")
