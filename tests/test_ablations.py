@@ -559,8 +559,8 @@ def test_one_parameter_makes_all_experiments_larger(tmp_path):
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     sizes = {}
-    for settings in re.findall(r"-y '(\{.*?\})'", found.stdout + found.stderr):
-        point = json.loads(settings)
+    for file in re.findall(r"30_decode.* -f (\S+)", found.stdout + found.stderr):
+        point = yaml.safe_load((tmp_path / file).read_text())
         if point.get("run", "").startswith("decode-"):
             sizes.setdefault(point["run"].startswith("decode-retries"), set()).add((point["limit"], point["hardest"]))
     assert sizes == {False: {(48, 24), (80, 0)}, True: {(48, 48)}}

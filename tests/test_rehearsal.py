@@ -49,7 +49,8 @@ def params(kind, stem, **changes):
 def test_a_row_group_of_the_main_tables_runs(name, here):
     """Guards a first run on a GPU: critic and value network, every method of the table, scored again by its own scorers."""
     small = {"max_new_tokens": SMALL["max_new_tokens"], "block_size": 8, "search": {"n_samples": 4, "keep": 2}}
-    group = Path(params(DecodeParams, f"decode-main-{name}").critic).parent.name  # HEx-PHI takes the networks of HH-RLHF
+    main = params(DecodeParams, f"decode-main-{name}")
+    group = Path(main.critic or main.value).parent.name  # HEx-PHI takes the networks of HH-RLHF
     trained = critic_runs.critic_run(params(CriticParams, f"critic-{group}", **small))
     assert trained.critics.keys() == {"terminal"} and trained.value is not None
     found = {}
