@@ -27,7 +27,7 @@ from .records import COLUMNS, SETTINGS
 from .response import Emission, gate, measure, within
 from .scorers import SCORERS, Cached, Scorer, check_sign, load_scorer
 
-TOLERANCE = 1e-5  # by which a score may differ on another processor; sums of float32 do
+TOLERANCE = 1e-6  # by which a score may differ on another processor; sums of float32 do
 # What of a record is believed beside the name of something in this package's tables. No revision: anybody may propose one to the
 # hub, with files of his own.
 BELIEVED = {
