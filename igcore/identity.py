@@ -32,6 +32,12 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file's content, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def versions() -> dict[str, str]:
     """Return the versions of the packages that decide a number."""
     return {name: importlib.metadata.version(name) for name in VERSIONS}

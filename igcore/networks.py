@@ -1,13 +1,12 @@
 """The networks that a run names, loaded and hashed. Knows parameters and folders; leaves what fits what to the networks' specs."""
 
-import hashlib
 import json
 from pathlib import Path
 
 from . import critic, value
 from .critic import Critic, Shuffled
 from .decode_params import DecodeParams
-from .identity import digest_of
+from .identity import digest_of, file_digest
 from .policy import Policy
 from .scorers import Scorer
 from .value import ValueNetwork
@@ -40,7 +39,7 @@ def load_networks(
             weights, said = network_files(params, root, name)
             spec = json.loads(said.read_text(encoding="utf-8"))
             spec.pop("about")  # how it was trained, with seconds
-            digests[name] = digest_of([hashlib.sha256(weights.read_bytes()).hexdigest(), spec])
+            digests[name] = digest_of([file_digest(weights), spec])
     if "critic" in networks and params.critic_control == "shuffled":
         networks["critic"] = Shuffled(networks["critic"])
     return networks, digests

@@ -5,7 +5,6 @@ that nobody expects stops the loading: transformers would go on with random numb
 transformers open other files than those that `contents_of` names.
 """
 
-import hashlib
 import json
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from .convert import quiet_transformers
 from .device import GIB, free_bytes
 from .errors import AssetError, IgcoreError, ParameterError, unknown_name
 from .hub import SMALL
+from .identity import file_digest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WHOLE = ("model.safetensors", "pytorch_model.bin")  # transformers takes the first that is there, or whose index is
@@ -93,14 +93,9 @@ def contents_of(folder: Path, weights: bool = True) -> Contents:
     small = [path for pattern in (*SMALL, TEMPLATES) for path in folder.glob(pattern) if path.name != RECORD]
     with one_sentence(folder):
         paths = {path.relative_to(folder).as_posix(): path for path in [*small, *(files_of(folder) if weights else ())]}
-        found = Contents({name: _sha256(paths[name]) for name in sorted(paths)})
+        found = Contents({name: file_digest(paths[name]) for name in sorted(paths)})
     found.folder = folder
     return found
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_placement(dtype: str, device: str) -> None:

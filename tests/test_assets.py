@@ -269,8 +269,8 @@ def test_the_digest_is_that_of_the_files(shelf, monkeypatch):
 def test_loading_hashes_each_file_once(shelf, monkeypatch):
     """Bug: half a gigabyte is read twice, for the comparison and for the digest."""
     assets.fetch("toy")
-    hashed, sha256 = [], assets._sha256
-    monkeypatch.setattr(assets, "_sha256", lambda path: hashed.append(path.name) or sha256(path))
+    hashed, sha256 = [], assets.file_digest
+    monkeypatch.setattr(assets, "file_digest", lambda path: hashed.append(path.name) or sha256(path))
     assets.sound("toy")
     assets.digest("toy")
     assert hashed == ["words.txt"]
