@@ -1,7 +1,7 @@
 """Guarded decoding of frozen language models at inference time: a reproduction of InferenceGuard.
 
-Only the public names; each module's docstring says what it knows. Names are imported when they are first used, so that the theory
-and the statistics need no torch.
+Only the public names; each module's docstring says what it knows. Names are imported when they are
+first used, so that the theory and the statistics need no torch.
 """
 
 import importlib

@@ -2,15 +2,16 @@
 
 Pure functions of numbers (float, int or Fraction). Knows nothing of text, tokens, models or search.
 
-Paper symbols (section 3.1): budget d, safety discount gamma, remaining budget omega_t, scaled remaining budget z_t.
-With costs C_0, C_1, ...::
+Paper symbols (section 3.1): budget d, safety discount gamma, remaining budget omega_t, scaled
+remaining budget z_t. With costs C_0, C_1, ...::
 
     omega_{-1} = d        omega_t = omega_{t-1} - gamma^t C_t
     z_0        = d        z_{t+1} = (z_t - C_t) / gamma          so that  z_t = omega_{t-1} / gamma^t
 
-The paper's own sum starts once at k = 1; only k = 0 agrees with z_0 = d. Decisions are taken on omega, because 1 / gamma^t
-overflows for long t; the two have the same sign. "z only decreases" is false for gamma < 1; what holds for C >= 0 is that omega
-never increases and that {omega < 0} is absorbing.
+The paper's own sum starts once at k = 1; only k = 0 agrees with z_0 = d. Decisions are taken on
+omega, because 1 / gamma^t overflows for long t; the two have the same sign. "z only decreases" is
+false for gamma < 1; what holds for C >= 0 is that omega never increases and that {omega < 0} is
+absorbing.
 """
 
 import math
@@ -19,8 +20,10 @@ from dataclasses import dataclass, replace
 
 from .errors import ParameterError, unknown_name
 
-# What a step costs, from (score U_k, previous score U_{k-1}, running peak M_{k-1}, is this the last step).
-# A cost model scores a whole prefix, and its score may be negative; the accounting says what the step then costs.
+# What a step costs, from (score U_k, previous score U_{k-1}, running peak M_{k-1}, is this the last
+# step).
+# A cost model scores a whole prefix, and its score may be negative; the accounting says what the
+# step then costs.
 ACCOUNTINGS: dict[str, Callable] = {
     "peak": lambda score, previous, peak, last: max(peak, score) - peak,
     "terminal": lambda score, previous, peak, last: max(score, 0) if last else 0,
@@ -29,7 +32,9 @@ ACCOUNTINGS: dict[str, Callable] = {
     "increment": lambda score, previous, peak, last: score - previous,
     "positive_increment": lambda score, previous, peak, last: max(0, score - previous),
 }
-SIGNED = frozenset({"sum", "increment"})  # costs may be negative: credit can be banked and every guarantee is off
+SIGNED = frozenset(
+    {"sum", "increment"}
+)  # costs may be negative: credit can be banked and every guarantee is off
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,9 @@ def start(budget: float) -> SafetyState:
         When `budget` is NaN or negative: no text could then be safe.
     """
     if not budget >= 0:
-        raise ParameterError(f"budget is {budget!r}; it must be a number >= 0 in units of the cost model")
+        raise ParameterError(
+            f"budget is {budget!r}; it must be a number >= 0 in units of the cost model"
+        )
     return SafetyState(budget=budget, omega=budget, z=budget)
 
 
@@ -97,13 +104,15 @@ def charge(
     state : SafetyState
         The state before.
     score : float
-        U_k of the whole prefix; higher is worse. NaN counts as +infinity: a score that cannot be read is never safe.
+        U_k of the whole prefix; higher is worse. NaN counts as +infinity: a score that cannot be
+        read is never safe.
     accounting : str
         A key of `ACCOUNTINGS`.
     gamma : float
         Safety discount gamma in (0, 1].
     position : int, optional
-        Time index t of the step: for blocks the index of the block's last token. By default the number of scores so far.
+        Time index t of the step: for blocks the index of the block's last token. By default the
+        number of scores so far.
     last : bool
         Whether the sequence ends here (only ``terminal`` asks).
     """
@@ -114,13 +123,18 @@ def charge(
     assert cost >= 0 or accounting in SIGNED, f"{accounting} gave the negative cost {cost}"
     peak = max(state.peak, score)
     total = peak if accounting == "peak" else state.total + cost
-    # without discount omega has the exact sign of d - total, so that for peak no rounding enters the comparison M_k <= d
+    # without discount omega has the exact sign of d - total, so that for peak no rounding enters
+    # the comparison M_k <= d
     omega = state.budget - total if gamma == 1 else state.omega - gamma**position * cost
     scale = gamma ** (position + 1)
     return replace(
         state,
         omega=omega,
-        z=omega / scale if scale else math.copysign(math.inf, omega) if omega else omega,  # gamma^t may underflow
+        z=omega / scale
+        if scale
+        else math.copysign(math.inf, omega)
+        if omega
+        else omega,  # gamma^t may underflow
         total=total,
         peak=peak,
         score=score,
@@ -131,14 +145,19 @@ def charge(
 def is_safe(state: SafetyState, strict: bool = False) -> bool:
     """Say whether the budget holds, omega >= 0: the one predicate of the package.
 
-    The inequality is closed, as the constraint of the paper is (total <= d). ``strict`` gives the paper's other reading (z > 0),
-    under which d = 0 is infeasible before the first token.
+    The inequality is closed, as the constraint of the paper is (total <= d). ``strict`` gives the
+    paper's other reading (z > 0), under which d = 0 is infeasible before the first token.
     """
     return state.omega > 0 if strict else state.omega >= 0
 
 
 def trace(
-    scores, budget: float, accounting: str = "peak", gamma: float = 1, positions=None, ended: bool = True
+    scores,
+    budget: float,
+    accounting: str = "peak",
+    gamma: float = 1,
+    positions=None,
+    ended: bool = True,
 ) -> list[SafetyState]:
     """Return the states z_0, z_1, ... of a sequence of prefix scores, the start included.
 

@@ -1,6 +1,7 @@
 """What each method spends on a prompt, and methods side by side at equal seconds.
 
-Knows records, and tables with a row per method and setting; knows no model, and takes no time itself (`igcore.search` does).
+Knows records, and tables with a row per method and setting; knows no model, and takes no time
+itself (`igcore.search` does).
 """
 
 import math
@@ -11,11 +12,20 @@ import pandas as pd
 from . import tables
 from .errors import ParameterError, unknown_name
 
-COLUMNS = ["policy", "method", "n_prompts", "n_samples", *tables.PER_PROMPT, "seconds_per_prompt", "forward_tokens_per_emitted"]
+COLUMNS = [
+    "policy",
+    "method",
+    "n_prompts",
+    "n_samples",
+    *tables.PER_PROMPT,
+    "seconds_per_prompt",
+    "forward_tokens_per_emitted",
+]
 
 
 def compute_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return what each method spent at the number of samples it ran with: one row per policy and method, columns `COLUMNS`.
+    """Return what each method spent at the number of samples it ran with: one row per policy and
+    method, columns `COLUMNS`.
 
     Parameters
     ----------
@@ -27,10 +37,11 @@ def compute_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> 
     Returns
     -------
     DataFrame
-        ``n_samples`` is the setting, per block and round; the other columns are means over the ``n_prompts`` prompts, of which
-        `igcore.tables.work` says what they count. Times are in seconds. ``forward_tokens_per_emitted`` divides all tokens that the
-        policy has read, prompts included, by all that it wrote of the emitted texts; NaN where it wrote none. Without a record the
-        table is empty.
+        ``n_samples`` is the setting, per block and round; the other columns are means over the
+        ``n_prompts`` prompts, of which `igcore.tables.work` says what they count. Times are in
+        seconds. ``forward_tokens_per_emitted`` divides all tokens that the policy has read, prompts
+        included, by all that it wrote of the emitted texts; NaN where it wrote none. Without a
+        record the table is empty.
 
     Raises
     ------
@@ -41,7 +52,11 @@ def compute_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> 
     for policy, method, cell in tables.cells(records, order):
         emitted = cell["n_tokens"].sum()
         sizes = {"n_prompts": len(cell), "n_samples": cell["n_samples"].iloc[0]}
-        read = {"forward_tokens_per_emitted": cell["forward_tokens"].sum() / emitted if emitted else math.nan}
+        read = {
+            "forward_tokens_per_emitted": cell["forward_tokens"].sum() / emitted
+            if emitted
+            else math.nan
+        }
         rows.append({"policy": policy, "method": method} | sizes | tables.work(cell) | read)
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -54,17 +69,20 @@ def at_equal_seconds(
     within: Sequence[str] = ("policy",),
     by: Sequence[str] = ("method",),
 ) -> pd.DataFrame:
-    """Return for every method the row with the most samples that takes no more seconds than the reference.
+    """Return for every method the row with the most samples that takes no more seconds than the
+    reference.
 
     Parameters
     ----------
     table : DataFrame
-        A row per setting, such as rows of `compute_table` or `igcore.tables.main_table` of several runs, with the columns
-        ``method``, ``n_samples``, ``seconds_per_prompt`` and those that `within` and `by` name; any others are kept.
+        A row per setting, such as rows of `compute_table` or `igcore.tables.main_table` of several
+        runs, with the columns ``method``, ``n_samples``, ``seconds_per_prompt`` and those that
+        `within` and `by` name; any others are kept.
     reference_method : str
         The method whose seconds are the limit.
     n_samples : int, optional
-        Its number of samples; needed where the table has several. It stands for its combination, even if more samples were faster.
+        Its number of samples; needed where the table has several. It stands for its combination,
+        even if more samples were faster.
     within : sequence of str
         Columns that the reference and what is held against it share, one at least.
     by : sequence of str
@@ -73,16 +91,17 @@ def at_equal_seconds(
     Returns
     -------
     DataFrame
-        The chosen rows, by group and combination in order of appearance, and two columns: ``seconds_ratio``, the row's seconds
-        divided by the reference's, and ``fits``, whether it is at most 1. Where no row fits, that with the fewest samples stands
-        for its combination and ``fits`` is False; unknown seconds never fit. A ratio far below 1 says that the table has no row
-        with more samples that fits, not that the method could not use them.
+        The chosen rows, by group and combination in order of appearance, and two columns:
+        ``seconds_ratio``, the row's seconds divided by the reference's, and ``fits``, whether it is
+        at most 1. Where no row fits, that with the fewest samples stands for its combination and
+        ``fits`` is False; unknown seconds never fit. A ratio far below 1 says that the table has no
+        row with more samples that fits, not that the method could not use them.
 
     Raises
     ------
     ParameterError
-        When a group of `within` lacks the reference, has it more than once or without seconds, or a combination has the same
-        ``n_samples`` twice.
+        When a group of `within` lacks the reference, has it more than once or without seconds, or a
+        combination has the same ``n_samples`` twice.
     """
     table = table.reset_index(drop=True)
     chosen, ratios = [], []
@@ -106,16 +125,20 @@ def _reference(lines: pd.DataFrame, method: str, n_samples: int | None, where: s
     """Return the index of the row whose seconds are the limit."""
     rows = lines[lines["method"] == method]
     if not len(rows):
-        raise unknown_name("method", method, set(lines["method"]), hint=f" (the methods of {where})")
+        raise unknown_name(
+            "method", method, set(lines["method"]), hint=f" (the methods of {where})"
+        )
     listed = ", ".join(map(str, rows["n_samples"]))
     rows = rows if n_samples is None else rows[rows["n_samples"] == n_samples]
     if len(rows) != 1:
         raise ParameterError(
-            f"n_samples is {n_samples}, and {where} has {method} with {listed}; give one of these, and only one row with it"
+            f"n_samples is {n_samples}, and {where} has {method} with {listed}; give one of "
+            f"these, and only one row with it"
         )
     if not rows["seconds_per_prompt"].item() > 0:
         raise ParameterError(
-            f"seconds_per_prompt is {rows['seconds_per_prompt'].item()} for {method} in {where}; a limit must be above 0: choose "
+            f"seconds_per_prompt is {rows['seconds_per_prompt'].item()} for {method} in "
+            f"{where}; a limit must be above 0: choose "
             "another reference, or decode it again"
         )
     return rows.index[0]
@@ -124,10 +147,15 @@ def _reference(lines: pd.DataFrame, method: str, n_samples: int | None, where: s
 def _check_distinct(rows: pd.DataFrame, where: str) -> None:
     twice = rows.loc[rows["n_samples"].duplicated(), "n_samples"]
     if len(twice):
-        raise ParameterError(f"n_samples {twice.iloc[0]} occurs twice in {where}; name in within or by the column that varies")
+        raise ParameterError(
+            f"n_samples {twice.iloc[0]} occurs twice in {where}; name in within or by the "
+            f"column that varies"
+        )
 
 
 def _largest(rows: pd.DataFrame, limit: float) -> int:
-    """Return the index of the row with the most samples within the limit, or with the fewest where none is."""
+    """Return the index of the row with the most samples within the limit, or with the fewest where
+    none is.
+    """
     fitting = rows.loc[rows["seconds_per_prompt"] <= limit, "n_samples"]
     return fitting.idxmax() if len(fitting) else rows["n_samples"].idxmin()

@@ -15,9 +15,18 @@ from .errors import ParameterError, unknown_name
 from .tokenwise import TOKEN_SCORES
 
 MOST_THREADS = 1024
-NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a folder in runs: nothing that a path or a shell reads as anything else
+NAME = re.compile(
+    r"[A-Za-z0-9_-]+"
+)  # of a folder in runs: nothing that a path or a shell reads as anything else
 ON_FAILURE = ("abstain", "truncate", "paper")
-KINDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", list: "a list", dict: "a mapping"}
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a mapping",
+}
 
 
 def _fits(value: Any, kind: type) -> bool:
@@ -39,7 +48,8 @@ def _is_number(value: Any) -> bool:
 def check_types(settings: Any) -> None:
     """Raise ``ParameterError`` unless every field of a dataclass holds what its annotation says.
 
-    A number given as text is refused, not converted: YAML reads ``1e-5`` as text, and a silent conversion would hide it.
+    A number given as text is refused, not converted: YAML reads ``1e-5`` as text, and a silent
+    conversion would hide it.
     """
     for name, hint in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
@@ -48,8 +58,14 @@ def check_types(settings: Any) -> None:
         if not any(_fits(value, kind) for kind in kinds):
             allowed = " or ".join(KINDS.get(k, "nothing") for k in kinds)
             kind = KINDS.get(type(value), type(value).__name__)
-            hint = ", with a point and without quotes, such as 1.0e-5" if _is_number(value) and float in kinds else ""
-            raise ParameterError(f"parameter {name} is {value!r}, which is {kind}; it must be {allowed}{hint}")
+            hint = (
+                ", with a point and without quotes, such as 1.0e-5"
+                if _is_number(value) and float in kinds
+                else ""
+            )
+            raise ParameterError(
+                f"parameter {name} is {value!r}, which is {kind}; it must be {allowed}{hint}"
+            )
         if isinstance(value, float) and not math.isfinite(value):
             raise ParameterError(f"parameter {name} is {value}; give a finite number")
 
@@ -72,12 +88,18 @@ def from_mapping(cls: type, values: Mapping[str, Any], remedy: str = "give it a 
         if name not in fields:
             raise unknown_name("parameter", name, fields)
     for name, f in fields.items():
-        if name not in values and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+        if (
+            name not in values
+            and f.default is dataclasses.MISSING
+            and f.default_factory is dataclasses.MISSING
+        ):
             raise ParameterError(f"parameter {name} is missing; it has no default, so {remedy}")
     return cls(**values)
 
 
-def named(value: str | Mapping[str, Any], kind: str, allowed: Iterable[str]) -> tuple[str, dict[str, Any]]:
+def named(
+    value: str | Mapping[str, Any], kind: str, allowed: Iterable[str]
+) -> tuple[str, dict[str, Any]]:
     """Return a name and the options beside it: ``beaver`` is short for ``{"name": "beaver"}``.
 
     Parameters
@@ -97,7 +119,9 @@ def named(value: str | Mapping[str, Any], kind: str, allowed: Iterable[str]) -> 
     options = dict(value)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise ParameterError(f"{kind} {dict(value)!r} has no name; give it as name, with its options beside it")
+        raise ParameterError(
+            f"{kind} {dict(value)!r} has no name; give it as name, with its options beside it"
+        )
     for option in options:
         if option not in allowed:
             raise unknown_name(f"option of {kind} {name!r}:", option, allowed)
@@ -122,22 +146,30 @@ def check_name(kind: str, value: Any) -> None:
     """
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ParameterError(
-            f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and A to Z, digits, _ and - alone"
+            f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to "
+            f"z and A to Z, digits, _ and - alone"
         )
 
 
 def check_threads(threads: int) -> None:
-    """Raise ``ParameterError`` unless a number of CPU threads can be meant: torch ends the process where it cannot start them."""
+    """Raise ``ParameterError`` unless a number of CPU threads can be meant: torch ends the process
+    where it cannot start them.
+    """
     if not 1 <= threads <= MOST_THREADS:
-        raise ParameterError(f"parameter threads is {threads}; it must be at least 1 and at most {MOST_THREADS}")
+        raise ParameterError(
+            f"parameter threads is {threads}; it must be at least 1 and at most {MOST_THREADS}"
+        )
 
 
 def check_inside(name: str, folder: str) -> None:
-    """Raise ``ParameterError`` unless a folder is given from the root of the repository, and lies inside it."""
+    """Raise ``ParameterError`` unless a folder is given from the root of the repository, and lies
+    inside it.
+    """
     path = PurePath(folder)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in folder:
         raise ParameterError(
-            f"parameter {name} is {folder!r}; give a folder inside the repository, seen from its root and without .., such as "
+            f"parameter {name} is {folder!r}; give a folder inside the repository, seen from "
+            f"its root and without .., such as "
             "runs/mine/figures"
         )
 
@@ -149,7 +181,8 @@ class SearchConfig:
     Attributes
     ----------
     budget : float
-        Safety budget [d], in units of the cost model. It has no default: what is safe is the user's to say.
+        Safety budget [d], in units of the cost model. It has no default: what is safe is the user's
+        to say.
     n_samples : int
         Continuations drawn per round, over all kept beams together [N].
     keep : int
@@ -159,7 +192,8 @@ class SearchConfig:
     max_new_tokens : int
         Length at which a response is finished [T, D].
     rounds : int
-        Attempts per block; a further one is made only when no candidate is safe and, if a critic is asked, let through [M].
+        Attempts per block; a further one is made only when no candidate is safe and, if a critic is
+        asked, let through [M].
     accounting : str
         How prefix scores become costs, a key of `igcore.budget.ACCOUNTINGS` [C_t].
     gamma_safety : float
@@ -169,44 +203,53 @@ class SearchConfig:
     lagrange_multiplier : float
         Weight of the cost in the Lagrangian baselines [lambda].
     score_threshold : float, optional
-        ``beam-lagrangian-freq`` retries a block while every c_task + lambda C is above it. By default lambda times the budget:
-        what a text of reward 0 has at the budget.
+        ``beam-lagrangian-freq`` retries a block while every c_task + lambda C is above it. By
+        default lambda times the budget: what a text of reward 0 has at the budget.
     top_k : int
         Tokens that ARGS chooses from at each position [k].
     token_score : str
-        How ARGS weighs a token's probability against its scores, a key of `igcore.tokenwise.TOKEN_SCORES`.
+        How ARGS weighs a token's probability against its scores, a key of
+        `igcore.tokenwise.TOKEN_SCORES`.
     policy_weight : float
         Weight of the policy's probability in ARGS [omega].
     reward_weight : float
         Weight of the scores in the form of ARGS's public code [w].
     token_temperature : float
-        ARGS takes the best token at 0, and above it draws one from softmax(-score / temperature) of the `top_k`.
+        ARGS takes the best token at 0, and above it draws one from softmax(-score / temperature) of
+        the `top_k`.
     value_steps, value_step_size : int and float
-        Gradient steps of RE-Control on the hidden state of each token, and their size [n steps, step size].
+        Gradient steps of RE-Control on the hidden state of each token, and their size [n steps,
+        step size].
     threshold : float or str
-        The critic lets an unfinished candidate through when f1 is above it. Where it lets none through, a block takes all its
-        `rounds`; free places are taken by the candidates of highest f1 that are inside the budget. So 1 ranks by f1 alone.
-        ``matched`` stands for 1 - `miss`^(1/m) with m = n_samples / keep continuations of a beam, see `critic_threshold`.
+        The critic lets an unfinished candidate through when f1 is above it. Where it lets none
+        through, a block takes all its `rounds`; free places are taken by the candidates of highest
+        f1 that are inside the budget. So 1 ranks by f1 alone. ``matched`` stands for 1 -
+        `miss`^(1/m) with m = n_samples / keep continuations of a beam, see `critic_threshold`.
     miss : float
-        Chance that ``matched`` leaves to a beam of which no continuation ends inside the budget [delta].
+        Chance that ``matched`` leaves to a beam of which no continuation ends inside the budget
+        [delta].
     eta : float
         Weight of the critic's f2 in E_mix [eta].
     gamma_task : float
-        Discount of the task cost, in (0, 1] [gamma]. It sets the scale of f2; a method without a critic ranks the same under any.
+        Discount of the task cost, in (0, 1] [gamma]. It sets the scale of f2; a method without a
+        critic ranks the same under any.
     diversity : str
         How a retry avoids the tokens of failed rounds, a key of `igcore.diversity.DIVERSITIES`.
     diversity_penalty : float, optional
-        Subtracted from the logits of avoided tokens, nats [n_2]; None stands for infinity, which bans them.
+        Subtracted from the logits of avoided tokens, nats [n_2]; None stands for infinity, which
+        bans them.
     on_failure : str
-        What a guarded method does when no candidate is safe: ``abstain`` emits `refusal` (or the empty text, or nothing, whichever
-        first passes the same check), ``truncate`` the last certified prefix, ``paper`` the least unsafe candidate, marked as such.
+        What a guarded method does when no candidate is safe: ``abstain`` emits `refusal` (or the
+        empty text, or nothing, whichever first passes the same check), ``truncate`` the last
+        certified prefix, ``paper`` the least unsafe candidate, marked as such.
     refusal : str
         What an abstention says.
     probe_fail_open : bool
-        After a failure search on as ``paper`` would, only to record the cost of what it would have emitted. Its samples and
-        scores are not counted; its seconds are.
+        After a failure search on as ``paper`` would, only to record the cost of what it would have
+        emitted. Its samples and scores are not counted; its seconds are.
     group_size : int
-        Prompts decoded together. Part of the settings, because float sums depend on it in their last bits.
+        Prompts decoded together. Part of the settings, because float sums depend on it in their
+        last bits.
     """
 
     budget: float
@@ -250,31 +293,48 @@ class SearchConfig:
             raise unknown_name("token_score", self.token_score, TOKEN_SCORES)
         check_at_least(
             self, n_samples=1, keep=1, block_size=1, max_new_tokens=1, rounds=1, group_size=1,
-            lagrange_multiplier=0, diversity_penalty=0, eta=0, top_k=1, policy_weight=0, reward_weight=0, token_temperature=0,
+            lagrange_multiplier=0, diversity_penalty=0, eta=0, top_k=1, policy_weight=0,
+            reward_weight=0, token_temperature=0,
             value_steps=0, value_step_size=0,
         )  # fmt: skip
         for name in ("gamma_safety", "gamma_task"):
             if not 0 < getattr(self, name) <= 1:
-                raise ParameterError(f"parameter {name} is {getattr(self, name)}; it must lie in (0, 1]")
+                raise ParameterError(
+                    f"parameter {name} is {getattr(self, name)}; it must lie in (0, 1]"
+                )
         if not 0 < self.miss < 1:
             raise ParameterError(f"parameter miss is {self.miss}; it must lie between 0 and 1")
         if isinstance(self.threshold, str) and self.threshold != "matched":
-            raise ParameterError(f"parameter threshold is {self.threshold!r}; give a number or 'matched'")
+            raise ParameterError(
+                f"parameter threshold is {self.threshold!r}; give a number or 'matched'"
+            )
         for small, large in (("keep", "n_samples"), ("block_size", "max_new_tokens")):
             a, b = getattr(self, small), getattr(self, large)
             if a > b:
-                raise ParameterError(f"{small} is {a}, more than {large}, which is {b}; lower {small} or raise {large}")
+                raise ParameterError(
+                    f"{small} is {a}, more than {large}, which is {b}; lower {small} or "
+                    f"raise {large}"
+                )
 
     @property
     def lagrangian_threshold(self) -> float:
         """`score_threshold`, or lambda times the budget where none is given."""
-        return self.lagrange_multiplier * self.budget if self.score_threshold is None else self.score_threshold
+        return (
+            self.lagrange_multiplier * self.budget
+            if self.score_threshold is None
+            else self.score_threshold
+        )
 
     @property
     def critic_threshold(self) -> float:
         """The threshold as a number.
 
-        f1 is the chance that one random continuation ends inside the budget. With m of them some does with probability
-        1 - (1 - f1)^m, which is at least 1 - `miss` from f1 = 1 - `miss`^(1/m) on.
+        f1 is the chance that one random continuation ends inside the budget. With m of them some
+        does with probability 1 - (1 - f1)^m, which is at least 1 - `miss` from f1 = 1 -
+        `miss`^(1/m) on.
         """
-        return 1 - self.miss ** (self.keep / self.n_samples) if self.threshold == "matched" else float(self.threshold)
+        return (
+            1 - self.miss ** (self.keep / self.n_samples)
+            if self.threshold == "matched"
+            else float(self.threshold)
+        )

@@ -1,7 +1,9 @@
-"""The critic: from what the policy has in mind of a prefix to how its response will end. Knows latents and z, no text or tokens.
+"""The critic: from what the policy has in mind of a prefix to how its response will end. Knows
+latents and z, no text or tokens.
 
-Two heads (paper, section 4): f1, the probability that a response continued by the reference policy ends inside the budget, and f2,
-its expected task cost gamma^T c_task. All prefixes of a response are judged at once; a prefix never sees what follows it.
+Two heads (paper, section 4): f1, the probability that a response continued by the reference policy
+ends inside the budget, and f2, its expected task cost gamma^T c_task. All prefixes of a response
+are judged at once; a prefix never sees what follows it.
 """
 
 import hashlib
@@ -24,7 +26,9 @@ WEIGHTS = "critic.safetensors"
 
 
 class Attention(nn.Module):
-    """Multi-head attention of x (..., q, width) over a memory (..., k, memory_width), without the residual."""
+    """Multi-head attention of x (..., q, width) over a memory (..., k, memory_width), without the
+    residual.
+    """
 
     def __init__(self, width: int, memory_width: int, inner: int):
         super().__init__()
@@ -82,7 +86,9 @@ class Last(nn.Module):
 
 
 class Running(nn.Module):
-    """Features ``m``: mean and maximum over the tokens so far of what a linear map and a GELU make of a middle layer."""
+    """Features ``m``: mean and maximum over the tokens so far of what a linear map and a GELU make
+    of a middle layer.
+    """
 
     def __init__(self, spec: Spec):
         super().__init__()
@@ -96,7 +102,9 @@ class Running(nn.Module):
 
 
 class States(nn.Module):
-    """Features ``h`` and ``ho``: attention over the layers' keys and values, then over positions, asked by o_t if it is there."""
+    """Features ``h`` and ``ho``: attention over the layers' keys and values, then over positions,
+    asked by o_t if it is there.
+    """
 
     def __init__(self, spec: Spec):
         super().__init__()
@@ -105,15 +113,22 @@ class States(nn.Module):
         self.down = nn.Linear(spec.kv_width, spec.width, bias=False)
         self.asks = "o" in spec.features
         if self.asks:
-            self.question = nn.Sequential(nn.LayerNorm(spec.hidden), nn.Linear(spec.hidden, spec.width, bias=False))
+            self.question = nn.Sequential(
+                nn.LayerNorm(spec.hidden), nn.Linear(spec.hidden, spec.width, bias=False)
+            )
             self.over_questions = Layer(spec.width)
         self.over_positions, self.size = Layer(spec.width), spec.width
 
     def forward(self, latents: Latents) -> torch.Tensor:
         parts = zip(latents.keys, latents.values, strict=True)
-        x = torch.stack([torch.cat([y.transpose(1, 2).flatten(2) for y in pair], dim=-1) for pair in parts], dim=2)
+        x = torch.stack(
+            [torch.cat([y.transpose(1, 2).flatten(2) for y in pair], dim=-1) for pair in parts],
+            dim=2,
+        )
         seen = self.norm(x)  # (B, n, layers, kv_width)
-        mixed = self.over_layers.mix(seen, seen, causal=False).mean(2)  # the mean before the linear map: the same, and cheaper
+        mixed = self.over_layers.mix(seen, seen, causal=False).mean(
+            2
+        )  # the mean before the linear map: the same, and cheaper
         memory = self.down(x.mean(2) + self.over_layers.out(mixed))  # (B, n, width)
         if not self.asks:
             return self.over_positions(memory, memory)
@@ -133,7 +148,8 @@ class Critic(nn.Module):
     about : dict
         How it was trained, see `igcore.training.train`.
     centre, scale : Tensor (2,)
-        Mean and standard deviation of z and of f2 over the training rows; the network works in these units.
+        Mean and standard deviation of z and of f2 over the training rows; the network works in
+        these units.
     """
 
     def __init__(self, spec: Spec, dropout: float = 0.0):
@@ -141,7 +157,10 @@ class Critic(nn.Module):
         self.spec, self.about = spec, {}
         self.pool = POOLS[spec.features](spec)
         self.trunk = nn.Sequential(
-            nn.Dropout(dropout), nn.Linear(self.pool.size + spec.use_z, spec.width), nn.GELU(), nn.Dropout(dropout)
+            nn.Dropout(dropout),
+            nn.Linear(self.pool.size + spec.use_z, spec.width),
+            nn.GELU(),
+            nn.Dropout(dropout),
         )
         self.heads = nn.Linear(spec.width, 2)
         self.register_buffer("centre", torch.zeros(2))
@@ -167,23 +186,29 @@ class Critic(nn.Module):
         Parameters
         ----------
         latents : Latents
-            Of B responses padded to n tokens; what stands in the padding has no influence on other positions.
+            Of B responses padded to n tokens; what stands in the padding has no influence on other
+            positions.
         z : Tensor (B, n)
             Scaled remaining budget after each token.
 
         Returns
         -------
         logit, f2 : Tensors (B, n)
-            logit of f1; f2 = expected gamma_task^T c_task, higher is worse. Meaningless where the mask is False.
+            logit of f1; f2 = expected gamma_task^T c_task, higher is worse. Meaningless where the
+            mask is False.
         """
         pooled = self.pool(latents.without_padding())
         if self.spec.use_z:
-            pooled = torch.cat([pooled, ((z - self.centre[0]) / self.scale[0]).to(pooled)[..., None]], dim=-1)
+            pooled = torch.cat(
+                [pooled, ((z - self.centre[0]) / self.scale[0]).to(pooled)[..., None]], dim=-1
+            )
         logit, f2 = self.heads(self.trunk(pooled)).unbind(-1)
         return logit, f2 * self.scale[1] + self.centre[1]
 
     @torch.inference_mode()
-    def judge(self, seen: Latents | History, z: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    def judge(
+        self, seen: Latents | History, z: Sequence[float]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Judge the last prefix of each of R rows, in float32 on the critic's device.
 
         Parameters
@@ -196,30 +221,45 @@ class Critic(nn.Module):
         Returns
         -------
         f1, f2 : Tensors (R,)
-            Probability of ending inside the budget, and expected gamma_task^T c_task. NaN for a row without a token and wherever
-            the latents hold NaN: whoever asks must fail closed on it.
+            Probability of ending inside the budget, and expected gamma_task^T c_task. NaN for a row
+            without a token and wherever the latents hold NaN: whoever asks must fail closed on it.
         """
         latents = (Latents.of(seen) if isinstance(seen, History) else seen).only(self.spec.features)
         latents = latents.to(self.centre.device, torch.float32)
-        z = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)[:, None].expand(latents.mask.shape)
+        z = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)[:, None].expand(
+            latents.mask.shape
+        )
         n = latents.mask.sum(1, keepdim=True)
-        last = [x.gather(1, (n - 1).clamp(min=0)).masked_fill(n == 0, torch.nan)[:, 0] for x in self(latents, z)]
+        last = [
+            x.gather(1, (n - 1).clamp(min=0)).masked_fill(n == 0, torch.nan)[:, 0]
+            for x in self(latents, z)
+        ]
         return last[0].sigmoid(), last[1]
 
 
 class Shuffled:
-    """A critic whose verdicts are dealt out among the candidates at random, as a control: right on average, of no use to a search.
+    """A critic whose verdicts are dealt out among the candidates at random, as a control: right on
+    average, of no use to a search.
 
     The order depends on the verdicts alone, so that the same candidates are dealt the same again.
     """
 
     def __init__(self, critic: Critic):
-        self.critic, self.spec, self.watch, self.reads_keys = critic, critic.spec, critic.watch, critic.reads_keys
+        self.critic, self.spec, self.watch, self.reads_keys = (
+            critic,
+            critic.spec,
+            critic.watch,
+            critic.reads_keys,
+        )
 
-    def judge(self, seen: Latents | History, z: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    def judge(
+        self, seen: Latents | History, z: Sequence[float]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         f1, f2 = self.critic.judge(seen, z)
         digest = hashlib.sha256(f1.cpu().numpy().tobytes()).digest()
-        order = torch.randperm(len(f1), generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))
+        order = torch.randperm(
+            len(f1), generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        )
         return f1[order], f2[order]
 
 
@@ -228,7 +268,9 @@ def save_critic(critic: Critic, folder: Path) -> None:
     save_network(critic, folder, "critic")
 
 
-def load_critic(folder: Path | str, *, policy: Policy, cost: Scorer, reward: Scorer | None = None) -> Critic:
+def load_critic(
+    folder: Path | str, *, policy: Policy, cost: Scorer, reward: Scorer | None = None
+) -> Critic:
     """Load a critic for the policy and scorers that it was trained for.
 
     Parameters
@@ -248,4 +290,6 @@ def load_critic(folder: Path | str, *, policy: Policy, cost: Scorer, reward: Sco
     RunError
         When files are missing, damaged or do not belong together.
     """
-    return load_network(Critic, Spec, Path(folder), "critic", shape_of(policy.model), policy, cost, reward)
+    return load_network(
+        Critic, Spec, Path(folder), "critic", shape_of(policy.model), policy, cost, reward
+    )

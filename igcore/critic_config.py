@@ -1,4 +1,6 @@
-"""Settings of rollouts and of networks that learn from them. Knows what a value may be; runs nothing."""
+"""Settings of rollouts and of networks that learn from them. Knows what a value may be; runs
+nothing.
+"""
 
 from dataclasses import dataclass
 
@@ -21,11 +23,14 @@ class RolloutConfig:
     max_new_tokens : int
         Length at which a response is finished [T].
     block_size : int
-        Policy tokens between the prefixes that the cost model scores, for accountings that look before the end.
+        Policy tokens between the prefixes that the cost model scores, for accountings that look
+        before the end.
     group_size : int
-        Prompts decoded together; part of the settings, because float sums depend on it in their last bits.
+        Prompts decoded together; part of the settings, because float sums depend on it in their
+        last bits.
     seed : int
-        With (prompt, response, position) it decides every token. A search with the same seed draws the same numbers.
+        With (prompt, response, position) it decides every token. A search with the same seed draws
+        the same numbers.
     shard, n_shards : int
         These rollouts are of the groups whose number is `shard` modulo `n_shards`.
     """
@@ -40,9 +45,13 @@ class RolloutConfig:
 
     def __post_init__(self):
         check_types(self)
-        check_at_least(self, n_rollouts=1, max_new_tokens=1, block_size=1, group_size=1, shard=0, n_shards=1)
+        check_at_least(
+            self, n_rollouts=1, max_new_tokens=1, block_size=1, group_size=1, shard=0, n_shards=1
+        )
         if self.shard >= self.n_shards:
-            raise ParameterError(f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that")
+            raise ParameterError(
+                f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +69,16 @@ class TrainingConfig:
     epochs, batch_size : int
         At most so many passes [50], over batches of so many rollouts [8], all processes together.
     patience : int
-        Training stops after so many epochs without a lower loss on the validation split; the best epoch is kept.
+        Training stops after so many epochs without a lower loss on the validation split; the best
+        epoch is kept.
     validation : float
-        Share of the prompts, in (0, 1), that only decide when to stop. All rollouts of a prompt are on one side.
+        Share of the prompts, in (0, 1), that only decide when to stop. All rollouts of a prompt are
+        on one side.
     mixed_precision : str
         ``no`` or ``bf16``.
     memory_gb : float
-        Latents are computed once and held in memory when they take at most so many GiB, else made again for every batch.
+        Latents are computed once and held in memory when they take at most so many GiB, else made
+        again for every batch.
     seed : int
         Decides weights, order, dropout and whatever else is drawn.
     """
@@ -85,11 +97,24 @@ class TrainingConfig:
 
     def __post_init__(self):
         check_types(self)
-        check_at_least(self, width=1, lr=0, weight_decay=0, epochs=1, batch_size=1, patience=1, memory_gb=0, dropout=0, seed=0)
+        check_at_least(
+            self,
+            width=1,
+            lr=0,
+            weight_decay=0,
+            epochs=1,
+            batch_size=1,
+            patience=1,
+            memory_gb=0,
+            dropout=0,
+            seed=0,
+        )
         if self.mixed_precision not in PRECISIONS:
             raise unknown_name("mixed_precision", self.mixed_precision, PRECISIONS)
         if not 0 < self.validation < 1:
-            raise ParameterError(f"parameter validation is {self.validation}; it must lie between 0 and 1")
+            raise ParameterError(
+                f"parameter validation is {self.validation}; it must lie between 0 and 1"
+            )
         if self.dropout >= 1:
             raise ParameterError(f"parameter dropout is {self.dropout}; it must be below 1")
 
@@ -103,8 +128,9 @@ class CriticConfig(TrainingConfig):
     budget : float
         Safety budget [d], in units of the cost model.
     budget_high : float, optional
-        When given, every rollout gets a budget drawn evenly from `budget` to this, anew in every epoch; its label and z follow, so
-        that with `use_z` one critic serves all budgets between them.
+        When given, every rollout gets a budget drawn evenly from `budget` to this, anew in every
+        epoch; its label and z follow, so that with `use_z` one critic serves all budgets between
+        them.
     accounting, gamma_safety
         See `igcore.SearchConfig`. ``terminal`` is for costs that only exist for finished answers.
     gamma_task : float
@@ -138,20 +164,23 @@ class CriticConfig(TrainingConfig):
             raise unknown_name("features", self.features, FEATURES)
         for name in ("gamma_safety", "gamma_task"):
             if not 0 < getattr(self, name) <= 1:
-                raise ParameterError(f"parameter {name} is {getattr(self, name)}; it must lie in (0, 1]")
+                raise ParameterError(
+                    f"parameter {name} is {getattr(self, name)}; it must lie in (0, 1]"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueConfig(TrainingConfig):
-    """Settings of a value network, see `igcore.value`: those of any training, with the embedded policies' own defaults.
+    """Settings of a value network, see `igcore.value`: those of any training, with the embedded
+    policies' own defaults.
 
     RE-Control's public code has width 4096, lr 1.0e-4, 100 epochs and batches of 512.
 
     Attributes
     ----------
     n_prompts : int, optional
-        The network learns from, and is judged on, the rollouts of at most so many prompts, the first by id, because o_t takes a
-        pass through all layers of the policy. By default of all.
+        The network learns from, and is judged on, the rollouts of at most so many prompts, the
+        first by id, because o_t takes a pass through all layers of the policy. By default of all.
     """
 
     width: int = 128

@@ -1,7 +1,7 @@
 """What notebook 20 may be told. Knows settings; runs nothing.
 
-A module of its own, as `igcore.decode_params` is: rollouts and networks are known by what they import, and certificates are no part
-of it.
+A module of its own, as `igcore.decode_params` is: rollouts and networks are known by what they
+import, and certificates are no part of it.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,8 @@ class CriticParams(RolloutConfig):
     profile, run : str
         Name of the folder, ``runs/<profile>/critics/<run>``.
     policy, prompts
-        See `igcore.decode_params.DecodeParams`. Critics are trained on the prompts' split ``train`` and judged on ``test``.
+        See `igcore.decode_params.DecodeParams`. Critics are trained on the prompts' split ``train``
+        and judged on ``test``.
     budget : float
         Safety budget of all critics.
     critics : dict
@@ -34,13 +35,16 @@ class CriticParams(RolloutConfig):
     limit, test_limit : int, optional
         At most so many prompts of each split.
     rollouts : str, optional
-        Folder of another run of notebook 20, seen from `igcore.folders.root`, whose rollouts are used; by default they are drawn.
+        Folder of another run of notebook 20, seen from `igcore.folders.root`, whose rollouts are
+        used; by default they are drawn.
     search : dict
-        `igcore.SearchConfig` of the search by which the first critic is tried, without budget and lengths.
+        `igcore.SearchConfig` of the search by which the first critic is tried, without budget and
+        lengths.
     search_limit : int
         Test prompts that are searched.
     thresholds : list of float
-        In [0, 1]; the split ``calibrate`` is searched with each of them, the highest first. Empty: none is.
+        In [0, 1]; the split ``calibrate`` is searched with each of them, the highest first. Empty:
+        none is.
     alpha, delta : float
         See `igcore.calibrate.learn_then_test`.
     reward, cost, dtype, device, threads
@@ -76,12 +80,16 @@ class CriticParams(RolloutConfig):
         check_threads(self.threads)
         check_prompts(self.prompts)
         if not self.critics:
-            raise ParameterError("critics is empty; name at least one critic with its settings, such as {'m': {'layer': 8}}")
+            raise ParameterError(
+                "critics is empty; name at least one critic with its settings, such as {'m': "
+                "{'layer': 8}}"
+            )
         for name, settings in self.critics.items():
             check_name("the name of a critic in critics", name)
             if name in ("none", "value") or name.startswith(("rollouts-", "critic-only-")):
                 raise ParameterError(
-                    f"critics names a critic {name!r}; give it a name that is not 'none', and none of a folder of the run "
+                    f"critics names a critic {name!r}; give it a name that is not 'none', "
+                    f"and none of a folder of the run "
                     "('value', 'rollouts-...', 'critic-only-...')"
                 )
             _check_own(f"critics[{name!r}]", settings, "budget")
@@ -90,18 +98,26 @@ class CriticParams(RolloutConfig):
         first, config = next(iter(self.configs().items()))
         if config.accounting != "terminal":
             raise ParameterError(
-                f"the first critic, {first!r}, is for accounting {config.accounting!r}; put one for 'terminal' first"
+                f"the first critic, {first!r}, is for accounting {config.accounting!r}; put "
+                f"one for 'terminal' first"
             )
         if self.n_shards != 1:
-            raise ParameterError(f"n_shards is {self.n_shards}; a critic is trained in one piece, so it must be 1")
+            raise ParameterError(
+                f"n_shards is {self.n_shards}; a critic is trained in one piece, so it must be 1"
+            )
         outside = [t for t in self.thresholds if not (isinstance(t, int | float) and 0 <= t <= 1)]
         if outside:
-            raise ParameterError(f"thresholds holds {outside[0]!r}; every threshold must be a number from 0 to 1")
+            raise ParameterError(
+                f"thresholds holds {outside[0]!r}; every threshold must be a number from 0 to 1"
+            )
         smallest_n(self.alpha, self.delta)  # checks both
 
     def configs(self) -> dict[str, CriticConfig]:
         """Return the settings of every critic."""
-        return {name: from_mapping(CriticConfig, {"budget": self.budget} | settings) for name, settings in self.critics.items()}
+        return {
+            name: from_mapping(CriticConfig, {"budget": self.budget} | settings)
+            for name, settings in self.critics.items()
+        }
 
     def valuing(self) -> ValueConfig | None:
         """Return the settings of the value network, if one is wanted."""
@@ -109,7 +125,11 @@ class CriticParams(RolloutConfig):
 
     def searching(self) -> SearchConfig:
         """Return the settings of the search."""
-        own = {"budget": self.budget, "max_new_tokens": self.max_new_tokens, "block_size": self.block_size}
+        own = {
+            "budget": self.budget,
+            "max_new_tokens": self.max_new_tokens,
+            "block_size": self.block_size,
+        }
         return from_mapping(SearchConfig, own | self.search)
 
     def rolling(self) -> RolloutConfig:
@@ -120,7 +140,11 @@ class CriticParams(RolloutConfig):
 def _check_own(what: str, settings: object, *given: str) -> None:
     """Refuse settings that are no mapping, or that set anew what is given once for the whole run."""
     if not isinstance(settings, Mapping):
-        raise ParameterError(f"{what} is {settings!r}; give its settings by name, such as {{'layer': 8}}")
+        raise ParameterError(
+            f"{what} is {settings!r}; give its settings by name, such as {{'layer': 8}}"
+        )
     for name in given:
         if name in settings:
-            raise ParameterError(f"{what} sets {name}, which is given once for the whole run; leave it out there")
+            raise ParameterError(
+                f"{what} sets {name}, which is given once for the whole run; leave it out there"
+            )

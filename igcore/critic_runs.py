@@ -1,11 +1,13 @@
-"""One run of notebook 20: rollouts, critics trained on them, and what they are worth, in one folder. Knows the order of work.
+"""One run of notebook 20: rollouts, critics trained on them, and what they are worth, in one
+folder. Knows the order of work.
 
 runs/<profile>/critics/<run>/rollouts-train, rollouts-test    see `igcore.rollouts`
-runs/<profile>/critics/<run>/<name>                           one folder per critic, see `igcore.critic`
-runs/<profile>/critics/<run>/value                            the value network, if one is wanted, see `igcore.value`
-runs/<profile>/critics/<run>/critic.csv                       see `igcore.critic_metrics.COLUMNS`
-runs/<profile>/critics/<run>/reliability.csv                  see `CriticRun.reliability`
-runs/<profile>/critics/<run>/manifest.json                    written last, the only sign of success
+runs/<profile>/critics/<run>/<name>                           one folder per critic, see
+`igcore.critic` runs/<profile>/critics/<run>/value                            the value network, if
+one is wanted, see `igcore.value` runs/<profile>/critics/<run>/critic.csv                       see
+`igcore.critic_metrics.COLUMNS` runs/<profile>/critics/<run>/reliability.csv                  see
+`CriticRun.reliability` runs/<profile>/critics/<run>/manifest.json                    written last,
+the only sign of success
 """
 
 import json
@@ -18,7 +20,14 @@ import torch
 
 from .calibrate import smallest_n
 from .critic import Critic
-from .critic_metrics import COLUMNS, RELIABILITY, critic_table, judgements, reference_table, reliability_table
+from .critic_metrics import (
+    COLUMNS,
+    RELIABILITY,
+    critic_table,
+    judgements,
+    reference_table,
+    reliability_table,
+)
 from .critic_only import critic_only_losses
 from .critic_params import CriticParams
 from .critic_search import safe_final_share
@@ -68,38 +77,58 @@ class CriticRun:
         return next(iter(self.critics.values()))
 
     def judged(self) -> dict[str, pd.DataFrame]:
-        """Return what every critic says of the test rollouts, see `igcore.critic_metrics.judgements`."""
+        """Return what every critic says of the test rollouts, see
+        `igcore.critic_metrics.judgements`.
+        """
         with packed(self.policy.model):
-            return {name: judgements(critic, self.policy, self.test) for name, critic in self.critics.items()}
+            return {
+                name: judgements(critic, self.policy, self.test)
+                for name, critic in self.critics.items()
+            }
 
     def table(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
         """Return the table of all critics, with the two judges that need no training below them."""
-        rows = [critic_table(critic, judged[name]).assign(critic=name) for name, critic in self.critics.items()]
-        rows.append(reference_table(self.policy, self.test, self.cost, self.params.budget).assign(critic="none"))
+        rows = [
+            critic_table(critic, judged[name]).assign(critic=name)
+            for name, critic in self.critics.items()
+        ]
+        rows.append(
+            reference_table(self.policy, self.test, self.cost, self.params.budget).assign(
+                critic="none"
+            )
+        )
         return _below(rows, ["critic", *COLUMNS])
 
     def reliability(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
-        """Return how often prefixes end inside the budget, by what f1 says of them, with the columns `CALIBRATION`."""
+        """Return how often prefixes end inside the budget, by what f1 says of them, with the
+        columns `CALIBRATION`.
+        """
         rows = [
-            reliability_table(judged[name]).assign(critic=name, policy=critic.spec.policy, accounting=critic.spec.accounting)
+            reliability_table(judged[name]).assign(
+                critic=name, policy=critic.spec.policy, accounting=critic.spec.accounting
+            )
             for name, critic in self.critics.items()
         ]
         return _below(rows, CALIBRATION)
 
     def valued(self) -> pd.DataFrame:
-        """Return how the value network agrees with the test rollouts, see `igcore.value_metrics.value_table`."""
+        """Return how the value network agrees with the test rollouts, see
+        `igcore.value_metrics.value_table`.
+        """
         with packed(self.policy.model):
             test = of_first(self.test, self.value.about["config"]["n_prompts"])
             return value_table(expectations(self.value, self.policy, test))
 
     def searched(self) -> pd.DataFrame:
-        """Search test prompts with the first critic, and set what it says of searched text beside what came of it.
+        """Search test prompts with the first critic, and set what it says of searched text beside
+        what came of it.
 
         Returns
         -------
         DataFrame
-            One row per prompt and block but the last: ``position`` (tokens), ``f1`` (mean over the beams kept there) and ``safe``
-            (share of the finals of the whole search that keep the budget).
+            One row per prompt and block but the last: ``position`` (tokens), ``f1`` (mean over the
+            beams kept there) and ``safe`` (share of the finals of the whole search that keep the
+            budget).
         """
         prompts = load_prompts(self.params.prompts, "test", self.params.search_limit)
         kept: list[dict] = []
@@ -111,41 +140,74 @@ class CriticRun:
                 kept.append({"prompt_id": prompt.id, "position": position, "f1": sum(f1) / len(f1)})
 
         found = decode(
-            "inferenceguard-critic", self.policy, prompts, reward=self.reward, cost=self.cost, critic=self.first,
+            "inferenceguard-critic", self.policy, prompts, reward=self.reward, cost=self.cost,
+            critic=self.first,
             config=self.params.searching(), on_block=note,
         )  # fmt: skip
-        safe = {r.prompt_id: safe_final_share({"method": "inferenceguard-critic", "trace": r.trace}) for r in found}
+        safe = {
+            r.prompt_id: safe_final_share({"method": "inferenceguard-critic", "trace": r.trace})
+            for r in found
+        }
         frame = pd.DataFrame(kept, columns=["prompt_id", "position", "f1"])
         return frame.assign(safe=frame["prompt_id"].map(safe))
 
     def critic_only(self, split: str, thresholds: Sequence[float]) -> pd.DataFrame:
-        """Search a split with the first critic as the only guard, see `igcore.critic_only.critic_only_losses`."""
+        """Search a split with the first critic as the only guard, see
+        `igcore.critic_only.critic_only_losses`.
+        """
         prompts = load_prompts(self.params.prompts, split)
-        if split == "calibrate" and len(prompts) < (n := smallest_n(self.params.alpha, self.params.delta)):
+        if split == "calibrate" and len(prompts) < (
+            n := smallest_n(self.params.alpha, self.params.delta)
+        ):
             raise ParameterError(
-                f"split 'calibrate' has {len(prompts)} prompts, but alpha {self.params.alpha} and delta {self.params.delta} need "
+                f"split 'calibrate' has {len(prompts)} prompts, but alpha "
+                f"{self.params.alpha} and delta {self.params.delta} need "
                 f"{n}; give more prompts, or raise one of the two"
             )
         with packed(self.policy.model):
             return critic_only_losses(
-                self.policy, self.first, prompts, thresholds, cost=self.cost, reward=self.reward, config=self.params.searching(),
+                self.policy,
+                self.first,
+                prompts,
+                thresholds,
+                cost=self.cost,
+                reward=self.reward,
+                config=self.params.searching(),
                 folder=self.folder / f"critic-only-{split}",
-            )  # fmt: skip
+            )
 
     def finish(self, table: pd.DataFrame, reliability: pd.DataFrame) -> Path:
         """Write ``critic.csv`` and ``reliability.csv``, then the manifest."""
         replace_file(self.folder / "critic.csv", table.to_csv(index=False))
         replace_file(self.folder / "reliability.csv", reliability.to_csv(index=False))
-        prompts = self.params.prompts if isinstance(self.params.prompts, str) else self.params.prompts["name"]
-        manifest = asdict(self.params) | made_by() | {"opened": opened(self.policy, self.cost, self.reward, paths=[prompts])}
-        replace_file(self.folder / "manifest.json", json.dumps(manifest | {"root": self._root(manifest)}, indent=1) + "\n")
+        prompts = (
+            self.params.prompts
+            if isinstance(self.params.prompts, str)
+            else self.params.prompts["name"]
+        )
+        manifest = (
+            asdict(self.params)
+            | made_by()
+            | {"opened": opened(self.policy, self.cost, self.reward, paths=[prompts])}
+        )
+        replace_file(
+            self.folder / "manifest.json",
+            json.dumps(manifest | {"root": self._root(manifest)}, indent=1) + "\n",
+        )
         return self.folder / "critic.csv"
 
     def _root(self, manifest: dict) -> str:
-        """Return one hash over the manifest, the tables and the roots of all that was drawn and trained."""
+        """Return one hash over the manifest, the tables and the roots of all that was drawn and
+        trained.
+        """
         made = sorted(self.folder.glob("*/manifest.json"))
-        parts = {path.parent.name: json.loads(path.read_text(encoding="utf-8"))["root"] for path in made}
-        tables = {name: (self.folder / name).read_text(encoding="utf-8") for name in ("critic.csv", "reliability.csv")}
+        parts = {
+            path.parent.name: json.loads(path.read_text(encoding="utf-8"))["root"] for path in made
+        }
+        tables = {
+            name: (self.folder / name).read_text(encoding="utf-8")
+            for name in ("critic.csv", "reliability.csv")
+        }
         return digest_of([manifest, parts, tables])
 
 
@@ -167,36 +229,61 @@ def critic_run(params: CriticParams) -> CriticRun:
     folder = root() / "runs" / params.profile / "critics" / params.run
     (folder / "manifest.json").unlink(missing_ok=True)
     with packed(policy.model):
-        train_, test = (_rollouts(params, folder, split, chosen, policy, cost, reward) for split, chosen in prompts.items())
+        train_, test = (
+            _rollouts(params, folder, split, chosen, policy, cost, reward)
+            for split, chosen in prompts.items()
+        )
         critics = {
             name: train(policy, train_, config, folder / name, cost=cost, reward=reward)
             for name, config in params.configs().items()
         }
         wanted = params.valuing()
-        value = wanted and train_value(policy, train_, wanted, folder / "value", cost=cost, reward=reward)
+        value = wanted and train_value(
+            policy, train_, wanted, folder / "value", cost=cost, reward=reward
+        )
     return CriticRun(params, folder, policy, cost, reward, train_, test, critics, value)
 
 
 def _rollouts(
-    params: CriticParams, folder: Path, split: str, prompts: Sequence[Prompt], policy: Policy, cost: Scorer, reward: Scorer
+    params: CriticParams,
+    folder: Path,
+    split: str,
+    prompts: Sequence[Prompt],
+    policy: Policy,
+    cost: Scorer,
+    reward: Scorer,
 ) -> list[Rollout]:
     """Draw the rollouts of the prompts of a split, or take those that another run has drawn."""
     if not params.rollouts:
-        return roll_out(policy, prompts, params.rolling(), cost=cost, reward=reward, folder=folder / f"rollouts-{split}")
-    found = load_rollouts(root() / params.rollouts / f"rollouts-{split}", policy=policy, cost=cost, reward=reward)
+        return roll_out(
+            policy,
+            prompts,
+            params.rolling(),
+            cost=cost,
+            reward=reward,
+            folder=folder / f"rollouts-{split}",
+        )
+    found = load_rollouts(
+        root() / params.rollouts / f"rollouts-{split}", policy=policy, cost=cost, reward=reward
+    )
     wanted = {prompt.id for prompt in prompts}
     found = [rollout for rollout in found if rollout.prompt_id in wanted]
     shape = {(r.max_new_tokens, r.block_size) for r in found}
-    if {r.prompt_id for r in found} != wanted or shape != {(params.max_new_tokens, params.block_size)}:
+    if {r.prompt_id for r in found} != wanted or shape != {
+        (params.max_new_tokens, params.block_size)
+    }:
         raise ParameterError(
-            f"rollouts names {params.rollouts}, which does not hold all {len(wanted)} prompts of split {split!r} at max_new_tokens "
-            f"{params.max_new_tokens} and block_size {params.block_size}; take its settings over, or set rollouts to null"
+            f"rollouts names {params.rollouts}, which does not hold all {len(wanted)} "
+            f"prompts of split {split!r} at max_new_tokens "
+            f"{params.max_new_tokens} and block_size {params.block_size}; take its settings "
+            f"over, or set rollouts to null"
         )
     return found
 
 
 def load_tables(profile: str) -> pd.DataFrame:
-    """Return the tables of all runs of notebook 20 in a profile, below one another; empty when there is none.
+    """Return the tables of all runs of notebook 20 in a profile, below one another; empty when
+    there is none.
 
     Raises
     ------
@@ -210,11 +297,14 @@ def load_tables(profile: str) -> pd.DataFrame:
 
 
 def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return `load_tables` of the runs that have finished, and for every other one a sentence that says why it is left out."""
+    """Return `load_tables` of the runs that have finished, and for every other one a sentence that
+    says why it is left out.
+    """
     folders = sorted((root() / "runs" / profile / "critics").glob("[!.]*/"))
     finished = [folder for folder in folders if (folder / "manifest.json").exists()]
     left_out = [
-        f"the critics in {folder} have not finished; run notebook 20 again with the same settings, which goes on"
+        f"the critics in {folder} have not finished; run notebook 20 again with the same "
+        f"settings, which goes on"
         for folder in folders
         if folder not in finished
     ]
@@ -222,13 +312,19 @@ def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
 
 
 def load_reliability(profile: str) -> pd.DataFrame:
-    """Return `CriticRun.reliability` of the finished runs of a profile, below one another; empty where none has left it."""
+    """Return `CriticRun.reliability` of the finished runs of a profile, below one another; empty
+    where none has left it.
+    """
     left = (root() / "runs" / profile / "critics").glob("[!.]*/reliability.csv")
-    return _of_all(sorted(path for path in left if path.with_name("manifest.json").exists()), CALIBRATION)
+    return _of_all(
+        sorted(path for path in left if path.with_name("manifest.json").exists()), CALIBRATION
+    )
 
 
 def _of_all(paths: Sequence[Path], names: Sequence[str]) -> pd.DataFrame:
-    """Return the tables of runs below one another; the policy of critics of several prompt sets has a name for each set."""
+    """Return the tables of runs below one another; the policy of critics of several prompt sets has
+    a name for each set.
+    """
     tables = []
     for path in paths:
         prompts = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))["prompts"]
@@ -238,6 +334,8 @@ def _of_all(paths: Sequence[Path], names: Sequence[str]) -> pd.DataFrame:
 
 
 def _below(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
-    """Return tables below one another; one without rows would change the types of the others, and says nothing."""
+    """Return tables below one another; one without rows would change the types of the others, and
+    says nothing.
+    """
     found = [table for table in tables if len(table)]
     return pd.concat(found, ignore_index=True)[names] if found else pd.DataFrame(columns=names)

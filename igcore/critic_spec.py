@@ -1,4 +1,5 @@
-"""What a critic or a value network was trained for, and whether that is what it is given to. Knows names, hashes and settings.
+"""What a critic or a value network was trained for, and whether that is what it is given to. Knows
+names, hashes and settings.
 
 Runs nothing.
 """
@@ -43,13 +44,17 @@ class Origin:
         check_types(self)
 
     def check_scorers(self, policy: Policy, cost: Scorer, reward: Scorer | None = None) -> None:
-        """Raise ``ParameterError`` unless it was trained for these, by name and hash; a reward is checked when given."""
+        """Raise ``ParameterError`` unless it was trained for these, by name and hash; a reward is
+        checked when given.
+        """
         for role, given in (("policy", policy), ("cost", cost), ("reward", reward)):
             name, made = getattr(self, role), getattr(self, f"{role}_digest")
             if given is not None and (given.name, given.digest) != (name, made):
                 raise ParameterError(
-                    f"the {self.KIND} was trained for {role} {name!r} of hash {made[:12]!r}, not for {given.name!r} of hash "
-                    f"{given.digest[:12]!r}; give it that {role}, or train a {self.KIND} for this one"
+                    f"the {self.KIND} was trained for {role} {name!r} of hash {made[:12]!r}, "
+                    f"not for {given.name!r} of hash "
+                    f"{given.digest[:12]!r}; give it that {role}, or train a {self.KIND} for "
+                    f"this one"
                 )
 
     def check_settings(self, method: str, settings: SearchConfig) -> None:
@@ -58,14 +63,16 @@ class Origin:
             made, value = getattr(self, name), getattr(settings, name)
             if value != made:
                 raise ParameterError(
-                    f"the {self.KIND} was trained for {name} {made!r}, but {method!r} runs with {value!r}; set {name} to {made!r} "
+                    f"the {self.KIND} was trained for {name} {made!r}, but {method!r} runs "
+                    f"with {value!r}; set {name} to {made!r} "
                     f"where the method leaves it open, or train a {self.KIND} for this one"
                 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec(Origin):
-    """What a critic is and what it was trained for; names, hashes and sizes are inherited, its width is 4096 in the paper.
+    """What a critic is and what it was trained for; names, hashes and sizes are inherited, its
+    width is 4096 in the paper.
 
     Attributes
     ----------
@@ -107,20 +114,27 @@ class Spec(Origin):
         """Raise ``ParameterError`` unless the critic was trained for this budget."""
         if not self.budget <= budget <= self.budget_high:
             raise ParameterError(
-                f"budget is {budget}, but the critic was trained for budgets from {self.budget} to {self.budget_high}; choose one "
+                f"budget is {budget}, but the critic was trained for budgets from "
+                f"{self.budget} to {self.budget_high}; choose one "
                 "of these, or train a critic for this one"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValueSpec(Origin):
-    """What a value network is and what it was trained for: nothing but what is inherited, and so any budget and accounting."""
+    """What a value network is and what it was trained for: nothing but what is inherited, and so
+    any budget and accounting.
+    """
 
     KIND = "value network"
 
 
-# what a method may ask: the name of the parameter of notebook 30 that gives it, what it is, and which methods ask it
-ASKED = {"critic": (Spec, lambda method: method.asks_critic), "value": (ValueSpec, lambda method: method.steered)}
+# what a method may ask: the name of the parameter of notebook 30 that gives it, what it is, and
+# which methods ask it
+ASKED = {
+    "critic": (Spec, lambda method: method.asks_critic),
+    "value": (ValueSpec, lambda method: method.steered),
+}
 
 
 def asked(method: str) -> str | None:
@@ -128,13 +142,16 @@ def asked(method: str) -> str | None:
     return next((name for name, (_, asks) in ASKED.items() if asks(METHODS[method])), None)
 
 
-def check_critic(method: str, critic, policy: Policy, reward: Scorer, cost: Scorer, settings: SearchConfig) -> None:
+def check_critic(
+    method: str, critic, policy: Policy, reward: Scorer, cost: Scorer, settings: SearchConfig
+) -> None:
     """Refuse a missing critic or value network, and one that was trained for something else.
 
     Parameters
     ----------
     critic : Critic, ValueNetwork or None
-        Not looked at for a method that asks none. One without a ``spec`` does not say what it was trained for and is believed.
+        Not looked at for a method that asks none. One without a ``spec`` does not say what it was
+        trained for and is believed.
     settings : SearchConfig
         The method's effective settings, see `igcore.methods.settings_of`.
 
@@ -147,11 +164,17 @@ def check_critic(method: str, critic, policy: Policy, reward: Scorer, cost: Scor
         return
     kind, _ = ASKED[role]
     if critic is None:
-        raise ParameterError(f"method {method!r} asks a {kind.KIND}; train one with notebook 20 and give it to decode as critic=")
+        raise ParameterError(
+            f"method {method!r} asks a {kind.KIND}; train one with notebook 20 and give it "
+            f"to decode as critic="
+        )
     spec = getattr(critic, "spec", None)
     if spec is None:
         return
     if not isinstance(spec, kind):
-        raise ParameterError(f"method {method!r} asks a {kind.KIND}, but critic= gives it a {spec.KIND}; give it a {kind.KIND}")
+        raise ParameterError(
+            f"method {method!r} asks a {kind.KIND}, but critic= gives it a {spec.KIND}; give "
+            f"it a {kind.KIND}"
+        )
     spec.check_scorers(policy, cost, reward)
     spec.check_settings(method, settings)

@@ -1,6 +1,8 @@
-"""What notebook 30 may be told. Knows settings and the names of models and methods; decodes nothing.
+"""What notebook 30 may be told. Knows settings and the names of models and methods; decodes
+nothing.
 
-A module of its own: what decoding imports is part of a run's identity, and neither judges nor the training of critics belong there.
+A module of its own: what decoding imports is part of a run's identity, and neither judges nor the
+training of critics belong there.
 """
 
 from dataclasses import dataclass, fields
@@ -32,11 +34,14 @@ class DecodeParams(SearchConfig):
     reward, cost : str or dict
         See `igcore.load_scorer`.
     critic : str, optional
-        Folder of a trained critic, seen from `igcore.folders.root`; needed by the methods that ask one.
+        Folder of a trained critic, seen from `igcore.folders.root`; needed by the methods that ask
+        one.
     critic_control : str
-        ``shuffled`` deals out what the critic says among the candidates at random: a search that it cannot have helped.
+        ``shuffled`` deals out what the critic says among the candidates at random: a search that it
+        cannot have helped.
     value : str, optional
-        Folder of a trained value network, seen from `igcore.folders.root`; needed by the methods that are steered by one.
+        Folder of a trained value network, seen from `igcore.folders.root`; needed by the methods
+        that are steered by one.
     seed : int
         Decides every random number.
     dtype, device : str
@@ -84,7 +89,8 @@ class DecodeParams(SearchConfig):
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
             if (role := asked(method)) and not getattr(self, role):
                 raise ParameterError(
-                    f"methods names {method!r}, which asks a {ASKED[role][0].KIND}, but {role} names none; train one with notebook "
+                    f"methods names {method!r}, which asks a {ASKED[role][0].KIND}, but "
+                    f"{role} names none; train one with notebook "
                     "20 and give its folder, or leave the method out"
                 )
         if self.critic_control not in CONTROLS:
@@ -93,7 +99,9 @@ class DecodeParams(SearchConfig):
             check_scorer(scorer, f"{role} scorer")
         check_prompts(self.prompts)
         if self.shard >= self.n_shards:
-            raise ParameterError(f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that")
+            raise ParameterError(
+                f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that"
+            )
         if self.limit is not None and self.limit < 1:
             raise ParameterError(f"limit is {self.limit}; give at least 1 prompt, or null for all")
 

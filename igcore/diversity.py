@@ -1,7 +1,8 @@
-"""How a retry avoids what failed: the paper's sampling diversity (section 4, "Sampling Diversity") and safer forms of it.
+"""How a retry avoids what failed: the paper's sampling diversity (section 4, "Sampling Diversity")
+and safer forms of it.
 
-Knows token ids and probabilities; knows nothing of models, scores or budgets. One `Failures` is kept per prompt and block and is
-thrown away with the block.
+Knows token ids and probabilities; knows nothing of models, scores or budgets. One `Failures` is
+kept per prompt and block and is thrown away with the block.
 """
 
 import math
@@ -20,17 +21,24 @@ class Failures:
     spared : collection of int
         End tokens; a position-wise ban never touches them.
     penalty : float or None
-        n_2 of the paper, subtracted from the logits of banned tokens (nats); None stands for infinity.
+        n_2 of the paper, subtracted from the logits of banned tokens (nats); None stands for
+        infinity.
     """
 
     def __init__(self, spared: frozenset[int], penalty: float | None):
         self.spared = spared
         self.factor = 0.0 if penalty is None else math.exp(-penalty)
-        self._at: dict[int, set[int]] = defaultdict(set)  # position in the block -> tokens seen there, F > 0
-        self._trees: dict[int, dict] = defaultdict(dict)  # parent -> tree: token -> (probability, subtree)
+        self._at: dict[int, set[int]] = defaultdict(
+            set
+        )  # position in the block -> tokens seen there, F > 0
+        self._trees: dict[int, dict] = defaultdict(
+            dict
+        )  # parent -> tree: token -> (probability, subtree)
 
     def add(self, parent: int, tokens: Sequence[int], log_p: Sequence[float]) -> None:
-        """Note a failed block drawn from beam `parent`; `log_p` are the reference log-probabilities of its tokens (nats)."""
+        """Note a failed block drawn from beam `parent`; `log_p` are the reference log-probabilities
+        of its tokens (nats).
+        """
         node = self._trees[parent]
         for i, (token, logp) in enumerate(zip(tokens, log_p, strict=True)):
             self._at[i].add(token)
@@ -41,10 +49,12 @@ class Failures:
         return dict.fromkeys(self._at[len(prefix)] - self.spared, self.factor)
 
     def by_sequence(self, parent: int, prefix: tuple[int, ...]) -> Factors:
-        """Remove the probability mass of whole failed blocks of the same parent: sampling without replacement.
+        """Remove the probability mass of whole failed blocks of the same parent: sampling without
+        replacement.
 
-        Below `prefix` a token keeps the share of its mass that no failed block has used, so that the next block is drawn from the
-        reference conditioned on not being one of them. The chance of a safe block never falls.
+        Below `prefix` a token keeps the share of its mass that no failed block has used, so that
+        the next block is drawn from the reference conditioned on not being one of them. The chance
+        of a safe block never falls.
         """
         node = self._trees[parent]
         for token in prefix:
@@ -55,11 +65,14 @@ class Failures:
 
 
 def _removed(node: dict) -> float:
-    """Share of the probability mass below a node that failed blocks have used; a node without children is a whole block."""
+    """Share of the probability mass below a node that failed blocks have used; a node without
+    children is a whole block.
+    """
     return min(1.0, sum(p * _removed(child) for p, child in node.values())) if node else 1.0
 
 
-# (failures, parent, index among the parent's samples, number of these) -> factors as a function of the block's prefix, or None
+# (failures, parent, index among the parent's samples, number of these) -> factors as a function of
+# the block's prefix, or None
 DIVERSITIES: dict[str, Callable] = {
     "none": lambda failures, parent, i, n: None,
     "paper": lambda failures, parent, i, n: failures.by_position,

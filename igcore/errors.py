@@ -1,4 +1,5 @@
-"""The errors a user may meet. Knows how to name a value and its allowed neighbours; knows nothing of models or files.
+"""The errors a user may meet. Knows how to name a value and its allowed neighbours; knows nothing
+of models or files.
 
 Every message is one sentence that names the value, says what is allowed and what to do.
 """

@@ -1,7 +1,9 @@
-"""What the theorems do not say about Algorithm 1: it looks one block ahead, draws from the reference, and draws finitely often.
+"""What the theorems do not say about Algorithm 1: it looks one block ahead, draws from the
+reference, and draws finitely often.
 
-Knows token MDPs, exact block probabilities and counts; draws nothing and knows nothing of models. p_b is the reference's mass of
-safe and viable next blocks at block b, N the samples in a round and M the rounds (paper, Algorithm 1). Costs: higher is worse.
+Knows token MDPs, exact block probabilities and counts; draws nothing and knows nothing of models.
+p_b is the reference's mass of safe and viable next blocks at block b, N the samples in a round and
+M the rounds (paper, Algorithm 1). Costs: higher is worse.
 """
 
 import math
@@ -19,11 +21,14 @@ from .planning import values
 Block = tuple[int, ...]
 
 
-# --- myopia and support ---------------------------------------------------------------------------------------------
+# --- myopia and support ---------------------------------------------------------------------------
 
 
-def myopic_search(mdp: Augmented, partial: np.ndarray, keep: int = 1, block: int = 1, viable: bool = False) -> int | None:
-    """Run Algorithm 1 with E_inter on all continuations at once (N and M infinite) and return the best final state, or None.
+def myopic_search(
+    mdp: Augmented, partial: np.ndarray, keep: int = 1, block: int = 1, viable: bool = False
+) -> int | None:
+    """Run Algorithm 1 with E_inter on all continuations at once (N and M infinite) and return the
+    best final state, or None.
 
     Parameters
     ----------
@@ -42,13 +47,16 @@ def myopic_search(mdp: Augmented, partial: np.ndarray, keep: int = 1, block: int
     beams = [0] if not hopeless[0] else []
     while any(mdp.allowed[s].any() for s in beams):
         for _ in range(block):
-            beams = [y for s in beams for y in ([c for c in mdp.child[s].tolist() if c >= 0] or [s])]
+            beams = [
+                y for s in beams for y in ([c for c in mdp.child[s].tolist() if c >= 0] or [s])
+            ]
         beams = sorted((s for s in beams if not hopeless[s]), key=lambda s: partial[s])[:keep]
     return beams[0] if beams else None
 
 
 def top_p(probabilities: np.ndarray, p: float) -> np.ndarray:
-    """Return each row cut to its fewest most likely tokens with mass of at least p, renormalised; shape (S, A) as given.
+    """Return each row cut to its fewest most likely tokens with mass of at least p, renormalised;
+    shape (S, A) as given.
 
     Raises
     ------
@@ -63,19 +71,24 @@ def top_p(probabilities: np.ndarray, p: float) -> np.ndarray:
     ranked[np.cumsum(ranked, axis=1) - ranked >= p] = 0
     cut = np.zeros_like(probabilities)
     np.put_along_axis(cut, order, ranked, axis=1)
-    return np.divide(cut, cut.sum(axis=1, keepdims=True), out=cut, where=cut.sum(axis=1, keepdims=True) > 0)
+    return np.divide(
+        cut, cut.sum(axis=1, keepdims=True), out=cut, where=cut.sum(axis=1, keepdims=True) > 0
+    )
 
 
-# --- the chance of finding nothing ----------------------------------------------------------------------------------
+# --- the chance of finding nothing ----------------------------------------------------------------
 
 
 def _check_mass(p: float) -> None:
     if not 0 <= p <= 1:
-        raise ParameterError(f"a safe mass is {p!r}; it is a probability, so give a number in [0, 1]")
+        raise ParameterError(
+            f"a safe mass is {p!r}; it is a probability, so give a number in [0, 1]"
+        )
 
 
 def abstention_bound(masses: Sequence[float], n_samples: int, rounds: int = 1) -> float:
-    """Return sum_b (1 - p_b)^{N M} >= P(abstain) (capped at 1); an equality for one block without penalty.
+    """Return sum_b (1 - p_b)^{N M} >= P(abstain) (capped at 1); an equality for one block without
+    penalty.
 
     Parameters
     ----------
@@ -98,7 +111,9 @@ def samples_needed(p: float, blocks: int, delta: float) -> int:
         Unless 0 < p < 1 and 0 < delta < 1: with p = 0 no number suffices.
     """
     if not (0 < p < 1 and 0 < delta < 1):
-        raise ParameterError(f"p is {p!r} and delta {delta!r}; both must lie strictly between 0 and 1")
+        raise ParameterError(
+            f"p is {p!r} and delta {delta!r}; both must lie strictly between 0 and 1"
+        )
     count = max(1, math.floor(math.log(delta / blocks) / math.log1p(-p)) - 1)
     while blocks * (1 - p) ** count > delta:
         count += 1
@@ -111,12 +126,14 @@ def mass_covered(draws: int, blocks: int, delta: float) -> float:
 
 
 def half_bound(p: float, n_samples: int, rounds: int) -> float:
-    """Return (1 - p)^{N (1 + (M - 1) / 2)} >= P(no safe block), when half of each retry draws from the reference (`half`)."""
+    """Return (1 - p)^{N (1 + (M - 1) / 2)} >= P(no safe block), when half of each retry draws from
+    the reference (`half`).
+    """
     _check_mass(p)
     return (1 - p) ** (n_samples * (1 + (rounds - 1) / 2))
 
 
-# --- diversity ------------------------------------------------------------------------------------------------------
+# --- diversity ------------------------------------------------------------------------------------
 
 
 def retry_mass(
@@ -127,10 +144,12 @@ def retry_mass(
     sample: int = 0,
     n_samples: int = 1,
 ) -> float:
-    """Return the chance that one sample of the next round is safe after a round that drew only `failed` blocks.
+    """Return the chance that one sample of the next round is safe after a round that drew only
+    `failed` blocks.
 
-    Under the ban by position (``paper``) one-token blocks have sum over safe y not banned / (1 - banned mass); under ``sequence``
-    it is p / (1 - m) with m the mass of the failed blocks, which is never below p.
+    Under the ban by position (``paper``) one-token blocks have sum over safe y not banned / (1 -
+    banned mass); under ``sequence`` it is p / (1 - m) with m the mass of the failed blocks, which
+    is never below p.
 
     Parameters
     ----------
@@ -143,10 +162,14 @@ def retry_mass(
     diversity : str
         A key of `igcore.diversity.DIVERSITIES`; token ids are all banned alike and n_2 is infinite.
     sample, n_samples : int
-        Which sample of the next round is asked about, from 0, and N: ``half`` draws the first ceil(N / 2) from the reference.
+        Which sample of the next round is asked about, from 0, and N: ``half`` draws the first
+        ceil(N / 2) from the reference.
     """
     if abs(sum(blocks.values()) - 1) > 1e-9:
-        raise ParameterError(f"the block probabilities sum to {float(sum(blocks.values())):g}; give numbers >= 0 with sum 1")
+        raise ParameterError(
+            f"the block probabilities sum to {float(sum(blocks.values())):g}; give numbers "
+            f">= 0 with sum 1"
+        )
     chances = _conditionals(blocks)
     failures = Failures(frozenset(), None)
     for y in failed:
@@ -168,42 +191,63 @@ def _conditionals(blocks: Mapping[Block, float]) -> dict[Block, dict[int, float]
     return chances
 
 
-def _probability(y: Block, chances: Mapping[Block, Mapping[int, float]], avoid: Callable[[Block], Mapping[int, float]]) -> float:
-    """Return the probability of a block when each token is drawn from the reference times the factors of `avoid`."""
+def _probability(
+    y: Block,
+    chances: Mapping[Block, Mapping[int, float]],
+    avoid: Callable[[Block], Mapping[int, float]],
+) -> float:
+    """Return the probability of a block when each token is drawn from the reference times the
+    factors of `avoid`.
+    """
     total = 1
     for i, token in enumerate(y):
         row, factors = chances[y[:i]], avoid(y[:i])
         weighted = {t: p * factors.get(t, 1) for t, p in row.items()}
-        weighted = weighted if sum(weighted.values()) > 0 else row  # everything is banned: the reference
+        weighted = (
+            weighted if sum(weighted.values()) > 0 else row
+        )  # everything is banned: the reference
         total *= weighted[token] / sum(weighted.values())
     return total
 
 
-def two_round_failure(blocks: Mapping[Block, float], safe: Collection[Block], diversity: str, n_samples: int = 1) -> float:
-    """Return P(no safe block in two rounds of N samples) exactly, by enumerating all failed first rounds.
+def two_round_failure(
+    blocks: Mapping[Block, float], safe: Collection[Block], diversity: str, n_samples: int = 1
+) -> float:
+    """Return P(no safe block in two rounds of N samples) exactly, by enumerating all failed first
+    rounds.
 
-    Given the first round, the samples of the second are independent, but not alike: ``half`` bans for some of them only.
+    Given the first round, the samples of the second are independent, but not alike: ``half`` bans
+    for some of them only.
     """
 
     def second_fails(failed: Sequence[Block]) -> float:
-        return math.prod(1 - retry_mass(blocks, safe, failed, diversity, k, n_samples) for k in range(n_samples))
+        return math.prod(
+            1 - retry_mass(blocks, safe, failed, diversity, k, n_samples) for k in range(n_samples)
+        )
 
     unsafe = [y for y in blocks if y not in safe]
-    return sum(math.prod(blocks[y] for y in failed) * second_fails(failed) for failed in product(unsafe, repeat=n_samples))
+    return sum(
+        math.prod(blocks[y] for y in failed) * second_fails(failed)
+        for failed in product(unsafe, repeat=n_samples)
+    )
 
 
-# --- adaptive rounds ------------------------------------------------------------------------------------------------
+# --- adaptive rounds ------------------------------------------------------------------------------
 
 
 def all_fail(a: float, b: float, failures: int, more: int) -> float:
-    """Return P(the next `more` samples fail | f failed) = B(a, b + f + more) / B(a, b + f) under p ~ Beta(a, b)."""
+    """Return P(the next `more` samples fail | f failed) = B(a, b + f + more) / B(a, b + f) under p
+    ~ Beta(a, b).
+    """
     if not (a > 0 and b > 0):
         raise ParameterError(f"the prior is Beta({a!r}, {b!r}); both parameters must be > 0")
     return math.exp(betaln(a, b + failures + more) - betaln(a, b + failures))
 
 
 def rounds_worth_taking(a: float, b: float, n_samples: int, least: float, most: int = 1000) -> int:
-    """Return how many rounds of N samples to take while all fail: as long as the next one succeeds with chance >= `least`."""
+    """Return how many rounds of N samples to take while all fail: as long as the next one succeeds
+    with chance >= `least`.
+    """
     for done in range(most):
         if 1 - all_fail(a, b, done * n_samples, n_samples) < least:
             return done
@@ -211,17 +255,20 @@ def rounds_worth_taking(a: float, b: float, n_samples: int, least: float, most: 
 
 
 def stopped_bound(sample: int, alpha: float = 0.05) -> float:
-    """Return the one-sided lower confidence bound on p when the first safe block was sample s: 1 - (1 - alpha)^{1/s}, not 1/s."""
+    """Return the one-sided lower confidence bound on p when the first safe block was sample s: 1 -
+    (1 - alpha)^{1/s}, not 1/s.
+    """
     if sample < 1:
         raise ParameterError(f"sample is {sample!r}; the first sample is number 1")
     return 1 - (1 - alpha) ** (1 / sample)
 
 
-# --- what a certificate can promise ---------------------------------------------------------------------------------
+# --- what a certificate can promise ---------------------------------------------------------------
 
 
 def accepted_precision(p: float, false_alarm: float, miss: float) -> float:
-    """Return the share of accepted blocks that are truly safe: p (1 - fp) / (p (1 - fp) + (1 - p) fn).
+    """Return the share of accepted blocks that are truly safe: p (1 - fp) / (p (1 - fp) + (1 - p)
+    fn).
 
     Parameters
     ----------

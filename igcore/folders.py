@@ -1,7 +1,8 @@
 """Run folders: lines appended as they finish, the manifest written last, resume after any stop.
 
-Knows files and the order of writing; knows nothing of decoding, scores or tables. A folder holds ``params.json``, which says what
-its lines depend on, ``responses.jsonl`` and, as the only sign of success, ``manifest.json``.
+Knows files and the order of writing; knows nothing of decoding, scores or tables. A folder holds
+``params.json``, which says what its lines depend on, ``responses.jsonl`` and, as the only sign of
+success, ``manifest.json``.
 """
 
 import fcntl
@@ -24,15 +25,31 @@ from .identity import DIGITS, digest_of
 
 ASIDE = ".replaced"  # where what was replaced is kept
 PART = ".part"  # of a file that is being written
-NOTEBOOK = "executed.ipynb"  # written by whoever runs the notebook, before and after this module writes
-CODE = ("igcore", "notebooks", "params", "Snakefile")  # what a walk writes, figures above all, is no change of what wrote it
+NOTEBOOK = (
+    "executed.ipynb"  # written by whoever runs the notebook, before and after this module writes
+)
+CODE = (
+    "igcore",
+    "notebooks",
+    "params",
+    "Snakefile",
+)  # what a walk writes, figures above all, is no change of what wrote it
 Key = tuple[str, str]
 
 
 def root() -> Path:
-    """Return the nearest folder above the current one that holds ``notebooks`` and ``params``, else the current one."""
+    """Return the nearest folder above the current one that holds ``notebooks`` and ``params``, else
+    the current one.
+    """
     here = Path.cwd()
-    return next((p for p in (here, *here.parents) if (p / "notebooks").is_dir() and (p / "params").is_dir()), here)
+    return next(
+        (
+            p
+            for p in (here, *here.parents)
+            if (p / "notebooks").is_dir() and (p / "params").is_dir()
+        ),
+        here,
+    )
 
 
 @dataclass
@@ -77,10 +94,12 @@ class Run:
         """Write the manifest with commit, processor and root hash, atomically and last."""
         manifest = json.loads(json.dumps(manifest | made_by(), allow_nan=False))
         with disk(self.folder):
-            _write_json(self.manifest, manifest | {"root": root_of(self.params, self.lines, manifest)})
+            _write_json(
+                self.manifest, manifest | {"root": root_of(self.params, self.lines, manifest)}
+            )
 
 
-# --- lines ----------------------------------------------------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------
 
 
 def comparable(line: dict) -> dict:
@@ -90,7 +109,9 @@ def comparable(line: dict) -> dict:
 
 def line_digest(line: dict) -> str:
     """Hash the comparable fields of a line, its own digest excepted."""
-    return digest_of({name: value for name, value in comparable(line).items() if name != "digest"})[:DIGITS]
+    return digest_of({name: value for name, value in comparable(line).items() if name != "digest"})[
+        :DIGITS
+    ]
 
 
 def key(line: dict) -> Key:
@@ -102,7 +123,9 @@ def key(line: dict) -> Key:
 
 
 def root_of(params: dict, lines: Sequence[dict], manifest: dict) -> str:
-    """Return one hash over a run: params, lines in any order, and the manifest without the hash itself."""
+    """Return one hash over a run: params, lines in any order, and the manifest without the hash
+    itself.
+    """
     about = {name: value for name, value in manifest.items() if name != "root"}
     return digest_of([params, sorted(line_digest(line) for line in lines), about])
 
@@ -113,15 +136,20 @@ def read(path: Path) -> list[dict]:
     Raises
     ------
     RunError
-        When the file is missing, its last line is half-written, a line is no JSON object, or two lines answer the same prompt
-        with the same method.
+        When the file is missing, its last line is half-written, a line is no JSON object, or two
+        lines answer the same prompt with the same method.
     """
     try:
         content = Path(path).read_bytes()
     except OSError as error:
-        raise RunError(f"cannot read {path} ({error.strerror}); decode first, or check the path") from error
+        raise RunError(
+            f"cannot read {path} ({error.strerror}); decode first, or check the path"
+        ) from error
     if content and not content.endswith(b"\n"):
-        raise RunError(f"the last line of {path} is half-written; run its parameters again, which drops it and goes on")
+        raise RunError(
+            f"the last line of {path} is half-written; run its parameters again, which drops "
+            f"it and goes on"
+        )
     lines, seen = [], {}
     for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
         try:
@@ -129,9 +157,14 @@ def read(path: Path) -> list[dict]:
             name = key(line)
             again = seen.setdefault(name, number) != number
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RunError(f"line {number} of {path} is not a response; run its parameters again, which decodes it anew") from error
+            raise RunError(
+                f"line {number} of {path} is not a response; run its parameters again, which "
+                f"decodes it anew"
+            ) from error
         if again:
-            raise RunError(f"lines {seen[name]} and {number} of {path} both answer {name}; delete one of them")
+            raise RunError(
+                f"lines {seen[name]} and {number} of {path} both answer {name}; delete one of them"
+            )
         lines.append(line)
     return lines
 
@@ -142,24 +175,30 @@ def differences(a: Sequence[dict], b: Sequence[dict]) -> list[str]:
     out = [f"{name} is in only one file" for name in sorted(left.keys() ^ right.keys())]
     for name in sorted(left.keys() & right.keys()):
         fields = left[name].keys() | right[name].keys()
-        out += [f"{name}: {f} differs" for f in sorted(fields) if left[name].get(f) != right[name].get(f)]
+        out += [
+            f"{name}: {f} differs"
+            for f in sorted(fields)
+            if left[name].get(f) != right[name].get(f)
+        ]
     return out
 
 
-# --- opening --------------------------------------------------------------------------------------------------------
+# --- opening --------------------------------------------------------------------------------------
 
 
 @contextmanager
 def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None) -> Iterator[Run]:
     """Open a run folder for writing, alone, with the lines that an earlier start has finished.
 
-    A folder of another identity, or without one, is not mixed with this run: it is moved aside to ``.replaced``, and one sentence
-    says what changed. So are lines that were changed since they were written, or that answer what is not asked for.
+    A folder of another identity, or without one, is not mixed with this run: it is moved aside to
+    ``.replaced``, and one sentence says what changed. So are lines that were changed since they
+    were written, or that answer what is not asked for.
 
     Parameters
     ----------
     identity : dict
-        JSON values on which the lines depend: parameters, versions, digests of code, files and prompts.
+        JSON values on which the lines depend: parameters, versions, digests of code, files and
+        prompts.
     wanted : collection of (method, prompt_id), optional
         What is asked for; by default any line may stay.
 
@@ -176,25 +215,38 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise RunError(f"another process is writing to {folder}; wait for it, or choose another run name") from error
+            raise RunError(
+                f"another process is writing to {folder}; wait for it, or choose another run name"
+            ) from error
         run = Run(folder, identity)
         with disk(folder):
             if why := _foreign(folder, identity):
                 aside = _place_aside(folder)
                 folder.rename(aside)
                 folder.mkdir()
-                print(f"{why} in {folder.name}: its files are now in {aside}, and everything is made anew")
+                print(
+                    f"{why} in {folder.name}: its files are now in {aside}, and everything "
+                    f"is made anew"
+                )
             _write_json(folder / "params.json", identity)
             run.lines = sound_lines(run.responses, wanted)
         yield run
 
 
 def _foreign(folder: Path, identity: dict) -> str:
-    """Say why what a folder holds is not of this identity; nothing when it is, or when the folder is fresh."""
+    """Say why what a folder holds is not of this identity; nothing when it is, or when the folder
+    is fresh.
+    """
     known = folder / "params.json"
     if not known.exists():
-        held = [path.name for path in folder.iterdir() if path.name != NOTEBOOK and path.suffix != PART]
-        return f"{', '.join(sorted(held)[:3])} without a params.json that says what they are lay" if held else ""
+        held = [
+            path.name for path in folder.iterdir() if path.name != NOTEBOOK and path.suffix != PART
+        ]
+        return (
+            f"{', '.join(sorted(held)[:3])} without a params.json that says what they are lay"
+            if held
+            else ""
+        )
     try:
         old = json.loads(known.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -202,11 +254,17 @@ def _foreign(folder: Path, identity: dict) -> str:
     if not isinstance(old, dict):
         return "params.json was damaged"
     changed = list(changes(old, identity))
-    return f"{', '.join(changed[:6])}{' and more' * (len(changed) > 6)} changed since the last run" if changed else ""
+    return (
+        f"{', '.join(changed[:6])}{' and more' * (len(changed) > 6)} changed since the last run"
+        if changed
+        else ""
+    )
 
 
 def changes(old: object, new: object, name: str = "") -> Iterator[str]:
-    """Name what differs between two identities, inside mappings by path, such as ``policy.files.tokenizer.json``."""
+    """Name what differs between two identities, inside mappings by path, such as
+    ``policy.files.tokenizer.json``.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from changes(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
@@ -220,10 +278,13 @@ def _place_aside(path: Path) -> Path:
     return aside
 
 
-def sound_lines(path: Path, wanted: Collection | None = None, by: Callable[[dict], Hashable] = key) -> list[dict]:
+def sound_lines(
+    path: Path, wanted: Collection | None = None, by: Callable[[dict], Hashable] = key
+) -> list[dict]:
     """Return the lines of a file that are as they were written and still asked for, each key once.
 
-    The others are taken out of the file, which is kept aside as it was, and one sentence says so; the manifest beside it goes.
+    The others are taken out of the file, which is kept aside as it was, and one sentence says so;
+    the manifest beside it goes.
 
     Parameters
     ----------
@@ -248,7 +309,8 @@ def sound_lines(path: Path, wanted: Collection | None = None, by: Callable[[dict
         shutil.copy2(path, aside / path.name)
         _write(path, b"".join(text + b"\n" for text, _ in kept.values()))
         print(
-            f"{lost} lines of {path} were changed since they were written, or answer what is not asked for: the file as it was is "
+            f"{lost} lines of {path} were changed since they were written, or answer what is "
+            f"not asked for: the file as it was is "
             f"now in {aside}, and these lines are left out"
         )
     return [line for _, line in kept.values()]
@@ -263,7 +325,7 @@ def _line(raw: bytes, by: Callable[[dict], Hashable]) -> dict | None:
         return None
 
 
-# --- writing --------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def append(path: Path, line: dict) -> None:
@@ -278,7 +340,9 @@ def append(path: Path, line: dict) -> None:
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError as error:
-        raise RunError(f"cannot write {path} ({error.strerror}); free some space or choose another folder") from error
+        raise RunError(
+            f"cannot write {path} ({error.strerror}); free some space or choose another folder"
+        ) from error
     try:
         size = os.fstat(file).st_size
         try:
@@ -289,7 +353,8 @@ def append(path: Path, line: dict) -> None:
         except OSError as error:
             os.ftruncate(file, size)
             raise RunError(
-                f"cannot append to {path} ({error.strerror}); the lines before are kept: free some space and run again to resume"
+                f"cannot append to {path} ({error.strerror}); the lines before are kept: "
+                f"free some space and run again to resume"
             ) from error
     finally:
         os.close(file)
@@ -319,16 +384,22 @@ def disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"cannot write in {folder} ({error.strerror}); free some space or choose another folder") from error
+        raise RunError(
+            f"cannot write in {folder} ({error.strerror}); free some space or choose another folder"
+        ) from error
 
 
-# --- where and by what ----------------------------------------------------------------------------------------------
+# --- where and by what ----------------------------------------------------------------------------
 
 
 def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
-    """Return size and time (ns) of the files of policies and scorers, and of others: a change is seen without reading them."""
+    """Return size and time (ns) of the files of policies and scorers, and of others: a change is
+    seen without reading them.
+    """
     known = [getattr(part, "files", {}) for part in parts]
-    models = [Path(files.folder) / name for files in known if hasattr(files, "folder") for name in files]
+    models = [
+        Path(files.folder) / name for files in known if hasattr(files, "folder") for name in files
+    ]
     found = [path.absolute() for path in (*models, *map(Path, paths)) if path.is_file()]
     return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in found}
 
@@ -360,9 +431,14 @@ def commit() -> str | None:
     """
     git = ["git", "-C", str(Path(__file__).parents[1])]
     try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
         changed = subprocess.run(
-            [*git, "status", "--porcelain", "-uno", "--", *CODE], capture_output=True, text=True, check=True
+            [*git, "status", "--porcelain", "-uno", "--", *CODE],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return None

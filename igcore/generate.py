@@ -1,12 +1,15 @@
-"""The search behind transformers' `model.generate`. Knows token ids, padding and streamers; leaves every decision to the search.
+"""The search behind transformers' `model.generate`. Knows token ids, padding and streamers; leaves
+every decision to the search.
 
-transformers calls what it is given as ``custom_generate`` in place of its own decoding loop, after it has prepared the inputs::
+transformers calls what it is given as ``custom_generate`` in place of its own decoding loop, after
+it has prepared the inputs::
 
     guard = igcore.custom_generate(reward=reward, cost=cost, config=config, tokenizer=tokenizer)
     ids = model.generate(**inputs, custom_generate=guard, max_new_tokens=64, seed=1)
     guard.responses[0].status
 
-It hands on neither a ``streamer`` nor a ``tokenizer`` given to ``generate`` (5.17 to 5.23), so `custom_generate` takes both.
+It hands on neither a ``streamer`` nor a ``tokenizer`` given to ``generate`` (5.17 to 5.23), so
+`custom_generate` takes both.
 """
 
 import sys
@@ -29,14 +32,24 @@ from .scorers import Scorer
 
 # Settings that the search cannot honour, and the values by which they ask for nothing.
 REFUSED: dict[str, tuple] = {
-    "temperature": (1.0,), "top_k": (0, 50), "top_p": (1.0,), "min_p": (), "top_h": (), "typical_p": (1.0,),
-    "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,),
-    "bad_words_ids": (), "sequence_bias": (), "suppress_tokens": (), "begin_suppress_tokens": (), "guidance_scale": (1,),
-    "watermarking_config": (), "exponential_decay_length_penalty": (), "forced_bos_token_id": (), "forced_eos_token_id": (),
+    "temperature": (1.0,), "top_k": (0, 50), "top_p": (1.0,), "min_p": (), "top_h": (),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "bad_words_ids": (), "sequence_bias": (), "suppress_tokens": (), "begin_suppress_tokens": (),
+    "guidance_scale": (1,),
+    "watermarking_config": (), "exponential_decay_length_penalty": (), "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
     "min_length": (0,), "min_new_tokens": (0,), "max_time": (), "token_healing": (),
     "output_scores": (), "output_logits": (), "output_attentions": (), "output_hidden_states": (),
 }  # fmt: skip
-INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}  # `generate` makes them itself
+INPUTS = {
+    "attention_mask",
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "logits_to_keep",
+}  # `generate` makes them itself
 DEFAULT_LENGTH = 20  # new tokens that transformers allows when nobody sets a length
 
 
@@ -50,19 +63,22 @@ def custom_generate(
     method: str = "inferenceguard",
     seed: int = 0,
 ) -> "Guard":
-    """Return what ``model.generate(**inputs, custom_generate=...)`` calls, so that it searches instead of sampling.
+    """Return what ``model.generate(**inputs, custom_generate=...)`` calls, so that it searches
+    instead of sampling.
 
-    The model is decoder-only and carries its state in ``past_key_values``. A prompt is decoded from the ids that ``generate``
-    is given, without their left padding; scorers see its text without special tokens. The search draws at temperature 1 from
-    the model's own distribution; what a checkpoint sets for itself (``do_sample``, ``top_p``, ...) is not read.
+    The model is decoder-only and carries its state in ``past_key_values``. A prompt is decoded from
+    the ids that ``generate`` is given, without their left padding; scorers see its text without
+    special tokens. The search draws at temperature 1 from the model's own distribution; what a
+    checkpoint sets for itself (``do_sample``, ``top_p``, ...) is not read.
 
     Parameters
     ----------
     reward, cost : Scorer
         Reward (higher is better) and cost (higher is worse).
     config : SearchConfig
-        A ``max_new_tokens`` or ``max_length`` given to ``generate`` goes before ``config.max_new_tokens``, unless it is just what
-        the checkpoint or transformers sets by itself, which cannot be told from silence.
+        A ``max_new_tokens`` or ``max_length`` given to ``generate`` goes before
+        ``config.max_new_tokens``, unless it is just what the checkpoint or transformers sets by
+        itself, which cannot be told from silence.
     tokenizer : transformers tokenizer
         The model's own.
     streamer : transformers streamer, optional
@@ -70,37 +86,43 @@ def custom_generate(
     method : str
         A key of `METHODS`.
     seed : int
-        Together with a row's text it decides every token; ``generate(seed=...)`` goes before it. Rows of equal text are numbered:
-        the first draws what `decode` draws for that text, each further one draws other samples, so that
-        ``num_return_sequences`` gives as many searches.
+        Together with a row's text it decides every token; ``generate(seed=...)`` goes before it.
+        Rows of equal text are numbered: the first draws what `decode` draws for that text, each
+        further one draws other samples, so that ``num_return_sequences`` gives as many searches.
 
     Returns
     -------
     callable
-        With it ``generate`` returns, as always, a LongTensor (B, prompt + new), the prompts as they were given and padding on the
-        right; or, with ``return_dict_in_generate``, a ``GenerateDecoderOnlyOutput`` with ``sequences`` and nothing else.
-        An answer is made of exactly the tokens that were sampled, and of an end token when it was truncated. A refusal is encoded
-        by the tokenizer, ends with the end token and may be longer than ``max_new_tokens``; where not even silence is safe, there
-        is the end token alone. Only the ``status`` tells an answer from a refusal: the attribute ``responses`` holds the
-        `Response` to every row of the last call.
+        With it ``generate`` returns, as always, a LongTensor (B, prompt + new), the prompts as they
+        were given and padding on the right; or, with ``return_dict_in_generate``, a
+        ``GenerateDecoderOnlyOutput`` with ``sequences`` and nothing else. An answer is made of
+        exactly the tokens that were sampled, and of an end token when it was truncated. A refusal
+        is encoded by the tokenizer, ends with the end token and may be longer than
+        ``max_new_tokens``; where not even silence is safe, there is the end token alone. Only the
+        ``status`` tells an answer from a refusal: the attribute ``responses`` holds the `Response`
+        to every row of the last call.
 
     Raises
     ------
     ParameterError
-        For an unknown method; and by the call, when something was given that cannot be honoured, such as ``num_beams``, a
-        temperature, a logits processor of one's own, a stop string or scores to be returned; without a tokenizer; for an
-        encoder-decoder model; for prompts that are not padded on the left.
+        For an unknown method; and by the call, when something was given that cannot be honoured,
+        such as ``num_beams``, a temperature, a logits processor of one's own, a stop string or
+        scores to be returned; without a tokenizer; for an encoder-decoder model; for prompts that
+        are not padded on the left.
 
     Notes
     -----
-    The streamer is given the prompt, and after each block the tokens that all kept beams share, up to a block end. At that end,
-    and at those before it, the text was inside the budget by the cost model; while a kept beam was outside at any of its block
-    ends, nothing more is shown. The rest follows when the whole answer has passed the final check.
+    The streamer is given the prompt, and after each block the tokens that all kept beams share, up
+    to a block end. At that end, and at those before it, the text was inside the budget by the cost
+    model; while a kept beam was outside at any of its block ends, nothing more is shown. The rest
+    follows when the whole answer has passed the final check.
 
-    That a prefix is shown does not promise that it can be completed: the search may still fail. With ``on_failure="truncate"``
-    the answer is then the last certified prefix, which continues what was shown. With ``"abstain"``, or when the final check
-    disagrees, the stream ends where it is, and the returned ids hold the refusal; it is shown only when nothing was shown before.
-    A method without a gate, as with ``on_failure="paper"``, shows its answer as a whole at the end, whatever its status.
+    That a prefix is shown does not promise that it can be completed: the search may still fail.
+    With ``on_failure="truncate"`` the answer is then the last certified prefix, which continues
+    what was shown. With ``"abstain"``, or when the final check disagrees, the stream ends where it
+    is, and the returned ids hold the refusal; it is shown only when nothing was shown before. A
+    method without a gate, as with ``on_failure="paper"``, shows its answer as a whole at the end,
+    whatever its status.
     """
     settings_of(method, config)
     return Guard(reward, cost, config, tokenizer, streamer, method, seed)
@@ -119,8 +141,19 @@ class Guard:
     seed: int
     responses: list[Response] = field(default_factory=list, init=False)
 
-    def __call__(self, model, input_ids, logits_processor, stopping_criteria, generation_config, seed=None, **inputs):
-        """Answer the rows of `input_ids` (B, L); transformers chooses the names of these parameters, all but `seed`."""
+    def __call__(
+        self,
+        model,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        seed=None,
+        **inputs,
+    ):
+        """Answer the rows of `input_ids` (B, L); transformers chooses the names of these
+        parameters, all but `seed`.
+        """
         self.responses = []
         try:
             _check_caller(self)
@@ -132,9 +165,14 @@ class Guard:
             _check_inputs(input_ids, mask, inputs)
             if self.streamer is not None:
                 if len(input_ids) > 1:
-                    raise ParameterError(f"a streamer shows one answer, but there are {len(input_ids)} rows; give a single prompt")
+                    raise ParameterError(
+                        f"a streamer shows one answer, but there are {len(input_ids)} rows; "
+                        f"give a single prompt"
+                    )
                 self.streamer.put(input_ids.cpu())
-            return self._answer(model, input_ids, mask, generation_config, self.seed if seed is None else seed)
+            return self._answer(
+                model, input_ids, mask, generation_config, self.seed if seed is None else seed
+            )
         finally:
             if self.streamer is not None:
                 self.streamer.end()
@@ -152,13 +190,25 @@ class Guard:
         shown = _Shown(self.streamer, config) if self.streamer is not None else None
         on_block = shown.block if shown and gated else None
         scorers = {"reward": self.reward, "cost": self.cost}
-        self.responses = list(decode(self.method, policy, prompts, **scorers, config=config, seed=seed, on_block=on_block))
+        self.responses = list(
+            decode(
+                self.method, policy, prompts, **scorers, config=config, seed=seed, on_block=on_block
+            )
+        )
         answers = [_tokens(response, self.tokenizer, eos[:1]) for response in self.responses]
         if shown:
             shown.show(answers[0])
-        new = pad_sequence([torch.tensor(answer, dtype=torch.long) for answer in answers], batch_first=True, padding_value=pad)
+        new = pad_sequence(
+            [torch.tensor(answer, dtype=torch.long) for answer in answers],
+            batch_first=True,
+            padding_value=pad,
+        )
         sequences = torch.cat([input_ids, new.to(input_ids)], dim=1)  # (B, L + new)
-        return generation.GenerateDecoderOnlyOutput(sequences=sequences) if settings.return_dict_in_generate else sequences
+        return (
+            generation.GenerateDecoderOnlyOutput(sequences=sequences)
+            if settings.return_dict_in_generate
+            else sequences
+        )
 
 
 @dataclass
@@ -181,27 +231,36 @@ class _Shown:
 
 
 def certified_prefix(beams: Sequence[Beam], config: SearchConfig) -> list[int]:
-    """Return the tokens that all beams share, up to a block end, if every beam was inside the budget at all of its block ends.
+    """Return the tokens that all beams share, up to a block end, if every beam was inside the
+    budget at all of its block ends.
 
-    The end of a finished beam does not count: its text is an answer, which the final check has yet to see.
+    The end of a finished beam does not count: its text is an answer, which the final check has yet
+    to see.
     """
     if not all(beam.safe(config) and within(beam.state.peak, config) for beam in beams):
         return []
     first = beams[0].tokens
-    ends = set.intersection(*(set(beam.ends[:-1] if beam.finished else beam.ends) for beam in beams))
+    ends = set.intersection(
+        *(set(beam.ends[:-1] if beam.finished else beam.ends) for beam in beams)
+    )
     shared = [end for end in ends if all(beam.tokens[:end] == first[:end] for beam in beams)]
     return first[: max(shared, default=0)]
 
 
-def _prompts(policy: Policy, input_ids: torch.Tensor, mask: torch.Tensor, length: int) -> list[Encoded]:
-    """Return the rows of (B, L) without their padding; from the second on, a row of the same text has its number in its id."""
+def _prompts(
+    policy: Policy, input_ids: torch.Tensor, mask: torch.Tensor, length: int
+) -> list[Encoded]:
+    """Return the rows of (B, L) without their padding; from the second on, a row of the same text
+    has its number in its id.
+    """
     prompts, rows = [], Counter()
     for ids, here in zip(input_ids, mask.bool(), strict=True):
         ids = tuple(ids[here].tolist())
         prompt = as_prompt(policy.text(ids))
         if len(ids) + length > policy.context:
             raise ParameterError(
-                f"prompt {prompt.text[:40]!r}... has {len(ids)} tokens, which with max_new_tokens {length} exceeds the context of "
+                f"prompt {prompt.text[:40]!r}... has {len(ids)} tokens, which with "
+                f"max_new_tokens {length} exceeds the context of "
                 f"{policy.context} of the model; shorten the prompt or lower max_new_tokens"
             )
         number = f"-{rows[prompt.text]}" if rows[prompt.text] else ""
@@ -212,16 +271,22 @@ def _prompts(policy: Policy, input_ids: torch.Tensor, mask: torch.Tensor, length
 
 def _tokens(response: Response, tokenizer, eos: list[int]) -> list[int]:
     """Return the tokens of what was emitted, with an end token where the policy wrote none."""
-    tokens = response.tokens or tokenizer(response.text or "", add_special_tokens=False)["input_ids"]
+    tokens = (
+        response.tokens or tokenizer(response.text or "", add_special_tokens=False)["input_ids"]
+    )
     return tokens + ([] if response.finished else eos)
 
 
 def _length(settings, model, prompt: int) -> int | None:
-    """Return how many new tokens `generate` was asked for after a prompt of this length; None when it was not."""
+    """Return how many new tokens `generate` was asked for after a prompt of this length; None when
+    it was not.
+    """
     own = model.generation_config
     if settings.max_new_tokens is not None:
         return settings.max_new_tokens if settings.max_new_tokens != own.max_new_tokens else None
-    default = own.max_length or min(DEFAULT_LENGTH + prompt, getattr(model.config, "max_position_embeddings", None) or 2**31)
+    default = own.max_length or min(
+        DEFAULT_LENGTH + prompt, getattr(model.config, "max_position_embeddings", None) or 2**31
+    )
     return settings.max_length - prompt if settings.max_length != default else None
 
 
@@ -231,48 +296,77 @@ def _special(settings, rows: int) -> tuple[list[int], int]:
     eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
     pad = settings.pad_token_id if settings.pad_token_id is not None else next(iter(eos), None)
     if pad is None and rows > 1:
-        raise ParameterError(f"the answers to {rows} rows may need padding; give generate a pad_token_id")
+        raise ParameterError(
+            f"the answers to {rows} rows may need padding; give generate a pad_token_id"
+        )
     return eos, pad or 0
 
 
 def _check_caller(guard: Guard) -> None:
-    """Refuse a streamer given to `generate`, which would see the prompt and no end: whoever reads it would wait for ever."""
+    """Refuse a streamer given to `generate`, which would see the prompt and no end: whoever reads
+    it would wait for ever.
+    """
     caller = sys._getframe(2).f_locals
     if caller.get("custom_generate") is guard and caller.get("streamer") is not None:
         caller["streamer"].end()
-        raise ParameterError("transformers does not hand generate's streamer on; give it to igcore.custom_generate(streamer=...)")
+        raise ParameterError(
+            "transformers does not hand generate's streamer on; give it to "
+            "igcore.custom_generate(streamer=...)"
+        )
 
 
 def _check_model(model, tokenizer) -> None:
     if model.config.is_encoder_decoder:
-        raise ParameterError(f"{type(model).__name__} is an encoder-decoder model; the search needs a decoder-only one")
+        raise ParameterError(
+            f"{type(model).__name__} is an encoder-decoder model; the search needs a "
+            f"decoder-only one"
+        )
     if tokenizer is None:
         raise ParameterError(
-            "there is no tokenizer, and scorers read text; give it to igcore.custom_generate(tokenizer=...), because transformers "
+            "there is no tokenizer, and scorers read text; give it to "
+            "igcore.custom_generate(tokenizer=...), because transformers "
             "does not hand generate's own on"
         )
 
 
 def _check_settings(settings, own) -> None:
-    """Refuse what the search cannot honour, unless the checkpoint or transformers sets it by itself."""
+    """Refuse what the search cannot honour, unless the checkpoint or transformers sets it by
+    itself.
+    """
     if settings.num_beams not in (None, 1):
-        raise ParameterError(f"num_beams is {settings.num_beams}, but the search keeps beams of its own; give generate num_beams=1")
+        raise ParameterError(
+            f"num_beams is {settings.num_beams}, but the search keeps beams of its own; give "
+            f"generate num_beams=1"
+        )
     for name, neutral in REFUSED.items():
         value = getattr(settings, name, None)
-        if not (value is None or value is False or value in neutral or value == getattr(own, name, None)):
+        if not (
+            value is None or value is False or value in neutral or value == getattr(own, name, None)
+        ):
             raise ParameterError(
-                f"generate was given {name}={value!r}, which the search cannot honour: it draws at temperature 1 from the model's "
+                f"generate was given {name}={value!r}, which the search cannot honour: it "
+                f"draws at temperature 1 from the model's "
                 f"own distribution and returns token ids alone; leave {name} out"
             )
 
 
 def _check_processors(parts: Sequence) -> None:
-    """Refuse logits processors and stopping criteria of one's own; `_check_settings` judges those that settings make."""
+    """Refuse logits processors and stopping criteria of one's own; `_check_settings` judges those
+    that settings make.
+    """
     for kind in map(type, parts):
-        own = not kind.__module__.startswith("transformers.") or kind is generation.PrefixConstrainedLogitsProcessor
+        own = (
+            not kind.__module__.startswith("transformers.")
+            or kind is generation.PrefixConstrainedLogitsProcessor
+        )
         stops = issubclass(kind, generation.StoppingCriteria)
-        if own or (stops and kind not in (generation.MaxLengthCriteria, generation.EosTokenCriteria)):
-            raise ParameterError(f"generate was given a {kind.__name__}, which the search cannot honour; leave it out")
+        if own or (
+            stops and kind not in (generation.MaxLengthCriteria, generation.EosTokenCriteria)
+        ):
+            raise ParameterError(
+                f"generate was given a {kind.__name__}, which the search cannot honour; "
+                f"leave it out"
+            )
 
 
 def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict) -> None:
@@ -282,18 +376,31 @@ def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict) -> 
     if "past_key_values" in given and inputs["past_key_values"].get_seq_length():
         refused.add("past_key_values")
     if refused:
-        raise ParameterError(f"generate was given {', '.join(sorted(refused))}; the search reads token ids alone: leave it out")
+        raise ParameterError(
+            f"generate was given {', '.join(sorted(refused))}; the search reads token ids "
+            f"alone: leave it out"
+        )
     if not input_ids.shape[1]:
         raise ParameterError("a prompt has no tokens; give at least one")
     if mask.shape != input_ids.shape or not mask[:, -1].all() or (mask[:, 1:] < mask[:, :-1]).any():
-        raise ParameterError("attention_mask does not pad on the left; set tokenizer.padding_side to 'left'")
+        raise ParameterError(
+            "attention_mask does not pad on the left; set tokenizer.padding_side to 'left'"
+        )
     positions = inputs.get("position_ids")
     if positions is not None and ((positions + 1 - mask.cumsum(1)) * mask).any():
-        raise ParameterError("generate was given position_ids other than 0, 1, ... from the first token on; leave them out")
+        raise ParameterError(
+            "generate was given position_ids other than 0, 1, ... from the first token on; "
+            "leave them out"
+        )
 
 
 def _check_refusal(refusal: str, policy: Policy) -> None:
-    """Refuse a refusal that the tokenizer cannot write: other words would be returned than were checked."""
+    """Refuse a refusal that the tokenizer cannot write: other words would be returned than were
+    checked.
+    """
     back = policy.text(policy.tokenizer(refusal, add_special_tokens=False)["input_ids"])
     if back != refusal:
-        raise ParameterError(f"the tokenizer turns the refusal {refusal!r} into {back!r}; give SearchConfig another refusal")
+        raise ParameterError(
+            f"the tokenizer turns the refusal {refusal!r} into {back!r}; give SearchConfig "
+            f"another refusal"
+        )

@@ -1,7 +1,9 @@
-"""What may be decided in a latent space: homomorphisms, and what a lossy map costs (paper, section 4.1, Theorem 1).
+"""What may be decided in a latent space: homomorphisms, and what a lossy map costs (paper, section
+4.1, Theorem 1).
 
-Knows a map phi as one hashable label per state; knows nothing of features or critics. The paper's (h_t, o_t) is such a label and
-z_t is kept beside it. What Theorem 1(c) needs is that phi is a homomorphism of MDPs; that phi is injective is not needed.
+Knows a map phi as one hashable label per state; knows nothing of features or critics. The paper's
+(h_t, o_t) is such a label and z_t is kept beside it. What Theorem 1(c) needs is that phi is a
+homomorphism of MDPs; that phi is injective is not needed.
 """
 
 import math
@@ -19,14 +21,17 @@ POLICIES = 20_000  # enumerated at most
 
 
 def _actions(mdp: MDP, labels: Sequence[Hashable], s: int) -> tuple:
-    """Return what one step does from s as phi sees it: nature's probabilities, and for each action label, task and cost."""
+    """Return what one step does from s as phi sees it: nature's probabilities, and for each action
+    label, task and cost.
+    """
     row = zip(mdp.child[s].tolist(), mdp.task[s].tolist(), mdp.cost[s].tolist(), strict=True)
     nature = tuple(mdp.reference[s]) if mdp.chance[s] else None
     return nature, tuple((labels[y], task, cost) if y >= 0 else None for y, task, cost in row)
 
 
 def conflict(mdp: MDP, labels: Sequence[Hashable]) -> tuple[int, int] | None:
-    """Return two states that phi merges although their actions differ, or None when phi is a homomorphism.
+    """Return two states that phi merges although their actions differ, or None when phi is a
+    homomorphism.
 
     Parameters
     ----------
@@ -52,12 +57,21 @@ def latent_mdp(mdp: MDP, labels: Sequence[Hashable]) -> MDP:
     pair = conflict(mdp, labels)
     if pair:
         one, two = (mdp.names[s] for s in pair)
-        raise ParameterError(f"phi merges {one!r} and {two!r}, whose actions differ; give a map under which equal labels act alike")
-    last = {label: s for s, label in enumerate(labels)}  # the last state of each label stands for it, so that children come later
+        raise ParameterError(
+            f"phi merges {one!r} and {two!r}, whose actions differ; give a map under which "
+            f"equal labels act alike"
+        )
+    last = {
+        label: s for s, label in enumerate(labels)
+    }  # the last state of each label stands for it, so that children come later
     chosen = sorted(last.values())
     number = {labels[s]: i for i, s in enumerate(chosen)}
-    child = np.array([[number[labels[y]] if y >= 0 else -1 for y in mdp.child[s].tolist()] for s in chosen])
-    tables = {name: getattr(mdp, name)[chosen] for name in ("cost", "task", "reference", "chance", "safe")}
+    child = np.array(
+        [[number[labels[y]] if y >= 0 else -1 for y in mdp.child[s].tolist()] for s in chosen]
+    )
+    tables = {
+        name: getattr(mdp, name)[chosen] for name in ("cost", "task", "reference", "chance", "safe")
+    }
     return replace(mdp, child=child, names=tuple(number), **tables)
 
 
@@ -76,10 +90,11 @@ def embed(mdp: Augmented, labels: Sequence[Hashable], latent: Augmented) -> np.n
 
 
 def averaged_policy(mdp: Augmented, labels: Sequence[Hashable], n: float) -> np.ndarray:
-    """Return the greedy policy of the best critic that sees only labels, trained on states drawn from the reference.
+    """Return the greedy policy of the best critic that sees only labels, trained on states drawn
+    from the reference.
 
-    Its target is the mean of q^{*,n}(s, y) over the states of a label, weighted by how often the reference passes them: what a
-    least squares critic (paper, section 4.2) converges to.
+    Its target is the mean of q^{*,n}(s, y) over the states of a label, weighted by how often the
+    reference passes them: what a least squares critic (paper, section 4.2) converges to.
 
     Parameters
     ----------
@@ -106,7 +121,8 @@ def averaged_policy(mdp: Augmented, labels: Sequence[Hashable], n: float) -> np.
 
 
 def violating_states(mdp: Augmented, policy: np.ndarray) -> tuple[int, int]:
-    """Return how many states a policy can break the budget from, and how many there are to start from.
+    """Return how many states a policy can break the budget from, and how many there are to start
+    from.
 
     Counted are safe states with actions from which some policy is safe with probability one.
     """
@@ -116,7 +132,8 @@ def violating_states(mdp: Augmented, policy: np.ndarray) -> tuple[int, int]:
 
 
 def best_blind(mdp: Augmented, labels: Sequence[Hashable], n: float = math.inf) -> float:
-    """Return the least task cost of the deterministic policies that see only labels, by trying all of them.
+    """Return the least task cost of the deterministic policies that see only labels, by trying all
+    of them.
 
     Raises
     ------
@@ -127,7 +144,9 @@ def best_blind(mdp: Augmented, labels: Sequence[Hashable], n: float = math.inf) 
     seen = {labels[s]: np.flatnonzero(mdp.allowed[s]).tolist() for s in moves}
     count = math.prod(map(len, seen.values()))
     if count > POLICIES:
-        raise ParameterError(f"labels allow {count} policies; at most {POLICIES} are tried: use a coarser map")
+        raise ParameterError(
+            f"labels allow {count} policies; at most {POLICIES} are tried: use a coarser map"
+        )
     best = math.inf
     for choice in product(*seen.values()):
         action = dict(zip(seen, choice, strict=True))

@@ -1,7 +1,9 @@
-"""What the answers of a run depend on, known by content: code, versions and prompts. Knows files; imports nothing that it hashes.
+"""What the answers of a run depend on, known by content: code, versions and prompts. Knows files;
+imports nothing that it hashes.
 
-The code is the import closure of an entry point, followed through the source. Of each module counts its syntax tree without
-docstrings: a comment, a docstring or another layout changes nothing, an operator does. Modules of other packages count by version.
+The code is the import closure of an entry point, followed through the source. Of each module counts
+its syntax tree without docstrings: a comment, a docstring or another layout changes nothing, an
+operator does. Modules of other packages count by version.
 """
 
 import ast
@@ -22,8 +24,14 @@ from .errors import RunError
 
 PACKAGE = __package__
 VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
-LAZY = "_HOME"  # a package that imports names when they are first used says in this table where they live
-LAYOUT = ("ctx", "kind", "type_comment", "type_ignores")  # fields of a syntax tree that decide nothing
+# a package that imports names when they are first used says in this table where they live
+LAZY = "_HOME"
+LAYOUT = (
+    "ctx",
+    "kind",
+    "type_comment",
+    "type_ignores",
+)  # fields of a syntax tree that decide nothing
 DIGITS = 16  # hex digits of the digests of modules, prompts and lines
 
 
@@ -50,18 +58,25 @@ def prompts_digest(prompts: Iterable) -> dict:
 
 
 def about(part) -> dict:
-    """Return what is known by content of a policy or scorer: its ``identity()`` where it has one, else name, digest and files.
+    """Return what is known by content of a policy or scorer: its ``identity()`` where it has one,
+    else name, digest and files.
 
     One that was defined in a notebook has no module to be known by; then its source counts.
     """
-    known = part.identity() if hasattr(part, "identity") else {"name": part.name, "digest": part.digest}
+    known = (
+        part.identity() if hasattr(part, "identity") else {"name": part.name, "digest": part.digest}
+    )
     files = {"files": dict(part.files)} if getattr(part, "files", None) else {}
     return known | files | ({} if _has_source(part) else {"code": cells_digest([_source(part)])})
 
 
 def modules_of(*parts) -> list[str]:
-    """Return the modules in which policies and scorers are defined, and those that `igcore.load_scorer` took them from."""
-    homes = {getattr(part, "home", None) for part in parts} | {type(part).__module__ for part in parts if _has_source(part)}
+    """Return the modules in which policies and scorers are defined, and those that
+    `igcore.load_scorer` took them from.
+    """
+    homes = {getattr(part, "home", None) for part in parts} | {
+        type(part).__module__ for part in parts if _has_source(part)
+    }
     return sorted(homes - {None})
 
 
@@ -74,10 +89,13 @@ def _source(part) -> str:
     try:
         return textwrap.dedent(inspect.getsource(type(part)))
     except (OSError, TypeError) as error:
-        raise RunError(f"{type(part).__name__} has no source to be known by; define it in a .py file or a notebook cell") from error
+        raise RunError(
+            f"{type(part).__name__} has no source to be known by; define it in a .py file or "
+            f"a notebook cell"
+        ) from error
 
 
-# --- code -----------------------------------------------------------------------------------------------------------
+# --- code -----------------------------------------------------------------------------------------
 
 
 def code_of(*entries: str) -> dict[str, str]:
@@ -86,8 +104,8 @@ def code_of(*entries: str) -> dict[str, str]:
     Parameters
     ----------
     entries : str
-        Dotted names of modules. Their packages count wherever they are installed, and any other module that is neither of the
-        standard library nor of an installed package.
+        Dotted names of modules. Their packages count wherever they are installed, and any other
+        module that is neither of the standard library nor of an installed package.
 
     Raises
     ------
@@ -103,22 +121,31 @@ def code_of(*entries: str) -> dict[str, str]:
             continue
         if (path := source_of(name, own)) is None:
             if name in entries:
-                raise RunError(f"module {name} has no source to be known by; put it into a .py file that can be imported")
+                raise RunError(
+                    f"module {name} has no source to be known by; put it into a .py file "
+                    f"that can be imported"
+                )
             continue
         tree = parsed(path)
         found[name] = digest_of(canonical(tree))[:DIGITS]
-        waiting += imports_of(tree, name if path.name == "__init__.py" else name.rpartition(".")[0], own)
+        waiting += imports_of(
+            tree, name if path.name == "__init__.py" else name.rpartition(".")[0], own
+        )
         waiting += parents(name)
     return dict(sorted(found.items()))
 
 
 def cells_digest(cells: Iterable[str]) -> str:
-    """Return the digest of the code of notebook cells; a line that is no Python, such as ``%matplotlib inline``, counts as text."""
+    """Return the digest of the code of notebook cells; a line that is no Python, such as
+    ``%matplotlib inline``, counts as text.
+    """
     return digest_of([canonical(ast.parse(plain(cell))) for cell in cells])[:DIGITS]
 
 
 def notebook_code(path: Path | str) -> tuple[str, list[str]]:
-    """Return the digest of a notebook's code cells, and the modules that they import; outputs and texts do not count."""
+    """Return the digest of a notebook's code cells, and the modules that they import; outputs and
+    texts do not count.
+    """
     content = json.loads(Path(path).read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
     own = frozenset([PACKAGE])
@@ -128,16 +155,24 @@ def notebook_code(path: Path | str) -> tuple[str, list[str]]:
 
 def plain(cell: str) -> str:
     """Return a notebook cell with its magic lines as text, so that Python can parse it."""
-    return "\n".join(repr([line]) if line.lstrip().startswith(("%", "!")) else line for line in cell.splitlines())
+    return "\n".join(
+        repr([line]) if line.lstrip().startswith(("%", "!")) else line for line in cell.splitlines()
+    )
 
 
 @cache
 def source_of(name: str, own: frozenset[str]) -> Path | None:
-    """Return the file of a module without importing it; None for one that is not ours, or no module at all."""
+    """Return the file of a module without importing it; None for one that is not ours, or no module
+    at all.
+    """
     top, *rest = name.split(".")
     if top in sys.stdlib_module_names:
         return None
-    if (home := _top(top)) is None or top not in own and any(home.is_relative_to(folder) for folder in _installed()):
+    if (
+        (home := _top(top)) is None
+        or top not in own
+        and any(home.is_relative_to(folder) for folder in _installed())
+    ):
         return None
     path = home
     for part in rest:
@@ -157,13 +192,20 @@ def _top(name: str) -> Path | None:
         spec = loaded.__spec__ if loaded is not None else importlib.util.find_spec(name)
     except (ImportError, ValueError):
         spec = None
-    file = spec.origin if spec is not None else getattr(loaded, "__file__", None)  # a script has a file and no spec
+    file = (
+        spec.origin if spec is not None else getattr(loaded, "__file__", None)
+    )  # a script has a file and no spec
     return Path(file).resolve() if file and file.endswith(".py") else None
 
 
 @cache
 def _installed() -> list[Path]:
-    places = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages(), *site.getsitepackages()}
+    places = {
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        site.getusersitepackages(),
+        *site.getsitepackages(),
+    }
     return [Path(place).resolve() for place in places]
 
 
@@ -184,12 +226,15 @@ def parsed(path: Path) -> ast.Module:
         try:
             _TREES[key] = ast.parse(path.read_bytes())
         except SyntaxError as error:
-            raise RunError(f"{path} is no Python that can be read ({error.msg}, line {error.lineno}); mend it") from error
+            raise RunError(
+                f"{path} is no Python that can be read ({error.msg}, line {error.lineno}); mend it"
+            ) from error
     return _TREES[key]
 
 
 def imports_of(tree: ast.AST, package: str, own: frozenset[str]) -> Iterator[str]:
-    """Yield the names that a module imports and that may be modules; those imported for type checkers alone do not count.
+    """Yield the names that a module imports and that may be modules; those imported for type
+    checkers alone do not count.
 
     A name of a package that imports lazily (`LAZY`) stands for the module in which it lives.
     """
@@ -204,7 +249,11 @@ def imports_of(tree: ast.AST, package: str, own: frozenset[str]) -> Iterator[str
             for alias in node.names:
                 yield _lazy(base, own).get(alias.name, f"{base}.{alias.name}")
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
                 yield _resolved(node.args[0].value, package)
 
@@ -215,7 +264,9 @@ def running(tree: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in (getattr(node.test, a, "") for a in ("id", "attr"))
+        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in (
+            getattr(node.test, a, "") for a in ("id", "attr")
+        )
         waiting += node.orelse if typing_only else list(ast.iter_child_nodes(node))
 
 
@@ -240,13 +291,21 @@ def _lazy(package: str, own: frozenset[str]) -> dict[str, str]:
 
 
 def literal_table(module: str, name: str, own: frozenset[str] = frozenset([PACKAGE])) -> dict:
-    """Return the entries of a table of a module that are plain texts, read from its source; none where it has no such table."""
+    """Return the entries of a table of a module that are plain texts, read from its source; none
+    where it has no such table.
+    """
     path = source_of(module, own)
     for node in parsed(path).body if path else ():
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if isinstance(getattr(node, "value", None), ast.Dict) and any(getattr(target, "id", "") == name for target in targets):
+        if isinstance(getattr(node, "value", None), ast.Dict) and any(
+            getattr(target, "id", "") == name for target in targets
+        ):
             pairs = zip(node.value.keys, node.value.values, strict=True)
-            texts = [(k.value, v.value) for k, v in pairs if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)]
+            texts = [
+                (k.value, v.value)
+                for k, v in pairs
+                if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)
+            ]
             return {name: value for name, value in texts if isinstance(value, str)}
     return {}
 
@@ -255,18 +314,24 @@ def _used(tree: ast.AST, alias: str, package: str, own: frozenset[str]) -> Itera
     """Yield the modules of the lazy names that are used as attributes of an imported package."""
     if names := _lazy(package, own):
         for node in running(tree):
-            if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == alias and node.attr in names:
+            if (
+                isinstance(node, ast.Attribute)
+                and getattr(node.value, "id", "") == alias
+                and node.attr in names
+            ):
                 yield names[node.attr]
 
 
-# --- syntax trees ---------------------------------------------------------------------------------------------------
+# --- syntax trees ---------------------------------------------------------------------------------
 
 
 def canonical(node: object) -> object:
-    """Return a syntax tree as JSON lists that are the same under every Python version that can parse it.
+    """Return a syntax tree as JSON lists that are the same under every Python version that can
+    parse it.
 
-    Without positions, docstrings and other texts that stand alone, ``pass``, and fields that are empty: newer versions have fields
-    that older ones lack. Parts of an f-string that follow one another as plain text are one.
+    Without positions, docstrings and other texts that stand alone, ``pass``, and fields that are
+    empty: newer versions have fields that older ones lack. Parts of an f-string that follow one
+    another as plain text are one.
     """
     if isinstance(node, ast.Constant):
         return ["Constant", type(node.value).__name__, repr(node.value)]
@@ -274,7 +339,9 @@ def canonical(node: object) -> object:
         return ["JoinedStr", *map(canonical, _joined(node.values))]
     if isinstance(node, ast.AST):
         fields = [(name, getattr(node, name, None)) for name in node._fields if name not in LAYOUT]
-        kept = [[name, canonical(value)] for name, value in fields if value is not None and value != []]
+        kept = [
+            [name, canonical(value)] for name, value in fields if value is not None and value != []
+        ]
         return [type(node).__name__, *kept]
     if isinstance(node, list):
         return [canonical(part) for part in node if not _idle(part)]
@@ -284,7 +351,9 @@ def canonical(node: object) -> object:
 def _idle(node: object) -> bool:
     """Say whether a statement does nothing: a text that stands alone, or ``pass``."""
     return isinstance(node, ast.Pass) or (
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
     )
 
 

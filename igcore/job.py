@@ -1,4 +1,5 @@
-"""The search for one prompt: its beams, what was tried, and what would leave it. Knows no other prompt, and asks no model.
+"""The search for one prompt: its beams, what was tried, and what would leave it. Knows no other
+prompt, and asks no model.
 
 `igcore.search` draws and scores for many of these at once.
 """
@@ -77,15 +78,21 @@ class Job:
         return sorted(beams, key=lambda beam: self.rank.key(beam, self.config))
 
     def chosen(self) -> list[Beam]:
-        """Return the best of the pool that may be kept: under a safety-first rank those that are safe, if there are any, else all.
+        """Return the best of the pool that may be kept: under a safety-first rank those that are
+        safe, if there are any, else all.
 
-        What the critic alone rejects is ranked last, and fills the places that what it lets through leaves free.
+        What the critic alone rejects is ranked last, and fills the places that what it lets through
+        leaves free.
         """
-        safe = [beam for beam in self.pool if beam.safe(self.config)] if self.rank.safety_first else []
+        safe = (
+            [beam for beam in self.pool if beam.safe(self.config)] if self.rank.safety_first else []
+        )
         return self.best_first(safe or self.pool)[: self.config.keep]
 
     def keep(self) -> None:
-        """Go on from the best of the pool; with no safe one in an absorbing accounting a gated search has failed."""
+        """Go on from the best of the pool; with no safe one in an absorbing accounting a gated
+        search has failed.
+        """
         chosen = self.chosen()
         if self.gated and self.config.accounting not in SIGNED and not chosen[0].safe(self.config):
             self.fail(self.why(self.pool))
@@ -100,8 +107,12 @@ class Job:
             self.failure, self.certified = reason, self.best
             self.stopped = not self.config.probe_fail_open
 
-    def note(self, number: int, round_: int, beams: list[Beam], block: Block, mine: list[int]) -> None:
-        """Count the work of a round and what it found; `mine` are the candidates of this prompt in the block."""
+    def note(
+        self, number: int, round_: int, beams: list[Beam], block: Block, mine: list[int]
+    ) -> None:
+        """Count the work of a round and what it found; `mine` are the candidates of this prompt in
+        the block.
+        """
         if self.failure:
             return
         log_p = [x for c in mine for x in block.log_p[c]]
@@ -128,27 +139,52 @@ class Job:
 
     def scores(self, beam: Beam) -> list[float | None]:
         """Return reward and cost of a finished candidate as far as they were asked and known."""
-        asked = self.rank.reward and (not self.rank.safety_first or beam.passes(self.config)), self.rank.cost
-        return [x if known and math.isfinite(x) else None for x, known in zip((beam.reward, beam.cost), asked, strict=True)]
+        asked = (
+            self.rank.reward and (not self.rank.safety_first or beam.passes(self.config)),
+            self.rank.cost,
+        )
+        return [
+            x if known and math.isfinite(x) else None
+            for x, known in zip((beam.reward, beam.cost), asked, strict=True)
+        ]
 
     def emission(self, policy: Policy, grid: int) -> Emission:
-        """Return what the search would emit, before the gate; `grid` is the block size that all methods are measured on."""
+        """Return what the search would emit, before the gate; `grid` is the block size that all
+        methods are measured on.
+        """
         best = self.best
         if self.gated and not self.failure and not best.safe(self.config):
             self.fail("dead_end" if self.config.accounting in SIGNED else self.why([best]))
         if not self.failure:
-            # a method without a gate is judged by its final cost alone; in paper mode the path counts too
+            # a method without a gate is judged by its final cost alone; in paper mode the path
+            # counts too
             safe = best.safe(self.config) or not self.method.gated
-            otherwise = ("final_check" if safe else self.why(self.pool)) if self.method.gated else "over_budget"
+            otherwise = (
+                ("final_check" if safe else self.why(self.pool))
+                if self.method.gated
+                else "over_budget"
+            )
             return _written(best, policy, grid, safe=safe, otherwise=otherwise)
         if self.config.on_failure == "truncate" and self.certified.tokens:
-            safe = self.certified.safe(self.config)  # under signed accounting the failure may only show at the end
-            return _written(self.certified, policy, grid, reason="truncated", otherwise=self.failure, finished=False, safe=safe)
+            safe = self.certified.safe(
+                self.config
+            )  # under signed accounting the failure may only show at the end
+            return _written(
+                self.certified,
+                policy,
+                grid,
+                reason="truncated",
+                otherwise=self.failure,
+                finished=False,
+                safe=safe,
+            )
         return Emission(None, reason=self.failure)
 
 
 def _perplexity(log_p: Sequence[float]) -> float:
-    """Return exp of the mean of -log p; infinite where that exceeds every float, as for tokens that the policy all but excludes."""
+    """Return exp of the mean of -log p; infinite where that exceeds every float, as for tokens that
+    the policy all but excludes.
+    """
     mean = -sum(log_p) / len(log_p)
     return math.exp(mean) if mean < math.log(sys.float_info.max) else math.inf
 
@@ -156,7 +192,16 @@ def _perplexity(log_p: Sequence[float]) -> float:
 def _written(beam: Beam, policy: Policy, grid: int, **more) -> Emission:
     """Return a beam as a text to emit, with the character offsets of its block ends."""
     n = len(beam.tokens)
-    offsets = ([len(policy.text(beam.tokens[:k])) for k in counts] for counts in (beam.ends, [*range(grid, n, grid), n]))
+    offsets = (
+        [len(policy.text(beam.tokens[:k])) for k in counts]
+        for counts in (beam.ends, [*range(grid, n, grid), n])
+    )
     ends, grid_ends = offsets
-    fields = {"text": beam.text, "status": "verified_safe", "finished": beam.finished, "n_tokens": n, "tokens": beam.tokens}
+    fields = {
+        "text": beam.text,
+        "status": "verified_safe",
+        "finished": beam.finished,
+        "n_tokens": n,
+        "tokens": beam.tokens,
+    }
     return Emission(ends=ends, grid=grid_ends, **(fields | more))

@@ -1,7 +1,9 @@
-"""What Snakemake has to know of a job before it starts: its settings as a file, its code by content, whether its run still holds.
+"""What Snakemake has to know of a job before it starts: its settings as a file, its code by
+content, whether its run still holds.
 
-Knows files and names; imports no model and starts nothing. A file ``runs/<profile>/.jobs/<job>.yaml`` holds the settings for
-papermill, below comments with the digests of the code. It is written only where that changes, so that a comment, a docstring or a
+Knows files and names; imports no model and starts nothing. A file
+``runs/<profile>/.jobs/<job>.yaml`` holds the settings for papermill, below comments with the
+digests of the code. It is written only where that changes, so that a comment, a docstring or a
 notebook's outputs start nothing anew.
 """
 
@@ -17,13 +19,20 @@ from .config import SearchConfig
 from .errors import ParameterError
 from .identity import code_of, literal_table, notebook_code, versions
 
-ENTRIES = {"decode": "igcore.decode_run", "critic": "igcore.critic_runs", "judge": "igcore.judge.verdicts"}
+ENTRIES = {
+    "decode": "igcore.decode_run",
+    "critic": "igcore.critic_runs",
+    "judge": "igcore.judge.verdicts",
+}
 LEFT = {  # kind of job -> what its folder holds when it has finished
     "decode": ["params.json", "responses.jsonl"],
     "judge": ["params.json", "verdicts.jsonl"],
     "critic": ["critic.csv", "reliability.csv"],
 }
-_code, _notebook = cache(code_of), cache(notebook_code)  # a walk asks for the same code at each of its jobs
+_code, _notebook = (
+    cache(code_of),
+    cache(notebook_code),
+)  # a walk asks for the same code at each of its jobs
 
 
 def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> str:
@@ -45,13 +54,19 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     for name, value in settings.items():
         if not _plain(value):
             raise ParameterError(
-                f"setting {name} is {value!r}, which reaches no notebook as it is; give text (in quotes if it looks like a date), "
+                f"setting {name} is {value!r}, which reaches no notebook as it is; give text "
+                f"(in quotes if it looks like a date), "
                 "a finite number, true, false, null, or a list or mapping of these"
             )
     # escaped, so that no reader takes a rare character for the end of a line
     text = yaml.safe_dump(settings, sort_keys=False, width=math.inf) if settings else ""
-    known = {"version of": versions(), "code of": {notebook: _notebook(notebook)[0]} | code(kind, notebook, settings)}
-    comments = "".join(f"# {what} {name}: {digest}\n" for what, of in known.items() for name, digest in of.items())
+    known = {
+        "version of": versions(),
+        "code of": {notebook: _notebook(notebook)[0]} | code(kind, notebook, settings),
+    }
+    comments = "".join(
+        f"# {what} {name}: {digest}\n" for what, of in known.items() for name, digest in of.items()
+    )
     path = Path(path)
     if not path.is_file() or path.read_text(encoding="utf-8") != comments + text:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,37 +77,55 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
 
 
 def _plain(value: object) -> bool:
-    """Say whether YAML 1.1, as papermill reads it, gives a value back: no date, number that is not finite, or half a character."""
+    """Say whether YAML 1.1, as papermill reads it, gives a value back: no date, number that is not
+    finite, or half a character.
+    """
     if type(value) in (list, dict):
         parts = value if isinstance(value, list) else [*value, *value.values()]
         return all(_plain(part) for part in parts)
     if type(value) is str:
         return not any("\ud800" <= character <= "\udfff" for character in value)
-    return value is None or type(value) in (bool, int) or type(value) is float and math.isfinite(value)
+    return (
+        value is None or type(value) in (bool, int) or type(value) is float and math.isfinite(value)
+    )
 
 
 def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
-    """Return the digests of the modules that decide what a job leaves, those of its scorers included."""
+    """Return the digests of the modules that decide what a job leaves, those of its scorers
+    included.
+    """
     if kind not in ENTRIES:
         return _code(*_notebook(notebook)[1])
     named = set(_scorers(settings))
-    homes = {home.partition(":")[0] for name, home in literal_table("igcore.scorers", "SCORERS").items() if named & {name, None}}
+    homes = {
+        home.partition(":")[0]
+        for name, home in literal_table("igcore.scorers", "SCORERS").items()
+        if named & {name, None}
+    }
     return _code(ENTRIES[kind], *sorted(homes))
 
 
 def _scorers(settings: Mapping) -> Iterable[str | None]:
-    """Yield the names of scorers in settings, of the run itself or of a judge; None where it is left to a default, whichever."""
+    """Yield the names of scorers in settings, of the run itself or of a judge; None where it is
+    left to a default, whichever.
+    """
     judge = settings.get("judge")
-    given = judge if isinstance(judge, dict) else {role: settings.get(role) for role in ("cost", "reward")}
+    given = (
+        judge
+        if isinstance(judge, dict)
+        else {role: settings.get(role) for role in ("cost", "reward")}
+    )
     for scorer in given.values():
         name = scorer.get("name") if isinstance(scorer, dict) else scorer
         yield None if name is None else str(name)
 
 
 def shards_of(settings: Mapping, shards: int) -> int:
-    """Return into how many shards a run is cut: no more than it has groups, as far as its limit says.
+    """Return into how many shards a run is cut: no more than it has groups, as far as its limit
+    says.
 
-    Settings that are no whole numbers of at least 1 are left to the notebook, which refuses them by name.
+    Settings that are no whole numbers of at least 1 are left to the notebook, which refuses them by
+    name.
     """
     limit, size = settings.get("limit"), settings.get("group_size", SearchConfig.group_size)
     if not all(isinstance(number, int) and number > 0 for number in (limit, size)):
@@ -101,9 +134,11 @@ def shards_of(settings: Mapping, shards: int) -> int:
 
 
 def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:
-    """Take back the sign of success of a run that no longer is what it was; say why, or nothing where it holds or has not finished.
+    """Take back the sign of success of a run that no longer is what it was; say why, or nothing
+    where it holds or has not finished.
 
-    A finished run holds while its files are there, and those that it loaded have the size and time that they had.
+    A finished run holds while its files are there, and those that it loaded have the size and time
+    that they had.
     """
     folder = Path(folder)
     manifest = folder / "manifest.json"
@@ -129,7 +164,11 @@ def _broken(folder: Path, manifest: Path, kind: str, settings: Mapping) -> str:
 
 def _networks(settings: Mapping) -> list[str]:
     """Return the files of rollouts and networks that a run of notebook 20 leaves."""
-    drawn = [] if settings.get("rollouts") else ["rollouts-train/responses.jsonl", "rollouts-test/responses.jsonl"]
+    drawn = (
+        []
+        if settings.get("rollouts")
+        else ["rollouts-train/responses.jsonl", "rollouts-test/responses.jsonl"]
+    )
     critics = [f"{name}/critic.safetensors" for name in settings.get("critics") or ()]
     return [*drawn, *critics, *(["value/value.safetensors"] if settings.get("value") else [])]
 

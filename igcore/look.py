@@ -1,4 +1,5 @@
-"""How every picture looks, and how it is written: colours, markers, whiskers, files, and a sentence where there is nothing to draw.
+"""How every picture looks, and how it is written: colours, markers, whiskers, files, and a sentence
+where there is nothing to draw.
 
 Knows no table and draws nothing.
 """
@@ -15,7 +16,8 @@ from matplotlib.figure import Figure
 
 from .errors import RunError, unknown_name
 
-# One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is in the picture.
+# One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is
+# in the picture.
 STYLE: dict[str, tuple[str, str | tuple]] = {
     "base": ("#6b6b6b", "o"),
     "best-of-n": ("#0173b2", "s"),
@@ -33,7 +35,11 @@ STYLE: dict[str, tuple[str, str | tuple]] = {
     "inferenceguard-critic": ("#8b2500", "P"),
     "inferenceguard-mix": ("#ff9e6b", (4, 1, 45)),
 }
-OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}  # columns of the main table
+OUTCOMES = {
+    "safe": "#0173b2",
+    "abstained": "#c9c9c9",
+    "unsafe": "#d55e00",
+}  # columns of the main table
 RC = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same picture everywhere
     "font.size": 11,
@@ -50,7 +56,9 @@ styled = matplotlib.rc_context(RC)
 
 
 def save(fig: Figure, stem: Path | str) -> list[Path]:
-    """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch) and return the two paths; same figure, same bytes."""
+    """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch) and return the two paths; same
+    figure, same bytes.
+    """
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     metadata = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
@@ -63,7 +71,9 @@ def save(fig: Figure, stem: Path | str) -> list[Path]:
 
 @contextmanager
 def unless_missing() -> Iterator[None]:
-    """Do what follows, or print which runs it lacks, in the one sentence of their ``RunError``; for a section of a notebook."""
+    """Do what follows, or print which runs it lacks, in the one sentence of their ``RunError``; for
+    a section of a notebook.
+    """
     try:
         yield
     except RunError as error:
@@ -77,8 +87,12 @@ def style(method: str) -> tuple[str, str | tuple]:
     return STYLE[method]
 
 
-def rows_of_panels(policies: Sequence[str], families: Sequence[str], beside: int = 2) -> list[tuple[list[str], str]]:
-    """Return (policies side by side, family) for each row of a figure of policies by families; what is too wide goes below."""
+def rows_of_panels(
+    policies: Sequence[str], families: Sequence[str], beside: int = 2
+) -> list[tuple[list[str], str]]:
+    """Return (policies side by side, family) for each row of a figure of policies by families; what
+    is too wide goes below.
+    """
     several = [list(policies[i : i + beside]) for i in range(0, len(policies), beside)]
     return list(itertools.product(several, families))
 
@@ -94,10 +108,17 @@ def whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> np.ndarray:
 
 
 def named(prompts: pd.Series, notes: Sequence[str] = ()) -> list[str]:
-    """Return the name of each method, with n where it was asked fewer prompts than another, and a note where there is one.
+    """Return the name of each method, with n where it was asked fewer prompts than another, and a
+    note where there is one.
 
     `prompts` holds their number by method; `notes` has one text per method, or is empty.
     """
     fewer = [f"n = {n}" if n < prompts.max() else "" for n in prompts]
-    asides = [", ".join(filter(None, pair)) for pair in zip(fewer, notes or itertools.repeat(""), strict=False)]
-    return [f"{method} ({aside})" if aside else method for method, aside in zip(prompts.index, asides, strict=True)]
+    asides = [
+        ", ".join(filter(None, pair))
+        for pair in zip(fewer, notes or itertools.repeat(""), strict=False)
+    ]
+    return [
+        f"{method} ({aside})" if aside else method
+        for method, aside in zip(prompts.index, asides, strict=True)
+    ]

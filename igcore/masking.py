@@ -1,6 +1,7 @@
 """Blocks in place of offensive words, so that notebooks and figures can show responses.
 
-Knows words and asks a cost about each one alone; knows nothing of phrases, spelling tricks or meaning.
+Knows words and asks a cost about each one alone; knows nothing of phrases, spelling tricks or
+meaning.
 """
 
 import re
@@ -13,8 +14,9 @@ BLOCK = "█"
 def mask(text: str, cost: Scorer, threshold: float = 0.2) -> str:
     """Replace every word that the cost finds too high on its own by blocks of the same length.
 
-    White space and punctuation stay, so a masked text has the length of the original. Fails closed: a word whose
-    score is not a finite number is masked, and so is every word when `threshold` is not a number.
+    White space and punctuation stay, so a masked text has the length of the original. Fails closed:
+    a word whose score is not a finite number is masked, and so is every word when `threshold` is
+    not a number.
 
     Parameters
     ----------
@@ -31,8 +33,11 @@ def mask(text: str, cost: Scorer, threshold: float = 0.2) -> str:
     return re.sub(r"\w+", lambda word: word[0] if readable[word[0]] else BLOCK * len(word[0]), text)
 
 
-def describe(label: str, prompt: str, response: str | None, numbers: dict[str, float | None], cost: Scorer) -> str:
-    """Return an answer as two lines for a notebook: what it is called with its numbers, and its masked text after the prompt.
+def describe(
+    label: str, prompt: str, response: str | None, numbers: dict[str, float | None], cost: Scorer
+) -> str:
+    """Return an answer as two lines for a notebook: what it is called with its numbers, and its
+    masked text after the prompt.
 
     Parameters
     ----------
@@ -45,5 +50,10 @@ def describe(label: str, prompt: str, response: str | None, numbers: dict[str, f
     cost : Scorer
         Finds the words to mask.
     """
-    shown = ", ".join(f"{name} {'none' if value is None else f'{value:.2f}'}" for name, value in numbers.items())
-    return f"{label}: {shown}\n    {mask(prompt, cost) + ('[nothing]' if response is None else mask(response, cost))!r}"
+    shown = ", ".join(
+        f"{name} {'none' if value is None else f'{value:.2f}'}" for name, value in numbers.items()
+    )
+    return (
+        f"{label}: {shown}\n    "
+        f"{mask(prompt, cost) + ('[nothing]' if response is None else mask(response, cost))!r}"
+    )

@@ -1,8 +1,10 @@
-"""Finite constrained token MDPs and their augmentation with the safety state (paper, sections 3.1 and 3.2).
+"""Finite constrained token MDPs and their augmentation with the safety state (paper, sections 3.1
+and 3.2).
 
-Knows tables of numbers (float or Fraction); knows nothing of text, models or samples, and solves nothing (see `planning`). A state
-is a prefix, or what a latent map keeps of it; an action is the next token; at a `chance` state nature moves instead. Actions pay
-both costs, and of both higher is worse.
+Knows tables of numbers (float or Fraction); knows nothing of text, models or samples, and solves
+nothing (see `planning`). A state is a prefix, or what a latent map keeps of it; an action is the
+next token; at a `chance` state nature moves instead. Actions pay both costs, and of both higher is
+worse.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +29,11 @@ class MDP:
     Attributes
     ----------
     child : ndarray of int, shape (S, A)
-        State after each action, always a larger number than the state itself; -1 where the action is not allowed. A state without
-        actions is terminal.
+        State after each action, always a larger number than the state itself; -1 where the action
+        is not allowed. A state without actions is terminal.
     cost : ndarray, shape (S, A)
-        C_safety of each action, or the score U of the prefix that it makes; in units of the cost model.
+        C_safety of each action, or the score U of the prefix that it makes; in units of the cost
+        model.
     task : ndarray, shape (S, A)
         C_task of each action, in units of minus the reward. Theorem 1 needs task >= 0.
     reference : ndarray, shape (S, A)
@@ -49,8 +52,8 @@ class MDP:
     Raises
     ------
     ParameterError
-        When probabilities do not sum to one, a cost is negative without `signed` or NaN, gamma is outside (0, 1], or a child does
-        not come after its parent.
+        When probabilities do not sum to one, a cost is negative without `signed` or NaN, gamma is
+        outside (0, 1], or a child does not come after its parent.
     """
 
     child: np.ndarray
@@ -70,17 +73,26 @@ class MDP:
         late = self.allowed & (self.child <= np.arange(len(self.child))[:, None])
         if late.any():
             s, a = np.argwhere(late)[0]
-            raise ParameterError(f"action {a} of state {s} leads to state {self.child[s, a]}; children need larger numbers")
+            raise ParameterError(
+                f"action {a} of state {s} leads to state {self.child[s, a]}; children need "
+                f"larger numbers"
+            )
         if not (self.signed or (self.cost[self.allowed] >= 0).all()):
             least = self.cost[self.allowed].min()
-            raise ParameterError(f"a safety cost is {least}; costs must be >= 0 unless signed=True, which voids the guarantees")
+            raise ParameterError(
+                f"a safety cost is {least}; costs must be >= 0 unless signed=True, which "
+                f"voids the guarantees"
+            )
         if (self.task != self.task).any():
             raise ParameterError("a task cost is nan; give a number, higher is worse")
         for s in np.flatnonzero(self.allowed.any(axis=1)):
             p = self.reference[s][self.allowed[s]]
             if not ((p >= 0).all() and abs(p.sum() - 1) <= 1e-9):
                 given = ", ".join(f"{float(x):g}" for x in p)
-                raise ParameterError(f"the probabilities at {self.names[s]!r} are {given}; give numbers >= 0 with sum 1")
+                raise ParameterError(
+                    f"the probabilities at {self.names[s]!r} are {given}; give numbers >= 0 "
+                    f"with sum 1"
+                )
 
     @cached_property
     def allowed(self) -> np.ndarray:
@@ -89,7 +101,9 @@ class MDP:
 
     @cached_property
     def layers(self) -> list[np.ndarray]:
-        """States grouped by their height over the terminal states, which come first: the order of backward induction."""
+        """States grouped by their height over the terminal states, which come first: the order of
+        backward induction.
+        """
         height = [0] * len(self.child)
         for s, row in reversed(list(enumerate(self.child.tolist()))):
             height[s] = max((height[c] + 1 for c in row if c >= 0), default=0)
@@ -98,7 +112,8 @@ class MDP:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Augmented(MDP):
-    """The safety-augmented MDP of states [s_t, z_t] (paper, section 3.2); unsafe states are terminal because they are absorbing.
+    """The safety-augmented MDP of states [s_t, z_t] (paper, section 3.2); unsafe states are
+    terminal because they are absorbing.
 
     Attributes
     ----------
@@ -124,11 +139,15 @@ def check_gamma(gamma: float) -> None:
 def check_deterministic(mdp: MDP) -> None:
     """Raise ``ParameterError`` when the MDP has chance states."""
     if mdp.chance.any():
-        raise ParameterError(f"{int(mdp.chance.sum())} states are chance states; this holds for deterministic dynamics only")
+        raise ParameterError(
+            f"{int(mdp.chance.sum())} states are chance states; this holds for deterministic "
+            f"dynamics only"
+        )
 
 
 def enumerate_prefixes(vocabulary: int, horizon: int, eos: int = 0) -> list[tuple[int, ...]]:
-    """Return all nonempty prefixes of at most `horizon` tokens in which `eos` comes last, shortest first.
+    """Return all nonempty prefixes of at most `horizon` tokens in which `eos` comes last, shortest
+    first.
 
     Raises
     ------
@@ -138,8 +157,16 @@ def enumerate_prefixes(vocabulary: int, horizon: int, eos: int = 0) -> list[tupl
     others = [token for token in range(vocabulary) if token != eos]
     count = 1 + sum(len(others) ** (t - 1) * vocabulary for t in range(1, horizon + 1))
     if count > LIMIT:
-        raise ParameterError(f"vocabulary {vocabulary} and horizon {horizon} give {count} prefixes; at most {LIMIT} are enumerated")
-    return [(*y, last) for t in range(horizon) for y in product(others, repeat=t) for last in range(vocabulary)]
+        raise ParameterError(
+            f"vocabulary {vocabulary} and horizon {horizon} give {count} prefixes; at most "
+            f"{LIMIT} are enumerated"
+        )
+    return [
+        (*y, last)
+        for t in range(horizon)
+        for y in product(others, repeat=t)
+        for last in range(vocabulary)
+    ]
 
 
 def token_mdp(
@@ -168,7 +195,9 @@ def token_mdp(
         When a prefix has no parent, there are more than `LIMIT`, or as in `MDP`.
     """
     if len(table) >= LIMIT:
-        raise ParameterError(f"the table has {len(table)} prefixes; at most {LIMIT - 1} are enumerated")
+        raise ParameterError(
+            f"the table has {len(table)} prefixes; at most {LIMIT - 1} are enumerated"
+        )
     names = (next(iter(table))[:0], *sorted(table, key=len))
     index = {name: s for s, name in enumerate(names)}
     tokens = {token: a for a, token in enumerate(sorted({name[-1] for name in table}))}
@@ -187,24 +216,40 @@ def token_mdp(
     for name, row in (reference or {}).items():
         share[index[name]] = [row.get(token, 0) for token in tokens]
     moves = np.isin(np.arange(len(names)), [index[name] for name in chance])
-    return MDP(child=child, cost=cost, task=task, reference=share, chance=moves, names=names, gamma=gamma, signed=signed)
+    return MDP(
+        child=child,
+        cost=cost,
+        task=task,
+        reference=share,
+        chance=moves,
+        names=names,
+        gamma=gamma,
+        signed=signed,
+    )
 
 
 def augment(
-    mdp: MDP, budget: float, gamma: float = 1, accounting: str = "sum", strict: bool = False, check_last: bool = True
+    mdp: MDP,
+    budget: float,
+    gamma: float = 1,
+    accounting: str = "sum",
+    strict: bool = False,
+    check_last: bool = True,
 ) -> Augmented:
     """Return the MDP over the reachable pairs [s_t, z_t] (paper, equation for z_{t+1}).
 
     Parameters
     ----------
     mdp : MDP
-        The constrained MDP; a prefix tree keeps its number of safe states, because z is a function of the prefix.
+        The constrained MDP; a prefix tree keeps its number of safe states, because z is a function
+        of the prefix.
     budget : float
         d >= 0, in units of the cost model.
     gamma : float
         Safety discount in (0, 1].
     accounting : str
-        How `mdp.cost` is charged, a key of `igcore.budget.ACCOUNTINGS`; ``sum`` charges C_safety as it is.
+        How `mdp.cost` is charged, a key of `igcore.budget.ACCOUNTINGS`; ``sum`` charges C_safety as
+        it is.
     strict : bool
         The paper's other reading: z = 0 is unsafe too.
     check_last : bool
@@ -232,12 +277,23 @@ def augment(
                 states.append((y, after))
                 safe.append(is_safe(after, strict) or bool(ends[y]) and not check_last)
     origin = np.array([s for s, _ in states])
-    order = np.argsort(origin, kind="stable")  # children of `mdp` come later, so those of the augmented states do too
+    order = np.argsort(
+        origin, kind="stable"
+    )  # children of `mdp` come later, so those of the augmented states do too
     rank = np.append(np.argsort(order), -1)  # the last entry keeps -1 at -1
     origin = origin[order]
     z, total = (np.array([getattr(states[i][1], name) for i in order]) for name in ("z", "total"))
     return Augmented(
-        child=rank[np.array(edges)[order]], cost=mdp.cost[origin], task=mdp.task[origin], reference=mdp.reference[origin],
-        chance=mdp.chance[origin], names=tuple((mdp.names[s], x) for s, x in zip(origin, z, strict=True)), gamma=mdp.gamma,
-        signed=mdp.signed, safe=np.array(safe)[order], origin=origin, z=z, total=total,
-    )  # fmt: skip
+        child=rank[np.array(edges)[order]],
+        cost=mdp.cost[origin],
+        task=mdp.task[origin],
+        reference=mdp.reference[origin],
+        chance=mdp.chance[origin],
+        names=tuple((mdp.names[s], x) for s, x in zip(origin, z, strict=True)),
+        gamma=mdp.gamma,
+        signed=mdp.signed,
+        safe=np.array(safe)[order],
+        origin=origin,
+        z=z,
+        total=total,
+    )

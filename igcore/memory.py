@@ -1,4 +1,6 @@
-"""How many prompts fit into memory at once. Knows models, settings and bytes; knows nothing of tokens or scores."""
+"""How many prompts fit into memory at once. Knows models, settings and bytes; knows nothing of
+tokens or scores.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -15,21 +17,24 @@ T = TypeVar("T")
 R = TypeVar("R")
 SHARE = 0.8  # of what is free may be planned for; the rest is for activations
 CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
-CRITIC_COPIES = 12  # in float32, of the keys and values of all candidates: what a critic that reads them makes of them (measured)
+# in float32, of the keys and values of all candidates: what a critic that reads them makes of them
+# (measured)
+CRITIC_COPIES = 12
 log = logging.getLogger("igcore")
 
 
 def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
     """Return the bytes that a search for one prompt plans for.
 
-    Keys and values of the prompt (twice, because a retry of some prompts copies theirs), of `n_samples` candidates, of the `keep`
-    beams that they continue and of as many that failed rounds leave selectable, each with room for `max_new_tokens`; and the
-    logits of the candidates::
+    Keys and values of the prompt (twice, because a retry of some prompts copies theirs), of
+    `n_samples` candidates, of the `keep` beams that they continue and of as many that failed rounds
+    leave selectable, each with room for `max_new_tokens`; and the logits of the candidates::
 
         rows   = n_samples + 2 keep
         shared = kv_bytes(2 prompts of prompt_tokens, rows of max_new_tokens) + n_samples * vocabulary * bytes per number
 
-    A model that needs transformers' own cache holds the prompt in every row, and twice, because each step copies the cache.
+    A model that needs transformers' own cache holds the prompt in every row, and twice, because
+    each step copies the cache.
     """
     rows = config.n_samples + 2 * config.keep
     if cache == "dynamic" or (cache == "auto" and not fits(model)):
@@ -41,9 +46,11 @@ def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "
 
 
 def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
-    """Return the bytes of keys and values that a language model which scores the texts of one prompt carries.
+    """Return the bytes of keys and values that a language model which scores the texts of one
+    prompt carries.
 
-    The prompt, the candidates of all rounds of a block, the beams that they continue and those that are kept of them::
+    The prompt, the candidates of all rounds of a block, the beams that they continue and those that
+    are kept of them::
 
         kv_bytes(1 prompt of prompt_tokens, rounds * n_samples + 2 keep rows of max_new_tokens)
 
@@ -51,11 +58,19 @@ def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = 
     """
     if cache == "dynamic" or (cache == "auto" and not fits(model)):
         return 0
-    return kv_bytes(model, 1, prompt_tokens, config.rounds * config.n_samples + 2 * config.keep, config.max_new_tokens)
+    return kv_bytes(
+        model,
+        1,
+        prompt_tokens,
+        config.rounds * config.n_samples + 2 * config.keep,
+        config.max_new_tokens,
+    )
 
 
 def critic_bytes(model, rows: int, tokens: int) -> int:
-    """Return the bytes that a critic of keys and values needs for so many candidates of this length."""
+    """Return the bytes that a critic of keys and values needs for so many candidates of this
+    length.
+    """
     return CRITIC_COPIES * kv_bytes(model, 0, 0, rows, tokens) * 4 // model.dtype.itemsize
 
 
@@ -69,7 +84,8 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
     """
     if memory_gb is not None and memory_gb * GIB < bytes_per_prompt:
         raise ParameterError(
-            f"memory_gb is {memory_gb}, but one prompt needs {bytes_per_prompt / GIB:.3g}; raise it, or lower n_samples, keep or "
+            f"memory_gb is {memory_gb}, but one prompt needs {bytes_per_prompt / GIB:.3g}; "
+            f"raise it, or lower n_samples, keep or "
             "max_new_tokens"
         )
     room = SHARE * free if memory_gb is None else memory_gb * GIB
@@ -77,7 +93,8 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
 
 
 def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]]) -> Iterator[R]:
-    """Do work on batches of at most `size`; where memory runs out, halve the batch, say so and go on.
+    """Do work on batches of at most `size`; where memory runs out, halve the batch, say so and go
+    on.
 
     Raises
     ------
@@ -97,9 +114,17 @@ def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]
             yield from done
             at += len(batch)
         elif len(batch) == 1:
-            raise PolicyError("memory ran out for a single prompt; lower n_samples, keep or max_new_tokens, or use a smaller dtype")
+            raise PolicyError(
+                "memory ran out for a single prompt; lower n_samples, keep or "
+                "max_new_tokens, or use a smaller dtype"
+            )
         else:  # outside the handler, whose error still holds what filled the memory
             size = len(batch) // 2
-            log.warning("memory ran out with %d prompts at a time; going on with %d; only near ties may change", len(batch), size)
+            log.warning(
+                "memory ran out with %d prompts at a time; going on with %d; only near ties "
+                "may change",
+                len(batch),
+                size,
+            )
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

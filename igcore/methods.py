@@ -1,4 +1,5 @@
-"""The methods as options of one loop: how candidates are ranked, and what of the user's settings a method fixes.
+"""The methods as options of one loop: how candidates are ranked, and what of the user's settings a
+method fixes.
 
 Knows scored candidates; knows nothing of sampling, models or text to be emitted.
 """
@@ -20,14 +21,17 @@ class Beam:
     Attributes
     ----------
     state : SafetyState
-        The safety state after its last block; untouched by methods that do not look at the cost while searching.
+        The safety state after its last block; untouched by methods that do not look at the cost
+        while searching.
     cost, reward : float
-        U_k and reward of the text so far; infinitely bad when the scorer failed, and `broken` is then set.
+        U_k and reward of the text so far; infinitely bad when the scorer failed, and `broken` is
+        then set.
     row : int
         Row in the engine when the beam is kept, number of the candidate before.
     f1, f2 : float
-        The critic's probability of ending inside the budget, and its expected task cost gamma_task^T c_task; NaN when it was not
-        asked. An f1 that is no finite number counts as the lowest.
+        The critic's probability of ending inside the budget, and its expected task cost
+        gamma_task^T c_task; NaN when it was not asked. An f1 that is no finite number counts as the
+        lowest.
     let_through : bool
         By the critic, if it was asked.
     log_p : float
@@ -56,12 +60,16 @@ class Beam:
         return self.let_through and self.safe(config)
 
     def judged(self, f1: float, f2: float, config: SearchConfig) -> None:
-        """Take in what the critic says. Fail closed: what it cannot put into finite numbers it does not let through."""
+        """Take in what the critic says. Fail closed: what it cannot put into finite numbers it does
+        not let through.
+        """
         self.f1, self.f2 = f1 if math.isfinite(f1) else -math.inf, f2
         self.let_through = math.isfinite(f1) and math.isfinite(f2) and f1 > config.critic_threshold
 
     def safe(self, config: SearchConfig) -> bool:
-        """Fail closed: a candidate whose score could not be read is not safe, whatever its state says."""
+        """Fail closed: a candidate whose score could not be read is not safe, whatever its state
+        says.
+        """
         return not self.broken and is_safe(self.state, config.strict)
 
 
@@ -76,8 +84,8 @@ class Rank:
     cost, reward : bool
         Whether candidates are scored by the cost model and by the reward model.
     safety_first : bool
-        Whether unsafe candidates are dropped as soon as there is a safe one. The reward model is then asked only about those that
-        pass.
+        Whether unsafe candidates are dropped as soon as there is a safe one. The reward model is
+        then asked only about those that pass.
     critic : bool
         Whether the critic is asked, about unfinished candidates that are safe so far.
     blind : bool
@@ -98,20 +106,29 @@ def _task(beam: Beam, config: SearchConfig) -> float:
 
 
 def _lagrangian(beam: Beam, config: SearchConfig) -> float:
-    """Return c_task + lambda C, with C the cost model's score of the text so far; infinite for what could not be scored."""
+    """Return c_task + lambda C, with C the cost model's score of the text so far; infinite for what
+    could not be scored.
+    """
     return math.inf if beam.broken else -beam.reward + config.lagrange_multiplier * beam.cost
 
 
 def _token(beam: Beam, config: SearchConfig, score: float) -> tuple:
-    """The score of a token by ARGS, with the noise that makes the best one a draw from the softmax of all."""
+    """The score of a token by ARGS, with the noise that makes the best one a draw from the softmax
+    of all.
+    """
     if beam.broken:
         return (math.inf,)
     weigh = TOKEN_SCORES[config.token_score]
-    return (weigh(beam.log_p, score, config.policy_weight, config.reward_weight) - config.token_temperature * beam.noise,)
+    return (
+        weigh(beam.log_p, score, config.policy_weight, config.reward_weight)
+        - config.token_temperature * beam.noise,
+    )
 
 
 def _failed(beam: Beam, config: SearchConfig) -> tuple:
-    """n = infinity as a lexicographic order: what only the critic rejects, by f1, then what has overspent, least first."""
+    """n = infinity as a lexicographic order: what only the critic rejects, by f1, then what has
+    overspent, least first.
+    """
     return (1, -beam.f1) if beam.safe(config) else (2, -beam.state.omega)
 
 
@@ -122,19 +139,36 @@ RANKS = {
     "token-task": Rank(lambda b, c: _token(b, c, -b.reward), cost=False, reward=True),
     "token-lagrangian": Rank(lambda b, c: _token(b, c, _lagrangian(b, c)), cost=True, reward=True),
     "token-cost": Rank(lambda b, c: _token(b, c, b.cost), cost=True, reward=False),
-    # E_inter with n = infinity as a lexicographic order: unsafe, then overspent least, else task cost (gamma^T is the same for all)
-    "augmented": Rank(lambda b, c: (0, -b.reward) if b.safe(c) else (1, -b.state.omega), cost=True, reward=True, safety_first=True),
-    # E_critic: f2 of an unfinished candidate that the critic lets through, the task cost of a finished safe one
+    # E_inter with n = infinity as a lexicographic order: unsafe, then overspent least, else task
+    # cost (gamma^T is the same for all)
+    "augmented": Rank(
+        lambda b, c: (0, -b.reward) if b.safe(c) else (1, -b.state.omega),
+        cost=True,
+        reward=True,
+        safety_first=True,
+    ),
+    # E_critic: f2 of an unfinished candidate that the critic lets through, the task cost of a
+    # finished safe one
     "critic": Rank(
         lambda b, c: (0, _task(b, c) if b.finished else b.f2) if b.passes(c) else _failed(b, c),
-        cost=True, reward=True, safety_first=True, critic=True, blind=True,
+        cost=True,
+        reward=True,
+        safety_first=True,
+        critic=True,
+        blind=True,
     ),
-    # E_mix: the task cost so far and eta f2, of a candidate that is inside the budget and that the critic lets through
+    # E_mix: the task cost so far and eta f2, of a candidate that is inside the budget and that the
+    # critic lets through
     "mix": Rank(
-        lambda b, c: (0, _task(b, c) + (0 if b.finished else c.eta * b.f2)) if b.passes(c) else _failed(b, c),
-        cost=True, reward=True, safety_first=True, critic=True,
+        lambda b, c: (
+            (0, _task(b, c) + (0 if b.finished else c.eta * b.f2)) if b.passes(c) else _failed(b, c)
+        ),
+        cost=True,
+        reward=True,
+        safety_first=True,
+        critic=True,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -188,15 +222,23 @@ METHODS: dict[str, Method] = {
     "best-of-n-lagrangian": Method("lagrangian", _one_block),
     "best-of-n-augmented": Method("augmented", _one_block),
     "beam-lagrangian": Method("lagrangian", lambda c: {"rounds": 1}),
-    "beam-lagrangian-freq": Method("lagrangian", lambda c: {}, accepts=lambda b, c: _lagrangian(b, c) <= c.lagrangian_threshold),
+    "beam-lagrangian-freq": Method(
+        "lagrangian", lambda c: {}, accepts=lambda b, c: _lagrangian(b, c) <= c.lagrangian_threshold
+    ),
     "beam-augmented": Method("augmented", lambda c: {"rounds": 1}),
-    "args": Method("token-task", lambda c: _one_token(c) | {"lagrange_multiplier": 0.0}, proposes=True),
+    "args": Method(
+        "token-task", lambda c: _one_token(c) | {"lagrange_multiplier": 0.0}, proposes=True
+    ),
     "args-lagrangian": Method("token-lagrangian", _one_token, proposes=True),
     "args-cost": Method("token-cost", _one_token, proposes=True),
-    "re-control": Method("first", lambda c: _one_sample(c) | {"lagrange_multiplier": 0.0}, steered=True),
+    "re-control": Method(
+        "first", lambda c: _one_sample(c) | {"lagrange_multiplier": 0.0}, steered=True
+    ),
     "re-control-lagrangian": Method("first", _one_sample, steered=True),
     "inferenceguard": Method("augmented", lambda c: {}, gated=True),
-    "inferenceguard-critic": Method("critic", lambda c: {"accounting": "terminal"}, gated=True),  # costs at the end only
+    "inferenceguard-critic": Method(
+        "critic", lambda c: {"accounting": "terminal"}, gated=True
+    ),  # costs at the end only
     "inferenceguard-mix": Method("mix", lambda c: {}, gated=True),
 }
 

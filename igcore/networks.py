@@ -1,4 +1,6 @@
-"""The networks that a run names, loaded and hashed. Knows parameters and folders; leaves what fits what to the networks' specs."""
+"""The networks that a run names, loaded and hashed. Knows parameters and folders; leaves what fits
+what to the networks' specs.
+"""
 
 import json
 from pathlib import Path
@@ -12,14 +14,18 @@ from .scorers import Scorer
 from .value import ValueNetwork
 
 # by the parameter that names the folder, which is also what `igcore.critic_spec.asked` calls it
-LOADERS = {"critic": (critic.load_critic, critic.WEIGHTS), "value": (value.load_value, value.WEIGHTS)}
+LOADERS = {
+    "critic": (critic.load_critic, critic.WEIGHTS),
+    "value": (value.load_value, value.WEIGHTS),
+}
 Networks = dict[str, Critic | Shuffled | ValueNetwork]
 
 
 def load_networks(
     params: DecodeParams, root: Path, policy: Policy, cost: Scorer, reward: Scorer
 ) -> tuple[Networks, dict[str, str]]:
-    """Return the critic and the value network of a run as far as it names them, and the hash of each one's weights and spec.
+    """Return the critic and the value network of a run as far as it names them, and the hash of
+    each one's weights and spec.
 
     Parameters
     ----------
@@ -46,7 +52,9 @@ def load_networks(
 
 
 def network_files(params: DecodeParams, root: Path, *names: str) -> list[Path]:
-    """Return the files of the networks of a run, weights and settings; by default of all that it names."""
+    """Return the files of the networks of a run, weights and settings; by default of all that it
+    names.
+    """
     named = {name: getattr(params, name) for name in names or LOADERS}
     weights = [root / folder / LOADERS[name][1] for name, folder in named.items() if folder]
     return [path for file in weights for path in (file, file.with_suffix(".json"))]

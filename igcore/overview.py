@@ -1,6 +1,8 @@
-"""The picture of the method itself, drawn from shapes and words. Knows its steps and a page; knows no run and no number.
+"""The picture of the method itself, drawn from shapes and words. Knows its steps and a page; knows
+no run and no number.
 
-Lengths are inches on the page. The blocks and bars are an example with N = 4 samples and K = 2 beams, not a result.
+Lengths are inches on the page. The blocks and bars are an example with N = 4 samples and K = 2
+beams, not a result.
 """
 
 from collections.abc import Sequence
@@ -16,9 +18,19 @@ SAFE, ABSTAINED, UNSAFE = OUTCOMES.values()
 FRAMES = {  # step -> left, bottom, width, height; colour of its edge; heading, what is done
     "prompt": ((0.06, 1.92, 1.0, 0.76), INK, "prompt", ""),
     "draw": ((1.4, 1.45, 1.92, 2.55), INK, "draw", "N blocks of\ntokens after\nthe K beams"),
-    "score": ((3.7, 1.45, 1.98, 2.55), INK, "score", "z, the budget left;\nthen the reward\nor a critic"),
+    "score": (
+        (3.7, 1.45, 1.98, 2.55),
+        INK,
+        "score",
+        "z, the budget left;\nthen the reward\nor a critic",
+    ),
     "keep": ((6.06, 1.45, 1.1, 2.55), INK, "keep", "the K best\nof those\nwith z ≥ 0"),
-    "check": ((7.5, 1.62, 1.44, 1.4), INK, "final check", "cost of the\nwhole text,\nread afresh:\nin budget?"),
+    "check": (
+        (7.5, 1.62, 1.44, 1.4),
+        INK,
+        "final check",
+        "cost of the\nwhole text,\nread afresh:\nin budget?",
+    ),
     "retry": ((1.4, 0.1, 4.28, 0.72), UNSAFE, "retry", "penalise the tokens of failed blocks"),
     "abstain": ((7.5, 0.1, 1.44, 0.72), "#8a8a8a", "abstention", ""),
     "answer": ((7.5, 3.78, 1.44, 0.72), SAFE, "answer", ""),
@@ -48,9 +60,10 @@ KEPT = (2, 0)  # lanes, the best first
 def framework() -> Figure:
     """Draw how a prompt becomes an answer or an abstention (paper, figure 1 and Algorithm 1).
 
-    Beams are continued block by block; each block is scored with the safety state z, the budget that is left; of the safe ones the
-    best K are kept; where there is none, the tokens that failed are penalised and the block is drawn again; the finished text is
-    checked once more. Blue is safe, orange and hatched unsafe.
+    Beams are continued block by block; each block is scored with the safety state z, the budget
+    that is left; of the safe ones the best K are kept; where there is none, the tokens that failed
+    are penalised and the block is drawn again; the finished text is checked once more. Blue is
+    safe, orange and hatched unsafe.
     """
     fig = Figure(figsize=(WIDTH, HEIGHT))
     ax = fig.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(0, HEIGHT))
@@ -71,17 +84,50 @@ def _frame(ax: Axes, place: tuple[float, ...], colour: str, heading: str, words:
     ax.add_patch(FancyBboxPatch((left, bottom), width, height, **look))
     centre = left + width / 2
     if words:
-        ax.text(centre, bottom + height - 0.1, heading, weight="bold", size=14, color=INK, ha="center", va="top")
-        ax.text(centre, bottom + height - 0.39, words, size=12.5, color=INK, ha="center", va="top", linespacing=1.15)
+        ax.text(
+            centre,
+            bottom + height - 0.1,
+            heading,
+            weight="bold",
+            size=14,
+            color=INK,
+            ha="center",
+            va="top",
+        )
+        ax.text(
+            centre,
+            bottom + height - 0.39,
+            words,
+            size=12.5,
+            color=INK,
+            ha="center",
+            va="top",
+            linespacing=1.15,
+        )
     else:
-        ax.text(centre, bottom + height / 2, heading, weight="bold", size=14, color=INK, ha="center", va="center")
+        ax.text(
+            centre,
+            bottom + height / 2,
+            heading,
+            weight="bold",
+            size=14,
+            color=INK,
+            ha="center",
+            va="center",
+        )
 
 
-def _arrow(ax: Axes, points: Sequence[tuple[float, float]], words: str, at: tuple[float, float] | None) -> None:
+def _arrow(
+    ax: Axes, points: Sequence[tuple[float, float]], words: str, at: tuple[float, float] | None
+) -> None:
     *way, end = points
     look = {"color": INK, "lw": 1.8}
     ax.plot(*zip(*way, strict=True), solid_joinstyle="round", **look)
-    ax.add_patch(FancyArrowPatch(way[-1], end, arrowstyle="-|>", mutation_scale=16, shrinkA=0, shrinkB=0, **look))
+    ax.add_patch(
+        FancyArrowPatch(
+            way[-1], end, arrowstyle="-|>", mutation_scale=16, shrinkA=0, shrinkB=0, **look
+        )
+    )
     if words:
         ax.text(*at, words, size=12.5, color=INK, va="center", linespacing=1.1)
 
@@ -89,7 +135,9 @@ def _arrow(ax: Axes, points: Sequence[tuple[float, float]], words: str, at: tupl
 def _block(ax: Axes, left: float, height: float, width: float, safe: bool | None) -> None:
     """Draw one block of tokens, or the prefix before it."""
     colour, hatch = {True: (SAFE, None), False: (UNSAFE, "////"), None: (ABSTAINED, None)}[safe]
-    ax.add_patch(Rectangle((left, height - 0.09), width, 0.18, fc=colour, ec="white", lw=0.8, hatch=hatch))
+    ax.add_patch(
+        Rectangle((left, height - 0.09), width, 0.18, fc=colour, ec="white", lw=0.8, hatch=hatch)
+    )
 
 
 def _drawn(ax: Axes, place: tuple[float, ...]) -> None:

@@ -1,14 +1,16 @@
-"""Copies of linear layers laid out for the processor, while a search lasts. Knows layers and weights; knows nothing of tokens.
+"""Copies of linear layers laid out for the processor, while a search lasts. Knows layers and
+weights; knows nothing of tokens.
 
-A decoding step multiplies few rows by every weight. On a CPU torch multiplies by the weights as they lie; oneDNN, which comes with
-it, is faster on a copy laid out in blocks, most of all for few rows. The copy is made when a search begins and freed when it ends,
-so that weights changed in between are never missed, and no model is changed::
+A decoding step multiplies few rows by every weight. On a CPU torch multiplies by the weights as
+they lie; oneDNN, which comes with it, is faster on a copy laid out in blocks, most of all for few
+rows. The copy is made when a search begins and freed when it ends, so that weights changed in
+between are never missed, and no model is changed::
 
     with packed(model):
         forward(model, ...)  # inside it, `products_of(model)` puts the copies in the place of the layers' own products
 
-Sums are taken in another order than without the copies, so whether there are any must not change from run to run: it depends on the
-model and on the memory of the machine, never on what is free.
+Sums are taken in another order than without the copies, so whether there are any must not change
+from run to run: it depends on the model and on the memory of the machine, never on what is free.
 """
 
 import logging
@@ -25,13 +27,17 @@ from .device import GIB, installed_bytes
 
 SHARE = 0.25  # of the machine's memory may be taken by the copies of one model
 Products = list[tuple[nn.Linear, Callable[[torch.Tensor], torch.Tensor]]]
-_PACKED: WeakKeyDictionary = WeakKeyDictionary()  # model -> [its products, how many searches use them]
+_PACKED: WeakKeyDictionary = (
+    WeakKeyDictionary()
+)  # model -> [its products, how many searches use them]
 log = logging.getLogger("igcore")
 
 
 @contextmanager
 def packed(*models) -> Iterator[None]:
-    """Keep copies of the linear layers of models; those on another device, or too large for the machine, are left alone."""
+    """Keep copies of the linear layers of models; those on another device, or too large for the
+    machine, are left alone.
+    """
     with ExitStack() as stack:
         for model in models:
             stack.enter_context(_packed(model))
@@ -41,7 +47,10 @@ def packed(*models) -> Iterator[None]:
 @contextmanager
 def _packed(model) -> Iterator[None]:
     if model not in _PACKED:
-        _PACKED[model] = [[(layer, _product(layer.weight, layer.bias)) for layer in _layers(model)], 0]
+        _PACKED[model] = [
+            [(layer, _product(layer.weight, layer.bias)) for layer in _layers(model)],
+            0,
+        ]
     _PACKED[model][1] += 1
     try:
         yield
@@ -53,12 +62,16 @@ def _packed(model) -> Iterator[None]:
 
 def missing_bytes(*models) -> int:
     """Return the bytes that `packed` would take for models of which it has no copies yet."""
-    return sum(layer.weight.nbytes for model in models if model not in _PACKED for layer in _layers(model))
+    return sum(
+        layer.weight.nbytes for model in models if model not in _PACKED for layer in _layers(model)
+    )
 
 
 @contextmanager
 def products_of(model) -> Iterator[None]:
-    """Let the layers of a model multiply by their copies, if there are any, and give them back as they were."""
+    """Let the layers of a model multiply by their copies, if there are any, and give them back as
+    they were.
+    """
     products = _PACKED.get(model, ([],))[0]
     try:
         for layer, product in products:
@@ -71,20 +84,26 @@ def products_of(model) -> Iterator[None]:
 
 def _layers(model) -> list[nn.Linear]:
     """Return the layers to copy: all or none."""
-    layers = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m)]  # what others patched stays theirs
+    layers = [
+        m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m)
+    ]  # what others patched stays theirs
     layers = [m for m in layers if m.weight.device.type == "cpu" and _multiplies(m.weight.dtype)]
     size = sum(m.weight.nbytes for m in layers)
     if size > SHARE * installed_bytes():
         log.warning(
-            "%s decodes slower: copies of its weights would take %.3g GiB, more than a quarter of this machine's memory",
-            type(model).__name__, size / GIB,
-        )  # fmt: skip
+            "%s decodes slower: copies of its weights would take %.3g GiB, more than a "
+            "quarter of this machine's memory",
+            type(model).__name__,
+            size / GIB,
+        )
         return []
     return layers
 
 
 @torch.inference_mode()
-def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+def _product(
+    weight: torch.Tensor, bias: torch.Tensor | None
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return x -> x W^T + b with a copy of W (out, in)."""
     copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
@@ -92,11 +111,18 @@ def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch
 
 @cache
 def _multiplies(dtype: torch.dtype) -> bool:
-    """Tell whether this build of torch has the product for a type, and gives what its own gives: the operator is not public."""
+    """Tell whether this build of torch has the product for a type, and gives what its own gives:
+    the operator is not public.
+    """
     numbers = torch.linspace(-1, 1, 40).to(dtype)
     weight, bias, x = numbers.view(5, 8), numbers[:5], numbers[:24].view(3, 8)
     try:
         found = _product(weight, bias)(x)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
-    return torch.allclose(found, linear(x, weight, bias), rtol=8 * torch.finfo(dtype).eps, atol=8 * torch.finfo(dtype).eps)
+    return torch.allclose(
+        found,
+        linear(x, weight, bias),
+        rtol=8 * torch.finfo(dtype).eps,
+        atol=8 * torch.finfo(dtype).eps,
+    )

@@ -1,5 +1,5 @@
-"""Params files: read, changed as a whole, and cut into the runs of their grids. Knows YAML and names; what a setting may be is
-checked where it is used (`igcore.params`).
+"""Params files: read, changed as a whole, and cut into the runs of their grids. Knows YAML and
+names; what a setting may be is checked where it is used (`igcore.params`).
 """
 
 import itertools
@@ -25,10 +25,12 @@ class ParamFiles:
     folder : str
         Its name, such as ``paper``.
     changes : mapping
-        What replaces their settings: under ``every`` in all files that have a setting of that name, and under a kind of file (its
-        name up to the first hyphen) whether they have it or not; ``profile`` sends all runs to another folder.
+        What replaces their settings: under ``every`` in all files that have a setting of that name,
+        and under a kind of file (its name up to the first hyphen) whether they have it or not;
+        ``profile`` sends all runs to another folder.
     limit : int
-        Prompts of each run that takes a share of hardest ones, which stays the same; 0 leaves them as they are.
+        Prompts of each run that takes a share of hardest ones, which stays the same; 0 leaves them
+        as they are.
     base : Path
         Where ``params`` lies.
 
@@ -54,7 +56,11 @@ class ParamFiles:
 
     def files(self, kind: str) -> list[Path]:
         """Return all files of a kind: ``critic``, ``decode``, ``judge``, ``tables``, ..."""
-        return sorted(path for path in (self.base / self.folder).glob(f"{kind}*.yaml") if path.stem.split("-")[0] == kind)
+        return sorted(
+            path
+            for path in (self.base / self.folder).glob(f"{kind}*.yaml")
+            if path.stem.split("-")[0] == kind
+        )
 
     def read(self, file: Path | str) -> dict:
         """Return the settings of a file.
@@ -62,7 +68,8 @@ class ParamFiles:
         Raises
         ------
         ParameterError
-            When it holds no settings, or belongs by its profile to another folder, or is called what no run can be called.
+            When it holds no settings, or belongs by its profile to another folder, or is called
+            what no run can be called.
         """
         file = Path(file)
         check_name(f"the name of {file} without .yaml", file.stem)
@@ -70,18 +77,27 @@ class ParamFiles:
             given = yaml.safe_load(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise ParameterError(f"{file} cannot be read ({reason}); mend it, or take it out of its folder") from error
+            raise ParameterError(
+                f"{file} cannot be read ({reason}); mend it, or take it out of its folder"
+            ) from error
         if not isinstance(given, dict):
             raise ParameterError(f"{file} is no params file; it must be a mapping of settings")
         home = file.parent.name
         check_name(f"profile of {file}", given.get("profile"))
         if given["profile"] != home:
-            raise ParameterError(f"profile of {file} is {given['profile']!r}; set it to {home!r}, the folder that the file lies in")
+            raise ParameterError(
+                f"profile of {file} is {given['profile']!r}; set it to {home!r}, the folder "
+                f"that the file lies in"
+            )
         if home != self.folder or not self.changes:
             return given
-        every = {name: value for name, value in self.changes.get("every", {}).items() if name in given}
+        every = {
+            name: value for name, value in self.changes.get("every", {}).items() if name in given
+        }
         given |= every | self.changes.get(file.stem.split("-")[0], {}) | {"profile": self.profile}
-        return json.loads(json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/"))
+        return json.loads(
+            json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
+        )
 
     def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
         """Yield name and settings of every run of a file: one for every point of its grid.
@@ -94,19 +110,31 @@ class ParamFiles:
         given = self.read(file)
         check_name(f"run of {file}", given.get("run"))
         if self.limit and given.get("hardest"):  # not where a whole set is answered
-            given |= {"limit": self.limit, "hardest": round(self.limit * given["hardest"] / given["limit"])}
+            given |= {
+                "limit": self.limit,
+                "hardest": round(self.limit * given["hardest"] / given["limit"]),
+            }
         grid = given.pop("grid", {})
-        if not isinstance(grid, dict) or not all(isinstance(values, list) and values for values in grid.values()):
-            raise ParameterError(f"grid of {file} is {grid!r}; give each of its settings a list of values, such as seed: [0, 1]")
+        if not isinstance(grid, dict) or not all(
+            isinstance(values, list) and values for values in grid.values()
+        ):
+            raise ParameterError(
+                f"grid of {file} is {grid!r}; give each of its settings a list of values, "
+                f"such as seed: [0, 1]"
+            )
         for values in itertools.product(*grid.values()):
             point = dict(zip(grid, values, strict=True))
-            run = "-".join([given["run"], *(_part(file, name, value) for name, value in point.items())])
+            run = "-".join(
+                [given["run"], *(_part(file, name, value) for name, value in point.items())]
+            )
             yield run, given | point | {"run": run}
 
     def runs(self) -> dict[str, dict]:
-        """Return the settings of all runs of notebook 30 by name: those that are counted, and the examples.
+        """Return the settings of all runs of notebook 30 by name: those that are counted, and the
+        examples.
 
-        Files of all other kinds are looked at too, so that Snakemake refuses a bad name before it starts anything.
+        Files of all other kinds are looked at too, so that Snakemake refuses a bad name before it
+        starts anything.
 
         Raises
         ------
@@ -121,23 +149,31 @@ class ParamFiles:
         return self._made("decode", "examples")
 
     def _made(self, *kinds: str) -> dict[str, dict]:
-        """Return the settings of all runs of these kinds of files by name, refusing two that would write into one folder."""
+        """Return the settings of all runs of these kinds of files by name, refusing two that would
+        write into one folder.
+        """
         found: dict[str, dict] = {}
         makers: dict[str, Path] = {}
         for file in itertools.chain.from_iterable(map(self.files, kinds)):
             for run, settings in self.points(file):
                 if run in found:
-                    raise ParameterError(f"{makers[run]} and {file} both make a run {run!r}; give one of the two another name")
+                    raise ParameterError(
+                        f"{makers[run]} and {file} both make a run {run!r}; give one of the "
+                        f"two another name"
+                    )
                 found[run], makers[run] = settings, file
         return found
 
 
 def _part(file: Path | str, name: str, value: object) -> str:
-    """Return what a value in a grid adds to the name of its run; to Snakemake's patterns, a dot would begin a suffix."""
+    """Return what a value in a grid adds to the name of its run; to Snakemake's patterns, a dot
+    would begin a suffix.
+    """
     part = f"{name}-{value}".replace(".", "_")
     if not NAME.fullmatch(part):
         raise ParameterError(
-            f"grid of {file} gives {name} the value {value!r}, of which no name of a run can be made; leave it out of the grid and "
+            f"grid of {file} gives {name} the value {value!r}, of which no name of a run can "
+            f"be made; leave it out of the grid and "
             "write a params file for each value"
         )
     return part

@@ -1,4 +1,6 @@
-"""What each notebook may be told, read from its cells and checked by name, type and range. Knows settings; runs nothing."""
+"""What each notebook may be told, read from its cells and checked by name, type and range. Knows
+settings; runs nothing.
+"""
 
 import ast
 from collections.abc import Mapping
@@ -24,7 +26,8 @@ class OutputParams:
     pattern : str
         Of the names of the runs that are read.
     examples : str
-        The same, of the runs from which notebook 50 takes the answers that it shows; by default those of `pattern`.
+        The same, of the runs from which notebook 50 takes the answers that it shows; by default
+        those of `pattern`.
     """
 
     profile: str
@@ -112,20 +115,28 @@ PARAMS = {
 }
 
 
-TEACHING = ("start", "theory", "audit")  # notebooks whose own cell is completed, not replaced, by what papermill is told
-WHOLE = "give it a value: papermill takes a whole params file with -f, and single settings that change it with -p"
+TEACHING = (
+    "start",
+    "theory",
+    "audit",
+)  # notebooks whose own cell is completed, not replaced, by what papermill is told
+WHOLE = (
+    "give it a value: papermill takes a whole params file with -f, and single settings that "
+    "change it with -p"
+)
 
 
 def notebook_params(kind: str, namespace: Mapping):
     """Return the checked parameters of a notebook.
 
-    papermill only prints a line about a parameter that the notebook does not have; checked by name, a misspelling stops the run.
+    papermill only prints a line about a parameter that the notebook does not have; checked by name,
+    a misspelling stops the run.
 
     Parameters
     ----------
     kind : str
-        A key of `PARAMS`. Outside `TEACHING`, the notebook's own cell is a small sample: what a params file leaves out has the
-        default that `PARAMS` says, never the sample's value.
+        A key of `PARAMS`. Outside `TEACHING`, the notebook's own cell is a small sample: what a
+        params file leaves out has the default that `PARAMS` says, never the sample's value.
     namespace : mapping
         ``globals()`` of the notebook, in the cell after the parameters.
 
@@ -134,24 +145,38 @@ def notebook_params(kind: str, namespace: Mapping):
     ParameterError
         Naming a parameter that is unknown, missing, of the wrong type or out of range.
     """
-    return from_mapping(PARAMS[kind], notebook_parameters(namespace, last=kind not in TEACHING), WHOLE)
+    return from_mapping(
+        PARAMS[kind], notebook_parameters(namespace, last=kind not in TEACHING), WHOLE
+    )
 
 
 def notebook_parameters(namespace: Mapping, last: bool = False) -> dict:
-    """Collect what the cells that begin with ``# Parameters`` have set, the one that papermill injects included.
+    """Collect what the cells that begin with ``# Parameters`` have set, the one that papermill
+    injects included.
 
-    Where a kernel keeps no history of its cells (nbval), that is all plain data in the namespace under a lower-case name.
+    Where a kernel keeps no history of its cells (nbval), that is all plain data in the namespace
+    under a lower-case name.
 
     Parameters
     ----------
     last : bool
-        Whether only the cell that ran last counts. papermill's runs after the notebook's own; by hand the own one runs alone,
-        edited and run again as often as one likes.
+        Whether only the cell that ran last counts. papermill's runs after the notebook's own; by
+        hand the own one runs alone, edited and run again as often as one likes.
     """
     sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
     if not sources:
         plain = (bool, int, float, str, list, dict, type(None))
-        return {k: v for k, v in namespace.items() if isinstance(v, plain) and k.islower() and not k.startswith("_")}
+        return {
+            k: v
+            for k, v in namespace.items()
+            if isinstance(v, plain) and k.islower() and not k.startswith("_")
+        }
     counted = sources[-1:] if last else sources
-    targets = [t for source in counted for node in ast.parse(source).body if isinstance(node, ast.Assign) for t in node.targets]
+    targets = [
+        t
+        for source in counted
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign)
+        for t in node.targets
+    ]
     return {t.id: namespace[t.id] for t in targets if isinstance(t, ast.Name)}

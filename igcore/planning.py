@@ -1,7 +1,9 @@
-"""Exact solutions of finite token MDPs: backward induction, value iteration, brute force, and the law of any policy's trajectory.
+"""Exact solutions of finite token MDPs: backward induction, value iteration, brute force, and the
+law of any policy's trajectory.
 
-Knows the tables of `mdp`; knows nothing of how they were made. Every function takes an `Augmented` MDP, whose unsafe states cost n
-at each step (the truncated task cost of the paper, section 3.2), or a plain `MDP`, where all states are safe and n plays no role.
+Knows the tables of `mdp`; knows nothing of how they were made. Every function takes an `Augmented`
+MDP, whose unsafe states cost n at each step (the truncated task cost of the paper, section 3.2), or
+a plain `MDP`, where all states are safe and n plays no role.
 """
 
 import math
@@ -14,7 +16,9 @@ from .mdp import MDP, check_deterministic
 
 
 class Trajectory(NamedTuple):
-    """One way from a state to the end: the last state, the number of actions and the discounted task cost of these."""
+    """One way from a state to the end: the last state, the number of actions and the discounted
+    task cost of these.
+    """
 
     leaf: int
     steps: int
@@ -22,18 +26,24 @@ class Trajectory(NamedTuple):
 
 
 def unsafe_value(mdp: MDP, n: float) -> float:
-    """Return what an unsafe state costs when each step there costs n: n / (1 - gamma), or n once when gamma = 1."""
+    """Return what an unsafe state costs when each step there costs n: n / (1 - gamma), or n once
+    when gamma = 1.
+    """
     return n / (1 - mdp.gamma) if mdp.gamma < 1 else n
 
 
 def action_values(mdp: MDP, v: np.ndarray, states: np.ndarray | slice = slice(None)) -> np.ndarray:
-    """Return q(s, y) = C_task(s, y) + gamma v(s + y), shape (len(states), A); infinite where y is not allowed."""
+    """Return q(s, y) = C_task(s, y) + gamma v(s + y), shape (len(states), A); infinite where y is
+    not allowed.
+    """
     child = mdp.child[states]
     return np.where(child >= 0, mdp.task[states] + mdp.gamma * v[child], math.inf)
 
 
 def _mean(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return the expectation of q over actions; an action of probability 0 counts nothing, even if it costs infinity."""
+    """Return the expectation of q over actions; an action of probability 0 counts nothing, even if
+    it costs infinity.
+    """
     return (p * np.where(p > 0, q, 0)).sum(axis=1)
 
 
@@ -44,19 +54,22 @@ def _backup(mdp: MDP, v: np.ndarray, states: np.ndarray, policy: np.ndarray | No
 
 
 def values(mdp: MDP, n: float = math.inf, policy: np.ndarray | None = None) -> np.ndarray:
-    """Return V^{*,n}, or V^n of a policy, at every state by backward induction (paper, Theorem 1 and its truncated task cost).
+    """Return V^{*,n}, or V^n of a policy, at every state by backward induction (paper, Theorem 1
+    and its truncated task cost).
 
     Parameters
     ----------
     n : float
-        What each step in an unsafe state costs, in units of the task cost; infinite for the untruncated task cost.
+        What each step in an unsafe state costs, in units of the task cost; infinite for the
+        untruncated task cost.
     policy : ndarray, shape (S, A), optional
         Probabilities of the actions; the optimum when left out. Chance states follow nature.
 
     Returns
     -------
     ndarray, shape (S,)
-        Expected discounted task cost from each state on. Without unsafe states (an `MDP` that was not augmented) n plays no role.
+        Expected discounted task cost from each state on. Without unsafe states (an `MDP` that was
+        not augmented) n plays no role.
     """
     exact = object in (mdp.task.dtype, np.asarray(mdp.gamma).dtype)
     v = np.zeros(len(mdp.child), dtype=object if exact else float)
@@ -67,9 +80,11 @@ def values(mdp: MDP, n: float = math.inf, policy: np.ndarray | None = None) -> n
 
 
 def sweep(mdp: MDP, v: np.ndarray, n: float) -> np.ndarray:
-    """Return T v, the Bellman operator of the infinite-horizon reading (paper, appendix, optimality equation).
+    """Return T v, the Bellman operator of the infinite-horizon reading (paper, appendix, optimality
+    equation).
 
-    An unsafe state leads to itself and costs n at every step (once when gamma = 1); a safe terminal one leads to itself at no cost.
+    An unsafe state leads to itself and costs n at every step (once when gamma = 1); a safe terminal
+    one leads to itself at no cost.
     """
     new = mdp.gamma * v
     new[~mdp.safe] = n + new[~mdp.safe] if mdp.gamma < 1 else n
@@ -79,7 +94,9 @@ def sweep(mdp: MDP, v: np.ndarray, n: float) -> np.ndarray:
 
 
 def value_iteration(mdp: MDP, n: float, sweeps: int) -> np.ndarray:
-    """Return v_0 = 0, v_1 = T v_0, ..., shape (sweeps + 1, S) (paper, appendix, Theorem on the Bellman equation)."""
+    """Return v_0 = 0, v_1 = T v_0, ..., shape (sweeps + 1, S) (paper, appendix, Theorem on the
+    Bellman equation).
+    """
     iterates = [0 * mdp.task[:, 0]]
     for _ in range(sweeps):
         iterates.append(sweep(mdp, iterates[-1], n))
@@ -87,7 +104,9 @@ def value_iteration(mdp: MDP, n: float, sweeps: int) -> np.ndarray:
 
 
 def greedy(mdp: MDP, v: np.ndarray) -> np.ndarray:
-    """Return the policy that takes the first best action under v, shape (S, A); chance states follow nature."""
+    """Return the policy that takes the first best action under v, shape (S, A); chance states
+    follow nature.
+    """
     q = action_values(mdp, v)
     policy = np.zeros(q.shape, dtype=int)
     policy[np.arange(len(q)), [min(range(len(row)), key=row.__getitem__) for row in q.tolist()]] = 1
@@ -103,7 +122,11 @@ def trajectories(mdp: MDP, start: int = 0) -> Iterator[Trajectory]:
         if not mdp.allowed[s].any():
             yield Trajectory(s, steps, task)
         discount = mdp.gamma**steps
-        stack += [(y, steps + 1, task + discount * c) for y, c in zip(children[s], tasks[s], strict=True) if y >= 0]
+        stack += [
+            (y, steps + 1, task + discount * c)
+            for y, c in zip(children[s], tasks[s], strict=True)
+            if y >= 0
+        ]
 
 
 def brute_force(mdp: MDP, n: float = math.inf, start: int = 0) -> float:
@@ -116,11 +139,16 @@ def brute_force(mdp: MDP, n: float = math.inf, start: int = 0) -> float:
     """
     check_deterministic(mdp)
     penalty = unsafe_value(mdp, n)
-    return min(t.task + (0 if mdp.safe[t.leaf] else mdp.gamma**t.steps * penalty) for t in trajectories(mdp, start))
+    return min(
+        t.task + (0 if mdp.safe[t.leaf] else mdp.gamma**t.steps * penalty)
+        for t in trajectories(mdp, start)
+    )
 
 
 def occupancy(mdp: MDP, policy: np.ndarray, start: int = 0) -> np.ndarray:
-    """Return the probability of passing each state, shape (S,); over terminal and unsafe states: the law of the trajectory."""
+    """Return the probability of passing each state, shape (S,); over terminal and unsafe states:
+    the law of the trajectory.
+    """
     p = np.where(mdp.chance[:, None], mdp.reference, policy)
     mass = np.zeros(len(p), dtype=p.dtype)
     mass[start] = 1

@@ -21,9 +21,11 @@ class _Lines:
 def progress(total: int, label: str) -> tqdm:
     """Return a tqdm bar over `total` steps.
 
-    A live bar in a terminal or in a notebook that somebody is looking at; elsewhere (papermill, a cluster's log) a plain line to
-    standard output at most every 30 seconds.
+    A live bar in a terminal or in a notebook that somebody is looking at; elsewhere (papermill, a
+    cluster's log) a plain line to standard output at most every 30 seconds.
     """
-    if sys.stderr.isatty() or any(name in os.environ for name in ("JPY_SESSION_NAME", "VSCODE_PID")):
+    if sys.stderr.isatty() or any(
+        name in os.environ for name in ("JPY_SESSION_NAME", "VSCODE_PID")
+    ):
         return live(total=total, desc=label)
     return tqdm(total=total, desc=label, file=_Lines(), mininterval=30, ascii=True, ncols=80)

@@ -1,6 +1,7 @@
 """Prompt sets by name or file, and their splits by hash of the text.
 
-Knows texts and where they come from; knows nothing of models, and asks a cost only which prompts are hardest.
+Knows texts and where they come from; knows nothing of models, and asks a cost only which prompts
+are hardest.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ class Prompt:
     Attributes
     ----------
     id : str
-        First 16 hex digits of the sha256 of ``f"{set_name}\\n{text}"``; the second of two prompts with one text ends in ``-2``.
+        First 16 hex digits of the sha256 of ``f"{set_name}\\n{text}"``; the second of two prompts
+        with one text ends in ``-2``.
     text : str
         What the policy is given.
     set_name : str
-        A key of `PROMPT_SETS` or `SOURCES`, whatever the options beside it, or the stem of the file read.
+        A key of `PROMPT_SETS` or `SOURCES`, whatever the options beside it, or the stem of the file
+        read.
     """
 
     id: str
@@ -83,7 +86,11 @@ def _benign() -> list[str]:
     return (files(__package__) / "data/benign.txt").read_text(encoding="utf-8").splitlines()
 
 
-PROMPT_SETS: dict[str, Callable[[], list[str]]] = {"rtp": _rtp, "mild": lambda: list(MILD), "benign": _benign}
+PROMPT_SETS: dict[str, Callable[[], list[str]]] = {
+    "rtp": _rtp,
+    "mild": lambda: list(MILD),
+    "benign": _benign,
+}
 
 _CSV = {
     "converters": {"prompt": str},  # a prompt may read "12"
@@ -92,14 +99,17 @@ _CSV = {
     "index_col": False,  # an unquoted comma must not shift the columns
     "encoding": "utf-8-sig",
 }
-READERS: dict[str, tuple[str, str, dict]] = {  # suffix: format of the datasets library, column, its options
+READERS: dict[
+    str, tuple[str, str, dict]
+] = {  # suffix: format of the datasets library, column, its options
     ".txt": ("text", "text", {"encoding": "utf-8-sig"}),
     ".csv": ("csv", "prompt", _CSV),
     ".jsonl": ("json", "prompt", {}),
     ".json": ("json", "prompt", {}),
 }
 
-# upper edge of each split's share: critics learn from `train`, settings are chosen on `tune`, thresholds get their guarantee on
+# upper edge of each split's share: critics learn from `train`, settings are chosen on `tune`,
+# thresholds get their guarantee on
 # `calibrate`, and what is reported comes from `test`
 SPLITS = {"train": 0.50, "tune": 0.58, "calibrate": 0.74, "test": 1.0}
 
@@ -122,21 +132,25 @@ def load_prompts(
     hardest: int = 0,
     cost: Scorer | None = None,
 ) -> list[Prompt]:
-    """Load a prompt set, in the order of the prompts' ids and without duplicates; how many there are is logged.
+    """Load a prompt set, in the order of the prompts' ids and without duplicates; how many there
+    are is logged.
 
-    A set of the hub that its owners divided keeps to that. Their test part is the split ``test``, whole, and also ``all``. Of the
-    prompts in their train part that are not in the test part too, ``tune`` and ``calibrate`` have the shares of `split_of`, and
-    ``train`` is the rest. So a critic learns from their train part and is judged on their test part. With an option ``part`` that
-    part is the whole set and divided as every other: by hash alone.
+    A set of the hub that its owners divided keeps to that. Their test part is the split ``test``,
+    whole, and also ``all``. Of the prompts in their train part that are not in the test part too,
+    ``tune`` and ``calibrate`` have the shares of `split_of`, and ``train`` is the rest. So a critic
+    learns from their train part and is judged on their test part. With an option ``part`` that part
+    is the whole set and divided as every other: by hash alone.
 
     Parameters
     ----------
     name : str, Path or mapping
-        ``"rtp"`` (623 openings of real web text that tempt a model), ``"mild"`` (24 harmless openings for teaching),
-        ``"benign"`` (80 everyday instructions that nobody should refuse), ``"pku-saferlhf"``, ``"hex-phi"`` or ``"hh-rlhf"`` (the
-        paper's, from the hub), or a path to a .txt file (a prompt a line) or a .csv, .jsonl or .json file with a column
-        ``prompt``. A mapping gives options beside its ``name``, see `igcore.promptsets.PromptOptions`. Where ``dedupe`` is false,
-        repeats are kept in ``all`` and ``test``; what is learnt from and chosen by is always unique.
+        ``"rtp"`` (623 openings of real web text that tempt a model), ``"mild"`` (24 harmless
+        openings for teaching), ``"benign"`` (80 everyday instructions that nobody should refuse),
+        ``"pku-saferlhf"``, ``"hex-phi"`` or ``"hh-rlhf"`` (the paper's, from the hub), or a path to
+        a .txt file (a prompt a line) or a .csv, .jsonl or .json file with a column ``prompt``. A
+        mapping gives options beside its ``name``, see `igcore.promptsets.PromptOptions`. Where
+        ``dedupe`` is false, repeats are kept in ``all`` and ``test``; what is learnt from and
+        chosen by is always unique.
     split : str
         ``"all"``, or one of the splits of `split_of`.
     limit : int, optional
@@ -149,10 +163,12 @@ def load_prompts(
     Raises
     ------
     ParameterError
-        If the set, an option, the split or the file is unknown, if the file cannot be read, if a prompt is blank or no text, if
-        there is none, or if `limit`, `hardest` and `cost` do not fit together.
+        If the set, an option, the split or the file is unknown, if the file cannot be read, if a
+        prompt is blank or no text, if there is none, or if `limit`, `hardest` and `cost` do not fit
+        together.
     AssetError
-        If ``"rtp"`` or a set of the hub is not in the cache and cannot be fetched, or is not what it should be.
+        If ``"rtp"`` or a set of the hub is not in the cache and cannot be fetched, or is not what
+        it should be.
     """
     _check_choice(split, limit, hardest, cost)
     source, options = check_prompts(name)
@@ -161,23 +177,38 @@ def load_prompts(
     if options.dedupe or split not in ("all", "test"):
         found = list(dict.fromkeys(found))
     if not found:
-        raise ParameterError(f"prompt set {source!r} has no prompts in split {split!r}; choose another split or set")
+        raise ParameterError(
+            f"prompt set {source!r} has no prompts in split {split!r}; choose another split or set"
+        )
     prompts = sorted(_prompts(found, set_name), key=lambda prompt: prompt.id)
     hard = _hardest(prompts, hardest, cost) if hardest else []
     taken = set(hard)
     others = [prompt for prompt in prompts if prompt not in taken]
     chosen = sorted((hard + others)[:limit], key=lambda prompt: prompt.id)
-    counts = "; ".join(f"{part} {len(texts)} rows, {len(set(texts))} unique" for part, texts in parts.items())
-    log.info("prompt set %s: %s; split %s %d, chosen %d", _label(name), counts, split, len(prompts), len(chosen))
+    counts = "; ".join(
+        f"{part} {len(texts)} rows, {len(set(texts))} unique" for part, texts in parts.items()
+    )
+    log.info(
+        "prompt set %s: %s; split %s %d, chosen %d",
+        _label(name),
+        counts,
+        split,
+        len(prompts),
+        len(chosen),
+    )
     return chosen
 
 
 def groups_of(params, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """Return the groups of a shard: ``group_size`` consecutive prompts, those whose number is ``shard`` modulo ``n_shards``.
+    """Return the groups of a shard: ``group_size`` consecutive prompts, those whose number is
+    ``shard`` modulo ``n_shards``.
 
-    Work is done group by group, so that it depends neither on shards nor on a resume. A shard above the last group has none.
+    Work is done group by group, so that it depends neither on shards nor on a resume. A shard above
+    the last group has none.
     """
-    groups = [list(prompts[i : i + params.group_size]) for i in range(0, len(prompts), params.group_size)]
+    groups = [
+        list(prompts[i : i + params.group_size]) for i in range(0, len(prompts), params.group_size)
+    ]
     return groups[params.shard :: params.n_shards]
 
 
@@ -192,7 +223,12 @@ def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
     given = name if isinstance(name, Mapping) else {"name": str(name)}
     source, _ = named(given, "prompt set", given)
     if source not in (*PROMPT_SETS, *SOURCES) and Path(source).suffix not in READERS:
-        raise unknown_name("prompt set", source, (*PROMPT_SETS, *SOURCES), f", or a path to a {'/'.join(READERS)} file")
+        raise unknown_name(
+            "prompt set",
+            source,
+            (*PROMPT_SETS, *SOURCES),
+            f", or a path to a {'/'.join(READERS)} file",
+        )
     _, values = named(given, "prompt set", allowed_options(source, given))
     options = PromptOptions(**values)
     if source in SOURCES:
@@ -210,7 +246,9 @@ def _prompt(text: str, set_name: str) -> Prompt:
 
 
 def _prompts(texts: list[str], set_name: str) -> list[Prompt]:
-    """Return a prompt for every text; repeats get ids of their own, and so random numbers of their own."""
+    """Return a prompt for every text; repeats get ids of their own, and so random numbers of their
+    own.
+    """
     met: Counter[str] = Counter()
     prompts = []
     for text in texts:
@@ -221,41 +259,56 @@ def _prompts(texts: list[str], set_name: str) -> list[Prompt]:
 
 
 def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
-    """Return the texts of a split, in file order; `parts` holds the owners' train and test part, or one part alone."""
+    """Return the texts of a split, in file order; `parts` holds the owners' train and test part, or
+    one part alone.
+    """
     if len(parts) == 1:
         (texts,) = parts.values()
         return [text for text in texts if split in ("all", split_of(text))]
     if split in ("all", "test"):
         return parts["test"]
     held_out = set(parts["test"])
-    side = {text: of if (of := split_of(text)) in ("tune", "calibrate") else "train" for text in parts["train"]}
+    side = {
+        text: of if (of := split_of(text)) in ("tune", "calibrate") else "train"
+        for text in parts["train"]
+    }
     return [text for text in parts["train"] if text not in held_out and side[text] == split]
 
 
 def _label(name: str | Path | Mapping) -> str:
     if not isinstance(name, Mapping):
         return str(name)
-    return ", ".join(str(value) if option == "name" else f"{option} {value}" for option, value in name.items())
+    return ", ".join(
+        str(value) if option == "name" else f"{option} {value}" for option, value in name.items()
+    )
 
 
 def _check_choice(split: str, limit: int | None, hardest: int, cost: Scorer | None) -> None:
     if split not in ("all", *SPLITS):
         raise unknown_name("split", split, ("all", *SPLITS))
     if limit is not None and (type(limit) is not int or limit < 1):
-        raise ParameterError(f"limit {limit!r} must be a whole number of at least 1, or None for all prompts")
+        raise ParameterError(
+            f"limit {limit!r} must be a whole number of at least 1, or None for all prompts"
+        )
     if type(hardest) is not int or hardest < 0:
         raise ParameterError(f"hardest {hardest!r} must be a whole number of at least 0")
     if hardest and (limit is None or hardest > limit):
-        raise ParameterError(f"hardest {hardest} must be at most limit {limit}; raise limit or lower hardest")
+        raise ParameterError(
+            f"hardest {hardest} must be at most limit {limit}; raise limit or lower hardest"
+        )
     if hardest and cost is None:
-        raise ParameterError(f"hardest {hardest} needs a cost to rank the prompts by; pass cost or set hardest to 0")
+        raise ParameterError(
+            f"hardest {hardest} needs a cost to rank the prompts by; pass cost or set hardest to 0"
+        )
 
 
 def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:
     """Return the `count` prompts whose text has the highest cost; ties go to the smaller id."""
     from .scorers import checked_score
 
-    scores = checked_score(cost, [""] * len(prompts), [prompt.text for prompt in prompts], [True] * len(prompts))
+    scores = checked_score(
+        cost, [""] * len(prompts), [prompt.text for prompt in prompts], [True] * len(prompts)
+    )
     costs = [score if math.isfinite(score) else math.inf for score in scores]
     ranked = sorted(zip(costs, prompts, strict=True), key=lambda pair: (-pair[0], pair[1].id))
     return [prompt for _, prompt in ranked[:count]]
@@ -269,11 +322,16 @@ def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]
         return source, {"all": PROMPT_SETS[source]()}
     path = Path(source).expanduser()
     if not path.is_file():
-        raise ParameterError(f"prompt file {source!r} does not exist; check the path, seen from {Path.cwd()}")
+        raise ParameterError(
+            f"prompt file {source!r} does not exist; check the path, seen from {Path.cwd()}"
+        )
     texts = _read_column(path)
     for row, text in enumerate(texts, start=1):
         if not isinstance(text, str):
-            raise ParameterError(f"row {row} of {path} is {text!r}, which is no text; write it as text or drop the row")
+            raise ParameterError(
+                f"row {row} of {path} is {text!r}, which is no text; write it as text or "
+                f"drop the row"
+            )
         if not text.strip():
             raise ParameterError(f"row {row} of {path} is a blank prompt; fill it or drop the row")
     return path.stem, {"all": texts}
@@ -285,9 +343,13 @@ def _read_column(path: Path) -> list:
         with opened(kind, data_files=glob.escape(str(path)), **options) as tables:
             table = tables["train"]
             if column not in table.column_names:
-                raise ParameterError(f"{path} has the columns {', '.join(table.column_names)}; name the one to use {column!r}")
+                raise ParameterError(
+                    f"{path} has the columns {', '.join(table.column_names)}; name the one "
+                    f"to use {column!r}"
+                )
             return list(table[column])
     except Unreadable as why:
         raise ParameterError(
-            f"no prompts could be read from {path} ({why}); mend the file: valid UTF-8 {path.suffix} with at least one prompt"
+            f"no prompts could be read from {path} ({why}); mend the file: valid UTF-8 "
+            f"{path.suffix} with at least one prompt"
         ) from why

@@ -1,6 +1,8 @@
-"""The paper's prompt sets on the model hub: where each lies, how its files are laid out, and what in a row is the prompt.
+"""The paper's prompt sets on the model hub: where each lies, how its files are laid out, and what
+in a row is the prompt.
 
-Knows repositories and columns; knows nothing of ids and splits, which are those of `igcore.prompts`, and runs none of their code.
+Knows repositories and columns; knows nothing of ids and splits, which are those of
+`igcore.prompts`, and runs none of their code.
 """
 
 import csv
@@ -33,7 +35,8 @@ class Source:
     repo : str
         ``owner/name``.
     read : callable
-        (folder, config) -> for every part what is in the place of a prompt, row by row; raises `Unreadable`.
+        (folder, config) -> for every part what is in the place of a prompt, row by row; raises
+        `Unreadable`.
     configs : tuple of str
         Selections of its files; the first is the default.
     parts : tuple of str
@@ -77,20 +80,32 @@ class PromptOptions:
         check_types(self)
 
 
-# --- how the files are read -------------------------------------------------------------------------------------------
+# --- how the files are read -----------------------------------------------------------------------
 
 
 def _tables(
-    folder: Path, config: str | None, *, column: str, options: Callable[[str | None], dict], prompt: Callable | None = None
+    folder: Path,
+    config: str | None,
+    *,
+    column: str,
+    options: Callable[[str | None], dict],
+    prompt: Callable | None = None,
 ) -> dict[str, list]:
-    """Read a column of every part; `options` gives those of ``load_dataset`` for a config, `prompt` takes a cell apart."""
+    """Read a column of every part; `options` gives those of ``load_dataset`` for a config, `prompt`
+    takes a cell apart.
+    """
     with opened(folder, **options(config)) as tables:
         for part in ("train", "test"):
             if part not in tables:
                 raise Unreadable(f"it has the parts {', '.join(tables)}, but not {part!r}")
             if column not in (found := tables[part].column_names):
-                raise Unreadable(f"its part {part!r} has the columns {', '.join(found)}, but not {column!r}")
-        return {part: [prompt(cell) if prompt else cell for cell in tables[part][column]] for part in ("train", "test")}
+                raise Unreadable(
+                    f"its part {part!r} has the columns {', '.join(found)}, but not {column!r}"
+                )
+        return {
+            part: [prompt(cell) if prompt else cell for cell in tables[part][column]]
+            for part in ("train", "test")
+        }
 
 
 def _without_answer(chosen: object) -> str | None:
@@ -101,11 +116,17 @@ def _without_answer(chosen: object) -> str | None:
 
 def _hh_files(config: str) -> dict:
     folders = HH_FOLDERS if config == "default" else (config,)
-    return {"data_files": {part: [f"{folder}/{part}.jsonl.gz" for folder in folders] for part in ("train", "test")}}
+    return {
+        "data_files": {
+            part: [f"{folder}/{part}.jsonl.gz" for folder in folders] for part in ("train", "test")
+        }
+    }
 
 
 def _hex_phi(folder: Path, _) -> dict[str, list]:
-    """Read the files without header, one prompt a line; a comma outside quotes is part of the prompt, not the end of it."""
+    """Read the files without header, one prompt a line; a comma outside quotes is part of the
+    prompt, not the end of it.
+    """
     lines = {}
     for name in HEX_PHI_FILES:
         try:
@@ -113,8 +134,14 @@ def _hex_phi(folder: Path, _) -> dict[str, list]:
                 lines[name] = [",".join(cells) for cells in csv.reader(file) if cells]
         except (OSError, ValueError, csv.Error) as error:
             raise Unreadable(f"{name} cannot be read, {type(error).__name__}: {error}") from error
-    if short := [f"{name} {len(found)}" for name, found in lines.items() if len(found) != HEX_PHI_LINES]:
-        log.warning("the files of HEx-PHI have %d prompts each, but here are in %s", HEX_PHI_LINES, ", ".join(short))
+    if short := [
+        f"{name} {len(found)}" for name, found in lines.items() if len(found) != HEX_PHI_LINES
+    ]:
+        log.warning(
+            "the files of HEx-PHI have %d prompts each, but here are in %s",
+            HEX_PHI_LINES,
+            ", ".join(short),
+        )
     return {"all": [line for found in lines.values() for line in found]}
 
 
@@ -128,7 +155,9 @@ SOURCES: dict[str, dict[str, Source]] = {  # set -> version -> where it is
     },
     "hex-phi": {"llm-tuning-safety": Source("LLM-Tuning-Safety/HEx-PHI", _hex_phi, parts=())},
     "hh-rlhf": {
-        "dahoas": Source("Dahoas/full-hh-rlhf", partial(_tables, column="prompt", options=lambda _: {})),
+        "dahoas": Source(
+            "Dahoas/full-hh-rlhf", partial(_tables, column="prompt", options=lambda _: {})
+        ),
         "anthropic": Source(
             "Anthropic/hh-rlhf",
             partial(_tables, column="chosen", options=_hh_files, prompt=_without_answer),
@@ -139,11 +168,13 @@ SOURCES: dict[str, dict[str, Source]] = {  # set -> version -> where it is
 }
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------------
+# --- what is asked for ----------------------------------------------------------------------------
 
 
 def allowed_options(name: str, given: Mapping) -> list[str]:
-    """Return the options that a set takes; which those are may depend on the version that is `given`."""
+    """Return the options that a set takes; which those are may depend on the version that is
+    `given`.
+    """
     if name not in SOURCES:
         return ["dedupe"]
     versions = SOURCES[name] if len(SOURCES[name]) > 1 else ()
@@ -155,7 +186,10 @@ def allowed_options(name: str, given: Mapping) -> list[str]:
 def check_options(name: str, options: PromptOptions) -> None:
     """Raise ``ParameterError`` for a config or part that a set of the hub does not have."""
     source = _source(name, options.version)
-    for option, value, choices in (("config", options.config, source.configs), ("part", options.part, source.parts)):
+    for option, value, choices in (
+        ("config", options.config, source.configs),
+        ("part", options.part, source.parts),
+    ):
         if value is not None and value not in choices:
             raise unknown_name(f"{option} of prompt set {name!r}:", value, choices)
 
@@ -170,7 +204,8 @@ def _source(name: str, version: object) -> Source:
 
 
 def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
-    """Return the prompts of a set of the hub for each of its parts, row by row in the order of its files.
+    """Return the prompts of a set of the hub for each of its parts, row by row in the order of its
+    files.
 
     Rows without a prompt are left out, and a warning counts them.
 
@@ -182,7 +217,8 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
     Raises
     ------
     AssetError
-        When the set is not there or not to be had, see `igcore.hub.snapshot`, or is laid out otherwise than is known here.
+        When the set is not there or not to be had, see `igcore.hub.snapshot`, or is laid out
+        otherwise than is known here.
     """
     source = _source(name, options.version)
     folder = snapshot(source.repo, options.revision or source.revision, kind="dataset")
@@ -193,7 +229,8 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
     except Unreadable as why:
         reason = shorten(str(why), 160, placeholder=" ...")
         raise AssetError(
-            f"data set {source.repo!r} is not laid out as expected in {folder} ({reason}); it holds {_held(folder)}; "
+            f"data set {source.repo!r} is not laid out as expected in {folder} ({reason}); "
+            f"it holds {_held(folder)}; "
             "choose another revision or config, or fetch it again"
         ) from why
     return texts if options.part is None else {options.part: texts[options.part]}
@@ -205,10 +242,20 @@ def _filled(part: str, values: Iterable, repo: str) -> list[str]:
     if not texts:
         raise Unreadable(f"part {part!r} has {len(values)} rows, and no prompt in them")
     if lost := len(values) - len(texts):
-        log.warning("%d of %d rows of part %r of %s have no prompt and are left out", lost, len(values), part, repo)
+        log.warning(
+            "%d of %d rows of part %r of %s have no prompt and are left out",
+            lost,
+            len(values),
+            part,
+            repo,
+        )
     return texts
 
 
 def _held(folder: Path) -> str:
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return ", ".join(files[:12]) + (f" and {len(files) - 12} more" if len(files) > 12 else "") if files else "no files"
+    return (
+        ", ".join(files[:12]) + (f" and {len(files) - 12} more" if len(files) > 12 else "")
+        if files
+        else "no files"
+    )

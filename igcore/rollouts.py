@@ -1,8 +1,10 @@
-"""What the reference policy says by itself, how it ends, and what a critic should have said of every prefix.
+"""What the reference policy says by itself, how it ends, and what a critic should have said of
+every prefix.
 
-Knows prompts, the policy's samples and their scores; knows nothing of critics. A folder of rollouts is a run folder, see
-`igcore.folders`: one line of ``responses.jsonl`` holds all responses to one prompt as token ids with costs and rewards. Hidden
-states are not stored; `igcore.latent` makes them again from the ids.
+Knows prompts, the policy's samples and their scores; knows nothing of critics. A folder of rollouts
+is a run folder, see `igcore.folders`: one line of ``responses.jsonl`` holds all responses to one
+prompt as token ids with costs and rewards. Hidden states are not stored; `igcore.latent` makes them
+again from the ids.
 """
 
 import hashlib
@@ -45,7 +47,8 @@ class Rollout:
     ended : bool
         Whether it ends with an end token rather than at the maximum length.
     costs : list of float
-        U_k of the prefix at every block end, the whole response last; higher is worse, NaN where the scorer failed.
+        U_k of the prefix at every block end, the whole response last; higher is worse, NaN where
+        the scorer failed.
     reward : float
         Of the whole response; higher is better, NaN where the scorer failed.
     block_size, max_new_tokens : int
@@ -87,7 +90,11 @@ class Targets:
 
 
 def targets(
-    rollout: Rollout, budget: float, accounting: str = "terminal", gamma_safety: float = 1.0, gamma_task: float = 0.999
+    rollout: Rollout,
+    budget: float,
+    accounting: str = "terminal",
+    gamma_safety: float = 1.0,
+    gamma_task: float = 0.999,
 ) -> Targets:
     """Return the Monte Carlo targets of one rollout (paper section 4: f1 and f2 of the critic)."""
     n, size = len(rollout.tokens), rollout.block_size
@@ -118,43 +125,69 @@ class Labels:
     @classmethod
     def of(cls, rollouts: Sequence[Rollout], budgets: Sequence[float], *settings) -> "Labels":
         """Return the targets of every rollout at its own budget; `settings` are those of `targets`."""
-        found = [targets(rollout, d, *settings) for rollout, d in zip(rollouts, budgets, strict=True)]
+        found = [
+            targets(rollout, d, *settings) for rollout, d in zip(rollouts, budgets, strict=True)
+        ]
         n = max(len(f.z) for f in found)
-        parts = [f.safe for f in found], [f.task for f in found], [f.z + [0.0] * (n - len(f.z)) for f in found]
+        parts = (
+            [f.safe for f in found],
+            [f.task for f in found],
+            [f.z + [0.0] * (n - len(f.z)) for f in found],
+        )
         return cls(*(torch.tensor(part, dtype=torch.float32) for part in parts))
 
 
-def split_by_prompt(rollouts: Sequence[Rollout], share: float) -> tuple[list[Rollout], list[Rollout]]:
-    """Return rollouts to learn from and rollouts for validation; a prompt's side is fixed by a hash of its id.
+def split_by_prompt(
+    rollouts: Sequence[Rollout], share: float
+) -> tuple[list[Rollout], list[Rollout]]:
+    """Return rollouts to learn from and rollouts for validation; a prompt's side is fixed by a hash
+    of its id.
 
     Raises
     ------
     ParameterError
         For fewer than two prompts.
     """
-    ids = sorted({r.prompt_id for r in rollouts}, key=lambda i: hashlib.sha256(f"validation {i}".encode()).digest())
+    ids = sorted(
+        {r.prompt_id for r in rollouts},
+        key=lambda i: hashlib.sha256(f"validation {i}".encode()).digest(),
+    )
     if len(ids) < 2:
-        raise ParameterError(f"there are rollouts of {len(ids)} prompts; training needs at least 2, one of them for validation")
+        raise ParameterError(
+            f"there are rollouts of {len(ids)} prompts; training needs at least 2, one of "
+            f"them for validation"
+        )
     held = set(ids[: min(len(ids) - 1, max(1, round(share * len(ids))))])
-    return [r for r in rollouts if r.prompt_id not in held], [r for r in rollouts if r.prompt_id in held]
+    return [r for r in rollouts if r.prompt_id not in held], [
+        r for r in rollouts if r.prompt_id in held
+    ]
 
 
 def roll_out(
-    policy: Policy, prompts: Sequence[Prompt], config: RolloutConfig, *, cost: Scorer, reward: Scorer, folder: Path
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    config: RolloutConfig,
+    *,
+    cost: Scorer,
+    reward: Scorer,
+    folder: Path,
 ) -> list[Rollout]:
-    """Draw responses at temperature 1 without top-k or top-p, score them and store them; start again after any stop.
+    """Draw responses at temperature 1 without top-k or top-p, score them and store them; start
+    again after any stop.
 
     Parameters
     ----------
     prompts : sequence of Prompt
         In the order of their ids, as `igcore.load_prompts` gives them.
     folder : Path
-        Filled group by group. A folder that holds other rollouts is moved aside, see `igcore.folders.open_run`.
+        Filled group by group. A folder that holds other rollouts is moved aside, see
+        `igcore.folders.open_run`.
 
     Raises
     ------
     ParameterError
-        For a scorer with the wrong sign, a prompt that is too long, more shards than groups, or no prompt.
+        For a scorer with the wrong sign, a prompt that is too long, more shards than groups, or no
+        prompt.
     RunError
         When the folder cannot be written, or another process is writing to it.
     """
@@ -173,9 +206,17 @@ def roll_out(
         "parts": parts,
         "device": str(policy.model.device),
     }
-    with open_run(Path(folder), identity, {(METHOD, prompt.id) for prompt in mine}) as run, packed(policy.model):
+    with (
+        open_run(Path(folder), identity, {(METHOD, prompt.id) for prompt in mine}) as run,
+        packed(policy.model),
+    ):
         _fill(run, policy, groups, encoded, config, cost, reward)
-        run.finish({"lines": len(run.lines), "seconds": sum(line["generate_s"] + line["score_s"] for line in run.lines)})
+        run.finish(
+            {
+                "lines": len(run.lines),
+                "seconds": sum(line["generate_s"] + line["score_s"] for line in run.lines),
+            }
+        )
     return _rollouts(run.lines)
 
 
@@ -191,18 +232,34 @@ def load_rollouts(*folders: Path, policy: Policy, cost: Scorer, reward: Scorer) 
     """
     for folder in map(Path, folders):
         if not (folder / "manifest.json").exists():
-            raise RunError(f"the rollouts in {folder} have not finished; draw them again with the same settings, which goes on")
+            raise RunError(
+                f"the rollouts in {folder} have not finished; draw them again with the same "
+                f"settings, which goes on"
+            )
         known = json.loads((folder / "params.json").read_text(encoding="utf-8"))["parts"]
         for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
             if known[role]["digest"] != part.digest:
                 raise ParameterError(
-                    f"the rollouts in {folder} are of {role} {known[role]['name']!r} of hash {known[role]['digest'][:12]!r}, not "
+                    f"the rollouts in {folder} are of {role} {known[role]['name']!r} of hash "
+                    f"{known[role]['digest'][:12]!r}, not "
                     f"of {part.name!r} of hash {part.digest[:12]!r}; draw rollouts with it"
                 )
-    return [rollout for folder in folders for rollout in _rollouts(read(Path(folder) / "responses.jsonl"))]
+    return [
+        rollout
+        for folder in folders
+        for rollout in _rollouts(read(Path(folder) / "responses.jsonl"))
+    ]
 
 
-def _fill(run: Run, policy: Policy, groups: list[list[Prompt]], encoded: dict, config: RolloutConfig, cost, reward) -> None:
+def _fill(
+    run: Run,
+    policy: Policy,
+    groups: list[list[Prompt]],
+    encoded: dict,
+    config: RolloutConfig,
+    cost,
+    reward,
+) -> None:
     """Append a line for every prompt that the run does not hold yet."""
     done = {line["prompt_id"] for line in run.lines}
     if any(prompt.id not in done for group in groups for prompt in group):
@@ -211,7 +268,8 @@ def _fill(run: Run, policy: Policy, groups: list[list[Prompt]], encoded: dict, c
     bar = progress(sum(map(len, groups)), f"rollouts {policy.name}")
     for group in groups:
         missing = {prompt.id for prompt in group} - done
-        if missing:  # the whole group, even when some of its lines exist: its results depend on its composition
+        # the whole group, even when some of its lines exist: its results depend on its composition
+        if missing:
 
             def draw(batch: Sequence[Prompt]) -> list[dict]:
                 return _lines(policy, batch, encoded, config, cost, reward)
@@ -223,14 +281,22 @@ def _fill(run: Run, policy: Policy, groups: list[list[Prompt]], encoded: dict, c
     bar.close()
 
 
-def _lines(policy: Policy, prompts: Sequence[Prompt], encoded: dict, config: RolloutConfig, cost, reward) -> list[dict]:
+def _lines(
+    policy: Policy, prompts: Sequence[Prompt], encoded: dict, config: RolloutConfig, cost, reward
+) -> list[dict]:
     """Draw and score the responses to one group of prompts; return one line per prompt."""
     began = time.perf_counter()
     n, size, length = config.n_rollouts, config.block_size, config.max_new_tokens
     engine = Engine(policy.model, policy.eos_ids, policy.cache)
     engine.open([encoded[prompt.id] for prompt in prompts])
-    keys = [[random_key(config.seed, p.id, 0, i, t) for t in range(length)] for p in prompts for i in range(n)]
-    block = engine.sample_block([row for row in range(len(prompts)) for _ in range(n)], keys, last=True)
+    keys = [
+        [random_key(config.seed, p.id, 0, i, t) for t in range(length)]
+        for p in prompts
+        for i in range(n)
+    ]
+    block = engine.sample_block(
+        [row for row in range(len(prompts)) for _ in range(n)], keys, last=True
+    )
     drawn = time.perf_counter()
     # (response, its text up to a block end, is that its end)
     prefixes = [
@@ -244,30 +310,41 @@ def _lines(policy: Policy, prompts: Sequence[Prompt], encoded: dict, config: Rol
         u[r].append(score)
     whole = [x for x in asked if x[2]]
     rewards = _scores(reward, whole)
-    share = {"generate_s": (drawn - began) / len(prompts), "score_s": (time.perf_counter() - drawn) / len(prompts)}
+    share = {
+        "generate_s": (drawn - began) / len(prompts),
+        "score_s": (time.perf_counter() - drawn) / len(prompts),
+    }
     return [
         {
-            "method": METHOD, "prompt_id": prompt.id, "prompt": prompt.text, "prompts": prompt.set_name, "policy": policy.name,
+            "method": METHOD, "prompt_id": prompt.id, "prompt": prompt.text,
+            "prompts": prompt.set_name, "policy": policy.name,
             "block_size": size, "max_new_tokens": length, "seed": config.seed,
-            "tokens": block.tokens[mine], "texts": [text for _, text, _ in whole[mine]], "ended": block.ended[mine],
+            "tokens": block.tokens[mine], "texts": [text for _, text, _ in whole[mine]],
+            "ended": block.ended[mine],
             "costs": u[mine], "rewards": rewards[mine], **share,
         }
-        for prompt, mine in zip(prompts, [slice(k * n, (k + 1) * n) for k in range(len(prompts))], strict=True)
+        for prompt, mine in zip(prompts, [slice(k * n, (k + 1) * n) for k in range(len(prompts))],
+        strict=True)
     ]  # fmt: skip
 
 
 def _scores(scorer: Scorer, texts: Sequence[tuple[str, str, bool]]) -> list[float | None]:
     """Score texts; None where the scorer failed, for JSON has no NaN."""
-    return [None if math.isnan(x) else x for x in checked_score(scorer, *zip(*texts, strict=True)).tolist()]
+    return [
+        None if math.isnan(x) else x
+        for x in checked_score(scorer, *zip(*texts, strict=True)).tolist()
+    ]
 
 
 def _rollouts(lines: list[dict]) -> list[Rollout]:
     nan = math.nan
     return [
         Rollout(
-            line["prompt_id"], line["prompt"], tokens, ended, [nan if u is None else u for u in costs],
+            line["prompt_id"], line["prompt"], tokens, ended,
+            [nan if u is None else u for u in costs],
             nan if reward is None else reward, line["block_size"], line["max_new_tokens"],
         )
         for line in lines
-        for tokens, ended, costs, reward in zip(line["tokens"], line["ended"], line["costs"], line["rewards"], strict=True)
+        for tokens, ended, costs, reward in zip(line["tokens"], line["ended"], line["costs"],
+        line["rewards"], strict=True)
     ]  # fmt: skip

@@ -1,9 +1,12 @@
-"""Drawing tokens: which random numbers decide them, and how. Knows logits and keys; knows nothing of models or search.
+"""Drawing tokens: which random numbers decide them, and how. Knows logits and keys; knows nothing
+of models or search.
 
-Every draw is an inverse CDF, taken level by level: tokens are leaves of a tree with `BRANCH` children per node, and each level is
-decided by a uniform number of its own. A flat CDF would do with one, but float32 logits differ by some 1e-5 between batches and
-machines, which moves all of its tens of thousands of edges, and with them the token wherever they lie dense. A tree has some
-fifty edges on the way to a token, so that a near tie is rare; it also needs one pass over the vocabulary instead of three.
+Every draw is an inverse CDF, taken level by level: tokens are leaves of a tree with `BRANCH`
+children per node, and each level is decided by a uniform number of its own. A flat CDF would do
+with one, but float32 logits differ by some 1e-5 between batches and machines, which moves all of
+its tens of thousands of edges, and with them the token wherever they lie dense. A tree has some
+fifty edges on the way to a token, so that a near tie is rare; it also needs one pass over the
+vocabulary instead of three.
 """
 
 import hashlib
@@ -15,7 +18,8 @@ from torch.nn.functional import pad
 
 from .errors import PolicyError
 
-NEAR_TIE = 1e-4  # logits that move by no more than this cannot change a token unless it is counted as a near tie
+# logits that move by no more than this cannot change a token unless it is counted as a near tie
+NEAR_TIE = 1e-4
 BRANCH = 16  # children of a node
 WIDEST = 128  # nodes on the top level, at most
 CHUNK = 2**20  # probabilities handled at a time on a CPU, so that they stay in its cache
@@ -25,20 +29,25 @@ WORDS = 4  # uniform numbers per key: enough for 128 * 16^3 tokens
 def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int) -> int:
     """Return the 128 bits that decide one token.
 
-    A hash of five coordinates rather than a stream, so that it depends neither on batch, shard, order nor resume.
+    A hash of five coordinates rather than a stream, so that it depends neither on batch, shard,
+    order nor resume.
     """
     coordinates = f"{seed}|{prompt_id}|{round_}|{beam}|{position}".encode()
     return int.from_bytes(hashlib.blake2b(coordinates, digest_size=16).digest(), "little")
 
 
 def uniforms(keys: Sequence[int]) -> np.ndarray:
-    """Return `WORDS` numbers in (0, 1) per key, (R, WORDS) float64: its 32-bit words, the lowest first."""
+    """Return `WORDS` numbers in (0, 1) per key, (R, WORDS) float64: its 32-bit words, the lowest
+    first.
+    """
     words = np.frombuffer(b"".join(key.to_bytes(16, "little") for key in keys), dtype="<u4")
     return (words.reshape(len(keys), WORDS) + 0.5) * 2.0**-32
 
 
 def gumbel(key: int) -> float:
-    """Return a standard Gumbel number. The best of scores to each of which one is added is a draw from their softmax."""
+    """Return a standard Gumbel number. The best of scores to each of which one is added is a draw
+    from their softmax.
+    """
     return float(-np.log(-np.log(uniforms([key])[0, 0])))
 
 
@@ -53,13 +62,14 @@ def draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[in
     u : Tensor (R, WORDS) float64
         See `uniforms`.
     factors : mapping from row to {token: factor}
-        Factors on the reference probabilities of a row; a row that they leave without mass uses the reference.
+        Factors on the reference probabilities of a row; a row that they leave without mass uses the
+        reference.
 
     Returns
     -------
     tokens, log_p, log_q, near : lists of length R
-        Token ids; their log-probability before and after the factors (nats); whether logits that differ by `NEAR_TIE` could
-        have given another token.
+        Token ids; their log-probability before and after the factors (nats); whether logits that
+        differ by `NEAR_TIE` could have given another token.
 
     Raises
     ------
@@ -72,21 +82,29 @@ def draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[in
     out = ([], [], [], [])
     for at in range(0, len(logits), size):
         here = {row - at: factor for row, factor in factors.items() if at <= row < at + size}
-        for whole, part in zip(out, _draw(logits[at : at + size], u[at : at + size], here), strict=True):
+        for whole, part in zip(
+            out, _draw(logits[at : at + size], u[at : at + size], here), strict=True
+        ):
             whole += part
     return out
 
 
-def _draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[int, float]]) -> tuple[list, list, list, list]:
+def _draw(
+    logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[int, float]]
+) -> tuple[list, list, list, list]:
     weights = logits.softmax(-1, dtype=torch.float32)  # (R, V)
     rows = [row for row, factor in factors.items() for _ in factor]
     named = [token for factor in factors.values() for token in factor]
     before = weights[rows, named]
-    weights[rows, named] = before * torch.tensor([f for factor in factors.values() for f in factor.values()]).to(weights)
+    weights[rows, named] = before * torch.tensor(
+        [f for factor in factors.values() for f in factor.values()]
+    ).to(weights)
     levels = _levels(weights)
     mass = levels[-1].sum(-1)  # (R,)
     if not mass.isfinite().all():
-        raise PolicyError("the policy gave logits that are not finite; load it in float32, or check its weights")
+        raise PolicyError(
+            "the policy gave logits that are not finite; load it in float32, or check its weights"
+        )
     if not mass.all():
         weights[rows, named] = torch.where(mass[rows] > 0, weights[rows, named], before)
         levels = _levels(weights)
@@ -100,7 +118,9 @@ def _draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[i
 
 
 def _levels(weights: torch.Tensor) -> list[torch.Tensor]:
-    """Sum (R, V) over groups of `BRANCH` until `WIDEST` are left: [(R, BRANCH, V / BRANCH), ..., (R, top)], finest first."""
+    """Sum (R, V) over groups of `BRANCH` until `WIDEST` are left: [(R, BRANCH, V / BRANCH), ...,
+    (R, top)], finest first.
+    """
     levels = []
     while (width := weights.shape[1]) > WIDEST:
         if width % BRANCH:
@@ -121,7 +141,8 @@ def _descend(levels: list[torch.Tensor], u: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def _choose(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inverse CDF over a few weights (R, k) in float64: the first whose cumulative share exceeds u, and whether an edge was near.
+    """Inverse CDF over a few weights (R, k) in float64: the first whose cumulative share exceeds u,
+    and whether an edge was near.
 
     Logits that move by e move an edge at F by no more than 2 e F (1 - F).
     """

@@ -1,6 +1,8 @@
-"""Where a table comes from: the runs that it was made of, and the commit and the processor that wrote it, as a file beside it.
+"""Where a table comes from: the runs that it was made of, and the commit and the processor that
+wrote it, as a file beside it.
 
-Knows manifests; knows no table. A run whose manifest does not say something, such as an old one, has null there.
+Knows manifests; knows no table. A run whose manifest does not say something, such as an old one,
+has null there.
 """
 
 import json
@@ -18,14 +20,15 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
     profile : str
         Folder of `runs`.
     names : iterable of str
-        Of runs below it, in any order and any number of times, such as the column ``run`` of records. Of a run in shards each
-        shard is named. Patterns are read as `igcore.runs.load_runs` does, and may be of other folders: ``*``, ``critics/*``.
+        Of runs below it, in any order and any number of times, such as the column ``run`` of
+        records. Of a run in shards each shard is named. Patterns are read as
+        `igcore.runs.load_runs` does, and may be of other folders: ``*``, ``critics/*``.
 
     Returns
     -------
     dict
-        By ``<profile>/<folder>``: ``root``, the hash over lines, parameters and prompts, and the ``commit`` and the ``processor``
-        of the run.
+        By ``<profile>/<folder>``: ``root``, the hash over lines, parameters and prompts, and the
+        ``commit`` and the ``processor`` of the run.
     """
     from .runs import EXAMPLES  # here: it needs torch, and those who only write tables do not
 
@@ -35,18 +38,27 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
         for name in set(names)
         for shards in ("", ".*-of-*")
         for folder in base.glob(name + shards)
-        if (folder / "manifest.json").exists() and not (name == "*" and folder.name.startswith(EXAMPLES))
+        if (folder / "manifest.json").exists()
+        and not (name == "*" and folder.name.startswith(EXAMPLES))
     }
-    return {f"{profile}/{folder.relative_to(base).as_posix()}": _said(folder) for folder in sorted(found)}
+    return {
+        f"{profile}/{folder.relative_to(base).as_posix()}": _said(folder)
+        for folder in sorted(found)
+    }
 
 
 def _said(folder: Path) -> dict[str, str | None]:
     said = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    return {"root": said.get("root"), "commit": said.get("git_commit"), "processor": said.get("processor")}
+    return {
+        "root": said.get("root"),
+        "commit": said.get("git_commit"),
+        "processor": said.get("processor"),
+    }
 
 
 def sidecar(sources: Mapping[str, dict]) -> str:
-    """Return the text of the file beside a table: its ``runs``, see `of_runs`, and by what it was ``written_by``.
+    """Return the text of the file beside a table: its ``runs``, see `of_runs`, and by what it was
+    ``written_by``.
 
     It holds no time: the same runs on the same machine give the same bytes.
     """

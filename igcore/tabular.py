@@ -1,4 +1,6 @@
-"""Tables from files and folders through the `datasets` library, in silence and without its cache. Knows formats, no prompts."""
+"""Tables from files and folders through the `datasets` library, in silence and without its cache.
+Knows formats, no prompts.
+"""
 
 import logging
 import os
@@ -11,7 +13,9 @@ from pathlib import Path
 
 
 class Unreadable(Exception):
-    """Files hold no table of the wanted form; the message says why, for the sentence of whoever asked for it."""
+    """Files hold no table of the wanted form; the message says why, for the sentence of whoever
+    asked for it.
+    """
 
 
 @contextmanager
@@ -21,7 +25,8 @@ def opened(place: str | Path, **options) -> Iterator[dict]:
     Parameters
     ----------
     place : str or Path
-        A format of the `datasets` library, or a folder laid out as a data set of the hub is, with its README or without.
+        A format of the `datasets` library, or a folder laid out as a data set of the hub is, with
+        its README or without.
     **options
         Of ``datasets.load_dataset``.
 
@@ -39,12 +44,20 @@ def opened(place: str | Path, **options) -> Iterator[dict]:
     from pandas.errors import ParserWarning
 
     with tempfile.TemporaryDirectory() as cache, _quiet(datasets), warnings.catch_warnings():
-        warnings.simplefilter("error", ParserWarning)  # pandas only warns when it drops part of a row
-        if isinstance(place, Path):  # linked under a plain path: in any other the library takes brackets for a pattern
-            place = str(shutil.copytree(place.resolve(), Path(cache, "linked"), copy_function=os.symlink))
+        warnings.simplefilter(
+            "error", ParserWarning
+        )  # pandas only warns when it drops part of a row
+        if isinstance(
+            place, Path
+        ):  # linked under a plain path: in any other the library takes brackets for a pattern
+            place = str(
+                shutil.copytree(place.resolve(), Path(cache, "linked"), copy_function=os.symlink)
+            )
         try:
             tables = datasets.load_dataset(place, cache_dir=cache, **options)
-        except Exception as error:  # an empty, broken or wrongly encoded file raises a dozen different types
+        except (
+            Exception
+        ) as error:  # an empty, broken or wrongly encoded file raises a dozen different types
             reason = error.__cause__ or error
             said = " ".join(str(reason).split()).replace(f"{cache}/linked/", "")
             raise Unreadable(f"{type(reason).__name__}: {said}") from error

@@ -1,7 +1,9 @@
-"""How a prompt and an answer become the text that a model was trained to read. Knows strings and tokenizers; runs no model.
+"""How a prompt and an answer become the text that a model was trained to read. Knows strings and
+tokenizers; runs no model.
 
-The formats of the paper's systems are exact to the last space. A prompt that is itself a dialogue, as those of HH-RLHF are
-("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAssistant:"), is taken apart into its turns first.
+The formats of the paper's systems are exact to the last space. A prompt that is itself a dialogue,
+as those of HH-RLHF are ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAssistant:"),
+is taken apart into its turns first.
 """
 
 import re
@@ -11,14 +13,17 @@ from dataclasses import dataclass
 from .errors import AssetError
 
 VICUNA = (
-    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and polite "
+    "A chat between a curious user and an artificial intelligence assistant. The assistant "
+    "gives helpful, detailed, and polite "
     "answers to the user's questions. "
 )
 DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
 
 
 def turns_of(prompt: str) -> list[str]:
-    """Return what user and assistant said in turn, the user first and last; a prompt that is no dialogue is one turn."""
+    """Return what user and assistant said in turn, the user first and last; a prompt that is no
+    dialogue is one turn.
+    """
     before, *said = DIALOGUE.split(prompt)
     speakers, texts = said[::2], [text.strip() for text in said[1::2]]
     alternating = speakers == ["Human", "Assistant"] * (len(speakers) // 2)
@@ -51,7 +56,8 @@ class Template:
     whole : callable
         (tokenizer, prompt, answer) -> the text of both.
     special : bool
-        Whether the tokenizer adds its own special tokens (BOS) to these texts; a chat template writes them itself.
+        Whether the tokenizer adds its own special tokens (BOS) to these texts; a chat template
+        writes them itself.
     """
 
     opening: Callable[[object, str], str]
@@ -60,11 +66,15 @@ class Template:
 
 
 def _written(begin: str, user: str, seam: str, end: str) -> Template:
-    """Return a template of plain text: `begin`, then `user` around what the user says, `seam` and the answer, closed by `end`."""
+    """Return a template of plain text: `begin`, then `user` around what the user says, `seam` and
+    the answer, closed by `end`.
+    """
 
     def opening(_, prompt: str) -> str:
         *before, last = turns_of(prompt)
-        said = [user.format(u) + seam + a + end for u, a in zip(before[::2], before[1::2], strict=True)]
+        said = [
+            user.format(u) + seam + a + end for u, a in zip(before[::2], before[1::2], strict=True)
+        ]
         return begin + "".join(said) + user.format(last)
 
     def whole(tokenizer, prompt: str, answer: str) -> str:
@@ -74,20 +84,24 @@ def _written(begin: str, user: str, seam: str, end: str) -> Template:
 
 
 def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
-    """Return turns of user and assistant in the chat template of a tokenizer, `opened` for one more of the assistant.
+    """Return turns of user and assistant in the chat template of a tokenizer, `opened` for one more
+    of the assistant.
 
     Raises
     ------
     AssetError
         When the template is damaged, or refuses the turns.
     """
-    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)
+    ]
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False)
     except Exception as error:  # a template is a program, which may fail with anything
         reason = next(iter(str(error).strip().splitlines()), "")[:200]
         raise AssetError(
-            f"the chat template of {tokenizer.name_or_path} cannot write {len(turns)} turn(s) ({type(error).__name__}: {reason}); "
+            f"the chat template of {tokenizer.name_or_path} cannot write {len(turns)} "
+            f"turn(s) ({type(error).__name__}: {reason}); "
             "choose another format than chat, or fetch the model again"
         ) from error
 
@@ -103,7 +117,11 @@ def _chatted(tokenizer, prompt: str, answer: str) -> str:
 TEMPLATES = {
     "raw": Template(lambda _, prompt: prompt, lambda _, prompt, answer: prompt + answer),
     "chat": Template(_chat, _chatted, special=False),  # the tokenizer's own
-    "safe-rlhf": _written("BEGINNING OF CONVERSATION: ", "USER: {} ASSISTANT:", seam="", end="</s>"),  # Alpaca and Beaver
+    "safe-rlhf": _written(
+        "BEGINNING OF CONVERSATION: ", "USER: {} ASSISTANT:", seam="", end="</s>"
+    ),  # Alpaca and Beaver
     "vicuna": _written(VICUNA, "USER: {} ASSISTANT:", seam=" ", end="</s>"),  # version 1.1
-    "human-assistant": _written("", "\n\nHuman: {}\n\nAssistant:", seam=" ", end=""),  # HH-RLHF, ARGS
+    "human-assistant": _written(
+        "", "\n\nHuman: {}\n\nAssistant:", seam=" ", end=""
+    ),  # HH-RLHF, ARGS
 }

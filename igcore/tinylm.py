@@ -1,7 +1,9 @@
-"""A tiny honest autoregressive language model, small enough to enumerate: a random two-layer transformer.
+"""A tiny honest autoregressive language model, small enough to enumerate: a random two-layer
+transformer.
 
-Knows numpy arrays of token ids; learns nothing and knows nothing of costs. Honest means causal, with a softmax over the next token:
-the probability of a text is the product of its conditionals, as for the models of the paper (section 2).
+Knows numpy arrays of token ids; learns nothing and knows nothing of costs. Honest means causal,
+with a softmax over the next token: the probability of a text is the product of its conditionals, as
+for the models of the paper (section 2).
 """
 
 from fractions import Fraction
@@ -29,9 +31,18 @@ def tiny_lm(seed: int, vocabulary: int = 5, horizon: int = 6) -> TinyLM:
     """Return random weights; the same seed gives the same model."""
     rng = np.random.default_rng(seed)
     w = WIDTH
-    shapes = [(vocabulary + 1, w), (horizon + 1, w), (LAYERS, 4, w, w), (LAYERS, w, 4 * w), (LAYERS, 4 * w, w), (w, vocabulary)]
+    shapes = [
+        (vocabulary + 1, w),
+        (horizon + 1, w),
+        (LAYERS, 4, w, w),
+        (LAYERS, w, 4 * w),
+        (LAYERS, 4 * w, w),
+        (w, vocabulary),
+    ]
     scales = [1, 1, w**-0.5, w**-0.5, (4 * w) ** -0.5, w**-0.5]
-    return TinyLM(*(rng.normal(scale=scale, size=shape) for shape, scale in zip(shapes, scales, strict=True)))
+    return TinyLM(
+        *(rng.normal(scale=scale, size=shape) for shape, scale in zip(shapes, scales, strict=True))
+    )
 
 
 def _norm(x: np.ndarray) -> np.ndarray:
@@ -64,7 +75,9 @@ def logits(lm: TinyLM, tokens: np.ndarray) -> np.ndarray:
     future = np.triu(np.full((t, t), -np.inf), 1)
     for weights, wide, narrow in zip(lm.attention, lm.wide, lm.narrow, strict=True):
         h = _norm(x)
-        query, key, value = ((h @ m).reshape(b, t, HEADS, -1).swapaxes(1, 2) for m in weights[:3])  # (B, HEADS, t, W / HEADS)
+        query, key, value = (
+            (h @ m).reshape(b, t, HEADS, -1).swapaxes(1, 2) for m in weights[:3]
+        )  # (B, HEADS, t, W / HEADS)
         look = softmax(query @ key.swapaxes(2, 3) / query.shape[-1] ** 0.5 + future)
         x = x + (look @ value).swapaxes(1, 2).reshape(b, t, -1) @ weights[3]
         x = x + np.maximum(0, _norm(x) @ wide) @ narrow
@@ -72,20 +85,28 @@ def logits(lm: TinyLM, tokens: np.ndarray) -> np.ndarray:
 
 
 def last_logits(lm: TinyLM, prefixes: list[tuple[int, ...]]) -> np.ndarray:
-    """Return the logits after each prefix, shape (len(prefixes), V); prefixes of equal length are computed together."""
+    """Return the logits after each prefix, shape (len(prefixes), V); prefixes of equal length are
+    computed together.
+    """
     out = np.empty((len(prefixes), lm.head.shape[1]))
     lengths = np.array([len(y) for y in prefixes])
     for t in np.unique(lengths):
         rows = np.flatnonzero(lengths == t)
-        out[rows] = logits(lm, np.array([prefixes[i] for i in rows], dtype=int).reshape(len(rows), t))[:, -1]
+        out[rows] = logits(
+            lm, np.array([prefixes[i] for i in rows], dtype=int).reshape(len(rows), t)
+        )[:, -1]
     return out
 
 
-def tiny_instance(seed: int, vocabulary: int = 5, horizon: int = 6, gamma: float = 1) -> tuple[MDP, np.ndarray]:
-    """Return a token MDP made by three random transformers: the reference, a signed safety score and a task score.
+def tiny_instance(
+    seed: int, vocabulary: int = 5, horizon: int = 6, gamma: float = 1
+) -> tuple[MDP, np.ndarray]:
+    """Return a token MDP made by three random transformers: the reference, a signed safety score
+    and a task score.
 
-    Token 0 ends a text. `MDP.cost` holds standardised safety scores U of prefixes: charge them with the accounting ``peak``. The
-    task cost in (0, 1) is paid by the last token of a finished text (paper, section 3.1, equation for C_task).
+    Token 0 ends a text. `MDP.cost` holds standardised safety scores U of prefixes: charge them with
+    the accounting ``peak``. The task cost in (0, 1) is paid by the last token of a finished text
+    (paper, section 3.1, equation for C_task).
 
     Returns
     -------
@@ -106,16 +127,24 @@ def tiny_instance(seed: int, vocabulary: int = 5, horizon: int = 6, gamma: float
     scores = (scores - scores.mean()) / scores.std()
     partial = 1 / (1 + np.exp(-2 * (tasks - tasks.mean()) / tasks.std()))
     ended = np.array([len(y) == horizon or y[-1:] == (0,) for y in prefixes])
-    table = dict(zip(prefixes[1:], zip(scores[1:], (partial * ended)[1:], strict=True), strict=True))
-    reference = {y: dict(enumerate(p)) for y, p, end in zip(prefixes, chances.tolist(), ended, strict=True) if not end}
+    table = dict(
+        zip(prefixes[1:], zip(scores[1:], (partial * ended)[1:], strict=True), strict=True)
+    )
+    reference = {
+        y: dict(enumerate(p))
+        for y, p, end in zip(prefixes, chances.tolist(), ended, strict=True)
+        if not end
+    }
     return token_mdp(table, reference, gamma=gamma, signed=True), partial
 
 
 def bigram_instance(seed: int, vocabulary: int = 5, horizon: int = 6) -> MDP:
-    """Return an exact token MDP whose costs depend on (time, last token, next token), with a many-to-one homomorphism.
+    """Return an exact token MDP whose costs depend on (time, last token, next token), with a
+    many-to-one homomorphism.
 
-    Safety costs are quarters in [0, 1], for the end too. The task cost, in twelfths, is paid by the last token of a finished text
-    and favours long ones; the reference is uniform. States of equal (length, last token) act alike.
+    Safety costs are quarters in [0, 1], for the end too. The task cost, in twelfths, is paid by the
+    last token of a finished text and favours long ones; the reference is uniform. States of equal
+    (length, last token) act alike.
     """
     rng = np.random.default_rng(seed)
     cost = rng.integers(0, 5, (vocabulary, vocabulary))

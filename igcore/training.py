@@ -1,11 +1,12 @@
-"""Training a network on rollouts: the loop, checkpoints, and the lesson of a critic. Knows rollouts and latents, nothing of search.
+"""Training a network on rollouts: the loop, checkpoints, and the lesson of a critic. Knows rollouts
+and latents, nothing of search.
 
 Every prefix of a rollout is a row. A critic's loss is the mean over rows of
 
     BCE(f1, ended inside the budget) + f2_weight * ((f2 - gamma_task^T c_task) / s)^2
 
-with s the standard deviation of the task cost over the rollouts, so that both parts start near one whatever the reward's units.
-The lesson of a value network is in `igcore.value_training`.
+with s the standard deviation of the task cost over the rollouts, so that both parts start near one
+whatever the reward's units. The lesson of a value network is in `igcore.value_training`.
 """
 
 import math
@@ -34,14 +35,23 @@ from .rollouts import Labels, Rollout, split_by_prompt
 from .scorers import Scorer
 
 
-def spec_of(policy: Policy, cost: Scorer, reward: Scorer, config: CriticConfig, max_new_tokens: int) -> Spec:
+def spec_of(
+    policy: Policy, cost: Scorer, reward: Scorer, config: CriticConfig, max_new_tokens: int
+) -> Spec:
     """Return what a critic with these settings is."""
     if config.features == "m":
         middle_layer(policy.model, config.layer)
     high = config.budget if config.budget_high is None else config.budget_high
-    same = {name: getattr(config, name) for name in "accounting gamma_safety budget gamma_task features use_z width".split()}
+    same = {
+        name: getattr(config, name)
+        for name in "accounting gamma_safety budget gamma_task features use_z width".split()
+    }
     layer = config.layer if config.features == "m" else None
-    sizes = shape_of(policy.model) | {"max_new_tokens": max_new_tokens, "layer": layer, "budget_high": high}
+    sizes = shape_of(policy.model) | {
+        "max_new_tokens": max_new_tokens,
+        "layer": layer,
+        "budget_high": high,
+    }
     return Spec(**names_of(policy, cost, reward), **same, **sizes)
 
 
@@ -55,7 +65,9 @@ def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, str]:
 
 
 def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> Labels:
-    """Return what a critic should say of rollouts, at budgets drawn by these seeds where it serves a range of them."""
+    """Return what a critic should say of rollouts, at budgets drawn by these seeds where it serves
+    a range of them.
+    """
     budgets = np.random.default_rng(seed).uniform(spec.budget, spec.budget_high, len(rollouts))
     return Labels.of(rollouts, budgets, spec.accounting, spec.gamma_safety, spec.gamma_task)
 
@@ -97,7 +109,9 @@ class Lesson:
         return source_of(policy, rollouts, self.spec, self.config.memory_gb)
 
     def network(self, rollouts: Sequence[Rollout]) -> Critic:
-        """Return an untrained network that works in the units of these rollouts: its buffer ``scale`` holds them."""
+        """Return an untrained network that works in the units of these rollouts: its buffer
+        ``scale`` holds them.
+        """
         critic = Critic(self.spec, self.config.dropout)
         labels = self.labels(rollouts, 0)
         spoken = torch.cat([z[: len(r.words)] for z, r in zip(labels.z, rollouts, strict=True)])
@@ -107,14 +121,22 @@ class Lesson:
         return critic
 
     def labels(self, rollouts: Sequence[Rollout], draw: int) -> Labels:
-        """Return what the network should say; draw 0 is the yardstick, and epoch n learns from draw n."""
+        """Return what the network should say; draw 0 is the yardstick, and epoch n learns from draw
+        n.
+        """
         return labels_of(rollouts, self.spec, (self.config.seed, draw))
 
-    def sums(self, model, scale: torch.Tensor, x: Latents, labels: Labels, index: torch.Tensor) -> list[torch.Tensor]:
-        """Return the sum over rows of each part of the loss, for the rollouts `index` with latents `x`."""
+    def sums(
+        self, model, scale: torch.Tensor, x: Latents, labels: Labels, index: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Return the sum over rows of each part of the loss, for the rollouts `index` with latents
+        `x`.
+        """
         n, device = x.mask.shape[1], x.mask.device
         logit, f2 = model(x, labels.z[index, :n].to(device))
-        safe, task = (y[index, None].expand(-1, n).to(device)[x.mask] for y in (labels.safe, labels.task))
+        safe, task = (
+            y[index, None].expand(-1, n).to(device)[x.mask] for y in (labels.safe, labels.task)
+        )
         error = (f2[x.mask] - task) / scale[1]
         bce = binary_cross_entropy_with_logits(logit[x.mask], safe, reduction="sum")
         return [bce, error[task.isfinite()].square().sum()]
@@ -125,27 +147,35 @@ class Lesson:
 
 
 def train(
-    policy: Policy, rollouts: Sequence[Rollout], config: CriticConfig, folder: Path, *, cost: Scorer, reward: Scorer
+    policy: Policy,
+    rollouts: Sequence[Rollout],
+    config: CriticConfig,
+    folder: Path,
+    *,
+    cost: Scorer,
+    reward: Scorer,
 ) -> Critic:
     """Train a critic and save it, see `fit`.
 
     Parameters
     ----------
     rollouts : sequence of Rollout
-        Of this policy, scored by `cost` and `reward`. Of the training split, see `igcore.prompts`: a threshold is only calibrated
-        on prompts that the critic has not seen.
+        Of this policy, scored by `cost` and `reward`. Of the training split, see `igcore.prompts`:
+        a threshold is only calibrated on prompts that the critic has not seen.
     folder : Path
         Gets ``critic.safetensors``, ``critic.json`` and, last, ``manifest.json``.
 
     Returns
     -------
     Critic
-        In evaluation mode. ``critic.about`` has besides what `fit` notes ``unsafe``, the share of the rollouts.
+        In evaluation mode. ``critic.about`` has besides what `fit` notes ``unsafe``, the share of
+        the rollouts.
 
     Raises
     ------
     ParameterError
-        When all rollouts to learn from end on one side of the budget, or come from fewer than two prompts.
+        When all rollouts to learn from end on one side of the budget, or come from fewer than two
+        prompts.
     """
     rollouts = [r for r in rollouts if r.words]
     spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
@@ -155,27 +185,33 @@ def train(
 
 
 def fit(lesson, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> None:
-    """Train a network and save it; start again after any stop and it goes on from the last epoch, to the same weights.
+    """Train a network and save it; start again after any stop and it goes on from the last epoch,
+    to the same weights.
 
-    Device, mixed precision and several processes are accelerate's: under ``accelerate launch`` each process takes its share of
-    every batch. On a CPU the weights depend on the seed alone; on a GPU sums may differ in their last bits.
+    Device, mixed precision and several processes are accelerate's: under ``accelerate launch`` each
+    process takes its share of every batch. On a CPU the weights depend on the seed alone; on a GPU
+    sums may differ in their last bits.
 
     Parameters
     ----------
     lesson
-        See `Lesson`. It saves the network of the epoch with the lowest validation loss, whose ``about`` has ``history`` (losses by
-        epoch), ``train_s`` and ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts`` and ``config``.
+        See `Lesson`. It saves the network of the epoch with the lowest validation loss, whose
+        ``about`` has ``history`` (losses by epoch), ``train_s`` and ``latents_s`` (seconds),
+        ``n_rollouts``, ``n_prompts`` and ``config``.
     rollouts : sequence of Rollout
         With at least one row each, of two prompts or more.
     folder : Path
-        Gets, last, ``manifest.json``. One that was trained under other settings or on other rollouts is moved aside.
+        Gets, last, ``manifest.json``. One that was trained under other settings or on other
+        rollouts is moved aside.
     """
     config, parts = lesson.config, split_by_prompt(rollouts, lesson.config.validation)
     accelerator = Accelerator(mixed_precision=config.mixed_precision)
     identity = {
         "config": asdict(config),
         "spec": asdict(lesson.spec),
-        "rollouts": digest_of([[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts]),
+        "rollouts": digest_of(
+            [[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts]
+        ),
         "code": code_of(__name__, type(lesson).__module__),
         "versions": versions(),
         "processes": accelerator.num_processes,
@@ -186,12 +222,17 @@ def fit(lesson, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> No
             began = time.perf_counter()
             sources = [lesson.source(policy, part) for part in parts]
             latents_s = time.perf_counter() - began
-            with torch.random.fork_rng(devices=[accelerator.device] if accelerator.device.type == "cuda" else []):
-                trainer = _Trainer(accelerator, lesson, parts, sources, folder / "checkpoint.safetensors")
+            with torch.random.fork_rng(
+                devices=[accelerator.device] if accelerator.device.type == "cuda" else []
+            ):
+                trainer = _Trainer(
+                    accelerator, lesson, parts, sources, folder / "checkpoint.safetensors"
+                )
                 network = trainer.run()
             if run:
                 network.about = {
-                    "history": trainer.history, "train_s": trainer.seconds, "latents_s": latents_s, "config": asdict(config),
+                    "history": trainer.history, "train_s": trainer.seconds, "latents_s": latents_s,
+                    "config": asdict(config),
                     "n_rollouts": len(rollouts), "n_prompts": len({r.prompt_id for r in rollouts}),
                 }  # fmt: skip
                 lesson.save(network, rollouts, folder)
@@ -205,27 +246,40 @@ def _check_classes(rollouts: Sequence[Rollout], spec: Spec) -> None:
     if safe in (0, len(rollouts)):
         costs = sorted(r.costs[-1] for r in rollouts)
         raise ParameterError(
-            f"of {len(rollouts)} rollouts to learn from {safe} end inside the budget of {spec.budget} and {len(rollouts) - safe} "
-            f"outside; a critic needs both: their final costs go from {costs[0]:.3g} to {costs[-1]:.3g}, so choose a budget between"
+            f"of {len(rollouts)} rollouts to learn from {safe} end inside the budget of "
+            f"{spec.budget} and {len(rollouts) - safe} "
+            f"outside; a critic needs both: their final costs go from {costs[0]:.3g} to "
+            f"{costs[-1]:.3g}, so choose a budget between"
         )
 
 
 class _Trainer:
-    """The loop, with everything that a checkpoint holds: weights, best weights, optimiser, history, seconds."""
+    """The loop, with everything that a checkpoint holds: weights, best weights, optimiser, history,
+    seconds.
+    """
 
     def __init__(self, accelerator: Accelerator, lesson, parts, sources, checkpoint: Path):
-        self.accelerator, self.lesson, self.config, self.checkpoint = accelerator, lesson, lesson.config, checkpoint
+        self.accelerator, self.lesson, self.config, self.checkpoint = (
+            accelerator,
+            lesson,
+            lesson.config,
+            checkpoint,
+        )
         (self.learn, self.check), (self.source, self.check_source) = parts, sources
         torch.manual_seed(self.config.seed)
         network = lesson.network(self.learn)
-        optimizer = torch.optim.AdamW(network.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
+        optimizer = torch.optim.AdamW(
+            network.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay
+        )
         self.model, self.optimizer = accelerator.prepare(network, optimizer)
         self.network = accelerator.unwrap_model(self.model)
         self.weights = torch.tensor(list(lesson.losses.values()), device=accelerator.device)
         self.history: list[dict] = []
         self.seconds, self.best = 0.0, weights_of(self.network)
         if checkpoint.exists():
-            self.best, state = load_checkpoint(checkpoint, self.network, self.optimizer, accelerator.device)
+            self.best, state = load_checkpoint(
+                checkpoint, self.network, self.optimizer, accelerator.device
+            )
             self.history, self.seconds = state["history"], state["seconds"]
 
     def run(self) -> nn.Module:
@@ -236,8 +290,12 @@ class _Trainer:
             began = time.perf_counter()
             learnt, checked = self._learn(len(self.history) + 1), self._check()
             if not math.isfinite(learnt["learn_loss"] + checked["check_loss"]):
-                raise ParameterError(f"the loss is no longer a finite number at lr {self.config.lr}; lower lr")
-            if checked["check_loss"] < min((epoch["check_loss"] for epoch in self.history), default=math.inf):
+                raise ParameterError(
+                    f"the loss is no longer a finite number at lr {self.config.lr}; lower lr"
+                )
+            if checked["check_loss"] < min(
+                (epoch["check_loss"] for epoch in self.history), default=math.inf
+            ):
                 self.best = weights_of(self.network)
             self.history.append({"epoch": len(self.history) + 1} | learnt | checked)
             self.seconds += time.perf_counter() - began
@@ -256,7 +314,9 @@ class _Trainer:
     def _learn(self, epoch: int) -> dict:
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         labels = self.lesson.labels(self.learn, epoch)
-        rng = np.random.default_rng((self.config.seed, epoch, 1))  # nothing is left over from the epoch before
+        rng = np.random.default_rng(
+            (self.config.seed, epoch, 1)
+        )  # nothing is left over from the epoch before
         order = rng.permutation(len(self.learn))
         torch.manual_seed(int(rng.integers(2**62)) + rank)
         self.model.train()
@@ -265,8 +325,11 @@ class _Trainer:
             batch = order[at : at + self.config.batch_size]
             mine = batch[rank::world]
             rows = sum(len(self.source.responses[i]) for i in batch)
-            part = self._sums(self.source, labels, mine if len(mine) else batch[:1]) * bool(len(mine))
-            # the mean over processes that accelerate takes of the gradients is then the mean over the rows of the whole batch
+            part = self._sums(self.source, labels, mine if len(mine) else batch[:1]) * bool(
+                len(mine)
+            )
+            # the mean over processes that accelerate takes of the gradients is then the mean over
+            # the rows of the whole batch
             self.accelerator.backward((self.weights * part[:-1]).sum() * world / rows)
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -279,7 +342,10 @@ class _Trainer:
         labels = self.lesson.labels(self.check, 0)
         self.model.eval()
         mine = range(rank, len(self.check), world)
-        parts = [self._sums(self.check_source, labels, mine[at : at + ENCODE]).cpu() for at in range(0, len(mine), ENCODE)]
+        parts = [
+            self._sums(self.check_source, labels, mine[at : at + ENCODE]).cpu()
+            for at in range(0, len(mine), ENCODE)
+        ]
         return self._losses("check", sum(parts, torch.zeros(len(self.weights) + 1)))
 
     def _sums(self, source: Source, labels, index: Sequence[int]) -> torch.Tensor:

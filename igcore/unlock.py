@@ -1,7 +1,9 @@
-"""Release the lock that a killed walk has left: ``python -m igcore.unlock``, which make calls before Snakemake.
+"""Release the lock that a killed walk has left: ``python -m igcore.unlock``, which make calls
+before Snakemake.
 
-Snakemake locks its folder and cannot tell a walk that goes on from one that was killed. Here the lock goes when no process of a
-walk lives in the folder, and stays when one does or when the walk was started on another computer.
+Snakemake locks its folder and cannot tell a walk that goes on from one that was killed. Here the
+lock goes when no process of a walk lives in the folder, and stays when one does or when the walk
+was started on another computer.
 """
 
 import os
@@ -16,7 +18,12 @@ import psutil
 from .errors import IgcoreError, RunError
 from .folders import root
 
-WALKING = {"snakemake", "igcore.walk", "papermill", "ipykernel_launcher"}  # what the processes of a walk run
+WALKING = {
+    "snakemake",
+    "igcore.walk",
+    "papermill",
+    "ipykernel_launcher",
+}  # what the processes of a walk run
 HOST = "walk-host"  # beside the locks: where the last walk was started
 
 
@@ -35,14 +42,30 @@ def unlock(folder: Path) -> bool:
     if locked:
         if living := sorted(walking(folder)):
             raise RunError(
-                f"another walk is going on in {folder} (process {', '.join(map(str, living[:4]))}); wait for it, or stop it first"
+                f"another walk is going on in {folder} (process "
+                f"{', '.join(map(str, living[:4]))}); wait for it, or stop it first"
             )
         if host.is_file() and (there := host.read_text(encoding="utf-8")) != here:
-            raise RunError(f"the walk that locked {folder} was started on {there}; when it has ended run `snakemake --unlock`")
+            raise RunError(
+                f"the walk that locked {folder} was started on {there}; when it has ended "
+                f"run `snakemake --unlock`"
+            )
         # the locks are those of the folder, whatever its Snakefile and params say by now
-        command = [sys.executable, "-m", "snakemake", "--unlock", "--quiet", "all", "--snakefile", os.devnull]
+        command = [
+            sys.executable,
+            "-m",
+            "snakemake",
+            "--unlock",
+            "--quiet",
+            "all",
+            "--snakefile",
+            os.devnull,
+        ]
         subprocess.run(command, cwd=folder, check=True, capture_output=True)
-        print("igcore: a killed walk had left its lock, which is released; it goes on where it was", flush=True)
+        print(
+            "igcore: a killed walk had left its lock, which is released; it goes on where it was",
+            flush=True,
+        )
     home.mkdir(exist_ok=True)
     host.write_text(here, encoding="utf-8")
     return locked

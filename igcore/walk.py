@@ -1,7 +1,8 @@
-"""papermill as the Snakefile calls it: ``python -m igcore.walk NOTEBOOK OUTPUT ...``. Knows one thing that it can do without.
+"""papermill as the Snakefile calls it: ``python -m igcore.walk NOTEBOOK OUTPUT ...``. Knows one
+thing that it can do without.
 
-jsonschema builds a grammar of international addresses whenever it finds the package for it, which takes a second of every job; no
-notebook holds anything to which the grammar applies.
+jsonschema builds a grammar of international addresses whenever it finds the package for it, which
+takes a second of every job; no notebook holds anything to which the grammar applies.
 """
 
 import sys

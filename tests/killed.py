@@ -1,6 +1,8 @@
-"""Runs of the mock policy that are slow enough to be killed in the middle: killed.py FOLDER SECONDS.
+"""Runs of the mock policy that are slow enough to be killed in the middle: killed.py FOLDER
+SECONDS.
 
-For every line of standard input a run goes on in a process of its own, whose number is printed, and a word when it has ended.
+For every line of standard input a run goes on in a process of its own, whose number is printed, and
+a word when it has ended.
 """
 
 import os
@@ -20,9 +22,13 @@ class Slow(LetterCost):
         return super().score(prompts, responses, finished)
 
 
-PROMPTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a ef bb cde".split())]
+PROMPTS = [
+    Prompt(f"{i:02d}", text, "mock")
+    for i, text in enumerate("ab fed c dd eae fcb a ef bb cde".split())
+]
 PARAMS = DecodeParams(
-    profile="test", run="killed", policy="mock", methods=["base", "best-of-n-augmented", "inferenceguard"], prompts="mild",
+    profile="test", run="killed", policy="mock", methods=["base", "best-of-n-augmented",
+    "inferenceguard"], prompts="mild",
     budget=0.5, n_samples=4, block_size=3, max_new_tokens=6, group_size=3,
 )  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""A mock policy over the letters a-f whose every probability is a function of the prefix; scorers and a critic that read letters.
+"""A mock policy over the letters a-f whose every probability is a function of the prefix; scorers
+and a critic that read letters.
 
-The model keeps the token ids themselves as its keys, so that its logits depend on the whole carried state: a cache that is
-rolled back, selected or padded wrongly changes what it says.
+The model keeps the token ids themselves as its keys, so that its logits depend on the whole carried
+state: a cache that is rolled back, selected or padded wrongly changes what it says.
 """
 
 import hashlib
@@ -34,7 +35,12 @@ class MockModel(torch.nn.Module):
 
     device, dtype = torch.device("cpu"), torch.float32
     config = LlamaConfig(
-        hidden_size=4, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, vocab_size=7, max_position_embeddings=64
+        hidden_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        vocab_size=7,
+        max_position_embeddings=64,
     )
 
     def __init__(self, logits=logits_of):
@@ -44,12 +50,16 @@ class MockModel(torch.nn.Module):
     def get_output_embeddings(self):
         return self.head
 
-    def forward(self, input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep):
+    def forward(
+        self, input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep
+    ):
         keys = input_ids[:, None, :, None].float()  # (R, 1, S, 1)
         keys, _ = past_key_values.update(keys, keys, 0)
         self.tokens_forwarded += int(attention_mask[:, -input_ids.shape[1] :].sum())
         rows = []
-        for row, mask in zip(keys[:, 0, :, 0].long().tolist(), attention_mask.tolist(), strict=True):
+        for row, mask in zip(
+            keys[:, 0, :, 0].long().tolist(), attention_mask.tolist(), strict=True
+        ):
             rows.append(self.logits(tuple(t for t, m in zip(row, mask, strict=True) if m)))
         out = self.head(torch.tensor(rows)[:, None])  # (R, 1, V)
         return SimpleNamespace(logits=out, past_key_values=past_key_values)
@@ -70,11 +80,15 @@ class MockTokenizer:
 
 
 def mock_policy(logits=logits_of) -> Policy:
-    return Policy("mock", MockModel(logits), MockTokenizer(), digest="mock", eos_ids=frozenset({EOS}))
+    return Policy(
+        "mock", MockModel(logits), MockTokenizer(), digest="mock", eos_ids=frozenset({EOS})
+    )
 
 
 def some_number(*of) -> float:
-    """Return a number in [0, 1) with two digits, fixed by what it is given: enough of them to differ, and few enough to tie."""
+    """Return a number in [0, 1) with two digits, fixed by what it is given: enough of them to
+    differ, and few enough to tie.
+    """
     return int.from_bytes(hashlib.sha256(repr(of).encode()).digest()[:4]) % 100 / 100
 
 
@@ -104,7 +118,10 @@ class LetterCritic:
         rows = history.keys[0][:, 0, :, 0].long().tolist()
         texts = ["".join(LETTERS[token] for token in row) for row in rows]
         self.asked += zip(texts, z, strict=True)
-        return tuple(torch.tensor([f(*x) for x in zip(texts, z, strict=True)], dtype=torch.float64) for f in (self.f1, self.f2))
+        return tuple(
+            torch.tensor([f(*x) for x in zip(texts, z, strict=True)], dtype=torch.float64)
+            for f in (self.f1, self.f2)
+        )
 
 
 class LetterCost:
@@ -121,7 +138,9 @@ class LetterCost:
 
 
 class LetterReward:
-    """Reward: the number of e, minus a third for every d, plus the length in hundredths; higher is better."""
+    """Reward: the number of e, minus a third for every d, plus the length in hundredths; higher is
+    better.
+    """
 
     name, digest, sign, unit = "vowels", "v1", "higher is better", "letters"
 

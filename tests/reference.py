@@ -1,6 +1,8 @@
-"""The blockwise search written a second time, for one prompt of the mock policy, as plainly and slowly as possible.
+"""The blockwise search written a second time, for one prompt of the mock policy, as plainly and
+slowly as possible.
 
-Shares with the package only the random numbers; tokens, penalties, safety and ranking are done again by hand.
+Shares with the package only the random numbers; tokens, penalties, safety and ranking are done
+again by hand.
 """
 
 import math
@@ -15,7 +17,11 @@ BASELINES = {
     "best-of-n": ("reward", None, True),
     "best-of-n-lagrangian": ("lagrangian", None, True),
     "best-of-n-augmented": ("augmented", None, True),
-    "beam-reward": ("reward", None, False),  # no method of the package: what `beam-lagrangian` is at lambda 0
+    "beam-reward": (
+        "reward",
+        None,
+        False,
+    ),  # no method of the package: what `beam-lagrangian` is at lambda 0
     "beam-lagrangian": ("lagrangian", None, False),
     "beam-lagrangian-freq": ("lagrangian", None, False),
     "beam-augmented": ("augmented", None, False),
@@ -50,7 +56,9 @@ def pick(prefix, key, banned):
 
 
 def descend(leaves, key):
-    """With fewer than 129 tokens the tree has one level, which the lowest 32 bits of the key decide."""
+    """With fewer than 129 tokens the tree has one level, which the lowest 32 bits of the key
+    decide.
+    """
     u, seen = ((key & 0xFFFFFFFF) + 0.5) / 2**32 * sum(w for _, w in leaves), 0.0
     for token, weight in leaves:
         seen += weight
@@ -59,7 +67,9 @@ def descend(leaves, key):
 
 
 def args(method, prompt, length, lam, top_k, omega=2.5):
-    """ARGS as the paper prints it, greedy: of the most probable tokens the best, one after the other."""
+    """ARGS as the paper prints it, greedy: of the most probable tokens the best, one after the
+    other.
+    """
     found = Candidate((), False, (0.0,))
     while not found.done:
         p = probabilities(tuple(LETTERS.index(c) for c in prompt) + found.tokens)
@@ -98,7 +108,9 @@ def search(
     start = tuple(LETTERS.index(c) for c in prompt)
 
     def is_safe(c):
-        if order == "critic":  # the cost is not known before the end, and neither is what is left of the budget
+        if (
+            order == "critic"
+        ):  # the cost is not known before the end, and neither is what is left of the budget
             return not c.done or letter_cost(c.text) <= budget
         return c.peaks[-1] <= budget
 
@@ -138,11 +150,19 @@ def search(
             number, drawn = 0, []
             for parent, count in zip(live, share, strict=True):
                 for k in range(count):
-                    reference = round_ == 0 or diversity == "none" or (diversity == "half" and k < math.ceil(count / 2))
+                    reference = (
+                        round_ == 0
+                        or diversity == "none"
+                        or (diversity == "half" and k < math.ceil(count / 2))
+                    )
                     tokens = list(parent.tokens)
                     for i in range(min(block, length - len(parent.tokens))):
                         key = random_key(seed, prompt_id, round_, number, len(tokens))
-                        tokens.append(pick(start + tuple(tokens), key, set() if reference else seen[i] - {EOS}))
+                        tokens.append(
+                            pick(
+                                start + tuple(tokens), key, set() if reference else seen[i] - {EOS}
+                            )
+                        )
                         if tokens[-1] == EOS:
                             break
                     new = Candidate(tuple(tokens), tokens[-1] == EOS or len(tokens) == length, ())

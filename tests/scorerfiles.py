@@ -1,4 +1,6 @@
-"""Tiny checkpoints in the formats of the paper's scorers, and the comparison of an adapter with a slow reference."""
+"""Tiny checkpoints in the formats of the paper's scorers, and the comparison of an adapter with a
+slow reference.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -15,29 +17,44 @@ from igcore.scorers import open_sessions
 from igcore.scorers.lm import LMScorer
 
 CONFIG = {  # as the Llama models of 2023 have it: no rope_theta, no id2label
-    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_scaling": None, "hidden_act": "silu",
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
+    "rope_scaling": None, "hidden_act": "silu",
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+    "torch_dtype": "float32",
     "transformers_version": "4.28.1", "use_cache": True,
 }  # fmt: skip
 PROMPTS = [
-    "How do I water a fern?", "\n\nHuman: Why does bread rise?\n\nAssistant: Yeast eats sugar.\n\nHuman: And then?\n\nAssistant:",
+    "How do I water a fern?",
+    "\n\nHuman: Why does bread rise?\n\nAssistant: Yeast eats sugar.\n\nHuman: And "
+    "then?\n\nAssistant:",
     "What is </s> for?",
-]  # fmt: skip
-RESPONSES = ["Water it when the soil is dry.", "The gas </s> makes bubbles, as in the dough.", "", "Black tea: 35 % of it!"]
+]
+RESPONSES = [
+    "Water it when the soil is dry.",
+    "The gas </s> makes bubbles, as in the dough.",
+    "",
+    "Black tea: 35 % of it!",
+]
 TEXTS = [(p, r, f) for p in PROMPTS for r in RESPONSES for f in (True, False)]
 EXACT = dict(rel=1e-6, abs=1e-6)  # references compute in float64
 
 Scores = Callable[[Sequence[str], Sequence[str], Sequence[bool]], Sequence[float]]
 
 
-def llama_state(config: dict, heads: dict[str, Sequence[int]], seed: int = 0) -> dict[str, torch.Tensor]:
+def llama_state(
+    config: dict, heads: dict[str, Sequence[int]], seed: int = 0
+) -> dict[str, torch.Tensor]:
     """Return weights of a Llama under the keys that its published heads have beside them.
 
     They are narrower than those of the rehearsal, which magnify the rounding of float32 to 4e-6.
     """
     body = {f"model.{key}": shape for key, shape in shapes_of(LlamaModel, config).items()}
-    state = {key: tensor if tensor.dim() == 1 else 0.3 * tensor for key, tensor in drawn(body | heads, seed).items()}
+    state = {
+        key: tensor if tensor.dim() == 1 else 0.3 * tensor
+        for key, tensor in drawn(body | heads, seed).items()
+    }
     return state | old_keys(range(config["num_hidden_layers"]), 8)
 
 
@@ -62,7 +79,9 @@ def assert_one_sentence(message: str) -> None:
 
 
 def assert_refused(load: Callable, folder: Path, config: dict, state: dict, match: str) -> None:
-    """Write a damaged checkpoint and see that it does not load; the tokenizer is that of the folder."""
+    """Write a damaged checkpoint and see that it does not load; the tokenizer is that of the
+    folder.
+    """
     write(folder, config, state)
     with pytest.raises(AssetError, match=match) as caught:
         load(repo=str(folder), dtype="float32")
@@ -79,7 +98,9 @@ def assert_cut_short_refused(load: Callable, folder: Path, config: dict, state: 
 
 
 def assert_equal_to(scorer: LMScorer, reference: Scores, texts: Sequence[tuple] = TEXTS) -> None:
-    """Compare in one batch, one by one, and read on in a session; `texts` are (prompt, response, finished)."""
+    """Compare in one batch, one by one, and read on in a session; `texts` are (prompt, response,
+    finished).
+    """
     prompts, responses, finished = zip(*texts, strict=True)
     expected = reference(prompts, responses, finished)
     assert np.std(expected) > 0.01
@@ -92,11 +113,17 @@ def assert_equal_to(scorer: LMScorer, reference: Scores, texts: Sequence[tuple] 
 def assert_growing_equal_to(
     scorer: LMScorer, reference: Scores, words: str = "Water it when the soil is dry ; then wait ."
 ) -> None:
-    """Read answers word by word, ended and not, and others that part from them; two of the prompts have several turns or marks."""
+    """Read answers word by word, ended and not, and others that part from them; two of the prompts
+    have several turns or marks.
+    """
     carried = open_sessions({"scorer": scorer}, PROMPTS)[0]["scorer"]
     words = words.split(" ")
     for n in range(0, len(words) + 1, 2):
-        answers = [" ".join(words[:n]), " ".join([*words[:n], "tea"]), " ".join([*words[:n], "</s>", "well"])]
+        answers = [
+            " ".join(words[:n]),
+            " ".join([*words[:n], "tea"]),
+            " ".join([*words[:n], "</s>", "well"]),
+        ]
         texts = [(p, r, f) for p in PROMPTS for r in answers for f in (True, False)]
         columns = list(zip(*texts, strict=True))
         assert carried.score(*columns) == pytest.approx(reference(*columns), **EXACT)
@@ -105,10 +132,14 @@ def assert_growing_equal_to(
     texts = (prompts, [f"{r} bread" for r in responses], [False] * len(PROMPTS))
     before = carried.session.encoded
     assert carried.score(*texts) == pytest.approx(reference(*texts), **EXACT)
-    assert carried.session.encoded - before < 8 * len(PROMPTS)  # the new word, an end, and what the tokenizer changed before them
+    assert carried.session.encoded - before < 8 * len(
+        PROMPTS
+    )  # the new word, an end, and what the tokenizer changed before them
 
 
-def padded(sequences: Sequence[Sequence[int]], side: str, pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(
+    sequences: Sequence[Sequence[int]], side: str, pad: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids and mask (B, L) with the padding on one side."""
     longest = max(map(len, sequences))
     ids, mask = (torch.full((len(sequences), longest), fill) for fill in (pad, 0))
@@ -119,9 +150,15 @@ def padded(sequences: Sequence[Sequence[int]], side: str, pad: int) -> tuple[tor
 
 
 @torch.inference_mode()
-def last_states(model, sequences: Sequence[Sequence[int]], side: str = "right", pad: int = 0) -> list[torch.Tensor]:
-    """Return the hidden states (n, H) of the tokens of each sequence, from one plain pass over all of them."""
+def last_states(
+    model, sequences: Sequence[Sequence[int]], side: str = "right", pad: int = 0
+) -> list[torch.Tensor]:
+    """Return the hidden states (n, H) of the tokens of each sequence, from one plain pass over all
+    of them.
+    """
     ids, mask = padded(sequences, side, pad)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    hidden = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).last_hidden_state
+    hidden = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+    ).last_hidden_state
     return [row[chosen.bool()] for row, chosen in zip(hidden, mask, strict=True)]

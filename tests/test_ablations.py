@@ -1,4 +1,6 @@
-"""Tests of the ablations: replays against real searches, effects and tests worked by hand, and notebook 45 on imaginary runs."""
+"""Tests of the ablations: replays against real searches, effects and tests worked by hand, and
+notebook 45 on imaginary runs.
+"""
 
 import json
 import math
@@ -22,7 +24,14 @@ from igcore.ablations.factorial import CELL, FACTORS, effects, expand
 from igcore.ablations.paired import COLUMNS, Reference, clustered, compared, corrected, verdicts
 from igcore.ablations.replay import BUDGET_FREE, UNKNOWN, replay_best_of_n, replay_budgets
 from igcore.ablations.report import Section
-from igcore.ablations.retries import answer_bound, block_mass, by_round, retry_table, retry_tests, rounds_needed
+from igcore.ablations.retries import (
+    answer_bound,
+    block_mass,
+    by_round,
+    retry_table,
+    retry_tests,
+    rounds_needed,
+)
 from igcore.finite_sample import abstention_bound
 from igcore.methods import settings_of
 from igcore.records import SETTINGS
@@ -33,8 +42,14 @@ GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
 
 def line(prompt="p0", seed=0, method="base", trace=(), **fields) -> dict:
     """Return a line with all settings; those that a record of `synthetic` lacks are the defaults."""
-    more = {name: fields.pop(name) for name in list(fields) if name in ("diversity", "finals", "strict", "run")}
-    known = record(prompt_id=prompt, seed=seed, method=method, **({"lagrange_multiplier": 5.0} | fields))
+    more = {
+        name: fields.pop(name)
+        for name in list(fields)
+        if name in ("diversity", "finals", "strict", "run")
+    }
+    known = record(
+        prompt_id=prompt, seed=seed, method=method, **({"lagrange_multiplier": 5.0} | fields)
+    )
     return known | {"diversity": "half", "trace": list(trace), "finals": []} | more
 
 
@@ -42,12 +57,14 @@ def frame(*found) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-# --- replays --------------------------------------------------------------------------------------------------------
+# --- replays --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("budget", [0.5, 1.5])
 def test_a_replay_of_best_of_n_is_the_real_run(budget):
-    """Guards against another sample than the search would take: order of samples, ties, the sign of a reward, the multiplier."""
+    """Guards against another sample than the search would take: order of samples, ties, the sign of
+    a reward, the multiplier.
+    """
     full = pd.DataFrame(lines(budget, [REPLAYED], n_samples=8))
     for n, multiplier in product((1, 2, 5, 8), (0.0, 0.4, 5.0)):
         real = lines(budget, [REPLAYED], n_samples=n, lagrange_multiplier=multiplier)
@@ -61,15 +78,33 @@ def test_a_replay_of_best_of_n_is_the_real_run(budget):
 
 
 def test_a_replay_by_hand():
-    """Guards against a failed score that passes for a free or a good one, and against numbers that nobody has measured."""
+    """Guards against a failed score that passes for a free or a good one, and against numbers that
+    nobody has measured.
+    """
     finals = [[0.9, None], [0.5, 0.2], [0.5, 0.2], [0.8, 0.3], [None, 0.0]]
-    one = line(method=REPLAYED, finals=finals, n_samples=5, budget=0.2, status="unverified_unsafe", cost=0.3, reward=0.8)
-    answers = {(n, x): replay_best_of_n(frame(one), n, x).iloc[0] for n, x in [(1, 5.0), (3, 5.0), (5, 5.0), (5, 0.0)]}
+    one = line(
+        method=REPLAYED,
+        finals=finals,
+        n_samples=5,
+        budget=0.2,
+        status="unverified_unsafe",
+        cost=0.3,
+        reward=0.8,
+    )
+    answers = {
+        (n, x): replay_best_of_n(frame(one), n, x).iloc[0]
+        for n, x in [(1, 5.0), (3, 5.0), (5, 5.0), (5, 0.0)]
+    }
     assert [(r.reward, r.status) for r in answers.values()] == [
-        (0.9, "unverified_unsafe"), (0.5, "verified_safe"), (0.5, "verified_safe"), (0.8, "unverified_unsafe"),
+        (0.9, "unverified_unsafe"), (0.5, "verified_safe"), (0.5, "verified_safe"), (0.8,
+        "unverified_unsafe"),
     ]  # fmt: skip
     assert answers[1, 5.0].reason == "scorer_error" and answers[5, 0.0].reason == "over_budget"
-    assert (answers[3, 5.0].samples_drawn, answers[3, 5.0].scorer_calls, answers[3, 5.0].n_samples) == (3, 6, 3)
+    assert (
+        answers[3, 5.0].samples_drawn,
+        answers[3, 5.0].scorer_calls,
+        answers[3, 5.0].n_samples,
+    ) == (3, 6, 3)
     assert math.isnan(answers[3, 5.0].generate_s) and math.isnan(answers[3, 5.0].peak_cost)
     strict = replay_best_of_n(frame(one | {"strict": True}), 3, 5.0)
     assert strict["status"].tolist() == ["unverified_unsafe"]  # a cost of .2 at a budget of .2
@@ -96,11 +131,14 @@ def test_methods_that_never_look_at_the_budget_give_the_same_texts_under_all():
             assert found[name].tolist() == real[name].tolist()
     assert len(replay_budgets(full, [0.0, 1.0])) == 2 * len(full)
     others = [name for name in METHODS if name not in BUDGET_FREE]
-    differ = [pd.DataFrame(lines(b, ["beam-lagrangian-freq", GUARD]))["response"].tolist() for b in (0.5, 2.5)]
+    differ = [
+        pd.DataFrame(lines(b, ["beam-lagrangian-freq", GUARD]))["response"].tolist()
+        for b in (0.5, 2.5)
+    ]
     assert differ[0] != differ[1] and GUARD in others
 
 
-# --- tests ----------------------------------------------------------------------------------------------------------
+# --- tests ----------------------------------------------------------------------------------------
 
 
 def test_one_seed_is_tested_as_in_the_comparison_of_methods():
@@ -109,10 +147,16 @@ def test_one_seed_is_tested_as_in_the_comparison_of_methods():
 
     records = synthetic.records(24, policies={"raw": (1.0, 0.0)})
     expected = metrics.compare(records, GUARD).set_index("baseline")
-    rows = corrected(compared(records, [], [Reference({"method": GUARD})])).set_index(["point", "measure"])
+    rows = corrected(compared(records, [], [Reference({"method": GUARD})])).set_index(
+        ["point", "measure"]
+    )
     for baseline, row in expected.iterrows():
         safe, reward = rows.loc[baseline, "safe"], rows.loc[baseline, "reward"]
-        assert (safe.difference, safe.p, safe.test) == (-row.safety_difference, row.mcnemar_p, "exact McNemar")
+        assert (safe.difference, safe.p, safe.test) == (
+            -row.safety_difference,
+            row.mcnemar_p,
+            "exact McNemar",
+        )
         assert (safe.low, safe.high) == pytest.approx((-row.safety_high, -row.safety_low))
         assert (reward.difference, reward.low, reward.high) == pytest.approx(
             (-row.reward_difference, -row.reward_high, -row.reward_low), abs=5e-3
@@ -123,16 +167,25 @@ def test_one_seed_is_tested_as_in_the_comparison_of_methods():
 
 def test_seeds_of_a_prompt_are_no_new_prompts():
     """Guards against pseudo-replication, and against a prompt with more seeds counting more."""
-    index = pd.MultiIndex.from_tuples([("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0), ("c", 1)], names=["prompt_id", "seed"])
+    index = pd.MultiIndex.from_tuples(
+        [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0), ("c", 1)], names=["prompt_id", "seed"]
+    )
     found = clustered(pd.Series([1.0, 0.0, 0.5, 1.0, 0.25, np.nan], index=index), verdict=True)
     assert (found["n_prompts"], found["n_pairs"], found["test"]) == (3, 5, "sign flip")
     assert found["difference"] == pytest.approx((0.5 + 1 + 0.25) / 3)
-    assert found["p"] == 2 / 8  # all three above zero: two of the eight choices of signs are as far from it
+    assert (
+        found["p"] == 2 / 8
+    )  # all three above zero: two of the eight choices of signs are as far from it
     assert (found["low"], found["high"]) == (0.25, 1.0)
-    once = clustered(pd.Series([1.0, 1.0, -1.0, 0.0], index=pd.Index(list("abcd"), name="prompt_id")), verdict=True)
+    once = clustered(
+        pd.Series([1.0, 1.0, -1.0, 0.0], index=pd.Index(list("abcd"), name="prompt_id")),
+        verdict=True,
+    )
     assert (once["test"], once["p"]) == ("exact McNemar", 1.0)
     none = clustered(pd.Series([np.nan], index=pd.Index(["a"], name="prompt_id")))
-    assert none["n_prompts"] == 0 and all(math.isnan(none[name]) for name in ("difference", "low", "high", "p"))
+    assert none["n_prompts"] == 0 and all(
+        math.isnan(none[name]) for name in ("difference", "low", "high", "p")
+    )
 
 
 def test_points_are_compared_with_their_reference():
@@ -140,12 +193,22 @@ def test_points_are_compared_with_their_reference():
     safe = {0.0: "us", 5.0: "ss", 10.0: "su"}
     word = {"s": "verified_safe", "u": "unverified_unsafe"}
     found = [
-        line(f"p{k}", method="beam-lagrangian", lagrange_multiplier=x, n_samples=n, status=word[letter], reward=x / 10 + k)
+        line(
+            f"p{k}",
+            method="beam-lagrangian",
+            lagrange_multiplier=x,
+            n_samples=n,
+            status=word[letter],
+            reward=x / 10 + k,
+        )
         for x, letters in safe.items()
         for n in (4, 8)
         for k, letter in enumerate(letters)
     ]
-    references = [Reference({"lagrange_multiplier": 0.0}), Reference({"n_samples": 4}, only={"lagrange_multiplier": [5.0]})]
+    references = [
+        Reference({"lagrange_multiplier": 0.0}),
+        Reference({"n_samples": 4}, only={"lagrange_multiplier": [5.0]}),
+    ]
     rows = pd.DataFrame(compared(frame(*found), ["n_samples", "lagrange_multiplier"], references))
     assert len(rows) == 2 * (4 + 1)
     first = rows.iloc[0]
@@ -154,19 +217,37 @@ def test_points_are_compared_with_their_reference():
     assert (first["measure"], first["difference"], rows.iloc[1]["difference"]) == ("safe", 0.5, 0.5)
     assert rows.iloc[4]["difference"] == 0  # safe on another prompt
     assert rows.iloc[-1]["reference"] == "beam-lagrangian, n samples 4, lagrange multiplier 5.0"
-    with pytest.raises(RunError, match="prompt 'p0' with seed 0 occurs twice for beam-lagrangian, n samples 4"):
+    with pytest.raises(
+        RunError, match="prompt 'p0' with seed 0 occurs twice for beam-lagrangian, n samples 4"
+    ):
         compared(frame(*found, found[0]), ["n_samples", "lagrange_multiplier"], references)
 
 
 def test_holm_is_over_the_rows_of_a_measure_and_sentences_claim_no_more():
-    """Guards against claims by uncorrected p values, a wrong direction, and comparisons that are not counted."""
+    """Guards against claims by uncorrected p values, a wrong direction, and comparisons that are
+    not counted.
+    """
     about = {"policy": "raw", "reference": "b", "test": "sign flip", "n_prompts": 16, "n_pairs": 16}
-    ps = [("safe", "x", 0.01, 0.5), ("safe", "y", 0.03, 0.5), ("safe", "z", 0.5, 0.1), ("reward", "x", 0.04, -0.25)]
-    table = corrected([about | {"measure": m, "point": x, "p": p, "difference": d, "low": d, "high": d} for m, x, p, d in ps])
-    assert list(table.columns) == COLUMNS and table["p_holm"].tolist() == pytest.approx([0.03, 0.06, 0.5, 0.04])
+    ps = [
+        ("safe", "x", 0.01, 0.5),
+        ("safe", "y", 0.03, 0.5),
+        ("safe", "z", 0.5, 0.1),
+        ("reward", "x", 0.04, -0.25),
+    ]
+    table = corrected(
+        [
+            about | {"measure": m, "point": x, "p": p, "difference": d, "low": d, "high": d}
+            for m, x, p, d in ps
+        ]
+    )
+    assert list(table.columns) == COLUMNS and table["p_holm"].tolist() == pytest.approx(
+        [0.03, 0.06, 0.5, 0.04]
+    )
     assert verdicts(table) == [
-        "raw: safe is higher for x than for b: +.500 [.500, .500], 16 prompts (sign flip p = .01, Holm .03).",
-        "raw: reward is lower for x than for b: -.250 [-.250, -.250], 16 prompts (sign flip p = .04, Holm .04).",
+        "raw: safe is higher for x than for b: +.500 [.500, .500], 16 prompts (sign flip p = "
+        ".01, Holm .03).",
+        "raw: reward is lower for x than for b: -.250 [-.250, -.250], 16 prompts (sign flip "
+        "p = .04, Holm .04).",
         "safe: in 2 of 3 comparisons no difference can be claimed (Holm over 3).",
         "reward: in 0 of 1 comparisons no difference can be claimed (Holm over 1).",
     ]
@@ -175,33 +256,55 @@ def test_holm_is_over_the_rows_of_a_measure_and_sentences_claim_no_more():
     assert len(verdicts(untested)) == 2
 
 
-# --- tables ---------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def test_a_table_has_a_row_for_every_point():
-    """Guards against points pooled, the columns of the main table, and a setting that varies unseen."""
+    """Guards against points pooled, the columns of the main table, and a setting that varies
+    unseen.
+    """
     found = [
-        line(f"p{k}", seed, GUARD, diversity=d, status="verified_safe" if k else "abstained", reward=0.1 * k)
+        line(
+            f"p{k}",
+            seed,
+            GUARD,
+            diversity=d,
+            status="verified_safe" if k else "abstained",
+            reward=0.1 * k,
+        )
         for d in ("half", "none")
         for seed in (0, 1)
         for k in range(3)
     ]
     table = ablations.ablation_table(frame(*found[::-1]), ["diversity", "seed"])
     assert list(table.columns) == [*tables.COLUMNS, "diversity"]
-    assert table[["diversity", "seed"]].to_numpy().tolist() == [["half", 0], ["half", 1], ["none", 0], ["none", 1]]
+    assert table[["diversity", "seed"]].to_numpy().tolist() == [
+        ["half", 0],
+        ["half", 1],
+        ["none", 0],
+        ["none", 1],
+    ]
     assert table["safe"].tolist() == [2] * 4 and table["n_prompts"].tolist() == [3] * 4
     assert table["reward_mean"].tolist() == pytest.approx([0.1] * 4)
-    with pytest.raises(ParameterError, match="diversity takes the values half, none in method inferenceguard"):
+    with pytest.raises(
+        ParameterError, match="diversity takes the values half, none in method inferenceguard"
+    ):
         ablations.ablation_table(frame(*found), ["seed"])
     with pytest.raises(RunError, match="30_decode"):
         ablations.ablation_table(frame(*found).iloc[:0], ["seed"])
 
 
 def test_rates_that_a_replay_cannot_know_are_not_zero():
-    """Guards against a replayed answer counting as unsafe along the way because nobody has measured its path."""
-    replayed = replay_best_of_n(frame(line(method=REPLAYED, finals=[[0.5, 0.1]], n_samples=1)), 1, 5.0)
+    """Guards against a replayed answer counting as unsafe along the way because nobody has measured
+    its path.
+    """
+    replayed = replay_best_of_n(
+        frame(line(method=REPLAYED, finals=[[0.5, 0.1]], n_samples=1)), 1, 5.0
+    )
     table = ablations.ablation_table(replayed, ["n_samples"])
-    assert table["safety_rate"].item() == 1 and table[["peak_safety_rate", "seconds_per_prompt"]].isna().all(axis=None)
+    assert table["safety_rate"].item() == 1 and table[
+        ["peak_safety_rate", "seconds_per_prompt"]
+    ].isna().all(axis=None)
     known = ablations.ablation_table(frame(line()), ["n_samples"])
     assert known["peak_safety_rate"].item() == 1
 
@@ -212,7 +315,9 @@ def test_spread_over_seeds_by_hand():
     found = ablations.seeds_spread(frame(*(line(p, s, reward=r) for (p, s), r in rewards.items())))
     row = found.iloc[0]
     assert (row.n_prompts, row.n_seeds, row.safety_mean, row.safety_sd) == (2, 2, 1.0, 0.0)
-    assert (row.reward_mean, row.reward_sd) == pytest.approx((0.4, math.sqrt(0.02)))  # seeds: .3 and .5
+    assert (row.reward_mean, row.reward_sd) == pytest.approx(
+        (0.4, math.sqrt(0.02))
+    )  # seeds: .3 and .5
     assert (row.reward_low, row.reward_high) == pytest.approx((0.2, 0.6))  # prompts: .2 and .6
 
 
@@ -220,11 +325,16 @@ def many(method, n, prompts=3, **fields) -> list[dict]:
     """Return lines of one point whose rewards grow with N, with a trace of whole answers."""
     trace = steps((0, 0, 1, 0))
     more = {"run": fields.pop("run", "decode-compute"), "trace": trace, "n_samples": n, "rounds": 1}
-    return [line(f"p{k}", method=method, reward=0.01 * n + 0.1 * k, **(more | fields)) for k in range(prompts)]
+    return [
+        line(f"p{k}", method=method, reward=0.01 * n + 0.1 * k, **(more | fields))
+        for k in range(prompts)
+    ]
 
 
 def test_equal_samples_and_equal_seconds():
-    """Guards against a method at more seconds than the reference, the same test twice, and the smaller N of several that fit."""
+    """Guards against a method at more seconds than the reference, the same test twice, and the
+    smaller N of several that fit.
+    """
     seconds = {
         (GUARD, 4): 0.5,
         (GUARD, 8): 1.0,
@@ -234,47 +344,83 @@ def test_equal_samples_and_equal_seconds():
         ("best-of-n", 32): 1.5,
     }
     seconds |= {("beam-augmented", 2): 0.4, ("beam-augmented", 8): 1.3, ("base", 1): 0.1}
-    found = frame(*(one for (m, n), s in seconds.items() for one in many(m, n, generate_s=s, score_s=0.0)))
+    found = frame(
+        *(one for (m, n), s in seconds.items() for one in many(m, n, generate_s=s, score_s=0.0))
+    )
     made = ablations.compute_tables(found)
-    assert made["seconds"].set_index("method")["n_samples"].to_dict() == {"best-of-n": 16, "beam-augmented": 2, GUARD: 8}
-    pairs = made["tests"].loc[made["tests"]["measure"] == "reward", ["point", "reference"]].to_numpy().tolist()
+    assert made["seconds"].set_index("method")["n_samples"].to_dict() == {
+        "best-of-n": 16,
+        "beam-augmented": 2,
+        GUARD: 8,
+    }
+    pairs = (
+        made["tests"]
+        .loc[made["tests"]["measure"] == "reward", ["point", "reference"]]
+        .to_numpy()
+        .tolist()
+    )
     ours = f"{GUARD}, n samples 8"
-    points = ["best-of-n, n samples 8", "beam-augmented, n samples 8", "best-of-n, n samples 16", "beam-augmented, n samples 2"]
+    points = [
+        "best-of-n, n samples 8",
+        "beam-augmented, n samples 8",
+        "best-of-n, n samples 16",
+        "beam-augmented, n samples 2",
+    ]
     assert pairs == [[point, ours] for point in points]
     ours = made[""]["method"] == GUARD
-    assert made[""].loc[ours, "p"].tolist() == pytest.approx([0.5] * 3) and made[""].loc[~ours, "p"].isna().all()
+    assert (
+        made[""].loc[ours, "p"].tolist() == pytest.approx([0.5] * 3)
+        and made[""].loc[~ours, "p"].isna().all()
+    )
 
 
 def test_lambda_and_budget_tables():
     """Guards which points are replayed, from which run, and with what they are compared."""
     finals = [[0.9, 0.3], [0.5, 0.1]] * 4
     drawn = many(REPLAYED, 8, finals=finals, run="decode-lambda-best-of-n")
-    beams = [one for x in (0.0, 5.0, 10.0) for one in many("beam-lagrangian", 8, lagrange_multiplier=x, run="decode-lambda")]
+    beams = [
+        one
+        for x in (0.0, 5.0, 10.0)
+        for one in many("beam-lagrangian", 8, lagrange_multiplier=x, run="decode-lambda")
+    ]
     guard = many(GUARD, 8, run="decode-ndk-n_samples-8-block_size-8-keep-2")
     made = ablations.lambda_tables(frame(*drawn, *beams, *guard))
     best = made[""][made[""]["method"] == REPLAYED]
-    assert best[["n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [[n, x] for n in (4, 8) for x in ablations.LAMBDAS]
-    assert best["safe"].tolist() == [0, 0, 3, 3, 3] * 2 and best["reward_mean"].tolist() == [0.9, 0.9, 0.5, 0.5, 0.5] * 2
+    assert best[["n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [
+        [n, x] for n in (4, 8) for x in ablations.LAMBDAS
+    ]
+    assert (
+        best["safe"].tolist() == [0, 0, 3, 3, 3] * 2
+        and best["reward_mean"].tolist() == [0.9, 0.9, 0.5, 0.5, 0.5] * 2
+    )
     tested = made["tests"][made["tests"]["measure"] == "safe"]
     vanilla = tested["reference"].str.endswith("lagrange multiplier 0.0")
     assert vanilla.sum() == 3 and (~vanilla).sum() == 5 + 3
     assert tested.loc[vanilla, "difference"].tolist() == [1.0, 1.0, 0.0]
 
-    base = many("base", 1, cost=0.15, run="decode-seeds-seed-0") + many("beam-augmented", 8, run="decode-seeds-seed-0")
+    base = many("base", 1, cost=0.15, run="decode-seeds-seed-0") + many(
+        "beam-augmented", 8, run="decode-seeds-seed-0"
+    )
     guard = [one for d in (0.1, 0.2) for one in many(GUARD, 8, budget=d, run=f"decode-budget-{d}")]
     made = ablations.budget_tables(frame(*base, *guard))
     assert made[""][["method", "budget", "safe"]].to_numpy().tolist() == [
         ["base", 0.1, 0], ["base", 0.2, 3], [GUARD, 0.1, 3], [GUARD, 0.2, 3],
     ]  # fmt: skip
-    assert made["tests"]["reference"].unique().tolist() == [f"{GUARD}, budget 0.1", f"{GUARD}, budget 0.2"]
+    assert made["tests"]["reference"].unique().tolist() == [
+        f"{GUARD}, budget 0.1",
+        f"{GUARD}, budget 0.2",
+    ]
 
 
-# --- retries --------------------------------------------------------------------------------------------------------
+# --- retries --------------------------------------------------------------------------------------
 
 
 def steps(*found) -> list[dict]:
     """Return a trace from (block, round, safe of 2, kl)."""
-    return [{"block": b, "round": r, "drawn": 2, "safe": s, "kl": kl, "perplexity": 10.0 + r} for b, r, s, kl in found]
+    return [
+        {"block": b, "round": r, "drawn": 2, "safe": s, "kl": kl, "perplexity": 10.0 + r}
+        for b, r, s, kl in found
+    ]
 
 
 EASY = steps((0, 0, 2, 0), (1, 0, 1, 0))
@@ -288,15 +434,22 @@ def retried(prompt, trace, diversity="half", seed=0, status="verified_safe", **m
 
 
 def test_rounds_by_hand():
-    """Guards against rounds counted over all blocks, an abstention that counts as an answer, and p(safe) of the wrong round."""
+    """Guards against rounds counted over all blocks, an abstention that counts as an answer, and
+    p(safe) of the wrong round.
+    """
     found = frame(retried("a", EASY), retried("b", HARD), retried("c", LOST, status="abstained"))
     assert rounds_needed(found).tolist() == [1, 3, math.inf]
     table = retry_table(found).set_index("round")
     assert table["answered"].tolist() == pytest.approx([1 / 3, 1 / 3, 2 / 3])
     assert table["n_blocks"].tolist() == [5, 3, 2] and table["n_prompts"].tolist() == [3, 2, 2]
     assert table["p_safe"].tolist() == pytest.approx([(1 + 0.5) / 5, 0.5 / 3, 0.5])
-    assert table["kl"].tolist() == pytest.approx([0, 1 / 3, 0.35]) and table["perplexity"].tolist() == [10, 11, 12]
-    assert (table.loc[2, "p_safe_low"], table.loc[2, "p_safe_high"]) == (0.0, 0.25)  # of two prompts the worse and the better
+    assert table["kl"].tolist() == pytest.approx([0, 1 / 3, 0.35]) and table[
+        "perplexity"
+    ].tolist() == [10, 11, 12]
+    assert (table.loc[2, "p_safe_low"], table.loc[2, "p_safe_high"]) == (
+        0.0,
+        0.25,
+    )  # of two prompts the worse and the better
 
 
 def test_a_search_with_fewer_rounds_is_this_one_until_a_block_fails():
@@ -306,29 +459,42 @@ def test_a_search_with_fewer_rounds_is_this_one_until_a_block_fails():
         full = pd.DataFrame(lines(budget, [GUARD], rounds=4, n_samples=2, diversity=diversity))
         seen |= set(rounds_needed(full))
         for rounds in (1, 2, 3):
-            real = pd.DataFrame(lines(budget, [GUARD], rounds=rounds, n_samples=2, diversity=diversity))
-            assert (rounds_needed(full) <= rounds).tolist() == (real["status"] != "abstained").tolist()
+            real = pd.DataFrame(
+                lines(budget, [GUARD], rounds=rounds, n_samples=2, diversity=diversity)
+            )
+            assert (rounds_needed(full) <= rounds).tolist() == (
+                real["status"] != "abstained"
+            ).tolist()
     assert seen == {1, 2, 4, math.inf}
 
 
 def test_the_bound_is_the_mean_over_prompts():
-    """Guards against the bound of a prompt of average mass, which is above the mean of bounds (Jensen)."""
+    """Guards against the bound of a prompt of average mass, which is above the mean of bounds
+    (Jensen).
+    """
     found = frame(retried("a", EASY), retried("b", HARD))
-    by_hand = np.mean([1 - 0.5**4, 1 - 1])  # block 1 of a fails with (1/2)^(2 * 2), block 0 never; b has no safe one of two
+    by_hand = np.mean(
+        [1 - 0.5**4, 1 - 1]
+    )  # block 1 of a fails with (1/2)^(2 * 2), block 0 never; b has no safe one of two
     assert answer_bound(found, 2, 2) == pytest.approx(by_hand)
     anew = retry_table(found.assign(diversity="none"))["bound"]
     assert anew.tolist() == pytest.approx([(1 - 0.5**2) / 2, by_hand, (1 - 0.5**6) / 2])
     halved = retry_table(found.assign(diversity="half"))["bound"]  # half of a retry's samples count
     assert halved.tolist() == pytest.approx([(1 - 0.5**2) / 2, (1 - 0.5**3) / 2, (1 - 0.5**4) / 2])
-    assert retry_table(found.assign(diversity="paper"))["bound"].tolist() == pytest.approx([(1 - 0.5**2) / 2] * 3)
+    assert retry_table(found.assign(diversity="paper"))["bound"].tolist() == pytest.approx(
+        [(1 - 0.5**2) / 2] * 3
+    )
     mass = block_mass(found, 2, 2)
     assert 1 - abstention_bound([mass], 2, 2) == pytest.approx(by_hand)
 
 
 def test_ways_to_retry_are_compared_where_both_retried():
-    """Guards against round 1 among the retries, and prompts that were tried again under one of the two only."""
+    """Guards against round 1 among the retries, and prompts that were tried again under one of the
+    two only.
+    """
     found = frame(
-        retried("a", HARD), retried("a", LOST, "none", status="abstained"), retried("b", EASY), retried("b", LOST, "none"),
+        retried("a", HARD), retried("a", LOST, "none", status="abstained"), retried("b", EASY),
+        retried("b", LOST, "none"),
         retried("a", EASY, seed=1), retried("a", EASY, "none", seed=1),
     )  # fmt: skip
     p_safe, kl = retry_tests(found)
@@ -339,14 +505,19 @@ def test_ways_to_retry_are_compared_where_both_retried():
     assert set(by_round(found)["round"]) == {0, 1, 2}
 
 
-# --- factorial ------------------------------------------------------------------------------------------------------
+# --- factorial ------------------------------------------------------------------------------------
 
 
 def cells(value, prompts=2, seeds=(0, 1), **fields) -> pd.DataFrame:
-    """Return all lines of a factorial; `value` gives a reward from prompt, seed and the four choices (0 or 1)."""
+    """Return all lines of a factorial; `value` gives a reward from prompt, seed and the four
+    choices (0 or 1).
+    """
     found = []
     for p, seed, *bits in product(range(prompts), seeds, *[(0, 1)] * 4):
-        settings = {column: (without, with_)[bit] for bit, (column, without, with_) in zip(bits, FACTORS.values(), strict=True)}
+        settings = {
+            column: (without, with_)[bit]
+            for bit, (column, without, with_) in zip(bits, FACTORS.values(), strict=True)
+        }
         if settings["rounds"] == 1 and settings["diversity"] == "half":
             continue  # the same run
         found.append(line(f"p{p}", seed, reward=value(p, seed, *bits), **settings, **fields))
@@ -356,14 +527,21 @@ def cells(value, prompts=2, seeds=(0, 1), **fields) -> pd.DataFrame:
 def test_effects_by_hand():
     """Guards the sign and scale of main effects and interactions, and which factor is which."""
     made = lambda p, s, check, retry, penalty, critic: (  # noqa: E731
-        0.1 * check + 0.2 * retry + 0.3 * retry * penalty - 0.4 * critic + 0.8 * check * critic + 0.05 * s + p
+        0.1 * check
+        + 0.2 * retry
+        + 0.3 * retry * penalty
+        - 0.4 * critic
+        + 0.8 * check * critic
+        + 0.05 * s
+        + p
     )
     found = effects(expand(cells(made)))
     rewards = found[found["measure"] == "reward"].set_index("point")["difference"]
     assert rewards.to_dict() == pytest.approx(
         {
             "pathwise check": 0.1 + 0.4, "retry": 0.2 + 0.15, "penalty": 0.15, "critic": -0.4 + 0.4,
-            "pathwise check x retry": 0, "pathwise check x penalty": 0, "pathwise check x critic": 0.4,
+            "pathwise check x retry": 0, "pathwise check x penalty": 0,
+            "pathwise check x critic": 0.4,
             "retry x penalty": 0.15, "retry x critic": 0, "penalty x critic": 0,
         },
         abs=1e-12,
@@ -376,17 +554,28 @@ def test_intervals_of_effects_are_over_prompts():
     """Guards against seeds and cells that count as prompts."""
     found = effects(expand(cells(lambda p, s, check, *_: check * (0.1, 0.5)[p] + 0.01 * s)))
     row = found[(found["measure"] == "reward") & (found["point"] == "pathwise check")].iloc[0]
-    assert (row.difference, row.low, row.high) == pytest.approx((0.3, 0.1, 0.5)) and row.p == 0.5  # two prompts, four signs
+    assert (row.difference, row.low, row.high) == pytest.approx(
+        (0.3, 0.1, 0.5)
+    ) and row.p == 0.5  # two prompts, four signs
 
 
 def test_abstentions_have_no_reward_and_are_an_effect():
-    """Guards against the reward of a refusal, and against a prompt dropped because one cell of it abstained."""
+    """Guards against the reward of a refusal, and against a prompt dropped because one cell of it
+    abstained.
+    """
     found = cells(lambda p, s, check, *_: 0.1 * check)
-    lost = (found["method"] == GUARD) & (found["accounting"] == "peak") & (found["prompt_id"] == "p0") & (found["rounds"] == 1)
+    lost = (
+        (found["method"] == GUARD)
+        & (found["accounting"] == "peak")
+        & (found["prompt_id"] == "p0")
+        & (found["rounds"] == 1)
+    )
     found.loc[lost, ["status", "reward"]] = ["abstained", 9.0]
     table = effects(expand(found)).set_index(["measure", "point"])
     assert table.loc[("reward", "pathwise check"), "difference"] == pytest.approx(0.1)
-    assert table.loc[("abstained", "retry"), "difference"] == pytest.approx(-(1 / 4) / 2)  # in one of four of one of two prompts
+    assert table.loc[("abstained", "retry"), "difference"] == pytest.approx(
+        -(1 / 4) / 2
+    )  # in one of four of one of two prompts
     assert table.loc[("abstained", "retry x critic"), "difference"] == pytest.approx(1 / 8)
     assert table.loc[("safe", "critic"), "difference"] == pytest.approx(1 / 8)
     assert set(table.groupby("measure").size()) == {10}
@@ -404,12 +593,16 @@ def test_incomplete_factorials_are_refused():
 
 def test_rivals_draw_as_many_samples_as_a_search_with_a_retry():
     """Guards equal compute: no rival with twice the samples, and each against the whole search."""
-    ours = cells(lambda p, *_: 0.1 * p, n_samples=4).assign(run="decode-factorial-peak", trace=[[]] * 48)
-    seeds = {"run": "decode-seeds-seed-0", "accounting": "peak"}
-    rivals = many("best-of-n-augmented", 8, 2, **seeds) + many("beam-lagrangian-freq", 8, 2, rounds=2, **seeds)
-    rivals += many("beam-lagrangian-freq", 4, 2, **(seeds | {"run": "decode-factorial-peak"}), rounds=2) + many(
-        "base", 1, 2, **seeds
+    ours = cells(lambda p, *_: 0.1 * p, n_samples=4).assign(
+        run="decode-factorial-peak", trace=[[]] * 48
     )
+    seeds = {"run": "decode-seeds-seed-0", "accounting": "peak"}
+    rivals = many("best-of-n-augmented", 8, 2, **seeds) + many(
+        "beam-lagrangian-freq", 8, 2, rounds=2, **seeds
+    )
+    rivals += many(
+        "beam-lagrangian-freq", 4, 2, **(seeds | {"run": "decode-factorial-peak"}), rounds=2
+    ) + many("base", 1, 2, **seeds)
     made = ablations.factorial_tables(pd.concat([ours, frame(*rivals)], ignore_index=True))
     table = made[""]
     assert table["method"].str.startswith(GUARD).sum() == 16 * 2  # cells and seeds
@@ -418,23 +611,33 @@ def test_rivals_draw_as_many_samples_as_a_search_with_a_retry():
         ["best-of-n-augmented", 8, 1],
         ["beam-lagrangian-freq", 4, 2],
     ]
-    assert made["rivals"]["reference"].unique().tolist() == [f"{GUARD}, n samples 4, accounting peak, rounds 2, diversity half"]
+    assert made["rivals"]["reference"].unique().tolist() == [
+        f"{GUARD}, n samples 4, accounting peak, rounds 2, diversity half"
+    ]
     assert len(made["rivals"]) == 2 * 2 and len(made["tests"]) == 4 * 10
 
 
-# --- the whole ------------------------------------------------------------------------------------------------------
+# --- the whole ------------------------------------------------------------------------------------
 
 
 def imaginary(path: Path, limit: int = 4) -> dict[str, list[dict]]:
-    """Return lines for every run of a params file by run, with the settings that the search would have had."""
+    """Return lines for every run of a params file by run, with the settings that the search would
+    have had.
+    """
     given = yaml.safe_load(path.read_text())
     grid = given.pop("grid", {})
     runs = {}
     for values in product(*grid.values()):
         point = given | dict(zip(grid, values, strict=True))
-        run = "-".join([given["run"], *(f"{k}-{v}" for k, v in zip(grid, values, strict=True))]).replace(".", "_")
+        run = "-".join(
+            [given["run"], *(f"{k}-{v}" for k, v in zip(grid, values, strict=True))]
+        ).replace(".", "_")
         config = SearchConfig(**{name: point[name] for name in SETTINGS if name in point})
-        runs[run] = [imagined(point, settings_of(method, config), method, k) for method in point["methods"] for k in range(limit)]
+        runs[run] = [
+            imagined(point, settings_of(method, config), method, k)
+            for method in point["methods"]
+            for k in range(limit)
+        ]
     return runs
 
 
@@ -444,33 +647,58 @@ def imagined(point: dict, config: SearchConfig, method: str, k: int) -> dict:
     failed = METHODS[method].gated and rng.random() < 0.1
     rewards, costs = rng.random(n).tolist(), (0.4 * rng.random(n)).tolist()
     safe = costs[0] <= config.budget
-    status = "abstained" if failed else "verified_safe" if safe or METHODS[method].gated else "unverified_unsafe"
+    status = (
+        "abstained"
+        if failed
+        else "verified_safe"
+        if safe or METHODS[method].gated
+        else "unverified_unsafe"
+    )
     trace = [
-        {"block": b, "round": r, "drawn": n, "safe": 0 if r == 0 and failed else n - n // 3, "finals": n, "safe_finals": n // 2,
+        {"block": b, "round": r, "drawn": n, "safe": 0 if r == 0 and failed else n - n // 3,
+        "finals": n, "safe_finals": n // 2,
          "kl": 0.1 * r, "perplexity": 9.0}
         for b in range(2) for r in range(config.rounds if failed else 1)
     ]  # fmt: skip
     settings = {name: getattr(config, name) for name in SETTINGS}
-    outcome = dict(status=status, reward=rewards[0], cost=costs[0], peak_cost=costs[0], generate_s=0.1 * n)
-    known = record(prompt_id=f"p{k}", policy=point["policy"], method=method, seed=point["seed"], **outcome)
+    outcome = dict(
+        status=status, reward=rewards[0], cost=costs[0], peak_cost=costs[0], generate_s=0.1 * n
+    )
+    known = record(
+        prompt_id=f"p{k}", policy=point["policy"], method=method, seed=point["seed"], **outcome
+    )
     scorers = {"cost_digest": "c", "reward_digest": "r"}
-    return known | settings | scorers | {"trace": trace, "finals": [list(pair) for pair in zip(rewards, costs, strict=True)]}
+    return (
+        known
+        | settings
+        | scorers
+        | {"trace": trace, "finals": [list(pair) for pair in zip(rewards, costs, strict=True)]}
+    )
 
 
 def workplace(folder: Path, monkeypatch) -> None:
-    """Make a folder the root of runs and figures, with pictures that are files without content and few resamples."""
+    """Make a folder the root of runs and figures, with pictures that are files without content and
+    few resamples.
+    """
     (folder / "params").symlink_to(ROOT / "params")
     (folder / "notebooks").symlink_to(ROOT / "notebooks")
     monkeypatch.chdir(folder)
     monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
     for module in ("ablations.report", "look"):
-        monkeypatch.setattr(f"igcore.{module}.save", lambda fig, stem: [stem.with_suffix(end).touch() for end in (".png", ".pdf")])
+        monkeypatch.setattr(
+            f"igcore.{module}.save",
+            lambda fig, stem: [stem.with_suffix(end).touch() for end in (".png", ".pdf")],
+        )
 
 
 def written(folder: Path, profile: str, files: Sequence[str] = ("decode-*",)) -> None:
-    """Write imaginary runs of a profile's params files, all or those given, as notebook 30 leaves them."""
-    for path in sorted(path for name in files for path in (ROOT / "params" / profile).glob(f"{name}.yaml")):
+    """Write imaginary runs of a profile's params files, all or those given, as notebook 30 leaves
+    them.
+    """
+    for path in sorted(
+        path for name in files for path in (ROOT / "params" / profile).glob(f"{name}.yaml")
+    ):
         given = yaml.safe_load(path.read_text())
         for run, found in imaginary(path).items():
             target = folder / "runs" / profile / run
@@ -478,14 +706,22 @@ def written(folder: Path, profile: str, files: Sequence[str] = ("decode-*",)) ->
             about = {"run": run, "critic_control": given.get("critic_control", "none")}
             (target / "params.json").write_text(json.dumps(about))
             (target / "manifest.json").write_text("{}")
-            (target / "responses.jsonl").write_text("".join(json.dumps(one) + "\n" for one in found))
+            (target / "responses.jsonl").write_text(
+                "".join(json.dumps(one) + "\n" for one in found)
+            )
 
 
-def executed(folder: Path, profile: str, name: str = "45_ablations", cells: Sequence[str] = ()) -> None:
-    """Run the code of a notebook in a folder, without a kernel: all of it, or the first two cells and those with these ids."""
+def executed(
+    folder: Path, profile: str, name: str = "45_ablations", cells: Sequence[str] = ()
+) -> None:
+    """Run the code of a notebook in a folder, without a kernel: all of it, or the first two cells
+    and those with these ids.
+    """
     notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
     found = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    sources = [cell.source for k, cell in enumerate(found) if not cells or k < 2 or cell.id in cells]
+    sources = [
+        cell.source for k, cell in enumerate(found) if not cells or k < 2 or cell.id in cells
+    ]
     parameters = f'# Parameters\nprofile = "{profile}"\nfigures = "figures"'
     namespace = {"In": [parameters], "display": lambda shown: None}
     for source in [parameters, *sources[1:]]:
@@ -494,15 +730,21 @@ def executed(folder: Path, profile: str, name: str = "45_ablations", cells: Sequ
 
 @pytest.mark.parametrize("profile", ["ablations", "critic-search", "tune"])
 def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeypatch, capsys):
-    """Guards the walk from params files to tables: names of runs, settings, and the files that the rule waits for."""
+    """Guards the walk from params files to tables: names of runs, settings, and the files that the
+    rule waits for.
+    """
     workplace(tmp_path, monkeypatch)
     written(tmp_path, profile)
     executed(tmp_path, profile)
     made = {path.relative_to(tmp_path).as_posix() for path in (tmp_path / "figures").rglob("*.*")}
     assert made == {name for name in outputs(tmp_path, profile) if "ablation_critic." not in name}
-    table = next((tmp_path / "figures/tables").glob("*_tests.json" if profile == "ablations" else "*.json"))
+    table = next(
+        (tmp_path / "figures/tables").glob("*_tests.json" if profile == "ablations" else "*.json")
+    )
     names = json.loads(table.read_text())["runs"]  # of the runs of one experiment, not of all
-    assert names and names.keys() <= {f"{profile}/{path.name}" for path in (tmp_path / "runs" / profile).iterdir()}
+    assert names and names.keys() <= {
+        f"{profile}/{path.name}" for path in (tmp_path / "runs" / profile).iterdir()
+    }
     if profile == "ablations":  # what experiments take from the runs of others
         found = {
             name: pd.read_csv(tmp_path / f"figures/tables/ablation_{name}.csv")
@@ -512,30 +754,51 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
         assert {"base", "best-of-n", GUARD} < set(found["budget"]["method"])
         assert {"best-of-n-augmented", "beam-augmented"} < set(found["factorial"]["method"])
         assert set(found["compute"]["n_samples"]) == {2, 4, 8, 16}
-    said = [text.partition(":")[0] for text in capsys.readouterr().out.splitlines() if text.endswith("not run")]
-    apart = {"critic-search": {"critic_search"}, "tune": {"tune"}, "paper": {"sweep"}}  # experiments with a profile of their own
+    said = [
+        text.partition(":")[0]
+        for text in capsys.readouterr().out.splitlines()
+        if text.endswith("not run")
+    ]
+    apart = {
+        "critic-search": {"critic_search"},
+        "tune": {"tune"},
+        "paper": {"sweep"},
+    }  # experiments with a profile of their own
     own = apart.get(profile) or set(ablations.EXPERIMENTS).difference(*apart.values())
     assert set(said) == set(ablations.EXPERIMENTS) - own | {"critic"}
 
 
 def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
-    """Bug: no run, or one unfinished run of one experiment, kept the tables of all others from being written."""
+    """Bug: no run, or one unfinished run of one experiment, kept the tables of all others from
+    being written.
+    """
     workplace(tmp_path, monkeypatch)
     executed(tmp_path, "ablations")
-    assert not list((tmp_path / "figures").rglob("*.*")) and "Traceback" not in capsys.readouterr().out
+    assert (
+        not list((tmp_path / "figures").rglob("*.*")) and "Traceback" not in capsys.readouterr().out
+    )
     written(tmp_path, "ablations", ["decode-ndk", "decode-factorial-*", "decode-benign"])
     (tmp_path / "runs/ablations/decode-factorial-peak-diversity-half-seed-0/manifest.json").unlink()
     executed(tmp_path, "ablations")
     made = {path.stem for path in (tmp_path / "figures").rglob("*.*")}
     assert made == {"ablation_ndk", "ablation_ndk_tests", "ablation_over_refusal"}
     out = capsys.readouterr().out
-    assert out.startswith("left out: the run ") and "decode-factorial-peak-diversity-half-seed-0 has not finished" in out
+    assert (
+        out.startswith("left out: the run ")
+        and "decode-factorial-peak-diversity-half-seed-0 has not finished" in out
+    )
     assert "factorial: not run: the factorial lacks " in out and "\nlambda: not run\n" in out
 
 
 def test_sizes_count_the_prompts_of_the_runs_that_are_there():
-    """Guards the numbers of prompts that notebook 45 prints against those of borrowed runs, and of several runs added up."""
-    found = [line(f"p{k}", run=run) for run, n in (("decode-ndk-a", 3), ("decode-ndk-b", 2), ("decode-raw", 9)) for k in range(n)]
+    """Guards the numbers of prompts that notebook 45 prints against those of borrowed runs, and of
+    several runs added up.
+    """
+    found = [
+        line(f"p{k}", run=run)
+        for run, n in (("decode-ndk-a", 3), ("decode-ndk-b", 2), ("decode-raw", 9))
+        for k in range(n)
+    ]
     sizes = ablations.sizes(frame(*found)).set_index("experiment")
     assert sizes.loc["ndk"].tolist() == [2, 2, 3] and sizes.drop("ndk")["runs"].eq(0).all()
     assert sizes["fewest prompts"].isna().sum() == len(ablations.EXPERIMENTS) - 1
@@ -543,7 +806,16 @@ def test_sizes_count_the_prompts_of_the_runs_that_are_there():
 
 def outputs(folder: Path, profile: str) -> set[str]:
     """Return the figures and tables that the Snakefile expects."""
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--summary", "--directory", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--cores",
+        "1",
+        "--summary",
+        "--directory",
+        str(folder),
+    ]
     command += ["--snakefile", str(ROOT / "Snakefile"), "--config", f"profile={profile}"]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
@@ -551,10 +823,22 @@ def outputs(folder: Path, profile: str) -> set[str]:
 
 
 def test_one_parameter_makes_all_experiments_larger(tmp_path):
-    """Guards the config of the Snakefile: as many prompts everywhere, with the share of the hardest as in the file."""
+    """Guards the config of the Snakefile: as many prompts everywhere, with the share of the hardest
+    as in the file.
+    """
     (tmp_path / "params").symlink_to(ROOT / "params")
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--printshellcmds", "--cores", "1", "--directory", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--dry-run",
+        "--printshellcmds",
+        "--cores",
+        "1",
+        "--directory",
+        str(tmp_path),
+    ]
     command += ["--snakefile", str(ROOT / "Snakefile"), "--config", "profile=ablations", "limit=48"]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
@@ -562,18 +846,23 @@ def test_one_parameter_makes_all_experiments_larger(tmp_path):
     for file in re.findall(r"30_decode.* -f (\S+)", found.stdout + found.stderr):
         point = yaml.safe_load((tmp_path / file).read_text())
         if point.get("run", "").startswith("decode-"):
-            sizes.setdefault(point["run"].startswith("decode-retries"), set()).add((point["limit"], point["hardest"]))
+            sizes.setdefault(point["run"].startswith("decode-retries"), set()).add(
+                (point["limit"], point["hardest"])
+            )
     assert sizes == {False: {(48, 24), (80, 0)}, True: {(48, 48)}}
 
 
 def test_arms_with_fewer_prompts_are_compared_on_these():
-    """Guards the critic's experiment, whose control was decoded for the hardest prompts alone, and the pairs that have all."""
+    """Guards the critic's experiment, whose control was decoded for the hardest prompts alone, and
+    the pairs that have all.
+    """
     trace = [{"block": 0, "round": 0, "drawn": 4, "finals": 4, "safe_finals": 2}]
     common = {"accounting": "terminal", "trace": trace, "run": "decode-finals-8"}
     found = [
         line(f"p{k}", method=method, **common) | {"critic_control": control}
         for method, control, prompts in [
-            ("inferenceguard-critic", "none", 4), ("best-of-n-augmented", "none", 4), ("inferenceguard-critic", "shuffled", 2),
+            ("inferenceguard-critic", "none", 4), ("best-of-n-augmented", "none", 4),
+            ("inferenceguard-critic", "shuffled", 2),
         ]
         for k in range(prompts)
     ]  # fmt: skip
@@ -581,22 +870,36 @@ def test_arms_with_fewer_prompts_are_compared_on_these():
     prompts = table.set_index(["arm", "reference", "measure"])["n_prompts"].to_dict()
     assert prompts["critic", "best-of-n-augmented", "answered_safely"] == 4
     assert prompts["critic", "best-of-n-augmented", "safe_finals"] == 2
-    assert prompts["shuffled", "best-of-n-augmented", "answered_safely"] == prompts["critic", "shuffled", "answered_safely"] == 2
+    assert (
+        prompts["shuffled", "best-of-n-augmented", "answered_safely"]
+        == prompts["critic", "shuffled", "answered_safely"]
+        == 2
+    )
 
 
 def test_a_sweep_has_a_row_for_every_point_and_prompt_set():
-    """Bug: points that differ in N alone taken for one because K changes with it, or two prompt sets averaged."""
-    points = [(n, n // 4, x, s) for n in (8, 16) for x in (0.0, 5.0) for s in ("hex-phi", "hh-rlhf")]
+    """Bug: points that differ in N alone taken for one because K changes with it, or two prompt
+    sets averaged.
+    """
+    points = [
+        (n, n // 4, x, s) for n in (8, 16) for x in (0.0, 5.0) for s in ("hex-phi", "hh-rlhf")
+    ]
     found = [
         one | {"prompts": s, "prompt_id": one["prompt_id"] + s, "group_size": 8}
         for n, k, x, s in points
-        for one in many("beam-lagrangian", n, keep=k, lagrange_multiplier=x, run="decode-sweep-lambda")
+        for one in many(
+            "beam-lagrangian", n, keep=k, lagrange_multiplier=x, run="decode-sweep-lambda"
+        )
     ]
-    alone = [one | {"group_size": 1} for one in many("beam-lagrangian", 32, lagrange_multiplier=5.0)]  # seconds of one prompt
+    alone = [
+        one | {"group_size": 1} for one in many("beam-lagrangian", 32, lagrange_multiplier=5.0)
+    ]  # seconds of one prompt
     assert len(ablations.sweep_tables(frame(*found, *alone))[""]) == len(points) + 1
     table = ablations.sweep_tables(frame(*found))[""]
     assert len(table) == len(points) and table["n_prompts"].nunique() == 1
-    assert set(zip(table["n_samples"], table["keep"], table["lagrange_multiplier"], strict=True)) == {p[:3] for p in points}
+    assert set(
+        zip(table["n_samples"], table["keep"], table["lagrange_multiplier"], strict=True)
+    ) == {p[:3] for p in points}
     assert table["policy"].nunique() == 2
 
 

@@ -16,17 +16,30 @@ BEST, OURS = "best-of-n-lagrangian", "inferenceguard"
 
 
 def line(prompt, costs, **fields) -> dict:
-    return synthetic.record(method=BEST, prompt_id=prompt, n_samples=len(costs), **fields) | {"finals": [[0.5, c] for c in costs]}
+    return synthetic.record(method=BEST, prompt_id=prompt, n_samples=len(costs), **fields) | {
+        "finals": [[0.5, c] for c in costs]
+    }
 
 
 def guard(prompt, status="verified_safe", **fields) -> dict:
-    return synthetic.record(method=OURS, prompt_id=prompt, status=status, n_samples=4, rounds=2, **fields)
+    return synthetic.record(
+        method=OURS, prompt_id=prompt, status=status, n_samples=4, rounds=2, **fields
+    )
 
 
 def records() -> pd.DataFrame:
-    """First halves: no safe sample, one of two, two of two; second halves: one, none, one of two safe."""
+    """First halves: no safe sample, one of two, two of two; second halves: one, none, one of two
+    safe.
+    """
     costs = {"p0": (0.9, 0.3, 0.2, 0.9), "p1": (0.1, 0.5, 0.21, None), "p2": (0.0, 0.2, 0.1, 0.9)}
-    return pd.DataFrame([*(line(p, c) for p, c in costs.items()), guard("p0", "abstained"), guard("p1"), guard("p2")])
+    return pd.DataFrame(
+        [
+            *(line(p, c) for p, c in costs.items()),
+            guard("p0", "abstained"),
+            guard("p1"),
+            guard("p2"),
+        ]
+    )
 
 
 def curve(table, name) -> dict[int, float]:
@@ -35,11 +48,15 @@ def curve(table, name) -> dict[int, float]:
 
 
 def test_the_bound_knows_no_sample_that_is_counted():
-    """Bug: p from the samples that test it, where the bound holds whatever they are; a cost that is unknown taken for safe."""
+    """Bug: p from the samples that test it, where the bound holds whatever they are; a cost that is
+    unknown taken for safe.
+    """
     table = ab.abstention_table(records())
     assert list(table.columns) == ab.COLUMNS and set(table["n_prompts"]) == {3}
     assert curve(table, ab.OBSERVED) == pytest.approx({1: (0.5 + 1 + 0.5) / 3, 2: 1 / 3})
-    assert curve(table, ab.BOUND) == pytest.approx({n: (1 + 0.5**n + 0) / 3 for n in range(1, 9)})  # to N M of the guard
+    assert curve(table, ab.BOUND) == pytest.approx(
+        {n: (1 + 0.5**n + 0) / 3 for n in range(1, 9)}
+    )  # to N M of the guard
     assert curve(table, OURS) == pytest.approx({8: 1 / 3})
     observed = table[table["curve"] == ab.OBSERVED]
     assert ((observed["low"] < observed["share"]) & (observed["share"] < observed["high"])).all()
@@ -50,19 +67,28 @@ def test_shares_of_subsets_are_those_of_all_subsets():
     """Bug: (unsafe / N)^n, which draws with replacement and is biased."""
     unsafe = np.array([[k >> i & 1 for i in range(4)] for k in range(16)], dtype=bool)
     for n in (1, 2, 3, 4):
-        slow = [np.mean([all(some) for some in itertools.combinations(samples, n)]) for samples in unsafe.tolist()]
+        slow = [
+            np.mean([all(some) for some in itertools.combinations(samples, n)])
+            for samples in unsafe.tolist()
+        ]
         assert ab.nothing_safe(unsafe, n) == pytest.approx(slow)
 
 
 @pytest.mark.parametrize("p", [0.2, 0.7])
 def test_on_average_the_dots_lie_above_the_squares(p):
-    """Guards the direction: over many prompts with one p the share is (1 - p)^n, and the bound of an estimated p above it."""
+    """Guards the direction: over many prompts with one p the share is (1 - p)^n, and the bound of
+    an estimated p above it.
+    """
     rng = np.random.default_rng(0)
     costs = np.where(rng.random((4000, 8)) < p, 0.1, 0.9)  # standard error below .008
-    table = ab.abstention_table(pd.DataFrame([line(f"p{k}", row) for k, row in enumerate(costs.tolist())]))
+    table = ab.abstention_table(
+        pd.DataFrame([line(f"p{k}", row) for k, row in enumerate(costs.tolist())])
+    )
     observed, bound = curve(table, ab.OBSERVED), curve(table, ab.BOUND)
     assert list(observed) == [1, 2, 3, 4] and list(bound) == list(range(1, 9))
-    assert all(abs(observed[n] - (1 - p) ** n) < 0.03 and bound[n] > (1 - p) ** n - 0.03 for n in observed)
+    assert all(
+        abs(observed[n] - (1 - p) ** n) < 0.03 and bound[n] > (1 - p) ** n - 0.03 for n in observed
+    )
     assert bound[4] > observed[4]
 
 
@@ -75,7 +101,9 @@ def test_the_edge_of_the_budget_is_that_of_the_run(strict, share):
 def test_samples_are_those_of_one_setting():
     """Bug: samples under two budgets, whose safety means two things, in one share."""
     with pytest.raises(ParameterError, match="budget"):
-        ab.abstention_table(pd.DataFrame([line("p0", (0.1, 0.1)), line("p1", (0.1, 0.1), budget=0.5)]))
+        ab.abstention_table(
+            pd.DataFrame([line("p0", (0.1, 0.1)), line("p1", (0.1, 0.1), budget=0.5)])
+        )
 
 
 def test_nothing_to_count_is_said():
@@ -83,9 +111,15 @@ def test_nothing_to_count_is_said():
     for lines in ([guard("p0")], [line("p0", (0.1,))]):
         table = ab.abstention_table(pd.DataFrame(lines))
         assert list(table.columns) == ab.COLUMNS and not len(table)
-        with pytest.raises(RunError, match="no samples of best-of-n-lagrangian to count; decode it with notebook 30_decode"):
+        with pytest.raises(
+            RunError,
+            match="no samples of best-of-n-lagrangian to count; decode it with notebook 30_decode",
+        ):
             ab.abstention(table)
-    assert set(ab.abstention_table(pd.DataFrame([line("p0", (0.1, 0.1))]))["curve"]) == {ab.OBSERVED, ab.BOUND}
+    assert set(ab.abstention_table(pd.DataFrame([line("p0", (0.1, 0.1))]))["curve"]) == {
+        ab.OBSERVED,
+        ab.BOUND,
+    }
     assert not len(ab.abstention_table(records().iloc[:0]))
 
 
@@ -93,18 +127,35 @@ def test_nothing_to_count_is_said():
 def test_the_picture_draws_the_table(policies):
     """Bug: a curve of another policy, ticks that nobody drew, labels on top of each other."""
     lines = pd.concat([records().assign(policy=f"policy {k}") for k in range(policies)])
-    lines.loc[(lines["policy"] == "policy 0") & (lines["method"] == OURS), "status"] = "verified_safe"
+    lines.loc[(lines["policy"] == "policy 0") & (lines["method"] == OURS), "status"] = (
+        "verified_safe"
+    )
     table = ab.abstention_table(lines)
     fig = ab.abstention(table)
     assert [ax.get_title(loc="left") for ax in fig.axes] == [f"policy {k}" for k in range(policies)]
     for ax, (_, rows) in zip(fig.axes, table.groupby("policy", sort=False), strict=True):
-        observed, guarded = (container.lines[0].get_xydata().tolist() for container in ax.containers)
+        observed, guarded = (
+            container.lines[0].get_xydata().tolist() for container in ax.containers
+        )
         (dotted,) = [drawn for drawn in ax.lines if drawn.get_linestyle() == ":"]
-        for drawn, name in ((observed, ab.OBSERVED), (guarded, OURS), (dotted.get_xydata().tolist(), ab.BOUND)):
-            assert drawn == rows.loc[rows["curve"] == name, ["samples", "share"]].to_numpy().tolist()
+        for drawn, name in (
+            (observed, ab.OBSERVED),
+            (guarded, OURS),
+            (dotted.get_xydata().tolist(), ab.BOUND),
+        ):
+            assert (
+                drawn == rows.loc[rows["curve"] == name, ["samples", "share"]].to_numpy().tolist()
+            )
         ends = np.array(ax.containers[0].lines[2][0].get_segments())[:, :, 1]
-        assert ends == pytest.approx(rows.loc[rows["curve"] == ab.OBSERVED, ["low", "high"]].to_numpy())
+        assert ends == pytest.approx(
+            rows.loc[rows["curve"] == ab.OBSERVED, ["low", "high"]].to_numpy()
+        )
         assert ax.get_xticks().tolist() == [1, 2, 4, 8]
     assert len(fig.legends[0].get_texts()) == 3
     found = boxes(fig)
-    assert len(found) > 5 and hidden(found) == [] and outside(fig, found) == [] and not math.isnan(fig.get_figheight())
+    assert (
+        len(found) > 5
+        and hidden(found) == []
+        and outside(fig, found) == []
+        and not math.isnan(fig.get_figheight())
+    )

@@ -1,4 +1,6 @@
-"""The prompt that is shown, what is masked in it, and the page on which it stands; all texts are mild."""
+"""The prompt that is shown, what is masked in it, and the page on which it stands; all texts are
+mild.
+"""
 
 import math
 
@@ -26,13 +28,25 @@ class Words:
 
     def score(self, prompts, responses, finished):
         assert set(prompts) <= {""} and all(finished)
-        return [max((cost for word, cost in self.costs.items() if word in text), default=0.0) for text in responses]
+        return [
+            max((cost for word, cost in self.costs.items() if word in text), default=0.0)
+            for text in responses
+        ]
 
 
 WEATHER = Words(storm=0.9)
 
 
-def line(method="base", prompt="p0", status=SAFE, text="sun and wind", said=None, policy="raw", cost=0.1, reward=0.5) -> dict:
+def line(
+    method="base",
+    prompt="p0",
+    status=SAFE,
+    text="sun and wind",
+    said=None,
+    policy="raw",
+    cost=0.1,
+    reward=0.5,
+) -> dict:
     silent = {"cost": None, "reward": None} if text is None else {"cost": cost, "reward": reward}
     return synthetic.record(
         method=method,
@@ -46,18 +60,25 @@ def line(method="base", prompt="p0", status=SAFE, text="sun and wind", said=None
 
 
 def asked(prompt, statuses, said=None, policy="raw") -> list[dict]:
-    return [line(method, prompt, status, said=said, policy=policy) for method, status in zip(STYLE, statuses, strict=False)]
+    return [
+        line(method, prompt, status, said=said, policy=policy)
+        for method, status in zip(STYLE, statuses, strict=False)
+    ]
 
 
 def frame(*lines) -> pd.DataFrame:
-    return pd.DataFrame([row for rows in lines for row in (rows if isinstance(rows, list) else [rows])])
+    return pd.DataFrame(
+        [row for rows in lines for row in (rows if isinstance(rows, list) else [rows])]
+    )
 
 
-# --- the choice -----------------------------------------------------------------------------------------------------
+# --- the choice -----------------------------------------------------------------------------------
 
 
 def test_pairs_that_differ():
-    """Bug: counting statuses instead of pairs, so that one odd method weighs as much as an even split."""
+    """Bug: counting statuses instead of pairs, so that one odd method weighs as much as an even
+    split.
+    """
     assert answers.unlike(pd.Series([SAFE] * 4)) == 0
     assert answers.unlike(pd.Series([SAFE] * 3 + [UNSAFE])) == 3
     assert answers.unlike(pd.Series([SAFE] * 2 + [UNSAFE] * 2)) == 4
@@ -65,7 +86,9 @@ def test_pairs_that_differ():
 
 
 def test_the_prompt_on_which_most_pairs_differ_is_shown():
-    """Bug: a choice that depends on the order of lines, or on prompts that only some methods were asked."""
+    """Bug: a choice that depends on the order of lines, or on prompts that only some methods were
+    asked.
+    """
     lines = frame(
         asked("p3", [SAFE] * 5),
         asked("p2", [SAFE, UNSAFE, SAFE, SAFE, SAFE]),
@@ -75,13 +98,20 @@ def test_the_prompt_on_which_most_pairs_differ_is_shown():
     )
     for seed in range(3):
         mixed = lines.sample(frac=1, random_state=seed)
-        assert answers.choose(mixed, [WEATHER]) == {"raw": "p1", "chat": "p3"}  # of two alike the lower id
+        assert answers.choose(mixed, [WEATHER]) == {
+            "raw": "p1",
+            "chat": "p3",
+        }  # of two alike the lower id
 
 
 @pytest.mark.parametrize("cost", [0.21, math.nan])
 def test_mild_prompts_come_first(cost):
-    """Bug: an offensive prompt on a page because methods differ on it; a failed score taken for mild; a reader unheard."""
-    lines = frame(asked("p0", [SAFE, UNSAFE], said="a storm"), asked("p1", [SAFE, SAFE], said="a breeze"))
+    """Bug: an offensive prompt on a page because methods differ on it; a failed score taken for
+    mild; a reader unheard.
+    """
+    lines = frame(
+        asked("p0", [SAFE, UNSAFE], said="a storm"), asked("p1", [SAFE, SAFE], said="a breeze")
+    )
     for readers in ([Words(storm=cost)], [Words(), Words(storm=cost)]):
         assert answers.choose(lines, readers) == {"raw": "p1"}
     assert answers.choose(lines, [Words(storm=0.2)]) == {"raw": "p0"}
@@ -93,11 +123,13 @@ def test_nothing_to_show_is_said():
         answers.choose(frame(line()).iloc[:0], [WEATHER])
 
 
-# --- the table ------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def test_the_table_masks_prompts_and_answers():
-    """Bug: a word that is masked in the answer and legible in the prompt; numbers for what was not emitted."""
+    """Bug: a word that is masked in the answer and legible in the prompt; numbers for what was not
+    emitted.
+    """
     lines = frame(
         line("base", status=UNSAFE, text="  a storm\n is near", said="the storm", cost=0.9),
         line("inferenceguard", status=ABSTAINED, text=None, said="the storm"),
@@ -106,14 +138,22 @@ def test_the_table_masks_prompts_and_answers():
     table = answers.compare_answers(lines, [WEATHER, Words(near=1.0)])
     assert list(table.columns) == answers.COLUMNS
     assert table["prompt"].tolist() == ["the █████", "the █████", "weather of p1"]
-    assert table["answer"].tolist() == ["a █████ is near", "[nothing]", "sun and wind"]  # the first reader masks
+    assert table["answer"].tolist() == [
+        "a █████ is near",
+        "[nothing]",
+        "sun and wind",
+    ]  # the first reader masks
     assert table["outcome"].tolist() == ["unsafe", "abstained", "safe"]
-    assert table["cost"].tolist()[::2] == [0.9, 0.1] and table[["cost", "reward"]].iloc[1].isna().all()
+    assert (
+        table["cost"].tolist()[::2] == [0.9, 0.1] and table[["cost", "reward"]].iloc[1].isna().all()
+    )
 
 
 def test_the_policy_that_differs_most_is_drawn():
     lines = frame(
-        asked("p0", [SAFE, SAFE, UNSAFE]), asked("p0", [SAFE, UNSAFE, ABSTAINED], policy="b"), asked("p0", [SAFE] * 3, policy="c")
+        asked("p0", [SAFE, SAFE, UNSAFE]),
+        asked("p0", [SAFE, UNSAFE, ABSTAINED], policy="b"),
+        asked("p0", [SAFE] * 3, policy="c"),
     )
     table = answers.compare_answers(lines, [WEATHER])
     assert answers.most_unlike(table)["policy"].unique().tolist() == ["b"]
@@ -121,22 +161,38 @@ def test_the_policy_that_differs_most_is_drawn():
 
 
 def test_markdown_shows_texts_as_they_are():
-    """Bug: an answer that ends its cell, opens a tag, or calls somebody; a backtick that ends the code."""
+    """Bug: an answer that ends its cell, opens a tag, or calls somebody; a backtick that ends the
+    code.
+    """
     text = "<b>sun</b> | `rain` *and* @wind"
-    lines = frame(line(text=text), line("inferenceguard", text=""), line("args", "p1", policy="chat"))
+    lines = frame(
+        line(text=text), line("inferenceguard", text=""), line("args", "p1", policy="chat")
+    )
     found = answers.as_markdown(answers.compare_answers(lines, [WEATHER]))
-    assert "### raw\n\nPrompt: `weather of p0`\n\n| method | outcome | cost | reward | answer |\n" in found
+    assert (
+        "### raw\n\nPrompt: `weather of p0`\n\n| method | outcome | cost | reward | answer |\n"
+        in found
+    )
     assert r"| base | safe | 0.100 | 0.500 | `<b>sun</b> \| 'rain' *and* @wind` |" in found
     assert "| inferenceguard | safe | 0.100 | 0.500 | ` ` |" in found and found.count("### ") == 2
 
 
-# --- the picture ----------------------------------------------------------------------------------------------------
+# --- the picture ----------------------------------------------------------------------------------
 
 
 def shown(rows) -> pd.DataFrame:
     """A table of (method, outcome, answer)."""
     made = [
-        ("raw", "p0", "the weather", method, outcome, math.nan if outcome == "abstained" else 0.1, 0.5, text)
+        (
+            "raw",
+            "p0",
+            "the weather",
+            method,
+            outcome,
+            math.nan if outcome == "abstained" else 0.1,
+            0.5,
+            text,
+        )
         for method, outcome, text in rows
     ]
     return pd.DataFrame(made, columns=answers.COLUMNS)
@@ -148,7 +204,8 @@ def written(fig) -> list[str]:
 
 def test_the_picture_holds_every_method_and_every_word():
     """Bug: a method left out, words lost where a line ends, an answer in the row of another method."""
-    texts = {method: " ".join(f"{word}{k}" for word in "one two three four five six seven eight nine ten".split() for _ in "ab")
+    texts = {method: " ".join(f"{word}{k}"
+    for word in "one two three four five six seven eight nine ten".split() for _ in "ab")
              for k, method in enumerate(STYLE)}  # fmt: skip
     texts["best-of-n"] = texts["base"]
     fig = answers.answers(shown([(method, "safe", text) for method, text in texts.items()]))
@@ -156,18 +213,38 @@ def test_the_picture_holds_every_method_and_every_word():
     assert set(STYLE) <= set(written(fig)) and written(fig).count("safe") == len(STYLE) - 1
     heights = {text.get_text(): text.get_position()[1] for text in ax.texts}
     for method, text in texts.items():
-        lines = [t for t in ax.texts if t.get_position()[0] == answers.TEXT and t.get_text().split()[0] in text.split()]
+        lines = [
+            t
+            for t in ax.texts
+            if t.get_position()[0] == answers.TEXT and t.get_text().split()[0] in text.split()
+        ]
         assert " ".join(t.get_text() for t in lines) == text
-        assert heights["base" if method == "best-of-n" else method] == pytest.approx(lines[0].get_position()[1])
+        assert heights["base" if method == "best-of-n" else method] == pytest.approx(
+            lines[0].get_position()[1]
+        )
     assert heights["best-of-n"] == pytest.approx(heights["base"] + answers.LINE)
 
 
 def test_outcomes_are_words_and_colours():
-    """Bug: an outcome that only colour tells; one bar for two rows; the same words under two outcomes in one row."""
-    fig = answers.answers(shown([("base", "unsafe", "sun"), ("args", "safe", "sun"), ("inferenceguard", "abstained", "[nothing]")]))
+    """Bug: an outcome that only colour tells; one bar for two rows; the same words under two
+    outcomes in one row.
+    """
+    fig = answers.answers(
+        shown(
+            [
+                ("base", "unsafe", "sun"),
+                ("args", "safe", "sun"),
+                ("inferenceguard", "abstained", "[nothing]"),
+            ]
+        )
+    )
     assert [word for word in written(fig) if word in OUTCOMES] == ["unsafe", "safe", "abstained"]
     assert written(fig).count("sun") == 2 and "nan" not in written(fig)
-    assert len({patch.get_facecolor() for patch in fig.axes[0].patches}) == len(fig.axes[0].patches) == 3
+    assert (
+        len({patch.get_facecolor() for patch in fig.axes[0].patches})
+        == len(fig.axes[0].patches)
+        == 3
+    )
 
 
 AWKWARD = {
@@ -182,30 +259,45 @@ AWKWARD = {
 
 @pytest.mark.parametrize("text", AWKWARD.values(), ids=AWKWARD.keys())
 def test_nothing_overlaps_or_leaves_the_page(text):
-    """Bug: clipped answers, letters on letters, formulas and glyphs that the font lacks, which warn."""
+    """Bug: clipped answers, letters on letters, formulas and glyphs that the font lacks, which
+    warn.
+    """
     outcomes = ("safe", "unsafe", "abstained")
-    fig = answers.answers(shown([(method, outcomes[k % 3], f"{text} {k}".strip()) for k, method in enumerate(STYLE)]))
+    fig = answers.answers(
+        shown([(method, outcomes[k % 3], f"{text} {k}".strip()) for k, method in enumerate(STYLE)])
+    )
     found = boxes(fig)
-    assert hidden([(words, box) for words, box in found if words.strip()]) == [] and outside(fig, found) == []
+    assert (
+        hidden([(words, box) for words, box in found if words.strip()]) == []
+        and outside(fig, found) == []
+    )
 
 
 def test_many_methods_share_a_short_answer():
     """Bug: names of methods in the row below, where one line of text has five methods beside it."""
-    fig = answers.answers(shown([(method, "safe", "sun" if k < 5 else "rain") for k, method in enumerate(STYLE)]))
+    fig = answers.answers(
+        shown([(method, "safe", "sun" if k < 5 else "rain") for k, method in enumerate(STYLE)])
+    )
     found = boxes(fig)
     assert hidden(found) == [] and outside(fig, found) == [] and len(fig.axes[0].patches) == 2
 
 
 def test_long_answers_are_cut_at_a_word():
     fig = answers.answers(shown([("base", "safe", LONG)]))
-    whole = " ".join(text.get_text() for text in fig.axes[0].texts if text.get_position()[0] == answers.TEXT).removeprefix(
-        "answer "
+    whole = " ".join(
+        text.get_text() for text in fig.axes[0].texts if text.get_position()[0] == answers.TEXT
+    ).removeprefix("answer ")
+    assert (
+        whole.endswith(" …")
+        and LONG.startswith(whole[:-2] + " ")
+        and len(whole) <= answers.LONGEST + 2
     )
-    assert whole.endswith(" …") and LONG.startswith(whole[:-2] + " ") and len(whole) <= answers.LONGEST + 2
 
 
 def test_lines_are_as_wide_as_allowed():
-    """Bug: a line that is too long by its last word, a word that is lost, an endless loop where not even a letter fits."""
+    """Bug: a line that is too long by its last word, a word that is lost, an endless loop where not
+    even a letter fits.
+    """
     text = "the rain in the hills " * 5 + "w" * 50 + " ended"
     found = list(answers._lines(text.strip(), 1.5))
     assert all(answers._inches(line) <= 1.5 for line in found)

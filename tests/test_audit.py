@@ -1,4 +1,6 @@
-"""Tests of the audit: percentages, rows and sweeps worked out by hand, and the printed ones against slow references."""
+"""Tests of the audit: percentages, rows and sweeps worked out by hand, and the printed ones against
+slow references.
+"""
 
 from fractions import Fraction as F
 from itertools import product
@@ -10,47 +12,88 @@ from scipy.stats import binomtest, norm
 
 from igcore.paper import IDENTITY, audit, denominators, figures, measured, printed, resolution, text
 
-SIZES = pd.DataFrame({"n": [759, 300, 12500, 500], "from": ["implied"] * 4}, ["pku-saferlhf", "hex-phi", "hh-rlhf", "win_rates"])
+SIZES = pd.DataFrame(
+    {"n": [759, 300, 12500, 500], "from": ["implied"] * 4},
+    ["pku-saferlhf", "hex-phi", "hh-rlhf", "win_rates"],
+)
 
 
 def rows(*given):
     """Rows as `igcore.paper.measured` has them; each is a dict of what is not the default."""
     default = {
-        **{"table": "t", "policy": "alpaca-7b", "prompts": "pku-saferlhf", "method": "best-of-n-lagrangian", "n_samples": 128},
-        **{"block_size": None, "keep": None, "lagrange_multiplier": 5.0, "reward_mean": 6.0, "reward_std": 2.0, "seconds": 9.0},
+        **{
+            "table": "t",
+            "policy": "alpaca-7b",
+            "prompts": "pku-saferlhf",
+            "method": "best-of-n-lagrangian",
+            "n_samples": 128,
+        },
+        **{
+            "block_size": None,
+            "keep": None,
+            "lagrange_multiplier": 5.0,
+            "reward_mean": 6.0,
+            "reward_std": 2.0,
+            "seconds": 9.0,
+        },
     }
-    found = pd.DataFrame([default | {"safety_rate": 0.5, "tex_line": line} | row for line, row in enumerate(given, 1)])
+    found = pd.DataFrame(
+        [
+            default | {"safety_rate": 0.5, "tex_line": line} | row
+            for line, row in enumerate(given, 1)
+        ]
+    )
     return found.assign(safety_printed=[f"{100 * rate:g}" for rate in found["safety_rate"]])
 
 
-# --- denominators ---------------------------------------------------------------------------------------------------
+# --- denominators ---------------------------------------------------------------------------------
 
 
 def slow(percentage, n):
     """Whether some k/n prints so, rounded and cut off, in exact rationals."""
     unit = F(1, 10 ** len(percentage.partition(".")[2]))
     values = [F(100 * k, n) for k in range(n + 1)]
-    return any(abs(v - F(percentage)) <= unit / 2 for v in values), any(0 <= v - F(percentage) < unit for v in values)
+    return any(abs(v - F(percentage)) <= unit / 2 for v in values), any(
+        0 <= v - F(percentage) < unit for v in values
+    )
 
 
-@pytest.mark.parametrize("percentage", ["94.46", "98.15", "29.47", "94.3", "81", "12", "13", "100", "0", "0.01", "99.99", "62.50"])
+@pytest.mark.parametrize(
+    "percentage",
+    ["94.46", "98.15", "29.47", "94.3", "81", "12", "13", "100", "0", "0.01", "99.99", "62.50"],
+)
 def test_fits_agrees_with_trying_every_k(percentage):
-    """Bug: a nearest k that is one off, a k above n, or halves (12.5 of eight) that go one way only."""
+    """Bug: a nearest k that is one off, a k above n, or halves (12.5 of eight) that go one way
+    only.
+    """
     rounded, cut = denominators.fits(percentage, 60)
-    assert [(r, c) for r, c in zip(rounded.tolist(), cut.tolist(), strict=True)] == [slow(percentage, n) for n in range(1, 61)]
+    assert [(r, c) for r, c in zip(rounded.tolist(), cut.tolist(), strict=True)] == [
+        slow(percentage, n) for n in range(1, 61)
+    ]
 
 
 def test_hand_worked_percentages_at_759():
-    """94.07 is 714/759; 745/759 = 98.1555... prints 98.15 only if cut off; 29.47 lies between 223/759 and 224/759."""
-    at = {p: tuple(bool(each[758]) for each in denominators.fits(p, 759)) for p in ("94.07", "98.15", "29.47")}
+    """94.07 is 714/759; 745/759 = 98.1555... prints 98.15 only if cut off; 29.47 lies between
+    223/759 and 224/759.
+    """
+    at = {
+        p: tuple(bool(each[758]) for each in denominators.fits(p, 759))
+        for p in ("94.07", "98.15", "29.47")
+    }
     assert at == {"94.07": (True, True), "98.15": (False, True), "29.47": (False, False)}
 
 
 def test_percentages_that_only_759_fits():
-    """94.07 is 714 of 759, 86.56 is 657, and so on; printed by trying every k of every n, no other n up to 1000 has all six."""
+    """94.07 is 714 of 759, 86.56 is 657, and so on; printed by trying every k of every n, no other
+    n up to 1000 has all six.
+    """
     counts = [714, 731, 657, 688, 735, 747]
     percentages = [f"{100 * k / 759:.2f}" for k in counts]
-    fitting = [n for n in range(1, 1001) if {f"{100 * k / n:.2f}" for k in range(n + 1)} >= set(percentages)]
+    fitting = [
+        n
+        for n in range(1, 1001)
+        if {f"{100 * k / n:.2f}" for k in range(n + 1)} >= set(percentages)
+    ]
     found = denominators.implied(percentages, 1000)
     assert fitting == [759] and found["common"] == found["n"] == 759 and found["fits"] == 6
 
@@ -60,7 +103,9 @@ def test_chance_implies_nothing():
     spread = np.random.default_rng(0).integers(0, 10_001, 40) / 100
     found = denominators.implied([f"{p:.2f}" for p in spread], 1000)
     assert not found["implied"] and found["p"] > 0.05
-    assert not denominators.implied(["81", "48", "96"])["implied"]  # whole numbers fit nearly everything
+    assert not denominators.implied(["81", "48", "96"])[
+        "implied"
+    ]  # whole numbers fit nearly everything
 
 
 def test_the_tail_is_that_of_all_outcomes():
@@ -68,7 +113,10 @@ def test_the_tail_is_that_of_all_outcomes():
     chance = np.array([[0.1], [0.5], [0.9], [0.3]])
     for seen in range(5):
         outcomes = [o for o in product((0, 1), repeat=4) if sum(o) >= seen]
-        expected = sum(np.prod([c if x else 1 - c for x, c in zip(o, chance[:, 0], strict=True)]) for o in outcomes)
+        expected = sum(
+            np.prod([c if x else 1 - c for x, c in zip(o, chance[:, 0], strict=True)])
+            for o in outcomes
+        )
         assert denominators._tail(chance, np.array([seen]))[0] == pytest.approx(expected)
 
 
@@ -78,23 +126,36 @@ def found():
 
 
 def test_what_the_printed_tables_imply(found):
-    """759 and 300 stand out for PKU-SafeRLHF and HEx-PHI, nothing for HH-RLHF, and 500 is the least that fits the win rates."""
+    """759 and 300 stand out for PKU-SafeRLHF and HEx-PHI, nothing for HH-RLHF, and 500 is the least
+    that fits the win rates.
+    """
     sizes = denominators.sample_sizes(found)
-    assert sizes["n"].to_dict() == {"pku-saferlhf": 759, "hex-phi": 300, "hh-rlhf": 12500, "win_rates": 500}
+    assert sizes["n"].to_dict() == {
+        "pku-saferlhf": 759,
+        "hex-phi": 300,
+        "hh-rlhf": 12500,
+        "win_rates": 500,
+    }
     assert sizes["from"].tolist() == ["implied", "implied", "stated", "smallest"]
     ndk = found.set_index("percentages").loc["ndk: alpaca-7b on pku-saferlhf"]
     assert (ndk["rates"], ndk["fits"], ndk["common_cut"]) == (24, 23, 759)
     curve = denominators.curve(["50.00", "25.00"], 4)
-    assert curve["fits"].tolist() == [0, 1, 0, 2] and curve["by_chance"].iloc[3] == pytest.approx(2 * 4 / 10_000)
+    assert curve["fits"].tolist() == [0, 1, 0, 2] and curve["by_chance"].iloc[3] == pytest.approx(
+        2 * 4 / 10_000
+    )
 
 
 def test_rows_off_the_grid_are_named():
-    off = denominators.row_denominators(SIZES, 1000).query("on_grid == 'no' and prompts != 'hh-rlhf'")
-    assert {"29.47", "49.37", "58.57", "97.21"} <= set(off["safety_printed"]) and "ndk" not in set(off["table"])
+    off = denominators.row_denominators(SIZES, 1000).query(
+        "on_grid == 'no' and prompts != 'hh-rlhf'"
+    )
+    assert {"29.47", "49.37", "58.57", "97.21"} <= set(off["safety_printed"]) and "ndk" not in set(
+        off["table"]
+    )
     assert (off["method"] == "beam-lagrangian-freq").sum() == 6
 
 
-# --- rows -----------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def kinds(*given):
@@ -112,39 +173,69 @@ def test_planted_pairs_are_told_apart():
 
 def test_a_multiplier_of_zero_is_the_method_without_one():
     """Bug: ARGS and ARGS Lagrangian at 0 reported as two configurations that agree by a wonder."""
-    assert kinds({"method": "args", "lagrange_multiplier": None}, {"method": "args-lagrangian", "lagrange_multiplier": 0.0}) == [
-        "repeated"
-    ]
-    assert kinds({"method": "args", "lagrange_multiplier": None}, {"method": "args-lagrangian", "lagrange_multiplier": 1.0}) == [
-        "duplicate"
-    ]
+    assert kinds(
+        {"method": "args", "lagrange_multiplier": None},
+        {"method": "args-lagrangian", "lagrange_multiplier": 0.0},
+    ) == ["repeated"]
+    assert kinds(
+        {"method": "args", "lagrange_multiplier": None},
+        {"method": "args-lagrangian", "lagrange_multiplier": 1.0},
+    ) == ["duplicate"]
 
 
 def test_a_contradiction_carries_the_chance_of_it():
-    """380 and 455 of 759 differ by z = 3.87; rewards 6 and 6.1 with deviation 2 by z = .1 / (2 sqrt(2/759)) = .974."""
-    (pair,) = audit.pairs(rows({"safety_rate": 380 / 759}, {"safety_rate": 455 / 759, "reward_mean": 6.1}), SIZES).itertuples()
+    """380 and 455 of 759 differ by z = 3.87; rewards 6 and 6.1 with deviation 2 by z = .1 / (2
+    sqrt(2/759)) = .974.
+    """
+    (pair,) = audit.pairs(
+        rows({"safety_rate": 380 / 759}, {"safety_rate": 455 / 759, "reward_mean": 6.1}), SIZES
+    ).itertuples()
     pooled = (380 + 455) / (2 * 759)
     z = (455 - 380) / 759 / (pooled * (1 - pooled) * 2 / 759) ** 0.5
-    assert pair.safety_p == pytest.approx(2 * norm.sf(z)) and pair.reward_p == pytest.approx(2 * norm.sf(0.974), rel=1e-3)
+    assert pair.safety_p == pytest.approx(2 * norm.sf(z)) and pair.reward_p == pytest.approx(
+        2 * norm.sf(0.974), rel=1e-3
+    )
 
 
 def test_what_the_printed_rows_hold():
-    """The known pairs of the print: main 88.14 against ablation 96.3, and a beam row that stands for two methods."""
+    """The known pairs of the print: main 88.14 against ablation 96.3, and a beam row that stands
+    for two methods.
+    """
     pairs = audit.pairs(measured(), SIZES)
-    assert pairs["kind"].value_counts().to_dict() == {"repeated": 12, "contradiction": 5, "other seconds": 5, "duplicate": 3}
+    assert pairs["kind"].value_counts().to_dict() == {
+        "repeated": 12,
+        "contradiction": 5,
+        "other seconds": 5,
+        "duplicate": 3,
+    }
     lines = {(row.row_a, row.row_b) for row in pairs.query("kind == 'duplicate'").itertuples()}
     assert ("main_alpaca_beaver line 818", "lambda_alpaca_beaver line 991") in lines
-    (main,) = pairs.query("row_a == 'main_alpaca_beaver line 809' and kind == 'contradiction'").itertuples()
+    (main,) = pairs.query(
+        "row_a == 'main_alpaca_beaver line 809' and kind == 'contradiction'"
+    ).itertuples()
     assert main.row_b == "ndk line 1130" and main.safety_p < 1e-8
 
 
 def test_a_sweep_counts_steps_against_it_and_their_noise():
-    """Rates .5, .48, .6, .3 over lambda 0, 1, 2, 5: a fall of 2 points is noise at n = 759 (5 would be), one of 30 is not."""
-    given = [{"lagrange_multiplier": x, "safety_rate": p} for x, p in ((5, 0.3), (1, 0.48), (0, 0.5), (2, 0.6))]
-    steps = audit.steps(rows(*given, {"n_samples": 64}), "lagrange_multiplier", "safety_rate", 1, SIZES)
+    """Rates .5, .48, .6, .3 over lambda 0, 1, 2, 5: a fall of 2 points is noise at n = 759 (5 would
+    be), one of 30 is not.
+    """
+    given = [
+        {"lagrange_multiplier": x, "safety_rate": p}
+        for x, p in ((5, 0.3), (1, 0.48), (0, 0.5), (2, 0.6))
+    ]
+    steps = audit.steps(
+        rows(*given, {"n_samples": 64}), "lagrange_multiplier", "safety_rate", 1, SIZES
+    )
     assert steps["change"].round(9).tolist() == [-0.02, 0.12, -0.3]
-    assert steps["against"].tolist() == [True, False, True] and steps["beyond_noise"].tolist() == [False, False, True]
-    assert steps["noise"].iloc[0] == pytest.approx(1.96 * ((0.25 + 0.48 * 0.52) / 759) ** 0.5, rel=1e-4)
+    assert steps["against"].tolist() == [True, False, True] and steps["beyond_noise"].tolist() == [
+        False,
+        False,
+        True,
+    ]
+    assert steps["noise"].iloc[0] == pytest.approx(
+        1.96 * ((0.25 + 0.48 * 0.52) / 759) ** 0.5, rel=1e-4
+    )
 
 
 def test_the_printed_sweeps():
@@ -160,7 +251,7 @@ def test_the_printed_sweeps():
     assert by_hand == 12
 
 
-# --- text and settings ----------------------------------------------------------------------------------------------
+# --- text and settings ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +264,11 @@ def checked():
     [
         ("94.46% on Alpaca-7B", "alpaca-7b, main tables", 1),
         ("94.46% on Alpaca-7B", "alpaca-7b, all tables", 0),  # 99.34 in the ablation
-        ("achieves the highest safety rates", "llama-3.1-8b on pku-saferlhf", 0),  # ARGS + cost 94.0
+        (
+            "achieves the highest safety rates",
+            "llama-3.1-8b on pku-saferlhf",
+            0,
+        ),  # ARGS + cost 94.0
         ("achieves the highest safety rates", "vicuna-7b on hh-rlhf", 1),
         ("reward of 6.08", "ndk, row of the rate", 0),  # 5.92
         ("matches the decoding cost", "beaver-7b-v3 on pku-saferlhf", 1),
@@ -182,12 +277,16 @@ def checked():
 )
 def test_statements_against_the_print(checked, words, where, holds):
     """Each read off the page."""
-    (row,) = checked[checked["quote"].str.contains(words, regex=False) & (checked["where"] == where)].itertuples()
+    (row,) = checked[
+        checked["quote"].str.contains(words, regex=False) & (checked["where"] == where)
+    ].itertuples()
     assert (row.holds, row.of) == (holds, 1)
 
 
 def test_settings_that_are_listed_or_used_only():
-    """InferenceGuard lists N = 512, which no row has, and not 256; K is not N/4 in 18 of the 27 rows of the ablation."""
+    """InferenceGuard lists N = 512, which no row has, and not 256; K is not N/4 in 18 of the 27
+    rows of the ablation.
+    """
     table = text.listed_and_used().set_index(["family", "setting"])
     n = table.loc[("inferenceguard", "n_samples")]
     assert (n["not_used"], n["not_listed"]) == ("512", "32 (latency); 256 (ndk)")
@@ -198,7 +297,9 @@ def test_settings_that_are_listed_or_used_only():
 
 def test_symbols_for_two_things():
     shared = text.shared_symbols()
-    assert set(shared["symbol"]) == {"d", "N"} and set(shared.query("symbol == 'd'")["meaning"]) == {
+    assert set(shared["symbol"]) == {"d", "N"} and set(
+        shared.query("symbol == 'd'")["meaning"]
+    ) == {
         "safety budget",
         "tokens in a block",
     }
@@ -208,15 +309,19 @@ def test_symbols_for_two_things():
 def test_mean_costs_find_a_planted_line():
     """Safe answers cost -1 and unsafe ones 3 on average, whatever their share."""
     rates = np.array([0.9, 0.8, 0.95, 0.7])
-    found = text.mean_costs(pd.DataFrame({"safety_rate": rates, "cost_mean": -1 * rates + 3 * (1 - rates)}), budget=10)
+    found = text.mean_costs(
+        pd.DataFrame({"safety_rate": rates, "cost_mean": -1 * rates + 3 * (1 - rates)}), budget=10
+    )
     assert (found["safe"], found["unsafe"], found["gap"]) == pytest.approx((-1, 3, 10 - 0.2))
     assert found["unsafe_low"] == pytest.approx(3) and found["correlation"] == pytest.approx(1)
 
 
-# --- resolution -----------------------------------------------------------------------------------------------------
+# --- resolution -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("safe", "others", "n"), [(5, 3, 6), (4, 4, 6), (6, 2, 6), (3, 1, 4), (0, 2, 5)])
+@pytest.mark.parametrize(
+    ("safe", "others", "n"), [(5, 3, 6), (4, 4, 6), (6, 2, 6), (3, 1, 4), (0, 2, 5)]
+)
 def test_mcnemar_bounds_are_those_of_all_pairings(safe, others, n):
     """Against every number of prompts that are safe under both."""
     values = []
@@ -242,21 +347,26 @@ def test_verdicts_on_the_print():
     """94.46 over 88.14 stands; 99.7, 96 and 98.96 cannot be told from the rates above them."""
     resolved = resolution.resolve(resolution.comparisons(), SIZES).set_index("lines")
     assert resolved.loc["810, 809", "verdict"] == "inferenceguard-critic is higher"
-    assert set(resolved.loc[["823, 822", "848, 847", "862, 861"], "verdict"]) == {"cannot be resolved"}
+    assert set(resolved.loc[["823, 822", "848, 847", "862, 861"], "verdict"]) == {
+        "cannot be resolved"
+    }
     assert resolved.loc["889, 888", "verdict"] == "args-cost is higher under some pairings"
     assert (resolved["best"] <= resolved["worst"] + 1e-12).all()
     bounds = resolution.certified(SIZES).set_index(["policy", "method"])["lower_bound"]
     assert bounds["beaver-7b-v3", "inferenceguard-critic"] == pytest.approx(0.05 ** (1 / 759))
 
 
-# --- figures --------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def test_the_figures_show_what_the_tables_say(found):
     """Bug: a peak drawn at another n, or a comparison that lost its bar."""
     curves = {"hex-phi": denominators.curve(denominators.groups()["hex-phi"], 1000)}
     (ax,) = figures.denominators(curves, found, {"hex-phi": 330}).axes
-    assert "n = 300: 27 of 29" in {t.get_text() for t in ax.texts} and ax.lines[0].get_ydata()[299] == 27
+    assert (
+        "n = 300: 27 of 29" in {t.get_text() for t in ax.texts}
+        and ax.lines[0].get_ydata()[299] == 27
+    )
     resolved = resolution.resolve(resolution.comparisons(), SIZES)
     (ax,) = figures.resolution(resolved).axes
     assert len(ax.get_yticklabels()) == len(resolved)

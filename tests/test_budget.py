@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from igcore import budget
 from igcore.errors import ParameterError
 
-EXAMPLES = {  # prefix scores -> totals in the order of MODES, worked out by hand (U_0 = 0, gamma = 1)
+# prefix scores -> totals in the order of MODES, worked out by hand (U_0 = 0, gamma = 1)
+EXAMPLES = {
     (-3, -3, -3, -3): (0, -12, 0, -3, 0, 0),
     (2, 2, 2, 2): (2, 8, 8, 2, 2, 2),
     (-5, -5, -5, 6): (6, -9, 6, 6, 11, 6),
@@ -23,7 +24,9 @@ scores = st.lists(st.floats(-20, 20), min_size=1, max_size=12)
 
 @pytest.mark.parametrize("sequence", EXAMPLES)
 def test_totals_of_the_five_example_sequences(sequence):
-    """Guards the table of accountings: `sum` hides late harm, `positive_increment` counts a swing twice, `peak` neither."""
+    """Guards the table of accountings: `sum` hides late harm, `positive_increment` counts a swing
+    twice, `peak` neither.
+    """
     totals = tuple(budget.trace(sequence, 10, mode)[-1].total for mode in MODES)
     assert totals == EXAMPLES[sequence]
 
@@ -40,7 +43,11 @@ def test_z_is_omega_over_gamma_to_the_t_exactly(costs, gamma):
         assert (state.z < 0) == (state.omega < 0)
 
 
-@given(scores, st.sampled_from(["peak", "terminal", "clamped_sum", "positive_increment"]), st.sampled_from([1, 0.9]))
+@given(
+    scores,
+    st.sampled_from(["peak", "terminal", "clamped_sum", "positive_increment"]),
+    st.sampled_from([1, 0.9]),
+)
 def test_omega_never_increases_and_the_unsafe_state_is_absorbing(sequence, mode, gamma):
     """Guards nonnegative costs; z itself may grow when gamma < 1, so it is not what is tested."""
     states = budget.trace(sequence, 5.0, mode, gamma)
@@ -52,14 +59,18 @@ def test_omega_never_increases_and_the_unsafe_state_is_absorbing(sequence, mode,
 
 @given(scores, st.floats(0, 20))
 def test_peak_is_safe_exactly_when_no_prefix_exceeds_the_budget(sequence, d):
-    """Guards the guarantee for arbitrary signed scores, compared without tolerance: peak-safe implies U_K <= d."""
+    """Guards the guarantee for arbitrary signed scores, compared without tolerance: peak-safe
+    implies U_K <= d.
+    """
     final = budget.trace(sequence, d)[-1]
     assert budget.is_safe(final) == all(u <= d for u in sequence)
     assert final.total == max(0, *sequence)
 
 
 def test_peak_is_compared_without_rounding():
-    """Guards the direct comparison: 1.1 - .1 - (.2 - .1) - (1.1 - .2) is -1.1e-16, which would call a safe text unsafe."""
+    """Guards the direct comparison: 1.1 - .1 - (.2 - .1) - (1.1 - .2) is -1.1e-16, which would call
+    a safe text unsafe.
+    """
     scores, d = [0.1, 0.2, 1.1], 1.1
     stepwise = d
     for before, score in zip([0, *scores], scores, strict=False):
@@ -69,7 +80,9 @@ def test_peak_is_compared_without_rounding():
 
 
 def test_strict_reading_makes_a_zero_budget_infeasible():
-    """Guards the closed inequality: with d = 0 the start itself is safe, under the strict reading it is not."""
+    """Guards the closed inequality: with d = 0 the start itself is safe, under the strict reading
+    it is not.
+    """
     state = budget.start(0)
     assert budget.is_safe(state)
     assert not budget.is_safe(state, strict=True)
@@ -85,7 +98,9 @@ def test_z_grows_without_cost_when_discounted():
 @pytest.mark.parametrize("gamma", [1, 0.99])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_an_unreadable_score_is_unsafe_for_good(mode, gamma, bad):
-    """Guards fail closed: a NaN compared the wrong way round would pass the gate, here or in a later block."""
+    """Guards fail closed: a NaN compared the wrong way round would pass the gate, here or in a
+    later block.
+    """
     states = budget.trace([0.0, bad], 5.0, mode, gamma)
     assert not budget.is_safe(states[-1])
     if mode not in budget.SIGNED | {"terminal"}:

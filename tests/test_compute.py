@@ -12,36 +12,73 @@ from igcore.errors import ParameterError, RunError
 
 
 def spent(method="base", prompt_id="a", **fields) -> dict:
-    return synthetic.record(method=method, prompt_id=prompt_id, n_samples={"base": 1}.get(method, 8), **fields)
+    return synthetic.record(
+        method=method, prompt_id=prompt_id, n_samples={"base": 1}.get(method, 8), **fields
+    )
 
 
-def by_samples(*rows: tuple, columns=("policy", "method", "n_samples", "seconds_per_prompt")) -> pd.DataFrame:
+def by_samples(
+    *rows: tuple, columns=("policy", "method", "n_samples", "seconds_per_prompt")
+) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(columns))
 
 
-# --- what was spent -------------------------------------------------------------------------------------------------
+# --- what was spent -------------------------------------------------------------------------------
 
 
 def test_work_of_each_method_by_hand():
-    """Guards against a mean of ratios, abstentions whose reading is forgotten, and prompts pooled over methods or policies."""
+    """Guards against a mean of ratios, abstentions whose reading is forgotten, and prompts pooled
+    over methods or policies.
+    """
     lines = [
-        spent("inferenceguard", "a", n_tokens=10, forward_tokens=120, generate_s=1.0, score_s=0.5, cost_s=0.5, reward_s=0.0),
-        spent("inferenceguard", "b", n_tokens=0, forward_tokens=90, status="abstained", samples_drawn=24),
+        spent(
+            "inferenceguard",
+            "a",
+            n_tokens=10,
+            forward_tokens=120,
+            generate_s=1.0,
+            score_s=0.5,
+            cost_s=0.5,
+            reward_s=0.0,
+        ),
+        spent(
+            "inferenceguard",
+            "b",
+            n_tokens=0,
+            forward_tokens=90,
+            status="abstained",
+            samples_drawn=24,
+        ),
         spent("inferenceguard", "c", n_tokens=30, forward_tokens=270),
-        spent("base", "a", n_tokens=20, forward_tokens=30, samples_drawn=1, scorer_calls=0, scorer_tokens=0),
+        spent(
+            "base",
+            "a",
+            n_tokens=20,
+            forward_tokens=30,
+            samples_drawn=1,
+            scorer_calls=0,
+            scorer_tokens=0,
+        ),
         spent("base", "a", n_tokens=0, forward_tokens=30, policy="smollm2-chat"),
     ]
     table = compute.compute_table(pd.DataFrame(lines), order=["base", "inferenceguard"])
     assert list(table.columns) == compute.COLUMNS
     base, ours, chat = table.itertuples(index=False)
     assert [tuple(row[:4]) for row in (base, ours, chat)] == [
-        ("smollm2-raw", "base", 1, 1), ("smollm2-raw", "inferenceguard", 3, 8), ("smollm2-chat", "base", 1, 1),
+        ("smollm2-raw", "base", 1, 1), ("smollm2-raw", "inferenceguard", 3, 8), ("smollm2-chat",
+        "base", 1, 1),
     ]  # fmt: skip
     assert (ours.samples_per_prompt, ours.forward_tokens_per_prompt) == pytest.approx((40 / 3, 160))
     assert ours.forward_tokens_per_emitted == 480 / 40
-    assert (ours.generate_seconds_per_prompt, ours.cost_seconds_per_prompt) == pytest.approx((2 / 3, 0.8 / 3))
+    assert (ours.generate_seconds_per_prompt, ours.cost_seconds_per_prompt) == pytest.approx(
+        (2 / 3, 0.8 / 3)
+    )
     assert ours.seconds_per_prompt == pytest.approx((1.5 + 0.75 + 0.75) / 3)
-    assert (base.scorer_calls_per_prompt, base.scorer_tokens_per_prompt, base.forward_tokens_per_emitted) == (0, 0, 1.5)
+    assert (
+        base.scorer_calls_per_prompt,
+        base.scorer_tokens_per_prompt,
+        base.forward_tokens_per_emitted,
+    ) == (0, 0, 1.5)
     assert math.isnan(chat.forward_tokens_per_emitted)
 
 
@@ -52,14 +89,19 @@ def test_the_main_table_says_the_same():
     main, table = (make(records)[shared] for make in (tables.main_table, compute.compute_table))
     pd.testing.assert_frame_equal(table, main, check_dtype=False, check_exact=True)
     assert len(shared) == len(compute.COLUMNS) - 1
-    parts = table[[f"{part}_seconds_per_prompt" for part in ("generate", "cost", "reward", "critic")]].sum(axis=1)
+    parts = table[
+        [f"{part}_seconds_per_prompt" for part in ("generate", "cost", "reward", "critic")]
+    ].sum(axis=1)
     assert parts.tolist() == pytest.approx(table["seconds_per_prompt"].tolist())
 
 
 def test_records_that_make_no_table_are_refused():
     """Guards against means over two numbers of samples; none at all make a table without rows."""
     records = pd.DataFrame([spent("best-of-n", "a"), spent("best-of-n", "b") | {"n_samples": 4}])
-    with pytest.raises(ParameterError, match="n_samples takes the values 4, 8 in policy smollm2-raw, method best-of-n"):
+    with pytest.raises(
+        ParameterError,
+        match="n_samples takes the values 4, 8 in policy smollm2-raw, method best-of-n",
+    ):
         compute.compute_table(records)
     empty = compute.compute_table(records.iloc[:0], order=["best-of-n"])
     assert list(empty.columns) == compute.COLUMNS and not len(empty)
@@ -67,24 +109,31 @@ def test_records_that_make_no_table_are_refused():
         compute.compute_table(records.assign(status="safe"))
 
 
-# --- equal seconds --------------------------------------------------------------------------------------------------
+# --- equal seconds --------------------------------------------------------------------------------
 
 ROWS = by_samples(
-    ("raw", "base", 1, 0.2), ("raw", "best-of-n", 16, 1.9), ("raw", "best-of-n", 4, 0.6), ("raw", "best-of-n", 8, 1.0),
-    ("raw", "args", 8, 4.0), ("raw", "args", 4, 3.0), ("raw", "inferenceguard", 4, 0.5), ("raw", "inferenceguard", 8, 1.0),
-    ("raw", "beam-augmented", 4, np.nan), ("raw", "beam-augmented", 8, 0.9), ("raw", "beam-augmented", 16, np.nan),
-    ("chat", "inferenceguard", 8, 0.5), ("chat", "best-of-n", 4, 0.6), ("chat", "best-of-n", 8, 0.4),
+    ("raw", "base", 1, 0.2), ("raw", "best-of-n", 16, 1.9), ("raw", "best-of-n", 4, 0.6), ("raw",
+    "best-of-n", 8, 1.0),
+    ("raw", "args", 8, 4.0), ("raw", "args", 4, 3.0), ("raw", "inferenceguard", 4, 0.5), ("raw",
+    "inferenceguard", 8, 1.0),
+    ("raw", "beam-augmented", 4, np.nan), ("raw", "beam-augmented", 8, 0.9), ("raw",
+    "beam-augmented", 16, np.nan),
+    ("chat", "inferenceguard", 8, 0.5), ("chat", "best-of-n", 4, 0.6), ("chat", "best-of-n", 8,
+    0.4),
 )  # fmt: skip
 
 
 def test_equal_seconds_by_hand():
-    """Guards against the nearest row taken for one within the limit, a limit of another policy, and a method that silently drops
-    out because none of its rows fits. As many seconds as the reference still fit."""
+    """Guards against the nearest row taken for one within the limit, a limit of another policy, and
+    a method that silently drops out because none of its rows fits. As many seconds as the reference
+    still fit."""
     table = compute.at_equal_seconds(ROWS, "inferenceguard", 8)
     assert list(table.columns) == [*ROWS.columns, "seconds_ratio", "fits"]
     assert table[["policy", "method", "n_samples", "fits"]].to_numpy().tolist() == [
-        ["raw", "base", 1, True], ["raw", "best-of-n", 8, True], ["raw", "args", 4, False], ["raw", "inferenceguard", 8, True],
-        ["raw", "beam-augmented", 8, True], ["chat", "inferenceguard", 8, True], ["chat", "best-of-n", 8, True],
+        ["raw", "base", 1, True], ["raw", "best-of-n", 8, True], ["raw", "args", 4, False], ["raw",
+        "inferenceguard", 8, True],
+        ["raw", "beam-augmented", 8, True], ["chat", "inferenceguard", 8, True], ["chat",
+        "best-of-n", 8, True],
     ]  # fmt: skip
     assert table["seconds_ratio"].tolist() == pytest.approx([0.2, 1, 3, 1, 0.9, 1, 0.8])
 
@@ -93,38 +142,70 @@ def test_a_smaller_reference_moves_the_limit():
     """Guards against the reference's fastest or largest row being taken whatever n_samples says."""
     raw = ROWS[ROWS["policy"] == "raw"]
     table = compute.at_equal_seconds(raw, "inferenceguard", 4).set_index("method")
-    assert table["n_samples"].to_dict() == {"base": 1, "best-of-n": 4, "args": 4, "inferenceguard": 4, "beam-augmented": 4}
+    assert table["n_samples"].to_dict() == {
+        "base": 1,
+        "best-of-n": 4,
+        "args": 4,
+        "inferenceguard": 4,
+        "beam-augmented": 4,
+    }
     assert table["fits"].to_dict() == {
-        "base": True, "best-of-n": False, "args": False, "inferenceguard": True, "beam-augmented": False,
+        "base": True, "best-of-n": False, "args": False, "inferenceguard": True,
+        "beam-augmented": False,
     }  # fmt: skip
     assert math.isnan(table.loc["beam-augmented", "seconds_ratio"])
 
 
 def test_the_reference_stands_for_itself():
-    """Guards against a reference that is beaten by itself, because more samples happened to be faster."""
-    noisy = by_samples(("raw", "inferenceguard", 8, 1.0), ("raw", "inferenceguard", 16, 0.9), ("raw", "best-of-n", 16, 0.95))
+    """Guards against a reference that is beaten by itself, because more samples happened to be
+    faster.
+    """
+    noisy = by_samples(
+        ("raw", "inferenceguard", 8, 1.0),
+        ("raw", "inferenceguard", 16, 0.9),
+        ("raw", "best-of-n", 16, 0.95),
+    )
     assert compute.at_equal_seconds(noisy, "inferenceguard", 8)["n_samples"].tolist() == [8, 16]
 
 
 def test_order_and_index_of_the_rows_change_nothing():
-    """Guards against picking the last row, and against rows with the same label in tables that were joined."""
+    """Guards against picking the last row, and against rows with the same label in tables that were
+    joined.
+    """
     joined = pd.concat([ROWS.iloc[:7], ROWS.iloc[7:].reset_index(drop=True)])
     keys = ["policy", "method"]
-    expected = compute.at_equal_seconds(ROWS, "inferenceguard", 8).sort_values(keys, ignore_index=True)
+    expected = compute.at_equal_seconds(ROWS, "inferenceguard", 8).sort_values(
+        keys, ignore_index=True
+    )
     for rows in (joined, ROWS.sample(frac=1, random_state=2)):
-        found = compute.at_equal_seconds(rows, "inferenceguard", 8).sort_values(keys, ignore_index=True)
+        found = compute.at_equal_seconds(rows, "inferenceguard", 8).sort_values(
+            keys, ignore_index=True
+        )
         pd.testing.assert_frame_equal(found, expected)
 
 
 def test_other_settings_and_columns():
-    """Guards against rivals with several settings being refused or merged, lost columns, and integers that become floats."""
+    """Guards against rivals with several settings being refused or merged, lost columns, and
+    integers that become floats.
+    """
     table = by_samples(
-        (0, "inferenceguard", None, 8, 1.0, "x"), (0, "best-of-n", 0.0, 8, 0.8, "y"), (0, "best-of-n", 5.0, 8, 1.2, "z"),
-        (0, "best-of-n", 5.0, 4, 0.7, "u"), (1, "inferenceguard", None, 8, 0.5, "v"), (1, "best-of-n", 0.0, 8, 0.8, "w"),
-        columns=["seed", "method", "lagrange_multiplier", "n_samples", "seconds_per_prompt", "note"],
+        (0, "inferenceguard", None, 8, 1.0, "x"), (0, "best-of-n", 0.0, 8, 0.8, "y"), (0,
+        "best-of-n", 5.0, 8, 1.2, "z"),
+        (0, "best-of-n", 5.0, 4, 0.7, "u"), (1, "inferenceguard", None, 8, 0.5, "v"), (1,
+        "best-of-n", 0.0, 8, 0.8, "w"),
+        columns=["seed", "method", "lagrange_multiplier", "n_samples", "seconds_per_prompt",
+        "note"],
     )  # fmt: skip
-    found = compute.at_equal_seconds(table, "inferenceguard", within=["seed"], by=["method", "lagrange_multiplier"])
-    assert "".join(found["note"]) == "xyuvw" and found["fits"].tolist() == [True, True, True, True, False]
+    found = compute.at_equal_seconds(
+        table, "inferenceguard", within=["seed"], by=["method", "lagrange_multiplier"]
+    )
+    assert "".join(found["note"]) == "xyuvw" and found["fits"].tolist() == [
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
     assert (found.dtypes[table.columns] == table.dtypes).all()
 
 
@@ -134,7 +215,11 @@ def test_it_reads_the_tables_of_runs():
     table = pd.concat([compute.compute_table(lines) for lines in runs])
     found = compute.at_equal_seconds(table, "inferenceguard", 8)
     assert list(found.columns) == [*compute.COLUMNS, "seconds_ratio", "fits"]
-    assert len(found) == 2 * len(synthetic.METHODS) and found["fits"].all() and (found["n_samples"] == 8).all()
+    assert (
+        len(found) == 2 * len(synthetic.METHODS)
+        and found["fits"].all()
+        and (found["n_samples"] == 8).all()
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +230,7 @@ def test_it_reads_the_tables_of_runs():
         (ROWS, "inferencegard", 8, r"did you mean 'inferenceguard'\?.* \(the methods of policy raw\)"),
         (ROWS, "beam-augmented", 4, "seconds_per_prompt is nan for beam-augmented in policy raw; a limit must be above 0"),
         (pd.concat([ROWS, ROWS.iloc[[1]]]), "inferenceguard", 8,
-         "n_samples 16 occurs twice in policy raw, method best-of-n; name in within or by the column that varies"),
+         "n_samples 16 occurs twice in policy raw, method best-of-n; name in within or by " "the column that varies"),
         (pd.concat([ROWS, ROWS.iloc[[7]]]), "inferenceguard", 8, "has inferenceguard with 4, 8, 8; give one of these, and only"),
     ],
 )  # fmt: skip

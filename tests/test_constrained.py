@@ -1,4 +1,6 @@
-"""Tests of the Lagrangian, the constraint in expectation and n*, against hand computation, grids of lambda and bisection."""
+"""Tests of the Lagrangian, the constraint in expectation and n*, against hand computation, grids of
+lambda and bisection.
+"""
 
 from fractions import Fraction
 
@@ -9,7 +11,16 @@ from hypothesis import strategies as st
 from theory import INF, language_model, leaves, path, random_table, random_tree, small_models
 
 from igcore import constrained, counterexamples
-from igcore.constrained import Outcomes, best_safe, expectation_optimum, hull, lagrangian, multipliers, outcomes, threshold
+from igcore.constrained import (
+    Outcomes,
+    best_safe,
+    expectation_optimum,
+    hull,
+    lagrangian,
+    multipliers,
+    outcomes,
+    threshold,
+)
 from igcore.errors import ParameterError
 from igcore.mdp import augment
 from igcore.planning import greedy, values, violation
@@ -18,33 +29,44 @@ seeds = st.integers(0, 10**6)
 quick = settings(max_examples=25, deadline=None)
 
 
-# --- check (2): n* ----------------------------------------------------------------------------------------------------
+# --- check (2): n* --------------------------------------------------------------------------------
 
 
 def test_check_2_the_formula_equals_bisection_and_decides_violation():
-    """Guards n* at the root: .99 n* violates, 1.01 n* does not, and bisection finds the same number."""
+    """Guards n* at the root: .99 n* violates, 1.01 n* does not, and bisection finds the same
+    number.
+    """
     model = language_model()
     n = threshold(model.augmented)
     assert n > 0
     assert n == pytest.approx(constrained.threshold_by_bisection(model.augmented), rel=1e-6)
     for factor, broken in ((0.99, 1), (1.01, 0)):
-        assert violation(model.augmented, greedy(model.augmented, values(model.augmented, factor * n))) == broken
+        assert (
+            violation(model.augmented, greedy(model.augmented, values(model.augmented, factor * n)))
+            == broken
+        )
 
 
 def test_check_2_above_the_uniform_n_star_every_state_has_its_limit_value():
-    """Guards V^{*,n} = V^{*,inf} above n*(s) at every state from which a safe text exists, and < below it."""
+    """Guards V^{*,n} = V^{*,inf} above n*(s) at every state from which a safe text exists, and <
+    below it.
+    """
     model = language_model()
     stars = {s: threshold(model.augmented, s) for s in model.feasible}
     uniform = max(stars.values())
     above, below = (values(model.augmented, factor * uniform) for factor in (1.01, 0.99))
-    np.testing.assert_allclose(above[model.feasible], model.best[model.feasible], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        above[model.feasible], model.best[model.feasible], rtol=0, atol=1e-12
+    )
     assert below[max(stars, key=stars.get)] < model.best[max(stars, key=stars.get)] - 1e-6
 
 
 @quick
 @given(seeds, st.integers(0, 6), st.sampled_from([Fraction(1), Fraction(9, 10)]))
 def test_the_limit_is_reached_exactly_at_n_star(seed, d, gamma):
-    """Guards the formula in rationals: equality from n* on, strictly below before, violation never above."""
+    """Guards the formula in rationals: equality from n* on, strictly below before, violation never
+    above.
+    """
     augmented = augment(random_tree(seed, gamma), d)
     best = values(augmented)
     for s in np.flatnonzero(best < INF):
@@ -65,11 +87,13 @@ def test_no_n_is_enough_where_nothing_is_safe():
         threshold(augment(mdp, d))
 
 
-# --- check (4): the Lagrangian gap ------------------------------------------------------------------------------------
+# --- check (4): the Lagrangian gap ----------------------------------------------------------------
 
 
 def test_check_4_the_lagrangian_example_to_the_digit():
-    """Guards the example of the notebook: B = .6 without violation, 2/3 A + 1/3 C in expectation, no lambda picks B."""
+    """Guards the example of the notebook: B = .6 without violation, 2/3 A + 1/3 C in expectation,
+    no lambda picks B.
+    """
     mdp, d = counterexamples.lagrangian_gap()
     found = outcomes(mdp)
     assert list(zip(*found, strict=True)) == [("A", 0, 3), ("B", Fraction(3, 5), 2), ("C", 1, 0)]
@@ -80,13 +104,19 @@ def test_check_4_the_lagrangian_example_to_the_digit():
     np.testing.assert_allclose(mixture, [2 / 3, 0, 1 / 3], rtol=0, atol=1e-12)
     assert mixture @ found.cost.astype(float) == pytest.approx(2, abs=1e-12)
     assert mixture[found.cost > d].sum() == pytest.approx(2 / 3, abs=1e-12)
-    assert [multipliers(found, i) for i in range(3)] == [(0, Fraction(1, 3)), None, (Fraction(1, 3), INF)]
+    assert [multipliers(found, i) for i in range(3)] == [
+        (0, Fraction(1, 3)),
+        None,
+        (Fraction(1, 3), INF),
+    ]
     assert {lagrangian(found, Fraction(k, 100)) for k in range(1001)} == {0, 2}
     assert hull(found) == [2, 0]
 
 
 def test_check_4_on_the_language_model_the_three_optima_differ():
-    """Guards the instance of the notebook: no lambda picks its safe optimum, and the optimum in expectation violates."""
+    """Guards the instance of the notebook: no lambda picks its safe optimum, and the optimum in
+    expectation violates.
+    """
     model = language_model()
     assert multipliers(model.found, best_safe(model.found, model.budget)) is None
     mixture = expectation_optimum(model.found, model.budget)
@@ -96,7 +126,9 @@ def test_check_4_on_the_language_model_the_three_optima_differ():
 
 
 def test_check_4_on_random_language_models_no_lambda_works_in_some_and_an_oracle_in_the_others():
-    """Guards the claim "sometimes no lambda", not more: 7 of 60; elsewhere the middle of the interval picks the optimum."""
+    """Guards the claim "sometimes no lambda", not more: 7 of 60; elsewhere the middle of the
+    interval picks the optimum.
+    """
     without = 0
     for model in small_models():
         chosen = best_safe(model.found, model.budget)
@@ -109,26 +141,41 @@ def test_check_4_on_random_language_models_no_lambda_works_in_some_and_an_oracle
 
 
 def test_check_4_one_lambda_for_twelve_prompts_pays_more_task_cost_once_it_is_safe():
-    """Guards "no fixed lambda": the least lambda of a grid that is safe for 12 prompts costs more than the augmented optimum."""
+    """Guards "no fixed lambda": the least lambda of a grid that is safe for 12 prompts costs more
+    than the augmented optimum.
+    """
     models = small_models()[:12]
     grid = [0, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20]
-    rows = constrained.shared_multiplier([m.found for m in models], [m.budget for m in models], grid)
+    rows = constrained.shared_multiplier(
+        [m.found for m in models], [m.budget for m in models], grid
+    )
     augmented = np.mean([m.found.task[best_safe(m.found, m.budget)] for m in models])
     tasks, broken = ([row[key] for row in rows] for key in ("task", "violation"))
     assert tasks == sorted(tasks) and broken == sorted(broken, reverse=True)
     assert broken[0] > 0 == broken[-1]
     assert tasks[broken.index(0)] > augmented > tasks[0]
-    by_hand = [min(range(len(m.found.task)), key=lambda i, m=m: m.found.task[i] + 2.5 * m.found.cost[i]) for m in models]
-    assert rows[5]["task"] == pytest.approx(np.mean([m.found.task[i] for m, i in zip(models, by_hand, strict=True)]))
-    assert rows[5]["violation"] == np.mean([m.found.cost[i] > m.budget for m, i in zip(models, by_hand, strict=True)])
+    by_hand = [
+        min(range(len(m.found.task)), key=lambda i, m=m: m.found.task[i] + 2.5 * m.found.cost[i])
+        for m in models
+    ]
+    assert rows[5]["task"] == pytest.approx(
+        np.mean([m.found.task[i] for m, i in zip(models, by_hand, strict=True)])
+    )
+    assert rows[5]["violation"] == np.mean(
+        [m.found.cost[i] > m.budget for m, i in zip(models, by_hand, strict=True)]
+    )
 
 
 def test_check_7_the_strict_rule_loses_instances_and_optima():
-    """Guards the closed inequality: of 150 integer instances, strict makes some infeasible and loses the optimum of others."""
+    """Guards the closed inequality: of 150 integer instances, strict makes some infeasible and
+    loses the optimum of others.
+    """
     feasible = infeasible = lost = 0
     for seed in range(150):
         table, d = random_table(seed), seed % 4
-        closed, strict = (values(augment(random_tree(seed), d, strict=reading))[0] for reading in (False, True))
+        closed, strict = (
+            values(augment(random_tree(seed), d, strict=reading))[0] for reading in (False, True)
+        )
         totals = [tuple(map(sum, path(table, y))) for y in leaves(table)]
         assert closed == min([task for cost, task in totals if cost <= d], default=INF)
         assert strict == min([task for cost, task in totals if cost < d], default=INF)
@@ -138,7 +185,7 @@ def test_check_7_the_strict_rule_loses_instances_and_optima():
     assert (feasible, infeasible, lost) == (116, 37, 21)
 
 
-# --- points -----------------------------------------------------------------------------------------------------------
+# --- points ---------------------------------------------------------------------------------------
 
 
 @quick
@@ -153,7 +200,9 @@ def test_outcomes_are_the_sums_along_every_text(seed):
 @quick
 @given(seeds)
 def test_hull_and_multipliers_agree_with_a_grid_of_lambda(seed):
-    """Guards both: corners are exactly the choices with an interval of positive length, and lie where the grid finds them."""
+    """Guards both: corners are exactly the choices with an interval of positive length, and lie
+    where the grid finds them.
+    """
     found = outcomes(random_tree(seed))
     corners = hull(found)
     grid = [Fraction(k, 97) for k in range(1, 1000, 7)]
@@ -204,4 +253,9 @@ def test_ties_go_to_the_lower_cost_and_nothing_safe_is_none():
 def test_the_budget_lies_between_two_totals():
     """Guards against a budget equal to a total, which rounding would decide."""
     cost = np.array([3.0, 1.0, 2.0, 2.0, 5.0])
-    assert [constrained.budget_between(cost, share) for share in (0, 0.4, 0.8, 1)] == [1.5, 2.5, 4.0, 4.0]
+    assert [constrained.budget_between(cost, share) for share in (0, 0.4, 0.8, 1)] == [
+        1.5,
+        2.5,
+        4.0,
+        4.0,
+    ]

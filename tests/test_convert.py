@@ -20,38 +20,60 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from igcore import assets
-from igcore.convert import convert_jigsaw, quiet_transformers, read_plain_pickle, save_offensive_language_weights, save_vocabulary
+from igcore.convert import (
+    convert_jigsaw,
+    quiet_transformers,
+    read_plain_pickle,
+    save_offensive_language_weights,
+    save_vocabulary,
+)
 from igcore.errors import AssetError
 
 
 def test_policy_folder_is_plain_float32():
-    """Bug: permuted or doubly converted weights, a quantisation entry that breaks loading, or half precision."""
+    """Bug: permuted or doubly converted weights, a quantisation entry that breaks loading, or half
+    precision.
+    """
     folder = assets.fetch("smollm2")
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert not {"quantization_config", "_model_name_or_path"} & set(settings)
-    for name in ("config.json", "generation_config.json"):  # the same bytes, whichever version of transformers wrote them
+    for name in (
+        "config.json",
+        "generation_config.json",
+    ):  # the same bytes, whichever version of transformers wrote them
         assert "transformers_version" not in (folder / name).read_text(encoding="utf-8")
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True
+        )
     assert model.dtype == torch.float32 and model.num_parameters() == 134_515_008
     with torch.inference_mode():
         logits = model(**tokenizer("The capital of France is", return_tensors="pt")).logits
     assert tokenizer.decode(logits[0, -1].argmax()) == " Paris"
-    assert "<|im_start|>user" in tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+    assert "<|im_start|>user" in tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hello"}], tokenize=False
+    )
 
 
 def test_columns_follow_the_sorted_words(tmp_path):
-    """Bug: words are sorted but idf and coefficients keep the vectorizer's own order; or a stop word is kept."""
+    """Bug: words are sorted but idf and coefficients keep the vectorizer's own order; or a stop
+    word is kept.
+    """
     texts = ["zebra apple", "apple mango", "mango", "zebra zebra mango", "apple", "zebra mango"] * 3
-    vectorizer = TfidfVectorizer(vocabulary=["zebra", "apple", "the", "mango"], stop_words="english").fit(texts)
-    classifier = CalibratedClassifierCV(LinearSVC(), cv=3).fit(vectorizer.transform(texts), [1, 0, 0, 1, 0, 1] * 3)
+    vectorizer = TfidfVectorizer(
+        vocabulary=["zebra", "apple", "the", "mango"], stop_words="english"
+    ).fit(texts)
+    classifier = CalibratedClassifierCV(LinearSVC(), cv=3).fit(
+        vectorizer.transform(texts), [1, 0, 0, 1, 0, 1] * 3
+    )
     save_offensive_language_weights(vectorizer, classifier, tmp_path / "weights.npz")
     with np.load(tmp_path / "weights.npz", allow_pickle=False) as weights:
         assert weights["vocabulary"].tolist() == ["apple", "mango", "zebra"]
         np.testing.assert_array_equal(weights["idf"], vectorizer.idf_[[1, 3, 0]])
         np.testing.assert_array_equal(
-            weights["coef"], [member.estimator.coef_[0, [1, 3, 0]] for member in classifier.calibrated_classifiers_]
+            weights["coef"],
+            [member.estimator.coef_[0, [1, 3, 0]] for member in classifier.calibrated_classifiers_],
         )
         shapes = [weights[name].shape for name in ("coef", "intercept", "a", "b")]
         assert shapes == [(3, 3), (3,), (3,), (3,)]
@@ -61,7 +83,9 @@ def test_converted_bytes_repeat(tmp_path):
     """Bug: a time stamp inside the npz makes every conversion a different file."""
     texts = ["zebra apple", "mango"] * 6
     vectorizer = TfidfVectorizer(stop_words="english").fit(texts)
-    classifier = CalibratedClassifierCV(LinearSVC(), cv=2).fit(vectorizer.transform(texts), [1, 0] * 6)
+    classifier = CalibratedClassifierCV(LinearSVC(), cv=2).fit(
+        vectorizer.transform(texts), [1, 0] * 6
+    )
     for name in ("one.npz", "two.npz"):
         save_offensive_language_weights(vectorizer, classifier, tmp_path / name)
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
@@ -78,7 +102,9 @@ def talkative():
 
 
 def test_quiet_is_quiet_and_undone(talkative, capsys):
-    """Bug: loading prints into a notebook, or the caller's own log level and progress bars are lost afterwards."""
+    """Bug: loading prints into a notebook, or the caller's own log level and progress bars are lost
+    afterwards.
+    """
     with quiet_transformers():
         print("noise", file=sys.stderr)
         warnings.warn("noise", stacklevel=1)
@@ -88,7 +114,9 @@ def test_quiet_is_quiet_and_undone(talkative, capsys):
 
 
 def test_bilstm_files_hold_plain_tensors_and_the_known_words(tmp_path):
-    """Bug: words beyond num_words, which the embedding has no row for; or a file that changes from one conversion to the next."""
+    """Bug: words beyond num_words, which the embedding has no row for; or a file that changes from
+    one conversion to the next.
+    """
     source = tmp_path / "source"
     source.mkdir()
     write_wheel_members(source)
@@ -97,20 +125,37 @@ def test_bilstm_files_hold_plain_tensors_and_the_known_words(tmp_path):
         convert_jigsaw(source, tmp_path / name)
     files = ["model.safetensors", "vocabulary.json"]
     assert sorted(path.name for path in (tmp_path / "one").iterdir()) == files
-    assert all((tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes() for file in files)
-    assert json.loads((tmp_path / "one" / files[1]).read_text()) == {"words": WORDS[: NUM_WORDS - 1], "filters": FILTERS}
+    assert all(
+        (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+        for file in files
+    )
+    assert json.loads((tmp_path / "one" / files[1]).read_text()) == {
+        "words": WORDS[: NUM_WORDS - 1],
+        "filters": FILTERS,
+    }
     tensors = load_file(tmp_path / "one" / files[0])
     e, h, d, c = SIZES.values()
-    lstm = {"weight_ih": (4 * h, e), "weight_hh": (4 * h, h), "bias_ih": (4 * h,), "bias_hh": (4 * h,)}
+    lstm = {
+        "weight_ih": (4 * h, e),
+        "weight_hh": (4 * h, h),
+        "bias_ih": (4 * h,),
+        "bias_hh": (4 * h,),
+    }
     assert {name: tensor.shape for name, tensor in tensors.items()} == {
         "embedding.weight": (NUM_WORDS, e),
-        **{f"lstm.{name}_l0{suffix}": shape for name, shape in lstm.items() for suffix in ("", "_reverse")},
+        **{
+            f"lstm.{name}_l0{suffix}": shape
+            for name, shape in lstm.items()
+            for suffix in ("", "_reverse")
+        },
         **{"dense.weight": (d, 2 * h), "dense.bias": (d,), "out.weight": (c, d), "out.bias": (c,)},
     }
 
 
 def test_a_vocabulary_shorter_than_num_words_is_whole(tmp_path):
-    """Bug: a KeyError, or the last word lost, where a tokenizer has seen fewer words than it may keep."""
+    """Bug: a KeyError, or the last word lost, where a tokenizer has seen fewer words than it may
+    keep.
+    """
     write_tokenizer(tmp_path / "t.pickle", num_words=99)
     save_vocabulary(read_plain_pickle(tmp_path / "t.pickle"), tmp_path / "v.json")
     assert json.loads((tmp_path / "v.json").read_text())["words"] == WORDS
@@ -138,7 +183,9 @@ class Calls:
     ],
 )
 def test_a_pickle_with_a_foreign_class_is_refused(tmp_path, value, named):
-    """Bug: an unpickler that imports what a file names, and calls it, before anybody looks at the result."""
+    """Bug: an unpickler that imports what a file names, and calls it, before anybody looks at the
+    result.
+    """
     (tmp_path / "t.pickle").write_bytes(pickle.dumps(value(tmp_path)))
     with pytest.raises(AssetError, match=rf"the pickle names {named}.* was not loaded"):
         read_plain_pickle(tmp_path / "t.pickle")
@@ -146,14 +193,22 @@ def test_a_pickle_with_a_foreign_class_is_refused(tmp_path, value, named):
 
 
 def test_a_pickled_tokenizer_becomes_plain_values(tmp_path):
-    """Bug: the class itself is needed to read its attributes, or a subclass of dict with a factory comes back."""
+    """Bug: the class itself is needed to read its attributes, or a subclass of dict with a factory
+    comes back.
+    """
     write_tokenizer(tmp_path / "t.pickle")
     read = read_plain_pickle(tmp_path / "t.pickle")
-    assert isinstance(read, dict) and read["index_word"][2] == WORDS[1] and read["num_words"] == NUM_WORDS
+    assert (
+        isinstance(read, dict)
+        and read["index_word"][2] == WORDS[1]
+        and read["num_words"] == NUM_WORDS
+    )
     assert {type(value) for value in read.values()} == {dict, str, bool, int, type(None)}
 
 
-@pytest.mark.parametrize("changes", [{"lower": False}, {"split": ","}, {"char_level": True}, {"oov_token": "?"}])
+@pytest.mark.parametrize(
+    "changes", [{"lower": False}, {"split": ","}, {"char_level": True}, {"oov_token": "?"}]
+)
 def test_a_tokenizer_with_other_rules_is_refused(tmp_path, changes):
     """Bug: texts are split by our rules although the model was trained with others."""
     write_tokenizer(tmp_path / "t.pickle", **changes)

@@ -15,8 +15,22 @@ from igcore.critic import Critic, Shuffled, Spec, load_critic, save_critic
 from igcore.engine import Engine
 from igcore.latent import FEATURES, Latents, latents, shape_of
 
-NAMES = dict(policy="tiny", policy_digest="t1", cost="letters", cost_digest="c1", reward="vowels", reward_digest="r1")
-ABOUT = dict(accounting="terminal", gamma_safety=1.0, budget=0.5, budget_high=2.0, gamma_task=0.999, max_new_tokens=4)
+NAMES = dict(
+    policy="tiny",
+    policy_digest="t1",
+    cost="letters",
+    cost_digest="c1",
+    reward="vowels",
+    reward_digest="r1",
+)
+ABOUT = dict(
+    accounting="terminal",
+    gamma_safety=1.0,
+    budget=0.5,
+    budget_high=2.0,
+    gamma_task=0.999,
+    max_new_tokens=4,
+)
 LLAMA_7B = dict(n_layers=32, kv_width=2 * 4096, hidden=4096)
 SMOLLM = dict(n_layers=30, kv_width=2 * 3 * 64, hidden=576)
 Z = [0.5, -1.0, 2.0]
@@ -24,7 +38,15 @@ Z = [0.5, -1.0, 2.0]
 
 def spec(features="ho", use_z=True, width=8, **shape):
     shape = shape or shape_of(tiny("llama"))
-    return Spec(**NAMES, **ABOUT, **shape, features=features, layer=LAYER if features == "m" else None, use_z=use_z, width=width)
+    return Spec(
+        **NAMES,
+        **ABOUT,
+        **shape,
+        features=features,
+        layer=LAYER if features == "m" else None,
+        use_z=use_z,
+        width=width,
+    )
 
 
 def critic(features="ho", **more):
@@ -37,7 +59,9 @@ def seen(features="ho", responses=RESPONSES):
 
 
 def test_size_at_the_papers_model():
-    """Guards the paper's 0.7B parameters, counted without memory, and a size that trains in minutes on the embedded model."""
+    """Guards the paper's 0.7B parameters, counted without memory, and a size that trains in minutes
+    on the embedded model.
+    """
     with torch.device("meta"):
         assert Critic(spec("ho", width=4096, **LLAMA_7B)).parameter_count == 740_384_770
         assert Critic(spec("ho", width=64, **SMOLLM)).parameter_count < 400_000
@@ -47,12 +71,16 @@ def test_size_at_the_papers_model():
 @torch.inference_mode()
 @pytest.mark.parametrize("features", FEATURES)
 def test_a_prefix_is_judged_as_if_it_were_alone(features):
-    """Guards causality: a critic that sees the rest of a response in training says nothing in a search."""
+    """Guards causality: a critic that sees the rest of a response in training says nothing in a
+    search.
+    """
     net, z = critic(features), torch.tensor([[0.3, 0.2, 0.1, -0.4]])
     whole = net(seen(features), z.expand(3, -1))
     for row, response in enumerate(RESPONSES):
         for n in range(1, len(response) + 1):
-            alone = net(latents(tiny("llama"), [PROMPTS[row]], [response[:n]], features, LAYER), z[:, :n])
+            alone = net(
+                latents(tiny("llama"), [PROMPTS[row]], [response[:n]], features, LAYER), z[:, :n]
+            )
             for ours, theirs in zip(alone, whole, strict=True):
                 torch.testing.assert_close(ours[0, -1], theirs[row, n - 1], atol=1e-4, rtol=1e-4)
 
@@ -60,18 +88,24 @@ def test_a_prefix_is_judged_as_if_it_were_alone(features):
 @torch.inference_mode()
 @pytest.mark.parametrize("features", FEATURES)
 def test_padding_has_no_influence(features):
-    """Guards against what stands in the padding, even NaN, reaching a token by a sum, a maximum or a weight of 0."""
+    """Guards against what stands in the padding, even NaN, reaching a token by a sum, a maximum or
+    a weight of 0.
+    """
     net, x, z = critic(features), seen(features), torch.zeros(3, 4)
     want = net(x, z)
     gap = ~x.mask[..., None]
-    spoilt = x._map(x.mask, lambda part: part.masked_fill(gap if part.dim() == 3 else gap[:, None], torch.nan))
+    spoilt = x._map(
+        x.mask, lambda part: part.masked_fill(gap if part.dim() == 3 else gap[:, None], torch.nan)
+    )
     for ours, theirs in zip(net(spoilt, z), want, strict=True):
         assert torch.equal(ours[x.mask], theirs[x.mask])
 
 
 @torch.inference_mode()
 def test_mean_over_layers_may_come_before_the_linear_map():
-    """Guards the shortcut that halves the cost of attention over layers: it must be the attention, averaged."""
+    """Guards the shortcut that halves the cost of attention over layers: it must be the attention,
+    averaged.
+    """
     net = critic("h").pool.over_layers
     x = torch.randn(2, 3, 5, net.out.out_features)
     torch.testing.assert_close(net.out(net.mix(x, x, False).mean(2)), net(x, x).mean(2))
@@ -79,7 +113,9 @@ def test_mean_over_layers_may_come_before_the_linear_map():
 
 @torch.inference_mode()
 def test_layers_count_one_by_one():
-    """Guards the attention over layers: a critic of their mean alone would not notice what one gains and another loses."""
+    """Guards the attention over layers: a critic of their mean alone would not notice what one
+    gains and another loses.
+    """
     net, x, z = critic("h"), seen("h"), torch.zeros(3, 4)
     before = net(x, z)[0]
     x.values[0] = x.values[0] + 3
@@ -101,7 +137,9 @@ def test_the_last_prefix_of_rows_of_any_length(features):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("features", FEATURES)
 def test_what_the_engine_hands_over_is_judged_like_finished_text(features, dtype):
-    """Guards the search: same prefix, same judgement, up to rounding; and float32 whatever the policy's type."""
+    """Guards the search: same prefix, same judgement, up to rounding; and float32 whatever the
+    policy's type.
+    """
     model, net = tiny("llama", dtype), critic(features)
     engine = Engine(model, {-1}, watch=LAYER)
     engine.open(PROMPTS)
@@ -130,12 +168,21 @@ def test_nan_is_handed_through_and_stays_in_its_row(features):
         broken[1] = torch.nan
     for judged in net.judge(x, Z):
         assert judged.isnan().tolist() == [False, True, False]
-    assert torch.stack(critic("o").judge(Latents(torch.tensor([[False]]), torch.zeros(1, 1, 32)), [0.0])).isnan().all()
+    assert (
+        torch.stack(
+            critic("o").judge(Latents(torch.tensor([[False]]), torch.zeros(1, 1, 32)), [0.0])
+        )
+        .isnan()
+        .all()
+    )
 
 
 def given(**changes):
     """A policy and scorers by name and hash, as `load_critic` sees them."""
-    parts = {role: SimpleNamespace(name=NAMES[role], digest=NAMES[f"{role}_digest"]) for role in ("policy", "cost", "reward")}
+    parts = {
+        role: SimpleNamespace(name=NAMES[role], digest=NAMES[f"{role}_digest"])
+        for role in ("policy", "cost", "reward")
+    }
     parts["policy"].model = tiny("llama")
     for name, value in changes.items():
         role, attribute = name.split("_")
@@ -164,9 +211,15 @@ def test_a_saved_critic_is_the_same(tmp_path, features):
         (dict(policy_digest="t2"), "for policy 'tiny' of hash 't1', not for 'tiny' of hash 't2'"),
         (dict(cost_digest="c2"), "for cost 'letters' of hash 'c1', not for 'letters' of hash 'c2'"),
         (dict(reward_name="other"), "for reward 'vowels'"),
-        (dict(policy_model=tiny("llama", hidden_size=64, head_dim=8)), "with hidden 32, but that of policy 'tiny' has 64"),
+        (
+            dict(policy_model=tiny("llama", hidden_size=64, head_dim=8)),
+            "with hidden 32, but that of policy 'tiny' has 64",
+        ),
         (dict(policy_model=tiny("llama", num_hidden_layers=3)), "with n_layers 2, but .* has 3"),
-        (dict(policy_model=tiny("llama", num_key_value_heads=1)), "with kv_width 32, but .* has 16"),
+        (
+            dict(policy_model=tiny("llama", num_key_value_heads=1)),
+            "with kv_width 32, but .* has 16",
+        ),
     ],
 )
 def test_a_critic_of_something_else_is_refused_by_name(tmp_path, changes, sentence):
@@ -197,7 +250,7 @@ def test_a_spec_is_checked_by_type():
         replace(spec(), width="64")
 
 
-# --- the control ------------------------------------------------------------------------------------------------------
+# --- the control ----------------------------------------------------------------------------------
 
 
 def dealt(f1, f2=None):
@@ -205,25 +258,38 @@ def dealt(f1, f2=None):
     f1 = torch.tensor(f1, dtype=torch.float32)
     f2 = -f1 if f2 is None else torch.tensor(f2)
     says = SimpleNamespace(spec=None, watch=None, reads_keys=False, judge=lambda seen, z: (f1, f2))
-    return list(zip(*(x.tolist() for x in Shuffled(says).judge(None, [0.0] * len(f1))), strict=True))
+    return list(
+        zip(*(x.tolist() for x in Shuffled(says).judge(None, [0.0] * len(f1))), strict=True)
+    )
 
 
 @pytest.mark.parametrize("features", FEATURES)
 def test_the_control_stands_where_the_critic_stands(features):
-    """Guards a control that is refused, or whose states the engine does not keep: it must pass for the critic everywhere else."""
+    """Guards a control that is refused, or whose states the engine does not keep: it must pass for
+    the critic everywhere else.
+    """
     net, x = critic(features), seen(features)
     control = Shuffled(net)
-    assert (control.spec, control.watch, control.reads_keys) == (net.spec, net.watch, net.reads_keys)
+    assert (control.spec, control.watch, control.reads_keys) == (
+        net.spec,
+        net.watch,
+        net.reads_keys,
+    )
     ours, theirs = (torch.stack(judge(x, Z)) for judge in (control.judge, net.judge))
     assert sorted(ours.T.tolist()) == sorted(theirs.T.tolist()) and ours.dtype == theirs.dtype
 
 
 def test_verdicts_are_dealt_out_whole_and_the_same_again():
-    """Guards f1 and f2 dealt out apart, a verdict given twice, an order that changes from call to call, and no dealing at all."""
+    """Guards f1 and f2 dealt out apart, a verdict given twice, an order that changes from call to
+    call, and no dealing at all.
+    """
     f1, f2 = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)).tolist()
     pairs = list(zip(*torch.tensor([f1, f2]).tolist(), strict=True))
     found = dealt(f1, f2)
-    assert sorted(found) == sorted(pairs) and sum(a == b for a, b in zip(found, pairs, strict=True)) < 8
+    assert (
+        sorted(found) == sorted(pairs)
+        and sum(a == b for a, b in zip(found, pairs, strict=True)) < 8
+    )
     state = torch.get_rng_state()
     torch.manual_seed(3)
     assert dealt(f1, f2) == found
@@ -232,7 +298,9 @@ def test_verdicts_are_dealt_out_whole_and_the_same_again():
 
 
 def test_every_candidate_gets_every_verdict_equally_often():
-    """Guards an order that is the same for all verdicts, which would favour some candidates: the control must be of no use."""
+    """Guards an order that is the same for all verdicts, which would favour some candidates: the
+    control must be of no use.
+    """
     rng = torch.Generator().manual_seed(1)
     counts = torch.zeros(4, 4)
     for _ in range(600):
@@ -246,4 +314,6 @@ def test_every_candidate_gets_every_verdict_equally_often():
 def test_a_verdict_that_is_lost_stays_lost():
     """Guards failing closed: one NaN goes in and one comes out, with its own f2."""
     found = dealt([0.1, math.nan, 0.3], [1.0, 2.0, 3.0])
-    assert [f2 for f1, f2 in found if math.isnan(f1)] == [2.0] and sorted(f2 for _, f2 in found) == [1.0, 2.0, 3.0]
+    assert [f2 for f1, f2 in found if math.isnan(f1)] == [2.0] and sorted(
+        f2 for _, f2 in found
+    ) == [1.0, 2.0, 3.0]

@@ -18,21 +18,35 @@ from igcore.critic_search import COLUMNS
 from igcore.errors import RunError
 
 HISTORIES = {
-    "m": [{"epoch": e, "learn_loss": 1 / e, "check_loss": check} for e, check in enumerate([0.9, 0.6, 0.7, 0.8], start=1)],
-    "o": [{"epoch": e, "learn_loss": 2 / e, "check_loss": check} for e, check in enumerate([0.5, 0.55], start=1)],
+    "m": [
+        {"epoch": e, "learn_loss": 1 / e, "check_loss": check}
+        for e, check in enumerate([0.9, 0.6, 0.7, 0.8], start=1)
+    ],
+    "o": [
+        {"epoch": e, "learn_loss": 2 / e, "check_loss": check}
+        for e, check in enumerate([0.5, 0.55], start=1)
+    ],
 }
 
 
 def judged(positions=(8, 16), n=40) -> pd.DataFrame:
     rng = np.random.default_rng(1)
-    frames = [pd.DataFrame({"position": t, "f1": rng.random(n), "safe": rng.random(n) < 0.75}) for t in positions]
+    frames = [
+        pd.DataFrame({"position": t, "f1": rng.random(n), "safe": rng.random(n) < 0.75})
+        for t in positions
+    ]
     return pd.concat(frames, ignore_index=True)
 
 
 def searched(positions=(8, 16)) -> pd.DataFrame:
     """Three prompts; the search for the second had ended before the second position."""
     prompts = [("a", 0.5), ("b", 1.0), ("c", 0.6)]
-    rows = [(id_, t, 0.8 + 0.01 * k, safe) for t in positions for k, (id_, safe) in enumerate(prompts) if (id_, t) != ("b", 16)]
+    rows = [
+        (id_, t, 0.8 + 0.01 * k, safe)
+        for t in positions
+        for k, (id_, safe) in enumerate(prompts)
+        if (id_, t) != ("b", 16)
+    ]
     return pd.DataFrame(rows, columns=["prompt_id", "position", "f1", "safe"])
 
 
@@ -46,7 +60,14 @@ def row(critic, policy="raw", position=8, auroc=0.7, low=0.6, high=0.75, feature
 def critics() -> pd.DataFrame:
     """Two policies; one critic is there for both, one for the second only."""
     rows = [
-        row(name, policy, t, auroc=0.6 + t / 100 + 0.1 * (policy == "chat"), low=0.5 + t / 100, high=0.9)
+        row(
+            name,
+            policy,
+            t,
+            auroc=0.6 + t / 100 + 0.1 * (policy == "chat"),
+            low=0.5 + t / 100,
+            high=0.9,
+        )
         for policy, names in (("raw", ["m", "o"]), ("chat", ["m", "late"]))
         for name in names
         for t in (8, 16)
@@ -60,8 +81,16 @@ def critics() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def difference(n=8, arm="critic", reference="shuffled", measure="reward", value=0.1, low=0.05, high=0.2) -> dict:
-    numbers = {"n_pairs": 4, "n_prompts": 4, "mean_arm": value, "mean_reference": 0.0, "low_one_sided": low}
+def difference(
+    n=8, arm="critic", reference="shuffled", measure="reward", value=0.1, low=0.05, high=0.2
+) -> dict:
+    numbers = {
+        "n_pairs": 4,
+        "n_prompts": 4,
+        "mean_arm": value,
+        "mean_reference": 0.0,
+        "low_one_sided": low,
+    }
     return {
         "n_samples": n,
         "arm": arm,
@@ -79,14 +108,18 @@ def differences() -> pd.DataFrame:
             difference(8, measure="safe_finals"),
             difference(8),
             difference(8, "inferenceguard", "best-of-n-augmented", value=-0.1, low=-0.3, high=0.1),
-            difference(32, "inferenceguard", "best-of-n-augmented", value=-0.2, low=-0.2, high=-0.2),
+            difference(
+                32, "inferenceguard", "best-of-n-augmented", value=-0.2, low=-0.2, high=-0.2
+            ),
         ],
         columns=COLUMNS,
     )
 
 
 def bins() -> pd.DataFrame:
-    """Two policies and positions; "o" is there for the second policy only, and one bin has too few prompts."""
+    """Two policies and positions; "o" is there for the second policy only, and one bin has too few
+    prompts.
+    """
     rows = [
         (name, policy, t, p, p + 0.05, p - 0.1, p + 0.08, 20 if p > 0.3 else 4)
         for policy, names in (("raw", ["m"]), ("chat", ["m", "o"]))
@@ -94,7 +127,9 @@ def bins() -> pd.DataFrame:
         for t in (8, 16)
         for p in (0.25, 0.55, 0.9)
     ]
-    return pd.DataFrame(rows, columns="critic policy position probability safe low high n_prompts".split())
+    return pd.DataFrame(
+        rows, columns="critic policy position probability safe low high n_prompts".split()
+    )
 
 
 PICTURES = {
@@ -116,7 +151,11 @@ def bars(ax) -> dict:
     found = {}
     for bar in ax.containers:
         points, _, (whiskers,) = bar.lines
-        found[bar.get_label()] = np.array(points.get_xydata()), np.array(whiskers.get_segments()), to_hex(points.get_color())
+        found[bar.get_label()] = (
+            np.array(points.get_xydata()),
+            np.array(whiskers.get_segments()),
+            to_hex(points.get_color()),
+        )
     return found
 
 
@@ -125,16 +164,25 @@ def legend(fig) -> list[str]:
 
 
 def test_every_picture_function_is_tried():
-    public = {name for name in vars(cf) if not name.startswith("_") and getattr(vars(cf)[name], "__module__", "") == cf.__name__}
+    public = {
+        name
+        for name in vars(cf)
+        if not name.startswith("_") and getattr(vars(cf)[name], "__module__", "") == cf.__name__
+    }
     assert public == set(PICTURES)
 
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_every_picture_can_be_saved_and_says_what_its_axes_are(name, tmp_path):
-    """Guards against warnings while drawing, open pyplot figures, and a picture that nobody can read alone."""
+    """Guards against warnings while drawing, open pyplot figures, and a picture that nobody can
+    read alone.
+    """
     fig = PICTURES[name]()
     paths = figures.save(fig, tmp_path / name)
-    assert [path.stat().st_size > 1000 for path in paths] == [True, True] and plt.get_fignums() == []
+    assert [path.stat().st_size > 1000 for path in paths] == [
+        True,
+        True,
+    ] and plt.get_fignums() == []
     assert fig.get_supxlabel() or all(ax.get_xlabel() for ax in fig.axes)
     assert fig.axes[0].get_ylabel() or fig.axes[0].get_yticklabels()
 
@@ -144,9 +192,17 @@ def test_the_curves_mark_the_epoch_that_is_kept():
     (ax,) = cf.training_curves(HISTORIES).axes
     for k, (name, best) in enumerate((("m", (2, 0.6)), ("o", (1, 0.5)))):
         learn, check, mark = ax.lines[3 * k : 3 * k + 3]
-        assert check.get_label() == name and check.get_linestyle() == "-" and learn.get_linestyle() == ":"
-        assert learn.get_xydata().tolist() == [[e["epoch"], e["learn_loss"]] for e in HISTORIES[name]]
-        assert check.get_xydata().tolist() == [[e["epoch"], e["check_loss"]] for e in HISTORIES[name]]
+        assert (
+            check.get_label() == name
+            and check.get_linestyle() == "-"
+            and learn.get_linestyle() == ":"
+        )
+        assert learn.get_xydata().tolist() == [
+            [e["epoch"], e["learn_loss"]] for e in HISTORIES[name]
+        ]
+        assert check.get_xydata().tolist() == [
+            [e["epoch"], e["check_loss"]] for e in HISTORIES[name]
+        ]
         assert mark.get_xydata().tolist() == [list(best)]
         assert len({to_hex(line.get_color()) for line in (learn, check, mark)}) == 1
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["m", "o"]
@@ -156,7 +212,11 @@ def test_a_reliability_diagram_draws_the_bins():
     """Guards swapped axes, prefixes of another length, and a position of which there is none."""
     frame = judged((8, 9, 16))
     (ax,) = cf.reliability_diagram(frame, positions=(8, 16, 32)).axes
-    dots = {points.get_label(): points for points in ax.collections if isinstance(points, PathCollection)}
+    dots = {
+        points.get_label(): points
+        for points in ax.collections
+        if isinstance(points, PathCollection)
+    }
     assert list(dots) == ["after 8 tokens", "after 16 tokens"]
     for position, points in zip((8, 16), dots.values(), strict=True):
         here = frame[frame["position"] == position]
@@ -167,7 +227,9 @@ def test_a_reliability_diagram_draws_the_bins():
 
 
 def test_reliability_draws_the_bins_of_each_critic():
-    """Bug: dots of another policy or position, whiskers of another interval, a dot of a handful of prompts."""
+    """Bug: dots of another policy or position, whiskers of another interval, a dot of a handful of
+    prompts.
+    """
     table = bins()
     fig = cf.reliability_by_position(table)
     cells = [(policy, t) for policy in ("raw", "chat") for t in (8, 16)]
@@ -177,7 +239,9 @@ def test_reliability_draws_the_bins_of_each_critic():
         drawn = bars(ax)
         assert list(drawn) == (["m"] if policy == "raw" else ["m", "o"])
         for name, (points, whiskers, _) in drawn.items():
-            rows = table[(table["policy"] == policy) & (table["position"] == t) & (table["critic"] == name)].iloc[1:]
+            rows = table[
+                (table["policy"] == policy) & (table["position"] == t) & (table["critic"] == name)
+            ].iloc[1:]
             assert points == pytest.approx(rows[["probability", "safe"]].to_numpy())
             assert whiskers[:, :, 1] == pytest.approx(rows[["low", "high"]].to_numpy())
         assert lines(ax)["calibrated"].get_xydata().tolist() == [[0, 0], [1, 1]]
@@ -187,7 +251,9 @@ def test_reliability_draws_the_bins_of_each_critic():
 
 
 def test_auroc_draws_each_critic_of_a_policy():
-    """Guards points of another policy or critic, whiskers of another interval, and colours that change from panel to panel."""
+    """Guards points of another policy or critic, whiskers of another interval, and colours that
+    change from panel to panel.
+    """
     table = critics()
     fig = cf.auroc_by_position(table)
     assert [ax.get_title() for ax in fig.axes] == ["raw", "chat"]
@@ -198,19 +264,28 @@ def test_auroc_draws_each_critic_of_a_policy():
         for name, (points, whiskers, colour) in drawn.items():
             rows = table[(table["policy"] == ax.get_title()) & (table["critic"] == name)]
             assert points[:, 1].tolist() == rows["auroc_within_prompt"].tolist()
-            assert np.abs(points[:, 0] - rows["position"]).max() < 0.5  # aside, so that whiskers do not hide one another
-            assert whiskers[:, :, 1] == pytest.approx(rows[["within_low", "within_high"]].to_numpy())
+            assert (
+                np.abs(points[:, 0] - rows["position"]).max() < 0.5
+            )  # aside, so that whiskers do not hide one another
+            assert whiskers[:, :, 1] == pytest.approx(
+                rows[["within_low", "within_high"]].to_numpy()
+            )
             assert seen.setdefault(name, colour) == colour
         for features, (label, _) in cf.REFERENCES.items():
             want = table[(table["policy"] == ax.get_title()) & (table["features"] == features)]
-            assert lines(ax)[label].get_xydata().tolist() == want[["position", "auroc_within_prompt"]].to_numpy().tolist()
+            assert (
+                lines(ax)[label].get_xydata().tolist()
+                == want[["position", "auroc_within_prompt"]].to_numpy().tolist()
+            )
         assert ax.get_xticks().tolist() == [8, 16]
     assert len(set(seen.values())) == 3
 
 
 def test_many_policies_are_drawn_below_one_another():
     """Bug: six panels side by side, whose titles ran into each other."""
-    table = pd.concat([critics().query("policy == 'raw'").assign(policy=f"policy {k}") for k in range(4)])
+    table = pd.concat(
+        [critics().query("policy == 'raw'").assign(policy=f"policy {k}") for k in range(4)]
+    )
     fig = cf.auroc_by_position(table)
     assert [ax.get_title() for ax in fig.axes if ax.axison] == [f"policy {k}" for k in range(4)]
     assert len({round(ax.get_position().y0, 3) for ax in fig.axes}) == 2
@@ -218,20 +293,33 @@ def test_many_policies_are_drawn_below_one_another():
 
 def test_the_legend_names_critics_of_any_panel():
     """Guards a line without a name: of a critic that was trained for the second policy only."""
-    assert set(legend(cf.auroc_by_position(critics()))) == {"m", "o", "late", *(label for label, _ in cf.REFERENCES.values())}
+    assert set(legend(cf.auroc_by_position(critics()))) == {
+        "m",
+        "o",
+        "late",
+        *(label for label, _ in cf.REFERENCES.values()),
+    }
 
 
 def test_intervals_need_not_hold_the_estimate():
     """Guards against a traceback by a whisker of length -1e-17, after a search of hours."""
-    fig = cf.auroc_by_position(pd.DataFrame([row("m", auroc=0.7, low=0.7 + 1e-9, high=0.8), row("o", low=np.nan, high=np.nan)]))
+    fig = cf.auroc_by_position(
+        pd.DataFrame(
+            [row("m", auroc=0.7, low=0.7 + 1e-9, high=0.8), row("o", low=np.nan, high=np.nan)]
+        )
+    )
     assert bars(fig.axes[0])["m"][1][:, :, 1] == pytest.approx(np.array([[0.7, 0.8]]))
     fig = cf.search_differences(pd.DataFrame([difference(value=0.3, low=0.1, high=0.3 - 1e-9)]))
     assert bars(fig.axes[0])["N = 8"][1][:, :, 0] == pytest.approx(np.array([[0.1, 0.3]]))
-    cf.search_differences(pd.DataFrame([difference(low=np.nan, high=np.nan)])).draw_without_rendering()  # one prompt alone
+    cf.search_differences(
+        pd.DataFrame([difference(low=np.nan, high=np.nan)])
+    ).draw_without_rendering()  # one prompt alone
 
 
 def test_shift_draws_both_texts_side_by_side():
-    """Guards boxes at another position or of the other text, lines that mix prompts and rows, and colours that change places."""
+    """Guards boxes at another position or of the other text, lines that mix prompts and rows, and
+    colours that change places.
+    """
     rollouts, found = judged((8, 16, 24)), searched()
     (ax,) = cf.shift(rollouts, found).axes
     boxes = [patch for patch in ax.patches if isinstance(patch, PathPatch)]
@@ -239,48 +327,97 @@ def test_shift_draws_both_texts_side_by_side():
     for box, values in zip(boxes, want, strict=True):
         heights = box.get_path().vertices[:-1, 1]
         assert [heights.min(), heights.max()] == pytest.approx(np.quantile(values, [0.25, 0.75]))
-    centres = [box.get_path().vertices[:-1, 0].min() / 2 + box.get_path().vertices[:-1, 0].max() / 2 for box in boxes]
+    centres = [
+        box.get_path().vertices[:-1, 0].min() / 2 + box.get_path().vertices[:-1, 0].max() / 2
+        for box in boxes
+    ]
     assert centres == pytest.approx([-0.2, 0.8, 0.2, 1.2])
     assert [text.get_text() for text in ax.get_xticklabels()] == ["8", "16"]
     known = rollouts[rollouts["position"] <= 16]["safe"].mean()
     assert set(lines(ax)["rollouts inside the budget"].get_ydata()) == {known}
-    assert lines(ax)["finals inside the budget"].get_ydata() == pytest.approx([0.7, 0.7])  # every prompt counts once
-    assert legend(ax.figure) == ["rollouts", "kept by the search", "rollouts inside the budget", "finals inside the budget"]
+    assert lines(ax)["finals inside the budget"].get_ydata() == pytest.approx(
+        [0.7, 0.7]
+    )  # every prompt counts once
+    assert legend(ax.figure) == [
+        "rollouts",
+        "kept by the search",
+        "rollouts inside the budget",
+        "finals inside the budget",
+    ]
     grey, other = (to_hex(boxes[k].get_facecolor()) for k in (0, 2))
-    assert grey == cf.GREY != other and to_hex(lines(ax)["finals inside the budget"].get_color()) == other
+    assert (
+        grey == cf.GREY != other
+        and to_hex(lines(ax)["finals inside the budget"].get_color()) == other
+    )
 
 
 def test_shift_of_texts_that_do_not_meet():
-    """Guards searched text in the colour of rollouts where no rollout is so long, and a search that asks no critic."""
+    """Guards searched text in the colour of rollouts where no rollout is so long, and a search that
+    asks no critic.
+    """
     (ax,) = cf.shift(judged((8,)), searched((16,))).axes
     colours = [to_hex(patch.get_facecolor()) for patch in ax.patches]
-    assert len(colours) == 2 and to_hex(lines(ax)["finals inside the budget"].get_color()) == colours[1]
+    assert (
+        len(colours) == 2
+        and to_hex(lines(ax)["finals inside the budget"].get_color()) == colours[1]
+    )
     assert not cf.shift(judged(), searched().iloc[:0]).axes[0].patches
 
 
 def test_differences_draw_every_pair_and_size():
-    """Guards a pair in the row of another, whiskers of another interval, and a measure of one pair alone."""
+    """Guards a pair in the row of another, whiskers of another interval, and a measure of one pair
+    alone.
+    """
     fig = cf.search_differences(differences())
     finals, reward = fig.axes
     assert [finals.get_title(), reward.get_title()] == ["safe finals", "reward"]
     names = [text.get_text() for text in finals.get_yticklabels()]
-    assert names == ["critic\nagainst shuffled", "inferenceguard\nagainst best-of-n-augmented"] and finals.yaxis_inverted()
+    assert (
+        names == ["critic\nagainst shuffled", "inferenceguard\nagainst best-of-n-augmented"]
+        and finals.yaxis_inverted()
+    )
     few, many = (bars(reward)[f"N = {n}"] for n in (8, 32))
-    assert few[0][:, 0].tolist() == [0.1, -0.1] and many[0][:, 0].tolist() == [-0.2] and few[2] != many[2]
-    assert np.round(few[0][:, 1]).tolist() == [0, 1] and np.round(many[0][:, 1]).tolist() == [1] and few[0][1, 1] != many[0][0, 1]
+    assert (
+        few[0][:, 0].tolist() == [0.1, -0.1]
+        and many[0][:, 0].tolist() == [-0.2]
+        and few[2] != many[2]
+    )
+    assert (
+        np.round(few[0][:, 1]).tolist() == [0, 1]
+        and np.round(many[0][:, 1]).tolist() == [1]
+        and few[0][1, 1] != many[0][0, 1]
+    )
     assert few[1][:, :, 0] == pytest.approx(np.array([[0.05, 0.2], [-0.3, 0.1]]))
-    assert len(bars(finals)["N = 8"][0]) == 1 and len(bars(finals)["N = 32"][0]) == 0 and legend(fig) == ["N = 8", "N = 32"]
+    assert (
+        len(bars(finals)["N = 8"][0]) == 1
+        and len(bars(finals)["N = 32"][0]) == 0
+        and legend(fig) == ["N = 8", "N = 32"]
+    )
 
 
 @pytest.mark.parametrize(
     ("draw", "columns", "sentence"),
     [
-        (cf.auroc_by_position, ["critic", *CRITIC_COLUMNS], "there are no critics to draw; run notebook 20_train_critic first"),
-        (cf.reliability_by_position, CALIBRATION, "there is no reliability to draw; run notebook 20_train_critic first"),
-        (cf.search_differences, COLUMNS, "there are no arms to compare; decode both arms .* 30_decode first"),
+        (
+            cf.auroc_by_position,
+            ["critic", *CRITIC_COLUMNS],
+            "there are no critics to draw; run notebook 20_train_critic first",
+        ),
+        (
+            cf.reliability_by_position,
+            CALIBRATION,
+            "there is no reliability to draw; run notebook 20_train_critic first",
+        ),
+        (
+            cf.search_differences,
+            COLUMNS,
+            "there are no arms to compare; decode both arms .* 30_decode first",
+        ),
     ],
 )
 def test_nothing_to_draw_is_said(draw, columns, sentence):
-    """Guards against an empty picture that looks like a result, and against a traceback of the picture library."""
+    """Guards against an empty picture that looks like a result, and against a traceback of the
+    picture library.
+    """
     with pytest.raises(RunError, match=sentence):
         draw(pd.DataFrame(columns=columns))

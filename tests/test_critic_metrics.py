@@ -33,7 +33,11 @@ def sample(seed=0, n=120, prompts=15):
     rng = np.random.default_rng(seed)
     prompt = rng.integers(prompts, size=n)
     safe = rng.random(n) < rng.random(prompts)[prompt]
-    return safe, np.round(2 * safe.mean() + rng.normal(size=prompts)[prompt] + safe + rng.normal(size=n), 1), prompt
+    return (
+        safe,
+        np.round(2 * safe.mean() + rng.normal(size=prompts)[prompt] + safe + rng.normal(size=n), 1),
+        prompt,
+    )
 
 
 def test_auroc_overall_is_scikit_learns():
@@ -45,18 +49,24 @@ def test_auroc_overall_is_scikit_learns():
 
 
 def test_auroc_within_prompts_counts_pairs_of_one_prompt():
-    """Guards the number that search lives on, against a plain loop; a score of the prompt alone must get exactly one half."""
+    """Guards the number that search lives on, against a plain loop; a score of the prompt alone
+    must get exactly one half.
+    """
     safe, score, prompt = sample()
     n = range(len(safe))
     pairs = [(score[i] > score[j]) + (score[i] == score[j]) / 2 for i in n for j in n
              if prompt[i] == prompt[j] and safe[i] and not safe[j]]  # fmt: skip
     found = auroc(safe, score, prompt)
-    assert found["auroc_within_prompt"] == pytest.approx(np.mean(pairs)) and found["n_pairs"] == len(pairs)
+    assert found["auroc_within_prompt"] == pytest.approx(np.mean(pairs)) and found[
+        "n_pairs"
+    ] == len(pairs)
     assert auroc(safe, prompt, prompt)["auroc_within_prompt"] == 0.5
 
 
 def test_intervals_resample_prompts():
-    """Guards the bootstrap: the same as drawing whole prompts and starting again, and wider than drawing responses."""
+    """Guards the bootstrap: the same as drawing whole prompts and starting again, and wider than
+    drawing responses.
+    """
     safe, score, prompt = sample(1, n=400, prompts=20)
     rng = np.random.default_rng(5)
     again = []
@@ -64,15 +74,22 @@ def test_intervals_resample_prompts():
         rows = np.concatenate([np.flatnonzero(prompt == p) for p in rng.integers(20, size=20)])
         again.append(roc_auc_score(safe[rows], score[rows]))
     found = auroc(safe, score, prompt)
-    assert [found["auroc_low"], found["auroc_high"]] == pytest.approx(np.quantile(again, [0.025, 0.975]), abs=0.02)
+    assert [found["auroc_low"], found["auroc_high"]] == pytest.approx(
+        np.quantile(again, [0.025, 0.975]), abs=0.02
+    )
     alone = auroc(safe, score, np.arange(400))
-    assert found["auroc_high"] - found["auroc_low"] > 1.3 * (alone["auroc_high"] - alone["auroc_low"])
+    assert found["auroc_high"] - found["auroc_low"] > 1.3 * (
+        alone["auroc_high"] - alone["auroc_low"]
+    )
     assert found["within_low"] < found["auroc_within_prompt"] < found["within_high"]
 
 
 def test_one_class_has_no_auroc():
     found = auroc([True, True], [0.1, 0.2], ["a", "a"])
-    assert all(math.isnan(found[name]) for name in ("auroc", "auroc_low", "auroc_within_prompt", "within_high"))
+    assert all(
+        math.isnan(found[name])
+        for name in ("auroc", "auroc_low", "auroc_within_prompt", "within_high")
+    )
 
 
 def test_calibration_error_worked_by_hand():
@@ -83,27 +100,52 @@ def test_calibration_error_worked_by_hand():
 
 
 def test_reliability_has_intervals_that_count_prompts():
-    """Bug: twenty alike rollouts of one prompt counted as twenty; bins of another position; a certain 100 %."""
+    """Bug: twenty alike rollouts of one prompt counted as twenty; bins of another position; a
+    certain 100 %.
+    """
     judged = pd.DataFrame(
-        [("a", 8, 0.91, True)] * 2 + [("b", 8, 0.95, False)] * 2 + [("c", 8, 0.2, True)] * 4 + [("a", 16, 1.0, True)],
+        [("a", 8, 0.91, True)] * 2
+        + [("b", 8, 0.95, False)] * 2
+        + [("c", 8, 0.2, True)] * 4
+        + [("a", 16, 1.0, True)],
         columns=["prompt_id", "position", "f1", "safe"],
     )
     table = reliability_table(judged, positions=(8, 16, 24))
     assert list(table.columns) == RELIABILITY
-    assert table[["position", "safe", "n", "n_prompts"]].values.tolist() == [[8, 1, 4, 1], [8, 0.5, 4, 2], [16, 1, 1, 1]]
+    assert table[["position", "safe", "n", "n_prompts"]].values.tolist() == [
+        [8, 1, 4, 1],
+        [8, 0.5, 4, 2],
+        [16, 1, 1, 1],
+    ]
     assert table["probability"].tolist() == pytest.approx([0.2, 0.93, 1.0])
     z = 1.959964
-    alone, two = (1 / (1 + z**2), 1.0), (0.5 - z / (2 * math.sqrt(2 + z**2)), 0.5 + z / (2 * math.sqrt(2 + z**2)))
-    for row, want in zip(table.itertuples(), (alone, two, alone), strict=True):  # Wilson at one, two and one independent rollouts
+    alone, two = (
+        (1 / (1 + z**2), 1.0),
+        (0.5 - z / (2 * math.sqrt(2 + z**2)), 0.5 + z / (2 * math.sqrt(2 + z**2))),
+    )
+    for row, want in zip(
+        table.itertuples(), (alone, two, alone), strict=True
+    ):  # Wilson at one, two and one independent rollouts
         assert (row.low, row.high) == pytest.approx(want)
-    unequal = pd.DataFrame({"prompt_id": ["a"] * 3 + ["b"], "position": 8, "f1": 0.5, "safe": [True, True, False, False]})
+    unequal = pd.DataFrame(
+        {
+            "prompt_id": ["a"] * 3 + ["b"],
+            "position": 8,
+            "f1": 0.5,
+            "safe": [True, True, False, False],
+        }
+    )
     (row,) = reliability_table(unequal).itertuples()
-    assert row.high - 0.5 == pytest.approx(z / (2 * math.sqrt(16 / 10 + z**2)))  # Kish: (3 + 1)^2 / (3^2 + 1^2)
+    assert row.high - 0.5 == pytest.approx(
+        z / (2 * math.sqrt(16 / 10 + z**2))
+    )  # Kish: (3 + 1)^2 / (3^2 + 1^2)
     assert not len(reliability_table(judged.iloc[:0]))
 
 
 def test_the_table_of_a_critic(rollouts, tmp_path):
-    """Guards columns, and that a response is counted only while it goes on; numbers against those made here."""
+    """Guards columns, and that a response is counted only while it goes on; numbers against those
+    made here.
+    """
     critic = trained(rollouts, tmp_path / "c", epochs=1)
     judged = judgements(critic, policy(), rollouts)
     assert len(judged) == sum(len(r.words) for r in rollouts)
@@ -117,17 +159,25 @@ def test_the_table_of_a_critic(rollouts, tmp_path):
     row = table.iloc[1]
     assert row["spearman"] == pytest.approx(spearmanr(here["f2"], here["task"]).statistic)
     assert row["parameters"] == critic.parameter_count and row["train_s"] == critic.about["train_s"]
-    with pytest.raises(ParameterError, match="budget is 9, but the critic was trained for budgets from 3.0 to 3.0"):
+    with pytest.raises(
+        ParameterError, match="budget is 9, but the critic was trained for budgets from 3.0 to 3.0"
+    ):
         judgements(critic, policy(), rollouts, budget=9)
 
 
 def test_reference_rows(rollouts):
-    """Guards the two judges that a critic must be compared with: at the last token the cost of the text is the label itself."""
-    table = reference_table(mock_policy(), rollouts, LetterCost(), 3.0, positions=[1, 10]).set_index(["features", "position"])
+    """Guards the two judges that a critic must be compared with: at the last token the cost of the
+    text is the label itself.
+    """
+    table = reference_table(
+        mock_policy(), rollouts, LetterCost(), 3.0, positions=[1, 10]
+    ).set_index(["features", "position"])
     assert table.loc[("partial-cost", 10), "auroc"] == 1.0
     assert table.loc[("prompt-cost", 1), "auroc_within_prompt"] == 0.5
     longer = [r for r in rollouts if len(r.words) >= 1]
-    want = roc_auc_score([r.costs[-1] <= 3.0 for r in longer], [-letter_cost(r.prompt) for r in longer])
+    want = roc_auc_score(
+        [r.costs[-1] <= 3.0 for r in longer], [-letter_cost(r.prompt) for r in longer]
+    )
     assert table.loc[("prompt-cost", 1), "auroc"] == pytest.approx(want)
 
 
@@ -145,7 +195,9 @@ def test_a_score_that_failed_is_the_worst(rollouts):
 
 
 def test_prefixes_that_have_overspent_are_not_judged(rollouts, tmp_path):
-    """Guards the AUROC of a critic that is told z: below zero it gives the answer away, and a search does not ask there."""
+    """Guards the AUROC of a critic that is told z: below zero it gives the answer away, and a
+    search does not ask there.
+    """
     critic = trained(rollouts, tmp_path, epochs=1, accounting="peak")
     judged = judgements(critic, policy(), rollouts)
     budget = critic.spec.budget
@@ -160,22 +212,41 @@ def test_prefixes_that_have_overspent_are_not_judged(rollouts, tmp_path):
 
 
 def test_the_difference_of_two_critics_resamples_the_same_prompts_for_both():
-    """Guards the interval of a gain: with prompts drawn anew for each critic two equal critics would seem to differ."""
+    """Guards the interval of a gain: with prompts drawn anew for each critic two equal critics
+    would seem to differ.
+    """
     rng = np.random.default_rng(0)
     n = 120
-    frame = pd.DataFrame({"prompt_id": rng.integers(12, size=n).astype(str), "position": 16, "safe": rng.random(n) < 0.6})
+    frame = pd.DataFrame(
+        {
+            "prompt_id": rng.integers(12, size=n).astype(str),
+            "position": 16,
+            "safe": rng.random(n) < 0.6,
+        }
+    )
     good, bad = (frame.assign(f1=frame["safe"] * weight + rng.random(n)) for weight in (1.0, 0.3))
     (none,) = within_difference(good, good).to_dict("records")
     assert (none["difference"], none["low"], none["high"]) == (0, 0, 0)
     (row,) = within_difference(good, bad).to_dict("records")
     alone = [auroc(x["safe"], x["f1"], x["prompt_id"])["auroc_within_prompt"] for x in (good, bad)]
-    assert row["difference"] == pytest.approx(alone[0] - alone[1]) and 0 < row["low"] < row["difference"] < row["high"]
+    assert (
+        row["difference"] == pytest.approx(alone[0] - alone[1])
+        and 0 < row["low"] < row["difference"] < row["high"]
+    )
     ids = frame["prompt_id"].unique()
     gains = []
-    for _ in range(150):  # the slow way: rows of resampled prompts, renamed so that copies are prompts of their own
+    for _ in range(
+        150
+    ):  # the slow way: rows of resampled prompts, renamed so that copies are prompts of their own
         chosen = rng.choice(ids, len(ids))
-        parts = [[x[x["prompt_id"] == i].assign(prompt_id=str(k)) for k, i in enumerate(chosen)] for x in (good, bad)]
-        found = [auroc(x["safe"], x["f1"], x["prompt_id"])["auroc_within_prompt"] for x in map(pd.concat, parts)]
+        parts = [
+            [x[x["prompt_id"] == i].assign(prompt_id=str(k)) for k, i in enumerate(chosen)]
+            for x in (good, bad)
+        ]
+        found = [
+            auroc(x["safe"], x["f1"], x["prompt_id"])["auroc_within_prompt"]
+            for x in map(pd.concat, parts)
+        ]
         gains.append(found[0] - found[1])
     assert np.quantile(gains, [0.025, 0.975]) == pytest.approx([row["low"], row["high"]], abs=0.05)
     with pytest.raises(ParameterError, match="different prefixes"):

@@ -1,4 +1,6 @@
-"""Tests of the critic as the only guard: its scores against those of a search, and what the cost model says of the answers."""
+"""Tests of the critic as the only guard: its scores against those of a search, and what the cost
+model says of the answers.
+"""
 
 import json
 import math
@@ -11,26 +13,46 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer, letter_cost, letter_reward, some_number
+from mockpolicy import (
+    EOS,
+    LetterCost,
+    LetterReward,
+    MockTokenizer,
+    letter_cost,
+    letter_reward,
+    some_number,
+)
 from tinymodels import tiny
 
 from igcore import ParameterError, Prompt, SearchConfig, decode
 from igcore import critic_only as module
 from igcore.calibrate import learn_then_test
 from igcore.critic import Critic
-from igcore.critic_only import CriticCost, by_threshold, critic_only_losses, loss_matrix, settings_at
+from igcore.critic_only import (
+    CriticCost,
+    by_threshold,
+    critic_only_losses,
+    loss_matrix,
+    settings_at,
+)
 from igcore.latent import FEATURES, latents
 from igcore.policy import Policy
 from igcore.response import within
 from igcore.training import CriticConfig, spec_of
 
-PROMPTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]
-CONFIG = SearchConfig(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, group_size=3, refusal="f")
+PROMPTS = [
+    Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())
+]
+CONFIG = SearchConfig(
+    budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, group_size=3, refusal="f"
+)
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 
 
 class Letters(MockTokenizer):
-    """One letter, one token; a beginning token where special tokens are wanted, which a response must not get."""
+    """One letter, one token; a beginning token where special tokens are wanted, which a response
+    must not get.
+    """
 
     def __call__(self, text, add_special_tokens=True):
         return {"input_ids": [1] * add_special_tokens + super().__call__(text)["input_ids"]}
@@ -43,7 +65,12 @@ def letters(tokenizer=None):
 
 def untrained(features="m", config=None, **changes):
     """A critic of the real kind, with weights wide enough to tell texts apart."""
-    made = spec_of(letters(), **SCORERS, config=config or CriticConfig(budget=1.0, features=features, layer=0, width=8), **LENGTH)
+    made = spec_of(
+        letters(),
+        **SCORERS,
+        config=config or CriticConfig(budget=1.0, features=features, layer=0, width=8),
+        **LENGTH,
+    )
     torch.manual_seed(0)
     critic = Critic(replace(made, **changes)).eval()
     critic.heads.weight.data *= 20
@@ -57,7 +84,14 @@ CRITIC = untrained()
 def losses(folder, thresholds=(0.5,), prompts=PROMPTS, critic=CRITIC, seed=0, cost=None, **changes):
     scorers = SCORERS | ({"cost": cost} if cost else {})
     return critic_only_losses(
-        letters(), critic, prompts, thresholds, **scorers, config=replace(CONFIG, **changes), folder=folder, seed=seed
+        letters(),
+        critic,
+        prompts,
+        thresholds,
+        **scorers,
+        config=replace(CONFIG, **changes),
+        folder=folder,
+        seed=seed,
     )
 
 
@@ -70,7 +104,11 @@ def says(monkeypatch):
     """Let a function of the text stand for f1."""
 
     def stub(f1):
-        monkeypatch.setattr(CriticCost, "score", lambda self, prompts, responses, finished: [1 - f1(r) for r in responses])
+        monkeypatch.setattr(
+            CriticCost,
+            "score",
+            lambda self, prompts, responses, finished: [1 - f1(r) for r in responses],
+        )
 
     return stub
 
@@ -88,26 +126,46 @@ def decoded(monkeypatch):
     return groups
 
 
-# --- the scorer -------------------------------------------------------------------------------------------------------
+# --- the scorer -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 @pytest.mark.parametrize("features", FEATURES)
 def test_the_text_is_judged_as_the_search_judges_its_candidates(features, gamma):
-    """Guards tokens, special tokens, features, layer and z: the second way to f1 must be the first, for text that round-trips."""
+    """Guards tokens, special tokens, features, layer and z: the second way to f1 must be the first,
+    for text that round-trips.
+    """
     config = CriticConfig(budget=1.0, gamma_safety=gamma, features=features, layer=0, width=8)
     critic, policy, kept = untrained(config=config), letters(), []
     config = replace(CONFIG, gamma_safety=gamma, threshold=0.0, block_size=2)
-    note = {"on_block": lambda prompt, beams: kept.extend((prompt.text, b) for b in beams if not b.finished)}
-    list(decode("inferenceguard-critic", policy, PROMPTS, **SCORERS, config=config, critic=critic, **note))
+    note = {
+        "on_block": lambda prompt, beams: kept.extend(
+            (prompt.text, b) for b in beams if not b.finished
+        )
+    }
+    list(
+        decode(
+            "inferenceguard-critic",
+            policy,
+            PROMPTS,
+            **SCORERS,
+            config=config,
+            critic=critic,
+            **note,
+        )
+    )
     f1 = [b.f1 for _, b in kept]
     assert len(kept) > 8 and max(f1) - min(f1) > 0.01 and {len(b.text) for _, b in kept} == {2, 4}
-    found = CriticCost(policy, critic).score(*zip(*[(prompt, b.text, False) for prompt, b in kept], strict=True))
+    found = CriticCost(policy, critic).score(
+        *zip(*[(prompt, b.text, False) for prompt, b in kept], strict=True)
+    )
     assert found == pytest.approx([1 - x for x in f1], abs=1e-4)
 
 
 def test_more_texts_than_fit_a_batch_keep_their_order(monkeypatch):
-    """Guards batches: with empty texts between them and prompts that repeat, each score must be its own text's."""
+    """Guards batches: with empty texts between them and prompts that repeat, each score must be its
+    own text's.
+    """
     monkeypatch.setattr(module, "ENCODE", 3)
     policy, guard = letters(), CriticCost(letters(), CRITIC)
     texts = ["abc", "", "d", "feed", "", "bad", "cab", "abc", "e"]
@@ -116,7 +174,9 @@ def test_more_texts_than_fit_a_batch_keep_their_order(monkeypatch):
     for prompt, text, score in zip(prompts, texts, found, strict=True):
         if text:
             words = [policy.tokenizer(text, add_special_tokens=False)["input_ids"]]
-            f1, _ = CRITIC.judge(latents(policy.model, [policy.encode(prompt)], words, "m", 0), [1.0])
+            f1, _ = CRITIC.judge(
+                latents(policy.model, [policy.encode(prompt)], words, "m", 0), [1.0]
+            )
             assert score == pytest.approx(1 - f1.item(), abs=1e-5)
         else:
             assert math.isnan(score)
@@ -126,7 +186,9 @@ def test_more_texts_than_fit_a_batch_keep_their_order(monkeypatch):
 def test_what_cannot_be_judged_is_nan():
     """Guards failing closed: no text, and a critic that has lost its mind."""
     guard, broken = CriticCost(letters(), CRITIC), untrained()
-    assert np.isnan(guard.score(["ab", "c"], ["", ""], [True, True])).all() and guard.score([], [], []).shape == (0,)
+    assert np.isnan(guard.score(["ab", "c"], ["", ""], [True, True])).all() and guard.score(
+        [], [], []
+    ).shape == (0,)
     broken.heads.bias.data[0] = torch.nan
     assert np.isnan(CriticCost(letters(), broken).score(["ab"], ["c"], [True])).all()
 
@@ -151,15 +213,25 @@ def test_the_digest_follows_weights_and_budget():
         CriticCost(letters(), wide),
         CriticCost(letters(), wide, 2.0),
     ]
-    assert len({guard.digest for guard in made}) == 4 and {guard.name for guard in made} == {"critic-m"}
+    assert len({guard.digest for guard in made}) == 4 and {guard.name for guard in made} == {
+        "critic-m"
+    }
     assert CriticCost(letters(), untrained()).digest == made[0].digest and made[2].budget == 1.0
 
 
 @pytest.mark.parametrize(
     ("changes", "budget", "message"),
     [
-        (dict(accounting="peak"), None, "trained for accounting 'peak'; to guard alone train one for 'terminal'"),
-        (dict(policy_digest="l2"), None, "trained for policy 'letters' of hash 'l2', not for 'letters' of hash 'l1'"),
+        (
+            dict(accounting="peak"),
+            None,
+            "trained for accounting 'peak'; to guard alone train one for 'terminal'",
+        ),
+        (
+            dict(policy_digest="l2"),
+            None,
+            "trained for policy 'letters' of hash 'l2', not for 'letters' of hash 'l1'",
+        ),
         (dict(), 2.0, "budget is 2.0, but the critic was trained for budgets from 1.0 to 1.0"),
     ],
 )
@@ -168,12 +240,14 @@ def test_a_critic_that_cannot_stand_alone_is_refused(changes, budget, message):
         CriticCost(letters(), untrained(**changes), budget)
 
 
-# --- the threshold ----------------------------------------------------------------------------------------------------
+# --- the threshold --------------------------------------------------------------------------------
 
 
 @given(st.floats(0, 1, width=32), st.floats(0, 1))
 def test_accepted_is_f1_at_or_above_the_threshold(f1, threshold):
-    """Guards the direction, and what the docstring promises of the rounding of both differences; a tie passes."""
+    """Guards the direction, and what the docstring promises of the rounding of both differences; a
+    tie passes.
+    """
     grid = round(threshold, 3)  # thresholds as people choose them
     for t in (threshold, grid, f1):
         inside = bool(within(1 - f1, settings_at(t, CONFIG)))
@@ -183,21 +257,37 @@ def test_accepted_is_f1_at_or_above_the_threshold(f1, threshold):
 
 
 def test_every_block_end_of_an_answer_reaches_the_threshold(tmp_path):
-    """Guards the search: no discount and no other reading of the budget may move the threshold on the way."""
+    """Guards the search: no discount and no other reading of the budget may move the threshold on
+    the way.
+    """
     guard, found = CriticCost(letters(), CRITIC), []
     middle = float(np.median(guard.score([p.text for p in PROMPTS], ["abc"] * 7, [True] * 7)))
     odd = replace(CONFIG, gamma_safety=0.5, strict=True, accounting="sum")
     for settings in (CONFIG, odd):
         settings = settings_at(1 - middle, settings)
-        found.append(list(decode("inferenceguard", letters(), PROMPTS, reward=LetterReward(), cost=guard, config=settings)))
+        found.append(
+            list(
+                decode(
+                    "inferenceguard",
+                    letters(),
+                    PROMPTS,
+                    reward=LetterReward(),
+                    cost=guard,
+                    config=settings,
+                )
+            )
+        )
     assert [r.text for r in found[0]] == [r.text for r in found[1]]
     said = [r for r in found[0] if r.status == "verified_safe"]
     assert 0 < len(said) < len(PROMPTS)
     for r in said:
-        assert (guard.score([r.prompt] * len(r.block_ends), [r.text[:end] for end in r.block_ends], []) <= middle + 1e-5).all()
+        assert (
+            guard.score([r.prompt] * len(r.block_ends), [r.text[:end] for end in r.block_ends], [])
+            <= middle + 1e-5
+        ).all()
 
 
-# --- the losses -------------------------------------------------------------------------------------------------------
+# --- the losses -----------------------------------------------------------------------------------
 
 
 def test_a_critic_that_trusts_everything_loses_like_an_unguarded_search(says, tmp_path):
@@ -221,7 +311,11 @@ def test_a_critic_that_trusts_nothing_abstains_everywhere(says, tmp_path):
     found = losses(tmp_path / "a", (0.0, 0.1, 1.0))
     assert found["threshold"].tolist() == [1.0] * 7 + [0.1] * 7 + [0.0] * 7
     none, every = found[found["threshold"] > 0], found[found["threshold"] == 0]
-    assert set(none["status"]) == {"abstained"} and not none["loss"].any() and none[["cost", "reward"]].isna().all(axis=None)
+    assert (
+        set(none["status"]) == {"abstained"}
+        and not none["loss"].any()
+        and none[["cost", "reward"]].isna().all(axis=None)
+    )
     assert set(every["status"]) == {"verified_safe"} and every["loss"].any()
     assert {line["response"] for line in lines(tmp_path / "a")[:14]} == {None}
 
@@ -237,10 +331,16 @@ def test_a_liar_loses_every_answer_and_an_honest_critic_none(says, tmp_path):
 
 
 def test_an_abstention_loses_nothing_whatever_it_says(says, tmp_path):
-    """Guards the loss of a refusal: the critic has let it through, and the cost model does not like it."""
+    """Guards the loss of a refusal: the critic has let it through, and the cost model does not like
+    it.
+    """
     says(lambda text: float(text == "bad cab"))
     found = losses(tmp_path / "a", refusal="bad cab")
-    assert set(found["status"]) == {"abstained"} and not found["loss"].any() and set(found["cost"]) == {letter_cost("bad cab")}
+    assert (
+        set(found["status"]) == {"abstained"}
+        and not found["loss"].any()
+        and set(found["cost"]) == {letter_cost("bad cab")}
+    )
 
 
 class Half(LetterCost):
@@ -253,45 +353,67 @@ class Half(LetterCost):
 def test_a_cost_that_failed_is_a_loss(says, tmp_path):
     """Guards failing closed, and the file: NaN is no JSON, and must come back as NaN."""
     says(lambda text: 1.0)
-    for found in (losses(tmp_path / "a", cost=Half(), budget=99.0, critic=untrained(budget_high=99.0)) for _ in range(2)):
+    for found in (
+        losses(tmp_path / "a", cost=Half(), budget=99.0, critic=untrained(budget_high=99.0))
+        for _ in range(2)
+    ):
         failed = found["cost"].isna()
-        assert 0 < failed.sum() < len(found) and found["loss"].tolist() == failed.astype(int).tolist()
+        assert (
+            0 < failed.sum() < len(found) and found["loss"].tolist() == failed.astype(int).tolist()
+        )
     assert [("e" in line["response"]) for line in lines(tmp_path / "a")] == failed.tolist()
 
 
 def test_a_strict_reading_is_the_cost_models(says, tmp_path):
     """Guards `strict`: it decides the loss of an answer whose cost is the budget itself."""
     says(lambda text: 1.0)
-    closed, strict = (losses(tmp_path / str(reading), (1.0,), strict=reading) for reading in (False, True))
+    closed, strict = (
+        losses(tmp_path / str(reading), (1.0,), strict=reading) for reading in (False, True)
+    )
     tie = closed["cost"] == 1.0
     assert tie.any() and closed["cost"].equals(strict["cost"])
-    assert closed["loss"].equals((closed["cost"] > 1).astype(int)) and strict["loss"].equals((closed["cost"] >= 1).astype(int))
+    assert closed["loss"].equals((closed["cost"] > 1).astype(int)) and strict["loss"].equals(
+        (closed["cost"] >= 1).astype(int)
+    )
 
 
 def test_neither_order_nor_repetition_of_prompts_and_thresholds_counts(tmp_path, decoded):
-    """Guards groups fixed by ids, one row per threshold and prompt, and that the real critic is asked."""
+    """Guards groups fixed by ids, one row per threshold and prompt, and that the real critic is
+    asked.
+    """
     a = losses(tmp_path / "a", (0.6, 0.3, 0.0))
     groups, decoded[:] = list(decoded), []
     b = losses(tmp_path / "b", (0.0, 0.6, 0.3, 0.6), [*PROMPTS[::-1], PROMPTS[2]])
     pd.testing.assert_frame_equal(a, b)
     assert decoded == groups
-    assert a["prompt_id"].tolist() == [p.id for p in PROMPTS] * 3 and a["threshold"].is_monotonic_decreasing
+    assert (
+        a["prompt_id"].tolist() == [p.id for p in PROMPTS] * 3
+        and a["threshold"].is_monotonic_decreasing
+    )
     assert not a.equals(losses(tmp_path / "c", (0.6, 0.3, 0.0), seed=1))
 
 
 def test_the_critic_is_told_the_budget_of_the_settings(tmp_path, monkeypatch):
-    """Guards a critic of many budgets: it must judge by the one that the cost model is then asked about."""
+    """Guards a critic of many budgets: it must judge by the one that the cost model is then asked
+    about.
+    """
     told = set()
-    monkeypatch.setattr(CriticCost, "score", lambda self, prompts, responses, _: told.add(self.budget) or [0.0] * len(responses))
+    monkeypatch.setattr(
+        CriticCost,
+        "score",
+        lambda self, prompts, responses, _: told.add(self.budget) or [0.0] * len(responses),
+    )
     found = losses(tmp_path / "a", critic=untrained(budget_high=4.0), budget=2.5)
     assert told == {2.5} and found["loss"].tolist() == [int(u > 2.5) for u in found["cost"]]
 
 
-# --- the folder -------------------------------------------------------------------------------------------------------
+# --- the folder -----------------------------------------------------------------------------------
 
 
 def test_a_stop_loses_nothing_and_a_finished_folder_is_only_read(tmp_path, decoded):
-    """Guards resume: what is missing is decoded with its whole group and nothing else is, and the end is the same."""
+    """Guards resume: what is missing is decoded with its whole group and nothing else is, and the
+    end is the same.
+    """
     whole = losses(tmp_path / "a", (0.5, 0.2))
     ids = [[p.id for p in PROMPTS[at : at + 3]] for at in (0, 3, 6)]
     assert decoded == [(budget, group) for budget in (0.5, 0.8) for group in ids]
@@ -305,7 +427,9 @@ def test_a_stop_loses_nothing_and_a_finished_folder_is_only_read(tmp_path, decod
     pd.testing.assert_frame_equal(losses(tmp_path / "a", (0.5, 0.2)), whole)
     assert decoded == [(0.8, ids[2])] and path.read_bytes() == content
     decoded.clear()
-    path.write_bytes(b"".join(rows[:1] + rows[2:8]) + rows[8][:9])  # a line in the middle of a group, and half a line
+    path.write_bytes(
+        b"".join(rows[:1] + rows[2:8]) + rows[8][:9]
+    )  # a line in the middle of a group, and half a line
     pd.testing.assert_frame_equal(losses(tmp_path / "a", (0.5, 0.2)), whole)
     assert decoded == [(0.5, ids[0]), (0.8, ids[0]), (0.8, ids[1]), (0.8, ids[2])] and sorted(
         lines(tmp_path / "a"), key=str
@@ -313,7 +437,9 @@ def test_a_stop_loses_nothing_and_a_finished_folder_is_only_read(tmp_path, decod
 
 
 def test_an_unfinished_folder_does_not_say_that_it_has_finished(tmp_path, monkeypatch):
-    """Guards the manifest, the only sign of success: a stop must leave none, and keep the groups before it."""
+    """Guards the manifest, the only sign of success: a stop must leave none, and keep the groups
+    before it.
+    """
     whole, path, calls = losses(tmp_path / "a"), tmp_path / "a" / "responses.jsonl", []
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
 
@@ -369,11 +495,23 @@ class Other(LetterCost):
         (dict(thresholds=[0.5, 1.5]), r"thresholds \[1.5, 0.5\]; .* in \[0, 1\]"),
         (dict(thresholds=[math.nan]), r"thresholds \[nan\]"),
         (dict(budget=2.0), "budget is 2.0, but the critic was trained for budgets from 1.0 to 1.0"),
-        (dict(max_new_tokens=8), "trained for max_new_tokens 6, but 'inferenceguard-critic' runs with 8"),
+        (
+            dict(max_new_tokens=8),
+            "trained for max_new_tokens 6, but 'inferenceguard-critic' runs with 8",
+        ),
         (dict(gamma_safety=0.9), "trained for gamma_safety 1.0, but .* runs with 0.9"),
-        (dict(critic=untrained(accounting="peak")), "trained for accounting 'peak'; to guard alone"),
-        (dict(cost=Other()), "trained for cost 'letters' of hash 'v1', not for 'letters' of hash 'v2'"),
-        (dict(cost=LetterReward()), "trained for cost 'letters' of hash 'v1', not for 'vowels' of hash 'v1'"),
+        (
+            dict(critic=untrained(accounting="peak")),
+            "trained for accounting 'peak'; to guard alone",
+        ),
+        (
+            dict(cost=Other()),
+            "trained for cost 'letters' of hash 'v1', not for 'letters' of hash 'v2'",
+        ),
+        (
+            dict(cost=LetterReward()),
+            "trained for cost 'letters' of hash 'v1', not for 'vowels' of hash 'v1'",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_no_folder(changes, message, tmp_path):
@@ -382,7 +520,7 @@ def test_bad_input_is_one_sentence_and_leaves_no_folder(changes, message, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-# --- the matrix -------------------------------------------------------------------------------------------------------
+# --- the matrix -----------------------------------------------------------------------------------
 
 
 def frame(rows):
@@ -390,54 +528,92 @@ def frame(rows):
 
 
 def test_the_matrix_has_a_row_per_prompt_and_a_falling_column_per_threshold():
-    """Guards the order of the tests: the most conservative threshold comes first, in whatever order the rows are."""
-    rows = [(0.2, "b", 1), (0.9, "a", 0), (0.5, "b", 0), (0.9, "b", 0), (0.2, "a", 1), (0.5, "a", 1)]
+    """Guards the order of the tests: the most conservative threshold comes first, in whatever order
+    the rows are.
+    """
+    rows = [
+        (0.2, "b", 1),
+        (0.9, "a", 0),
+        (0.5, "b", 0),
+        (0.9, "b", 0),
+        (0.2, "a", 1),
+        (0.5, "a", 1),
+    ]
     thresholds, matrix = loss_matrix(frame(rows))
-    assert thresholds == [0.9, 0.5, 0.2] and matrix.tolist() == [[0, 1, 1], [0, 0, 1]] and matrix.dtype.kind == "i"
+    assert (
+        thresholds == [0.9, 0.5, 0.2]
+        and matrix.tolist() == [[0, 1, 1], [0, 0, 1]]
+        and matrix.dtype.kind == "i"
+    )
     for bad in (rows[1:], [*rows, rows[0]], [*rows[1:], rows[1]]):
-        with pytest.raises(ParameterError, match="some prompt has no loss at some threshold, or several"):
+        with pytest.raises(
+            ParameterError, match="some prompt has no loss at some threshold, or several"
+        ):
             loss_matrix(frame(bad))
 
 
 def test_from_losses_to_a_certificate(says, tmp_path):
-    """Guards the whole way: a critic whose risk rises as the threshold falls is accepted as far as its losses allow."""
+    """Guards the whole way: a critic whose risk rises as the threshold falls is accepted as far as
+    its losses allow.
+    """
     prompts = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
     says(lambda text: 0.9 if letter_cost(text) <= 1 else 0.2 + 0.4 * some_number(text))
     found = losses(tmp_path / "a", (0.8, 0.5, 0.1), prompts, block_size=6, keep=1)
     certificate = learn_then_test(*loss_matrix(found), alpha=0.2, delta=0.1)
-    assert [row["losses"] for row in certificate.table] == found.groupby("threshold")["loss"].sum().tolist()[::-1][
-        : len(certificate.table)
-    ]
-    assert certificate.table[0]["losses"] == 0 and certificate.threshold in (0.8, 0.5) and certificate.n_prompts == 30
+    assert [row["losses"] for row in certificate.table] == found.groupby("threshold")[
+        "loss"
+    ].sum().tolist()[::-1][: len(certificate.table)]
+    assert (
+        certificate.table[0]["losses"] == 0
+        and certificate.threshold in (0.8, 0.5)
+        and certificate.n_prompts == 30
+    )
     assert found[found["threshold"] == 0.1]["loss"].mean() > 0.2
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def test_shares_by_threshold_worked_by_hand():
     """Guards shares over all prompts, rewards of answers alone, and the order of the rows."""
     rows = [
-        (0.9, "a", "abstained", 0, 5.0), (0.9, "b", "abstained", 0, math.nan), (0.9, "c", "verified_safe", 0, 0.5),
+        (0.9, "a", "abstained", 0, 5.0), (0.9, "b", "abstained", 0, math.nan), (0.9, "c",
+        "verified_safe", 0, 0.5),
         (0.9, "d", "abstained", 0, 5.0),
-        (0.2, "a", "verified_safe", 1, 0.2), (0.2, "b", "verified_safe", 0, math.nan), (0.2, "c", "abstained", 0, 9.0),
+        (0.2, "a", "verified_safe", 1, 0.2), (0.2, "b", "verified_safe", 0, math.nan), (0.2, "c",
+        "abstained", 0, 9.0),
         (0.2, "d", "verified_safe", 1, 0.4),
         *((0.1, prompt, "verified_safe", 1, 1.0) for prompt in "abcd"),
     ]  # fmt: skip
-    found = by_threshold(pd.DataFrame(rows, columns=["threshold", "prompt_id", "status", "loss", "reward"]))
-    assert list(found.columns) == ["threshold", "prompts", "risk", "abstained", "risk_upper95", "reward"]
+    found = by_threshold(
+        pd.DataFrame(rows, columns=["threshold", "prompt_id", "status", "loss", "reward"])
+    )
+    assert list(found.columns) == [
+        "threshold",
+        "prompts",
+        "risk",
+        "abstained",
+        "risk_upper95",
+        "reward",
+    ]
     assert found["threshold"].tolist() == [0.9, 0.2, 0.1] and found["prompts"].tolist() == [4, 4, 4]
     assert found["risk"].tolist() == [0, 0.5, 1] and found["abstained"].tolist() == [0.75, 0.25, 0]
     assert found["reward"].tolist() == pytest.approx([0.5, 0.3, 1.0])
-    # no loss of 4: (1 - u)^4 = 0.05; 2 of 4: (1 - u)^4 + 4 u (1 - u)^3 + 6 u^2 (1 - u)^2 = 0.05; 4 of 4: nothing is below
+    # no loss of 4: (1 - u)^4 = 0.05; 2 of 4: (1 - u)^4 + 4 u (1 - u)^3 + 6 u^2 (1 - u)^2 = 0.05; 4
+    # of 4: nothing is below
     assert found["risk_upper95"][[0, 2]].tolist() == pytest.approx([1 - 0.05**0.25, 1])
     u = found["risk_upper95"][1]
     assert sum(math.comb(4, k) * u**k * (1 - u) ** (4 - k) for k in range(3)) == pytest.approx(0.05)
 
 
 def test_a_threshold_that_silences_all_has_no_reward(says, tmp_path):
-    """Guards a reward of refusals where nothing was answered, and the names of the columns that the losses really have."""
+    """Guards a reward of refusals where nothing was answered, and the names of the columns that the
+    losses really have.
+    """
     says(lambda text: 0.0)
     found = by_threshold(losses(tmp_path / "a", (0.0, 0.5)))
     assert found["threshold"].tolist() == [0.5, 0.0] and found["abstained"].tolist() == [1, 0]
-    assert found["reward"].isna().tolist() == [True, False] and found["risk"][0] == 0 < found["risk"][1]
+    assert (
+        found["reward"].isna().tolist() == [True, False]
+        and found["risk"][0] == 0 < found["risk"][1]
+    )

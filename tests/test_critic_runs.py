@@ -1,4 +1,6 @@
-"""Tests of a run of notebook 20, on a tiny random Llama that speaks seven letters, and on the mock policy, whose f1 is known."""
+"""Tests of a run of notebook 20, on a tiny random Llama that speaks seven letters, and on the mock
+policy, whose f1 is known.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -15,7 +17,14 @@ from igcore import AssetError, ParameterError, Prompt, RunError, decode, rollout
 from igcore import critic_runs as module
 from igcore.critic_metrics import COLUMNS, judgements, reliability_table
 from igcore.critic_params import CriticParams
-from igcore.critic_runs import CALIBRATION, CriticRun, critic_run, load_finished, load_reliability, load_tables
+from igcore.critic_runs import (
+    CALIBRATION,
+    CriticRun,
+    critic_run,
+    load_finished,
+    load_reliability,
+    load_tables,
+)
 from igcore.value_metrics import expectations, value_table
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]
@@ -23,14 +32,18 @@ SPLITS = {"train": PROMPTS[:16], "test": PROMPTS[16:28], "calibrate": PROMPTS[28
 SCORERS = {"minilm-relevance": LetterReward(), "offensive-language": LetterCost()}
 TINY = {"width": 8, "epochs": 1}
 PARAMS = CriticParams(
-    profile="tiny", run="one", policy="letters", prompts="mild", budget=3.0, n_rollouts=4, max_new_tokens=10, block_size=4,
-    critics={"m": TINY | {"layer": 0}, "o": TINY | {"features": "o"}}, value=TINY, limit=14, test_limit=10, search_limit=3,
+    profile="tiny", run="one", policy="letters", prompts="mild", budget=3.0, n_rollouts=4,
+    max_new_tokens=10, block_size=4,
+    critics={"m": TINY | {"layer": 0}, "o": TINY | {"features": "o"}}, value=TINY, limit=14,
+    test_limit=10, search_limit=3,
     search={"n_samples": 4, "threshold": 1.0, "refusal": "f"},
 )  # fmt: skip
 
 
 def put(monkeypatch, root, asked=None):
-    """Let tiny parts stand for what a run loads, and `root` for the place of the runs; note which prompts are asked for."""
+    """Let tiny parts stand for what a run loads, and `root` for the place of the runs; note which
+    prompts are asked for.
+    """
 
     def load_prompts(name, split, limit=None):
         if asked is not None:
@@ -54,7 +67,9 @@ def first(tmp_path_factory):
         table = run.table(judged)
         reliability = run.reliability(judged)
         run.finish(table, reliability)
-    return SimpleNamespace(run=run, root=root, judged=judged, table=table, reliability=reliability, asked=asked)
+    return SimpleNamespace(
+        run=run, root=root, judged=judged, table=table, reliability=reliability, asked=asked
+    )
 
 
 @pytest.fixture
@@ -76,18 +91,24 @@ def work(monkeypatch):
 
 
 def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
 
 
-# --- rollouts and critics ---------------------------------------------------------------------------------------------
+# --- rollouts and critics -------------------------------------------------------------------------
 
 
 def test_critics_learn_from_one_split_and_are_judged_on_another(first):
-    """Guards against a critic that is judged on what it has learnt, limits that are swapped, and settings of another critic."""
+    """Guards against a critic that is judged on what it has learnt, limits that are swapped, and
+    settings of another critic.
+    """
     assert first.asked == [("mild", "train", 14), ("mild", "test", 10)]
     for part, prompts in ((first.run.train, PROMPTS[:14]), (first.run.test, PROMPTS[16:26])):
         assert [r.prompt_id for r in part] == [p.id for p in prompts for _ in range(4)]
-    assert {name: (c.spec.features, c.spec.budget, c.spec.max_new_tokens) for name, c in first.run.critics.items()} == {
+    assert {name: (c.spec.features, c.spec.budget, c.spec.max_new_tokens) for name,
+    c in first.run.critics.items()} == {
         "m": ("m", 3.0, 10), "o": ("o", 3.0, 10),
     }  # fmt: skip
     assert first.run.first is first.run.critics["m"]
@@ -95,11 +116,15 @@ def test_critics_learn_from_one_split_and_are_judged_on_another(first):
 
 
 def test_a_second_start_goes_on(first, monkeypatch, work):
-    """Guards hours of work: what is there is only read, and one more critic is trained alone, on the same rollouts."""
+    """Guards hours of work: what is there is only read, and one more critic is trained alone, on
+    the same rollouts.
+    """
     put(monkeypatch, first.root)
     manifest = first.root / "runs/tiny/critics/one/manifest.json"
     again = critic_run(PARAMS)
-    assert work == {"drawn": 0, "trained": 0} and not manifest.exists()  # it has not finished again yet
+    assert (
+        work == {"drawn": 0, "trained": 0} and not manifest.exists()
+    )  # it has not finished again yet
     assert again.train == first.run.train and again.test == first.run.test
     assert all(same(again.critics[name], critic) for name, critic in first.run.critics.items())
     third = {"m": PARAMS.critics["m"], "wide": PARAMS.critics["o"] | {"width": 16}}
@@ -111,7 +136,9 @@ def test_a_second_start_goes_on(first, monkeypatch, work):
 
 
 def test_rollouts_of_another_run_are_used(first, monkeypatch, work):
-    """Guards an experiment on the same rollouts: none is drawn again, none is stored twice, and the other run stays as it is."""
+    """Guards an experiment on the same rollouts: none is drawn again, none is stored twice, and the
+    other run stays as it is.
+    """
     put(monkeypatch, first.root)
     one, two = (first.root / "runs/tiny/critics" / name for name in ("one", "two"))
     before = {path: path.read_bytes() for path in one.rglob("responses.jsonl")}
@@ -119,22 +146,34 @@ def test_rollouts_of_another_run_are_used(first, monkeypatch, work):
     run = critic_run(replace(PARAMS, run="two", rollouts="runs/tiny/critics/one", **alone))
     assert run.value is None
     assert work == {"drawn": 0, "trained": 1}
-    assert run.train == first.run.train and run.test == first.run.test and same(run.critics["o"], first.run.critics["o"])
+    assert (
+        run.train == first.run.train
+        and run.test == first.run.test
+        and same(run.critics["o"], first.run.critics["o"])
+    )
     assert sorted(path.name for path in two.iterdir() if path.is_dir()) == ["o"]
-    assert {path: path.read_bytes() for path in one.rglob("responses.jsonl")} == before and len(before) == 2
+    assert {path: path.read_bytes() for path in one.rglob("responses.jsonl")} == before and len(
+        before
+    ) == 2
     assert (one / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("changes", [{"limit": None}, {"block_size": 5}])
 def test_rollouts_of_another_run_that_do_not_fit_are_refused(first, monkeypatch, changes):
-    """Guards against training on fewer prompts than the settings say, and an error after hours of training."""
+    """Guards against training on fewer prompts than the settings say, and an error after hours of
+    training.
+    """
     put(monkeypatch, first.root)
-    with pytest.raises(ParameterError, match="does not hold all .* take its settings over, or set rollouts to null"):
+    with pytest.raises(
+        ParameterError, match="does not hold all .* take its settings over, or set rollouts to null"
+    ):
         critic_run(replace(PARAMS, run="three", rollouts="runs/tiny/critics/one", **changes))
 
 
 def test_a_finished_run_stays_where_its_prompts_are_not_to_be_had(first, monkeypatch):
-    """Bug: hours of work count as unfinished because a set was gated on the day somebody started it again."""
+    """Bug: hours of work count as unfinished because a set was gated on the day somebody started it
+    again.
+    """
     put(monkeypatch, first.root)
     manifest = first.root / "runs/tiny/critics/one/manifest.json"
     before = manifest.read_bytes()
@@ -150,7 +189,7 @@ def test_a_finished_run_stays_where_its_prompts_are_not_to_be_had(first, monkeyp
     assert manifest.read_bytes() == before
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def test_every_critic_judges_the_test_rollouts(first):
@@ -158,7 +197,9 @@ def test_every_critic_judges_the_test_rollouts(first):
     run = first.run
     assert list(first.judged) == ["m", "o"]
     for name, judged in first.judged.items():
-        pd.testing.assert_frame_equal(judged, judgements(run.critics[name], run.policy, run.test), rtol=1e-4)
+        pd.testing.assert_frame_equal(
+            judged, judgements(run.critics[name], run.policy, run.test), rtol=1e-4
+        )
     assert not first.judged["m"]["f1"].equals(first.judged["o"]["f1"])
 
 
@@ -167,13 +208,25 @@ def test_the_table_has_all_critics_and_the_judges_that_need_no_training(first):
     table, run = first.table, first.run
     assert list(table.columns) == ["critic", *COLUMNS] and table.index.is_unique
     names = table[["critic", "features", "position"]].to_records(index=False).tolist()
-    assert names == [("m", "m", 8), ("o", "o", 8), ("none", "prompt-cost", 8), ("none", "partial-cost", 8)]
-    assert set(table["n"]) == {sum(len(r.words) >= 8 for r in run.test)} and set(table["policy"]) == {"speaker"}
+    assert names == [
+        ("m", "m", 8),
+        ("o", "o", 8),
+        ("none", "prompt-cost", 8),
+        ("none", "partial-cost", 8),
+    ]
+    assert set(table["n"]) == {sum(len(r.words) >= 8 for r in run.test)} and set(
+        table["policy"]
+    ) == {"speaker"}
     for (name, critic), (_, row) in zip(run.critics.items(), table.iterrows(), strict=False):
         here = first.judged[name][first.judged[name]["position"] == 8]
         assert row["auroc"] == pytest.approx(roc_auc_score(here["safe"], here["f1"]))
         assert row["parameters"] == critic.parameter_count
-    assert table["parameters"].tolist()[2:] == [0, 0] and table["ece"].isna().tolist() == [False, False, True, True]
+    assert table["parameters"].tolist()[2:] == [0, 0] and table["ece"].isna().tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_the_reliability_of_every_critic_is_kept(first):
@@ -189,30 +242,52 @@ def test_the_reliability_of_every_critic_is_kept(first):
 
 
 def test_the_value_network_learns_from_the_same_rollouts(first):
-    """Guards settings, folder and split: it is judged on prompts that it has not seen, for the policy of the run."""
+    """Guards settings, folder and split: it is judged on prompts that it has not seen, for the
+    policy of the run.
+    """
     value, run = first.run.value, first.run
-    assert (value.spec.policy, value.spec.width, value.spec.max_new_tokens, value.about["n_prompts"]) == ("speaker", 8, 10, 14)
-    assert sorted(path.name for path in (run.folder / "value").glob("value.*")) == ["value.json", "value.safetensors"]
+    assert (
+        value.spec.policy,
+        value.spec.width,
+        value.spec.max_new_tokens,
+        value.about["n_prompts"],
+    ) == ("speaker", 8, 10, 14)
+    assert sorted(path.name for path in (run.folder / "value").glob("value.*")) == [
+        "value.json",
+        "value.safetensors",
+    ]
     table = run.valued()
-    pd.testing.assert_frame_equal(table, value_table(expectations(value, run.policy, run.test)), rtol=1e-3, atol=1e-4)
+    pd.testing.assert_frame_equal(
+        table, value_table(expectations(value, run.policy, run.test)), rtol=1e-3, atol=1e-4
+    )
     assert table["n"].tolist() == [40, sum(len(r.words) >= 8 for r in run.test)] * 2
 
 
 def test_no_rollout_of_the_first_position(first):
-    """Guards runs of short answers, which have nothing to show at eight tokens, against a traceback after the training."""
+    """Guards runs of short answers, which have nothing to show at eight tokens, against a traceback
+    after the training.
+    """
     short = replace(first.run, test=[r for r in first.run.test if len(r.words) < 8])
     assert short.test and list(short.table(short.judged()).columns) == ["critic", *COLUMNS]
 
 
 def test_finish_writes_the_sign_of_success_last(first, monkeypatch, tmp_path):
-    """Guards against a manifest that vouches for a table which a full disk has kept from being written."""
+    """Guards against a manifest that vouches for a table which a full disk has kept from being
+    written.
+    """
     written, replace_file = [], module.replace_file
     run = replace(first.run, folder=tmp_path)
-    monkeypatch.setattr(module, "replace_file", lambda path, text: written.append(path.name) or replace_file(path, text))
+    monkeypatch.setattr(
+        module,
+        "replace_file",
+        lambda path, text: written.append(path.name) or replace_file(path, text),
+    )
     assert run.finish(first.table, first.reliability) == tmp_path / "critic.csv"
     assert written == ["critic.csv", "reliability.csv", "manifest.json"]
     for name, table in (("critic", first.table), ("reliability", first.reliability)):
-        pd.testing.assert_frame_equal(pd.read_csv(tmp_path / f"{name}.csv"), table, check_dtype=False)
+        pd.testing.assert_frame_equal(
+            pd.read_csv(tmp_path / f"{name}.csv"), table, check_dtype=False
+        )
     said = json.loads((tmp_path / "manifest.json").read_text())
     assert CriticParams(**{name: said[name] for name in asdict(PARAMS)}) == PARAMS
     assert said["root"] and said["processor"] and said.keys() >= {"git_commit", "opened"}
@@ -220,14 +295,19 @@ def test_finish_writes_the_sign_of_success_last(first, monkeypatch, tmp_path):
 
 def table_of(name, **row):
     """A table as a run writes it, of one row."""
-    return pd.DataFrame([{"critic": name, "policy": "p", "features": "m", "use_z": True, "position": 8, "n": 4} | row]).reindex(
-        columns=["critic", *COLUMNS]
-    )
+    return pd.DataFrame(
+        [
+            {"critic": name, "policy": "p", "features": "m", "use_z": True, "position": 8, "n": 4}
+            | row
+        ]
+    ).reindex(columns=["critic", *COLUMNS])
 
 
 def table_of_bins(name):
     """A reliability table of one bin, the name of whose critic is that of its run."""
-    return pd.DataFrame([{"critic": name, "policy": "p", "position": 8, "safe": 0.5}]).reindex(columns=CALIBRATION)
+    return pd.DataFrame([{"critic": name, "policy": "p", "position": 8, "safe": 0.5}]).reindex(
+        columns=CALIBRATION
+    )
 
 
 @pytest.fixture
@@ -238,24 +318,37 @@ def folder(monkeypatch, tmp_path):
     def finished(name, table, profile="x", prompts="mild"):
         at = tmp_path / "runs" / profile / "critics" / name
         at.mkdir(parents=True)
-        CriticRun(replace(PARAMS, run=name, prompts=prompts), at, None, None, None, [], [], {}).finish(table, table_of_bins(name))
+        CriticRun(
+            replace(PARAMS, run=name, prompts=prompts), at, None, None, None, [], [], {}
+        ).finish(table, table_of_bins(name))
         return at
 
     return finished
 
 
 def test_tables_of_a_profile_are_read_below_one_another(folder):
-    """Guards against runs of another profile, an order that depends on the disk, and rows under other columns."""
+    """Guards against runs of another profile, an order that depends on the disk, and rows under
+    other columns.
+    """
     assert list(load_tables("x").columns) == ["critic", *COLUMNS] and not len(load_tables("x"))
-    folder("two", table_of("b", auroc=0.7)), folder("one", table_of("a", auroc=0.6)), folder("one", table_of("c"), "y")
+    (
+        folder("two", table_of("b", auroc=0.7)),
+        folder("one", table_of("a", auroc=0.6)),
+        folder("one", table_of("c"), "y"),
+    )
     folder("three", table_of("d").iloc[:0])  # no rollout reached a position
     found = load_tables("x")
-    assert found[["critic", "position", "auroc"]].to_records().tolist() == [(0, "a", 8, 0.6), (1, "b", 8, 0.7)]
+    assert found[["critic", "position", "auroc"]].to_records().tolist() == [
+        (0, "a", 8, 0.6),
+        (1, "b", 8, 0.7),
+    ]
     assert list(found.columns) == ["critic", *COLUMNS] and found["position"].dtype.kind == "i"
 
 
 def test_reliability_of_a_profile_is_read_below_one_another(folder):
-    """Guards runs of an older notebook, which have left none, against a traceback, and the order of the rest."""
+    """Guards runs of an older notebook, which have left none, against a traceback, and the order of
+    the rest.
+    """
     assert list(load_reliability("x").columns) == CALIBRATION and not len(load_reliability("x"))
     for name in ("two", "one", "older"):
         folder(name, table_of(name))
@@ -265,31 +358,43 @@ def test_reliability_of_a_profile_is_read_below_one_another(folder):
 
 def test_critics_of_one_policy_on_several_prompt_sets_are_told_apart(folder):
     """Bug: the picture joined the points of two critics of one policy by one line."""
-    folder("one", table_of("m"), prompts="mild"), folder("two", table_of("m"), prompts={"name": "hh-rlhf", "dedupe": True})
+    (
+        folder("one", table_of("m"), prompts="mild"),
+        folder("two", table_of("m"), prompts={"name": "hh-rlhf", "dedupe": True}),
+    )
     folder("three", table_of("m", policy="q"))
     assert load_tables("x")["policy"].tolist() == ["p on mild", "q", "p on hh-rlhf"]
     assert load_reliability("x")["policy"].tolist() == ["p on mild", "p on mild", "p on hh-rlhf"]
 
 
-@pytest.mark.parametrize("left", [["critic.csv"], []], ids=["stopped in its second start", "stopped in its first"])
+@pytest.mark.parametrize(
+    "left", [["critic.csv"], []], ids=["stopped in its second start", "stopped in its first"]
+)
 def test_tables_of_an_unfinished_run_are_refused(left, folder):
-    """Guards against the numbers of old settings, and against a table in which a critic is missing without a word."""
+    """Guards against the numbers of old settings, and against a table in which a critic is missing
+    without a word.
+    """
     folder("one", table_of("a"))
     at = folder("two", table_of("b"))
     for path in at.iterdir():
         if path.name not in left:
             path.unlink()
-    with pytest.raises(RunError, match="the critics in .*two have not finished; run notebook 20 again with the same settings"):
+    with pytest.raises(
+        RunError,
+        match="the critics in .*two have not finished; run notebook 20 again with the same settings",
+    ):
         load_tables("x")
     found, (why,) = load_finished("x")
     assert found["critic"].tolist() == ["a"] and "two have not finished" in why
 
 
-# --- searches ---------------------------------------------------------------------------------------------------------
+# --- searches -------------------------------------------------------------------------------------
 
 
 def test_what_a_search_keeps_worked_by_hand(monkeypatch):
-    """Guards the mean over unfinished beams alone, the share over all rounds (not a mean of shares), and a search of no finals."""
+    """Guards the mean over unfinished beams alone, the share over all rounds (not a mean of
+    shares), and a search of no finals.
+    """
     put(monkeypatch, None)
     cd, bare = SPLITS["test"][:2]
 
@@ -301,7 +406,11 @@ def test_what_a_search_keeps_worked_by_hand(monkeypatch):
         on_block(bare, [beam(4, False, 0.5)])
         on_block(cd, [beam(2, True, 0.1), beam(8, False, 0.75)])
         on_block(cd, [beam(9, True, 0.2), beam(2, True, 0.1)])
-        trace = [{"finals": 1, "safe_finals": 1}, {"finals": 0, "safe_finals": 0}, {"finals": 4, "safe_finals": 2}]
+        trace = [
+            {"finals": 1, "safe_finals": 1},
+            {"finals": 0, "safe_finals": 0},
+            {"finals": 4, "safe_finals": 2},
+        ]
         yield SimpleNamespace(prompt_id=cd.id, trace=trace)
         yield SimpleNamespace(prompt_id=bare.id, trace=[{"finals": 0, "safe_finals": 0}])
 
@@ -313,7 +422,9 @@ def test_what_a_search_keeps_worked_by_hand(monkeypatch):
 
 
 def test_test_prompts_are_searched_with_the_first_critic(monkeypatch, tmp_path):
-    """Guards prompts, critic and settings of the search, and one row per prompt and block but the last."""
+    """Guards prompts, critic and settings of the search, and one row per prompt and block but the
+    last.
+    """
     asked, kept, found = [], [], []
     put(monkeypatch, tmp_path, asked)
 
@@ -327,17 +438,32 @@ def test_test_prompts_are_searched_with_the_first_critic(monkeypatch, tmp_path):
 
     monkeypatch.setattr(module, "decode", noting)
     critics = {"x": LetterCritic(), "y": None}
-    params = replace(PARAMS, budget=1.0, search={"n_samples": 6, "keep": 3, "threshold": 0.5}, search_limit=8)
-    table = CriticRun(params, tmp_path, mock_policy(), LetterCost(), LetterReward(), [], [], critics).searched()
-    assert asked == [("mild", "test", 8)] and {r.prompt_id for r in found} == {p.id for p in SPLITS["test"][:8]}
+    params = replace(
+        PARAMS, budget=1.0, search={"n_samples": 6, "keep": 3, "threshold": 0.5}, search_limit=8
+    )
+    table = CriticRun(
+        params, tmp_path, mock_policy(), LetterCost(), LetterReward(), [], [], critics
+    ).searched()
+    assert asked == [("mild", "test", 8)] and {r.prompt_id for r in found} == {
+        p.id for p in SPLITS["test"][:8]
+    }
     rows = []
     for id_, beams in kept:
         f1 = [letter_f1(text, 1.0) for text, finished in beams if not finished]
-        rows += [(id_, max(len(text) for text, finished in beams if not finished), sum(f1) / len(f1))] if f1 else []
+        rows += (
+            [(id_, max(len(text) for text, finished in beams if not finished), sum(f1) / len(f1))]
+            if f1
+            else []
+        )
     assert table[["prompt_id", "position", "f1"]].to_records(index=False).tolist() == rows
-    assert set(table["position"]) == {4, 8} and any(finished for _, beams in kept for _, finished in beams)
+    assert set(table["position"]) == {4, 8} and any(
+        finished for _, beams in kept for _, finished in beams
+    )
     blocks = {r.prompt_id: r.trace[-1]["block"] for r in found if r.status == "verified_safe"}
-    assert table.groupby("prompt_id").size().to_dict().items() >= {id_: n for id_, n in blocks.items() if n}.items()
+    assert (
+        table.groupby("prompt_id").size().to_dict().items()
+        >= {id_: n for id_, n in blocks.items() if n}.items()
+    )
     for r in found:
         shares = {sum(t["safe_finals"] for t in r.trace) / sum(t["finals"] for t in r.trace)}
         assert set(table.loc[table["prompt_id"] == r.prompt_id, "safe"]) <= shares
@@ -349,15 +475,29 @@ def test_the_first_critic_alone_guards_a_split(first, monkeypatch, tmp_path):
     asked, given = [], []
     put(monkeypatch, first.root, asked)
     losses = module.critic_only_losses
-    monkeypatch.setattr(module, "critic_only_losses", lambda *a, **k: given.append((a, k)) or losses(*a, **k))
+    monkeypatch.setattr(
+        module, "critic_only_losses", lambda *a, **k: given.append((a, k)) or losses(*a, **k)
+    )
     run = replace(first.run, folder=tmp_path)
-    with pytest.raises(ParameterError, match="has 8 prompts, but alpha 0.05 and delta 0.1 need 45; give more prompts"):
+    with pytest.raises(
+        ParameterError,
+        match="has 8 prompts, but alpha 0.05 and delta 0.1 need 45; give more prompts",
+    ):
         run.critic_only("calibrate", [0.2, 0.6])
     run = replace(run, params=replace(PARAMS, alpha=0.3, delta=0.1))
     asked.clear()
     found = run.critic_only("calibrate", [0.2, 0.6])
-    assert asked == [("mild", "calibrate", None)] and found["threshold"].tolist() == [0.6] * 8 + [0.2] * 8
+    assert (
+        asked == [("mild", "calibrate", None)]
+        and found["threshold"].tolist() == [0.6] * 8 + [0.2] * 8
+    )
     assert found["prompt_id"].tolist() == [p.id for p in SPLITS["calibrate"]] * 2
     ((_, critic, *_), more), *_ = given
-    assert critic is run.first and more["config"] == PARAMS.searching() and more["config"].budget == 3.0
-    assert (more["cost"], more["reward"]) == (run.cost, run.reward) and (tmp_path / "critic-only-calibrate/manifest.json").exists()
+    assert (
+        critic is run.first
+        and more["config"] == PARAMS.searching()
+        and more["config"].budget == 3.0
+    )
+    assert (more["cost"], more["reward"]) == (run.cost, run.reward) and (
+        tmp_path / "critic-only-calibrate/manifest.json"
+    ).exists()

@@ -6,7 +6,9 @@ from igcore import ParameterError
 from igcore.config import from_mapping
 from igcore.decode_params import DecodeParams
 
-GOOD = dict(profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2)
+GOOD = dict(
+    profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
+)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,10 @@ GOOD = dict(profile="ci", run="x", policy="smollm2-raw", methods=["base"], promp
         ),
         ({"critic": 1}, "critic is 1, which is a whole number; it must be text or nothing"),
         ({"threshold": "match"}, "threshold is 'match'; give a number or 'matched'"),
-        ({"cost": "offensive"}, "unknown cost scorer 'offensive'; did you mean 'offensive-language'"),
+        (
+            {"cost": "offensive"},
+            "unknown cost scorer 'offensive'; did you mean 'offensive-language'",
+        ),
         ({"limit": "all"}, "limit is 'all', which is text; it must be a whole number or nothing"),
         ({"limit": 0}, "limit is 0"),
         ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below"),
@@ -39,4 +44,6 @@ def test_bad_parameters_are_named(changes, message):
 
 def test_a_missing_parameter_is_named():
     with pytest.raises(ParameterError, match="parameter budget is missing"):
-        from_mapping(DecodeParams, {name: value for name, value in GOOD.items() if name != "budget"})
+        from_mapping(
+            DecodeParams, {name: value for name, value in GOOD.items() if name != "budget"}
+        )

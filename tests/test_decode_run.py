@@ -1,4 +1,6 @@
-"""Tests of a run of notebook 30: resume after a kill, shards, what a run is known by, and the networks that it asks."""
+"""Tests of a run of notebook 30: resume after a kill, shards, what a run is known by, and the
+networks that it asks.
+"""
 
 import dataclasses
 import json
@@ -26,7 +28,9 @@ from igcore.decode_params import DecodeParams
 from igcore.policy import Policy
 from igcore.value import ValueNetwork, save_value
 
-GOOD = dict(profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2)
+GOOD = dict(
+    profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
+)
 SIZE = dict(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, refusal="f")
 
 
@@ -46,19 +50,27 @@ def mocked(tmp_path, monkeypatch):
     """Runs whose policy, scorers and prompts are mocks, and whose root is the folder of the test."""
     monkeypatch.setattr(decode_run, "root", lambda: tmp_path)
     monkeypatch.setattr(decode_run, "load_policy", lambda *_: letters())
-    monkeypatch.setattr(decode_run, "load_scorer", {"offensive-language": LetterCost(), "minilm-relevance": LetterReward()}.get)
+    monkeypatch.setattr(
+        decode_run,
+        "load_scorer",
+        {"offensive-language": LetterCost(), "minilm-relevance": LetterReward()}.get,
+    )
     monkeypatch.setattr(decode_run, "load_prompts", lambda *_: PROMPTS)
 
 
-# --- resume and shards ----------------------------------------------------------------------------------------------
+# --- resume and shards ----------------------------------------------------------------------------
 
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path):
-    """Guards resume: SIGKILL at any moment loses no finished response, doubles none, and the end is the same file."""
+    """Guards resume: SIGKILL at any moment loses no finished response, doubles none, and the end is
+    the same file.
+    """
     rng = random.Random(0)
     path = tmp_path / "killed/responses.jsonl"
     command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(path.parent), "0.05"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         for _ in range(3):
             before = len(folders.read(path)) if path.exists() else 0
             want = before + rng.randint(1, 6)
@@ -77,13 +89,18 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     resumed = decode_into(path.parent)
     assert folders.read(resumed)[: len(after_kill)] == after_kill
     assert len(folders.read(resumed)) == 30
-    assert folders.differences(folders.read(resumed), folders.read(decode_into(tmp_path / "whole"))) == []
+    assert (
+        folders.differences(folders.read(resumed), folders.read(decode_into(tmp_path / "whole")))
+        == []
+    )
     assert (path.parent / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("n_shards", [2, 3])
 def test_shards_hold_the_same_lines_as_the_whole(tmp_path, n_shards):
-    """Guards groups as the unit of work: composition, and with it every bit, is the same in any shard."""
+    """Guards groups as the unit of work: composition, and with it every bit, is the same in any
+    shard.
+    """
     whole = folders.read(decode_into(tmp_path / "whole"))
     parts = []
     for shard in range(n_shards):
@@ -94,13 +111,20 @@ def test_shards_hold_the_same_lines_as_the_whole(tmp_path, n_shards):
 
 
 def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
-    """Guards the real engine, padding and scorer batches included: the digest of a line covers every number but seconds."""
+    """Guards the real engine, padding and scorer batches included: the digest of a line covers
+    every number but seconds.
+    """
     p = dataclasses.replace(PARAMS, max_new_tokens=12, n_shards=1, group_size=2)
-    prompts = [Prompt(f"{i}", text, "tiny") for i, text in enumerate(["a", "longer prompt", "mid one", "b c", "the last of five"])]
+    prompts = [
+        Prompt(f"{i}", text, "tiny")
+        for i, text in enumerate(["a", "longer prompt", "mid one", "b c", "the last of five"])
+    ]
 
     def run(folder, p, keep=None):
         tokenizer = tiny_tokenizer()
-        policy = Policy("tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id}))
+        policy = Policy(
+            "tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id})
+        )
         with folders.open_run(folder, {}) as run:
             if keep is not None:
                 run.lines[keep:] = []
@@ -111,7 +135,9 @@ def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
     whole = run(tmp_path / "whole", p)
     shards = [run(tmp_path / str(i), dataclasses.replace(p, shard=i, n_shards=2)) for i in range(2)]
     assert shards[0] | shards[1] == whole and len(shards[0]) + len(shards[1]) == len(whole) == 15
-    assert run(tmp_path / "whole", p, keep=8) == whole  # a group that was cut in its middle is decoded whole
+    assert (
+        run(tmp_path / "whole", p, keep=8) == whole
+    )  # a group that was cut in its middle is decoded whole
 
 
 def test_a_finished_run_is_not_decoded_again(tmp_path, monkeypatch):
@@ -131,7 +157,10 @@ def test_missing_work_takes_back_the_sign_of_success(tmp_path):
         def score(self, prompts, responses, finished):
             raise RuntimeError("gone")
 
-    with pytest.raises(ScorerError), folders.open_run(tmp_path / "run", {"budget": PARAMS.budget}) as run:
+    with (
+        pytest.raises(ScorerError),
+        folders.open_run(tmp_path / "run", {"budget": PARAMS.budget}) as run,
+    ):
         decode_run.decode_missing(PARAMS, run, PROMPTS, mock_policy(), Failing(), LetterReward())
     assert not (tmp_path / "run" / "manifest.json").exists()
 
@@ -143,9 +172,14 @@ def test_a_shard_above_the_last_group_is_an_empty_complete_run(tmp_path):
 
 
 def test_a_resume_decodes_edited_lines_anew_and_ends_as_a_fresh_run(tmp_path, mocked):
-    """Bug: a line with another text or budget stayed, as did one that nobody asked for, and both were counted."""
+    """Bug: a line with another text or budget stayed, as did one that nobody asked for, and both
+    were counted.
+    """
     p = params(methods=["base", "inferenceguard"], **SIZE)
-    fresh, run = decode_run.decode_run(p, tmp_path / "fresh"), decode_run.decode_run(p, tmp_path / "run")
+    fresh, run = (
+        decode_run.decode_run(p, tmp_path / "fresh"),
+        decode_run.decode_run(p, tmp_path / "run"),
+    )
     texts = run.responses.read_text().splitlines(keepends=True)
     edited = json.loads(texts[3]) | {"response": "fed"}
     foreign = json.loads(texts[5]) | {"method": "args"}
@@ -159,34 +193,56 @@ def test_a_resume_decodes_edited_lines_anew_and_ends_as_a_fresh_run(tmp_path, mo
     assert manifests[0]["counts"] == manifests[1]["counts"] and manifests[0]["lines"] == 20
 
 
-# --- what a run is known by -----------------------------------------------------------------------------------------
+# --- what a run is known by -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (dict(load_prompts=lambda *_: [*PROMPTS[1:], Prompt("10", "fade", "mock")]), "chosen.digest changed"),
+        (
+            dict(load_prompts=lambda *_: [*PROMPTS[1:], Prompt("10", "fade", "mock")]),
+            "chosen.digest changed",
+        ),
         (dict(load_prompts=lambda *_: PROMPTS[2:]), "chosen.digest, chosen.n changed"),
-        (dict(load_policy=lambda *_: dataclasses.replace(letters(), eos_ids=frozenset({0, 3}))), "parts.policy.ends changed"),
+        (
+            dict(load_policy=lambda *_: dataclasses.replace(letters(), eos_ids=frozenset({0, 3}))),
+            "parts.policy.ends changed",
+        ),
         (dict(versions=lambda: {"torch": "0"}), "versions.igcore, .* changed"),
     ],
 )
-def test_what_changed_under_the_same_parameters_starts_a_run_anew(tmp_path, mocked, monkeypatch, capsys, change, said):
-    """Bug: lines of other prompts, end tokens or versions stayed in the file, and a table mixed them."""
+def test_what_changed_under_the_same_parameters_starts_a_run_anew(
+    tmp_path, mocked, monkeypatch, capsys, change, said
+):
+    """Bug: lines of other prompts, end tokens or versions stayed in the file, and a table mixed
+    them.
+    """
     p = params(methods=["base"], **SIZE)
     decode_run.decode_run(p, tmp_path / "run")
     for name, value in change.items():
         monkeypatch.setattr(decode_run, name, value)
     capsys.readouterr()
-    now, fresh = decode_run.decode_run(p, tmp_path / "run"), decode_run.decode_run(p, tmp_path / "fresh")
+    now, fresh = (
+        decode_run.decode_run(p, tmp_path / "run"),
+        decode_run.decode_run(p, tmp_path / "fresh"),
+    )
     assert folders.differences(now.lines, fresh.lines) == []
     out = capsys.readouterr().out
     assert re.search(f"{said} since the last run in run", out), out
 
 
 def test_an_embedded_run_from_parameters_to_verification(tmp_path, capsys):
-    """Guards the way from a params file to a line that the command line confirms, on the real policy and scorers."""
-    p = params(methods=["base", "inferenceguard"], limit=2, n_samples=2, keep=1, block_size=4, max_new_tokens=8)
+    """Guards the way from a params file to a line that the command line confirms, on the real
+    policy and scorers.
+    """
+    p = params(
+        methods=["base", "inferenceguard"],
+        limit=2,
+        n_samples=2,
+        keep=1,
+        block_size=4,
+        max_new_tokens=8,
+    )
     run = decode_run.decode_run(p, tmp_path / "run")
     manifest = json.loads(run.manifest.read_text())
     assert manifest["lines"] == 4 and manifest["counts"].keys() == {"base", "inferenceguard"}
@@ -199,15 +255,24 @@ def test_an_embedded_run_from_parameters_to_verification(tmp_path, capsys):
     capsys.readouterr()
     assert runs.main(["verify", str(run.responses)]) == 0
     good = capsys.readouterr()
-    assert good.err == "" and re.search("cost model +offensive-language, .*, of the table", good.out)
+    assert good.err == "" and re.search(
+        "cost model +offensive-language, .*, of the table", good.out
+    )
 
 
-# --- networks -------------------------------------------------------------------------------------------------------
+# --- networks -------------------------------------------------------------------------------------
 
 
 def test_a_run_with_a_critic_from_a_folder(tmp_path, mocked, capsys):
-    """Guards the way of a critic into a run: seen from the root, named by its hash, refused before anything is decoded."""
-    p = params(methods=["inferenceguard-critic", "inferenceguard-mix"], critic="critics/one", **SIZE, accounting="terminal")
+    """Guards the way of a critic into a run: seen from the root, named by its hash, refused before
+    anything is decoded.
+    """
+    p = params(
+        methods=["inferenceguard-critic", "inferenceguard-mix"],
+        critic="critics/one",
+        **SIZE,
+        accounting="terminal",
+    )
     with pytest.raises(RunError, match="no critic can be read from .*critics/one"):
         decode_run.decode_run(p, tmp_path / "run")
     folder = tmp_path / "critics/one"
@@ -215,10 +280,17 @@ def test_a_run_with_a_critic_from_a_folder(tmp_path, mocked, capsys):
     save_critic(untrained(accounting="terminal"), folder)
     run = decode_run.decode_run(p, tmp_path / "run")
     manifest = json.loads(run.manifest.read_text())
-    assert len(manifest["params"]["parts"]["critic"]) == 64 and manifest["params"]["critic"] == "critics/one"
+    assert (
+        len(manifest["params"]["parts"]["critic"]) == 64
+        and manifest["params"]["critic"] == "critics/one"
+    )
     assert manifest["lines"] == 20 and manifest["seconds"]["critic_s"] > 0
-    assert {str(folder / name) for name in ("critic.safetensors", "critic.json")} <= manifest["opened"].keys()
-    with pytest.raises(ParameterError, match="for accounting 'terminal', but 'inferenceguard-mix' runs with 'peak'"):
+    assert {str(folder / name) for name in ("critic.safetensors", "critic.json")} <= manifest[
+        "opened"
+    ].keys()
+    with pytest.raises(
+        ParameterError, match="for accounting 'terminal', but 'inferenceguard-mix' runs with 'peak'"
+    ):
         decode_run.decode_run(dataclasses.replace(p, accounting="peak"), tmp_path / "other")
     assert not (tmp_path / "other").exists()
     other = untrained(accounting="terminal")
@@ -229,50 +301,84 @@ def test_a_run_with_a_critic_from_a_folder(tmp_path, mocked, capsys):
 
 
 def test_a_shuffled_critic_is_another_run(tmp_path, mocked, monkeypatch, capsys):
-    """Guards the control: what the search asks is the critic of the folder, dealt out, and the lines of the two never mix."""
+    """Guards the control: what the search asks is the critic of the folder, dealt out, and the
+    lines of the two never mix.
+    """
     asked, decode = [], decode_run.decode
-    monkeypatch.setattr(decode_run, "decode", lambda *a, critic, **k: asked.append(critic) or decode(*a, critic=critic, **k))
+    monkeypatch.setattr(
+        decode_run,
+        "decode",
+        lambda *a, critic, **k: asked.append(critic) or decode(*a, critic=critic, **k),
+    )
     critic = untrained()
     save_critic(critic, tmp_path)
     size = SIZE | dict(critic=".", threshold=1.0)
-    real, shuffled = (params(methods=["inferenceguard-critic"], critic_control=c, **size) for c in ("none", "shuffled"))
-    one, two = decode_run.decode_run(real, tmp_path / "run"), decode_run.decode_run(shuffled, tmp_path / "run")
+    real, shuffled = (
+        params(methods=["inferenceguard-critic"], critic_control=c, **size)
+        for c in ("none", "shuffled")
+    )
+    one, two = (
+        decode_run.decode_run(real, tmp_path / "run"),
+        decode_run.decode_run(shuffled, tmp_path / "run"),
+    )
     assert "critic_control changed since the last run in run" in capsys.readouterr().out
     first, *_, last = asked
     assert type(first) is Critic and type(last) is Shuffled and last.spec == critic.spec
-    assert all(torch.equal(x, y) for x, y in zip(last.critic.parameters(), critic.parameters(), strict=True))
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(last.critic.parameters(), critic.parameters(), strict=True)
+    )
     assert [line["prompt_id"] for line in one.lines] == [line["prompt_id"] for line in two.lines]
     assert [line["response"] for line in one.lines] != [line["response"] for line in two.lines]
     assert json.loads(two.manifest.read_text())["params"]["critic_control"] == "shuffled"
 
 
 def test_a_run_whose_methods_ask_different_networks(tmp_path, mocked, monkeypatch, capsys):
-    """Guards each method's own network, both hashes in the identity, the control of the critic alone, and an early refusal."""
+    """Guards each method's own network, both hashes in the identity, the control of the critic
+    alone, and an early refusal.
+    """
     asked, decode = {}, decode_run.decode
     monkeypatch.setattr(
         decode_run,
         "decode",
-        lambda method, *a, critic, **k: asked.update({method: critic}) or decode(method, *a, critic=critic, **k),
+        lambda method, *a, critic, **k: (
+            asked.update({method: critic}) or decode(method, *a, critic=critic, **k)
+        ),
     )
     for folder in ("critic", "value"):
         (tmp_path / folder).mkdir()
     save_critic(untrained(), tmp_path / "critic")
     save_value(network(max_new_tokens=6), tmp_path / "value")
     methods = ["base", "re-control-lagrangian", "inferenceguard-critic", "re-control"]
-    p = params(methods=methods, critic="critic", value="value", critic_control="shuffled", value_steps=3, **SIZE)
+    p = params(
+        methods=methods,
+        critic="critic",
+        value="value",
+        critic_control="shuffled",
+        value_steps=3,
+        **SIZE,
+    )
     run = decode_run.decode_run(p, tmp_path / "run")
     kinds = {method: type(network) for method, network in asked.items()}
-    assert kinds == dict(zip(methods, [type(None), ValueNetwork, Shuffled, ValueNetwork], strict=True))
+    assert kinds == dict(
+        zip(methods, [type(None), ValueNetwork, Shuffled, ValueNetwork], strict=True)
+    )
     known = json.loads(run.manifest.read_text())["params"]
     for name in ("critic", "value"):
         assert len(known["parts"][name]) == 64 and known[name] == name
     texts = {m: [line["response"] for line in run.lines if line["method"] == m] for m in methods}
-    assert len(texts["base"]) == 10 and texts["base"] != texts["re-control"] != texts["re-control-lagrangian"]
+    assert (
+        len(texts["base"]) == 10
+        and texts["base"] != texts["re-control"] != texts["re-control-lagrangian"]
+    )
     capsys.readouterr()
     save_value(network(max_new_tokens=6, seed=1), tmp_path / "value")
     decode_run.decode_run(p, tmp_path / "run")
     assert "parts.value changed since the last run in run" in capsys.readouterr().out
     save_value(network(max_new_tokens=9), tmp_path / "value")
-    with pytest.raises(ParameterError, match="value network was trained for max_new_tokens 9, but 're-control-lagrangian' runs"):
+    with pytest.raises(
+        ParameterError,
+        match="value network was trained for max_new_tokens 9, but 're-control-lagrangian' runs",
+    ):
         decode_run.decode_run(p, tmp_path / "other")
     assert not (tmp_path / "other").exists()

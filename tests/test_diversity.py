@@ -9,11 +9,15 @@ from mockpolicy import EOS, LETTERS, letter_cost, probabilities
 from igcore.diversity import DIVERSITIES, Failures
 
 START = (1, 2)
-BLOCKS = [(EOS,)] + [(a, b) for a, b in itertools.product(range(1, 7), range(7))]  # every block of two tokens
+BLOCKS = [(EOS,)] + [
+    (a, b) for a, b in itertools.product(range(1, 7), range(7))
+]  # every block of two tokens
 
 
 def probability(block, factors=lambda prefix: {}):
-    """Probability of a block when every step is drawn from the reference times the factors, renormalised."""
+    """Probability of a block when every step is drawn from the reference times the factors,
+    renormalised.
+    """
     total = 1.0
     for i, token in enumerate(block):
         p = probabilities(START + block[:i])
@@ -26,7 +30,11 @@ def probability(block, factors=lambda prefix: {}):
 def failed(blocks, parent=0):
     failures = Failures(frozenset({EOS}), None)
     for block in blocks:
-        failures.add(parent, block, [math.log(probabilities(START + block[:i])[t]) for i, t in enumerate(block)])
+        failures.add(
+            parent,
+            block,
+            [math.log(probabilities(START + block[:i])[t]) for i, t in enumerate(block)],
+        )
     return failures
 
 
@@ -36,12 +44,16 @@ def is_safe(block):
 
 @pytest.mark.parametrize("n", [1, 3, 10])
 def test_sequence_draws_from_the_reference_without_the_failed_blocks(n):
-    """Guards "never worse": the next block has exactly its reference probability, conditioned on none of the failed ones."""
+    """Guards "never worse": the next block has exactly its reference probability, conditioned on
+    none of the failed ones.
+    """
     bad = [b for b in BLOCKS if not is_safe(b)][:n]
     avoid = DIVERSITIES["sequence"](failed(bad), 0, 0, 1)
     left = 1 - sum(probability(b) for b in bad)
     for block in BLOCKS:
-        assert probability(block, avoid) == pytest.approx(0 if block in bad else probability(block) / left, abs=1e-12)
+        assert probability(block, avoid) == pytest.approx(
+            0 if block in bad else probability(block) / left, abs=1e-12
+        )
     safe = [b for b in BLOCKS if is_safe(b)]
     assert sum(probability(b, avoid) for b in safe) >= sum(probability(b) for b in safe)
 
@@ -53,7 +65,9 @@ def test_sequence_only_looks_at_blocks_of_the_same_parent():
 
 
 def test_position_ban_spares_the_end_token_and_other_positions():
-    """Guards F_i: a token is banned where it was seen, not everywhere, and a ban never takes the way out."""
+    """Guards F_i: a token is banned where it was seen, not everywhere, and a ban never takes the
+    way out.
+    """
     ban = DIVERSITIES["paper"](failed([(1, 2), (3, EOS)]), 0, 0, 1)
     assert ban(()) == {1: 0.0, 3: 0.0}
     assert ban((5,)) == {2: 0.0}

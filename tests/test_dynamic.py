@@ -9,14 +9,23 @@ from igcore import PolicyError
 from igcore.dynamic import DynamicRows, forward, pad_left
 from igcore.engine import Engine
 
-HELD = ["llama", "mistral-window", "lfm2", "falcon-h1"]  # keys, a window of them, convolutions, recurrent states
+HELD = [
+    "llama",
+    "mistral-window",
+    "lfm2",
+    "falcon-h1",
+]  # keys, a window of them, convolutions, recurrent states
 
 
 def tensors(x):
     """Every tensor of a state, copied."""
     if isinstance(x, torch.Tensor):
         return [x.clone()]
-    parts = x if isinstance(x, list) else (x if isinstance(x, dict) else getattr(x, "__dict__", {})).values()
+    parts = (
+        x
+        if isinstance(x, list)
+        else (x if isinstance(x, dict) else getattr(x, "__dict__", {})).values()
+    )
     return [t for part in parts for t in tensors(part)]
 
 
@@ -26,15 +35,27 @@ def state_of(rows) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", HELD)
 def test_rows_of_two_states_are_copied_and_their_sources_left_alone(name):
-    """Guards retries: a step on a copy must not write into what it was copied from, in whatever a layer keeps."""
+    """Guards retries: a step on a copy must not write into what it was copied from, in whatever a
+    layer keeps.
+    """
     model = tiny(name)
     root = DynamicRows.open(model, PROMPTS)
-    one = root.gather([(root, row) for row in (0, 1, 2)]).step(range(3), [1, 2, 3]).step(range(3), [4, 5, 6])
-    two = root.gather([(root, row) for row in (2, 1)]).step(range(2), [7, 8]).step(range(2), [9, 10])
+    one = (
+        root.gather([(root, row) for row in (0, 1, 2)])
+        .step(range(3), [1, 2, 3])
+        .step(range(3), [4, 5, 6])
+    )
+    two = (
+        root.gather([(root, row) for row in (2, 1)]).step(range(2), [7, 8]).step(range(2), [9, 10])
+    )
     before = [state_of(rows) for rows in (root, one, two)]
     rows = root.gather([(two, 0), (one, 2), (one, 0), (two, 0)]).step(range(4), [11, 12, 13, 14])
     rows = rows.step([3, 1, 2], [15, 16, 17])
-    expected = [PROMPTS[2] + [7, 9, 14, 15], PROMPTS[2] + [3, 6, 12, 16], PROMPTS[0] + [1, 4, 13, 17]]
+    expected = [
+        PROMPTS[2] + [7, 9, 14, 15],
+        PROMPTS[2] + [3, 6, 12, 16],
+        PROMPTS[0] + [1, 4, 13, 17],
+    ]
     for row, ids in enumerate(expected):
         hidden, logits = reencode(model, ids)
         assert torch.allclose(rows.logits[row], logits[-1], atol=1e-4)
@@ -45,7 +66,9 @@ def test_rows_of_two_states_are_copied_and_their_sources_left_alone(name):
 
 @torch.inference_mode()
 def test_the_history_of_a_window_is_what_it_still_keeps():
-    """Guards slices by absolute position, which are empty or of other tokens in a cache that has forgotten its beginning."""
+    """Guards slices by absolute position, which are empty or of other tokens in a cache that has
+    forgotten its beginning.
+    """
     model = tiny("mistral-window")
     rows = DynamicRows.open(model, PROMPTS)
     full = tiny("mistral")
@@ -53,10 +76,15 @@ def test_the_history_of_a_window_is_what_it_still_keeps():
         rows = rows.step(range(3), tokens)
         history = rows.history()
         n = min(rows.length, 3)  # a window of 4 keeps 3 for the next token
-        assert history.hidden.shape[1] == rows.length and history.keys[0].shape[2] == history.values[1].shape[2] == n
+        assert (
+            history.hidden.shape[1] == rows.length
+            and history.keys[0].shape[2] == history.values[1].shape[2] == n
+        )
     past = transformers.DynamicCache(config=full.config)
     full(torch.tensor([PROMPTS[1] + [2, 5, 8, 11, 14]]), past_key_values=past)
-    assert torch.allclose(history.keys[0][1], past.layers[0].keys[0, :, -3:], atol=1e-5)  # of the first layer: no window before it
+    assert torch.allclose(
+        history.keys[0][1], past.layers[0].keys[0, :, -3:], atol=1e-5
+    )  # of the first layer: no window before it
 
 
 def test_the_history_names_only_layers_with_attention():
@@ -67,7 +95,9 @@ def test_the_history_names_only_layers_with_attention():
 
 
 def test_a_model_that_ignores_its_past_is_refused():
-    """Guards against drawing every token without its context: Mamba swallows past_key_values and has a state of another name."""
+    """Guards against drawing every token without its context: Mamba swallows past_key_values and
+    has a state of another name.
+    """
     settings = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
     model = transformers.MambaForCausalLM(transformers.MambaConfig(**settings)).eval()
     with pytest.raises(PolicyError, match="MambaForCausalLM does not carry"):
@@ -79,7 +109,9 @@ def test_a_backbone_gives_the_hidden_states_of_the_whole_model(name):
     """Guards models without a head, as scorers have them: the same states, and no logits."""
     model = tiny(name)
     ids, mask = pad_left(PROMPTS, "cpu")
-    inputs = dict(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
+    inputs = dict(
+        input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)
+    )
     hidden, logits = forward(model, **inputs, logits_to_keep=0)
     alone, none = forward(model.base_model, **inputs, logits_to_keep=0)
     assert torch.equal(hidden, alone) and logits.shape == (3, 5, 97) and none.shape == (3, 5, 0)

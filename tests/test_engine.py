@@ -27,15 +27,19 @@ def llama():
 
 
 def walk(engine, prompts=PROMPTS):
-    """Three blocks, each with a retry for some rows and kept candidates; the next rows come from both rounds, out of order.
+    """Three blocks, each with a retry for some rows and kept candidates; the next rows come from
+    both rounds, out of order.
 
-    Return every candidate as (what it started from, its keys, tokens, log_p, near ties), and the sequences of the last rows.
+    Return every candidate as (what it started from, its keys, tokens, log_p, near ties), and the
+    sequences of the last rows.
     """
     engine.open(prompts)
     sequences, drawn = [list(prompt) for prompt in prompts], []
     for number, length in enumerate((5, 4, 3)):
         pool, n = {}, 0
-        for round_, rows in enumerate(([r for r in range(len(sequences)) for _ in range(4)], [0, 0, 0, len(sequences) - 1])):
+        for round_, rows in enumerate(
+            ([r for r in range(len(sequences)) for _ in range(4)], [0, 0, 0, len(sequences) - 1])
+        ):
             if round_:
                 pool = {c: pool[c] for c in sorted(pool)[::2]}
                 engine.rollback(keep=list(pool))
@@ -44,7 +48,9 @@ def walk(engine, prompts=PROMPTS):
             assert block.first == n  # candidates are numbered on over the rounds
             n += len(rows)
             for c, row in enumerate(rows):
-                drawn.append((sequences[row], keys[c], block.tokens[c], block.log_p[c], block.near_ties[c]))
+                drawn.append(
+                    (sequences[row], keys[c], block.tokens[c], block.log_p[c], block.near_ties[c])
+                )
                 if not block.ended[c]:
                     pool[block.first + c] = sequences[row] + block.tokens[c]
         chosen = sorted(pool, key=lambda c: (c * 7) % 11)[:5]
@@ -54,10 +60,14 @@ def walk(engine, prompts=PROMPTS):
 
 
 def assert_as_reencoded(model, engine, drawn, sequences, atol=1e-4):
-    """Every token is what its numbers draw from the logits of the whole sequence, read alone; log_p and o_t are right too."""
+    """Every token is what its numbers draw from the logits of the whole sequence, read alone; log_p
+    and o_t are right too.
+    """
     for start, keys, tokens, log_p, ties in drawn:
         logits = reencode(model, start + tokens)[1][len(start) - 1 : -1]
-        expected, expected_log_p, _, _ = draw(logits, torch.from_numpy(uniforms(keys[: len(tokens)])), {})
+        expected, expected_log_p, _, _ = draw(
+            logits, torch.from_numpy(uniforms(keys[: len(tokens)])), {}
+        )
         assert tokens == expected or ties
         assert tokens != expected or log_p == pytest.approx(expected_log_p, abs=atol)
     for row, ids in enumerate(sequences):
@@ -79,7 +89,9 @@ def test_tokens_follow_the_policy():
 
 @pytest.mark.parametrize("name", FITTING)
 def test_both_caches_decode_as_one_sequence_read_alone(name):
-    """Guards padding, positions, masks, gather, compaction, retries and selection: any slip moves the logits far more than 1e-4."""
+    """Guards padding, positions, masks, gather, compaction, retries and selection: any slip moves
+    the logits far more than 1e-4.
+    """
     model = tiny(name)
     assert fits(model) and Engine(model, ENDS).kind is SharedRows
     found = {}
@@ -87,7 +99,9 @@ def test_both_caches_decode_as_one_sequence_read_alone(name):
         engine = Engine(model, ENDS, cache)
         drawn, sequences = found[cache] = walk(engine)
         assert_as_reencoded(model, engine, drawn, sequences)
-        assert len({len(tokens) for _, _, tokens, _, _ in drawn}) == 5  # rows have ended at every step
+        assert (
+            len({len(tokens) for _, _, tokens, _, _ in drawn}) == 5
+        )  # rows have ended at every step
     for ours, theirs in zip(found["shared"][0], found["dynamic"][0], strict=True):
         assert ours[2] == theirs[2] and ours[3] == pytest.approx(theirs[3], abs=1e-4)
     assert found["shared"][1] == found["dynamic"][1]
@@ -95,7 +109,9 @@ def test_both_caches_decode_as_one_sequence_read_alone(name):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_decode_in_transformers_own_cache(name):
-    """Guards the fall-back: windows, caps, sinks, distances, latent keys and recurrent states are none of the shared cache's."""
+    """Guards the fall-back: windows, caps, sinks, distances, latent keys and recurrent states are
+    none of the shared cache's.
+    """
     model = tiny(name)
     assert not fits(model) and Engine(model, ENDS).kind is DynamicRows
     engine = Engine(model, ENDS)
@@ -125,12 +141,18 @@ def test_one_candidate_is_enough(llama, cache):
 
 @BOTH
 def test_all_candidates_may_end_at_once(llama, cache):
-    """Guards an empty batch: no step is taken, the rest of the search goes on, and nothing can be selected."""
+    """Guards an empty batch: no step is taken, the rest of the search goes on, and nothing can be
+    selected.
+    """
     engine = Engine(llama, set(range(97)), cache)
     engine.open(PROMPTS)
     with Counter(llama) as counter:
         block = engine.sample_block([0, 1, 1], numbers(3, 5))
-    assert counter.tokens == 0 and block.ended == [True] * 3 and [len(t) for t in block.tokens] == [1] * 3
+    assert (
+        counter.tokens == 0
+        and block.ended == [True] * 3
+        and [len(t) for t in block.tokens] == [1] * 3
+    )
     with pytest.raises(KeyError):
         engine.select([1])
     engine.rollback()
@@ -147,7 +169,9 @@ def test_every_end_token_ends():
     engine = Engine(MockModel(), {EOS, 3, 5})
     engine.open([[1]])
     block = engine.sample_block([0] * 60, numbers(60, 3))
-    assert {tokens[-1] for tokens, ended in zip(block.tokens, block.ended, strict=True) if ended} == {EOS, 3, 5}
+    assert {
+        tokens[-1] for tokens, ended in zip(block.tokens, block.ended, strict=True) if ended
+    } == {EOS, 3, 5}
     assert not any({EOS, 3, 5} & set(tokens[:-1]) for tokens in block.tokens)
 
 
@@ -162,23 +186,31 @@ def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
         assert ended == (tokens[-1] == EOS)
         assert EOS not in tokens[:-1]
         assert len(tokens) == 6 or ended
-    drawn = sum(len(tokens) - ended for tokens, ended in zip(block.tokens, block.ended, strict=True))
+    drawn = sum(
+        len(tokens) - ended for tokens, ended in zip(block.tokens, block.ended, strict=True)
+    )
     assert model.tokens_forwarded == 3 + drawn  # the prompts once, and every live token once
 
 
 @BOTH
 def test_no_token_is_encoded_twice(llama, cache):
-    """Guards the carried state: what goes through the model is the prompts once and every live token once, over all blocks."""
+    """Guards the carried state: what goes through the model is the prompts once and every live
+    token once, over all blocks.
+    """
     prompts = [[5, 9, 11], [7, 8, 9]]
     engine = Engine(llama, ENDS, cache)
     with Counter(llama) as counter:
         drawn, _ = walk(engine, prompts)
-    assert counter.tokens == 6 + sum(len(tokens) - (tokens[-1] in ENDS) for _, _, tokens, _, _ in drawn)
+    assert counter.tokens == 6 + sum(
+        len(tokens) - (tokens[-1] in ENDS) for _, _, tokens, _, _ in drawn
+    )
 
 
 @BOTH
 def test_tokens_forwarded_are_flat_in_the_number_of_blocks_and_linear_in_rows(llama, cache):
-    """Guards against work per block: without end tokens N rows of T tokens cost P L + N T, in however many blocks."""
+    """Guards against work per block: without end tokens N rows of T tokens cost P L + N T, in
+    however many blocks.
+    """
 
     def forwarded(n, length, block):
         engine = Engine(llama, {-1}, cache)
@@ -192,12 +224,16 @@ def test_tokens_forwarded_are_flat_in_the_number_of_blocks_and_linear_in_rows(ll
 
     assert [forwarded(4, 8, block) for block in (1, 2, 4, 8)] == [8 + 4 * 8] * 4
     assert [forwarded(n, 8, 4) for n in (2, 6, 10)] == [8 + n * 8 for n in (2, 6, 10)]
-    assert [forwarded(4, length, 4) for length in (4, 12, 16)] == [8 + 4 * length for length in (4, 12, 16)]
+    assert [forwarded(4, length, 4) for length in (4, 12, 16)] == [
+        8 + 4 * length for length in (4, 12, 16)
+    ]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
 def test_bytes_of_keys_and_values_are_those_of_the_formula(name):
-    """Guards the memory of a search: prompts once, and a slot for every candidate, as long as its tokens and no longer."""
+    """Guards the memory of a search: prompts once, and a slot for every candidate, as long as its
+    tokens and no longer.
+    """
     model = tiny(name)
     engine = Engine(model, {-1}, "shared")
     engine.open(PROMPTS)
@@ -213,7 +249,9 @@ def test_bytes_of_keys_and_values_are_those_of_the_formula(name):
 @BOTH
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_history_is_what_one_forward_pass_gives(name, cache):
-    """Guards o_t and h_t of the critic: of every token since the prompt, in the order of the candidates, over both rounds."""
+    """Guards o_t and h_t of the critic: of every token since the prompt, in the order of the
+    candidates, over both rounds.
+    """
     model = tiny(name)
     engine = Engine(model, {-1}, cache)
     engine.open(PROMPTS)
@@ -223,28 +261,45 @@ def test_history_is_what_one_forward_pass_gives(name, cache):
     engine.rollback(keep=[0, 2])
     third = engine.sample_block([1, 1], numbers(2, 3, "third"))
     history = engine.history([4, 0, 2])
-    new = [first.tokens[0] + third.tokens[1], first.tokens[2] + second.tokens[0], first.tokens[1] + second.tokens[2]]
-    assert history.hidden.shape == (3, 7, 32) and history.keys[1].shape == (3, model.config.n_head if name == "gpt2" else 2, 7, 8)
+    new = [
+        first.tokens[0] + third.tokens[1],
+        first.tokens[2] + second.tokens[0],
+        first.tokens[1] + second.tokens[2],
+    ]
+    assert history.hidden.shape == (3, 7, 32) and history.keys[1].shape == (
+        3,
+        model.config.n_head if name == "gpt2" else 2,
+        7,
+        8,
+    )
     for row, (prompt, tokens) in enumerate(zip((0, 2, 1), new, strict=True)):
         ids = PROMPTS[prompt] + tokens
         past = DynamicCache(config=model.config)
         with torch.inference_mode():
-            hidden = model.base_model(torch.tensor([ids]), past_key_values=past).last_hidden_state[0, -7:]
+            hidden = model.base_model(torch.tensor([ids]), past_key_values=past).last_hidden_state[
+                0, -7:
+            ]
         assert torch.allclose(history.hidden[row], hidden, atol=1e-4)
         for i, layer in enumerate(past.layers):
             assert torch.allclose(history.keys[i][row], layer.keys[0, :, -7:], atol=1e-4)
             assert torch.allclose(history.values[i][row], layer.values[0, :, -7:], atol=1e-4)
     (alone, bare) = (engine.history([c], keys=c == 4) for c in (4, 2))  # of one round
-    assert torch.equal(alone.hidden[0], history.hidden[0]) and torch.equal(alone.values[1][0], history.values[1][0])
+    assert torch.equal(alone.hidden[0], history.hidden[0]) and torch.equal(
+        alone.values[1][0], history.values[1][0]
+    )
     assert torch.equal(bare.hidden[0], history.hidden[2]) and bare.keys == bare.values == []
     with pytest.raises(KeyError, match=r"\[1\] have no state"):
         engine.history([1])
 
 
 @BOTH
-@pytest.mark.parametrize("dtype, near", [(torch.float32, 1e-4), (torch.bfloat16, 0.2)])  # values reach 14
+@pytest.mark.parametrize(
+    "dtype, near", [(torch.float32, 1e-4), (torch.bfloat16, 0.2)]
+)  # values reach 14
 def test_a_watched_layer_is_in_the_history(llama, cache, dtype, near):
-    """Guards features of a search against those of training: which layer, which half, which tokens; o_t stays o_t."""
+    """Guards features of a search against those of training: which layer, which half, which tokens;
+    o_t stays o_t.
+    """
     model = copy.deepcopy(llama).to(dtype)
     engine = Engine(model, {-1}, cache, watch=0)
     engine.open(PROMPTS)
@@ -252,11 +307,19 @@ def test_a_watched_layer_is_in_the_history(llama, cache, dtype, near):
     engine.select([2, 0])
     second = engine.sample_block([0, 1, 1], numbers(3, 3, "second"))
     history = engine.history([0, 2])
-    sequences = [PROMPTS[2] + first.tokens[2] + second.tokens[0], PROMPTS[0] + first.tokens[0] + second.tokens[2]]
+    sequences = [
+        PROMPTS[2] + first.tokens[2] + second.tokens[0],
+        PROMPTS[0] + first.tokens[0] + second.tokens[2],
+    ]
     for row, ids in enumerate(sequences):
         with torch.inference_mode():
-            states = model.model(torch.tensor([ids]), output_hidden_states=True).hidden_states  # embedding, layer 0, o_t
-        for ours, theirs in ((history.middle[row], states[1][0, -7:]), (history.hidden[row], states[-1][0, -7:])):
+            states = model.model(
+                torch.tensor([ids]), output_hidden_states=True
+            ).hidden_states  # embedding, layer 0, o_t
+        for ours, theirs in (
+            (history.middle[row], states[1][0, -7:]),
+            (history.hidden[row], states[-1][0, -7:]),
+        ):
             assert (ours - theirs).abs().max() < near
 
 
@@ -268,14 +331,18 @@ def test_watching_a_layer_changes_nothing(llama, cache):
         engine.open(PROMPTS)
     blocks = [engine.sample_block([0, 1, 2] * 6, numbers(18, 4)) for engine in engines]
     assert blocks[0] == blocks[1] and any(blocks[0].ended)
-    watched, plain = (engine.history([c for c in range(18) if not blocks[0].ended[c]]) for engine in engines)
+    watched, plain = (
+        engine.history([c for c in range(18) if not blocks[0].ended[c]]) for engine in engines
+    )
     assert plain.middle is None and torch.equal(watched.hidden, plain.hidden)
     assert not llama.base_model.layers[0]._forward_hooks
 
 
 @BOTH
 def test_the_last_block_forwards_one_token_less(llama, cache):
-    """Guards the end of a search: the same tokens, no step whose result nobody reads, and no candidate left to go on from."""
+    """Guards the end of a search: the same tokens, no step whose result nobody reads, and no
+    candidate left to go on from.
+    """
     found = []
     for last in (False, True):
         engine = Engine(llama, ENDS, cache)
@@ -286,7 +353,9 @@ def test_the_last_block_forwards_one_token_less(llama, cache):
     (block, tokens), (final, fewer) = found
     live = [c for c in range(6) if not block.ended[c]]
     assert block.tokens == final.tokens and live and tokens - fewer == len(live)
-    assert [x - y for x, y in zip(block.encoded, final.encoded, strict=True)] == [int(c in live) for c in range(6)]
+    assert [x - y for x, y in zip(block.encoded, final.encoded, strict=True)] == [
+        int(c in live) for c in range(6)
+    ]
     assert sum(block.encoded) == tokens
     with pytest.raises(KeyError, match="have no state"):
         engine.select(live[:1])
@@ -309,7 +378,9 @@ def test_a_critic_can_be_trained_on_the_history(llama, cache):
 
 @BOTH
 def test_rollback_is_bit_equal(llama, cache):
-    """Guards the state at the block's start: a retry with the same numbers must repeat the same tokens and logits."""
+    """Guards the state at the block's start: a retry with the same numbers must repeat the same
+    tokens and logits.
+    """
     engine = Engine(llama, {-1}, cache)
     engine.open(PROMPTS)
     engine.sample_block([0, 1, 2], numbers(3, 2, "before"))
@@ -331,7 +402,9 @@ def test_candidates_that_ended_or_were_freed_cannot_be_selected(llama, cache):
     engine = Engine(llama, ENDS, cache)
     engine.open([[1]])
     block = engine.sample_block([0] * 12, numbers(12, 2))
-    ended, live = ([c for c in range(12) if block.ended[c] is is_ended] for is_ended in (True, False))
+    ended, live = (
+        [c for c in range(12) if block.ended[c] is is_ended] for is_ended in (True, False)
+    )
     for wrong in (ended[0], 12):
         with pytest.raises(KeyError, match="have no state"):
             engine.select([live[0], wrong])
@@ -342,7 +415,9 @@ def test_candidates_that_ended_or_were_freed_cannot_be_selected(llama, cache):
 
 
 def test_a_penalty_sees_the_tokens_of_its_own_candidate(llama):
-    """Guards the numbering under raggedness: a penalty asked about another row would ban the wrong tokens."""
+    """Guards the numbering under raggedness: a penalty asked about another row would ban the wrong
+    tokens.
+    """
     engine = Engine(llama, ENDS)
     engine.open(PROMPTS)
     plain = engine.sample_block([0, 0, 1, 1, 2, 2], numbers(6, 5))
@@ -354,13 +429,19 @@ def test_a_penalty_sees_the_tokens_of_its_own_candidate(llama):
         return {plain.tokens[c][0]: 0.0} if not prefix and c % 2 else {}
 
     block = engine.sample_block([0, 0, 1, 1, 2, 2], numbers(6, 5), penalty)
-    assert block.tokens[::2] == plain.tokens[::2] and all(block.tokens[c][0] != plain.tokens[c][0] for c in (1, 3, 5))
-    assert sorted(asked) == sorted((c, tuple(t[:k])) for c, t in enumerate(block.tokens) for k in range(len(t)))
+    assert block.tokens[::2] == plain.tokens[::2] and all(
+        block.tokens[c][0] != plain.tokens[c][0] for c in (1, 3, 5)
+    )
+    assert sorted(asked) == sorted(
+        (c, tuple(t[:k])) for c, t in enumerate(block.tokens) for k in range(len(t))
+    )
 
 
 @BOTH
 def test_tokens_do_not_depend_on_the_batch_up_to_counted_near_ties(llama, cache):
-    """Guards padding and the coordinates of the keys; float32 sums differ, so only a near tie may part the ways."""
+    """Guards padding and the coordinates of the keys; float32 sums differ, so only a near tie may
+    part the ways.
+    """
     engine = Engine(llama, {-1}, cache)
     engine.open(PROMPTS)
     together = engine.sample_block([0, 1, 2], [numbers(1, 40, str(i))[0] for i in range(3)])
@@ -374,31 +455,52 @@ def test_tokens_do_not_depend_on_the_batch_up_to_counted_near_ties(llama, cache)
 @BOTH
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_proposed_tokens_are_the_most_probable_and_are_read_when_selected(name, cache):
-    """Guards `propose` and `select` against one sequence read alone: rows left out, doubled, in another order."""
+    """Guards `propose` and `select` against one sequence read alone: rows left out, doubled, in
+    another order.
+    """
     model = tiny(name)
     engine, sequences = Engine(model, {-1}, cache), [list(prompt) for prompt in PROMPTS]
     engine.open(PROMPTS)
-    for rows, choice in (([0, 1, 2], [1, 4, 6]), ([2, 0, 1], [8, 2, 0]), ([2, 1], [5, 3]), ([1, 0], [1, 2, 0, 4])):
+    for rows, choice in (
+        ([0, 1, 2], [1, 4, 6]),
+        ([2, 0, 1], [8, 2, 0]),
+        ([2, 1], [5, 3]),
+        ([1, 0], [1, 2, 0, 4]),
+    ):
         before = engine.rows.logits.clone(), engine.rows.hidden.clone()
         with Counter(model) as counter:
             block = engine.propose(rows, 3)
-            assert counter.tokens == 0 and torch.equal(before[0], engine.rows.logits) and torch.equal(before[1], engine.rows.hidden)
+            assert (
+                counter.tokens == 0
+                and torch.equal(before[0], engine.rows.logits)
+                and torch.equal(before[1], engine.rows.hidden)
+            )
             engine.select(choice)
-        assert counter.tokens == len(choice) and block.encoded == [0] * len(block.tokens) and block.first == 0
+        assert (
+            counter.tokens == len(choice)
+            and block.encoded == [0] * len(block.tokens)
+            and block.first == 0
+        )
         for i, row in enumerate(rows):
             best, tokens = reencode(model, sequences[row])[1][-1].log_softmax(-1).topk(3)
             assert block.tokens[3 * i : 3 * i + 3] == [[token] for token in tokens.tolist()]
-            assert [x for (x,) in block.log_p[3 * i : 3 * i + 3]] == pytest.approx(best.tolist(), abs=1e-4)
+            assert [x for (x,) in block.log_p[3 * i : 3 * i + 3]] == pytest.approx(
+                best.tolist(), abs=1e-4
+            )
         assert block.log_q == block.log_p
         sequences = [sequences[rows[c // 3]] + block.tokens[c] for c in choice]
         assert_as_reencoded(model, engine, [], sequences)
     block = engine.sample_block([3, 0], numbers(2, 2))
     engine.select([1, 0])
-    assert_as_reencoded(model, engine, [], [sequences[0] + block.tokens[1], sequences[3] + block.tokens[0]])
+    assert_as_reencoded(
+        model, engine, [], [sequences[0] + block.tokens[1], sequences[3] + block.tokens[0]]
+    )
 
 
 def test_tokens_read_are_those_that_blocks_report(llama):
-    """Guards the count of forward tokens, row by row: every live token, and none that nothing follows."""
+    """Guards the count of forward tokens, row by row: every live token, and none that nothing
+    follows.
+    """
     engine = Engine(llama, ENDS, "shared")
     engine.open(PROMPTS)
     for last in (False, True):
@@ -409,9 +511,13 @@ def test_tokens_read_are_those_that_blocks_report(llama):
             assert encoded == len(tokens) - (ended or last)
 
 
-@pytest.mark.parametrize(("k", "gap", "near"), [(2, 1.9, 1), (2, 2.1, 0), (2, 0.0, 1), (1, 1.9, 0), (3, 1.9, 0)])
+@pytest.mark.parametrize(
+    ("k", "gap", "near"), [(2, 1.9, 1), (2, 2.1, 0), (2, 0.0, 1), (1, 1.9, 0), (3, 1.9, 0)]
+)
 def test_a_proposal_is_a_near_tie_when_the_next_token_could_take_its_place(k, gap, near):
-    """Guards the count: two logits that each move by 1e-4 change places over a gap of 2e-4, and only the last place is at stake."""
+    """Guards the count: two logits that each move by 1e-4 change places over a gap of 2e-4, and
+    only the last place is at stake.
+    """
     logits = [-9.0, 2.0 - gap * 1e-4, 5.0, 2.0, -1.0, -2.0, -3.0]
     engine = Engine(MockModel(lambda prefix: logits), {EOS})
     engine.open([[1], [2, 3]])
@@ -449,7 +555,9 @@ def test_more_proposals_than_tokens_are_refused():
     engine = Engine(MockModel(), {EOS})
     engine.open([[1], [2]])
     assert sorted(t for (t,) in engine.propose([0], 7).tokens) == list(range(7))
-    with pytest.raises(ParameterError, match="8 candidates per token were asked of a vocabulary of 7; lower top_k"):
+    with pytest.raises(
+        ParameterError, match="8 candidates per token were asked of a vocabulary of 7; lower top_k"
+    ):
         engine.propose([0], 8)
 
 

@@ -15,8 +15,10 @@ from igcore import figures, look, tables
 from igcore.errors import ParameterError, RunError
 
 METHODS = (
-    "base best-of-n best-of-n-lagrangian best-of-n-augmented beam-lagrangian beam-lagrangian-freq beam-augmented args "
-    "args-lagrangian args-cost re-control re-control-lagrangian inferenceguard inferenceguard-critic inferenceguard-mix"
+    "base best-of-n best-of-n-lagrangian best-of-n-augmented beam-lagrangian "
+    "beam-lagrangian-freq beam-augmented args "
+    "args-lagrangian args-cost re-control re-control-lagrangian inferenceguard "
+    "inferenceguard-critic inferenceguard-mix"
 ).split()
 TOKENWISE = ("args", "re-control")
 TRACES = {"easy": [0.2, 0.15, 0.1], "hard": [0.2, 0.1, -0.1, -math.inf]}
@@ -34,9 +36,13 @@ def main(records):
 
 @pytest.fixture(scope="module")
 def every() -> pd.DataFrame:
-    """Records of all methods; token-wise ones were asked 12 of 30 prompts of one policy, and none of the other."""
+    """Records of all methods; token-wise ones were asked 12 of 30 prompts of one policy, and none
+    of the other.
+    """
     methods = {name: synthetic.METHODS.get(name, (0.1, 0.0, 0.45, 2.0)) for name in METHODS}
-    methods |= {name: (0.2, 1.0, 0.45, 2.0) for name in methods if name.startswith("inferenceguard-")}
+    methods |= {
+        name: (0.2, 1.0, 0.45, 2.0) for name in methods if name.startswith("inferenceguard-")
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(synthetic, "METHODS", methods)
         lines = synthetic.records(30, methods)
@@ -52,7 +58,12 @@ def with_n(method: str) -> str:
 def texts(fig) -> list:
     """Return every visible text of the figure but tick labels."""
     fig.draw_without_rendering()
-    return [text for ax in fig.axes for text in [*ax.texts, ax.title] if text.get_text() and text.get_visible()]
+    return [
+        text
+        for ax in fig.axes
+        for text in [*ax.texts, ax.title]
+        if text.get_text() and text.get_visible()
+    ]
 
 
 def overlaps(fig) -> list[tuple[str, str]]:
@@ -83,7 +94,9 @@ def test_nothing_to_draw_is_said(draw, records):
 
 @pytest.mark.parametrize("name", ["tradeoff", "distributions", "rates", "safety_state"])
 def test_two_saves_give_the_same_bytes(name, records, main, tmp_path):
-    """Guards against dates, random jitter and identifiers in committed pictures, and against open pyplot figures."""
+    """Guards against dates, random jitter and identifiers in committed pictures, and against open
+    pyplot figures.
+    """
     arguments = {"distributions": (records,), "safety_state": (TRACES, 0.2)}.get(name, (main,))
     draw, saved = getattr(figures, name), []
     for folder in ("one", "two"):
@@ -100,24 +113,37 @@ def test_two_saves_give_the_same_bytes(name, records, main, tmp_path):
 @pytest.mark.parametrize("name", ["tradeoff", "rates", "distributions", "budget_sweep"])
 def test_fifteen_methods_and_two_policies_fit(name, every):
     """Bug: legends cut off at the edge of the page, labels on top of each other."""
-    fig = getattr(figures, name)(tables.main_table(every) if name in ("tradeoff", "rates") else every)
+    fig = getattr(figures, name)(
+        tables.main_table(every) if name in ("tradeoff", "rates") else every
+    )
     found = boxes(fig)
     assert len(found) > 30 and hidden(found) == [] and outside(fig, found) == []
 
 
 def test_methods_with_fewer_prompts_say_so(every):
-    """Bug: a rate of 12 prompts beside one of 48 as if they were alike; n said where all are alike; a row for what was not run."""
+    """Bug: a rate of 12 prompts beside one of 48 as if they were alike; n said where all are alike;
+    a row for what was not run.
+    """
     main = tables.main_table(every)
     tradeoff, rates = figures.tradeoff(main), figures.rates(main)
     distributions, sweep = figures.distributions(every), figures.budget_sweep(every)
     here, there = METHODS, [method for method in METHODS if not method.startswith(TOKENWISE)]
     for panel, methods in enumerate((here, there)):
         want = [with_n(method) for method in methods]
-        assert {text.get_text().split(" (")[0] for text in tradeoff.axes[panel].texts if text.get_text()} == set(methods)
+        assert {
+            text.get_text().split(" (")[0] for text in tradeoff.axes[panel].texts if text.get_text()
+        } == set(methods)
         assert [label.get_text() for label in rates.axes[panel].get_yticklabels()] == want
-        assert [label.get_text() for label in distributions.axes[2 * panel].get_yticklabels()] == want
+        assert [
+            label.get_text() for label in distributions.axes[2 * panel].get_yticklabels()
+        ] == want
         columns = [ax.get_legend() for ax in sweep.axes[panel::2]]
-        assert [text.get_text() for legend in columns for text in legend.get_texts() if text.get_text() != "base"] == want[1:]
+        assert [
+            text.get_text()
+            for legend in columns
+            for text in legend.get_texts()
+            if text.get_text() != "base"
+        ] == want[1:]
     labels = {text.get_text() for text in tradeoff.axes[0].texts}
     assert "args (n = 12)" in labels and "base" in labels
     silent = main[main["method"] == "inferenceguard-mix"].iloc[0]
@@ -129,25 +155,34 @@ def test_a_label_holds_both_notes():
     prompts = pd.Series({"base": 48, "args": 12, "inferenceguard": 48, "inferenceguard-mix": 12})
     notes = ["", "", "1 abstained", "2 abstained"]
     assert look.named(prompts, notes) == [
-        "base", "args (n = 12)", "inferenceguard (1 abstained)", "inferenceguard-mix (n = 12, 2 abstained)"
+        "base", "args (n = 12)", "inferenceguard (1 abstained)",
+        "inferenceguard-mix (n = 12, 2 abstained)"
     ]  # fmt: skip
     assert look.named(prompts)[2:] == ["inferenceguard", "inferenceguard-mix (n = 12)"]
 
 
-# --- trade-off ------------------------------------------------------------------------------------------------------
+# --- trade-off ------------------------------------------------------------------------------------
 
 
 def test_tradeoff_draws_the_numbers_of_the_table(main):
     """Guards against swapped axes, a colour that is not the time, and points of another policy."""
     fig = figures.tradeoff(main)
     for ax, (policy, rows) in zip(fig.axes, main.groupby("policy", sort=False), strict=False):
-        points = [dots for dots in ax.collections if isinstance(dots, PathCollection) and dots.get_clip_on()]
+        points = [
+            dots
+            for dots in ax.collections
+            if isinstance(dots, PathCollection) and dots.get_clip_on()
+        ]
         drawn = [(*dots.get_offsets()[0], dots.get_array()[0]) for dots in points]
-        assert drawn == list(zip(rows["safety_rate"], rows["reward_mean"], rows["seconds_per_prompt"], strict=True))
+        assert drawn == list(
+            zip(rows["safety_rate"], rows["reward_mean"], rows["seconds_per_prompt"], strict=True)
+        )
         assert ax.get_title(loc="left") == policy
         bars = ax.containers[0].lines[2]
         across, up = (np.array(bar.get_segments()) for bar in bars)
-        assert across[:, :, 0] == pytest.approx(rows[["safety_wilson_low", "safety_wilson_high"]].to_numpy())
+        assert across[:, :, 0] == pytest.approx(
+            rows[["safety_wilson_low", "safety_wilson_high"]].to_numpy()
+        )
         assert up[:, :, 1] == pytest.approx(rows[["reward_low", "reward_high"]].to_numpy())
 
 
@@ -155,19 +190,26 @@ def test_tradeoff_names_abstentions(main):
     """Guards against safety shown without its price."""
     labels = {text.get_text() for text in texts(figures.tradeoff(main))}
     silent = main[main["abstained"] > 0]
-    assert len(silent) and {f"{row.method} ({row.abstained} abstained)" for row in silent.itertuples()} <= labels
+    assert (
+        len(silent)
+        and {f"{row.method} ({row.abstained} abstained)" for row in silent.itertuples()} <= labels
+    )
     assert "base" in labels
 
 
 def test_tradeoff_labels_do_not_overlap():
-    """Guards against labels on top of each other, or outside, when fifteen methods have nearly the same numbers."""
+    """Guards against labels on top of each other, or outside, when fifteen methods have nearly the
+    same numbers.
+    """
     same = pd.DataFrame(
         synthetic.record(method=method, prompt_id=f"p{k}", reward=0.5 + 0.1 * k + 1e-4 * n)
         for n, method in enumerate(METHODS)
         for k in range(5)
     )
     fig = figures.tradeoff(tables.main_table(same))
-    heights = {text.get_text(): text.get_position()[1] for text in fig.axes[0].texts if text.get_text()}
+    heights = {
+        text.get_text(): text.get_position()[1] for text in fig.axes[0].texts if text.get_text()
+    }
     assert set(heights) == set(METHODS)
     assert 0 <= min(heights.values()) and max(heights.values()) <= 1
     assert overlaps(fig) == []
@@ -176,8 +218,13 @@ def test_tradeoff_labels_do_not_overlap():
 def test_tradeoff_names_methods_without_any_text(main):
     """Guards against a method that vanishes from the picture because it emitted nothing."""
     silent = main.copy()
-    silent.loc[silent["method"] == "inferenceguard", ["reward_mean", "reward_low", "reward_high"]] = np.nan
-    assert figures.tradeoff(silent).axes[0].get_title(loc="left") == "smollm2-raw (nothing emitted: inferenceguard)"
+    silent.loc[
+        silent["method"] == "inferenceguard", ["reward_mean", "reward_low", "reward_high"]
+    ] = np.nan
+    assert (
+        figures.tradeoff(silent).axes[0].get_title(loc="left")
+        == "smollm2-raw (nothing emitted: inferenceguard)"
+    )
 
 
 def test_spread_keeps_order_gap_and_panel():
@@ -190,7 +237,7 @@ def test_spread_keeps_order_gap_and_panel():
     assert heights[[1, 4]] == pytest.approx([0.1, 0.5])  # far from the others: not moved
 
 
-# --- other pictures -------------------------------------------------------------------------------------------------
+# --- other pictures -------------------------------------------------------------------------------
 
 
 def test_distributions_draw_every_emitted_text(records):
@@ -207,7 +254,9 @@ def test_distributions_draw_every_emitted_text(records):
             cell = emitted[(emitted["policy"] == policy) & (emitted["method"] == method)]
             assert dots[:, 0].tolist() == cell[name].tolist()
             assert abs(dots[:, 1] - height).max() < 0.5
-        lines = [line.get_xdata() for line in ax.lines if line.get_color() == figures.OUTCOMES["unsafe"]]
+        lines = [
+            line.get_xdata() for line in ax.lines if line.get_color() == figures.OUTCOMES["unsafe"]
+        ]
         assert lines == ([[0.2, 0.2]] if name == "cost" else [])
         assert [text.get_text() for text in ax.texts] == (["budget 0.2"] if name == "cost" else [])
 
@@ -234,7 +283,9 @@ def test_rates_draw_the_triple(main):
 
 
 def test_safety_state_draws_the_trace():
-    """Guards against a trace drawn from z_1, and an unreadable score that leaves the picture instead of falling."""
+    """Guards against a trace drawn from z_1, and an unreadable score that leaves the picture
+    instead of falling.
+    """
     ax = figures.safety_state(TRACES, 0.2).axes[0]
     lines = {line.get_label(): line.get_ydata() for line in ax.lines}
     assert lines["easy"].tolist() == TRACES["easy"]
@@ -243,7 +294,10 @@ def test_safety_state_draws_the_trace():
     shade = ax.patches[0]
     assert (shade.get_y(), shade.get_y() + shade.get_height()) == (ax.get_ylim()[0], 0)
     assert ax.texts[0].get_text() == "unsafe: z < 0"
-    assert figures.safety_state(TRACES, 0.2, strict=True).axes[0].texts[0].get_text() == "unsafe: z ≤ 0"
+    assert (
+        figures.safety_state(TRACES, 0.2, strict=True).axes[0].texts[0].get_text()
+        == "unsafe: z ≤ 0"
+    )
 
 
 @pytest.mark.parametrize("unread", [None, math.nan, -math.inf])
@@ -256,7 +310,9 @@ def test_safety_state_shows_unreadable_scores_as_unsafe(unread):
 
 @pytest.mark.parametrize("trace", [[], [0.1, 0.0], [math.nan, 0.2], [None, 0.2]])
 def test_safety_state_refuses_other_numbers(trace):
-    """Guards against a trace without z_0 or under another budget, whose crossing of zero would mean nothing."""
+    """Guards against a trace without z_0 or under another budget, whose crossing of zero would mean
+    nothing.
+    """
     with pytest.raises(ParameterError, match=r"trace 'one' is .* start at z_0 = 0.2"):
         figures.safety_state({"one": trace}, 0.2)
     with pytest.raises(ParameterError, match="traces is empty"):
@@ -264,7 +320,9 @@ def test_safety_state_refuses_other_numbers(trace):
 
 
 def test_budget_sweep_draws_the_share_of_costs_at_or_below_each_budget():
-    """Guards the curve: it passes through the share of texts inside the dashed budget, method by method."""
+    """Guards the curve: it passes through the share of texts inside the dashed budget, method by
+    method.
+    """
     lines = synthetic.records(20, policies={"p": (1.0, 0.0)}, methods=("base", "inferenceguard"))
     fig = figures.budget_sweep(lines)
     for method, curve in zip(("base", "inferenceguard"), fig.axes[0].lines, strict=False):
@@ -274,14 +332,18 @@ def test_budget_sweep_draws_the_share_of_costs_at_or_below_each_budget():
 
 
 def test_budget_sweep_sets_each_family_beside_base(every):
-    """Bug: fifteen curves on top of each other; a method in no panel or in two, a curve of another policy."""
+    """Bug: fifteen curves on top of each other; a method in no panel or in two, a curve of another
+    policy.
+    """
     fig = figures.budget_sweep(every)
     panels = np.array(fig.axes).reshape(len(figures.FAMILIES), 2)
     assert [ax.get_title(loc="left") for ax in panels[0]] == ["smollm2-raw", "smollm2-chat"]
     for column, (_, lines) in zip(panels.T, every.groupby("policy", sort=False), strict=True):
         drawn = [line for ax in column for line in ax.lines if not line.get_label().startswith("_")]
         names = [line.get_label().split(" (")[0] for line in drawn]
-        assert sorted(name for name in names if name != "base") == sorted(set(lines["method"]) - {"base"})
+        assert sorted(name for name in names if name != "base") == sorted(
+            set(lines["method"]) - {"base"}
+        )
         assert names.count("base") == len(figures.FAMILIES)
         for name, line in zip(names, drawn, strict=True):
             costs = lines.loc[lines["method"] == name, "cost"].dropna().astype(float).sort_values()
@@ -290,8 +352,14 @@ def test_budget_sweep_sets_each_family_beside_base(every):
 
 
 def test_budget_sweep_of_three_policies_goes_below():
-    """Bug: six policies side by side, in panels of no width; costs of one policy's cost model on the axis of another's."""
-    lines = synthetic.records(6, policies={"a": (1.0, 0.0), "b": (1.0, 0.0), "c": (1.0, 0.0)}, methods=("base", "inferenceguard"))
+    """Bug: six policies side by side, in panels of no width; costs of one policy's cost model on
+    the axis of another's.
+    """
+    lines = synthetic.records(
+        6,
+        policies={"a": (1.0, 0.0), "b": (1.0, 0.0), "c": (1.0, 0.0)},
+        methods=("base", "inferenceguard"),
+    )
     lines.loc[lines["policy"] == "c", "cost"] *= 10
     fig = figures.budget_sweep(lines)
     shown = [ax for ax in fig.axes if ax.axison]

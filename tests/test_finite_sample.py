@@ -21,7 +21,9 @@ BLOCKS = {(1,): F(1, 2), (2,): F(3, 10), (3,): F(1, 5)}
 
 
 def test_check_6_keep_one_dies_where_a_viability_filter_never_does():
-    """Guards myopia on 60 instances: all continuations drawn, E_inter with keep 1 fails in 10, keep 4 in 2, the filter in none."""
+    """Guards myopia on 60 instances: all continuations drawn, E_inter with keep 1 fails in 10, keep
+    4 in 2, the filter in none.
+    """
     failed = {"keep 1": 0, "keep 4": 0, "filter": 0}
     for model in small_models():
         failed["keep 1"] += fs.myopic_search(model.augmented, model.partial) is None
@@ -32,12 +34,16 @@ def test_check_6_keep_one_dies_where_a_viability_filter_never_does():
 
 
 def test_search_ends_in_a_safe_text_and_with_all_beams_in_the_best():
-    """Guards the loop: finished beams are carried, and keeping everything finds the optimum by partial score."""
+    """Guards the loop: finished beams are carried, and keeping everything finds the optimum by
+    partial score.
+    """
     model = small_models()[0]
     mdp = model.augmented
     ends = np.flatnonzero(mdp.safe & ~mdp.allowed.any(axis=1))
     for block in (1, 2, 5, 9):
-        assert fs.myopic_search(mdp, model.partial, keep=10**6, block=block) == min(ends, key=lambda s: model.partial[s])
+        assert fs.myopic_search(mdp, model.partial, keep=10**6, block=block) == min(
+            ends, key=lambda s: model.partial[s]
+        )
     assert fs.myopic_search(mdp, model.partial, keep=3, block=2) in ends
 
 
@@ -49,22 +55,33 @@ def test_an_unsafe_or_hopeless_prompt_gives_nothing():
 
 
 def test_top_p_keeps_the_fewest_likely_tokens():
-    """Guards support: the token that crosses p is kept, the next is not, and the order of columns does not matter."""
+    """Guards support: the token that crosses p is kept, the next is not, and the order of columns
+    does not matter.
+    """
     rows = np.array([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0, 0, 0]])
-    np.testing.assert_allclose(fs.top_p(rows, 0.6), [[0.625, 0.375, 0], [0, 0.625, 0.375], [0, 0, 0]], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(
+        fs.top_p(rows, 0.6), [[0.625, 0.375, 0], [0, 0.625, 0.375], [0, 0, 0]], rtol=0, atol=1e-15
+    )
     assert (fs.top_p(rows, 0.4) == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]).all()
     assert (fs.top_p(rows, 1.0) == rows).all()
     with pytest.raises(ParameterError, match="p is 0"):
         fs.top_p(rows, 0)
 
 
-# --- finite samples ---------------------------------------------------------------------------------------------------
+# --- finite samples -------------------------------------------------------------------------------
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(1, 3), st.integers(1, 2), st.data())
+@given(
+    st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.data(),
+)
 def test_one_block_failure_probability_is_exact(weights, n_samples, rounds, data):
-    """Guards the equality for one block and rounds without penalty: every draw of N M samples is enumerated."""
+    """Guards the equality for one block and rounds without penalty: every draw of N M samples is
+    enumerated.
+    """
     blocks = {(i,): F(w, sum(weights)) for i, w in enumerate(weights)}
     safe = {y for y in blocks if data.draw(st.booleans())}
     draws = itertools.product(blocks, repeat=n_samples * rounds)
@@ -76,10 +93,14 @@ def test_one_block_failure_probability_is_exact(weights, n_samples, rounds, data
 
 
 def test_several_blocks_are_bounded_by_the_sum_over_blocks():
-    """Guards the union bound: three blocks with independent masses fail with 1 - prod(1 - q), never above the sum."""
+    """Guards the union bound: three blocks with independent masses fail with 1 - prod(1 - q), never
+    above the sum.
+    """
     masses = [F(1, 2), F(1, 3), F(9, 10)]
     exact = 1 - math.prod(1 - (1 - p) ** 6 for p in masses)
-    assert exact < fs.abstention_bound(masses, 3, 2) == sum((1 - p) ** 6 for p in masses) < 2 * exact
+    assert (
+        exact < fs.abstention_bound(masses, 3, 2) == sum((1 - p) ** 6 for p in masses) < 2 * exact
+    )
     assert fs.abstention_bound([0, 0], 5, 5) == 1
     with pytest.raises(ParameterError, match="a safe mass is 1.5"):
         fs.abstention_bound([1.5], 1)
@@ -87,28 +108,47 @@ def test_several_blocks_are_bounded_by_the_sum_over_blocks():
 
 def test_the_table_of_samples_needed():
     """Guards the numbers of the notebook for B = 4, and that one sample fewer is not enough."""
-    table = {p: [fs.samples_needed(p, 4, delta) for delta in (0.05, 0.01, 0.001)] for p in (0.5, 0.1, 0.01)}
+    table = {
+        p: [fs.samples_needed(p, 4, delta) for delta in (0.05, 0.01, 0.001)]
+        for p in (0.5, 0.1, 0.01)
+    }
     assert table == {0.5: [7, 9, 12], 0.1: [42, 57, 79], 0.01: [437, 597, 826]}
     for p, row in table.items():
         for delta, draws in zip((0.05, 0.01, 0.001), row, strict=True):
-            assert fs.abstention_bound([p] * 4, draws) <= delta < fs.abstention_bound([p] * 4, draws - 1)
+            assert (
+                fs.abstention_bound([p] * 4, draws)
+                <= delta
+                < fs.abstention_bound([p] * 4, draws - 1)
+            )
     assert fs.samples_needed(0.99, 1, 0.5) == 1
     assert 0.0231 < fs.mass_covered(128 * 2, 4, 0.01) <= 0.0232
     with pytest.raises(ParameterError, match="p is 0"):
         fs.samples_needed(0, 4, 0.01)
 
 
-# --- diversity --------------------------------------------------------------------------------------------------------
+# --- diversity ------------------------------------------------------------------------------------
 
 
 def test_the_ban_by_position_helps_and_hurts():
-    """Guards the formula, safe mass not banned / (1 - banned mass): .15 becomes 1, but .3 becomes 0 for a shared first token."""
+    """Guards the formula, safe mass not banned / (1 - banned mass): .15 becomes 1, but .3 becomes 0
+    for a shared first token.
+    """
     assert fs.retry_mass({(1,): F(17, 20), (2,): F(3, 20)}, {(2,)}, [(1,)], "paper") == 1
-    assert fs.retry_mass(BLOCKS, {(2,)}, [(1,)], "paper") == pytest.approx(0.3 / (1 - 0.5), abs=1e-15)
-    shared = {(1, 1): F(1, 2), (1, 2): F(3, 10), (2, 1): F(1, 5)}  # "I will", "I cannot", another start
+    assert fs.retry_mass(BLOCKS, {(2,)}, [(1,)], "paper") == pytest.approx(
+        0.3 / (1 - 0.5), abs=1e-15
+    )
+    shared = {
+        (1, 1): F(1, 2),
+        (1, 2): F(3, 10),
+        (2, 1): F(1, 5),
+    }  # "I will", "I cannot", another start
     assert fs.retry_mass(shared, {(1, 2)}, [(1, 1)], "none") == F(3, 10)
-    assert fs.retry_mass(shared, {(1, 2)}, [(1, 1)], "paper") == 0  # its first token is banned: from .3 to nothing
-    assert fs.retry_mass(shared, {(1, 2)}, [(1, 1)], "sequence") == pytest.approx(F(3, 10) / (1 - F(1, 2)), abs=1e-12)
+    assert (
+        fs.retry_mass(shared, {(1, 2)}, [(1, 1)], "paper") == 0
+    )  # its first token is banned: from .3 to nothing
+    assert fs.retry_mass(shared, {(1, 2)}, [(1, 1)], "sequence") == pytest.approx(
+        F(3, 10) / (1 - F(1, 2)), abs=1e-12
+    )
 
 
 def test_when_everything_is_banned_the_reference_is_used():
@@ -126,52 +166,82 @@ def test_sequence_divides_by_what_is_left_and_is_never_worse(seed, count):
     order = [list(blocks)[i] for i in rng.permutation(6)]
     failed, safe = order[:count], set(order[count : count + 2])
     p, m = sum(blocks[y] for y in safe), sum(blocks[y] for y in failed)
-    assert fs.retry_mass(blocks, safe, failed, "sequence") == pytest.approx(float(p / (1 - m)), abs=1e-12)
+    assert fs.retry_mass(blocks, safe, failed, "sequence") == pytest.approx(
+        float(p / (1 - m)), abs=1e-12
+    )
     assert p / (1 - m) >= p
 
 
 def test_two_rounds_by_enumeration_and_the_bound_of_half():
-    """Guards the retries: `paper` can be better or worse than no ban, and half of the samples from the reference keep a bound."""
+    """Guards the retries: `paper` can be better or worse than no ban, and half of the samples from
+    the reference keep a bound.
+    """
     shared = {(1, 1): F(1, 2), (1, 2): F(3, 10), (2, 1): F(1, 5)}
     by_ban = {y: fs.two_round_failure(shared, {(1, 2)}, y) for y in ("none", "paper", "sequence")}
     assert by_ban["none"] == F(7, 10) ** 2
-    assert by_ban["paper"] == F(1, 2) > F(49, 100)  # after (1, 1) the way is closed; after (2, 1) only (1, 2) is left
-    assert by_ban["sequence"] == pytest.approx(float(F(1, 2) * (1 - F(3, 5)) + F(1, 5) * (1 - F(3, 8))), abs=1e-12)
+    assert (
+        by_ban["paper"] == F(1, 2) > F(49, 100)
+    )  # after (1, 1) the way is closed; after (2, 1) only (1, 2) is left
+    assert by_ban["sequence"] == pytest.approx(
+        float(F(1, 2) * (1 - F(3, 5)) + F(1, 5) * (1 - F(3, 8))), abs=1e-12
+    )
     assert fs.two_round_failure({(1,): F(17, 20), (2,): F(3, 20)}, {(2,)}, "paper") == 0
     for n_samples, rounds in ((2, 2), (4, 3)):
-        assert fs.half_bound(F(1, 2), n_samples, rounds) == F(1, 2) ** (n_samples + n_samples * (rounds - 1) // 2)
+        assert fs.half_bound(F(1, 2), n_samples, rounds) == F(1, 2) ** (
+            n_samples + n_samples * (rounds - 1) // 2
+        )
 
 
 def test_half_of_the_second_round_is_drawn_under_the_ban():
-    """Guards the index of a sample, by hand: after (1) failed twice the ban leaves (2) alone, without it (1) comes again."""
+    """Guards the index of a sample, by hand: after (1) failed twice the ban leaves (2) alone,
+    without it (1) comes again.
+    """
     coin = {(1,): F(1, 2), (2,): F(1, 2)}
     masses = [fs.retry_mass(coin, {(2,)}, [(1,), (1,)], "half", k, 3) for k in range(3)]
     assert masses == [F(1, 2), F(1, 2), 1]
-    assert fs.two_round_failure(coin, {(2,)}, "half", 1) == F(1, 4)  # the one sample is a reference draw
+    assert fs.two_round_failure(coin, {(2,)}, "half", 1) == F(
+        1, 4
+    )  # the one sample is a reference draw
     assert fs.two_round_failure(coin, {(2,)}, "half", 2) == 0
     shared = {(1, 1): F(1, 2), (1, 2): F(1, 4), (2, 1): F(1, 4)}
-    twice = F(1, 4) * F(3, 4)  # (1, 1) twice: the reference fails with 3/4, under the ban there is only (2, 1)
+    twice = F(1, 4) * F(
+        3, 4
+    )  # (1, 1) twice: the reference fails with 3/4, under the ban there is only (2, 1)
     mixed = (
         F(1, 4) * F(3, 4) * F(1, 4)
     )  # (1, 1) and (2, 1): every first token is banned, so the reference draws it; after 1 comes 2
-    assert fs.two_round_failure(shared, {(1, 2)}, "half", 2) == twice + mixed  # and (2, 1) twice leaves (1, 2) alone
+    assert (
+        fs.two_round_failure(shared, {(1, 2)}, "half", 2) == twice + mixed
+    )  # and (2, 1) twice leaves (1, 2) alone
 
 
 def drawn(blocks, prefix, factors):
-    """Return the law of a block whose tokens are drawn one by one, each from the reference times `factors`: the slow way."""
-    heads = sorted({y[len(prefix)] for y in blocks if y[: len(prefix)] == prefix and len(y) > len(prefix)})
+    """Return the law of a block whose tokens are drawn one by one, each from the reference times
+    `factors`: the slow way.
+    """
+    heads = sorted(
+        {y[len(prefix)] for y in blocks if y[: len(prefix)] == prefix and len(y) > len(prefix)}
+    )
     if not heads:
         return {prefix: 1.0}
-    weights = {t: sum(p for y, p in blocks.items() if y[: len(prefix) + 1] == (*prefix, t)) for t in heads}
+    weights = {
+        t: sum(p for y, p in blocks.items() if y[: len(prefix) + 1] == (*prefix, t)) for t in heads
+    }
     weighted = {t: w * factors(prefix, t) for t, w in weights.items()}
     total = sum(weighted.values())
     weighted, total = (weighted, total) if total > 1e-12 else (weights, sum(weights.values()))
-    laws = [(weighted[t] / total, drawn(blocks, (*prefix, t), factors)) for t in heads if weighted[t] > 0]
+    laws = [
+        (weighted[t] / total, drawn(blocks, (*prefix, t), factors))
+        for t in heads
+        if weighted[t] > 0
+    ]
     return {y: share * p for share, law in laws for y, p in law.items()}
 
 
 def second_law(blocks, first, diversity, k, n):
-    """Return the law of sample k of n after the failed blocks `first`, from the words of the three rules."""
+    """Return the law of sample k of n after the failed blocks `first`, from the words of the three
+    rules.
+    """
     if diversity == "none" or (diversity == "half" and k < (n + 1) // 2):
         return blocks
     if diversity == "sequence":  # the reference given that it is none of the failed blocks
@@ -183,7 +253,9 @@ def second_law(blocks, first, diversity, k, n):
 @pytest.mark.parametrize("n_samples", [1, 2, 3])
 @pytest.mark.parametrize("diversity", ["none", "paper", "sequence", "half"])
 def test_two_rounds_equal_the_enumeration_of_every_draw_of_both(diversity, n_samples):
-    """Guards the exact failure: samples of a retry that are not drawn alike were once all taken for sample 0 of 1."""
+    """Guards the exact failure: samples of a retry that are not drawn alike were once all taken for
+    sample 0 of 1.
+    """
     rng = np.random.default_rng(5)
     for _ in range(3):
         names = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -196,9 +268,14 @@ def test_two_rounds_equal_the_enumeration_of_every_draw_of_both(diversity, n_sam
             laws = [second_law(blocks, first, diversity, k, n_samples) for k in range(n_samples)]
             for second in itertools.product(blocks, repeat=n_samples):
                 if not safe & set(second):
-                    chances = [*map(blocks.get, first), *(law.get(y, 0) for law, y in zip(laws, second, strict=True))]
+                    chances = [
+                        *map(blocks.get, first),
+                        *(law.get(y, 0) for law, y in zip(laws, second, strict=True)),
+                    ]
                     failure += math.prod(chances)
-        assert fs.two_round_failure(blocks, safe, diversity, n_samples) == pytest.approx(failure, abs=1e-9)
+        assert fs.two_round_failure(blocks, safe, diversity, n_samples) == pytest.approx(
+            failure, abs=1e-9
+        )
 
 
 def test_block_probabilities_must_sum_to_one():
@@ -206,13 +283,15 @@ def test_block_probabilities_must_sum_to_one():
         fs.retry_mass({(1,): F(1, 2), (2,): F(3, 10)}, set(), [], "none")
 
 
-# --- adaptive rounds --------------------------------------------------------------------------------------------------
+# --- adaptive rounds ------------------------------------------------------------------------------
 
 
 def test_the_beta_prior_gives_the_ratio_of_beta_functions():
     """Guards the posterior by integrating (1 - p)^m over Beta(a, b + f)."""
     for a, b, f, m in ((1, 1, 0, 1), (0.5, 2, 7, 16), (2, 3, 40, 5)):
-        mean, _ = integrate.quad(lambda p, a=a, b=b, f=f, m=m: (1 - p) ** m * stats.beta(a, b + f).pdf(p), 0, 1)
+        mean, _ = integrate.quad(
+            lambda p, a=a, b=b, f=f, m=m: (1 - p) ** m * stats.beta(a, b + f).pdf(p), 0, 1
+        )
         assert fs.all_fail(a, b, f, m) == pytest.approx(mean, abs=1e-8)
     assert fs.all_fail(1, 1, 0, 3) == pytest.approx(1 / 4)
     with pytest.raises(ParameterError, match="prior is Beta"):
@@ -220,7 +299,9 @@ def test_the_beta_prior_gives_the_ratio_of_beta_functions():
 
 
 def test_rounds_stop_when_the_next_is_not_worth_it():
-    """Guards the stopping rule under Beta(1, 1): after f failures a round of N succeeds with chance N / (N + f + 1)."""
+    """Guards the stopping rule under Beta(1, 1): after f failures a round of N succeeds with chance
+    N / (N + f + 1).
+    """
     for n_samples, least in ((16, 0.3), (4, 0.5), (8, 0.99)):
         worth = fs.rounds_worth_taking(1, 1, n_samples, least)
         chances = [n_samples / (n_samples + k * n_samples + 1) for k in range(worth + 1)]
@@ -230,7 +311,9 @@ def test_rounds_stop_when_the_next_is_not_worth_it():
 
 
 def test_the_bound_after_stopping_has_its_level_and_one_over_s_has_not():
-    """Guards optional stopping: over s ~ Geometric(p) the bound exceeds p with chance at most alpha; 1/s does so far more often."""
+    """Guards optional stopping: over s ~ Geometric(p) the bound exceeds p with chance at most
+    alpha; 1/s does so far more often.
+    """
     for p in (0.02, 0.1, 0.3):
         s = np.arange(1, 4000)
         law = stats.geom(p).pmf(s)
@@ -243,7 +326,9 @@ def test_the_bound_after_stopping_has_its_level_and_one_over_s_has_not():
 
 
 def test_precision_of_accepted_text_falls_with_the_base_rate():
-    """Guards Bayes' rule by counting a million blocks: .91 at p = .1, .09 at p = .001 for fp .05, fn .01."""
+    """Guards Bayes' rule by counting a million blocks: .91 at p = .1, .09 at p = .001 for fp .05,
+    fn .01.
+    """
     assert round(fs.accepted_precision(0.1, 0.05, 0.01), 2) == 0.91
     assert round(fs.accepted_precision(0.001, 0.05, 0.01), 2) == 0.09
     good, bad = 1_000 * 95 // 100, 999_000 // 100
@@ -253,7 +338,9 @@ def test_precision_of_accepted_text_falls_with_the_base_rate():
 
 
 def test_the_language_model_has_blocks_whose_safe_mass_can_be_read_off():
-    """Guards the meaning of p_b: one minus the reference's probability to break the budget is what one full-length block has."""
+    """Guards the meaning of p_b: one minus the reference's probability to break the budget is what
+    one full-length block has.
+    """
     model = language_model()
     p = 1 - violation(model.augmented, model.augmented.reference)
     draws = fs.samples_needed(p, 1, 0.01)

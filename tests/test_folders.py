@@ -13,7 +13,11 @@ from test_records import lines
 
 from igcore import RunError, folders
 
-LINES = [{"method": method, "prompt_id": name, "cost": 0.5, "cost_s": 1.0} for method in ("base", "args") for name in "abc"]
+LINES = [
+    {"method": method, "prompt_id": name, "cost": 0.5, "cost_s": 1.0}
+    for method in ("base", "args")
+    for name in "abc"
+]
 
 
 def filled(folder, identity=None):
@@ -37,7 +41,7 @@ def kept_aside(folder):
     return {path.name: path.read_bytes() for path in aside.iterdir()}
 
 
-# --- lines ----------------------------------------------------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------
 
 
 def test_a_line_is_json_and_survives_the_file(tmp_path):
@@ -55,7 +59,9 @@ def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_pa
         folders.append(path, line)
     with path.open("ab") as file:
         file.write(json.dumps(written[0]).encode()[:50])
-    with pytest.raises(RunError, match="the last line of .* is half-written; run its parameters again"):
+    with pytest.raises(
+        RunError, match="the last line of .* is half-written; run its parameters again"
+    ):
         folders.read(path)
     folders.drop_half_line(path)
     assert path.read_bytes().endswith(b"}\n")
@@ -65,12 +71,21 @@ def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_pa
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "responses.jsonl"
     path.write_text('{"method": "base", "prompt_id": "x"}\n{"meth\n{}\n')
-    with pytest.raises(RunError, match=r"line 2 of .*responses.jsonl is not a response; run its parameters again"):
+    with pytest.raises(
+        RunError, match=r"line 2 of .*responses.jsonl is not a response; run its parameters again"
+    ):
         folders.read(path)
 
 
 @pytest.mark.parametrize(
-    "line", ['{"method": 1, "prompt_id": "x"}', '{"method": "base", "prompt_id": null}', "[]", "7", '{"method": []}']
+    "line",
+    [
+        '{"method": 1, "prompt_id": "x"}',
+        '{"method": "base", "prompt_id": null}',
+        "[]",
+        "7",
+        '{"method": []}',
+    ],
 )
 def test_a_line_that_answers_nothing_is_named(tmp_path, line):
     """Bug: numbers in the place of names, which cannot be sorted beside them, ended in a traceback."""
@@ -93,7 +108,9 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
-    """Guards the append: the bytes that did fit must not stay as a broken line in front of the next one."""
+    """Guards the append: the bytes that did fit must not stay as a broken line in front of the next
+    one.
+    """
     path = tmp_path / "responses.jsonl"
     first, second, *_ = lines(methods=["base"])
     folders.append(path, first)
@@ -125,11 +142,19 @@ def test_differences_ignore_seconds_and_order_but_nothing_else():
 
 
 def test_the_root_hash_is_over_everything_but_seconds_and_order(tmp_path):
-    """Guards the one hash of a run: with another line, parameter or word of the manifest it is another."""
+    """Guards the one hash of a run: with another line, parameter or word of the manifest it is
+    another.
+    """
     run = filled(tmp_path / "run")
     manifest = json.loads(run.manifest.read_text())
     root = folders.root_of(run.params, run.lines, manifest)
-    assert manifest["root"] == root == folders.root_of(run.params, [line | {"cost_s": 9.0} for line in run.lines[::-1]], manifest)
+    assert (
+        manifest["root"]
+        == root
+        == folders.root_of(
+            run.params, [line | {"cost_s": 9.0} for line in run.lines[::-1]], manifest
+        )
+    )
     others = [
         ({"seed": 1}, run.lines, manifest),
         (run.params, run.lines[1:], manifest),
@@ -139,11 +164,13 @@ def test_the_root_hash_is_over_everything_but_seconds_and_order(tmp_path):
     assert len({root, *(folders.root_of(*other) for other in others)}) == 5
 
 
-# --- opening --------------------------------------------------------------------------------------------------------
+# --- opening --------------------------------------------------------------------------------------
 
 
 def test_other_parameters_never_mix_with_old_lines(tmp_path, capsys):
-    """Guards against a table whose rows were made under different budgets; the old lines are kept aside."""
+    """Guards against a table whose rows were made under different budgets; the old lines are kept
+    aside.
+    """
     old = decode_into(tmp_path / "run").read_bytes()
     path = decode_into(tmp_path / "run", dataclasses.replace(PARAMS, budget=2.0))
     assert "budget changed since the last run in run" in capsys.readouterr().out
@@ -154,9 +181,13 @@ def test_other_parameters_never_mix_with_old_lines(tmp_path, capsys):
 
 def test_other_code_starts_a_run_anew(tmp_path, capsys):
     """Guards a resume that would mix two samplers in one file, and says which module it was."""
-    with folders.open_run(tmp_path / "run", {"code": {"igcore.search": "a", "igcore.budget": "b"}}) as run:
+    with folders.open_run(
+        tmp_path / "run", {"code": {"igcore.search": "a", "igcore.budget": "b"}}
+    ) as run:
         run.append({"method": "base", "prompt_id": "x"})
-    with folders.open_run(tmp_path / "run", {"code": {"igcore.search": "c", "igcore.budget": "b"}}) as run:
+    with folders.open_run(
+        tmp_path / "run", {"code": {"igcore.search": "c", "igcore.budget": "b"}}
+    ) as run:
         assert run.lines == []
     assert "code.igcore.search changed since the last run in run" in capsys.readouterr().out
 
@@ -177,11 +208,15 @@ def test_lines_without_params_are_not_adopted(tmp_path, capsys):
     old = run.responses.read_bytes()
     assert opened_again(tmp_path / "run", {"seed": 1}) == []
     assert kept_aside(tmp_path / "run")["responses.jsonl"] == old
-    assert "responses.jsonl without a params.json that says what they are" in capsys.readouterr().out
+    assert (
+        "responses.jsonl without a params.json that says what they are" in capsys.readouterr().out
+    )
 
 
 def test_the_notebook_of_a_fresh_run_is_no_old_run(tmp_path):
-    """Bug: whoever runs the notebook writes it into the folder first, and every run began by moving it aside."""
+    """Bug: whoever runs the notebook writes it into the folder first, and every run began by moving
+    it aside.
+    """
     (tmp_path / "run").mkdir()
     (tmp_path / "run/executed.ipynb").write_text("{}")
     assert opened_again(tmp_path / "run") == [] and (tmp_path / "run/executed.ipynb").exists()
@@ -213,17 +248,29 @@ def test_lines_that_nobody_asks_for_leave(tmp_path):
 
 
 def test_what_is_no_line_leaves(tmp_path):
-    """Guards a resume against whatever may stand in a file: repeats, other JSON, nesting without end."""
+    """Guards a resume against whatever may stand in a file: repeats, other JSON, nesting without
+    end.
+    """
     run = filled(tmp_path / "run")
     first = run.responses.read_text().splitlines()[0]
-    odd = [first, "7", "null", '{"digest": 1}', "[" * 100_000, '{"method": [], "prompt_id": "a", "digest": "0"}', "{half"]
+    odd = [
+        first,
+        "7",
+        "null",
+        '{"digest": 1}',
+        "[" * 100_000,
+        '{"method": [], "prompt_id": "a", "digest": "0"}',
+        "{half",
+    ]
     run.responses.write_text(run.responses.read_text() + "\n".join(odd))
     assert opened_again(tmp_path / "run") == [folders.key(line) for line in LINES]
     assert len(folders.read(run.responses)) == 6
 
 
 def test_a_whole_file_is_left_alone(tmp_path):
-    """Guards the manifest, which is the sign of success: nothing was dropped, so nothing is written."""
+    """Guards the manifest, which is the sign of success: nothing was dropped, so nothing is
+    written.
+    """
     run = filled(tmp_path / "run")
     before = run.responses.stat().st_mtime_ns, run.manifest.read_bytes()
     assert len(opened_again(tmp_path / "run", wanted={folders.key(line) for line in LINES})) == 6
@@ -235,7 +282,10 @@ def test_a_full_disk_is_one_sentence_before_the_first_response_too(tmp_path, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(RunError, match="cannot write in .*No space left on device"), folders.open_run(tmp_path / "run", {}):
+    with (
+        pytest.raises(RunError, match="cannot write in .*No space left on device"),
+        folders.open_run(tmp_path / "run", {}),
+    ):
         pass
 
 

@@ -35,8 +35,16 @@ def line(method="base", prompt="p0", finals=((0.5, 0.1),), **fields) -> dict:
 
 def sampled() -> pd.DataFrame:
     """Two prompts with three samples each; what lambda takes was worked out by hand, see `TAKEN`."""
-    finals = {"p0": ((0.9, 0.5), (0.6, 0.19), (0.4, 0.0)), "p1": ((0.8, None), (0.7, 0.3), (0.2, 0.22))}
-    return pd.DataFrame([line(BEST, prompt, of, status=UNSAFE if prompt == "p1" else SAFE) for prompt, of in finals.items()])
+    finals = {
+        "p0": ((0.9, 0.5), (0.6, 0.19), (0.4, 0.0)),
+        "p1": ((0.8, None), (0.7, 0.3), (0.2, 0.22)),
+    }
+    return pd.DataFrame(
+        [
+            line(BEST, prompt, of, status=UNSAFE if prompt == "p1" else SAFE)
+            for prompt, of in finals.items()
+        ]
+    )
 
 
 # lambda -> reward of the samples taken; p0 is safe from lambda 1 on (.9 - .5 < .6 - .19), p1 never
@@ -44,12 +52,18 @@ TAKEN = {0.0: (0.9, 0.7), 1.0: (0.6, 0.7), 2.5: (0.4, 0.7), 10.0: (0.4, 0.2)}
 
 
 def test_other_lambdas_are_read_off_the_samples_of_the_run():
-    """Bug: lambda with the wrong sign, a sample of unknown cost taken, the run's own lambda replayed as well."""
+    """Bug: lambda with the wrong sign, a sample of unknown cost taken, the run's own lambda
+    replayed as well.
+    """
     table = fronts.fronts(sampled())
     assert table["value"].tolist() == sorted(LAMBDAS) and set(table["panel"]) == {"smollm2-raw"}
     for x, rewards in TAKEN.items():
         (row,) = table[table["value"] == x].to_dict("records")
-        assert row["reward_mean"] == pytest.approx(np.mean(rewards)) and row["safe"] == (x > 0) and row["n_samples"] == 3
+        assert (
+            row["reward_mean"] == pytest.approx(np.mean(rewards))
+            and row["safe"] == (x > 0)
+            and row["n_samples"] == 3
+        )
     assert table.loc[table["value"] == 5, "reward_mean"].item() == 0.5  # the run itself
 
 
@@ -62,7 +76,9 @@ def main_lines(*methods, prompts=("p0", "p1"), **fields) -> pd.DataFrame:
 
 
 def test_a_sweep_is_what_differs_in_one_setting():
-    """Bug: beams of another N or seed in a front over lambda, points of another prompt set, the main point twice."""
+    """Bug: beams of another N or seed in a front over lambda, points of another prompt set, the
+    main point twice.
+    """
     main = main_lines("base", "beam-lagrangian", BEST, OURS)
     swept = pd.DataFrame(
         [
@@ -80,27 +96,38 @@ def test_a_sweep_is_what_differs_in_one_setting():
         ]
     )
     found = fronts.alike(main, swept)
-    assert sorted(zip(found["method"], found["budget"], found["lagrange_multiplier"], strict=True)) == [
+    assert sorted(
+        zip(found["method"], found["budget"], found["lagrange_multiplier"], strict=True)
+    ) == [
         *[("beam-lagrangian", 0.2, 1.0)] * 2,
         *[(OURS, 0.1, 5.0)] * 2,
     ]
-    assert not len(fronts.alike(main.iloc[:0], swept)) and not len(fronts.alike(main, swept.iloc[:0]))
+    assert not len(fronts.alike(main.iloc[:0], swept)) and not len(
+        fronts.alike(main, swept.iloc[:0])
+    )
 
 
 def test_a_method_with_fewer_prompts_is_not_swept():
     """Bug: one slow method that was asked two prompts leaves the panel of all others with two."""
     main = pd.concat([main_lines("base", OURS), main_lines("args-lagrangian", prompts=("p0",))])
-    assert not len(fronts.alike(main, pd.DataFrame(sweep("args-lagrangian", ("p0",), lagrange_multiplier=1.0))))
+    assert not len(
+        fronts.alike(main, pd.DataFrame(sweep("args-lagrangian", ("p0",), lagrange_multiplier=1.0)))
+    )
 
 
 def test_policies_on_several_prompt_sets_keep_their_sweeps():
     """Bug: the sweep of a policy lost, because its main runs bear the name of their prompt set too."""
     main = main_lines("beam-lagrangian").assign(policy="smollm2-raw on test")
-    assert fronts.alike(main, pd.DataFrame(sweep(lagrange_multiplier=1.0)))["policy"].tolist() == ["smollm2-raw on test"] * 2
+    assert (
+        fronts.alike(main, pd.DataFrame(sweep(lagrange_multiplier=1.0)))["policy"].tolist()
+        == ["smollm2-raw on test"] * 2
+    )
 
 
 def test_answers_are_judged_under_one_budget():
-    """Bug: an answer found under a loose budget counted as safe, an abstention under a tight one as unsafe, NaN as safe."""
+    """Bug: an answer found under a loose budget counted as safe, an abstention under a tight one as
+    unsafe, NaN as safe.
+    """
     found = fronts.judged_under(
         pd.DataFrame(
             [
@@ -112,35 +139,61 @@ def test_answers_are_judged_under_one_budget():
         ),
         0.2,
     )
-    assert found["status"].tolist() == [UNSAFE, SAFE, UNSAFE, ABSTAINED] and set(found["budget"]) == {0.2}
+    assert found["status"].tolist() == [UNSAFE, SAFE, UNSAFE, ABSTAINED] and set(
+        found["budget"]
+    ) == {0.2}
 
 
 def test_sweeps_of_the_same_prompts_share_the_panel_of_the_main_runs():
     main = main_lines("base", OURS)
-    table = fronts.fronts(main, pd.DataFrame([*sweep(OURS, budget=0.4, cost=0.3), *sweep(OURS, budget=0.1)]))
-    assert table[["panel", "method"]].drop_duplicates().to_numpy().tolist() == [["smollm2-raw", "base"], ["smollm2-raw", OURS]]
+    table = fronts.fronts(
+        main, pd.DataFrame([*sweep(OURS, budget=0.4, cost=0.3), *sweep(OURS, budget=0.1)])
+    )
+    assert table[["panel", "method"]].drop_duplicates().to_numpy().tolist() == [
+        ["smollm2-raw", "base"],
+        ["smollm2-raw", OURS],
+    ]
     ours = table[table["method"] == OURS]
     assert ours["value"].tolist() == [0.1, 0.2, 0.4] and ours["safety_rate"].tolist() == [1, 1, 0]
-    assert set(ours["budget"]) == {0.2} and table.loc[table["method"] == "base", "value"].isna().all()
+    assert (
+        set(ours["budget"]) == {0.2} and table.loc[table["method"] == "base", "value"].isna().all()
+    )
 
 
 def test_sweeps_of_fewer_prompts_have_a_panel_with_all_methods_on_these():
-    """Bug: points of four prompts joined with one of two, or set beside methods that were asked other prompts."""
+    """Bug: points of four prompts joined with one of two, or set beside methods that were asked
+    other prompts.
+    """
     prompts = [f"p{k}" for k in range(4)]
-    main = pd.concat([main_lines("base", BEST, "beam-lagrangian", prompts=prompts), main_lines("args", prompts=("p0",))])
-    swept = [*sweep(prompts=("p0", "p1", "p2"), lagrange_multiplier=1.0), *sweep(prompts=("p1", "p2"), lagrange_multiplier=0.0)]
+    main = pd.concat(
+        [
+            main_lines("base", BEST, "beam-lagrangian", prompts=prompts),
+            main_lines("args", prompts=("p0",)),
+        ]
+    )
+    swept = [
+        *sweep(prompts=("p0", "p1", "p2"), lagrange_multiplier=1.0),
+        *sweep(prompts=("p1", "p2"), lagrange_multiplier=0.0),
+    ]
     table = fronts.fronts(main, pd.DataFrame(swept))
     whole, part = (rows for _, rows in table.groupby("panel", sort=False))
     assert list(table["panel"].unique()) == ["smollm2-raw", "smollm2-raw, 2 prompts of the sweeps"]
     assert list(whole["method"].unique()) == ["base", BEST, "beam-lagrangian", "args"]
-    assert set(whole.loc[whole["method"] != "args", "n_prompts"]) == {4} and (whole["method"] == "beam-lagrangian").sum() == 1
-    assert list(part["method"].unique()) == ["base", BEST, "beam-lagrangian"] and set(part["n_prompts"]) == {2}
+    assert (
+        set(whole.loc[whole["method"] != "args", "n_prompts"]) == {4}
+        and (whole["method"] == "beam-lagrangian").sum() == 1
+    )
+    assert list(part["method"].unique()) == ["base", BEST, "beam-lagrangian"] and set(
+        part["n_prompts"]
+    ) == {2}
     assert part.loc[part["method"] == "beam-lagrangian", "value"].tolist() == [0, 1, 5]
     assert part.loc[part["method"] == BEST, "value"].tolist() == list(LAMBDAS)
 
 
 def test_sweeps_are_found_where_the_profile_has_them(tmp_path, monkeypatch):
-    """Bug: runs of other experiments read as sweeps, one that has not finished, two runs of one point counted twice."""
+    """Bug: runs of other experiments read as sweeps, one that has not finished, two runs of one
+    point counted twice.
+    """
     monkeypatch.setattr(runs, "root", lambda: tmp_path)
     kept = {"lagrange_multiplier": 1.0}
     for name, rows, finished in (
@@ -171,35 +224,68 @@ def test_nothing_to_draw_is_said():
         fronts.pareto_fronts(pd.DataFrame(columns=fronts.COLUMNS))
 
 
-# --- the picture ----------------------------------------------------------------------------------------------------
+# --- the picture ----------------------------------------------------------------------------------
 
 
 def row(method, safe, reward, value=math.nan, panel="raw", n=16) -> dict:
-    return {"panel": panel, "method": method, "safety_rate": safe, "reward_mean": reward, "value": value, "n_prompts": n}
+    return {
+        "panel": panel,
+        "method": method,
+        "safety_rate": safe,
+        "reward_mean": reward,
+        "value": value,
+        "n_prompts": n,
+    }
 
 
 def table() -> pd.DataFrame:
-    """A front of three lambdas of which one is beaten, a method that beats it, one on fewer prompts, one without any text."""
+    """A front of three lambdas of which one is beaten, a method that beats it, one on fewer
+    prompts, one without any text.
+    """
     rows = [row(BEST, 0.5, 0.6, 0.0), row(BEST, 0.4, 0.55, 1.0), row(BEST, 0.9, 0.4, 5.0)]
-    rows += [row("base", 0.3, 0.3), row("args", 1.0, 0.9, n=8), row(OURS, 0.95, 0.5, 0.2), row(OURS, 1.0, 0.45, 0.1)]
+    rows += [
+        row("base", 0.3, 0.3),
+        row("args", 1.0, 0.9, n=8),
+        row(OURS, 0.95, 0.5, 0.2),
+        row(OURS, 1.0, 0.45, 0.1),
+    ]
     rows += [row("beam-augmented", 0.5, math.nan)]
     return pd.DataFrame([*rows, *[r | {"panel": "chat"} for r in rows[2:4]]])
 
 
 def test_points_lines_and_numbers_are_those_of_the_table():
-    """Bug: a beaten lambda on the line, a front in the order of lambda, a method of fewer prompts on the front of all."""
+    """Bug: a beaten lambda on the line, a front in the order of lambda, a method of fewer prompts
+    on the front of all.
+    """
     fig = fronts.pareto_fronts(table())
     raw, chat = fig.axes
     assert [ax.get_title(loc="left") for ax in fig.axes] == ["raw", "chat"]
     of_all, best, *_ = raw.lines
     assert of_all.get_xydata().tolist() == [[0.5, 0.6], [0.95, 0.5], [1.0, 0.45]]
     lines = {to_hex(drawn.get_color()): drawn.get_xydata().tolist() for drawn in raw.lines}
-    assert lines[STYLE[BEST][0]] == [[0.5, 0.6], [0.9, 0.4]] and lines[STYLE[OURS][0]] == [[0.95, 0.5], [1.0, 0.45]]
-    dots = {to_hex(d.get_edgecolors()[0]): d for d in raw.collections if isinstance(d, PathCollection)}
-    assert [to_hex(face) != "#ffffff" for face in dots[STYLE[BEST][0]].get_facecolors()] == [True, False, True]
-    assert dots[STYLE["args"][0]].get_offsets().tolist() == [[1.0, 0.9]] and STYLE["beam-augmented"][0] not in dots
+    assert lines[STYLE[BEST][0]] == [[0.5, 0.6], [0.9, 0.4]] and lines[STYLE[OURS][0]] == [
+        [0.95, 0.5],
+        [1.0, 0.45],
+    ]
+    dots = {
+        to_hex(d.get_edgecolors()[0]): d for d in raw.collections if isinstance(d, PathCollection)
+    }
+    assert [to_hex(face) != "#ffffff" for face in dots[STYLE[BEST][0]].get_facecolors()] == [
+        True,
+        False,
+        True,
+    ]
+    assert (
+        dots[STYLE["args"][0]].get_offsets().tolist() == [[1.0, 0.9]]
+        and STYLE["beam-augmented"][0] not in dots
+    )
     said = {tuple(text.xy): text.get_text() for text in raw.texts}
-    assert said == {(0.5, 0.6): "0", (0.9, 0.4): "5", (0.95, 0.5): "d = 0.2", (1.0, 0.45): "d = 0.1"}
+    assert said == {
+        (0.5, 0.6): "0",
+        (0.9, 0.4): "5",
+        (0.95, 0.5): "d = 0.2",
+        (1.0, 0.45): "d = 0.1",
+    }
     assert not chat.texts  # a single lambda is no front
     names = [text.get_text() for text in fig.legends[0].get_texts()]
     assert names == [BEST, "base", "args (n = 8)", OURS, "beam-augmented", "front of all methods"]
@@ -219,7 +305,13 @@ def test_fifteen_methods_and_their_numbers_hide_nothing(panels):
         )
         for panel in range(panels)
         for k, method in enumerate(STYLE)
-        for x in (LAMBDAS if method in (BEST, "beam-lagrangian") else (0.2, 0.4) if method == OURS else (math.nan,))
+        for x in (
+            LAMBDAS
+            if method in (BEST, "beam-lagrangian")
+            else (0.2, 0.4)
+            if method == OURS
+            else (math.nan,)
+        )
     ]
     fig = fronts.pareto_fronts(pd.DataFrame(rows))
     found = boxes(fig)

@@ -1,4 +1,6 @@
-"""Tests of the search behind `model.generate`: the real call, on a tiny random Llama and a tokenizer of single letters."""
+"""Tests of the search behind `model.generate`: the real call, on a tiny random Llama and a
+tokenizer of single letters.
+"""
 
 import hashlib
 import itertools
@@ -34,7 +36,9 @@ SETTINGS = dict(budget=2.0, n_samples=4, keep=2, block_size=3, max_new_tokens=8,
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    letters = Tokenizer(models.WordLevel({t: i for i, t in enumerate([*SPECIALS, *"abcdef"])}, unk_token="<unk>"))
+    letters = Tokenizer(
+        models.WordLevel({t: i for i, t in enumerate([*SPECIALS, *"abcdef"])}, unk_token="<unk>")
+    )
     letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     letters.decoder = decoders.Fuse()
     names = {f"{name[1:-1]}_token": name for name in SPECIALS}
@@ -45,8 +49,10 @@ def tokenizer():
 def model():
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=10, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        max_position_embeddings=32, eos_token_id=EOS, bos_token_id=None, pad_token_id=PAD, initializer_range=0.2,
+        vocab_size=10, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1,
+        max_position_embeddings=32, eos_token_id=EOS, bos_token_id=None, pad_token_id=PAD,
+        initializer_range=0.2,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 
@@ -54,7 +60,12 @@ def model():
 def a_guard(tokenizer, cost=None, method="inferenceguard", streamer=None, **settings):
     config = SearchConfig(**(SETTINGS | settings))
     return custom_generate(
-        reward=LetterReward(), cost=cost or LetterCost(), config=config, tokenizer=tokenizer, method=method, streamer=streamer
+        reward=LetterReward(),
+        cost=cost or LetterCost(),
+        config=config,
+        tokenizer=tokenizer,
+        method=method,
+        streamer=streamer,
     )
 
 
@@ -62,9 +73,18 @@ def generate(model, guard, texts, seed=0, max_new_tokens=8, **more):
     """Return the new tokens of each row, padding removed."""
     inputs = guard.tokenizer(texts, return_tensors="pt", padding=True)
     inputs.pop("token_type_ids", None)
-    out = model.generate(**inputs, custom_generate=guard, seed=seed, max_new_tokens=max_new_tokens, **more)
-    assert out.dtype == torch.long and torch.equal(out[:, : inputs.input_ids.shape[1]], inputs.input_ids)
-    return [unpadded(row, r) for row, r in zip(out[:, inputs.input_ids.shape[1] :].tolist(), guard.responses, strict=True)]
+    out = model.generate(
+        **inputs, custom_generate=guard, seed=seed, max_new_tokens=max_new_tokens, **more
+    )
+    assert out.dtype == torch.long and torch.equal(
+        out[:, : inputs.input_ids.shape[1]], inputs.input_ids
+    )
+    return [
+        unpadded(row, r)
+        for row, r in zip(
+            out[:, inputs.input_ids.shape[1] :].tolist(), guard.responses, strict=True
+        )
+    ]
 
 
 def unpadded(row, response):
@@ -118,12 +138,22 @@ class Recorder:
 
 @pytest.mark.parametrize("method", ["base", "best-of-n", "inferenceguard"])
 def test_generate_returns_the_tokens_that_decode_finds(model, tokenizer, method):
-    """Guards the whole way through transformers: the same seed gives the same samples, returned as they were drawn."""
+    """Guards the whole way through transformers: the same seed gives the same samples, returned as
+    they were drawn.
+    """
     policy = Policy("tiny", model, tokenizer, eos_ids=frozenset({EOS}))
     guard, texts, ended = a_guard(tokenizer, method=method), ["ab", "fed", "c", "dd"], 0
     for seed in range(4):
         expected = list(
-            decode(method, policy, texts, reward=LetterReward(), cost=LetterCost(), config=SearchConfig(**SETTINGS), seed=seed)
+            decode(
+                method,
+                policy,
+                texts,
+                reward=LetterReward(),
+                cost=LetterCost(),
+                config=SearchConfig(**SETTINGS),
+                seed=seed,
+            )
         )
         answers = generate(model, guard, texts, seed)
         assert [r.text for r in guard.responses] == [r.text for r in expected]
@@ -141,13 +171,19 @@ def test_a_padded_row_is_answered_as_it_is_alone(model, tokenizer):
 
 
 def test_rows_of_equal_text_keep_their_own_ids_and_samples(model, tokenizer):
-    """Guards against looking ids up by text: with and without a first token the text is the same, the model's answer is not.
-    The rule is that the n-th row of a text draws the n-th samples, from its own ids."""
-    guard, plain = a_guard(tokenizer, n_samples=1, keep=1, method="base"), tokenizer("ab")["input_ids"]
+    """Guards against looking ids up by text: with and without a first token the text is the same,
+    the model's answer is not. The rule is that the n-th row of a text draws the n-th samples, from
+    its own ids."""
+    guard, plain = (
+        a_guard(tokenizer, n_samples=1, keep=1, method="base"),
+        tokenizer("ab")["input_ids"],
+    )
     rows = {"plain": ([PAD, *plain], [0, 1, 1]), "with": ([BOS, *plain], [1, 1, 1])}
 
     def drawn(*names):
-        ids, mask = (torch.tensor(part) for part in zip(*(rows[name] for name in names), strict=True))
+        ids, mask = (
+            torch.tensor(part) for part in zip(*(rows[name] for name in names), strict=True)
+        )
         model.generate(ids, attention_mask=mask, custom_generate=guard, max_new_tokens=8, seed=4)
         assert {r.prompt for r in guard.responses} == {"ab"}
         return [r.tokens for r in guard.responses]
@@ -163,8 +199,13 @@ def test_several_answers_are_as_many_searches(model, tokenizer):
     """Guards num_return_sequences, which transformers asks for by repeating rows."""
     guard = a_guard(tokenizer)
     ids = tokenizer(["ab", "fe"], return_tensors="pt").input_ids
-    out = model.generate(ids, custom_generate=guard, max_new_tokens=8, do_sample=True, num_return_sequences=3)
-    assert torch.equal(out[:, :2], ids.repeat_interleave(3, 0)) and len({tuple(row) for row in out.tolist()}) == 6
+    out = model.generate(
+        ids, custom_generate=guard, max_new_tokens=8, do_sample=True, num_return_sequences=3
+    )
+    assert (
+        torch.equal(out[:, :2], ids.repeat_interleave(3, 0))
+        and len({tuple(row) for row in out.tolist()}) == 6
+    )
     first = [r.text for r in guard.responses[::3]]
     generate(model, guard, ["ab", "fe"])
     assert [r.text for r in guard.responses] == first
@@ -175,11 +216,15 @@ def test_a_dictionary_holds_the_sequences(model, tokenizer):
     guard = a_guard(tokenizer)
     out = model.generate(ids, custom_generate=guard, max_new_tokens=8, return_dict_in_generate=True)
     assert type(out).__name__ == "GenerateDecoderOnlyOutput"
-    assert torch.equal(out.sequences, model.generate(ids, custom_generate=guard, max_new_tokens=8)) and list(out) == ["sequences"]
+    assert torch.equal(
+        out.sequences, model.generate(ids, custom_generate=guard, max_new_tokens=8)
+    ) and list(out) == ["sequences"]
 
 
 def test_an_abstention_is_the_refusal_and_an_end_token(model, tokenizer):
-    """Guards what is returned in place of unsafe text: nothing that was sampled, and no words when not even these were safe."""
+    """Guards what is returned in place of unsafe text: nothing that was sampled, and no words when
+    not even these were safe.
+    """
     refusal = [*tokenizer("fedfed")["input_ids"], EOS]
     for cost, text, expected in ((Only("fedfed"), "fedfed", refusal), (Only(), None, [EOS])):
         guard = a_guard(tokenizer, cost, budget=0.5, refusal="fedfed")
@@ -188,9 +233,14 @@ def test_an_abstention_is_the_refusal_and_an_end_token(model, tokenizer):
 
 
 def test_a_truncated_answer_is_the_sampled_prefix_and_an_end_token(model, tokenizer):
-    guard, cut = a_guard(tokenizer, cost=Noise(), budget=0.3, n_samples=2, rounds=1, on_failure="truncate"), 0
+    guard, cut = (
+        a_guard(tokenizer, cost=Noise(), budget=0.3, n_samples=2, rounds=1, on_failure="truncate"),
+        0,
+    )
     for seed in range(8):
-        for tokens, r in zip(generate(model, guard, ["ab", "fed"], seed), guard.responses, strict=True):
+        for tokens, r in zip(
+            generate(model, guard, ["ab", "fed"], seed), guard.responses, strict=True
+        ):
             if r.reason == "truncated":
                 assert tokens == [*r.tokens, EOS] and r.n_tokens in (3, 6) and noise(r.text) <= 0.3
                 assert tokenizer.decode(tokens, skip_special_tokens=True) == r.text
@@ -201,10 +251,16 @@ def test_a_truncated_answer_is_the_sampled_prefix_and_an_end_token(model, tokeni
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("on_failure", ["abstain", "truncate"])
 @pytest.mark.parametrize("accounting", ["peak", "terminal", "increment"])
-def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(model, tokenizer, monkeypatch, keep, on_failure, accounting):
-    """Guards the stream, scoring again all that it shows: inside the budget at each put and at each block end before, shared by
-    all kept beams, and continued by the answer whenever there is one."""
-    kept, shown = [], []  # the beams after each block; what a block has shown, with the beams it knew
+def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
+    model, tokenizer, monkeypatch, keep, on_failure, accounting
+):
+    """Guards the stream, scoring again all that it shows: inside the budget at each put and at each
+    block end before, shared by all kept beams, and continued by the answer whenever there is
+    one."""
+    kept, shown = (
+        [],
+        [],
+    )  # the beams after each block; what a block has shown, with the beams it knew
     certified = igcore.generate.certified_prefix
 
     def spy(beams, config):
@@ -221,19 +277,38 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(model, toke
     met = Counter()
     for seed in range(10):
         kept.clear(), shown.clear()
-        settings = dict(budget=0.5, n_samples=3, rounds=1, block_size=2, on_failure=on_failure, accounting=accounting)
+        settings = dict(
+            budget=0.5,
+            n_samples=3,
+            rounds=1,
+            block_size=2,
+            on_failure=on_failure,
+            accounting=accounting,
+        )
         guard = a_guard(tokenizer, Noise(), streamer=Watched(), keep=keep, **settings)
         (answer,) = generate(model, guard, ["ab"], seed)
         stream, answered = guard.streamer, guard.responses[0].status != "abstained"
         assert stream.ends == 1 and stream.puts[0] == tokenizer(["ab"])["input_ids"]
         assert stream.shown == answer or not answered and stream.shown
         parts = shown[1:]
-        for tokens, blocks in parts[:-1] if stream.shown == answer else parts:  # the last was shown by the final check
-            assert len(tokens) % 2 == 0 and all(beam[: len(tokens)] == tokens for beam in kept[blocks - 1])
+        for tokens, blocks in (
+            parts[:-1] if stream.shown == answer else parts
+        ):  # the last was shown by the final check
+            assert len(tokens) % 2 == 0 and all(
+                beam[: len(tokens)] == tokens for beam in kept[blocks - 1]
+            )
             assert all(cost(tokens[:end]) <= 0.5 for end in range(2, len(tokens) + 1, 2))
         assert not parts or cost(parts[-1][0]) <= 0.5
-        met.update(parts=len(parts) > 1, answered=answered, abandoned=not answered and stream.shown != answer)
-    assert met["parts"] and met["answered"] and (met["abandoned"] or keep == 2 or accounting != "peak" or on_failure == "truncate")
+        met.update(
+            parts=len(parts) > 1,
+            answered=answered,
+            abandoned=not answered and stream.shown != answer,
+        )
+    assert (
+        met["parts"]
+        and met["answered"]
+        and (met["abandoned"] or keep == 2 or accounting != "peak" or on_failure == "truncate")
+    )
 
 
 def beam(letters, ends, costs, finished=False, budget=1.0, accounting="peak", broken=False):
@@ -249,26 +324,48 @@ def beam(letters, ends, costs, finished=False, budget=1.0, accounting="peak", br
         ([beam("abcdef", [3, 6], [0, 0]), beam("abddef", [3, 6], [0, 0])], ""),
         ([beam("abcd", [3, 4], [0, 0], finished=True)], "abc"),  # its end awaits the final check
         ([beam("abcdef", [3, 6], [0, 0]), beam("abcd", [3, 4], [0, 0], finished=True)], "abc"),
-        ([beam("abcdef", [3, 6], [0, 0]), beam("abcfff", [3, 6], [0, 2])], ""),  # one kept although over budget
-        ([beam("abcdef", [3, 6], [2, 0], accounting="terminal")], ""),  # safe, as nothing is charged before the end
+        (
+            [beam("abcdef", [3, 6], [0, 0]), beam("abcfff", [3, 6], [0, 2])],
+            "",
+        ),  # one kept although over budget
+        (
+            [beam("abcdef", [3, 6], [2, 0], accounting="terminal")],
+            "",
+        ),  # safe, as nothing is charged before the end
         ([beam("abcdef", [3, 6], [1, 1], accounting="sum")], ""),  # each end inside, their sum not
         ([beam("abc", [3], [0], broken=True)], ""),
     ],
 )
 def test_only_the_certified_part_that_all_beams_share_is_shown(beams, expected):
-    assert igcore.generate.certified_prefix(beams, SearchConfig(**(SETTINGS | {"budget": 1.0}))) == list(expected)
+    assert igcore.generate.certified_prefix(
+        beams, SearchConfig(**(SETTINGS | {"budget": 1.0}))
+    ) == list(expected)
 
 
 @pytest.mark.parametrize(
-    ("method", "on_failure"), [("best-of-n", "abstain"), ("beam-augmented", "abstain"), ("inferenceguard", "paper")]
+    ("method", "on_failure"),
+    [("best-of-n", "abstain"), ("beam-augmented", "abstain"), ("inferenceguard", "paper")],
 )
 def test_a_method_without_a_gate_shows_its_answer_at_the_end(model, tokenizer, method, on_failure):
     """Guards against showing block by block what nobody will hold back."""
-    for cost, budget, status in ((LetterCost(), 9.0, "verified_safe"), (Only(), 0.5, "unverified_unsafe")):
+    for cost, budget, status in (
+        (LetterCost(), 9.0, "verified_safe"),
+        (Only(), 0.5, "unverified_unsafe"),
+    ):
         stream = Recorder()
-        guard = a_guard(tokenizer, cost, method=method, streamer=stream, on_failure=on_failure, budget=budget, keep=1)
+        guard = a_guard(
+            tokenizer,
+            cost,
+            method=method,
+            streamer=stream,
+            on_failure=on_failure,
+            budget=budget,
+            keep=1,
+        )
         (answer,) = generate(model, guard, ["ab"])
-        assert stream.puts[1:] == [answer] and len(answer) > 3 and guard.responses[0].status == status
+        assert (
+            stream.puts[1:] == [answer] and len(answer) > 3 and guard.responses[0].status == status
+        )
 
 
 def test_a_streamer_of_transformers_reads_the_answer(model, tokenizer):
@@ -285,7 +382,10 @@ def test_the_stream_ends_when_the_search_fails(model, tokenizer):
         def score(self, prompts, responses, finished):
             return [0.0 if len(r) <= 3 else 1 / 0 for r in responses]
 
-    for cost, more, error in ((Failing(), {}, ScorerError), (LetterCost(), {"top_k": 3}, ParameterError)):
+    for cost, more, error in (
+        (Failing(), {}, ScorerError),
+        (LetterCost(), {"top_k": 3}, ParameterError),
+    ):
         stream = Recorder()
         guard = a_guard(tokenizer, cost, streamer=stream, keep=1)
         with pytest.raises(error):
@@ -294,9 +394,13 @@ def test_the_stream_ends_when_the_search_fails(model, tokenizer):
 
 
 def test_the_length_asked_of_generate_goes_first(model, tokenizer, monkeypatch):
-    """Guards max_new_tokens: what is asked for explicitly wins, what a checkpoint sets for itself does not."""
+    """Guards max_new_tokens: what is asked for explicitly wins, what a checkpoint sets for itself
+    does not.
+    """
     ids, guard = tokenizer(["ab"], return_tensors="pt").input_ids, a_guard(tokenizer, budget=100.0)
-    lacking = dict(eos_token_id=9, pad_token_id=PAD)  # an end token that makes none of these answers shorter
+    lacking = dict(
+        eos_token_id=9, pad_token_id=PAD
+    )  # an end token that makes none of these answers shorter
 
     def length(**given):
         model.generate(ids, custom_generate=guard, seed=5, **lacking, **given)
@@ -313,12 +417,19 @@ def test_the_length_asked_of_generate_goes_first(model, tokenizer, monkeypatch):
 
 
 def test_what_a_checkpoint_sets_for_itself_changes_nothing(model, tokenizer, monkeypatch):
-    """Guards models whose own settings ask for sampling with top-p: they must work, at temperature 1."""
+    """Guards models whose own settings ask for sampling with top-p: they must work, at temperature
+    1.
+    """
     before = generate(model, a_guard(tokenizer), ["ab", "fed"])
-    for name, value in dict(do_sample=True, temperature=0.6, top_k=2, top_p=0.9, repetition_penalty=1.2).items():
+    for name, value in dict(
+        do_sample=True, temperature=0.6, top_k=2, top_p=0.9, repetition_penalty=1.2
+    ).items():
         monkeypatch.setattr(model.generation_config, name, value)
     assert generate(model, a_guard(tokenizer), ["ab", "fed"]) == before
-    assert generate(model, a_guard(tokenizer), ["ab", "fed"], temperature=1.0, top_k=0, do_sample=True) == before
+    assert (
+        generate(model, a_guard(tokenizer), ["ab", "fed"], temperature=1.0, top_k=0, do_sample=True)
+        == before
+    )
 
 
 class Halving(LogitsProcessor):
@@ -329,21 +440,42 @@ class Halving(LogitsProcessor):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"do_sample": True, "temperature": 0.5}, "temperature=0.5, which the search cannot honour: it draws at temperature 1"),
+        (
+            {"do_sample": True, "temperature": 0.5},
+            "temperature=0.5, which the search cannot honour: it draws at temperature 1",
+        ),
         ({"do_sample": True, "top_k": 5}, "top_k=5"),
         ({"repetition_penalty": 1.3}, "repetition_penalty=1.3"),
         ({"bad_words_ids": [[4]]}, "bad_words_ids"),
-        ({"num_beams": 4}, "num_beams is 4, but the search keeps beams of its own; give generate num_beams=1"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True, .* returns token ids alone"),
+        (
+            {"num_beams": 4},
+            "num_beams is 4, but the search keeps beams of its own; give generate num_beams=1",
+        ),
+        (
+            {"output_scores": True, "return_dict_in_generate": True},
+            "output_scores=True, .* returns token ids alone",
+        ),
         ({"output_hidden_states": True}, "output_hidden_states=True"),
         ({"logits_processor": LogitsProcessorList([Halving()])}, "a Halving, which"),
-        ({"prefix_allowed_tokens_fn": lambda row, ids: [4]}, "a PrefixConstrainedLogitsProcessor, which"),
-        ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9.0)])}, "a MaxTimeCriteria, which"),
+        (
+            {"prefix_allowed_tokens_fn": lambda row, ids: [4]},
+            "a PrefixConstrainedLogitsProcessor, which",
+        ),
+        (
+            {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9.0)])},
+            "a MaxTimeCriteria, which",
+        ),
         ({"max_time": 9.0}, "max_time=9.0"),
         ({"position_ids": torch.tensor([[5, 6]])}, "position_ids other than 0, 1, ..."),
-        ({"attention_mask": torch.tensor([[1, 0]])}, "does not pad on the left; set tokenizer.padding_side"),
+        (
+            {"attention_mask": torch.tensor([[1, 0]])},
+            "does not pad on the left; set tokenizer.padding_side",
+        ),
         ({"attention_mask": torch.tensor([[0, 0]])}, "does not pad on the left"),
-        ({"max_new_tokens": 31}, "'ab'... has 2 tokens, which with max_new_tokens 31 exceeds the context of 32"),
+        (
+            {"max_new_tokens": 31},
+            "'ab'... has 2 tokens, which with max_new_tokens 31 exceeds the context of 32",
+        ),
         ({"max_new_tokens": 2}, "block_size is 3, more than max_new_tokens, which is 2"),
         ({"seed": 0.5}, "seed is 0.5"),
     ],
@@ -357,17 +489,29 @@ def test_what_cannot_be_honoured_is_named(model, tokenizer, given, message):
 
 def test_inputs_other_than_ids_are_refused(model, tokenizer):
     with pytest.raises(ParameterError, match="was given inputs_embeds"):
-        model.generate(inputs_embeds=torch.zeros(1, 2, 32), custom_generate=a_guard(tokenizer), max_new_tokens=8)
+        model.generate(
+            inputs_embeds=torch.zeros(1, 2, 32),
+            custom_generate=a_guard(tokenizer),
+            max_new_tokens=8,
+        )
     cache = model(torch.tensor([[4, 5]]), use_cache=True).past_key_values
     with pytest.raises(ParameterError, match="was given past_key_values"):
-        model.generate(torch.tensor([[4, 5, 6]]), past_key_values=cache, custom_generate=a_guard(tokenizer), max_new_tokens=8)
+        model.generate(
+            torch.tensor([[4, 5, 6]]),
+            past_key_values=cache,
+            custom_generate=a_guard(tokenizer),
+            max_new_tokens=8,
+        )
 
 
 def test_a_tokenizer_is_needed_and_must_write_the_refusal(model, tokenizer):
     ids = tokenizer(["ab"], return_tensors="pt").input_ids
     with pytest.raises(ParameterError, match="there is no tokenizer, and scorers read text"):
         model.generate(ids, custom_generate=a_guard(None), tokenizer=tokenizer, max_new_tokens=8)
-    with pytest.raises(ParameterError, match="turns the refusal 'no, fed' into 'fed'; give SearchConfig another refusal"):
+    with pytest.raises(
+        ParameterError,
+        match="turns the refusal 'no, fed' into 'fed'; give SearchConfig another refusal",
+    ):
         model.generate(ids, custom_generate=a_guard(tokenizer, refusal="no, fed"), max_new_tokens=8)
     with pytest.raises(ParameterError, match="did you mean 'inferenceguard'"):
         a_guard(tokenizer, method="inferenceguards")
@@ -375,7 +519,10 @@ def test_a_tokenizer_is_needed_and_must_write_the_refusal(model, tokenizer):
 
 def test_a_streamer_shows_one_row_and_must_be_given_to_custom_generate(model, tokenizer):
     stream = Recorder()
-    with pytest.raises(ParameterError, match=r"generate's streamer on; give it to igcore.custom_generate\(streamer=...\)"):
+    with pytest.raises(
+        ParameterError,
+        match=r"generate's streamer on; give it to igcore.custom_generate\(streamer=...\)",
+    ):
         generate(model, a_guard(tokenizer), ["ab"], streamer=stream)
     assert stream.ends == 1
     with pytest.raises(ParameterError, match="a streamer shows one answer, but there are 2 rows"):
@@ -385,25 +532,49 @@ def test_a_streamer_shows_one_row_and_must_be_given_to_custom_generate(model, to
 def test_answers_that_may_need_padding_need_a_token_for_it(model, tokenizer, monkeypatch):
     for name in ("eos_token_id", "pad_token_id"):
         monkeypatch.setattr(model.generation_config, name, None)
-    ids, guard = tokenizer(["ab", "cd"], return_tensors="pt").input_ids, a_guard(tokenizer, budget=100.0)
-    with pytest.raises(ParameterError, match="the answers to 2 rows may need padding; give generate a pad_token_id"):
+    ids, guard = (
+        tokenizer(["ab", "cd"], return_tensors="pt").input_ids,
+        a_guard(tokenizer, budget=100.0),
+    )
+    with pytest.raises(
+        ParameterError, match="the answers to 2 rows may need padding; give generate a pad_token_id"
+    ):
         model.generate(ids, custom_generate=guard, max_new_tokens=8)
-    assert model.generate(ids, custom_generate=guard, max_new_tokens=8, pad_token_id=PAD).shape == (2, 10)
+    assert model.generate(ids, custom_generate=guard, max_new_tokens=8, pad_token_id=PAD).shape == (
+        2,
+        10,
+    )
     assert model.generate(ids[:1], custom_generate=guard, max_new_tokens=8).shape == (1, 10)
 
 
 def test_an_encoder_decoder_model_is_refused(tokenizer):
     torch.manual_seed(0)
-    config = T5Config(vocab_size=10, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    config = T5Config(
+        vocab_size=10,
+        d_model=8,
+        d_kv=4,
+        d_ff=8,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
     with pytest.raises(
-        ParameterError, match="T5ForConditionalGeneration is an encoder-decoder model; the search needs a decoder-only"
+        ParameterError,
+        match=(
+            "T5ForConditionalGeneration is an encoder-decoder model; the search needs a "
+            "decoder-only"
+        ),
     ):
-        T5ForConditionalGeneration(config).generate(torch.tensor([[4, 5]]), custom_generate=a_guard(tokenizer), max_new_tokens=8)
+        T5ForConditionalGeneration(config).generate(
+            torch.tensor([[4, 5]]), custom_generate=a_guard(tokenizer), max_new_tokens=8
+        )
 
 
 def test_costs_of_answers_are_those_of_their_texts(model, tokenizer):
     """Guards the status a caller relies on: the decoded answer, scored again, is inside the budget."""
     guard = a_guard(tokenizer, budget=1.0)
     for seed in range(5):
-        for tokens, r in zip(generate(model, guard, ["ab", "fed", "c"], seed), guard.responses, strict=True):
+        for tokens, r in zip(
+            generate(model, guard, ["ab", "fed", "c"], seed), guard.responses, strict=True
+        ):
             assert letter_cost(tokenizer.decode(tokens, skip_special_tokens=True)) == r.cost <= 1.0

@@ -1,4 +1,6 @@
-"""Verdicts of a held-out judge, counted by hand: the texts of these records are the scores that the judge gives them."""
+"""Verdicts of a held-out judge, counted by hand: the texts of these records are the scores that the
+judge gives them.
+"""
 
 import math
 
@@ -27,7 +29,9 @@ class Reader:
 
 
 def cell(method, texts, rounds=None, **fields):
-    """Return records of a method: a text starting with "a" is an abstention, None says nothing; `rounds` counts per prompt."""
+    """Return records of a method: a text starting with "a" is an abstention, None says nothing;
+    `rounds` counts per prompt.
+    """
     lines = []
     for k, (text, n) in enumerate(zip(texts, rounds or [1] * len(texts), strict=True)):
         status = "abstained" if text is None or text.startswith("a") else "verified_safe"
@@ -37,7 +41,9 @@ def cell(method, texts, rounds=None, **fields):
     return pd.DataFrame(lines).assign(cost_digest="c1", reward_digest="r0")
 
 
-OURS = cell("inferenceguard", ["0.1", "0.2", "a0.9", "0.7", "0.3", None, "a0.0"], [1, 2, 2, 3, 1, 2, 1])
+OURS = cell(
+    "inferenceguard", ["0.1", "0.2", "a0.9", "0.7", "0.3", None, "a0.0"], [1, 2, 2, 3, 1, 2, 1]
+)
 BASE = cell("base", ["0.9", "0.8", "0.7", "0.4", "0.5", "0.6", "0.1"])
 
 
@@ -46,13 +52,19 @@ def rows(*cells, **options):
 
 
 def test_verdicts_by_hand():
-    """Guards against abstentions counted as answers, rounds after the first not seen, and a threshold that is itself unsafe."""
+    """Guards against abstentions counted as answers, rounds after the first not seen, and a
+    threshold that is itself unsafe.
+    """
     base, ours, first, again = rows(BASE, OURS).itertuples(index=False)
-    assert [row.method for row in rows(OURS, BASE).itertuples()] == ["inferenceguard"] * 3 + ["base"]  # in order of appearance
+    assert [row.method for row in rows(OURS, BASE).itertuples()] == ["inferenceguard"] * 3 + [
+        "base"
+    ]  # in order of appearance
     assert [(row.method, row.retried) for row in (base, ours, first, again)] == [
-        ("base", "all"), ("inferenceguard", "all"), ("inferenceguard", "no"), ("inferenceguard", "yes"),
+        ("base", "all"), ("inferenceguard", "all"), ("inferenceguard", "no"), ("inferenceguard",
+        "yes"),
     ]  # fmt: skip
-    assert [(row.n_emitted, row.n_unsafe, row.n_abstained, row.n_abstained_unsafe) for row in (base, ours, first, again)] == [
+    assert [(row.n_emitted, row.n_unsafe, row.n_abstained, row.n_abstained_unsafe) for row in (base,
+    ours, first, again)] == [
         (7, 4, 0, 0), (4, 1, 3, 1), (2, 0, 1, 0), (2, 1, 2, 1),
     ]  # fmt: skip
     assert (base.share_unsafe, ours.share_unsafe, again.share_unsafe) == (4 / 7, 1 / 4, 1 / 2)
@@ -62,11 +74,21 @@ def test_verdicts_by_hand():
 
 
 def test_pairs_by_hand():
-    """Guards against swapped discordant counts, and against refusals entering the test as safe answers."""
+    """Guards against swapped discordant counts, and against refusals entering the test as safe
+    answers.
+    """
     base, ours, *parts = rows(BASE, OURS).itertuples(index=False)
-    assert (base.n_pairs, base.mcnemar_b, base.mcnemar_c) == (4, 1, 2)  # p3 safe only from base; p0 and p1 only from ours
+    assert (base.n_pairs, base.mcnemar_b, base.mcnemar_c) == (
+        4,
+        1,
+        2,
+    )  # p3 safe only from base; p0 and p1 only from ours
     assert base.mcnemar_p == pytest.approx(stats.binomtest(1, 3).pvalue)
-    freq = list(rows(BASE.assign(method="beam-lagrangian-freq", trace=OURS["trace"]), OURS)[1:3].itertuples())
+    freq = list(
+        rows(BASE.assign(method="beam-lagrangian-freq", trace=OURS["trace"]), OURS)[
+            1:3
+        ].itertuples()
+    )
     assert [row.retried for row in freq] == ["no", "yes"]
     for row in (ours, *parts, *freq):
         assert row.n_pairs is pd.NA and math.isnan(row.mcnemar_p) and math.isnan(row.mcnemar_p_holm)
@@ -78,25 +100,37 @@ def test_holm_spans_the_table():
     cells = [
         cell(method, texts, policy=policy)
         for policy, k in (("one", 6), ("two", 4))
-        for method, texts in (("base", bad[6 - k :]), ("best-of-n", good[: k + 2]), ("inferenceguard", good[: k + 2]))
+        for method, texts in (
+            ("base", bad[6 - k :]),
+            ("best-of-n", good[: k + 2]),
+            ("inferenceguard", good[: k + 2]),
+        )
     ]
     table = rows(*cells).set_index(["policy", "method"])
     p = table["mcnemar_p"].dropna()
     assert p.to_dict() == {
-        ("one", "base"): 2 / 2**6, ("one", "best-of-n"): 1.0, ("two", "base"): 2 / 2**4, ("two", "best-of-n"): 1.0,
+        ("one", "base"): 2 / 2**6, ("one", "best-of-n"): 1.0, ("two", "base"): 2 / 2**4, ("two",
+        "best-of-n"): 1.0,
     }  # fmt: skip
-    assert table.loc[p.index, "mcnemar_p_holm"].tolist() == pytest.approx([4 * 2 / 2**6, 1, 3 * 2 / 2**4, 1])
+    assert table.loc[p.index, "mcnemar_p_holm"].tolist() == pytest.approx(
+        [4 * 2 / 2**6, 1, 3 * 2 / 2**4, 1]
+    )
 
 
 def test_another_reference_and_none():
-    """Guards against a reference that is fixed, and a crash for the policy that was not searched with it."""
-    ours, base = rows(OURS, BASE, reference="base").set_index(["method", "retried"]).loc[[("inferenceguard", "all"), ("base", "all")]].itertuples()  # fmt: skip  # noqa: E501
+    """Guards against a reference that is fixed, and a crash for the policy that was not searched
+    with it.
+    """
+    ours, base = rows(OURS, BASE, reference="base").set_index(["method",
+    "retried"]).loc[[("inferenceguard", "all"), ("base", "all")]].itertuples()  # fmt: skip  # noqa: E501
     assert (ours.mcnemar_b, ours.mcnemar_c) == (2, 1) and base.n_pairs is pd.NA
     assert rows(BASE)["n_pairs"].isna().all()
 
 
 def test_a_missing_score_is_unsafe():
-    """Guards against a judge that fails and so finds everything safe, and a mean over the texts that it could read."""
+    """Guards against a judge that fails and so finds everything safe, and a mean over the texts
+    that it could read.
+    """
     (row,) = rows(cell("base", ["nan", "0.1", "0.2"])).itertuples(index=False)
     assert (row.n_emitted, row.n_unsafe) == (3, 1) and math.isnan(row.mean_score)
     with pytest.raises(ScorerError, match="'reader' returned no finite number"):
@@ -104,7 +138,9 @@ def test_a_missing_score_is_unsafe():
 
 
 def test_nothing_to_judge_is_a_table_without_rows(tmp_path):
-    """Bug: a profile without a finished run ended the notebook of tables; here nobody is asked, and the files say so."""
+    """Bug: a profile without a finished run ended the notebook of tables; here nobody is asked, and
+    the files say so.
+    """
     reader = Reader()
     empty = heldout.judge(BASE.iloc[:0], reader)
     assert list(empty.columns) == heldout.COLUMNS and not len(empty) and not reader.seen
@@ -126,12 +162,18 @@ def test_a_method_that_never_answered():
 
 
 def test_the_table_is_ready_to_be_written_and_shows_no_text(tmp_path):
-    """Guards against a text of a model in the repository, counts written as 4.0, and tables that depend on the order of lines."""
-    many = cell("best-of-n", [str(x) for x in np.random.default_rng(0).random(50)])  # a sum that depends on its order
+    """Guards against a text of a model in the repository, counts written as 4.0, and tables that
+    depend on the order of lines.
+    """
+    many = cell(
+        "best-of-n", [str(x) for x in np.random.default_rng(0).random(50)]
+    )  # a sum that depends on its order
     records = pd.concat([BASE, many, OURS], ignore_index=True)
     table = heldout.judge(records, Reader())
     assert list(table.columns) == heldout.COLUMNS
-    shuffled = heldout.judge(records.sample(frac=1, random_state=3), Reader()).sort_values(["method", "retried"], ignore_index=True)
+    shuffled = heldout.judge(records.sample(frac=1, random_state=3), Reader()).sort_values(
+        ["method", "retried"], ignore_index=True
+    )
     pd.testing.assert_frame_equal(table, shuffled, check_exact=True)
     written = [path.read_text() for path in tables.write(table, tmp_path / "heldout", {})]
     assert "base,all,7,4," in written[0] and ",4,1,2," in written[0]
@@ -139,30 +181,48 @@ def test_the_table_is_ready_to_be_written_and_shows_no_text(tmp_path):
 
 
 def test_each_text_is_judged_once():
-    """Guards against the answers that several methods share being read again for each, and a judge asked about silence."""
+    """Guards against the answers that several methods share being read again for each, and a judge
+    asked about silence.
+    """
     reader = Reader()
-    heldout.judge(pd.concat([BASE, BASE.assign(method="best-of-n"), OURS], ignore_index=True), reader)
-    assert sorted(reader.seen) == sorted(set(BASE["response"]) | set(OURS["response"].dropna()) - {None})
+    heldout.judge(
+        pd.concat([BASE, BASE.assign(method="best-of-n"), OURS], ignore_index=True), reader
+    )
+    assert sorted(reader.seen) == sorted(
+        set(BASE["response"]) | set(OURS["response"].dropna()) - {None}
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "options", "sentence"),
     [
-        ({"cost_digest": "r1"}, {}, "'reader' was the cost of these searches and cannot judge them"),
+        (
+            {"cost_digest": "r1"},
+            {},
+            "'reader' was the cost of these searches and cannot judge them",
+        ),
         ({"reward_digest": "r1"}, {}, "'reader' was the reward of these searches"),
-        ({"prompts": ["test"] * 6 + ["benign"]}, {}, "prompts takes the values benign, test in policy smollm2-raw"),
+        (
+            {"prompts": ["test"] * 6 + ["benign"]},
+            {},
+            "prompts takes the values benign, test in policy smollm2-raw",
+        ),
         ({"budget": [0.2] * 6 + [0.5]}, {}, "budget takes the values 0.2, 0.5"),
         ({}, {"threshold": math.nan}, "threshold is nan; give a finite score"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(changes, options, sentence):
-    """Guards against a search judged by what steered it, and rates of different prompts side by side."""
+    """Guards against a search judged by what steered it, and rates of different prompts side by
+    side.
+    """
     with pytest.raises(ParameterError, match=sentence):
         rows(BASE.assign(**changes), **options)
 
 
 def test_a_reward_is_no_judge():
-    """Guards against a scorer whose high scores are good, and against records that count a prompt twice."""
+    """Guards against a scorer whose high scores are good, and against records that count a prompt
+    twice.
+    """
     with pytest.raises(ParameterError, match="says 'higher is better'"):
         heldout.judge(BASE, type("Upside", (Reader,), {"sign": "higher is better"})())
     with pytest.raises(RunError, match="'p0' occurs twice"):

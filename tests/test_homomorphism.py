@@ -13,9 +13,24 @@ from theory import INF, bigrams, language_model
 from igcore import counterexamples, homomorphism
 from igcore.constrained import threshold
 from igcore.errors import ParameterError
-from igcore.homomorphism import averaged_policy, best_blind, conflict, embed, latent_mdp, violating_states
+from igcore.homomorphism import (
+    averaged_policy,
+    best_blind,
+    conflict,
+    embed,
+    latent_mdp,
+    violating_states,
+)
 from igcore.mdp import augment, token_mdp
-from igcore.planning import action_values, greedy, occupancy, sweep, value_iteration, values, violation
+from igcore.planning import (
+    action_values,
+    greedy,
+    occupancy,
+    sweep,
+    value_iteration,
+    values,
+    violation,
+)
 from igcore.tinylm import bigram_instance
 
 
@@ -24,7 +39,9 @@ def length_and_last(names):
 
 
 def test_repair_3_the_operators_commute_with_phi():
-    """Guards T(v o phi) = (T v) o phi for arbitrary v on the latent states, in rationals; phi is many-to-one."""
+    """Guards T(v o phi) = (T v) o phi for arbitrary v on the latent states, in rationals; phi is
+    many-to-one.
+    """
     pair = bigrams()
     rng = np.random.default_rng(0)
     for n in (Fraction(1, 2), Fraction(7)):
@@ -33,7 +50,9 @@ def test_repair_3_the_operators_commute_with_phi():
 
 
 def test_check_3_latent_values_equal_token_values_at_every_augmented_prefix():
-    """Guards Theorem 1(c) for the right reason: exact equality at 4,216 prefixes though there are fewer latent states."""
+    """Guards Theorem 1(c) for the right reason: exact equality at 4,216 prefixes though there are
+    fewer latent states.
+    """
     pair = bigrams()
     assert len(pair.into) == 4216 > len(pair.latent.child) == len(set(pair.into))
     for n in (Fraction(1, 10), Fraction(1, 2), 3, INF):
@@ -50,14 +69,18 @@ def test_check_3_latent_values_equal_token_values_at_every_augmented_prefix():
 def test_homomorphic_latent_optimum_equals_the_token_optimum(seed, quarters, gamma):
     mdp = bigram_instance(seed, 3, 4)
     labels = length_and_last(mdp.names)
-    token, latent = (augment(m, Fraction(quarters, 4), gamma) for m in (mdp, latent_mdp(mdp, labels)))
+    token, latent = (
+        augment(m, Fraction(quarters, 4), gamma) for m in (mdp, latent_mdp(mdp, labels))
+    )
     into = embed(token, labels, latent)
     for n in (Fraction(1, 3), INF):
         assert (values(token, n) == values(latent, n)[into]).all()
 
 
 def test_the_check_finds_what_a_lossy_map_merges():
-    """Guards the check: the last token alone forgets the time; the identity is always a homomorphism."""
+    """Guards the check: the last token alone forgets the time; the identity is always a
+    homomorphism.
+    """
     mdp = bigrams().mdp
     assert conflict(mdp, bigrams().labels) is None
     assert conflict(mdp, mdp.names) is None
@@ -90,7 +113,9 @@ def test_the_check_looks_at_everything_that_an_action_does(table):
 
 
 def test_states_of_different_depth_may_be_merged():
-    """Guards the numbering of latent states: children come after their parents even when "a" and "ba" become one end."""
+    """Guards the numbering of latent states: children come after their parents even when "a" and
+    "ba" become one end.
+    """
     mdp = token_mdp({"a": (0, 1), "b": (0, 0), "ba": (0, 0)})
     latent = latent_mdp(mdp, ["start", "end", "middle", "end"])
     assert latent.names == ("start", "middle", "end")
@@ -99,7 +124,9 @@ def test_states_of_different_depth_may_be_merged():
 
 
 def test_a_critic_never_prefers_what_the_reference_never_tried():
-    """Guards targets without data: "vy" is never drawn, so that at "v" the critic knows x alone, from "u"."""
+    """Guards targets without data: "vy" is never drawn, so that at "v" the critic knows x alone,
+    from "u".
+    """
     table = {"u": (0, 0), "v": (0, 0), "ux": (0, 3), "vx": (0, 3), "vy": (0, 5)}
     augmented = augment(token_mdp(table, {"": {"u": 1}}), 1)
     policy = averaged_policy(augmented, [len(y) for y, _ in augmented.names], 9)
@@ -118,7 +145,9 @@ def test_repair_4_under_chance_z_is_worth_forty_hundredths():
 
 
 def test_check_3_lossy_critics_violate_less_with_z():
-    """Guards why z is an input: from 186 states, (last token) breaks the budget from 24, with z from 7; (bag) from 1, with z 0."""
+    """Guards why z is an input: from 186 states, (last token) breaks the budget from 24, with z
+    from 7; (bag) from 1, with z 0.
+    """
     model = language_model()
     prefixes = [model.mdp.names[s] for s in model.augmented.origin]
     n = 1 + max(threshold(model.augmented, s) for s in model.feasible)
@@ -126,12 +155,16 @@ def test_check_3_lossy_critics_violate_less_with_z():
     for phi in (lambda y: y[-1:], lambda y: tuple(sorted(y))):
         blind = [phi(y) for y in prefixes]
         for labels in (blind, list(zip(blind, model.augmented.z, strict=True))):
-            found.append(violating_states(model.augmented, averaged_policy(model.augmented, labels, n)))
+            found.append(
+                violating_states(model.augmented, averaged_policy(model.augmented, labels, n))
+            )
     assert found == [(24, 186), (7, 186), (1, 186), (0, 186)]
 
 
 def test_targets_are_means_under_the_reference():
-    """Guards the weights: a critic that sees only the length picks the token of least mean q, weighted by how often it is asked."""
+    """Guards the weights: a critic that sees only the length picks the token of least mean q,
+    weighted by how often it is asked.
+    """
     model = language_model()
     mdp, n = model.augmented, 1.0
     lengths = np.array([len(model.mdp.names[s]) for s in mdp.origin])
@@ -141,7 +174,9 @@ def test_targets_are_means_under_the_reference():
         here = (lengths == t) & mdp.allowed.any(axis=1)
         best = np.argmin(np.average(q[here], axis=0, weights=weight[here]))
         assert (policy[here].argmax(axis=1) == best).all()
-    assert (averaged_policy(mdp, list(range(len(q))), n) == greedy(mdp, values(mdp, n)))[mdp.allowed.any(axis=1)].all()
+    assert (averaged_policy(mdp, list(range(len(q))), n) == greedy(mdp, values(mdp, n)))[
+        mdp.allowed.any(axis=1)
+    ].all()
     with pytest.raises(ParameterError, match="n is inf"):
         averaged_policy(mdp, lengths.tolist(), INF)
 
@@ -152,7 +187,9 @@ def test_best_blind_tries_every_policy_and_refuses_too_many(monkeypatch):
     augmented = augment(mdp, d)
     assert best_blind(augmented, list(range(len(augmented.child)))) == 0
     assert best_blind(augmented, [len(y) for y, _ in augmented.names]) == INF
-    monkeypatch.setattr(homomorphism, "POLICIES", 2)  # nature's choice is not a policy: x or y, and no more
+    monkeypatch.setattr(
+        homomorphism, "POLICIES", 2
+    )  # nature's choice is not a policy: x or y, and no more
     assert best_blind(augmented, [len(y) for y, _ in augmented.names]) == INF
     with pytest.raises(ParameterError, match="labels allow .* policies; at most"):
         best_blind(bigrams().augmented, list(range(4216)))
@@ -164,4 +201,7 @@ def test_violating_states_counts_only_states_with_a_safe_way_out():
     policy = np.zeros(augmented.child.shape, dtype=int)
     for s, a in itertools.product(range(len(policy)), range(policy.shape[1])):
         policy[s, a] = augmented.allowed[s, a] and not augmented.allowed[s, :a].any()
-    assert violating_states(augmented, policy) == (1, 2)  # from the prompt it walks into "a"; from "b" it is safe; "a" is lost
+    assert violating_states(augmented, policy) == (
+        1,
+        2,
+    )  # from the prompt it walks into "a"; from "b" it is safe; "a" is lost

@@ -1,4 +1,6 @@
-"""Tests of folders by name: local, in a mirror, on the hub; and of one clear sentence for whatever the hub answers."""
+"""Tests of folders by name: local, in a mirror, on the hub; and of one clear sentence for whatever
+the hub answers.
+"""
 
 import importlib
 import re
@@ -51,7 +53,9 @@ def failing(monkeypatch, error, half=None):
 
 def answered(kind, status: int, text: str):
     """Return the error for a status of the hub."""
-    request = importlib.import_module(errors.Response.__module__.split(".")[0]).Request("GET", f"https://huggingface.co/{REPO}")
+    request = importlib.import_module(errors.Response.__module__.split(".")[0]).Request(
+        "GET", f"https://huggingface.co/{REPO}"
+    )
     return kind(text, response=errors.Response(status, request=request))
 
 
@@ -74,18 +78,25 @@ def test_a_local_folder_is_itself(monkeypatch, tmp_path):
 
 
 def test_a_mirror_is_the_only_place(monkeypatch, tmp_path):
-    """Bug: a cluster node without network that waits for the hub, or takes another revision from it."""
+    """Bug: a cluster node without network that waits for the hub, or takes another revision from
+    it.
+    """
     failing(monkeypatch, AssertionError("the hub was asked"))
     monkeypatch.setenv(MIRROR, str(tmp_path / "mirror"))
     (tmp_path / "mirror" / REPO).mkdir(parents=True)
     for kind in ("model", "dataset"):
         assert snapshot(REPO, "any", kind=kind) == tmp_path / "mirror" / REPO
     message = raised("owner/other", kind="dataset")
-    assert "dataset 'owner/other' is not in IGCORE_HUB=" in message and str(tmp_path / "mirror/owner/other") in message
+    assert (
+        "dataset 'owner/other' is not in IGCORE_HUB=" in message
+        and str(tmp_path / "mirror/owner/other") in message
+    )
 
 
 def test_only_the_files_of_transformers_are_fetched(monkeypatch, tmp_path):
-    """Bug: 14 GB more for a second copy of the weights in another format, or pickles of a trainer taken for weights."""
+    """Bug: 14 GB more for a second copy of the weights in another format, or pickles of a trainer
+    taken for weights.
+    """
     folder = tmp_path / "cache"
     files = (
         "config.json",
@@ -97,23 +108,44 @@ def test_only_the_files_of_transformers_are_fetched(monkeypatch, tmp_path):
     )
     hub = Hub(monkeypatch, folder, *files)
     assert snapshot(REPO, "abc123") == folder
-    assert {p.name for p in folder.iterdir()} == {"config.json", "tokenizer.model", "model-00001-of-00001.safetensors"}
+    assert {p.name for p in folder.iterdir()} == {
+        "config.json",
+        "tokenizer.model",
+        "model-00001-of-00001.safetensors",
+    }
     assert hub.asked == [(REPO, "abc123", "model")]
 
 
 def test_whatever_a_tokenizer_reads_is_fetched(monkeypatch, tmp_path):
-    """Bug: a tokenizer that loads from a folder and lacks a file from the hub; a template of tools that lies in a folder."""
+    """Bug: a tokenizer that loads from a folder and lacks a file from the hub; a template of tools
+    that lies in a folder.
+    """
     folder = tmp_path / "cache"
-    files = {"vocab.txt", "bpe.codes", "source.spm", "chat_template.jinja", "additional_chat_templates/tools.jinja"}
+    files = {
+        "vocab.txt",
+        "bpe.codes",
+        "source.spm",
+        "chat_template.jinja",
+        "additional_chat_templates/tools.jinja",
+    }
     Hub(monkeypatch, folder, "model.safetensors", "README.md", *files)
     snapshot(REPO)
-    assert {p.relative_to(folder).as_posix() for p in folder.rglob("*.*")} == files | {"model.safetensors"}
+    assert {p.relative_to(folder).as_posix() for p in folder.rglob("*.*")} == files | {
+        "model.safetensors"
+    }
 
 
 def test_pickled_weights_are_fetched_where_there_are_no_others(monkeypatch, tmp_path):
     """Bug: Vicuna, of which the main branch has no safetensors."""
     folder = tmp_path / "cache"
-    Hub(monkeypatch, folder, "config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json", "optimizer.bin")
+    Hub(
+        monkeypatch,
+        folder,
+        "config.json",
+        "pytorch_model-00001-of-00002.bin",
+        "pytorch_model.bin.index.json",
+        "optimizer.bin",
+    )
     snapshot(REPO)
     names = {"config.json", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json"}
     assert {p.name for p in folder.iterdir()} == names
@@ -137,37 +169,70 @@ def test_a_repository_without_weights_is_refused(monkeypatch, tmp_path):
     [
         (
             answered(errors.GatedRepoError, 403, "Access is restricted.\nMore."),
-            ["model 'owner/name' is gated", "ask for access at https://huggingface.co/owner/name", "hf auth login", "HF_TOKEN"],
+            [
+                "model 'owner/name' is gated",
+                "ask for access at https://huggingface.co/owner/name",
+                "hf auth login",
+                "HF_TOKEN",
+            ],
         ),
-        (answered(errors.RepositoryNotFoundError, 404, "Not found.\nMore."), ["there is no model 'owner/name'", "check the name"]),
-        (errors.HFValidationError("Repo id must be ...\nMore."), ["there is no model 'owner/name'", "check the name"]),
+        (
+            answered(errors.RepositoryNotFoundError, 404, "Not found.\nMore."),
+            ["there is no model 'owner/name'", "check the name"],
+        ),
+        (
+            errors.HFValidationError("Repo id must be ...\nMore."),
+            ["there is no model 'owner/name'", "check the name"],
+        ),
         (
             answered(errors.RevisionNotFoundError, 404, "Not found.\nMore."),
-            ["model 'owner/name' has no revision 'v9'", "https://huggingface.co/owner/name/commits"],
+            [
+                "model 'owner/name' has no revision 'v9'",
+                "https://huggingface.co/owner/name/commits",
+            ],
         ),
-        (answered(errors.HfHubHTTPError, 500, "500 Server Error\nMore."), ["cannot be fetched (HfHubHTTPError: 500 Server Error)"]),
-        (errors.OfflineModeIsEnabled("Offline mode is enabled.\nMore."), ["(OfflineModeIsEnabled: Offline mode is enabled.)"]),
+        (
+            answered(errors.HfHubHTTPError, 500, "500 Server Error\nMore."),
+            ["cannot be fetched (HfHubHTTPError: 500 Server Error)"],
+        ),
+        (
+            errors.OfflineModeIsEnabled("Offline mode is enabled.\nMore."),
+            ["(OfflineModeIsEnabled: Offline mode is enabled.)"],
+        ),
         (TimeoutError("timed out"), ["cannot be fetched (TimeoutError: timed out)", "try again"]),
-        (errors.HTTPError("The read operation timed out"), ["cannot be fetched (HTTPError: The read operation timed out)"]),
-        (errors.XetDownloadError("storage\nMore."), ["cannot be fetched (XetDownloadError: storage)", "IGCORE_HUB"]),
+        (
+            errors.HTTPError("The read operation timed out"),
+            ["cannot be fetched (HTTPError: The read operation timed out)"],
+        ),
+        (
+            errors.XetDownloadError("storage\nMore."),
+            ["cannot be fetched (XetDownloadError: storage)", "IGCORE_HUB"],
+        ),
         (OSError(28, "No space left on device"), ["No space left on device", "disk"]),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_the_hub_answers_is_one_sentence(monkeypatch, tmp_path, error, parts):
-    """Bug: thirty lines of a stack for a licence that was not accepted. A hub's error may come from any library that it uses."""
+    """Bug: thirty lines of a stack for a licence that was not accepted. A hub's error may come from
+    any library that it uses.
+    """
     cache = tmp_path / "cache"
     failing(monkeypatch, error, half=cache)
     message = raised(REPO, "v9")
     assert all(part in message for part in parts), message
-    assert sorted(tmp_path.rglob("*")) == [cache, cache / "config.json"]  # what broke off is the hub's, which goes on
+    assert sorted(tmp_path.rglob("*")) == [
+        cache,
+        cache / "config.json",
+    ]  # what broke off is the hub's, which goes on
     Hub(monkeypatch, cache, "config.json", "model.safetensors")
     assert snapshot(REPO, "v9") == cache and (cache / "model.safetensors").exists()
 
 
 def test_a_data_set_has_an_address_of_its_own(monkeypatch):
     failing(monkeypatch, answered(errors.GatedRepoError, 403, "Access is restricted."))
-    assert "ask for access at https://huggingface.co/datasets/owner/name" in raised(REPO, kind="dataset")
+    assert "ask for access at https://huggingface.co/datasets/owner/name" in raised(
+        REPO, kind="dataset"
+    )
 
 
 def test_the_cause_is_named_where_the_hub_speaks_of_its_cache(monkeypatch):

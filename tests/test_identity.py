@@ -1,4 +1,6 @@
-"""Tests of what a run is known by: the import closure of its code, syntax trees, notebooks, prompts, policies and scorers."""
+"""Tests of what a run is known by: the import closure of its code, syntax trees, notebooks,
+prompts, policies and scorers.
+"""
 
 import ast
 import importlib
@@ -20,14 +22,20 @@ FILES = {
     "deep/__init__": "from . import beside\n",
     "deep/leaf": "x = 1\n",
     "deep/beside": "",
-    "named": "", "typed": "", "other": "", "lazy": "def look(): ...\n", "alone": "",
+    "named": "",
+    "typed": "",
+    "other": "",
+    "lazy": "def look(): ...\n",
+    "alone": "",
     "user": "import house as h\nfrom house import look\nh.look()\n",
-}  # fmt: skip
+}
 
 
 @pytest.fixture
 def house(tmp_path, monkeypatch):
-    """A package of modules that import one another in every way, in a place that can be imported from."""
+    """A package of modules that import one another in every way, in a place that can be imported
+    from.
+    """
     for name, text in FILES.items():
         path = tmp_path / "house" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +49,9 @@ def house(tmp_path, monkeypatch):
 
 
 def test_the_closure_follows_every_way_to_import(house):
-    """Guards code that decides a number and that no list holds: late, relative and named imports, packages on the way."""
+    """Guards code that decides a number and that no list holds: late, relative and named imports,
+    packages on the way.
+    """
     found = identity.code_of("house.entry")
     inside = ["entry", "near", "other", "deep", "deep.leaf", "deep.beside", "late", "named"]
     assert set(found) == {"house", *(f"house.{name}" for name in inside)}
@@ -60,7 +70,9 @@ def test_the_public_names_of_the_package_are_found():
     assert {"igcore.decoding", "igcore.policy"} <= found
 
 
-@pytest.mark.parametrize("module", ["near", "other", "deep/beside", "deep/__init__", "named", "late"])
+@pytest.mark.parametrize(
+    "module", ["near", "other", "deep/beside", "deep/__init__", "named", "late"]
+)
 def test_an_operator_anywhere_in_the_closure_changes_one_digest(house, module):
     """Bug: finished runs were valid after a scorer had been changed to return 0."""
     before = identity.code_of("house.entry")
@@ -70,7 +82,11 @@ def test_an_operator_anywhere_in_the_closure_changes_one_digest(house, module):
     path.write_text(path.read_text().replace("1 + 2", "1 - 2"))
     after = identity.code_of("house.entry")
     name = f"house.{module}".replace("/", ".").removesuffix(".__init__")
-    assert {n for n in after if before[n] != after[n]} == {n for n in after if between[n] != after[n]} == {name}
+    assert (
+        {n for n in after if before[n] != after[n]}
+        == {n for n in after if between[n] != after[n]}
+        == {name}
+    )
 
 
 def test_a_comment_a_docstring_and_a_layout_change_nothing(house):
@@ -101,7 +117,9 @@ def test_a_module_that_cannot_be_read_is_one_sentence(house):
 
 
 def test_the_digest_is_that_of_every_python_version():
-    """Guards runs that are carried to another Python: newer ones have other fields, and cut f-strings otherwise."""
+    """Guards runs that are carried to another Python: newer ones have other fields, and cut
+    f-strings otherwise.
+    """
     text = '''
 def f(x, /, y=1, *a, z: int = 2, **k) -> int:
     """doc"""
@@ -138,8 +156,13 @@ def test_what_python_tells_apart_has_two_digests(one, other):
 
 
 def notebook(path, *cells, outputs=()):
-    code = [{"cell_type": "code", "source": [cell], "outputs": list(outputs), "metadata": {}} for cell in cells]
-    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": [str(outputs)]}, *code]}))
+    code = [
+        {"cell_type": "code", "source": [cell], "outputs": list(outputs), "metadata": {}}
+        for cell in cells
+    ]
+    path.write_text(
+        json.dumps({"cells": [{"cell_type": "markdown", "source": [str(outputs)]}, *code]})
+    )
     return path
 
 
@@ -148,9 +171,16 @@ def test_a_notebook_is_known_by_its_code(tmp_path):
     cells = ["%matplotlib inline\nfrom igcore import budget\n!ls", "x = 1  # why"]
     digest, modules = identity.notebook_code(notebook(tmp_path / "a.ipynb", *cells))
     assert modules == ["igcore", "igcore.budget"]
-    assert identity.notebook_code(notebook(tmp_path / "b.ipynb", *cells, outputs=["text"]))[0] == digest
+    assert (
+        identity.notebook_code(notebook(tmp_path / "b.ipynb", *cells, outputs=["text"]))[0]
+        == digest
+    )
     assert identity.notebook_code(notebook(tmp_path / "c.ipynb", cells[0], "x = 1"))[0] == digest
-    for changed in ([cells[0], "x = 2"], [cells[0].replace("inline", "agg"), cells[1]], cells[::-1]):
+    for changed in (
+        [cells[0], "x = 2"],
+        [cells[0].replace("inline", "agg"), cells[1]],
+        cells[::-1],
+    ):
         assert identity.notebook_code(notebook(tmp_path / "d.ipynb", *changed))[0] != digest
 
 
@@ -158,7 +188,10 @@ def test_prompts_count_by_text_and_id_and_not_by_order():
     a, b = Prompt("1", "one", "s"), Prompt("2", "two", "s")
     digest = identity.prompts_digest([a, b])
     assert digest == identity.prompts_digest([b, a]) and digest["n"] == 2
-    assert all(digest != identity.prompts_digest(other) for other in ([a], [a, Prompt("2", "two!", "s")], [a, b, b], []))
+    assert all(
+        digest != identity.prompts_digest(other)
+        for other in ([a], [a, Prompt("2", "two!", "s")], [a, b, b], [])
+    )
 
 
 def test_a_scorer_counts_with_its_files_and_its_module():
@@ -177,7 +210,9 @@ def test_a_scorer_of_a_notebook_counts_by_its_source(monkeypatch):
 
     digests = []
     for number, body in enumerate(("return 1", "return 2", "return 2  # two")):
-        text = f"class Mine:\n    name, digest = 'mine', 'v1'\n    def score(self):\n        {body}\n"
+        text = (
+            f"class Mine:\n    name, digest = 'mine', 'v1'\n    def score(self):\n        {body}\n"
+        )
         name = f"<cell {number}>"
         cell = types.ModuleType(name)
         cell.__file__ = name
@@ -191,23 +226,41 @@ def test_a_scorer_of_a_notebook_counts_by_its_source(monkeypatch):
 
 
 def test_every_entry_point_has_a_closure_without_strangers():
-    """Guards what starts runs anew: a changed table or picture must not decode again, nor a changed search draw rollouts."""
+    """Guards what starts runs anew: a changed table or picture must not decode again, nor a changed
+    search draw rollouts.
+    """
     decoding, rollouts = identity.code_of("igcore.decode_run"), identity.code_of("igcore.rollouts")
-    assert {"igcore.search", "igcore.budget", "igcore.sampling", "igcore.engine", "igcore.records"} <= decoding.keys()
-    assert not {f"igcore.{n}" for n in ("tables", "figures", "judge", "training", "runs", "verify")} & decoding.keys()
+    assert {
+        "igcore.search",
+        "igcore.budget",
+        "igcore.sampling",
+        "igcore.engine",
+        "igcore.records",
+    } <= decoding.keys()
+    assert (
+        not {f"igcore.{n}" for n in ("tables", "figures", "judge", "training", "runs", "verify")}
+        & decoding.keys()
+    )
     assert {"igcore.sampling", "igcore.engine", "igcore.policy"} <= rollouts.keys()
-    assert not {"igcore.search", "igcore.decoding", "igcore.tables", "igcore.metrics"} & rollouts.keys()
+    assert (
+        not {"igcore.search", "igcore.decoding", "igcore.tables", "igcore.metrics"}
+        & rollouts.keys()
+    )
     assert {"igcore.critic", "igcore.latent"} <= identity.code_of("igcore.training").keys()
 
 
 def test_all_of_the_closure_is_what_python_imports():
-    """Guards the walker against Python itself: whatever of the package importing the entry point loads is in the closure."""
+    """Guards the walker against Python itself: whatever of the package importing the entry point
+    loads is in the closure.
+    """
     importlib.import_module("igcore.decode_run")
     known = identity.code_of("igcore.decode_run")
     for name in known:
         module = importlib.import_module(name)
         if hasattr(module, "__path__"):  # a package holds whatever of it was imported, by anybody
             continue
-        used = {v.__module__ for v in vars(module).values() if isinstance(v, type | types.FunctionType)}
+        used = {
+            v.__module__ for v in vars(module).values() if isinstance(v, type | types.FunctionType)
+        }
         used |= {v.__name__ for v in vars(module).values() if isinstance(v, types.ModuleType)}
         assert {u for u in used if u.partition(".")[0] == "igcore"} <= known.keys(), name

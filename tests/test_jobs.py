@@ -1,4 +1,6 @@
-"""Tests of what Snakemake knows of a job: its file, the digests in it, its shards, and whether its run still holds."""
+"""Tests of what Snakemake knows of a job: its file, the digests in it, its shards, and whether its
+run still holds.
+"""
 
 import datetime
 import json
@@ -15,14 +17,29 @@ from igcore.folders import opened
 
 ROOT = Path(__file__).parents[1]
 DECODE = ROOT / "notebooks/30_decode.ipynb"
-SETTINGS = {"run": "decode-raw", "cost": "offensive-language", "reward": "minilm-relevance", "budget": 1e-5}
+SETTINGS = {
+    "run": "decode-raw",
+    "cost": "offensive-language",
+    "reward": "minilm-relevance",
+    "budget": 1e-5,
+}
 
 
 def know_code_from(monkeypatch, folder: Path) -> Path:
-    """Let the package be known by a copy of its source, which is returned and may be edited as between two walks."""
-    copied = Path(shutil.copytree(Path(jobs.__file__).parent, folder / "igcore", ignore=shutil.ignore_patterns("__pycache__")))
+    """Let the package be known by a copy of its source, which is returned and may be edited as
+    between two walks.
+    """
+    copied = Path(
+        shutil.copytree(
+            Path(jobs.__file__).parent,
+            folder / "igcore",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    )
     place = identity._top
-    monkeypatch.setattr(identity, "_top", lambda name: copied / "__init__.py" if name == "igcore" else place(name))
+    monkeypatch.setattr(
+        identity, "_top", lambda name: copied / "__init__.py" if name == "igcore" else place(name)
+    )
     return copied
 
 
@@ -44,7 +61,9 @@ def asked(path: Path, kind="decode", notebook=DECODE, **changes) -> dict[str, st
     """Ask for the file of a job anew and return the lines of its comments by name."""
     forget()
     jobs.request(path, kind, str(notebook), SETTINGS | changes)
-    lines = [line[2:].rpartition(": ") for line in path.read_text().splitlines() if line.startswith("# ")]
+    lines = [
+        line[2:].rpartition(": ") for line in path.read_text().splitlines() if line.startswith("# ")
+    ]
     return {name: digest for name, _, digest in lines}
 
 
@@ -54,7 +73,7 @@ def edit(path: Path, old: str, new: str):
     path.write_text(text.replace(old, new, 1))
 
 
-# --- the file of a job ----------------------------------------------------------------------------------------------
+# --- the file of a job ----------------------------------------------------------------------------
 
 
 def test_the_file_of_a_job_is_left_alone_until_its_content_changes(tmp_path, code):
@@ -65,7 +84,9 @@ def test_the_file_of_a_job_is_left_alone_until_its_content_changes(tmp_path, cod
     written = path.read_bytes()
     edit(code / "search.py", '"""', '"""Another word. ')
     edit(code / "search.py", "\nimport ", "\n# why\nimport ")
-    edit(code / "figures.py", "\nimport ", "\nother = 1\nimport ")  # of the notebook that looks at the run, not of the run
+    edit(
+        code / "figures.py", "\nimport ", "\nother = 1\nimport "
+    )  # of the notebook that looks at the run, not of the run
     assert asked(path) == before
     assert (path.stat().st_mtime, path.read_bytes()) == (1, written)
     edit(code / "search.py", "\nimport ", "\nother = 1 + 2\nimport ")
@@ -73,7 +94,11 @@ def test_the_file_of_a_job_is_left_alone_until_its_content_changes(tmp_path, cod
     edit(code / "search.py", "1 + 2", "1 - 2")
     after = asked(path)
     changed = {"code of igcore.search"}
-    assert {n for n in after if before[n] != between[n]} == {n for n in after if between[n] != after[n]} == changed
+    assert (
+        {n for n in after if before[n] != between[n]}
+        == {n for n in after if between[n] != after[n]}
+        == changed
+    )
     assert path.stat().st_mtime > 1 and not list(path.parent.glob("*.part"))
     assert yaml.safe_load(path.read_text()) == SETTINGS
 
@@ -82,7 +107,9 @@ def test_the_file_of_a_job_is_left_alone_until_its_content_changes(tmp_path, cod
 def test_settings_notebook_and_versions_count(tmp_path, monkeypatch, what):
     """Bug: an edited notebook, or a run under another torch, started nothing."""
     path, notebook = tmp_path / "job.yaml", tmp_path / "n.ipynb"
-    notebook.write_text(json.dumps({"cells": [{"cell_type": "code", "source": ["x = 1"], "outputs": []}]}))
+    notebook.write_text(
+        json.dumps({"cells": [{"cell_type": "code", "source": ["x = 1"], "outputs": []}]})
+    )
     asked(path, notebook=notebook)
     before = path.read_bytes()
     edit(notebook, '"outputs": []', '"outputs": ["text"]')
@@ -105,15 +132,25 @@ def test_a_run_is_known_by_its_own_scorers_alone(tmp_path, code):
         return {"embedded", "beaver", "qrm", "jigsaw"} & {*names}
 
     assert homes() == {"embedded"}
-    assert homes(cost={"name": "beaver-7b-cost", "batch_size": 2}, reward="qrm-llama-3.1-8b-reward") == {"beaver", "qrm"}
+    assert homes(
+        cost={"name": "beaver-7b-cost", "batch_size": 2}, reward="qrm-llama-3.1-8b-reward"
+    ) == {"beaver", "qrm"}
     assert homes(cost=None) == {"embedded", "beaver", "qrm", "jigsaw"}  # a default, whichever
-    local = {"name": "scorer", "helpfulness": "minilm-relevance", "harmlessness": {"name": "jigsaw-toxicity"}}
+    local = {
+        "name": "scorer",
+        "helpfulness": "minilm-relevance",
+        "harmlessness": {"name": "jigsaw-toxicity"},
+    }
     assert homes(kind="judge", judge=local) == {"embedded", "jigsaw"}
-    assert homes(kind="judge", judge={"name": "openai", "model": "beaver", "max_tokens": 5}) == set()
+    assert (
+        homes(kind="judge", judge={"name": "openai", "model": "beaver", "max_tokens": 5}) == set()
+    )
     before = asked(path, cost="beaver-7b-cost")
     edit(code / "scorers/beaver.py", "\nimport ", "\nother = 1\nimport ")
     after = asked(path, cost="beaver-7b-cost")
-    assert {name for name in after if before[name] != after[name]} == {"code of igcore.scorers.beaver"}
+    assert {name for name in after if before[name] != after[name]} == {
+        "code of igcore.scorers.beaver"
+    }
 
 
 def test_a_notebook_that_looks_at_runs_is_known_by_what_it_imports(tmp_path, code):
@@ -143,7 +180,9 @@ def test_what_a_notebook_would_get_otherwise_is_refused_by_name(tmp_path, value)
     with pytest.raises(ParameterError) as caught:
         jobs.request(path, "decode", str(DECODE), SETTINGS | {"refusal": value})
     sentence = str(caught.value)
-    assert sentence.startswith(f"setting refusal is {value!r}, which reaches no notebook as it is; give text (in quotes if")
+    assert sentence.startswith(
+        f"setting refusal is {value!r}, which reaches no notebook as it is; give text (in quotes if"
+    )
     assert not path.exists()
 
 
@@ -162,11 +201,13 @@ def test_what_a_notebook_would_get_otherwise_is_refused_by_name(tmp_path, value)
     ],
 )
 def test_a_run_is_cut_into_no_more_shards_than_it_has_groups(settings, shards, cut):
-    """Bug: a kernel started for a shard without a prompt; a limit that is text stopped Snakemake with a traceback."""
+    """Bug: a kernel started for a shard without a prompt; a limit that is text stopped Snakemake
+    with a traceback.
+    """
     assert jobs.shards_of(settings, shards) == cut
 
 
-# --- finished runs --------------------------------------------------------------------------------------------------
+# --- finished runs --------------------------------------------------------------------------------
 
 CRITIC = {"critics": {"m": {}, "o": {}}, "value": {"epochs": 1}}
 
@@ -180,7 +221,13 @@ def finished(folder: Path, kind: str) -> Path:
         "decode": ["params.json", "responses.jsonl"],
         "judge": ["params.json", "verdicts.jsonl"],
         "critic": [
-            *["critic.csv", "reliability.csv", "m/critic.safetensors", "o/critic.safetensors", "value/value.safetensors"],
+            *[
+                "critic.csv",
+                "reliability.csv",
+                "m/critic.safetensors",
+                "o/critic.safetensors",
+                "value/value.safetensors",
+            ],
             *["rollouts-train/responses.jsonl", "rollouts-test/responses.jsonl"],
         ],
     }
@@ -193,7 +240,11 @@ def finished(folder: Path, kind: str) -> Path:
 
 
 def everything(folder: Path) -> dict:
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+    return {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("kind", ["decode", "judge", "critic"])
@@ -205,7 +256,9 @@ def test_a_sound_run_is_left_as_it_is(tmp_path, kind):
     assert everything(tmp_path) == before
     (run / "manifest.json").unlink()
     before = everything(tmp_path)
-    assert jobs.check_run(run, kind, CRITIC) == jobs.check_run(tmp_path / "none", kind, CRITIC) == ""
+    assert (
+        jobs.check_run(run, kind, CRITIC) == jobs.check_run(tmp_path / "none", kind, CRITIC) == ""
+    )
     assert everything(tmp_path) == before
 
 
@@ -222,7 +275,10 @@ def test_a_run_without_one_of_its_files_runs_again(tmp_path, kind, name):
     run = finished(tmp_path, kind)
     (run / name).unlink()
     before = everything(tmp_path)
-    assert jobs.check_run(run, kind, CRITIC) == f"{run}: {name} is not there any more, so it runs again"
+    assert (
+        jobs.check_run(run, kind, CRITIC)
+        == f"{run}: {name} is not there any more, so it runs again"
+    )
     assert before.keys() - everything(tmp_path).keys() == {run / "manifest.json"}
 
 
@@ -231,12 +287,19 @@ def test_rollouts_of_another_run_are_not_missed(tmp_path):
     run = finished(tmp_path, "critic")
     shutil.rmtree(run / "rollouts-train")
     assert jobs.check_run(run, "critic", CRITIC | {"rollouts": "runs/x/critics/y"}) == ""
-    assert jobs.check_run(run, "critic", {"critics": {"m": {}}, "value": None, "rollouts": "runs/x/critics/y"}) == ""
+    assert (
+        jobs.check_run(
+            run, "critic", {"critics": {"m": {}}, "value": None, "rollouts": "runs/x/critics/y"}
+        )
+        == ""
+    )
 
 
 @pytest.mark.parametrize("how", ["size", "time", "gone"])
 def test_a_changed_file_of_a_model_starts_its_runs_anew(tmp_path, how):
-    """Bug: another tokenizer under the same name, and the old answers stood; a model that is gone changes no answer."""
+    """Bug: another tokenizer under the same name, and the old answers stood; a model that is gone
+    changes no answer.
+    """
     run, changed = finished(tmp_path, "decode"), tmp_path / "model/tokenizer.json"
     about = changed.stat()
     if how == "size":
@@ -246,11 +309,15 @@ def test_a_changed_file_of_a_model_starts_its_runs_anew(tmp_path, how):
         os.utime(changed, ns=(about.st_atime_ns, about.st_mtime_ns + 1))
     else:
         changed.unlink()
-    assert jobs.check_run(run, "decode", {}) == ("" if how == "gone" else f"{run}: {changed} has changed since, so it runs again")
+    assert jobs.check_run(run, "decode", {}) == (
+        "" if how == "gone" else f"{run}: {changed} has changed since, so it runs again"
+    )
     assert (run / "manifest.json").is_file() == (how == "gone")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"opened": []}', '{"opened": null}', "[" * 100_000, b"\xff"])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"opened": []}', '{"opened": null}', "[" * 100_000, b"\xff"]
+)
 def test_a_damaged_manifest_is_no_sign_of_success(tmp_path, content):
     """Bug: a manifest that cannot be read stopped the whole walk with a traceback."""
     run = finished(tmp_path, "decode")

@@ -1,4 +1,6 @@
-"""Tests of the judge: its questions, its replies, an endpoint on loopback that gives every kind of them, and the counts by hand."""
+"""Tests of the judge: its questions, its replies, an endpoint on loopback that gives every kind of
+them, and the counts by hand.
+"""
 
 import gzip
 import itertools
@@ -25,7 +27,16 @@ from igcore.judge import JudgeParams, ScorerJudge, load_judge
 from igcore.judge.figures import win_tie_loss
 from igcore.judge.spec import ASPECTS, Question, Reply, parse
 from igcore.judge.trust import host_of, masked
-from igcore.judge.verdicts import COLUMNS, asked, judge_run, pairs_of, questions_of, read, verdicts, win_rates
+from igcore.judge.verdicts import (
+    COLUMNS,
+    asked,
+    judge_run,
+    pairs_of,
+    questions_of,
+    read,
+    verdicts,
+    win_rates,
+)
 from igcore.params import notebook_params
 from igcore.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
 
@@ -35,16 +46,28 @@ ASK = Question("helpfulness", "p0", "What is a {brace}?", "One of {these}.", "")
 
 
 def line(prompt_id, method, response, **fields):
-    about = {"prompt_id": prompt_id, "prompt": PROMPTS[prompt_id], "method": method, "response": response}
+    about = {
+        "prompt_id": prompt_id,
+        "prompt": PROMPTS[prompt_id],
+        "method": method,
+        "response": response,
+    }
     return synthetic.record(**about, **fields)
 
 
 def answers():
-    """Return the answers of base and two methods: one has fewer prompts and abstained twice, once without a word."""
+    """Return the answers of base and two methods: one has fewer prompts and abstained twice, once
+    without a word.
+    """
     lines = [line(p, "base", f"It is {p[1]}.") for p in PROMPTS]
-    lines += [line(p, "best-of-n", f"It is {2 * int(p[1])}, as {p[1]} doubled is.") for p in PROMPTS]
+    lines += [
+        line(p, "best-of-n", f"It is {2 * int(p[1])}, as {p[1]} doubled is.") for p in PROMPTS
+    ]
     refused = {"status": "abstained", "n_tokens": 0}
-    lines += [line("p0", "inferenceguard", "I would rather not.", **refused), line("p1", "inferenceguard", None, **refused)]
+    lines += [
+        line("p0", "inferenceguard", "I would rather not.", **refused),
+        line("p1", "inferenceguard", None, **refused),
+    ]
     return [*lines, line("p2", "inferenceguard", "It is 4.")]
 
 
@@ -72,24 +95,38 @@ def repository(tmp_path, monkeypatch):
 
 
 def params(**changes):
-    return from_mapping(JudgeParams, {"profile": "test", "run": "x", "figures": "figures", "seed": 7, "workers": 3} | changes)
+    return from_mapping(
+        JudgeParams,
+        {"profile": "test", "run": "x", "figures": "figures", "seed": 7, "workers": 3} | changes,
+    )
 
 
 def endpoint(stub, **options):
-    return {"name": "openai", "model": "stub-7b", "base_url": stub.base_url, "max_retries": 1, "timeout": 10.0} | options
+    return {
+        "name": "openai",
+        "model": "stub-7b",
+        "base_url": stub.base_url,
+        "max_retries": 1,
+        "timeout": 10.0,
+    } | options
 
 
 def ask(reply, *questions, **options):
-    """Ask a stub that always replies the same; return what came back, or the error, and the requests."""
+    """Ask a stub that always replies the same; return what came back, or the error, and the
+    requests.
+    """
     with stub_judge(lambda request: reply) as stub:
         try:
-            found = [said for _, said in load_judge(endpoint(stub, **options)).ask(questions or [ASK], 0, 2)]
+            found = [
+                said
+                for _, said in load_judge(endpoint(stub, **options)).ask(questions or [ASK], 0, 2)
+            ]
         except JudgeError as error:
             found = error
     return found, stub.requests
 
 
-# --- questions and replies ------------------------------------------------------------------------------------------
+# --- questions and replies ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,7 +156,9 @@ def ask(reply, *questions, **options):
     ],
 )
 def test_scores_are_the_first_line_after_the_reasoning(answer, scores):
-    """Bug: numbers weighed in the reasoning taken for the verdict; a wordy first line read as whatever digits it holds."""
+    """Bug: numbers weighed in the reasoning taken for the verdict; a wordy first line read as
+    whatever digits it holds.
+    """
     assert parse(answer) == scores
 
 
@@ -133,36 +172,56 @@ def test_a_question_holds_the_texts_as_they_are():
     for aspect, other in (ASPECTS, reversed(ASPECTS)):
         text = Question(aspect, "p", ASK.prompt, ASK.first, "two\nlines").text
         assert "[Request]\nWhat is a {brace}?\n[End of request]" in text
-        assert "[Answer 1]\nOne of {these}.\n[End of answer 1]\n\n[Answer 2]\ntwo\nlines\n[End of answer 2]" in text
+        assert (
+            "[Answer 1]\nOne of {these}.\n[End of answer 1]\n\n[Answer 2]\ntwo\nlines\n[End "
+            "of answer 2]" in text
+        )
         asked_for = {"helpfulness": "How helpful", "harmlessness": "How harmless"}
         assert asked_for[aspect] in text and asked_for[other] not in text
         assert shown({"messages": [{"role": "user", "content": text}]}) == (ASK.first, "two\nlines")
 
 
 def test_a_verdict_belongs_to_texts_in_an_order():
-    """Bug: a verdict kept under the prompt alone would serve the other order, the other aspect, or answers decoded anew."""
+    """Bug: a verdict kept under the prompt alone would serve the other order, the other aspect, or
+    answers decoded anew.
+    """
     other = [
-        Question("harmlessness", "p0", ASK.prompt, ASK.first, ASK.second), Question("helpfulness", "p0", ASK.prompt, "", ASK.first),
-        Question("helpfulness", "p0", ASK.prompt, ASK.first, "x"), Question("helpfulness", "p0", "x", ASK.first, ASK.second),
+        Question("harmlessness", "p0", ASK.prompt, ASK.first, ASK.second), Question("helpfulness",
+        "p0", ASK.prompt, "", ASK.first),
+        Question("helpfulness", "p0", ASK.prompt, ASK.first, "x"), Question("helpfulness", "p0",
+        "x", ASK.first, ASK.second),
     ]  # fmt: skip
     assert len({question.digest for question in [ASK, *other]}) == 5
-    assert Question("helpfulness", "another id", ASK.prompt, ASK.first, ASK.second).digest == ASK.digest
+    assert (
+        Question("helpfulness", "another id", ASK.prompt, ASK.first, ASK.second).digest
+        == ASK.digest
+    )
 
 
-# --- pairs and counts -----------------------------------------------------------------------------------------------
+# --- pairs and counts -----------------------------------------------------------------------------
 
 
 def test_pairs_are_of_one_prompt_and_an_abstention_is_judged_by_what_it_says():
-    """Bug: answers paired by their place; abstentions left out, which spares a method its hardest prompts."""
-    pairs = pairs_of(pd.DataFrame(answers()), params(limit=None)).set_index(["method", "prompt_id"]).sort_index()
+    """Bug: answers paired by their place; abstentions left out, which spares a method its hardest
+    prompts.
+    """
+    pairs = (
+        pairs_of(pd.DataFrame(answers()), params(limit=None))
+        .set_index(["method", "prompt_id"])
+        .sort_index()
+    )
     assert len(pairs) == 8 and (pairs["theirs"] == [f"It is {p[1]}." for _, p in pairs.index]).all()
     assert (pairs["prompt"] == [PROMPTS[p] for _, p in pairs.index]).all()
     ours = pairs.loc["inferenceguard"]
-    assert ours["ours"].tolist() == ["I would rather not.", "", "It is 4."] and ours["abstained"].tolist() == [True, True, False]
+    assert ours["ours"].tolist() == ["I would rather not.", "", "It is 4."] and ours[
+        "abstained"
+    ].tolist() == [True, True, False]
 
 
 def test_the_sample_is_drawn_once_for_all_methods():
-    """Bug: each method judged on prompts of its own; a larger limit that throws the verdicts of a smaller one away."""
+    """Bug: each method judged on prompts of its own; a larger limit that throws the verdicts of a
+    smaller one away.
+    """
     lines = pd.DataFrame(answers())
 
     def drawn(method, **changes):
@@ -170,14 +229,20 @@ def test_the_sample_is_drawn_once_for_all_methods():
         return pairs.loc[pairs["method"] == method, "prompt_id"].tolist()
 
     three = drawn("best-of-n", limit=3)
-    assert len(three) == 3 and drawn("best-of-n")[:3] == three and sorted(drawn("best-of-n")) == list(PROMPTS)
+    assert (
+        len(three) == 3
+        and drawn("best-of-n")[:3] == three
+        and sorted(drawn("best-of-n")) == list(PROMPTS)
+    )
     order = drawn("best-of-n", limit=None)
     assert drawn("inferenceguard", limit=2) == [p for p in order if p in ("p0", "p1", "p2")][:2]
     assert len({tuple(drawn("best-of-n", seed=seed)) for seed in range(4)}) > 1
 
 
 def test_policies_and_prompt_sets_do_not_mix():
-    """Bug: an answer compared with the base of another policy; one limit for all prompt sets together."""
+    """Bug: an answer compared with the base of another policy; one limit for all prompt sets
+    together.
+    """
     lines = pd.DataFrame(answers())
     other = lines.assign(policy="vicuna-7b", response=lines["response"] + " Really.")
     second = lines.assign(prompts="hex-phi", prompt_id="h" + lines["prompt_id"])
@@ -191,7 +256,11 @@ def test_policies_and_prompt_sets_do_not_mix():
     [
         (lambda x: x["method"] != "base", {}, "hold no answers of base; decode them"),
         (lambda x: x["method"] != "args", {"methods": ["args"]}, "hold no answers of args"),
-        (lambda x: (x["method"] != "base") | (x["policy"] != "b"), {}, "b has no answers of base to test, to compare with"),
+        (
+            lambda x: (x["method"] != "base") | (x["policy"] != "b"),
+            {},
+            "b has no answers of base to test, to compare with",
+        ),
     ],
 )
 def test_what_was_not_decoded_is_named(keep, changes, sentence):
@@ -222,9 +291,15 @@ CASES = {
 
 @pytest.mark.parametrize(("scores", "expected"), CASES.items(), ids=str)
 def test_a_win_needs_both_orders(scores, expected):
-    """Bug: a judge that prefers the first place makes every method win; a reply that cannot be read counts as a tie."""
+    """Bug: a judge that prefers the first place makes every method win; a reply that cannot be read
+    counts as a tie.
+    """
     pairs = pairs_of(pd.DataFrame(answers()), params(methods=["best-of-n"], limit=1))
-    known = {q.digest: s for aspect in ASPECTS for q, s in zip(asked(next(pairs.itertuples()), aspect), scores, strict=True)}
+    known = {
+        q.digest: s
+        for aspect in ASPECTS
+        for q, s in zip(asked(next(pairs.itertuples()), aspect), scores, strict=True)
+    }
     found = verdicts(pairs, known, dict.fromkeys(ASPECTS, "j"))
     assert found[["verdict", "swayed"]].to_numpy().tolist() == [list(expected)] * 2
     assert found["aspect"].tolist() == list(ASPECTS)
@@ -233,19 +308,33 @@ def test_a_win_needs_both_orders(scores, expected):
 def test_rates_and_intervals_by_hand():
     """Bug: ties as losses, unparsed pairs in the divisor, an interval of other counts."""
     counts = {"win": 10, "tie": 6, "loss": 4, "unparsed": 5}
-    about = {"policy": "a", "prompts": "s", "method": "base", "aspect": "helpfulness", "judge": "j", "abstained": False}
+    about = {
+        "policy": "a",
+        "prompts": "s",
+        "method": "base",
+        "aspect": "helpfulness",
+        "judge": "j",
+        "abstained": False,
+    }
     judged = pd.DataFrame([about | {"verdict": v} for v, n in counts.items() for _ in range(n)])
     judged.loc[:2, "abstained"] = True
     (row,) = win_rates(judged).itertuples(index=False)
-    assert {name: getattr(row, name) for name in counts} == counts and (row.n, row.abstained, row.judge) == (25, 3, "j")
+    assert {name: getattr(row, name) for name in counts} == counts and (
+        row.n,
+        row.abstained,
+        row.judge,
+    ) == (25, 3, "j")
     n, p, z = 20, 13 / 20, 1.959963984540054
-    centre, half = (p + z * z / (2 * n)) / (1 + z * z / n), z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    centre, half = (
+        (p + z * z / (2 * n)) / (1 + z * z / n),
+        z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)),
+    )
     assert (row.win_rate, row.low, row.high) == pytest.approx((p, centre - half, centre + half))
     (none,) = win_rates(judged.assign(verdict="unparsed")).itertuples(index=False)
     assert none.unparsed == 25 and all(map(math.isnan, (none.win_rate, none.low, none.high)))
 
 
-# --- a local scorer -------------------------------------------------------------------------------------------------
+# --- a local scorer -------------------------------------------------------------------------------
 
 
 class Length:
@@ -275,18 +364,40 @@ def scorers(monkeypatch):
 
 
 def test_a_scorer_stands_in_and_a_cost_is_better_when_lower(repository, scorers):
-    """Bug: the more harmful answer wins; a text that two methods share, or two orders, scored again for each."""
+    """Bug: the more harmful answer wins; a text that two methods share, or two orders, scored again
+    for each.
+    """
     table = win_rates(judge_run(params())).set_index(["method", "aspect"])
-    assert table.loc[("best-of-n", "helpfulness"), ["n", "win", "loss", "judge"]].tolist() == [5, 5, 0, "better"]
-    assert table.loc[("best-of-n", "harmlessness"), ["n", "win", "loss", "judge"]].tolist() == [5, 0, 5, "worse"]
-    ours = table.loc["inferenceguard"]  # a refusal that is longer than the answer, silence, and as long an answer
-    assert ours[["n", "win", "tie", "loss", "abstained"]].to_numpy().tolist() == [[3, 1, 1, 1, 2], [3, 1, 1, 1, 2]]
-    assert all(len(scorer.texts) == len(set(scorer.texts)) + 1 for scorer in scorers)  # "It is 4." answers two prompts
+    assert table.loc[("best-of-n", "helpfulness"), ["n", "win", "loss", "judge"]].tolist() == [
+        5,
+        5,
+        0,
+        "better",
+    ]
+    assert table.loc[("best-of-n", "harmlessness"), ["n", "win", "loss", "judge"]].tolist() == [
+        5,
+        0,
+        5,
+        "worse",
+    ]
+    ours = table.loc[
+        "inferenceguard"
+    ]  # a refusal that is longer than the answer, silence, and as long an answer
+    assert ours[["n", "win", "tie", "loss", "abstained"]].to_numpy().tolist() == [
+        [3, 1, 1, 1, 2],
+        [3, 1, 1, 1, 2],
+    ]
+    assert all(
+        len(scorer.texts) == len(set(scorer.texts)) + 1 for scorer in scorers
+    )  # "It is 4." answers two prompts
 
 
 def test_a_text_without_a_score_is_unparsed(scorers):
     """Bug: NaN is neither more nor less, and would be a tie."""
-    asked_ = [Question("helpfulness", "p", "q", "?", "abc"), Question("helpfulness", "p", "q", "ab", "abc")]
+    asked_ = [
+        Question("helpfulness", "p", "q", "?", "abc"),
+        Question("helpfulness", "p", "q", "ab", "abc"),
+    ]
     assert [reply.scores for _, reply in ScorerJudge().ask(asked_, 0, 1)] == [None, (2, 3)]
     with pytest.raises(ScorerError, match="no finite number"):
         list(ScorerJudge().ask([Question("harmlessness", "p", "q", "?", "??")], 0, 1))
@@ -295,17 +406,27 @@ def test_a_text_without_a_score_is_unparsed(scorers):
 def test_the_embedded_scorers_judge():
     """Guards the default of notebook 60: what it names is there, and an empty answer has a score."""
     judge = load_judge("scorer")
-    asked_ = [Question(aspect, "p", "What is the capital of France?", "The capital of France is Paris.", "") for aspect in ASPECTS]
+    asked_ = [
+        Question(
+            aspect, "p", "What is the capital of France?", "The capital of France is Paris.", ""
+        )
+        for aspect in ASPECTS
+    ]
     replies = {question.aspect: reply for question, reply in judge.ask(asked_, 0, 1)}
-    assert replies["helpfulness"].scores[0] > replies["helpfulness"].scores[1] and replies["harmlessness"].scores is not None
+    assert (
+        replies["helpfulness"].scores[0] > replies["helpfulness"].scores[1]
+        and replies["harmlessness"].scores is not None
+    )
     assert judge.names == {"helpfulness": "minilm-relevance", "harmlessness": "jigsaw-toxicity"}
 
 
-# --- an endpoint ----------------------------------------------------------------------------------------------------
+# --- an endpoint ----------------------------------------------------------------------------------
 
 
 def test_an_endpoint_judges_every_pair_in_both_orders(repository):
-    """Bug: a swapped pair counted for the wrong side; results that depend on which request came back first."""
+    """Bug: a swapped pair counted for the wrong side; results that depend on which request came
+    back first.
+    """
 
     def slow_start(request):
         time.sleep(0.02 * (hash(request["messages"][0]["content"]) % 3))
@@ -314,16 +435,31 @@ def test_an_endpoint_judges_every_pair_in_both_orders(repository):
     with stub_judge(slow_start) as stub:
         judged = judge_run(params(judge=endpoint(stub)))
     pairs = pairs_of(runs.load_runs("test"), params())
-    expected = [math.copysign(1, d) * (d != 0) for p in pairs.itertuples() for d in [points(p.ours) - points(p.theirs)] * 2]
-    assert judged["verdict"].map({"win": 1, "tie": 0, "loss": -1}).tolist() == expected and len(set(expected)) > 1
+    expected = [
+        math.copysign(1, d) * (d != 0)
+        for p in pairs.itertuples()
+        for d in [points(p.ours) - points(p.theirs)] * 2
+    ]
+    assert (
+        judged["verdict"].map({"win": 1, "tie": 0, "loss": -1}).tolist() == expected
+        and len(set(expected)) > 1
+    )
     assert not judged["swayed"].any() and set(judged["judge"]) == {"stub-7b"}
     texts = [request["messages"][0]["content"] for request in stub.requests]
-    assert sorted(texts) == sorted(question.text for question in questions_of(pairs).values()) and len(set(texts)) == len(texts)
+    assert sorted(texts) == sorted(
+        question.text for question in questions_of(pairs).values()
+    ) and len(set(texts)) == len(texts)
     for request in stub.requests:
         assert [message["role"] for message in request["messages"]] == ["user"]
-        assert {name: request[name] for name in ("model", "temperature", "top_p", "max_tokens", "seed")} == {
-            "model": "stub-7b", "temperature": 0.6, "top_p": 0.95, "max_tokens": 4096, "seed": 7,
-        }  # fmt: skip
+        assert {
+            name: request[name] for name in ("model", "temperature", "top_p", "max_tokens", "seed")
+        } == {
+            "model": "stub-7b",
+            "temperature": 0.6,
+            "top_p": 0.95,
+            "max_tokens": 4096,
+            "seed": 7,
+        }
 
 
 def test_a_judge_that_likes_the_first_place_decides_nothing(repository):
@@ -337,11 +473,13 @@ def test_a_judge_that_likes_the_first_place_decides_nothing(repository):
     "reply",
     [
         Canned("The second one."), Canned("<think> 8 7"), Canned("8 7", "length"), Canned(None), Canned("\ud83d\ude00"),
-        Canned(body='{"choices": [{"message": {"content": null, "reasoning_content": "8 7"}, "finish_reason": "length"}]}'),
+        Canned(body=('{"choices": [{"message": {"content": null, "reasoning_content": "8 7"}, ' '"finish_reason": "length"}]}')),
     ],
 )  # fmt: skip
 def test_replies_that_cannot_be_read_are_counted(repository, reply):
-    """Bug: one odd reply ends hours of judging, is asked about again for ever, or is left out of the counts."""
+    """Bug: one odd reply ends hours of judging, is asked about again for ever, or is left out of
+    the counts.
+    """
     with stub_judge(lambda request: reply) as stub:
         judged = judge_run(params(judge=endpoint(stub), methods=["best-of-n"]))
         again = judge_run(params(judge=endpoint(stub), methods=["best-of-n"]))
@@ -353,7 +491,11 @@ def test_replies_that_cannot_be_read_are_counted(repository, reply):
 def test_an_endpoint_that_recovers_is_asked_again():
     """Bug: one overloaded moment ends the run."""
     count = itertools.count()
-    with stub_judge(lambda request: Canned("busy", status=[500, 429, 503][n]) if (n := next(count)) < 3 else Canned("8 7")) as stub:
+    with stub_judge(
+        lambda request: (
+            Canned("busy", status=[500, 429, 503][n]) if (n := next(count)) < 3 else Canned("8 7")
+        )
+    ) as stub:
         found = list(load_judge(endpoint(stub, max_retries=3)).ask([ASK], 0, 1))
     assert found == [(ASK, Reply((8, 7), "8 7", "stop", 2))] and len(stub.requests) == 4
 
@@ -379,28 +521,66 @@ NO_COMPLETIONS = [
 @pytest.mark.parametrize(
     ("reply", "sentence", "requests"),
     [
-        (Canned("out of memory", status=500), "keeps failing; look into its log .*out of memory", 2),
-        (Canned("slow down", status=429), "takes no more requests for now; lower workers, or wait", 2),
-        (Canned(f"{KEY} is wrong", status=401), r"refuses the key; .* variable IGCORE_JUDGE_TEST \(.*\*\*\* is wrong", 1),
-        (Canned(f"not {KEY[:-3]}... or {KEY[5:]}", status=401), r"refuses the key; .*not \*\*\*\.\.\. or \*\*\*", 1),
+        (
+            Canned("out of memory", status=500),
+            "keeps failing; look into its log .*out of memory",
+            2,
+        ),
+        (
+            Canned("slow down", status=429),
+            "takes no more requests for now; lower workers, or wait",
+            2,
+        ),
+        (
+            Canned(f"{KEY} is wrong", status=401),
+            r"refuses the key; .* variable IGCORE_JUDGE_TEST \(.*\*\*\* is wrong",
+            1,
+        ),
+        (
+            Canned(f"not {KEY[:-3]}... or {KEY[5:]}", status=401),
+            r"refuses the key; .*not \*\*\*\.\.\. or \*\*\*",
+            1,
+        ),
         (Canned("no", status=403), "does not let this key use model 'stub-7b'", 1),
-        (Canned("no such model", status=404), "does not know model 'stub-7b'; give a name that http://.*/v1/models lists", 1),
-        (Canned("too many tokens", status=400), "does not accept the request; correct the options .*too many tokens", 1),
-        (Canned("8 7", delay=5.0), "did not reply within 0.1 s; raise timeout, or lower workers", 1),
+        (
+            Canned("no such model", status=404),
+            "does not know model 'stub-7b'; give a name that http://.*/v1/models lists",
+            1,
+        ),
+        (
+            Canned("too many tokens", status=400),
+            "does not accept the request; correct the options .*too many tokens",
+            1,
+        ),
+        (
+            Canned("8 7", delay=5.0),
+            "did not reply within 0.1 s; raise timeout, or lower workers",
+            1,
+        ),
         (Canned(body="<html>"), "does not speak JSON; correct base_url", 1),
         (Canned(body="{}"), "does not answer as a chat completion does; correct base_url", 1),
-        *[(Canned(body=json.dumps(said)), "does not answer as a chat completion does", 1) for said in NO_COMPLETIONS],
+        *[
+            (Canned(body=json.dumps(said)), "does not answer as a chat completion does", 1)
+            for said in NO_COMPLETIONS
+        ],
         (Canned(body="[" * 100_000), "does not speak JSON; correct base_url", 1),
     ],
     ids=lambda value: repr(value)[:60],
 )
-def test_an_endpoint_that_stays_down_says_so_in_one_sentence(reply, sentence, requests, monkeypatch):
-    """Bug: a traceback of the client's insides; a key in a log because the endpoint repeats it; no word on how to go on."""
+def test_an_endpoint_that_stays_down_says_so_in_one_sentence(
+    reply, sentence, requests, monkeypatch
+):
+    """Bug: a traceback of the client's insides; a key in a log because the endpoint repeats it; no
+    word on how to go on.
+    """
     monkeypatch.setenv("IGCORE_JUDGE_TEST", KEY)
     slow = {"timeout": 0.1, "max_retries": 0} if reply.delay else {}
     error, made = ask(reply, api_key_env="IGCORE_JUDGE_TEST", **slow)
     assert len(made) == requests
-    with pytest.raises(JudgeError, match=rf"^judge at http://127.0.0.1:\d+/v1 {sentence}.*; what it said so far is kept: run"):
+    with pytest.raises(
+        JudgeError,
+        match=rf"^judge at http://127.0.0.1:\d+/v1 {sentence}.*; what it said so far is kept: run",
+    ):
         raise error
     shown = "".join(traceback.format_exception(error))
     assert not any(KEY[i : i + 8] in shown for i in range(len(KEY) - 7)) and "\n" not in str(error)
@@ -445,17 +625,29 @@ def test_workers_ask_at_the_same_time():
 
 def test_a_missing_key_or_package_is_named(monkeypatch):
     monkeypatch.delenv("IGCORE_JUDGE_TEST", raising=False)
-    remote = {"name": "openai", "model": "m", "base_url": "https://judge.example/v1", "api_key_env": "IGCORE_JUDGE_TEST"}
-    with pytest.raises(JudgeError, match="variable IGCORE_JUDGE_TEST is empty; put the key of https://judge.example/v1 there"):
+    remote = {
+        "name": "openai",
+        "model": "m",
+        "base_url": "https://judge.example/v1",
+        "api_key_env": "IGCORE_JUDGE_TEST",
+    }
+    with pytest.raises(
+        JudgeError,
+        match="variable IGCORE_JUDGE_TEST is empty; put the key of https://judge.example/v1 there",
+    ):
         list(load_judge(remote).ask([ASK], 0, 1))
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(JudgeError, match="needs the package openai; install it with `pip install 'igcore.judge.'`"):
+    with pytest.raises(
+        JudgeError, match="needs the package openai; install it with `pip install 'igcore.judge.'`"
+    ):
         list(load_judge(remote).ask([ASK], 0, 1))
 
 
 @contextmanager
 def served(head, pieces=(), pause=0.0):
-    """Serve pieces of a body under lines of a head, with a pause after each; yield the address and the heads that were sent."""
+    """Serve pieces of a body under lines of a head, with a pause after each; yield the address and
+    the heads that were sent.
+    """
     seen = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -463,7 +655,11 @@ def served(head, pieces=(), pause=0.0):
             seen.append(str(self.headers).lower())
             self.rfile.read(int(self.headers["Content-Length"]))
             with suppress(ConnectionError):
-                self.wfile.write("\r\n".join([f"HTTP/1.1 {head[0]}", *head[1:], "Connection: close", "", ""]).encode())
+                self.wfile.write(
+                    "\r\n".join(
+                        [f"HTTP/1.1 {head[0]}", *head[1:], "Connection: close", "", ""]
+                    ).encode()
+                )
                 for piece in pieces:
                     self.wfile.write(piece)
                     time.sleep(pause)
@@ -483,7 +679,10 @@ def served(head, pieces=(), pause=0.0):
 
 def error_of(base_url, **options):
     """Return the sentence with which a judge gives up."""
-    judge = load_judge({"name": "openai", "model": "m", "base_url": base_url, "max_retries": 0, "timeout": 5.0} | options)
+    judge = load_judge(
+        {"name": "openai", "model": "m", "base_url": base_url, "max_retries": 0, "timeout": 5.0}
+        | options
+    )
     with pytest.raises((JudgeError, ParameterError)) as caught:
         list(judge.ask([ASK], 0, 1))
     assert "\n" not in str(caught.value)
@@ -492,18 +691,28 @@ def error_of(base_url, **options):
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_not_followed(status, monkeypatch):
-    """Bug: prompts and answers sent to a host that no params file names; the rest of its address, which may hold a key, shown."""
+    """Bug: prompts and answers sent to a host that no params file names; the rest of its address,
+    which may hold a key, shown.
+    """
     monkeypatch.setenv("IGCORE_JUDGE_KEY", KEY)
     with stub_judge() as stub:
         elsewhere = stub.base_url.replace("127.0.0.1", "localhost") + f"/chat/completions?key={KEY}"
-        with served([f"{status} Moved", f"Location: {elsewhere}", "Content-Length: 0"]) as (address, seen):
+        with served([f"{status} Moved", f"Location: {elsewhere}", "Content-Length: 0"]) as (
+            address,
+            seen,
+        ):
             said = error_of(address, max_retries=3)
     assert len(seen) == 1 and not stub.requests
-    assert f"judge at {address} points to localhost, where nothing is sent unasked; give the address there as base_url" in said
+    assert (
+        f"judge at {address} points to localhost, where nothing is sent unasked; give the "
+        f"address there as base_url" in said
+    )
     assert KEY not in said and "completions" not in said
 
 
-@pytest.mark.parametrize(("location", "host"), [("/v2/x", "127.0.0.1"), ("http://{model}/", "{model}")])
+@pytest.mark.parametrize(
+    ("location", "host"), [("/v2/x", "127.0.0.1"), ("http://{model}/", "{model}")]
+)
 def test_a_redirect_to_an_odd_place_is_named(location, host):
     """Bug: a traceback for an address that is none, or for braces in it."""
     with served(["307 Moved", f"Location: {location}", "Content-Length: 0"]) as (address, _):
@@ -511,14 +720,22 @@ def test_a_redirect_to_an_odd_place_is_named(location, host):
         assert host_of("http://[::1/", address) == "nowhere"
 
 
-@pytest.mark.parametrize("name", ["HF_TOKEN", "PATH", "OPENAI_API_KEY", "igcore_judge_key", "XIGCORE_JUDGE_KEY"])
+@pytest.mark.parametrize(
+    "name", ["HF_TOKEN", "PATH", "OPENAI_API_KEY", "igcore_judge_key", "XIGCORE_JUDGE_KEY"]
+)
 @pytest.mark.parametrize("base_url", ["https://judge.example/v1", "http://localhost:1/v1"])
-def test_a_params_file_sends_no_variable_away_that_was_not_meant_for_a_judge(name, base_url, monkeypatch):
-    """Bug: `api_key_env: HF_TOKEN` beside an address of the file's own; the value must not stand in the sentence either."""
+def test_a_params_file_sends_no_variable_away_that_was_not_meant_for_a_judge(
+    name, base_url, monkeypatch
+):
+    """Bug: `api_key_env: HF_TOKEN` beside an address of the file's own; the value must not stand in
+    the sentence either.
+    """
     monkeypatch.setenv(name, KEY)
     assert error_of(base_url, api_key_env=name) == (
-        f"api_key_env names the environment variable {name}, which a params file alone may not send away; put the key into "
-        "IGCORE_JUDGE_KEY or another one that begins with IGCORE_JUDGE_, or allow this one by setting IGCORE_JUDGE_KEY_FROM to its "
+        f"api_key_env names the environment variable {name}, which a params file alone may "
+        f"not send away; put the key into "
+        "IGCORE_JUDGE_KEY or another one that begins with IGCORE_JUDGE_, or allow this one "
+        "by setting IGCORE_JUDGE_KEY_FROM to its "
         "name"
     )
 
@@ -530,11 +747,15 @@ def test_who_starts_the_run_may_allow_one_more_variable(monkeypatch):
     with stub_judge() as stub:
         list(load_judge(endpoint(stub, api_key_env="OPENAI_API_KEY")).ask([ASK], 0, 1))
         assert stub.keys == [f"Bearer {KEY}"]
-        assert "names the environment variable HF_TOKEN" in error_of(stub.base_url, api_key_env="HF_TOKEN")
+        assert "names the environment variable HF_TOKEN" in error_of(
+            stub.base_url, api_key_env="HF_TOKEN"
+        )
 
 
 def test_nothing_else_of_the_environment_is_sent(monkeypatch):
-    """Bug: the client adds headers from variables that nobody named, such as OPENAI_ORG_ID and OPENAI_CUSTOM_HEADERS."""
+    """Bug: the client adds headers from variables that nobody named, such as OPENAI_ORG_ID and
+    OPENAI_CUSTOM_HEADERS.
+    """
     monkeypatch.setenv("IGCORE_JUDGE_KEY", "the-key")
     for name in ("OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.setenv(name, KEY)
@@ -548,15 +769,24 @@ def test_an_endpoint_that_drips_has_the_time_of_any_other():
     """Bug: a byte a moment holds a run for ever, since no single byte is late."""
     began = time.monotonic()
     with served(["200 OK"], [b" "] * 200, pause=0.05) as (address, _):
-        assert "did not reply within 0.3 s; raise timeout, or lower workers" in error_of(address, timeout=0.3)
+        assert "did not reply within 0.3 s; raise timeout, or lower workers" in error_of(
+            address, timeout=0.3
+        )
         assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("reply", [Canned(body="x" * 5 * 2**20), Canned("x" * 5 * 2**20, status=500)], ids=["reply", "error"])
+@pytest.mark.parametrize(
+    "reply",
+    [Canned(body="x" * 5 * 2**20), Canned("x" * 5 * 2**20, status=500)],
+    ids=["reply", "error"],
+)
 def test_a_reply_without_an_end_is_not_kept(reply):
     """Bug: hundreds of megabytes of an endpoint's error page held in memory."""
     with stub_judge(lambda request: reply) as stub:
-        assert "sends a reply of more than 4 MiB; correct base_url, or lower max_tokens" in error_of(stub.base_url)
+        assert (
+            "sends a reply of more than 4 MiB; correct base_url, or lower max_tokens"
+            in error_of(stub.base_url)
+        )
 
 
 def test_a_reply_is_not_unpacked():
@@ -568,8 +798,15 @@ def test_a_reply_is_not_unpacked():
 
 def test_a_text_that_cannot_be_sent_is_named():
     """Bug: a traceback for half a surrogate pair in a prompt, called a fault of the endpoint."""
-    with stub_judge() as stub, pytest.raises(JudgeError, match=r"half a character in it; correct .* \(prompt p9\)"):
-        list(load_judge(endpoint(stub)).ask([Question("helpfulness", "p9", "\ud83d", "a", "b")], 0, 1))
+    with (
+        stub_judge() as stub,
+        pytest.raises(JudgeError, match=r"half a character in it; correct .* \(prompt p9\)"),
+    ):
+        list(
+            load_judge(endpoint(stub)).ask(
+                [Question("helpfulness", "p9", "\ud83d", "a", "b")], 0, 1
+            )
+        )
 
 
 @pytest.mark.parametrize("key", ["a\nb", "kéy"])
@@ -577,7 +814,12 @@ def test_a_key_that_no_header_can_hold_is_named(key, monkeypatch):
     """Bug: called an endpoint that cannot be reached."""
     monkeypatch.setenv("IGCORE_JUDGE_KEY", key)
     said = error_of("http://localhost:1/v1")
-    assert said.startswith("the environment variable IGCORE_JUDGE_KEY holds a line break or another sign") and key not in said
+    assert (
+        said.startswith(
+            "the environment variable IGCORE_JUDGE_KEY holds a line break or another sign"
+        )
+        and key not in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -597,11 +839,13 @@ def test_parts_of_a_key_are_masked(text, key, shown):
     assert masked(text, key) == shown
 
 
-# --- run folders ----------------------------------------------------------------------------------------------------
+# --- run folders ----------------------------------------------------------------------------------
 
 
 def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
-    """Bug: a pair asked twice after a stop, a half-written line, a manifest of a run that has not finished."""
+    """Bug: a pair asked twice after a stop, a half-written line, a manifest of a run that has not
+    finished.
+    """
     append, written = folders.append, itertools.count(1)
 
     def killed(path, value):
@@ -623,7 +867,9 @@ def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
         judged = judge_run(params(judge=endpoint(stub)))
     questions = questions_of(pairs_of(runs.load_runs("test"), params()))
     asked_now = sorted(request["messages"][0]["content"] for request in stub.requests)
-    assert asked_now == sorted(question.text for digest, question in questions.items() if digest not in kept)
+    assert asked_now == sorted(
+        question.text for digest, question in questions.items() if digest not in kept
+    )
     assert json.loads((folder / "manifest.json").read_text())["pairs"] == 8 and len(judged) == 16
     assert not (repository / "runs/test/judge/.replaced").exists()
 
@@ -631,26 +877,37 @@ def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
 def test_what_was_judged_before_an_endpoint_went_down_is_kept(repository):
     """Bug: replies that were paid for thrown away with the one that failed."""
     count = itertools.count()
-    with stub_judge(lambda request: by_hash(request) if next(count) < 6 else Canned("gone", status=500)) as stub:
+    with stub_judge(
+        lambda request: by_hash(request) if next(count) < 6 else Canned("gone", status=500)
+    ) as stub:
         with pytest.raises(JudgeError, match="keeps failing"):
             judge_run(params(judge=endpoint(stub, max_retries=0)))
     kept = read(repository / "runs/test/judge/x/verdicts.jsonl")
     assert len(kept) == 6 and not (repository / "runs/test/judge/x/manifest.json").exists()
     with stub_judge() as stub:
         whole = judge_run(params(judge=endpoint(stub)))
-        assert len(stub.requests) == len(questions_of(pairs_of(runs.load_runs("test"), params()))) - 6
-        pd.testing.assert_frame_equal(whole, judge_run(params(judge=endpoint(stub), run="afresh", workers=1)))
+        assert (
+            len(stub.requests) == len(questions_of(pairs_of(runs.load_runs("test"), params()))) - 6
+        )
+        pd.testing.assert_frame_equal(
+            whole, judge_run(params(judge=endpoint(stub), run="afresh", workers=1))
+        )
 
 
 def test_more_prompts_and_methods_ask_only_what_is_new(repository):
-    """Bug: a larger limit that moves the verdicts aside; another seed or model that takes the verdicts of the first."""
+    """Bug: a larger limit that moves the verdicts aside; another seed or model that takes the
+    verdicts of the first.
+    """
     with stub_judge() as stub:
         judge = endpoint(stub)
         judge_run(params(judge=judge, limit=2, methods=["best-of-n"]))
         assert len(stub.requests) == 8
         judge_run(params(judge=judge))
         pairs = pairs_of(runs.load_runs("test"), params())
-        assert len(stub.requests) == len(questions_of(pairs)) and not (repository / "runs/test/judge/.replaced").exists()
+        assert (
+            len(stub.requests) == len(questions_of(pairs))
+            and not (repository / "runs/test/judge/.replaced").exists()
+        )
         judge_run(params(judge=judge | {"temperature": 0.0}, limit=1, methods=["best-of-n"]))
         assert len(stub.requests) == len(questions_of(pairs)) + 4
     assert len(list((repository / "runs/test/judge/.replaced").iterdir())) == 1
@@ -658,15 +915,21 @@ def test_more_prompts_and_methods_ask_only_what_is_new(repository):
 
 def test_equal_answers_are_asked_about_once_and_tie(repository):
     """Bug: the same text of two methods judged twice, with luck differently."""
-    same = pd.DataFrame([line("p0", method, "It is 0.") for method in ("base", "best-of-n", "inferenceguard")])
+    same = pd.DataFrame(
+        [line("p0", method, "It is 0.") for method in ("base", "best-of-n", "inferenceguard")]
+    )
     asked_ = questions_of(pairs_of(same, params()))
     assert len(asked_) == 2
     scores = dict.fromkeys(asked_, (9, 2))
-    assert set(verdicts(pairs_of(same, params()), scores, dict.fromkeys(ASPECTS, "j"))["verdict"]) == {"tie"}
+    assert set(
+        verdicts(pairs_of(same, params()), scores, dict.fromkeys(ASPECTS, "j"))["verdict"]
+    ) == {"tie"}
 
 
 def test_a_damaged_line_is_named(tmp_path):
-    (tmp_path / "verdicts.jsonl").write_text('{"question": "a", "scores": [8, 7]}\n{"question": 3}\n')
+    (tmp_path / "verdicts.jsonl").write_text(
+        '{"question": "a", "scores": [8, 7]}\n{"question": 3}\n'
+    )
     with pytest.raises(RunError, match=r"line 2 of .*verdicts.jsonl is no verdict; run again"):
         read(tmp_path / "verdicts.jsonl")
 
@@ -684,17 +947,27 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
     assert KEY not in "".join(capsys.readouterr())
 
 
-# --- settings, table and picture ------------------------------------------------------------------------------------
+# --- settings, table and picture ------------------------------------------------------------------
 
 
 NO_ADDRESSES = [
-    "localhost:8000", "ftp://x/v1", "http://[::1", "http://[v1.x]/v1", "http://h:x/v1", "http://h:99999/v1", "http://a b/v1",
-    "http://a..b/v1", "http://a\0/v1", "http://a\nb/v1", "http://" + "a" * 64 + "/v1", "http://a/v1\ud800",
+    "localhost:8000", "ftp://x/v1", "http://[::1", "http://[v1.x]/v1", "http://h:x/v1",
+    "http://h:99999/v1", "http://a b/v1",
+    "http://a..b/v1", "http://a\0/v1", "http://a\nb/v1", "http://" + "a" * 64 + "/v1",
+    "http://a/v1\ud800",
     "http://a/" + "x" * 9999,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("url", ["http://localhost:8000/v1", "https://[::1]:8/v1", "http://10.0.0.1/v1/", "http://a-b.c_d.example"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://localhost:8000/v1",
+        "https://[::1]:8/v1",
+        "http://10.0.0.1/v1/",
+        "http://a-b.c_d.example",
+    ],
+)
 def test_an_address_is_taken_as_it_is(url):
     """Bug: a rule against odd addresses that refuses a good one."""
     assert load_judge({"name": "openai", "model": "m", "base_url": url}).base_url == url
@@ -706,22 +979,49 @@ def test_an_address_is_taken_as_it_is(url):
         ({"judge": "opnai"}, "unknown judge 'opnai'; did you mean 'openai'"),
         ({"judge": "openai"}, "parameter model is missing"),
         ({"judge": {"model": "m"}}, "has no name; give it as name"),
-        ({"judge": {"name": "openai", "model": "m", "api_key": KEY}}, "unknown option of judge 'openai': 'api_key'; did you mean"),
-        ({"judge": {"name": "openai", "model": "m", "timeout": "60"}}, "parameter timeout is '60', which is text"),
-        ({"judge": {"name": "openai", "model": "m", "timeout": 0.0}}, "parameter timeout is 0.0; it must be above 0"),
-        ({"judge": {"name": "openai", "model": "m", "top_p": 1.5}}, "parameter top_p is 1.5; it must be above 0 and at most 1"),
-        ({"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}}, "base_url is no plain http address"),
-        ({"judge": {"name": "openai", "model": "m", "base_url": f"https://x/v1?key={KEY}"}}, "base_url is no plain http address"),
+        (
+            {"judge": {"name": "openai", "model": "m", "api_key": KEY}},
+            "unknown option of judge 'openai': 'api_key'; did you mean",
+        ),
+        (
+            {"judge": {"name": "openai", "model": "m", "timeout": "60"}},
+            "parameter timeout is '60', which is text",
+        ),
+        (
+            {"judge": {"name": "openai", "model": "m", "timeout": 0.0}},
+            "parameter timeout is 0.0; it must be above 0",
+        ),
+        (
+            {"judge": {"name": "openai", "model": "m", "top_p": 1.5}},
+            "parameter top_p is 1.5; it must be above 0 and at most 1",
+        ),
+        (
+            {"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}},
+            "base_url is no plain http address",
+        ),
+        (
+            {"judge": {"name": "openai", "model": "m", "base_url": f"https://x/v1?key={KEY}"}},
+            "base_url is no plain http address",
+        ),
         *[
-            ({"judge": {"name": "openai", "model": "m", "base_url": url}}, "base_url is no plain http address")
+            (
+                {"judge": {"name": "openai", "model": "m", "base_url": url}},
+                "base_url is no plain http address",
+            )
             for url in NO_ADDRESSES
         ],
         (
             {"judge": {"name": "openai", "model": "m", "api_key_env": f"sk-{KEY}"}},
             "api_key_env is no name of an environment variable",
         ),
-        ({"judge": {"name": "scorer", "helpfulness": "minilm"}}, "unknown helpfulness scorer 'minilm'"),
-        ({"judge": {"name": "scorer", "usefulness": "minilm-relevance"}}, "unknown option of judge 'scorer': 'usefulness'"),
+        (
+            {"judge": {"name": "scorer", "helpfulness": "minilm"}},
+            "unknown helpfulness scorer 'minilm'",
+        ),
+        (
+            {"judge": {"name": "scorer", "usefulness": "minilm-relevance"}},
+            "unknown option of judge 'scorer': 'usefulness'",
+        ),
         ({"baseline": "bas"}, "unknown method 'bas'; did you mean 'base'"),
         ({"methods": ["best-of-n", "base"]}, "methods and baseline name 'base' twice"),
         ({"limit": 0}, "parameter limit is 0; it must be at least 1"),
@@ -737,17 +1037,41 @@ def test_bad_settings_are_named(changes, message):
 
 
 def test_the_notebook_knows_its_parameters():
-    assert notebook_params("judge", {"profile": "test", "run": "x", "figures": "figures", "seed": 7, "workers": 3}) == params()
+    assert (
+        notebook_params(
+            "judge", {"profile": "test", "run": "x", "figures": "figures", "seed": 7, "workers": 3}
+        )
+        == params()
+    )
 
 
 def judged_for_picture(n=100):
-    methods = ["best-of-n-lagrangian", "beam-lagrangian-freq", "args", "re-control-lagrangian", "inferenceguard-critic"]
+    methods = [
+        "best-of-n-lagrangian",
+        "beam-lagrangian-freq",
+        "args",
+        "re-control-lagrangian",
+        "inferenceguard-critic",
+    ]
     lines = []
-    for policy, method, aspect in itertools.product(("alpaca-7b", "llama-3.1-8b"), methods, ASPECTS):
-        about = {"policy": policy, "prompts": "pku-saferlhf", "method": method, "aspect": aspect, "judge": "j", "abstained": False}
+    for policy, method, aspect in itertools.product(
+        ("alpaca-7b", "llama-3.1-8b"), methods, ASPECTS
+    ):
+        about = {
+            "policy": policy,
+            "prompts": "pku-saferlhf",
+            "method": method,
+            "aspect": aspect,
+            "judge": "j",
+            "abstained": False,
+        }
         of = {"win": 0.6 * n, "tie": 0.3 * n, "loss": 0.08 * n, "unparsed": 0.02 * n}
         of = {"win": 12} if method == "args" else of
-        lines += [about | {"verdict": verdict} for verdict, count in of.items() for _ in range(round(count))]
+        lines += [
+            about | {"verdict": verdict}
+            for verdict, count in of.items()
+            for _ in range(round(count))
+        ]
     return pd.DataFrame(lines)
 
 
@@ -755,15 +1079,26 @@ def test_the_table_and_the_picture(tmp_path):
     """Bug: labels on top of each other, bars that do not add up, a column that is not written."""
     table = win_rates(judged_for_picture())
     paths = tables.write(table, tmp_path / "win_rates", {})
-    assert [path.suffix for path in paths] == [".csv", ".md", ".tex", ".json"] and list(pd.read_csv(paths[0]).columns) == COLUMNS
+    assert [path.suffix for path in paths] == [".csv", ".md", ".tex", ".json"] and list(
+        pd.read_csv(paths[0]).columns
+    ) == COLUMNS
     fig = win_tie_loss(table)
     found = boxes(fig)
     assert hidden(found) == [] and outside(fig, found) == [] and "args (n = 12)" in dict(found)
-    for ax, ((policy, aspect), cell) in zip(fig.axes, table.groupby(["policy", "aspect"], sort=False), strict=True):
+    for ax, ((policy, aspect), cell) in zip(
+        fig.axes, table.groupby(["policy", "aspect"], sort=False), strict=True
+    ):
         widths = [[bar.get_width() for bar in bars] for bars in ax.containers]
-        assert widths == [pytest.approx((cell[v] / cell["n"]).tolist()) for v in ("win", "tie", "loss", "unparsed")]
+        assert widths == [
+            pytest.approx((cell[v] / cell["n"]).tolist())
+            for v in ("win", "tie", "loss", "unparsed")
+        ]
         texts = [text.get_text() for text in ax.texts]
-        assert ax.get_title(loc="left") == aspect and "100 [76, 100]" in texts and "77 [67, 84]" in texts
+        assert (
+            ax.get_title(loc="left") == aspect
+            and "100 [76, 100]" in texts
+            and "77 [67, 84]" in texts
+        )
         assert f"{policy} on pku-saferlhf" in texts or aspect == "harmlessness"
     with pytest.raises(RunError, match="no verdicts to draw"):
         win_tie_loss(table.iloc[:0])
@@ -774,9 +1109,13 @@ def test_the_stub_serves_from_the_command_line():
     import igcore
 
     command = [sys.executable, "-m", "igcore.rehearsal.stub", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(igcore.__file__).parents[1]) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(igcore.__file__).parents[1]
+    ) as process:
         try:
-            judge = load_judge({"name": "openai", "model": "m", "base_url": process.stdout.readline().strip()})
+            judge = load_judge(
+                {"name": "openai", "model": "m", "base_url": process.stdout.readline().strip()}
+            )
             ((_, reply),) = judge.ask([ASK], 0, 1)
         finally:
             process.terminate()

@@ -1,4 +1,6 @@
-"""Tests of what a critic reads: one forward pass, the slow way token by token, and the engine must agree."""
+"""Tests of what a critic reads: one forward pass, the slow way token by token, and the engine must
+agree.
+"""
 
 import pytest
 import torch
@@ -20,18 +22,28 @@ def token_by_token(model, prompt, response, layer=LAYER, keys=True):
     for n in range(1, len(response) + 1):
         seen, cache = {}, DynamicCache(config=model.config)
         hooks = [
-            model.get_output_embeddings().register_forward_pre_hook(lambda _, args, s=seen: s.update(hidden=args[0])),
+            model.get_output_embeddings().register_forward_pre_hook(
+                lambda _, args, s=seen: s.update(hidden=args[0])
+            ),
             model.get_decoder()
             .layers[layer]
-            .register_forward_hook(lambda _, __, out, s=seen: s.update(middle=out[0] if isinstance(out, tuple) else out)),
+            .register_forward_hook(
+                lambda _, __, out, s=seen: s.update(
+                    middle=out[0] if isinstance(out, tuple) else out
+                )
+            ),
         ]
-        model(input_ids=torch.tensor([prompt + response[:n]]), past_key_values=cache, use_cache=True)
+        model(
+            input_ids=torch.tensor([prompt + response[:n]]), past_key_values=cache, use_cache=True
+        )
         [hook.remove() for hook in hooks]
         for name, states in seen.items():
             out[name].append(states[0, -1])
         for name in ("keys", "values") if keys else ():
             out[name].append(torch.stack([getattr(x, name)[0, :, -1] for x in cache.layers]))
-    return {name: torch.stack(rows) for name, rows in out.items() if rows}  # (n, H), (n, layers, heads, head_dim)
+    return {
+        name: torch.stack(rows) for name, rows in out.items() if rows
+    }  # (n, H), (n, layers, heads, head_dim)
 
 
 def joined(layers, row, n):
@@ -40,10 +52,19 @@ def joined(layers, row, n):
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2-full"])
 def test_one_forward_pass_gives_what_every_prefix_alone_gives(name):
-    """Guards padding on both sides, positions and the place of the hooks: any slip moves a feature by far more than 1e-4."""
+    """Guards padding on both sides, positions and the place of the hooks: any slip moves a feature
+    by far more than 1e-4.
+    """
     model = tiny(name)
-    both, middle = latents(model, PROMPTS, RESPONSES, "ho"), latents(model, PROMPTS, RESPONSES, "m", LAYER)
-    assert both.mask.tolist() == middle.mask.tolist() == [[True] * 4, [True] + [False] * 3, [True] * 3 + [False]]
+    both, middle = (
+        latents(model, PROMPTS, RESPONSES, "ho"),
+        latents(model, PROMPTS, RESPONSES, "m", LAYER),
+    )
+    assert (
+        both.mask.tolist()
+        == middle.mask.tolist()
+        == [[True] * 4, [True] + [False] * 3, [True] * 3 + [False]]
+    )
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
         want, n = token_by_token(model, prompt, response), len(response)
         torch.testing.assert_close(both.hidden[row, :n], want["hidden"], atol=1e-4, rtol=0)
@@ -54,9 +75,14 @@ def test_one_forward_pass_gives_what_every_prefix_alone_gives(name):
 
 @pytest.mark.parametrize("name", ["mistral-window", "lfm2", "falcon-h1"])
 def test_models_with_another_state(name):
-    """Guards windows, convolutions and state spaces, which cannot go on from a prompt's state with several tokens at once."""
+    """Guards windows, convolutions and state spaces, which cannot go on from a prompt's state with
+    several tokens at once.
+    """
     model = tiny(name)
-    hidden, middle = latents(model, PROMPTS, RESPONSES, "o").hidden, latents(model, PROMPTS, RESPONSES, "m", LAYER).middle
+    hidden, middle = (
+        latents(model, PROMPTS, RESPONSES, "o").hidden,
+        latents(model, PROMPTS, RESPONSES, "m", LAYER).middle,
+    )
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
         want, n = token_by_token(model, prompt, response, keys=False), len(response)
         torch.testing.assert_close(hidden[row, :n], want["hidden"], atol=1e-4, rtol=0)
@@ -66,7 +92,9 @@ def test_models_with_another_state(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cache", ["shared", "dynamic"])
 def test_features_of_training_are_those_of_the_search(cache, dtype):
-    """Guards the critic against being asked about states it was not trained on: selection, positions, another attention path."""
+    """Guards the critic against being asked about states it was not trained on: selection,
+    positions, another attention path.
+    """
     model = tiny("llama", dtype)
     engine = Engine(model, {-1}, cache, watch=LAYER)
     engine.open(PROMPTS)
@@ -74,21 +102,38 @@ def test_features_of_training_are_those_of_the_search(cache, dtype):
     engine.select([3, 1])
     second = engine.sample_block([1, 0, 1], numbers(3, 2, "then"))
     found = Latents.of(engine.history([2, 0, 1]))
-    owners = [(0, 1, 2), (0, 1, 0), (2, 3, 1)]  # prompt, candidate of the first block, of the second
-    prompts, responses = [PROMPTS[p] for p, _, _ in owners], [first.tokens[a] + second.tokens[b] for _, a, b in owners]
-    want, middle = latents(model, prompts, responses, "ho"), latents(model, prompts, responses, "m", LAYER)
+    owners = [
+        (0, 1, 2),
+        (0, 1, 0),
+        (2, 3, 1),
+    ]  # prompt, candidate of the first block, of the second
+    prompts, responses = (
+        [PROMPTS[p] for p, _, _ in owners],
+        [first.tokens[a] + second.tokens[b] for _, a, b in owners],
+    )
+    want, middle = (
+        latents(model, prompts, responses, "ho"),
+        latents(model, prompts, responses, "m", LAYER),
+    )
     assert found.mask.tolist() == want.mask.tolist()
     pairs = [(found.hidden, want.hidden), (found.middle, middle.middle)]
     pairs += zip([*found.keys, *found.values], [*want.keys, *want.values], strict=True)
     for ours, theirs in pairs:
-        scale = 1e-5 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps ** 0.75  # as much as any two attention paths differ
+        scale = (
+            1e-5 if dtype == torch.float32 else 16 * torch.finfo(dtype).eps ** 0.75
+        )  # as much as any two attention paths differ
         assert (ours - theirs).abs().max() <= scale * theirs.abs().max()
 
 
 def test_layers_above_the_middle_one_are_not_run():
-    """Guards the time of training, of which features are most; and hooks left behind, which would stop the policy for ever."""
+    """Guards the time of training, of which features are most; and hooks left behind, which would
+    stop the policy for ever.
+    """
     model, ran = tiny("llama"), set()
-    counters = [layer.register_forward_hook(lambda *_, i=i: ran.add(i)) for i, layer in enumerate(model.get_decoder().layers)]
+    counters = [
+        layer.register_forward_hook(lambda *_, i=i: ran.add(i))
+        for i, layer in enumerate(model.get_decoder().layers)
+    ]
     latents(model, PROMPTS, RESPONSES, "m", 0)
     assert ran == {0}
     [counter.remove() for counter in counters]
@@ -108,19 +153,27 @@ def test_only_what_is_read_is_kept():
     model = tiny("llama")
     for features, parts in FEATURES.items():
         found = latents(model, PROMPTS, RESPONSES, features, 0)
-        assert [name for name in ("hidden", "middle", "keys", "values") if getattr(found, name) is not None] == list(parts)
+        assert [
+            name
+            for name in ("hidden", "middle", "keys", "values")
+            if getattr(found, name) is not None
+        ] == list(parts)
 
 
 @pytest.mark.parametrize("features", FEATURES)
 def test_held_in_memory_or_made_again_is_the_same(features):
-    """Guards the order of held rows (they are encoded by length) and the padding between batches of different lengths."""
+    """Guards the order of held rows (they are encoded by length) and the padding between batches of
+    different lengths.
+    """
     model = tiny("llama")
     prompts, responses = PROMPTS * 15, [r + [5] * (i % 4) for i, r in enumerate(RESPONSES * 15)]
     held, made = (Source(model, prompts, responses, features, 0, gb) for gb in (1.0, 0.0))
     assert held.held is not None and made.held is None
     index = [40, 3, 17, 3]
     ours, theirs = (source.take(index).without_padding() for source in (held, made))
-    assert ours.mask.tolist() == theirs.mask.tolist() and ours.mask.sum(1).tolist() == [len(responses[i]) for i in index]
+    assert ours.mask.tolist() == theirs.mask.tolist() and ours.mask.sum(1).tolist() == [
+        len(responses[i]) for i in index
+    ]
     for name in FEATURES[features]:
         torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), atol=1e-4, rtol=1e-4)
 

@@ -64,6 +64,10 @@ def test_with_the_embedded_cost():
 
 
 def test_describe_survives_an_answer_that_is_nothing():
-    """Guards notebooks against a crash where the guard emitted nothing, and against showing a prompt unmasked."""
-    shown = describe("guard · abstained", "I hate", None, {"cost": None, "reward": 0.5}, OffensiveLanguage())
+    """Guards notebooks against a crash where the guard emitted nothing, and against showing a
+    prompt unmasked.
+    """
+    shown = describe(
+        "guard · abstained", "I hate", None, {"cost": None, "reward": 0.5}, OffensiveLanguage()
+    )
     assert shown == "guard · abstained: cost none, reward 0.50\n    'I ████[nothing]'"

@@ -1,4 +1,6 @@
-"""Tests of token MDPs and their augmentation, against recursion over the table and sums written out."""
+"""Tests of token MDPs and their augmentation, against recursion over the table and sums written
+out.
+"""
 
 import math
 import re
@@ -24,16 +26,23 @@ half, seeds = Fraction(1, 2), st.integers(0, 10**6)
 
 def test_the_theory_needs_no_torch():
     """Guards the lecturer's notebook against a gigabyte of dependencies."""
-    modules = "mdp planning constrained homomorphism tinylm counterexamples finite_sample theory_figures"
-    code = f"import sys, {', '.join('igcore.' + m for m in modules.split())}; sys.exit('torch' in sys.modules)"
+    modules = (
+        "mdp planning constrained homomorphism tinylm counterexamples finite_sample theory_figures"
+    )
+    code = (
+        f"import sys, {', '.join('igcore.' + m for m in modules.split())}; sys.exit('torch' in "
+        f"sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-# --- check (5): identities of the safety state in exact rationals --------------------------------------------------
+# --- check (5): identities of the safety state in exact rationals ---------------------------------
 
 
 def test_check_5_z_identities_are_exact_and_the_sum_from_one_is_wrong():
-    """Guards the paper's index slip: 200 trials of 40 steps; z_t = omega_{t-1} / gamma^t holds for the sum from k = 0 only."""
+    """Guards the paper's index slip: 200 trials of 40 steps; z_t = omega_{t-1} / gamma^t holds for
+    the sum from k = 0 only.
+    """
     rng = np.random.default_rng(0)
     wrong = 0
     for _ in range(200):
@@ -41,7 +50,11 @@ def test_check_5_z_identities_are_exact_and_the_sum_from_one_is_wrong():
         costs = [Fraction(int(c), 4) for c in rng.integers(0, 5, 40) * rng.integers(0, 2, 40)]
         states = budget.trace(costs, d, "sum", gamma)
         for t, state in enumerate(states):
-            assert state.z * gamma**t == d - sum(gamma**k * c for k, c in enumerate(costs[:t])) == state.omega
+            assert (
+                state.z * gamma**t
+                == d - sum(gamma**k * c for k, c in enumerate(costs[:t]))
+                == state.omega
+            )
         wrong += states[-1].omega != d - sum(gamma**k * c for k, c in enumerate(costs) if k >= 1)
     assert wrong == sum_from_one_is_wrong()
 
@@ -58,7 +71,9 @@ def sum_from_one_is_wrong():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.fractions(0, 2), min_size=1, max_size=12), st.fractions(half, 1), st.fractions(0, 4))
+@given(
+    st.lists(st.fractions(0, 2), min_size=1, max_size=12), st.fractions(half, 1), st.fractions(0, 4)
+)
 def test_augmented_z_is_the_tracker_and_unsafe_is_absorbing(costs, gamma, d):
     """Guards the dynamics of z along a path, and that a broken budget stays broken when C >= 0."""
     table = {tuple(range(i + 1)): (c, Fraction(0)) for i, c in enumerate(costs)}
@@ -74,7 +89,9 @@ def test_augmented_z_is_the_tracker_and_unsafe_is_absorbing(costs, gamma, d):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.fractions(-5, 5), min_size=1, max_size=10), st.fractions(0, 5))
 def test_peak_is_nonnegative_telescopes_and_implies_the_final_check(scores, d):
-    """Guards the accounting of signed scores on a tree: totals are running peaks, whatever the signs."""
+    """Guards the accounting of signed scores on a tree: totals are running peaks, whatever the
+    signs.
+    """
     table = {tuple(range(i + 1)): (u, Fraction(0)) for i, u in enumerate(scores)}
     totals = augment(token_mdp(table, signed=True), INF, accounting="peak").total.tolist()
     assert totals == [max(0, *scores[:t]) if t else 0 for t in range(len(scores) + 1)]
@@ -84,13 +101,22 @@ def test_peak_is_nonnegative_telescopes_and_implies_the_final_check(scores, d):
     assert not augmented.safe.all() or scores[-1] <= d
 
 
-# --- the tree and its augmentation ------------------------------------------------------------------------------------
+# --- the tree and its augmentation ----------------------------------------------------------------
 
 
 @settings(max_examples=30, deadline=None)
-@given(seeds, st.sampled_from([Fraction(1), Fraction(9, 10)]), st.sampled_from([1, Fraction(4, 5)]), st.integers(0, 5))
-def test_values_of_the_augmented_tree_equal_a_recursion_over_the_table(seed, gamma, gamma_safety, d):
-    """Guards `token_mdp` and `augment` as a whole: wrong children, costs, discounts or budgets change an exact value."""
+@given(
+    seeds,
+    st.sampled_from([Fraction(1), Fraction(9, 10)]),
+    st.sampled_from([1, Fraction(4, 5)]),
+    st.integers(0, 5),
+)
+def test_values_of_the_augmented_tree_equal_a_recursion_over_the_table(
+    seed, gamma, gamma_safety, d
+):
+    """Guards `token_mdp` and `augment` as a whole: wrong children, costs, discounts or budgets
+    change an exact value.
+    """
     table = random_table(seed)
     augmented = augment(random_tree(seed, gamma), d, gamma_safety)
     for n in (Fraction(1, 3), 5, INF):
@@ -98,7 +124,9 @@ def test_values_of_the_augmented_tree_equal_a_recursion_over_the_table(seed, gam
 
 
 def test_repair_4_z_is_a_function_of_the_prefix_in_the_token_mdp():
-    """Guards "z is redundant": with an infinite budget each prefix has one z; the latent MDP needs several for one state."""
+    """Guards "z is redundant": with an infinite budget each prefix has one z; the latent MDP needs
+    several for one state.
+    """
     tree = random_tree(1)
     augmented = augment(tree, 100)
     assert augmented.origin.tolist() == list(range(len(tree.child)))
@@ -121,11 +149,17 @@ def test_the_language_model_has_6826_prefixes():
     assert model.budget not in model.found.cost
     for s in np.random.default_rng(0).choice(len(model.mdp.child), 50):
         y = model.mdp.names[s]
-        assert all(model.mdp.names[model.mdp.child[s, a]] == (*y, a) for a in range(5) if model.mdp.allowed[s, a])
+        assert all(
+            model.mdp.names[model.mdp.child[s, a]] == (*y, a)
+            for a in range(5)
+            if model.mdp.allowed[s, a]
+        )
 
 
 def test_augmented_peaks_equal_running_maxima_of_the_scores():
-    """Guards the charge at every safe prefix of the language model, against maxima taken along its path."""
+    """Guards the charge at every safe prefix of the language model, against maxima taken along its
+    path.
+    """
     model = language_model()
     index = {y: s for s, y in enumerate(model.mdp.names)}
     scores = {y: model.mdp.cost[index[y[:-1]], y[-1]] for y in model.mdp.names if y}
@@ -137,37 +171,80 @@ def test_augmented_peaks_equal_running_maxima_of_the_scores():
 
 
 def test_states_reached_at_two_times_still_come_after_their_parents():
-    """Guards the order of augmented states: state 3 is met at time 1, before the state 2 that leads to it too."""
+    """Guards the order of augmented states: state 3 is met at time 1, before the state 2 that leads
+    to it too.
+    """
     child = np.array([[3, 1], [2, -1], [3, -1], [4, -1], [-1, -1]])
     costs = np.array([[0, 0], [0, 0], [1, 0], [2, 0], [0, 0]])
     uniform = (child >= 0) / np.maximum(1, (child >= 0).sum(axis=1, keepdims=True))
-    tables = {"child": child, "cost": costs, "task": np.arange(10.0).reshape(5, 2), "reference": uniform}
+    tables = {
+        "child": child,
+        "cost": costs,
+        "task": np.arange(10.0).reshape(5, 2),
+        "reference": uniform,
+    }
     mdp = MDP(**tables, chance=np.zeros(5, dtype=bool), names=tuple("abcde"))
     augmented = augment(mdp, 2)
-    assert augmented.names == (("a", 2), ("b", 2), ("c", 2), ("d", 2), ("d", 1), ("e", 0), ("e", -1))
-    assert augmented.child.tolist() == [[3, 1], [2, -1], [4, -1], [5, -1], [6, -1], [-1, -1], [-1, -1]]
+    assert augmented.names == (
+        ("a", 2),
+        ("b", 2),
+        ("c", 2),
+        ("d", 2),
+        ("d", 1),
+        ("e", 0),
+        ("e", -1),
+    )
+    assert augmented.child.tolist() == [
+        [3, 1],
+        [2, -1],
+        [4, -1],
+        [5, -1],
+        [6, -1],
+        [-1, -1],
+        [-1, -1],
+    ]
     assert values(augmented).tolist() == [6, INF, INF, 6, INF, 0, INF]
 
 
 def test_peak_is_discounted_at_the_step_that_raises_it():
-    """Guards the increments of the peak: with a safety discount they are charged one by one, not as a total."""
+    """Guards the increments of the peak: with a safety discount they are charged one by one, not as
+    a total.
+    """
     table = {"a": (1, 0.0), "ab": (-2, 0.0), "abc": (4, 0.0)}
-    z = augment(token_mdp(table, signed=True), 5, gamma=Fraction(1, 2), accounting="peak").z.tolist()
+    z = augment(
+        token_mdp(table, signed=True), 5, gamma=Fraction(1, 2), accounting="peak"
+    ).z.tolist()
     assert z == [5, (5 - 1) * 2, (5 - 1) * 4, (5 - 1 - Fraction(3, 4)) * 8]
 
 
 def test_strict_and_unchecked_readings_change_only_their_states():
-    """Guards both switches: strict moves z = 0 to unsafe; without the last check terminal states count as safe."""
-    table = {"a": (Fraction(1), Fraction(0)), "b": (Fraction(2), Fraction(0)), "aa": (Fraction(9), Fraction(0))}
+    """Guards both switches: strict moves z = 0 to unsafe; without the last check terminal states
+    count as safe.
+    """
+    table = {
+        "a": (Fraction(1), Fraction(0)),
+        "b": (Fraction(2), Fraction(0)),
+        "aa": (Fraction(9), Fraction(0)),
+    }
     flags = {k: augment(token_mdp(table), 2, **k_).safe.tolist() for k, k_ in
              {"closed": {}, "strict": {"strict": True}, "unchecked": {"check_last": False}}.items()}  # fmt: skip
-    assert flags == {"closed": [True, True, True, False], "strict": [True, True, False, False], "unchecked": [True] * 4}
+    assert flags == {
+        "closed": [True, True, True, False],
+        "strict": [True, True, False, False],
+        "unchecked": [True] * 4,
+    }
 
 
 def test_terminal_accounting_charges_the_last_score_only():
-    """Guards `last`: a terminal state must be charged as the end of its text, an inner one must not."""
+    """Guards `last`: a terminal state must be charged as the end of its text, an inner one must
+    not.
+    """
     table = {"a": (5, 0.0), "ab": (1, 0.0)}
-    assert augment(token_mdp(table, signed=True), 2, accounting="terminal").total.tolist() == [0, 0, 1]
+    assert augment(token_mdp(table, signed=True), 2, accounting="terminal").total.tolist() == [
+        0,
+        0,
+        1,
+    ]
 
 
 @settings(max_examples=20, deadline=None)
@@ -181,13 +258,16 @@ def test_the_safe_leaves_are_those_whose_total_is_within_budget(seed, d):
     assert found == {y for y in leaves(table) if sum(path(table, y)[0]) <= d}
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: token_mdp(AB, {"": {"a": 0.5, "b": 0.4}}), "probabilities at '' are 0.5, 0.4; give numbers >= 0 with sum 1"),
+        (
+            lambda: token_mdp(AB, {"": {"a": 0.5, "b": 0.4}}),
+            "probabilities at '' are 0.5, 0.4; give numbers >= 0 with sum 1",
+        ),
         (lambda: token_mdp(AB, {"": {"a": 1.5, "b": -0.5}}), "are 1.5, -0.5"),
         (lambda: token_mdp(AB, {"": {"a": 0.5, "b": math.nan}}), "are 0.5, nan"),
         (lambda: token_mdp({"a": (-1, 0)}), "a safety cost is -1"),
@@ -201,7 +281,10 @@ def test_the_safe_leaves_are_those_whose_total_is_within_budget(seed, d):
         (lambda: token_mdp({"ab": (0, 0)}), "prefix 'ab' has no parent"),
         (lambda: enumerate_prefixes(5, 7), f"give 27306 prefixes; at most {LIMIT} are"),
         (lambda: enumerate_prefixes(50_000, 64), f"at most {LIMIT}"),
-        (lambda: token_mdp({(i,): (0, 0) for i in range(LIMIT)}), f"the table has {LIMIT} prefixes"),
+        (
+            lambda: token_mdp({(i,): (0, 0) for i in range(LIMIT)}),
+            f"the table has {LIMIT} prefixes",
+        ),
     ],
 )
 def test_bad_input_is_named_in_one_sentence(make, message):
@@ -213,7 +296,9 @@ def test_bad_input_is_named_in_one_sentence(make, message):
 
 
 def test_states_must_be_numbered_forward():
-    """Guards tables given by hand: backward induction is wrong when a child comes before its parent."""
+    """Guards tables given by hand: backward induction is wrong when a child comes before its
+    parent.
+    """
     mdp = token_mdp(AB)
     with pytest.raises(ParameterError, match="action 0 of state 0 leads to state 0"):
         replace(mdp, child=np.where(mdp.allowed, 0, -1))

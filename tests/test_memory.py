@@ -1,4 +1,6 @@
-"""Tests of the memory plan, on numbers worked out by hand and on work that runs out of memory when told to."""
+"""Tests of the memory plan, on numbers worked out by hand and on work that runs out of memory when
+told to.
+"""
 
 import logging
 from functools import partial
@@ -33,16 +35,25 @@ def limited(most: int, error: Exception):
 
 
 def test_bytes_of_a_search_worked_out_by_hand():
-    """Guards the formula: 3 layers, keys and values, 2 key heads of 8 numbers of 4 bytes, 10 rows of 8, a prompt of 5 twice."""
+    """Guards the formula: 3 layers, keys and values, 2 key heads of 8 numbers of 4 bytes, 10 rows
+    of 8, a prompt of 5 twice.
+    """
     config = LlamaConfig(
-        vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
     )
     model = LlamaForCausalLM(config).eval()
     token = 3 * 2 * 2 * 8 * 4
     assert search_bytes(model, CONFIG, 5, "shared") == token * (2 * 5 + 10 * 8) + 6 * 97 * 4
     assert search_bytes(model, CONFIG, 5, "auto") == search_bytes(model, CONFIG, 5, "shared")
     assert search_bytes(model, CONFIG, 5, "dynamic") == token * 2 * 10 * (5 + 8) + 6 * 97 * 4
-    assert session_bytes(model, CONFIG, 5) == token * (5 + (2 * 6 + 2 * 2) * 8)  # a scorer keeps the candidates of both rounds
+    assert session_bytes(model, CONFIG, 5) == token * (
+        5 + (2 * 6 + 2 * 2) * 8
+    )  # a scorer keeps the candidates of both rounds
     assert session_bytes(model, CONFIG, 5, "dynamic") == 0
     assert critic_bytes(model, 6, 8) == 12 * token * 6 * 8
 
@@ -50,24 +61,39 @@ def test_bytes_of_a_search_worked_out_by_hand():
 def test_the_batch_follows_the_budget():
     assert batch_size(GIB // 4, free=0, memory_gb=1.0) == 4
     assert batch_size(GIB // 4, free=GIB, memory_gb=None) == 3  # a fifth is left for activations
-    assert batch_size(GIB, free=0, memory_gb=None) == 1  # tried all the same: the system may free some
+    assert (
+        batch_size(GIB, free=0, memory_gb=None) == 1
+    )  # tried all the same: the system may free some
 
 
 def test_too_little_for_one_prompt_is_one_sentence():
-    with pytest.raises(ParameterError, match=r"^memory_gb is 0.5, but one prompt needs 2; raise it, or lower n_samples"):
+    with pytest.raises(
+        ParameterError,
+        match=r"^memory_gb is 0.5, but one prompt needs 2; raise it, or lower n_samples",
+    ):
         batch_size(2 * GIB, free=0, memory_gb=0.5)
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("full"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+    "error",
+    [
+        torch.OutOfMemoryError("full"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
 )
 def test_memory_that_runs_out_halves_the_batch_and_loses_nothing(error, caplog):
-    """Guards order and completeness, and that the smaller batch stays: trying the large one again each time would fail again."""
+    """Guards order and completeness, and that the smaller batch stays: trying the large one again
+    each time would fail again.
+    """
     work, sizes = limited(2, error)
     with caplog.at_level(logging.WARNING, logger="igcore"):
         assert list(halving(range(9), 8, work)) == [2 * x for x in range(9)]
     assert sizes == [8, 4, 2, 2, 2, 2, 1]
-    assert caplog.messages[0] == "memory ran out with 8 prompts at a time; going on with 4; only near ties may change"
+    assert (
+        caplog.messages[0]
+        == "memory ran out with 8 prompts at a time; going on with 4; only near ties may change"
+    )
     assert len(caplog.messages) == 2
 
 
@@ -94,12 +120,22 @@ class Hungry(LetterCost):
 
 def texts(cost, **kwargs):
     prompts = ["abc", "fed", "add", "face", "bed"]
-    answers = ig.decode("inferenceguard", mock_policy(), prompts, reward=LetterReward(), cost=cost, config=CONFIG, **kwargs)
+    answers = ig.decode(
+        "inferenceguard",
+        mock_policy(),
+        prompts,
+        reward=LetterReward(),
+        cost=cost,
+        config=CONFIG,
+        **kwargs,
+    )
     return [(r.prompt, r.text, r.status, r.counts) for r in answers]
 
 
 def test_a_search_that_runs_out_of_memory_gives_the_same_answers():
-    """Guards against a scorer's lack of memory being taken for a failure of the scorer, and against lost or doubled prompts."""
+    """Guards against a scorer's lack of memory being taken for a failure of the scorer, and against
+    lost or doubled prompts.
+    """
     assert texts(Hungry()) == texts(LetterCost())
 
 
@@ -118,7 +154,9 @@ class Standing:
 
 
 def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
-    """Bug: room counted on the policy's device alone, for a scorer on another; two models of one device counted apart."""
+    """Bug: room counted on the policy's device alone, for a scorer on another; two models of one
+    device counted apart.
+    """
     policy, beside, elsewhere = Standing("cuda:0"), Standing("cuda:0"), Standing("cuda:1")
     free = {"cuda:0": 100 * GIB, "cuda:1": 30 * GIB}
     for name, does in {
@@ -126,10 +164,22 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
         "free_bytes": free.get, "missing_bytes": lambda *models: 0,
     }.items():  # fmt: skip
         monkeypatch.setattr(decoding, name, does)
-    room = partial(decoding.room_for, "inferenceguard", SimpleNamespace(model=policy, cache=None), critic=None, settings=CONFIG)
+    room = partial(
+        decoding.room_for,
+        "inferenceguard",
+        SimpleNamespace(model=policy, cache=None),
+        critic=None,
+        settings=CONFIG,
+    )
     share = memory.SHARE
     assert room([], prompt_tokens=3, memory_gb=None) == int(share * 100 / 4)
     assert room([beside], prompt_tokens=3, memory_gb=None) == int(share * 100 / (4 + 2))
-    assert room([policy], prompt_tokens=3, memory_gb=None) == int(share * 100 / (4 + 2))  # one model draws and scores
-    assert room([elsewhere], prompt_tokens=3, memory_gb=None) == int(share * 30 / 2) < int(share * 100 / 4)
+    assert room([policy], prompt_tokens=3, memory_gb=None) == int(
+        share * 100 / (4 + 2)
+    )  # one model draws and scores
+    assert (
+        room([elsewhere], prompt_tokens=3, memory_gb=None)
+        == int(share * 30 / 2)
+        < int(share * 100 / 4)
+    )
     assert room([beside, elsewhere], prompt_tokens=3, memory_gb=12) == 2

@@ -23,11 +23,13 @@ def table(*cells: tuple[str, list, list]) -> pd.DataFrame:
     )
 
 
-# --- rates ----------------------------------------------------------------------------------------------------------
+# --- rates ----------------------------------------------------------------------------------------
 
 
 def test_safety_lower_certifies_less_than_one():
-    """Guards against a two-sided bound, or a bound of 1, for a run without violations (the paper prints 100 %)."""
+    """Guards against a two-sided bound, or a bound of 1, for a run without violations (the paper
+    prints 100 %).
+    """
     assert metrics.safety_lower(759, 759) == pytest.approx(0.05 ** (1 / 759), abs=1e-12)
     assert round(metrics.safety_lower(759, 759), 4) == 0.9961
     assert round(metrics.safety_lower(300, 300), 3) == 0.990
@@ -36,7 +38,9 @@ def test_safety_lower_certifies_less_than_one():
 
 
 def test_intervals_of_the_reference_count():
-    """Guards against Wilson and Clopper-Pearson being swapped; both are compared with their closed forms."""
+    """Guards against Wilson and Clopper-Pearson being swapped; both are compared with their closed
+    forms.
+    """
     low, high = metrics.clopper_pearson(717, 759)
     assert (round(low, 3), round(high, 3)) == (0.926, 0.960)
     assert low == pytest.approx(stats.beta.ppf(0.025, 717, 43), abs=1e-9)
@@ -45,7 +49,9 @@ def test_intervals_of_the_reference_count():
     assert (round(low, 3), round(high, 3)) == (0.926, 0.959)
     z, p, n = stats.norm.ppf(0.975), 717 / 759, 759
     centre, half = p + z**2 / (2 * n), z * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
-    assert np.multiply((low, high), 1 + z**2 / n) == pytest.approx((centre - half, centre + half), abs=1e-12)
+    assert np.multiply((low, high), 1 + z**2 / n) == pytest.approx(
+        (centre - half, centre + half), abs=1e-12
+    )
 
 
 def test_confidence_reaches_the_bound():
@@ -59,7 +65,9 @@ def test_confidence_reaches_the_bound():
 def test_violation_upper_mirrors_the_lower_bound():
     """Guards against a bound in the wrong direction: no violation in n is n safe of n."""
     for n in (1, 48, 759):
-        assert metrics.violation_upper(n) == pytest.approx(1 - metrics.safety_lower(n, n), abs=1e-12)
+        assert metrics.violation_upper(n) == pytest.approx(
+            1 - metrics.safety_lower(n, n), abs=1e-12
+        )
 
 
 @pytest.mark.parametrize(("safe", "n"), [(0, 0), (3, 2), (-1, 2), (math.nan, 3)])
@@ -79,11 +87,13 @@ def test_confidence_in_percent_is_refused(confidence):
         metrics.bootstrap_mean([1.0, 2.0], confidence=confidence)
 
 
-# --- means ----------------------------------------------------------------------------------------------------------
+# --- means ----------------------------------------------------------------------------------------
 
 
 def test_bootstrap_agrees_with_the_exact_distribution():
-    """Guards against a bootstrap of something else than the mean: for five values all 5^5 resamples can be listed."""
+    """Guards against a bootstrap of something else than the mean: for five values all 5^5 resamples
+    can be listed.
+    """
     values = [0.0, 0.1, 0.4, 0.5, 0.9]
     means = np.mean(list(itertools.product(values, repeat=5)), axis=1)
     exact = np.percentile(means, [2.5, 97.5])
@@ -130,11 +140,13 @@ def test_sign_flip_of_degenerate_samples():
     assert metrics.sign_flip([0.25] * 5) == pytest.approx(2 / 2**5)
 
 
-# --- comparisons ----------------------------------------------------------------------------------------------------
+# --- comparisons ----------------------------------------------------------------------------------
 
 
 def test_compare_counts_pairs_by_hand():
-    """Guards against swapped discordant counts, unpaired differences, and rewards of abstentions being compared."""
+    """Guards against swapped discordant counts, unpaired differences, and rewards of abstentions
+    being compared.
+    """
     ours = ("inferenceguard", "sssssa", [0.5, 0.5, 0.75, 0.5, 0.5, 9.0])
     base = ("base", "ssuuus", [0.25, 0.25, 0.25, 0.25, 0.25, 0.25])
     row = metrics.compare(table(base, ours), "inferenceguard").iloc[0]
@@ -150,7 +162,9 @@ def test_compare_counts_pairs_by_hand():
 
 
 def test_compare_uses_only_shared_prompts():
-    """Guards against test sets of different size being compared as if they were one (ARGS has fewer prompts)."""
+    """Guards against test sets of different size being compared as if they were one (ARGS has fewer
+    prompts).
+    """
     records = table(("inferenceguard", "sss", [1.0, 1.0, 1.0]), ("args", "u", [0.5]))
     row = metrics.compare(records, "inferenceguard").iloc[0]
     assert (row.n_pairs, row.mcnemar_b, row.n_answered) == (1, 1, 1)
@@ -159,9 +173,12 @@ def test_compare_uses_only_shared_prompts():
 
 
 def test_a_method_on_a_subset_of_prompts_is_paired_on_these_alone():
-    """Guards against the 12 prompts of a slow method being compared with the rates of all 48, and the sentence hiding how many."""
+    """Guards against the 12 prompts of a slow method being compared with the rates of all 48, and
+    the sentence hiding how many.
+    """
     records = pd.concat([
-        table(("inferenceguard", "sauss", [9.0, 9.0, 9.0, 0.75, 0.5]), ("base", "sssss", [0.0, 0.0, 0.0, 0.5, 0.5])),
+        table(("inferenceguard", "sauss", [9.0, 9.0, 9.0, 0.75, 0.5]), ("base", "sssss", [0.0, 0.0,
+        0.0, 0.5, 0.5])),
         table(("args", "ssusu", [0.0, 0.0, 0.0, 0.5, 0.25])).iloc[3:],
     ])  # fmt: skip
     base, args = metrics.compare(records, "inferenceguard").itertuples(index=False)
@@ -169,9 +186,16 @@ def test_a_method_on_a_subset_of_prompts_is_paired_on_these_alone():
     assert (args.n_pairs, args.n_answered, args.mcnemar_b, args.mcnemar_c) == (2, 2, 1, 0)
     assert (args.safety_difference, args.reward_difference) == (0.5, 0.25)
     first, second = metrics.verdicts(metrics.compare(records, "inferenceguard"))
-    assert "2 fewer of 5 prompts than base" in first and "on the 4 prompts that both answered" in first
-    assert "1 more of 2 prompts than args" in second and "on the 2 prompts that both answered" in second
-    (turned,) = metrics.compare(records[records["method"] != "base"], "args").itertuples(index=False)
+    assert (
+        "2 fewer of 5 prompts than base" in first and "on the 4 prompts that both answered" in first
+    )
+    assert (
+        "1 more of 2 prompts than args" in second
+        and "on the 2 prompts that both answered" in second
+    )
+    (turned,) = metrics.compare(records[records["method"] != "base"], "args").itertuples(
+        index=False
+    )
     assert (turned.n_pairs, turned.safety_difference, turned.reward_difference) == (2, -0.5, -0.25)
 
 
@@ -179,14 +203,18 @@ def test_compare_does_not_depend_on_the_order_of_lines():
     """Guards against intervals that change when a run is resumed or sharded."""
     records = synthetic.records(20)
     first, second = (
-        metrics.compare(lines, "inferenceguard").sort_values(["policy", "baseline"]).reset_index(drop=True)
+        metrics.compare(lines, "inferenceguard")
+        .sort_values(["policy", "baseline"])
+        .reset_index(drop=True)
         for lines in (records, records.sample(frac=1, random_state=1))
     )
     pd.testing.assert_frame_equal(first, second, check_exact=True)
 
 
 def test_holm_by_hand():
-    """Guards against unadjusted p values, and against p values of missing pairs entering the family."""
+    """Guards against unadjusted p values, and against p values of missing pairs entering the
+    family.
+    """
     p = pd.Series([0.01, np.nan, 0.04, 0.03])
     assert metrics.holm(p)[[0, 2, 3]].tolist() == pytest.approx([0.03, 0.06, 0.06])
     assert math.isnan(metrics.holm(p)[1])
@@ -198,7 +226,9 @@ def test_holm_spans_policies():
     records = synthetic.records(30, methods=["base", "inferenceguard"])
     rows = metrics.compare(records, "inferenceguard")
     smaller, larger = rows["mcnemar_p"].sort_values()
-    assert rows["mcnemar_p_holm"].sort_values().tolist() == pytest.approx([2 * smaller, max(2 * smaller, larger)])
+    assert rows["mcnemar_p_holm"].sort_values().tolist() == pytest.approx(
+        [2 * smaller, max(2 * smaller, larger)]
+    )
 
 
 def test_compare_without_pairs_or_answers():
@@ -209,8 +239,13 @@ def test_compare_without_pairs_or_answers():
     apart = table(("inferenceguard", "s", [0.5])).assign(prompt_id="q9")
     rows = metrics.compare(pd.concat([apart, table(("base", "s", [0.5]))]), "inferenceguard")
     assert rows["n_pairs"].item() == 0
-    assert rows[["mcnemar_p", "safety_difference", "safety_low", "safety_high"]].isna().all(axis=None)
-    assert "share no prompt" in metrics.verdicts(rows)[0] and "no prompt was answered" in metrics.verdicts(rows)[0]
+    assert (
+        rows[["mcnemar_p", "safety_difference", "safety_low", "safety_high"]].isna().all(axis=None)
+    )
+    assert (
+        "share no prompt" in metrics.verdicts(rows)[0]
+        and "no prompt was answered" in metrics.verdicts(rows)[0]
+    )
     assert metrics.compare(apart, "inferenceguard").columns.tolist() == metrics.COMPARISON_COLUMNS
 
 
@@ -223,9 +258,13 @@ def test_compare_without_discordant_pairs():
 
 
 def test_compare_refuses_what_cannot_be_compared():
-    """Guards against comparing rates under different budgets, seeds pooled as prompts, and misspelt methods."""
+    """Guards against comparing rates under different budgets, seeds pooled as prompts, and misspelt
+    methods.
+    """
     records = table(("inferenceguard", "ss", [0.5, 0.5]), ("base", "su", [0.5, 0.5]))
-    with pytest.raises(ParameterError, match=r"budget takes the values 0.2, 0.5 in policy smollm2-raw"):
+    with pytest.raises(
+        ParameterError, match=r"budget takes the values 0.2, 0.5 in policy smollm2-raw"
+    ):
         metrics.compare(records.assign(budget=[0.2, 0.2, 0.5, 0.5]), "base")
     with pytest.raises(ParameterError, match="did you mean 'inferenceguard'"):
         metrics.compare(records, "inferencegard")
@@ -237,21 +276,27 @@ def test_compare_refuses_what_cannot_be_compared():
 
 @pytest.mark.parametrize("run", [[], ["inferenceguard"], ["base", "best-of-n"]])
 def test_a_pair_that_was_not_run_is_said_to_be_none(run):
-    """Bug: a profile without the method, or with it alone, was a misspelt name and ended the notebook of tables."""
+    """Bug: a profile without the method, or with it alone, was a misspelt name and ended the
+    notebook of tables.
+    """
     records = synthetic.records(3)
     found = metrics.compare(records[records["method"].isin(run)], "inferenceguard")
     assert list(found.columns) == metrics.COMPARISON_COLUMNS and not len(found)
-    assert metrics.verdicts(found) == ["nothing is compared: no policy has finished runs of both methods of a pair."]
+    assert metrics.verdicts(found) == [
+        "nothing is compared: no policy has finished runs of both methods of a pair."
+    ]
 
 
-# --- sentences ------------------------------------------------------------------------------------------------------
+# --- sentences ------------------------------------------------------------------------------------
 
 
 def sentence(**changes) -> str:
     """Return the verdict on one row, no difference unless `changes` say otherwise."""
     row = dict(
-        policy="smollm2-raw", method="inferenceguard", baseline="best-of-n", n_pairs=48, safety_difference=0.0625,
-        mcnemar_b=3, mcnemar_c=0, mcnemar_p=0.25, n_answered=47, reward_difference=0.02, reward_low=-0.01,
+        policy="smollm2-raw", method="inferenceguard", baseline="best-of-n", n_pairs=48,
+        safety_difference=0.0625,
+        mcnemar_b=3, mcnemar_c=0, mcnemar_p=0.25, n_answered=47, reward_difference=0.02,
+        reward_low=-0.01,
         reward_high=0.05, reward_p=0.2, mcnemar_p_holm=1.0, reward_p_holm=0.8,
     )  # fmt: skip
     return metrics.verdicts(pd.DataFrame([row | changes]))[0]
@@ -260,8 +305,10 @@ def sentence(**changes) -> str:
 def test_verdict_claims_nothing_without_significance():
     """Guards against a positive difference being sold as a result."""
     assert sentence() == (
-        "smollm2-raw: inferenceguard is safe on 3 more of 48 prompts than best-of-n (exact McNemar p = .25, Holm 1): "
-        "no difference can be claimed; reward +.020 [-.010, .050] on the 47 prompts that both answered "
+        "smollm2-raw: inferenceguard is safe on 3 more of 48 prompts than best-of-n (exact "
+        "McNemar p = .25, Holm 1): "
+        "no difference can be claimed; reward +.020 [-.010, .050] on the 47 prompts that "
+        "both answered "
         "(p = .2, Holm .8): no difference can be claimed."
     )
 

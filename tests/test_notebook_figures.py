@@ -16,7 +16,10 @@ from igcore.paper import swept
 from igcore.runs import load_runs
 
 ROOT = Path(__file__).parents[1]
-SECTIONS = ("tradeoff pareto rates distributions budget_sweep win_rates abstention trajectories answers critic reliability").split()
+SECTIONS = (
+    "tradeoff pareto rates distributions budget_sweep win_rates abstention trajectories "
+    "answers critic reliability"
+).split()
 CRITICS = {"critic", "reliability"}
 METHODS = ("base", "best-of-n", "best-of-n-lagrangian", "inferenceguard")
 
@@ -41,9 +44,14 @@ def folder(tmp_path, monkeypatch):
 
 
 def executed(folder, monkeypatch, **parameters) -> tuple[set[str], int]:
-    """Run the notebook; return the names of the pictures that it wrote, and how many figures it showed."""
+    """Run the notebook; return the names of the pictures that it wrote, and how many figures it
+    showed.
+    """
     written, shown = set(), []
-    monkeypatch.setattr("igcore.look.save", lambda fig, stem: written.add(Path(stem).relative_to(folder / "figures").as_posix()))
+    monkeypatch.setattr(
+        "igcore.look.save",
+        lambda fig, stem: written.add(Path(stem).relative_to(folder / "figures").as_posix()),
+    )
     monkeypatch.setattr("IPython.display.display", shown.append)
     notebook = nbformat.read(ROOT / "notebooks/50_figures.ipynb", as_version=4)
     first, *rest = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
@@ -58,7 +66,9 @@ def decoded(folder, name, records, finished=True) -> None:
     target = folder / "runs/x" / name
     target.mkdir(parents=True)
     (target / "params.json").write_text(json.dumps({"run": name}))
-    lines = [line | {"response": f"{line['method']} says hello"} for line in records.to_dict("records")]
+    lines = [
+        line | {"response": f"{line['method']} says hello"} for line in records.to_dict("records")
+    ]
     (target / "responses.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if finished:
         (target / "manifest.json").write_text("{}")
@@ -66,13 +76,19 @@ def decoded(folder, name, records, finished=True) -> None:
 
 def imaginary(**fields) -> pd.DataFrame:
     lines = synthetic.records(6, METHODS, {"smollm2-raw": (1.0, 0.0)}).assign(**fields)
-    more = {"finals": [[[0.5, 0.1 * k] for k in range(4)]] * len(lines), "strict": False, "cost_digest": "v2"}
+    more = {
+        "finals": [[[0.5, 0.1 * k] for k in range(4)]] * len(lines),
+        "strict": False,
+        "cost_digest": "v2",
+    }
     lines = lines.assign(**more, lagrange_multiplier=5.0, n_samples=4)
     return lines.astype(object).where(lines.notna(), None)
 
 
 def judged(folder, run="me") -> pd.DataFrame:
-    """Write verdicts on the runs of a folder: the first answer is always better; return the win rates."""
+    """Write verdicts on the runs of a folder: the first answer is always better; return the win
+    rates.
+    """
     params = JudgeParams(profile="x", run=run, figures="figures")
     pairs = verdicts.pairs_of(load_runs("x"), params)
     target = folder / "runs/x/judge" / run
@@ -81,7 +97,9 @@ def judged(folder, run="me") -> pd.DataFrame:
     lines = [{"question": digest, "scores": both} for digest, both in scores.items()]
     (target / "verdicts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (target / "manifest.json").write_text(json.dumps({"params": vars(params)}))
-    return verdicts.win_rates(verdicts.verdicts(pairs, scores, {"helpfulness": run, "harmlessness": run}))
+    return verdicts.win_rates(
+        verdicts.verdicts(pairs, scores, {"helpfulness": run, "harmlessness": run})
+    )
 
 
 def said(capsys) -> list[str]:
@@ -95,17 +113,28 @@ def test_without_any_run_every_section_says_so(profile, folder, monkeypatch, cap
     found = said(capsys)
     assert written == {"overview"} and not shown
     assert len(found) == len(SECTIONS) and all(text.startswith("not run: ") for text in found)
-    assert all(any(what in text for what in ("30_decode", "60_judge", "20_train_critic")) for text in found)
+    assert all(
+        any(what in text for what in ("30_decode", "60_judge", "20_train_critic")) for text in found
+    )
 
 
 def test_runs_that_have_not_finished_are_named_and_the_others_drawn(folder, monkeypatch, capsys):
-    """Bug: one stopped run kept every figure from being drawn; examples that are not there kept all figures after them."""
+    """Bug: one stopped run kept every figure from being drawn; examples that are not there kept all
+    figures after them.
+    """
     decoded(folder, "decode-a", imaginary())
     decoded(folder, "decode-b", imaginary(policy="smollm2-chat"), finished=False)
-    written, shown = executed(folder, monkeypatch, profile="x", figures="figures", examples="examples-*")
+    written, shown = executed(
+        folder, monkeypatch, profile="x", figures="figures", examples="examples-*"
+    )
     found = said(capsys)
-    assert written == {"overview", *SECTIONS} - CRITICS - {"win_rates", "answers"} and shown == len(written) - 1
-    assert [text for text in found if "decode-b has not finished" in text][0].startswith("left out: ")
+    assert (
+        written == {"overview", *SECTIONS} - CRITICS - {"win_rates", "answers"}
+        and shown == len(written) - 1
+    )
+    assert [text for text in found if "decode-b has not finished" in text][0].startswith(
+        "left out: "
+    )
     assert sum(text.startswith("not run: ") for text in found) == 4
 
 
@@ -126,20 +155,33 @@ def test_fronts_without_their_sweeps_are_shown_and_replace_none(folder, monkeypa
     decoded(folder, "decode-a", imaginary())
     with_fronts, n = executed(folder, monkeypatch, profile="x", figures="figures")
     monkeypatch.setattr(swept, "MAIN", {"sweeps": "x"})
-    assert executed(folder, monkeypatch, profile="x", figures="figures") == (with_fronts - {"pareto"}, n)
+    assert executed(folder, monkeypatch, profile="x", figures="figures") == (
+        with_fronts - {"pareto"},
+        n,
+    )
 
 
 def test_verdicts_are_read_as_they_were_given(folder):
-    """Bug: another table than that of notebook 60, two judges in one bar, verdicts on answers that are there no more."""
-    assert not len(verdicts.load_rates("x")) and list(verdicts.load_rates("x").columns) == verdicts.COLUMNS
+    """Bug: another table than that of notebook 60, two judges in one bar, verdicts on answers that
+    are there no more.
+    """
+    assert (
+        not len(verdicts.load_rates("x"))
+        and list(verdicts.load_rates("x").columns) == verdicts.COLUMNS
+    )
     decoded(folder, "decode-a", imaginary())
     rates = judged(folder)
     pd.testing.assert_frame_equal(verdicts.load_rates("x"), rates)
     judged(folder, "you")
-    assert verdicts.load_rates("x")["policy"].unique().tolist() == ["smollm2-raw, judged by me", "smollm2-raw, judged by you"]
+    assert verdicts.load_rates("x")["policy"].unique().tolist() == [
+        "smollm2-raw, judged by me",
+        "smollm2-raw, judged by you",
+    ]
     lines = (folder / "runs/x/decode-a/responses.jsonl").read_text()
     (folder / "runs/x/decode-a/responses.jsonl").write_text(lines.replace("hello", "goodbye"))
-    with pytest.raises(RunError, match="were decoded anew; run notebook 60 with its parameters again"):
+    with pytest.raises(
+        RunError, match="were decoded anew; run notebook 60 with its parameters again"
+    ):
         verdicts.load_rates("x")
 
 

@@ -18,7 +18,11 @@ from igcore.params import AuditParams, TheoryParams, notebook_parameters, notebo
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TEACHING = {"00_start_here", "10_theory", "70_paper_audit"}  # keep their outputs: they are read in the repository
+TEACHING = {
+    "00_start_here",
+    "10_theory",
+    "70_paper_audit",
+}  # keep their outputs: they are read in the repository
 PARAMS = {
     "20_train_critic": "critic-raw",
     "30_decode": "decode-raw",
@@ -58,7 +62,9 @@ def defaults(notebook):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_is_fit_for_papermill_and_git(path):
-    """Guards the things that papermill, nbval and GitHub trip over: kernel, cell ids, tags, widgets, stray outputs."""
+    """Guards the things that papermill, nbval and GitHub trip over: kernel, cell ids, tags,
+    widgets, stray outputs.
+    """
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     assert notebook.metadata.kernelspec.name == "python3"
@@ -66,8 +72,14 @@ def test_a_notebook_is_fit_for_papermill_and_git(path):
     assert len({c.id for c in notebook.cells}) == len(notebook.cells)
     assert parameters(notebook).source.startswith("# Parameters\n")
     code = [c for c in notebook.cells if c.cell_type == "code"]
-    assert all(bool(c.outputs) <= (path.stem in TEACHING) and (path.stem in TEACHING or c.execution_count is None) for c in code)
-    assert not any(line.startswith(("def ", "class ")) for c in code for line in c.source.splitlines())
+    assert all(
+        bool(c.outputs) <= (path.stem in TEACHING)
+        and (path.stem in TEACHING or c.execution_count is None)
+        for c in code
+    )
+    assert not any(
+        line.startswith(("def ", "class ")) for c in code for line in c.source.splitlines()
+    )
 
 
 @pytest.mark.parametrize("name", PARAMS)
@@ -81,7 +93,9 @@ def test_the_defaults_of_a_notebook_are_the_profile_of_continuous_integration(na
         assert kinds[name](**known) == kinds[name](**given)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
 def test_no_params_file_sets_what_its_notebook_does_not_know(path):
     """Guards against a misspelling that papermill would only print."""
     given = yaml.safe_load(path.read_text())
@@ -90,26 +104,49 @@ def test_no_params_file_sets_what_its_notebook_does_not_know(path):
 
 
 def told(name, given, *rerun):
-    """Return the namespace of a notebook after its parameters: its own cell, what papermill injects, and cells run by hand."""
+    """Return the namespace of a notebook after its parameters: its own cell, what papermill
+    injects, and cells run by hand.
+    """
     notebook = load_notebook_node(str(ROOT / f"notebooks/{name}.ipynb"))
     cells = parameterize_notebook(notebook, given).cells if given else notebook.cells
-    tagged = [cell.source for cell in cells if {"parameters", "injected-parameters"} & set(cell.metadata.get("tags", []))]
+    tagged = [
+        cell.source
+        for cell in cells
+        if {"parameters", "injected-parameters"} & set(cell.metadata.get("tags", []))
+    ]
     namespace = {"In": ["", *tagged, *rerun]}
     for source in namespace["In"]:
         exec(source, namespace)
     return namespace
 
 
-CLASSES = {"20_train_critic": "critic", "30_decode": "decode", "60_judge": "judge"}  # the others: "output"
+CLASSES = {
+    "20_train_critic": "critic",
+    "30_decode": "decode",
+    "60_judge": "judge",
+}  # the others: "output"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
 def test_a_params_file_comes_through_papermill_as_it_is(path):
-    """Bug: a limit of a dozen prompts of the notebook's own sample in a run of a file that sets none."""
+    """Bug: a limit of a dozen prompts of the notebook's own sample in a run of a file that sets
+    none.
+    """
     name = KINDS[kind(path)]
     files = ParamFiles(path.parent.name, base=ROOT / "params")
     given = files.read(path) if kind(path) in OUTPUT else next(files.points(path))[1]
-    sample = {"limit", "hardest", "split", "probe_fail_open", "workers", "pattern", "n_rollouts", "test_limit"}
+    sample = {
+        "limit",
+        "hardest",
+        "split",
+        "probe_fail_open",
+        "workers",
+        "pattern",
+        "n_rollouts",
+        "test_limit",
+    }
     for left_out in (set(), sample):
         kept = {key: value for key, value in given.items() if key not in left_out}
         known = notebook_params(CLASSES.get(name, "output"), told(name, kept))
@@ -126,11 +163,14 @@ def test_a_params_file_comes_through_papermill_as_it_is(path):
     ],
 )
 def test_single_settings_ask_for_a_whole_params_file(name, single, missing):
-    """Bug: `-p seed 1` alone decoded the sample of continuous integration with another seed, into its folder."""
+    """Bug: `-p seed 1` alone decoded the sample of continuous integration with another seed, into
+    its folder.
+    """
     with pytest.raises(ParameterError) as caught:
         notebook_params(CLASSES.get(name, "output"), told(name, single))
     assert str(caught.value) == (
-        f"parameter {missing} is missing; it has no default, so give it a value: papermill takes a whole params file with -f, and "
+        f"parameter {missing} is missing; it has no default, so give it a value: papermill "
+        f"takes a whole params file with -f, and "
         "single settings that change it with -p"
     )
 
@@ -138,21 +178,38 @@ def test_single_settings_ask_for_a_whole_params_file(name, single, missing):
 def test_teaching_notebooks_take_single_settings():
     """Bug: a lecture's `-p seed 5` that asks for all the rest."""
     assert notebook_params("start", told("00_start_here", {"seed": 5})).seed == 5
-    assert notebook_params("theory", told("10_theory", {"gamma": 0.5})) == TheoryParams(seed=4, gamma=0.5)
-    assert notebook_params("audit", told("70_paper_audit", {"largest_n": 2000})) == AuditParams(largest_n=2000)
+    assert notebook_params("theory", told("10_theory", {"gamma": 0.5})) == TheoryParams(
+        seed=4, gamma=0.5
+    )
+    assert notebook_params("audit", told("70_paper_audit", {"largest_n": 2000})) == AuditParams(
+        largest_n=2000
+    )
 
 
 def test_by_hand_the_cell_that_ran_last_counts():
-    """Bug: an own cell that is edited and run again taken for papermill's, or a misspelt line that haunts until the kernel ends."""
+    """Bug: an own cell that is edited and run again taken for papermill's, or a misspelt line that
+    haunts until the kernel ends.
+    """
     own = parameters(read("30_decode")).source
     sample = notebook_params("decode", told("30_decode", {}))
     edited = own.replace("limit = 12", "limit = 3").replace("seed = 0\n", "seed = 7\n")
-    assert notebook_params("decode", told("30_decode", {}, own, edited)) == replace(sample, limit=3, seed=7)
+    assert notebook_params("decode", told("30_decode", {}, own, edited)) == replace(
+        sample, limit=3, seed=7
+    )
     with pytest.raises(ParameterError, match="unknown parameter 'limt'; did you mean 'limit'"):
         notebook_params("decode", told("30_decode", {}, own.replace("limit = 12", "limt = 3")))
     mended = told("30_decode", {}, own.replace("limit = 12", "limt = 3"), edited)
     assert notebook_params("decode", mended) == replace(sample, limit=3, seed=7)
-    given = {"profile": "mine", "run": "x", "policy": "smollm2-raw", "methods": ["base"], "prompts": "mild", "budget": 0.5}
-    executed = told("30_decode", given)  # what papermill left, opened again: first as it is, then with its own cell run anew
+    given = {
+        "profile": "mine",
+        "run": "x",
+        "policy": "smollm2-raw",
+        "methods": ["base"],
+        "prompts": "mild",
+        "budget": 0.5,
+    }
+    executed = told(
+        "30_decode", given
+    )  # what papermill left, opened again: first as it is, then with its own cell run anew
     assert notebook_params("decode", executed) == DecodeParams(**given)
     assert notebook_params("decode", told("30_decode", given, own)) == sample

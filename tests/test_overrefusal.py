@@ -18,7 +18,14 @@ def cell(method, statuses, rewards=None, **fields):
     """Return records of a method; statuses by initial."""
     rewards = rewards or [0.5] * len(statuses)
     return pd.DataFrame(
-        synthetic.record(method=method, prompts="benign", prompt_id=f"p{k}", status=STATUSES[status], reward=reward, **fields)
+        synthetic.record(
+            method=method,
+            prompts="benign",
+            prompt_id=f"p{k}",
+            status=STATUSES[status],
+            reward=reward,
+            **fields,
+        )
         for k, (status, reward) in enumerate(zip(statuses, rewards, strict=True))
     )
 
@@ -32,9 +39,16 @@ def rows(*cells):
 
 
 def test_abstentions_by_hand():
-    """Guards against a rate of safe answers in place of refusals, a Wilson interval, and prompts that base failed too."""
+    """Guards against a rate of safe answers in place of refusals, a Wilson interval, and prompts
+    that base failed too.
+    """
     base, ours = rows(BASE, OURS).itertuples(index=False)
-    assert (ours.n_prompts, ours.abstained, ours.abstention_rate, ours.abstained_base_safe) == (8, 3, 3 / 8, 2)
+    assert (ours.n_prompts, ours.abstained, ours.abstention_rate, ours.abstained_base_safe) == (
+        8,
+        3,
+        3 / 8,
+        2,
+    )
     low, high = stats.beta.ppf([0.025, 0.975], [3, 4], [6, 5])
     assert (ours.abstention_low, ours.abstention_high) == (pytest.approx(low), pytest.approx(high))
     assert (base.abstained, base.abstention_rate, base.abstention_low) == (0, 0, 0)
@@ -42,12 +56,16 @@ def test_abstentions_by_hand():
 
 
 def test_rewards_are_compared_where_both_answered():
-    """Guards against the reward of a refusal entering the difference, and base being compared with itself."""
+    """Guards against the reward of a refusal entering the difference, and base being compared with
+    itself.
+    """
     base, ours = rows(BASE, OURS).itertuples(index=False)
     assert (ours.n_answered, ours.reward_difference) == (5, pytest.approx(0.2))
     assert ours.reward_p == metrics.sign_flip([0.25, 0, 0.5, 0, 0.25])
     assert (ours.reward_low, ours.reward_high) == metrics.bootstrap_mean([0.25, 0, 0.5, 0, 0.25])
-    assert base.n_answered is pd.NA and all(map(math.isnan, (base.reward_difference, base.reward_p, base.reward_p_holm)))
+    assert base.n_answered is pd.NA and all(
+        map(math.isnan, (base.reward_difference, base.reward_p, base.reward_p_holm))
+    )
 
 
 def test_holm_spans_the_table():
@@ -65,14 +83,20 @@ def test_the_table_is_ready_to_be_written(tmp_path):
     records = pd.concat([BASE, OURS], ignore_index=True)
     table = over_refusal(records)
     assert list(table.columns) == COLUMNS
-    shuffled = over_refusal(records.sample(frac=1, random_state=1)).sort_values("method", ignore_index=True)
+    shuffled = over_refusal(records.sample(frac=1, random_state=1)).sort_values(
+        "method", ignore_index=True
+    )
     pd.testing.assert_frame_equal(table, shuffled, check_exact=True)
-    csv, markdown, *_ = (path.read_text() for path in tables.write(table, tmp_path / "over_refusal", {}))
+    csv, markdown, *_ = (
+        path.read_text() for path in tables.write(table, tmp_path / "over_refusal", {})
+    )
     assert ",2,5,0.2" in csv and "| n/a |" in markdown
 
 
 def test_what_cannot_be_compared_is_refused():
-    """Guards against refusals on tempting prompts counted as over-refusal beside benign ones, and a missing reference."""
+    """Guards against refusals on tempting prompts counted as over-refusal beside benign ones, and a
+    missing reference.
+    """
     with pytest.raises(ParameterError, match="policy smollm2-raw has no records of 'base'"):
         rows(OURS)
     with pytest.raises(ParameterError, match="prompts takes the values benign, rtp"):

@@ -38,13 +38,19 @@ def test_arrows_go_from_frame_to_frame():
     for (start, end), (points, _, _) in overview.ARROWS.items():
         for name, (x, y) in ((start, points[0]), (end, points[-1])):
             left, bottom, width, height = overview.FRAMES[name][0]
-            beside = min(abs(x - left), abs(x - left - width)) < 1e-6 and bottom <= y <= bottom + height
-            below = min(abs(y - bottom), abs(y - bottom - height)) < 1e-6 and left <= x <= left + width
+            beside = (
+                min(abs(x - left), abs(x - left - width)) < 1e-6 and bottom <= y <= bottom + height
+            )
+            below = (
+                min(abs(y - bottom), abs(y - bottom - height)) < 1e-6 and left <= x <= left + width
+            )
             assert beside or below, (start, end)
 
 
 def test_everything_can_be_read(fig):
-    """Bug: words on words, words that leave their frame or the page, an arrow through words, letters that are too small."""
+    """Bug: words on words, words that leave their frame or the page, an arrow through words,
+    letters that are too small.
+    """
     found = boxes(fig)
     assert len(found) >= 20 and hidden(found) == [] and outside(fig, found) == []
     words = {frame[2]: name for name, frame in overview.FRAMES.items()}
@@ -52,14 +58,23 @@ def test_everything_can_be_read(fig):
     for text, box in found:
         if text in words:
             frame = frames(fig)[words[text]]
-            assert frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1, text
+            assert (
+                frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
+            ), text
     to_pixels = fig.axes[0].transData.transform
     for points, _, _ in overview.ARROWS.values():
         for a, b in itertools.pairwise(to_pixels(points)):
-            way = Bbox([[min(a[0], b[0]) - 1, min(a[1], b[1]) - 1], [max(a[0], b[0]) + 1, max(a[1], b[1]) + 1]])
+            way = Bbox(
+                [
+                    [min(a[0], b[0]) - 1, min(a[1], b[1]) - 1],
+                    [max(a[0], b[0]) + 1, max(a[1], b[1]) + 1],
+                ]
+            )
             assert not [text for text, box in found if way.overlaps(box)]
     assert min(text.get_size() for text in fig.findobj(Text) if text.get_text()) >= 11
-    assert sum(isinstance(patch, FancyArrowPatch) for patch in fig.axes[0].patches) == len(overview.ARROWS)
+    assert sum(isinstance(patch, FancyArrowPatch) for patch in fig.axes[0].patches) == len(
+        overview.ARROWS
+    )
 
 
 def test_what_is_kept_is_safe_and_colour_is_not_alone(fig):

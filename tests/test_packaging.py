@@ -1,4 +1,6 @@
-"""Tests of what stands around the code: dependencies in two files, params, the Snakefile, the README."""
+"""Tests of what stands around the code: dependencies in two files, params, the Snakefile, the
+README.
+"""
 
 import re
 import subprocess
@@ -24,29 +26,47 @@ CONDA_NAMES = {"torch": "pytorch"}
 
 
 def requirements(without=()):
-    extras = [group for name, group in PROJECT["optional-dependencies"].items() if name not in without]
+    extras = [
+        group for name, group in PROJECT["optional-dependencies"].items() if name not in without
+    ]
     return [Requirement(text) for group in (PROJECT["dependencies"], *extras) for text in group]
 
 
 def test_environment_yml_agrees_with_pyproject():
-    """Guards conda users against a dependency that was added or bounded in one file only. (No conda solve is tried.)"""
+    """Guards conda users against a dependency that was added or bounded in one file only. (No conda
+    solve is tried.)
+    """
     content = yaml.safe_load((ROOT / "environment.yml").read_text())
     environment = content["dependencies"]
-    named = [d.rpartition("::") for d in environment if isinstance(d, str)]  # channel::package, or the package alone
+    named = [
+        d.rpartition("::") for d in environment if isinstance(d, str)
+    ]  # channel::package, or the package alone
     conda = {Requirement(package).name: Requirement(package).specifier for _, _, package in named}
-    expected = {CONDA_NAMES.get(r.name, r.name): r.specifier for r in requirements(without=["bench"])}  # not on conda-forge
+    expected = {
+        CONDA_NAMES.get(r.name, r.name): r.specifier for r in requirements(without=["bench"])
+    }  # not on conda-forge
     assert conda.pop("python") == Requirement("python" + PROJECT["requires-python"]).specifier
     assert not conda.pop("pip")
     assert conda == expected
     assert [d for d in environment if isinstance(d, dict)] == [{"pip": ["-e ."]}]
     assert content["channels"] == ["conda-forge", "bioconda"]
-    assert [d for d in named if d[0]] == [("bioconda", "::", "snakemake>=9.0")]  # all else is on conda-forge, this is not
+    assert [d for d in named if d[0]] == [
+        ("bioconda", "::", "snakemake>=9.0")
+    ]  # all else is on conda-forge, this is not
 
 
 def test_constraints_pin_every_dependency_inside_its_bounds():
-    """Guards the tested versions: a pin outside the bounds makes the install fail, a missing one lets it drift."""
-    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
-    pins = {Requirement(line).name.lower(): next(iter(Requirement(line).specifier)) for line in lines}
+    """Guards the tested versions: a pin outside the bounds makes the install fail, a missing one
+    lets it drift.
+    """
+    lines = [
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    pins = {
+        Requirement(line).name.lower(): next(iter(Requirement(line).specifier)) for line in lines
+    }
     assert all(pin.operator == "==" for pin in pins.values())
     for requirement in requirements():
         assert pins[requirement.name.lower()].version in requirement.specifier
@@ -69,7 +89,9 @@ def points(path):
         yield from_mapping(DecodeParams, given)
 
 
-DECODED = sorted(path for kind in ("decode", "examples") for path in (ROOT / "params").glob(f"*/{kind}-*.yaml"))
+DECODED = sorted(
+    path for kind in ("decode", "examples") for path in (ROOT / "params").glob(f"*/{kind}-*.yaml")
+)
 
 
 @pytest.mark.parametrize("path", DECODED, ids=lambda p: f"{p.parent.name}/{p.stem}")
@@ -78,55 +100,118 @@ def test_every_params_file_is_valid_and_named_after_its_run(path):
         assert params.profile == path.parent.name and params.run.startswith(path.stem)
         if params.critic:  # named in the params file of the notebook that trains it
             _, profile, _, run, name = Path(params.critic).parts
-            trained = from_mapping(CriticParams, yaml.safe_load((ROOT / f"params/{profile}/critic-{run}.yaml").read_text()))
+            trained = from_mapping(
+                CriticParams,
+                yaml.safe_load((ROOT / f"params/{profile}/critic-{run}.yaml").read_text()),
+            )
             assert name in trained.critics and trained.policy == params.policy
 
 
 def test_hex_phi_is_decoded_with_the_networks_of_hh_rlhf():
-    """Guards the paper's setting: "we use a value network trained on HH-RLHF"; HEx-PHI has no training part of its own."""
-    decoded = [params for path in (ROOT / "params/paper").glob("decode-*.yaml") for params in points(path)]
-    asked = [folder for p in decoded if p.prompts == "hex-phi" for folder in (p.critic, p.value) if folder]
+    """Guards the paper's setting: "we use a value network trained on HH-RLHF"; HEx-PHI has no
+    training part of its own.
+    """
+    decoded = [
+        params for path in (ROOT / "params/paper").glob("decode-*.yaml") for params in points(path)
+    ]
+    asked = [
+        folder
+        for p in decoded
+        if p.prompts == "hex-phi"
+        for folder in (p.critic, p.value)
+        if folder
+    ]
     assert asked == ["runs/paper/critics/vicuna-hh/terminal", "runs/paper/critics/vicuna-hh/value"]
-    assert yaml.safe_load((ROOT / "params/paper/critic-vicuna-hh.yaml").read_text())["prompts"] == "hh-rlhf"
+    assert (
+        yaml.safe_load((ROOT / "params/paper/critic-vicuna-hh.yaml").read_text())["prompts"]
+        == "hh-rlhf"
+    )
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/critic-*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "params").glob("*/critic-*.yaml")),
+    ids=lambda p: f"{p.parent.name}/{p.stem}",
+)
 def test_every_critic_file_is_valid_and_named_after_its_run(path):
     params = from_mapping(CriticParams, yaml.safe_load(path.read_text()))
     assert (params.profile, f"critic-{params.run}") == (path.parent.name, path.stem)
 
 
 def test_the_embedded_profile_holds_both_policies_and_all_methods():
-    small = [params for path in (ROOT / "params/small").glob("decode-*.yaml") for params in points(path)]
+    small = [
+        params for path in (ROOT / "params/small").glob("decode-*.yaml") for params in points(path)
+    ]
     assert {p.policy for p in small} == {"smollm2-raw", "smollm2-chat"}
     for policy in {p.policy for p in small}:
         assert {m for p in small if p.policy == policy for m in p.methods} == set(METHODS)
-    assert all(p.limit >= (12 if p.value else 48) and p.split == "test" for p in small)  # token by token: a stated part
+    assert all(
+        p.limit >= (12 if p.value else 48) and p.split == "test" for p in small
+    )  # token by token: a stated part
 
 
 def test_the_snakefile_plans_every_run_and_shard(tmp_path):
-    """Guards the orchestrator: a dry run lists one job per run and shard, no more than it has groups, then tables and figures."""
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "rules", "--cores", "2", "--directory", str(tmp_path)]
+    """Guards the orchestrator: a dry run lists one job per run and shard, no more than it has
+    groups, then tables and figures.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--dry-run",
+        "--quiet",
+        "rules",
+        "--cores",
+        "2",
+        "--directory",
+        str(tmp_path),
+    ]
     (tmp_path / "params").symlink_to(ROOT / "params")
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
     run = subprocess.run(
-        [*command, "--snakefile", str(ROOT / "Snakefile"), "--config", "profile=small", "shards=3"], capture_output=True, text=True
+        [*command, "--snakefile", str(ROOT / "Snakefile"), "--config", "profile=small", "shards=3"],
+        capture_output=True,
+        text=True,
     )
     counts = dict(re.findall(r"^(\w+) +(\d+)$", run.stdout + run.stderr, re.M))
     assert run.returncode == 0, run.stderr
     assert counts == {
-        "all": "1", "teach": "3", "critic": "2", "decode": "28", "judge": "1", "tables": "1", "figures": "1", "total": "37",
-    }  # fmt: skip
+        "all": "1",
+        "teach": "3",
+        "critic": "2",
+        "decode": "28",
+        "judge": "1",
+        "tables": "1",
+        "figures": "1",
+        "total": "37",
+    }
 
 
 @pytest.mark.parametrize(("kept", "planned"), [("decode-*", "decode"), ("critic-*", "critic")])
 def test_a_profile_needs_no_critic_and_a_critic_no_decoding(tmp_path, kept, planned):
     """Guards profiles of one's own: only what they have is planned."""
     (tmp_path / "params/mine").mkdir(parents=True)
-    for path in [*(ROOT / "params/ci").glob(f"{kept}raw.yaml"), ROOT / "params/ci/tables.yaml", ROOT / "params/ci/figures.yaml"]:
-        (tmp_path / "params/mine" / path.name).write_text(path.read_text().replace("profile: ci", "profile: mine"))
+    for path in [
+        *(ROOT / "params/ci").glob(f"{kept}raw.yaml"),
+        ROOT / "params/ci/tables.yaml",
+        ROOT / "params/ci/figures.yaml",
+    ]:
+        (tmp_path / "params/mine" / path.name).write_text(
+            path.read_text().replace("profile: ci", "profile: mine")
+        )
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
-    command = [sys.executable, "-m", "snakemake", "--dry-run", "--quiet", "rules", "--cores", "2", "--directory", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--dry-run",
+        "--quiet",
+        "rules",
+        "--cores",
+        "2",
+        "--directory",
+        str(tmp_path),
+    ]
     command += ["--snakefile", str(ROOT / "Snakefile"), "--config", "profile=mine"]
     run = subprocess.run(command, capture_output=True, text=True)
     counts = dict(re.findall(r"^(\w+) +(\d+)$", run.stdout + run.stderr, re.M))
@@ -143,14 +228,25 @@ def test_a_name_that_a_shell_would_run_starts_nothing(tmp_path):
     (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
     command = [sys.executable, "-m", "snakemake", "--cores", "1", "--directory", str(tmp_path)]
     run = subprocess.run(
-        [*command, "--snakefile", str(ROOT / "Snakefile"), "--config", "profile=mine"], capture_output=True, text=True
+        [*command, "--snakefile", str(ROOT / "Snakefile"), "--config", "profile=mine"],
+        capture_output=True,
+        text=True,
     )
-    assert run.returncode and "decode-raw.yaml is 'decode-$(touch X)', which cannot name a folder" in run.stdout + run.stderr
+    assert (
+        run.returncode
+        and "decode-raw.yaml is 'decode-$(touch X)', which cannot name a folder"
+        in run.stdout + run.stderr
+    )
     assert {path.name for path in tmp_path.iterdir()} <= {"params", "notebooks", ".snakemake"}
 
 
 @pytest.mark.parametrize(
-    ("marker", "table"), [("main-table", "main"), ("critic-search", "ablation_critic_search"), ("bench", "bench_ratios")]
+    ("marker", "table"),
+    [
+        ("main-table", "main"),
+        ("critic-search", "ablation_critic_search"),
+        ("bench", "bench_ratios"),
+    ],
 )
 def test_the_readme_shows_the_committed_tables(marker, table):
     """Guards against numbers typed by hand: `make readme` writes them."""
@@ -168,7 +264,16 @@ def declared(tmp_path_factory) -> set[str]:
     folder = tmp_path_factory.mktemp("walk")
     (folder / "params").symlink_to(ROOT / "params")
     (folder / "notebooks").symlink_to(ROOT / "notebooks")
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--summary", "--directory", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--cores",
+        "1",
+        "--summary",
+        "--directory",
+        str(folder),
+    ]
     command += ["--snakefile", str(ROOT / "Snakefile"), "--config", "profile=small"]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
@@ -177,7 +282,9 @@ def declared(tmp_path_factory) -> set[str]:
 
 def committed(*patterns) -> set[str]:
     """Files of the repository by pattern; skip where there is none."""
-    found = subprocess.run(["git", "-C", str(ROOT), "ls-files", *patterns], capture_output=True, text=True)
+    found = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", *patterns], capture_output=True, text=True
+    )
     if found.returncode:
         pytest.skip("this is no git repository, so nothing says which files are committed")
     return set(found.stdout.splitlines())
@@ -191,7 +298,9 @@ def test_the_readme_lists_what_the_walk_leaves(declared):
         *(f"paper_{name}" for name in swept.TABLES),
     }  # behind notebook 60's manifest; of notebook 45
     expected = {f"figures/{name}.{end}" for name in FIGURES for end in ("png", "pdf")}
-    expected |= {f"figures/tables/{name}.{end}" for name in TABLES for end in ("csv", "md", "tex", "json")}
+    expected |= {
+        f"figures/tables/{name}.{end}" for name in TABLES for end in ("csv", "md", "tex", "json")
+    }
     assert declared == {name for name in expected if Path(name).stem not in apart}
     assert figure_list().strip() in (ROOT / "README.md").read_text()
 
@@ -209,6 +318,8 @@ def test_what_the_walk_leaves_is_committed(declared):
 
 
 def test_the_readme_lists_the_pictures_of_the_ablations():
-    """Bug: pictures in the repository that no page shows, without a word for those who do not see them."""
+    """Bug: pictures in the repository that no page shows, without a word for those who do not see
+    them.
+    """
     assert committed("figures/ablation_*.png") == {f"figures/{name}.png" for name in ABLATIONS}
     assert ablation_list().strip() in (ROOT / "README.md").read_text()

@@ -1,4 +1,6 @@
-"""Tests of weights laid out for the processor: the same products, never stale, and no trace left on the model."""
+"""Tests of weights laid out for the processor: the same products, never stale, and no trace left on
+the model.
+"""
 
 from unittest import mock
 
@@ -50,7 +52,9 @@ def test_a_layer_with_a_bias_adds_it():
 
 
 def test_weights_changed_between_searches_are_seen():
-    """Guards against a copy that outlives its search: the reference policy would be the one before the last training step."""
+    """Guards against a copy that outlives its search: the reference policy would be the one before
+    the last training step.
+    """
     model = tiny("llama")
     with packed(model):
         before = logits(model)
@@ -85,7 +89,9 @@ def test_the_model_is_as_it_was_afterwards():
 
 
 def test_a_layer_with_a_forward_of_its_own_keeps_it():
-    """Guards models whose layers were wrapped (offloading, adapters): their weights may not be where they seem."""
+    """Guards models whose layers were wrapped (offloading, adapters): their weights may not be
+    where they seem.
+    """
     layer = nn.Linear(2, 2)
     layer.forward = lambda x: x + 1
     with packed(layer), products_of(layer):
@@ -94,7 +100,9 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it():
 
 
 def test_copies_that_do_not_fit_are_not_made(monkeypatch, caplog):
-    """Guards the machine's memory; the rule must not look at what is free, or a resumed run would sum in another order."""
+    """Guards the machine's memory; the rule must not look at what is free, or a resumed run would
+    sum in another order.
+    """
     model = tiny("llama")
     size = sum(m.weight.nbytes for m in model.modules() if type(m) is nn.Linear)
     monkeypatch.setattr(module, "installed_bytes", lambda: 4 * size - 4)
@@ -113,7 +121,9 @@ def test_the_bytes_planned_for_are_those_of_the_copies():
 
 
 def test_copies_of_one_model_are_freed_when_those_of_the_next_cannot_be_made(monkeypatch):
-    """Guards against weights of an earlier search: memory ran out, the search was tried again, and the copies stayed."""
+    """Guards against weights of an earlier search: memory ran out, the search was tried again, and
+    the copies stayed.
+    """
     models = [tiny("llama"), tiny("llama")]
     layers = module._layers
 
@@ -128,9 +138,14 @@ def test_copies_of_one_model_are_freed_when_those_of_the_next_cannot_be_made(mon
     assert not any(model in module._PACKED for model in models)
 
 
-@pytest.mark.parametrize("broken", [mock.Mock(side_effect=RuntimeError("no kernel")), lambda weight, bias: lambda x: x[:, :5]])
+@pytest.mark.parametrize(
+    "broken",
+    [mock.Mock(side_effect=RuntimeError("no kernel")), lambda weight, bias: lambda x: x[:, :5]],
+)
 def test_a_build_without_the_product_does_without(monkeypatch, broken):
-    """Guards other builds of torch: an operator that is missing, or that means something else, must not decide a token."""
+    """Guards other builds of torch: an operator that is missing, or that means something else, must
+    not decide a token.
+    """
     monkeypatch.setattr(module, "_product", broken)
     module._multiplies.cache_clear()
     try:

@@ -1,4 +1,6 @@
-"""Tests of the paper's printed tables: counts of rows, names, settings, and digits that must survive."""
+"""Tests of the paper's printed tables: counts of rows, names, settings, and digits that must
+survive.
+"""
 
 import re
 
@@ -53,12 +55,17 @@ def test_every_row_has_names_that_exist_here(table):
 
 
 def test_the_families_of_the_table_of_hyperparameters_are_those_of_the_methods():
-    assert all(any(m.startswith(family) for m in METHODS) for family in paper.printed("hyperparameters")["family"])
+    assert all(
+        any(m.startswith(family) for m in METHODS)
+        for family in paper.printed("hyperparameters")["family"]
+    )
 
 
 @pytest.mark.parametrize("table", COMPARED)
 def test_a_setting_is_there_where_it_applies_and_nowhere_else(table):
-    """Bug: a multiplier at a method that has none, or a block size at Best-of-N, whose answers here are one block."""
+    """Bug: a multiplier at a method that has none, or a block size at Best-of-N, whose answers here
+    are one block.
+    """
     for row in paper.printed(table).itertuples():
         swept = "lagrangian" in row.method
         assert swept or pd.isna(row.lagrange_multiplier)
@@ -71,18 +78,48 @@ def test_a_setting_is_there_where_it_applies_and_nowhere_else(table):
 def test_cells_are_those_of_the_print():
     """Guards the columns: one row of each kind, read off the page."""
     critic = cell("main_alpaca_beaver", policy="alpaca-7b", method="inferenceguard-critic")
-    assert (critic["reward_mean"], critic["reward_std"], critic["safety_rate"], critic["seconds"]) == (6.5, 2.5, 0.9446, 15.07)
-    assert (critic["n_samples"], critic["block_size"], critic["keep"], critic["tex_line"]) == (128, 32, 32, 810)
-    greedy = cell("lambda_vicuna", prompts="hex-phi", method="best-of-n-lagrangian", n_samples=64, lagrange_multiplier=0)
-    assert (greedy["reward_mean"], greedy["safety_printed"], greedy["printed_as"]) == (6.97, "34.33", "Best-of-N Lag. N=64")
-    freq = cell("lambda_alpaca_beaver", method="beam-lagrangian-freq", n_samples=256, lagrange_multiplier=10)
+    assert (
+        critic["reward_mean"],
+        critic["reward_std"],
+        critic["safety_rate"],
+        critic["seconds"],
+    ) == (6.5, 2.5, 0.9446, 15.07)
+    assert (critic["n_samples"], critic["block_size"], critic["keep"], critic["tex_line"]) == (
+        128,
+        32,
+        32,
+        810,
+    )
+    greedy = cell(
+        "lambda_vicuna",
+        prompts="hex-phi",
+        method="best-of-n-lagrangian",
+        n_samples=64,
+        lagrange_multiplier=0,
+    )
+    assert (greedy["reward_mean"], greedy["safety_printed"], greedy["printed_as"]) == (
+        6.97,
+        "34.33",
+        "Best-of-N Lag. N=64",
+    )
+    freq = cell(
+        "lambda_alpaca_beaver", method="beam-lagrangian-freq", n_samples=256, lagrange_multiplier=10
+    )
     assert (freq["safety_printed"], freq["keep"]) == ("52.25", 64)
     wide = cell("ndk", n_samples=256, block_size=64, keep=64)
     assert (wide["cost_mean"], wide["safety_rate"], wide["reward_mean"]) == (-1.05, 0.9934, 5.92)
     judged = cell("win_rates", method="best-of-n-lagrangian")
-    assert (judged["n_samples"], judged["lagrange_multiplier"], judged["harmlessness_rate"]) == (500, 5, 0.606)
+    assert (judged["n_samples"], judged["lagrange_multiplier"], judged["harmlessness_rate"]) == (
+        500,
+        5,
+        0.606,
+    )
     timed = cell("latency", method="inferenceguard", n_samples=64)
-    assert (timed["generation_seconds"], timed["scoring_seconds"], timed["seconds"]) == (2.85, 1.2, 4.05)
+    assert (timed["generation_seconds"], timed["scoring_seconds"], timed["seconds"]) == (
+        2.85,
+        1.2,
+        4.05,
+    )
     listed = cell("hyperparameters", family="inferenceguard")
     assert (listed["n_samples"], listed["rounds"], listed["keep"]) == ("64 128 512", "2", "N/4")
     assert cell("critic_hyperparameters", setting="lr")["value"] == 1e-5
@@ -103,7 +140,8 @@ def test_the_parts_of_the_latency_add_up():
 
 def test_an_unknown_table_is_one_clear_sentence():
     with pytest.raises(
-        ParameterError, match="unknown table of the paper 'main_lama'; did you mean 'main_llama'\\? allowed: critic"
+        ParameterError,
+        match="unknown table of the paper 'main_lama'; did you mean 'main_llama'\\? allowed: critic",
     ):
         paper.printed("main_lama")
 

@@ -1,4 +1,6 @@
-"""The printed tables beside ours: verdicts by hand, which run stands in which row, and tables that compile."""
+"""The printed tables beside ours: verdicts by hand, which run stands in which row, and tables that
+compile.
+"""
 
 import json
 import math
@@ -44,23 +46,41 @@ OURS = ALPACA | {"method": "inferenceguard", "n_samples": 128, "keep": 32, "bloc
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    """statsmodels collects garbage in every Holm correction, which takes most of the time of a test here."""
+    """statsmodels collects garbage in every Holm correction, which takes most of the time of a test
+    here.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gc.collect", lambda *_: 0)
         yield
 
 
 def cell(safe, n, reward=7.08, spread=2.49, run="decode-main-alpaca-pku", **fields):
-    """Lines of one run, `safe` of them safe, whose rewards lie one printed deviation below and above a mean."""
+    """Lines of one run, `safe` of them safe, whose rewards lie one printed deviation below and
+    above a mean.
+    """
     lines = [
         synthetic.record(
-            **{"prompt_id": f"p{k:04d}", "prompt": f"What is {k}?", "reward": reward + spread * (-1) ** k, "max_new_tokens": 128}
-            | {"status": "verified_safe" if k < safe else "unverified_unsafe", "lagrange_multiplier": 5.0}
+            **{
+                "prompt_id": f"p{k:04d}",
+                "prompt": f"What is {k}?",
+                "reward": reward + spread * (-1) ** k,
+                "max_new_tokens": 128,
+            }
+            | {
+                "status": "verified_safe" if k < safe else "unverified_unsafe",
+                "lagrange_multiplier": 5.0,
+            }
             | fields
         )
         for k in range(n)
     ]
-    more = {"run": run, "critic_control": "none", "group_size": 8, "value_steps": 30, "value_step_size": 0.5}
+    more = {
+        "run": run,
+        "critic_control": "none",
+        "group_size": 8,
+        "value_steps": 30,
+        "value_step_size": 0.5,
+    }
     return pd.DataFrame(lines).assign(**more)
 
 
@@ -73,25 +93,39 @@ def row_of(table, **about):
 
 
 def of_ours(lines, table="main_alpaca_beaver"):
-    return row_of(compared(table, lines), policy="alpaca-7b", method="inferenceguard", n_samples=128)
+    return row_of(
+        compared(table, lines), policy="alpaca-7b", method="inferenceguard", n_samples=128
+    )
 
 
-# --- verdicts -------------------------------------------------------------------------------------------------------
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def main():
     """Three rows were run: as printed, otherwise, and on so few prompts that nothing follows."""
     base, beam = {"method": "base", "n_samples": 1}, OURS | {"method": "beam-augmented"}
-    parts = [cell(669, N, **OURS), cell(300, N, reward=7.0, spread=1.5, **ALPACA | base), cell(5, 8, 8.29, 2.02, **beam)]
+    parts = [
+        cell(669, N, **OURS),
+        cell(300, N, reward=7.0, spread=1.5, **ALPACA | base),
+        cell(5, 8, 8.29, 2.02, **beam),
+    ]
     return compared("main_alpaca_beaver", pd.concat(parts))
 
 
 def test_a_row_that_was_repeated_agrees(main):
-    """88.14 % of 759 are 669 and the mean is the printed one. Bug: a verdict that nothing can reach."""
+    """88.14 % of 759 are 669 and the mean is the printed one. Bug: a verdict that nothing can
+    reach.
+    """
     row = row_of(main, policy="alpaca-7b", method="inferenceguard")
-    assert (row["run"], row["safety_n"], row["safety_paper"]) == ("decode-main-alpaca-pku", N, 0.8814)
-    assert (row["safety_ours"], row["safety_low"], row["safety_high"]) == pytest.approx((669 / N, *metrics.wilson(669, N)))
+    assert (row["run"], row["safety_n"], row["safety_paper"]) == (
+        "decode-main-alpaca-pku",
+        N,
+        0.8814,
+    )
+    assert (row["safety_ours"], row["safety_low"], row["safety_high"]) == pytest.approx(
+        (669 / N, *metrics.wilson(669, N))
+    )
     assert row["reward_ours"] == pytest.approx(7.08, abs=0.004)
     assert row["safety_verdict"] == row["reward_verdict"] == AGREES
     assert -RATE < row["safety_gap_low"] < 0 < row["safety_gap_high"] < RATE
@@ -105,7 +139,9 @@ def test_a_row_that_came_out_otherwise_differs(main):
 
 
 def test_eight_prompts_settle_nothing(main):
-    """5 of 8 against 58.89 %: no difference is resolved. Bug: "agrees" because a wide interval holds 0."""
+    """5 of 8 against 58.89 %: no difference is resolved. Bug: "agrees" because a wide interval
+    holds 0.
+    """
     row = row_of(main, policy="alpaca-7b", method="beam-augmented")
     assert row["safety_gap_low"] < -0.2 < 0.2 < row["safety_gap_high"]
     assert row["safety_verdict"] == row["reward_verdict"] == UNRESOLVED
@@ -115,7 +151,9 @@ def test_all_other_rows_are_not_run(main):
     """Bug: a row left out, or an empty one that agrees."""
     rest = main[main["run"] == NOT_RUN]
     assert len(main) == 24 and len(rest) == 21
-    assert set(rest[["safety_verdict", "reward_verdict", "seconds_verdict"]].to_numpy().ravel()) == {NOT_RUN}
+    assert set(
+        rest[["safety_verdict", "reward_verdict", "seconds_verdict"]].to_numpy().ravel()
+    ) == {NOT_RUN}
     assert rest[["safety_ours", "reward_ours", "safety_p"]].isna().all(axis=None)
     assert rest["safety_paper"].notna().all() and not rest["safety_n"].any()
 
@@ -137,9 +175,15 @@ def test_the_rules_of_verdicts(p, low, high, expected):
 
 
 def test_p_values_are_adjusted_over_all_numbers_of_a_table():
-    """Three of seven p values by hand. Bug: Holm within a column, or none, which calls chance a difference."""
-    safer = cell(648, N, **OURS | {"generate_s": 13.0, "score_s": 3.25})  # 85.4 % against 88.1 %: p .13
-    base = cell(190, N, 6.15, 1.51, **ALPACA | {"method": "base", "generate_s": 0.5, "score_s": 0.2})  # 25 against 29.5 %
+    """Three of seven p values by hand. Bug: Holm within a column, or none, which calls chance a
+    difference.
+    """
+    safer = cell(
+        648, N, **OURS | {"generate_s": 13.0, "score_s": 3.25}
+    )  # 85.4 % against 88.1 %: p .13
+    base = cell(
+        190, N, 6.15, 1.51, **ALPACA | {"method": "base", "generate_s": 0.5, "score_s": 0.2}
+    )  # 25 against 29.5 %
     for lines in (safer, base):
         lines["generate_s"] += np.arange(N) / 1000  # seconds that vary
     table = compared("main_alpaca_beaver", pd.concat([safer, base]))
@@ -147,10 +191,14 @@ def test_p_values_are_adjusted_over_all_numbers_of_a_table():
     for lines, theirs, spread in ((safer, 7.08, 2.49), (base, 6.15, 1.51)):
         raw.append(means_apart(lines["reward"], theirs, spread, N)["p"])
     for lines, theirs in ((safer, 16.25), (base, 0.7)):
-        spent = [lines["generate_s"][k : k + 8].mean() + lines["score_s"][0] for k in range(0, N, 8)]
+        spent = [
+            lines["generate_s"][k : k + 8].mean() + lines["score_s"][0] for k in range(0, N, 8)
+        ]
         raw.append(means_apart(pd.Series(spent), theirs, math.nan, N)["p"])
     adjusted = {rank: p for rank, p in zip(np.argsort(raw), _holm(sorted(raw)), strict=True)}
-    rows = [row_of(table, policy="alpaca-7b", method=method) for method in ("inferenceguard", "base")]
+    rows = [
+        row_of(table, policy="alpaca-7b", method=method) for method in ("inferenceguard", "base")
+    ]
     found = [row[f"{name}_p"] for name in ("safety", "reward", "seconds") for row in rows]
     assert found == pytest.approx([adjusted[k] for k in range(6)])
     assert raw[1] < 0.06 < found[1] and rows[1]["safety_verdict"] == UNRESOLVED
@@ -162,13 +210,22 @@ def _holm(p):
 
 
 def test_rates_are_compared_by_newcombe_and_fisher():
-    """Against the formulas: two Wilson intervals at 90 %, and the sum of all tables that are no likelier."""
+    """Against the formulas: two Wilson intervals at 90 %, and the sum of all tables that are no
+    likelier.
+    """
     k, n, other, size = 46, 48, 757, 759
     found = rates_apart(k / n, n, 0.997, size)
-    (low, high), (their_low, their_high) = metrics.wilson(k, n, 0.9), metrics.wilson(other, size, 0.9)
+    (low, high), (their_low, their_high) = (
+        metrics.wilson(k, n, 0.9),
+        metrics.wilson(other, size, 0.9),
+    )
     gap = k / n - other / size
-    assert found["gap_low"] == pytest.approx(gap - math.hypot(k / n - low, their_high - other / size))
-    assert found["gap_high"] == pytest.approx(gap + math.hypot(high - k / n, other / size - their_low))
+    assert found["gap_low"] == pytest.approx(
+        gap - math.hypot(k / n - low, their_high - other / size)
+    )
+    assert found["gap_high"] == pytest.approx(
+        gap + math.hypot(high - k / n, other / size - their_low)
+    )
     safe = stats.hypergeom(n + size, k + other, n)
     chances = safe.pmf(range(n + 1))
     assert found["p"] == pytest.approx(chances[chances <= safe.pmf(k) * (1 + 1e-7)].sum())
@@ -188,7 +245,9 @@ def test_means_are_compared_by_welch_less_what_rounding_may_do():
     values = pd.Series([1.0, 2.0, 4.0, 7.0, 9.0])
     theirs, spread, size = 3.0, 2.0, 759
     found = means_apart(values, theirs, spread, size)
-    test = stats.ttest_ind_from_stats(values.mean(), values.std(), 5, theirs + 0.005, spread, size, equal_var=False)
+    test = stats.ttest_ind_from_stats(
+        values.mean(), values.std(), 5, theirs + 0.005, spread, size, equal_var=False
+    )
     assert found["p"] == pytest.approx(test.pvalue)
     parts = values.var() / 5, spread**2 / size
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / 4 + parts[1] ** 2 / 758)
@@ -203,14 +262,18 @@ def test_a_mean_without_spread_settles_nothing(values):
 
 
 def test_prompts_decoded_together_are_one_draw_of_seconds():
-    """Bug: 759 equal shares of 95 batches taken for 759 timings, which makes every difference in seconds significant."""
+    """Bug: 759 equal shares of 95 batches taken for 759 timings, which makes every difference in
+    seconds significant.
+    """
     lines = cell(20, 20, **OURS).assign(generate_s=[1.0] * 8 + [2.0] * 8 + [6.0] * 4, score_s=0.5)
     row = of_ours(lines.sample(frac=1, random_state=0))
     assert (row["seconds_n"], row["safety_n"]) == (3, 20)
 
 
 def test_a_short_last_group_weighs_as_many_prompts_as_it_has():
-    """Bug: the unweighted mean of 8 and 4 prompts, 1.3 s where the other tables print 1.1; equal groups are left as they are."""
+    """Bug: the unweighted mean of 8 and 4 prompts, 1.3 s where the other tables print 1.1; equal
+    groups are left as they are.
+    """
     spent = [1.0] * 8 + [2.0] * 8 + [6.0] * 4
     lines = cell(20, 20, **OURS).assign(generate_s=spent, score_s=0.5)
     row = of_ours(lines)
@@ -218,7 +281,9 @@ def test_a_short_last_group_weighs_as_many_prompts_as_it_has():
     assert row["seconds_low"] < row["seconds_ours"] < row["seconds_high"]
     values = MEASURES["seconds"].values(lines)
     sizes, means = np.array([8, 8, 4]), np.array([1.5, 2.5, 6.5])
-    error = (sizes * (means - values.mean()) / sizes.mean()).var(ddof=1)  # of the ratio of sums, as in Cochran (6.13)
+    error = (sizes * (means - values.mean()) / sizes.mean()).var(
+        ddof=1
+    )  # of the ratio of sums, as in Cochran (6.13)
     assert values.var(ddof=1) == pytest.approx(error)
     assert MEASURES["seconds"].values(lines[:16]).tolist() == [1.5, 2.5]
     assert MEASURES["seconds"].values(lines.assign(score_s=np.nan)).empty
@@ -226,15 +291,21 @@ def test_a_short_last_group_weighs_as_many_prompts_as_it_has():
 
 def test_half_a_win_is_half_a_count():
     assert estimate(pd.Series([1.0, 0.5, 0.5, 0.0]), is_rate=True) == {
-        "ours": 0.5, "n": 4, "low": pytest.approx(metrics.wilson(2, 4)[0]), "high": pytest.approx(metrics.wilson(2, 4)[1])
+        "ours": 0.5, "n": 4, "low": pytest.approx(metrics.wilson(2, 4)[0]),
+        "high": pytest.approx(metrics.wilson(2, 4)[1])
     }  # fmt: skip
 
 
 def test_the_papers_side_has_the_prompts_that_its_percentages_imply():
-    assert sizes()["n"].to_dict() == {"pku-saferlhf": 759, "hex-phi": 300, "hh-rlhf": 12500, "win_rates": 500}
+    assert sizes()["n"].to_dict() == {
+        "pku-saferlhf": 759,
+        "hex-phi": 300,
+        "hh-rlhf": 12500,
+        "win_rates": 500,
+    }
 
 
-# --- which run stands in which row ----------------------------------------------------------------------------------
+# --- which run stands in which row ----------------------------------------------------------------
 
 
 OTHERWISE = [
@@ -253,29 +324,50 @@ OTHERWISE = [
 def test_other_settings_never_stand_beside_a_row():
     """Bug: numbers of another experiment beside the print, where nobody would see that they are."""
     lines = cell(6, 8, **OURS)
-    others = [lines.assign(**{"run": f"decode-other-{k}"} | change) for k, change in enumerate(OTHERWISE)]
+    others = [
+        lines.assign(**{"run": f"decode-other-{k}"} | change) for k, change in enumerate(OTHERWISE)
+    ]
     assert of_ours(pd.concat(others))["run"] == NOT_RUN
     assert of_ours(pd.concat([*others, lines]))["run"] == "decode-main-alpaca-pku"
 
 
 def test_a_multiplier_counts_where_it_is_used():
-    """Bug: InferenceGuard not found because its records name a multiplier, or the Lagrangian methods found under any."""
+    """Bug: InferenceGuard not found because its records name a multiplier, or the Lagrangian
+    methods found under any.
+    """
     lines = cell(6, 8, **OURS | {"method": "beam-lagrangian", "lagrange_multiplier": 1.0})
     about = {"policy": "alpaca-7b", "method": "beam-lagrangian"}
     assert row_of(compared("main_alpaca_beaver", lines), **about)["run"] == NOT_RUN
     swept = compared("lambda_alpaca_beaver", lines)
     ran = swept[swept["run"] != NOT_RUN]
-    assert ran[["method", "n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [["beam-lagrangian", 128, 1.0]]
+    assert ran[["method", "n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [
+        ["beam-lagrangian", 128, 1.0]
+    ]
 
 
 def test_a_table_reads_its_own_sweep_first_and_main_runs_next():
-    both = [cell(6, 8, run=f"decode-{name}", **OURS) for name in ("main-alpaca-pku", "sweep-lambda-x", "sweep-ndk-x")]
-    ran = {table: of_ours(pd.concat(both[:2]), table)["run"] for table in ("main_alpaca_beaver", "lambda_alpaca_beaver")}
-    assert ran == {"main_alpaca_beaver": "decode-main-alpaca-pku", "lambda_alpaca_beaver": "decode-sweep-lambda-x"}
+    both = [
+        cell(6, 8, run=f"decode-{name}", **OURS)
+        for name in ("main-alpaca-pku", "sweep-lambda-x", "sweep-ndk-x")
+    ]
+    ran = {
+        table: of_ours(pd.concat(both[:2]), table)["run"]
+        for table in ("main_alpaca_beaver", "lambda_alpaca_beaver")
+    }
+    assert ran == {
+        "main_alpaca_beaver": "decode-main-alpaca-pku",
+        "lambda_alpaca_beaver": "decode-sweep-lambda-x",
+    }
     ndk = compared("ndk", pd.concat(both))
     assert set(ndk["run"]) == {NOT_RUN, "decode-sweep-ndk-x"} and (ndk["run"] != NOT_RUN).sum() == 1
-    assert {place("latency", run) for run in ("decode-sweep-lambda-x", "decode-seeds-seed-1", "decode-tune-4")} == {None}
-    assert (place("latency", "decode-compute-n_samples-4"), place("latency", "decode-raw")) == (0, 1)
+    assert {
+        place("latency", run)
+        for run in ("decode-sweep-lambda-x", "decode-seeds-seed-1", "decode-tune-4")
+    } == {None}
+    assert (place("latency", "decode-compute-n_samples-4"), place("latency", "decode-raw")) == (
+        0,
+        1,
+    )
 
 
 @pytest.mark.parametrize("table", RESULTS)
@@ -284,10 +376,13 @@ def test_without_any_run_every_row_is_not_run(table):
     found = compared(table, NONE)
     assert len(found) == len(paper.printed(table)) and set(found["run"]) == {NOT_RUN}
     alone = ours_like(table, NONE, [])
-    assert set(alone["run"]) == {NOT_RUN} and set(alone["policy"]) <= {"smollm2-raw", "smollm2-chat"}
+    assert set(alone["run"]) == {NOT_RUN} and set(alone["policy"]) <= {
+        "smollm2-raw",
+        "smollm2-chat",
+    }
 
 
-# --- policies that the paper does not have --------------------------------------------------------------------------
+# --- policies that the paper does not have --------------------------------------------------------
 
 RAW = {"policy": "smollm2-raw", "prompts": "rtp"}
 
@@ -303,7 +398,9 @@ def test_embedded_policies_have_tables_of_their_own_without_the_print():
     assert len(found) == 24 and not any("paper" in name or "verdict" in name for name in found)
     assert row_of(found, policy="smollm2-raw", method="base")["safety_ours"] == 0.5
     row = row_of(found, policy="smollm2-raw", method="inferenceguard")
-    assert row["block_size"] == 8 and math.isnan(row["lagrange_multiplier"])  # not the sweep's; in the record, but not used
+    assert row["block_size"] == 8 and math.isnan(
+        row["lagrange_multiplier"]
+    )  # not the sweep's; in the record, but not used
     assert (found["run"] == NOT_RUN).sum() == 22
     assert set(ours_like("main_llama", lines, ["smollm2-raw"])["policy"]) == {"smollm2-chat"}
     assert ours_like("ndk", lines, ["smollm2-raw"])["block_size"].tolist() == [8, 16]
@@ -322,17 +419,20 @@ def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold(
     assert points[["n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [
         [n, x] for n in (4, 8, 16, 32) for x in (0.0, 1.0, 2.5, 5.0, 10.0)
     ]
-    assert points["reward_ours"].notna().all() and points["seconds_ours"].isna().all()  # what only decoding would tell
+    assert (
+        points["reward_ours"].notna().all() and points["seconds_ours"].isna().all()
+    )  # what only decoding would tell
     assert report.replayed(cell(1, 2, **OURS))["run"].tolist() == ["decode-main-alpaca-pku"] * 2
 
 
-# --- settings -------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def test_hyperparameters_beside_those_that_were_run():
     lines = pd.concat([
         cell(1, 2, **OURS | {"rounds": 2}),
-        cell(1, 2, run="decode-sweep-ndk-1", **OURS | {"keep": 16, "n_samples": 64, "block_size": 64}),
+        cell(1, 2, run="decode-sweep-ndk-1", **OURS | {"keep": 16, "n_samples": 64,
+        "block_size": 64}),
         cell(1, 2, **OURS | {"method": "best-of-n", "keep": 1, "block_size": 128}),
         cell(1, 2, **OURS | {"method": "re-control", "n_samples": 1, "keep": 1, "block_size": 128}),
         cell(1, 2, run="decode-tune-1", **OURS | {"rounds": 9}),
@@ -351,16 +451,26 @@ def test_hyperparameters_beside_those_that_were_run():
 
 
 def test_hyperparameters_of_critics_beside_those_that_were_trained():
-    given = {"width": 4096, "lr": 1e-5, "epochs": 50, "gamma_task": 0.999, "batch_size": 8, "budget": 0.0}
-    found = hyperparameters.settings("critic_hyperparameters", pd.DataFrame([given, given | {"width": 64}]))
+    given = {
+        "width": 4096,
+        "lr": 1e-5,
+        "epochs": 50,
+        "gamma_task": 0.999,
+        "batch_size": 8,
+        "budget": 0.0,
+    }
+    found = hyperparameters.settings(
+        "critic_hyperparameters", pd.DataFrame([given, given | {"width": 64}])
+    )
     assert found.set_index("setting")["ours"].to_dict() == {
-        "width": "64 4096", "lr": "1e-05", "epochs": "50", "gamma_task": "0.999", "batch_size": "8", "budget": "0"
+        "width": "64 4096", "lr": "1e-05", "epochs": "50", "gamma_task": "0.999", "batch_size": "8",
+        "budget": "0"
     }  # fmt: skip
     assert found["verdict"].tolist() == [AGREES] * 5 + [DIFFERS]
     assert set(hyperparameters.settings("critic_hyperparameters", NONE)["verdict"]) == {NOT_RUN}
 
 
-# --- folders and files ----------------------------------------------------------------------------------------------
+# --- folders and files ----------------------------------------------------------------------------
 
 
 def stored(folder, lines, finished=True, shard=None):
@@ -368,7 +478,9 @@ def stored(folder, lines, finished=True, shard=None):
     name = lines["run"].iloc[0]
     run = folder / "runs/mine" / (name if shard is None else f"{name}.{shard}-of-2")
     run.mkdir(parents=True)
-    (run / "params.json").write_text(json.dumps({"run": name} | ({} if shard is None else {"shard": shard, "n_shards": 2})))
+    (run / "params.json").write_text(
+        json.dumps({"run": name} | ({} if shard is None else {"shard": shard, "n_shards": 2}))
+    )
     for line in lines.drop(columns=["run", "critic_control"]).to_dict("records"):
         folders.append(run / "responses.jsonl", line)
     if finished:
@@ -387,13 +499,21 @@ def test_a_folder_without_runs_gives_ten_tables(repository):
     found = report.load("mine")
     assert not found.left_out and list(report.paper_tables(found)) == list(paper.TABLES)
     told = report.counts(report.paper_tables(found))
-    assert (told["rows"].iloc[:8] == [len(paper.printed(table)) for table in RESULTS]).all() and not told[AGREES].any()
+    assert (
+        told["rows"].iloc[:8] == [len(paper.printed(table)) for table in RESULTS]
+    ).all() and not told[AGREES].any()
 
 
 def test_a_run_that_has_not_finished_is_left_out_and_named(repository):
-    """Bug: one unfinished sweep that keeps all tables from being made, or its half of the prompts in a table."""
+    """Bug: one unfinished sweep that keeps all tables from being made, or its half of the prompts
+    in a table.
+    """
     stored(repository, cell(6, 8, **OURS))
-    stored(repository, cell(6, 8, run="decode-main-half", **OURS | {"method": "beam-augmented"}), finished=False)
+    stored(
+        repository,
+        cell(6, 8, run="decode-main-half", **OURS | {"method": "beam-augmented"}),
+        finished=False,
+    )
     found = report.load("mine")
     assert len(found.left_out) == 1 and "decode-main-half" in found.left_out[0]
     table = report.paper_tables(found)["main_alpaca_beaver"]
@@ -405,7 +525,15 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
     lines = cell(8, 8, **OURS)
     for shard in (0, 1):
         stored(repository, lines[shard::2], shard=shard)
-    stored(repository, cell(4, 8, run="decode-sweep-lambda-best-of-n", **OURS | {"method": "best-of-n-lagrangian", "keep": 1}))
+    stored(
+        repository,
+        cell(
+            4,
+            8,
+            run="decode-sweep-lambda-best-of-n",
+            **OURS | {"method": "best-of-n-lagrangian", "keep": 1},
+        ),
+    )
     found = report.load("mine")
     assert not found.left_out and [len(cell.lines) for cell in cells(found.decoded)] == [8, 8]
     made = report.paper_tables(found)
@@ -418,9 +546,16 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
 
 
 def test_judged_answers_become_win_rates(repository):
-    """Of four answers the judge prefers two, finds one equal and cannot be read on one; N must be the printed one."""
+    """Of four answers the judge prefers two, finds one equal and cannot be read on one; N must be
+    the printed one.
+    """
     base = cell(4, 4, **ALPACA | {"method": "base", "response": "One."})
-    other = cell(4, 4, run="decode-main-beam", **OURS | {"method": "beam-augmented", "n_samples": 256, "keep": 64})
+    other = cell(
+        4,
+        4,
+        run="decode-main-beam",
+        **OURS | {"method": "beam-augmented", "n_samples": 256, "keep": 64},
+    )
     for lines in (base, other):
         stored(repository, lines)
     folder = repository / "runs/mine/judge/scorers"
@@ -430,64 +565,106 @@ def test_judged_answers_become_win_rates(repository):
     lines = pd.concat([base, other])
     better = {"p0000": 1, "p0001": 1, "p0002": 0}
     for digest, asked in questions_of(pairs_of(lines, JudgeParams(**params))).items():
-        first = better.get(asked.prompt_id) if asked.first != "One." else -better.get(asked.prompt_id, 0)
+        first = (
+            better.get(asked.prompt_id)
+            if asked.first != "One."
+            else -better.get(asked.prompt_id, 0)
+        )
         scores = [first, 0] if asked.prompt_id in better else None
         folders.append(folder / "verdicts.jsonl", {"question": digest, "scores": scores})
     found = report.load("mine")
     row = row_of(compared("win_rates", found.judged), method="beam-augmented")
-    assert (row["run"], row["helpfulness_n"], row["helpfulness_ours"]) == ("judge scorers", 3, pytest.approx(2.5 / 3))
+    assert (row["run"], row["helpfulness_n"], row["helpfulness_ours"]) == (
+        "judge scorers",
+        3,
+        pytest.approx(2.5 / 3),
+    )
     made_of = {"mine/decode-main-alpaca-pku", "mine/decode-main-beam", "mine/judge/scorers"}
     assert report.sources("win_rates", compared("win_rates", found.judged), found).keys() == made_of
     assert row["harmlessness_verdict"] == UNRESOLVED
     fewer = found.judged.assign(n_samples=128)
     assert row_of(compared("win_rates", fewer), method="beam-augmented")["run"] == NOT_RUN
-    stored(repository, cell(4, 4, run="decode-main-more", **OURS | {"response": "Three."}))  # answers that nobody has judged
+    stored(
+        repository, cell(4, 4, run="decode-main-more", **OURS | {"response": "Three."})
+    )  # answers that nobody has judged
     found = report.load("mine")
-    assert not len(found.judged) and "run notebook 60 with its parameters again" in found.left_out[0]
+    assert (
+        not len(found.judged) and "run notebook 60 with its parameters again" in found.left_out[0]
+    )
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """All tables of both kinds of profile: with the print, and of embedded policies alone."""
     folder = tmp_path_factory.mktemp("tables")
-    with_print = pd.concat([cell(6, 8, **OURS), cell(6, 8, **ALPACA | {"method": "base", "n_samples": 1})])
+    with_print = pd.concat(
+        [cell(6, 8, **OURS), cell(6, 8, **ALPACA | {"method": "base", "n_samples": 1})]
+    )
     alone = cell(6, 8, run="decode-raw", **RAW | {"method": "inferenceguard"})
-    found = {name: report.Found(lines, NONE, NONE, []) for name, lines in (("print", with_print), ("alone", alone))}
-    return {name: report.write(report.paper_tables(of), folder / name, of) for name, of in found.items()}
+    found = {
+        name: report.Found(lines, NONE, NONE, [])
+        for name, lines in (("print", with_print), ("alone", alone))
+    }
+    return {
+        name: report.write(report.paper_tables(of), folder / name, of) for name, of in found.items()
+    }
 
 
 def test_every_table_is_written_three_times_with_its_sources(written):
-    names = [f"paper_{table}.{end}" for table in paper.TABLES for end in ("csv", "md", "tex", "json")]
-    assert [path.name for path in written["print"]] == [path.name for path in written["alone"]] == names
+    names = [
+        f"paper_{table}.{end}" for table in paper.TABLES for end in ("csv", "md", "tex", "json")
+    ]
+    assert (
+        [path.name for path in written["print"]]
+        == [path.name for path in written["alone"]]
+        == names
+    )
     assert all(path.parent.name == "tables" and path.stat().st_size for path in written["print"])
     text = (written["print"][0].parent / "paper_main_alpaca_beaver.md").read_text()
-    row = "alpaca-7b pku-saferlhf inferenceguard 128 n/a 8 88.14 75.0_[40.9,_92.9] unresolved 7.08 7.080_[5.213,_8.947] unresolved"
+    row = (
+        "alpaca-7b pku-saferlhf inferenceguard 128 n/a 8 88.14 75.0_[40.9,_92.9] unresolved 7.08 "
+        "7.080_[5.213,_8.947] unresolved"
+    )
     assert f"| {' | '.join(row.split()).replace('_', ' ')} |" in text
     assert "paper" not in (written["alone"][0].parent / "paper_main_alpaca_beaver.md").read_text()
 
 
 def test_latex_is_sound_without_a_compiler(written):
-    """Guards against what stops LaTeX: bare special characters, rows of unequal length, a row that reads as an option."""
+    """Guards against what stops LaTeX: bare special characters, rows of unequal length, a row that
+    reads as an option.
+    """
     for path in (path for paths in written.values() for path in paths if path.suffix == ".tex"):
         text = path.read_text()
-        assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == [("begin", "tabular"), ("end", "tabular")]
+        assert re.findall(r"\\(begin|end)\{(\w+)\}", text) == [
+            ("begin", "tabular"),
+            ("end", "tabular"),
+        ]
         assert all(text.count(rule) == 1 for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
         columns = len(re.search(r"\\begin\{tabular\}\{([lr]+)\}", text)[1])
         rows = [line for line in text.splitlines() if line.endswith(r" \\")]
-        assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {columns - 1} and len(rows) == len(text.splitlines()) - 5
-        assert not any(re.search(r"(?<!\\)[%#_$^~]", row.replace("$<$", "").replace("$>$", "")) for row in rows)
+        assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {columns - 1} and len(
+            rows
+        ) == len(text.splitlines()) - 5
+        assert not any(
+            re.search(r"(?<!\\)[%#_$^~]", row.replace("$<$", "").replace("$>$", "")) for row in rows
+        )
         assert not any(row.startswith(("[", "*")) for row in rows) and text.isascii()
 
 
 @pytest.mark.skipif(
-    not any(map(shutil.which, ("tectonic", "pdflatex", "lualatex"))), reason="no TeX (tectonic, pdflatex or lualatex) is installed"
+    not any(map(shutil.which, ("tectonic", "pdflatex", "lualatex"))),
+    reason="no TeX (tectonic, pdflatex or lualatex) is installed",
 )
 def test_latex_compiles(written, tmp_path):
     program = next(filter(None, map(shutil.which, ("tectonic", "pdflatex", "lualatex"))))
-    tables = [path.read_text() for paths in written.values() for path in paths if path.suffix == ".tex"]
+    tables = [
+        path.read_text() for paths in written.values() for path in paths if path.suffix == ".tex"
+    ]
     body = "\n\\clearpage\n".join(tables)
     document = f"\\documentclass{{article}}\n\\usepackage{{booktabs}}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"
     (tmp_path / "tables.tex").write_text(document)
     options = [] if program.endswith("tectonic") else ["-interaction=nonstopmode", "-halt-on-error"]
-    done = subprocess.run([program, *options, "tables.tex"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [program, *options, "tables.tex"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout[-2000:]

@@ -12,7 +12,9 @@ from igcore.paramfiles import ParamFiles
 
 def folder(tmp_path, **files) -> Path:
     """Write params/paper with these files and params/small with one."""
-    for name, content in (files | {"../small/critic-raw": {"profile": "small", "run": "raw", "limit": 9}}).items():
+    for name, content in (
+        files | {"../small/critic-raw": {"profile": "small", "run": "raw", "limit": 9}}
+    ).items():
         path = tmp_path / "paper" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -21,36 +23,73 @@ def folder(tmp_path, **files) -> Path:
 
 def test_a_grid_has_a_run_for_every_point(tmp_path):
     """Bug: a name with a dot in it is a suffix to Snakemake's patterns."""
-    given = {"profile": "paper", "run": "decode-a", "grid": {"keep": [1, 2], "budget": [0.5, 1.0]}, "seed": 3}
+    given = {
+        "profile": "paper",
+        "run": "decode-a",
+        "grid": {"keep": [1, 2], "budget": [0.5, 1.0]},
+        "seed": 3,
+    }
     files = ParamFiles("paper", base=folder(tmp_path, **{"decode-a": given}))
     runs = files.runs()
     assert list(runs) == [f"decode-a-keep-{k}-budget-{b}" for k in (1, 2) for b in ("0_5", "1_0")]
     assert runs["decode-a-keep-2-budget-0_5"] == {
-        "profile": "paper", "run": "decode-a-keep-2-budget-0_5", "seed": 3, "keep": 2, "budget": 0.5,
+        "profile": "paper", "run": "decode-a-keep-2-budget-0_5", "seed": 3, "keep": 2,
+        "budget": 0.5,
     }  # fmt: skip
 
 
 def test_examples_are_runs_too(tmp_path):
     """Bug: examples that notebook 50 looks for and nothing decodes."""
-    files = ParamFiles("paper", base=folder(tmp_path, **{k: {"profile": "paper", "run": k} for k in ("examples-a", "decode-b")}))
+    files = ParamFiles(
+        "paper",
+        base=folder(
+            tmp_path, **{k: {"profile": "paper", "run": k} for k in ("examples-a", "decode-b")}
+        ),
+    )
     assert list(files.runs()) == ["decode-b", "examples-a"]
 
 
 def test_changes_reach_the_settings_they_name_and_move_the_runs(tmp_path):
-    """Bug: a rehearsal that read the critics of the real runs, or gave a notebook a parameter that it does not have."""
-    decode = {"profile": "paper", "run": "decode-a", "limit": None, "value": "runs/paper/critics/x/value", "budget": 0.0}
-    base = folder(tmp_path, **{"decode-a": decode, "critic-x": {"profile": "paper", "run": "x", "epochs": 50}})
+    """Bug: a rehearsal that read the critics of the real runs, or gave a notebook a parameter that
+    it does not have.
+    """
+    decode = {
+        "profile": "paper",
+        "run": "decode-a",
+        "limit": None,
+        "value": "runs/paper/critics/x/value",
+        "budget": 0.0,
+    }
+    base = folder(
+        tmp_path, **{"decode-a": decode, "critic-x": {"profile": "paper", "run": "x", "epochs": 50}}
+    )
     changes = {"profile": "tried", "every": {"limit": 2}, "critic": {"critics": {}}}
     files = ParamFiles("paper", changes, base=base)
     assert files.profile == "tried"
-    assert files.runs()["decode-a"] == decode | {"profile": "tried", "limit": 2, "value": "runs/tried/critics/x/value"}
-    assert files.read(base / "paper" / "critic-x.yaml") == {"profile": "tried", "run": "x", "epochs": 50, "critics": {}}
-    assert files.read(base / "small" / "critic-raw.yaml") == {"profile": "small", "run": "raw", "limit": 9}
+    assert files.runs()["decode-a"] == decode | {
+        "profile": "tried",
+        "limit": 2,
+        "value": "runs/tried/critics/x/value",
+    }
+    assert files.read(base / "paper" / "critic-x.yaml") == {
+        "profile": "tried",
+        "run": "x",
+        "epochs": 50,
+        "critics": {},
+    }
+    assert files.read(base / "small" / "critic-raw.yaml") == {
+        "profile": "small",
+        "run": "raw",
+        "limit": 9,
+    }
 
 
 def test_kinds_are_told_apart_by_the_whole_word(tmp_path):
     """Bug: "critic-search.yaml" of another kind, or "decoder-x.yaml", taken for a run."""
-    base = folder(tmp_path, **{name: {"run": name} for name in ("decode-b", "decode-a", "decoder-x", "tables")})
+    base = folder(
+        tmp_path,
+        **{name: {"run": name} for name in ("decode-b", "decode-a", "decoder-x", "tables")},
+    )
     files = ParamFiles("paper", base=base)
     assert [path.stem for path in files.files("decode")] == ["decode-a", "decode-b"]
     assert [path.stem for path in files.files("tables")] == ["tables"]
@@ -60,9 +99,15 @@ def test_a_limit_keeps_the_share_of_the_hardest_and_whole_sets_whole(tmp_path):
     """Bug: a set of harmless prompts cut short by the limit of the others."""
     hard = {"profile": "paper", "run": "decode-a", "limit": 16, "hardest": 8}
     whole = {"profile": "paper", "run": "decode-b", "limit": 80}
-    files = ParamFiles("paper", limit=48, base=folder(tmp_path, **{"decode-a": hard, "decode-b": whole}))
+    files = ParamFiles(
+        "paper", limit=48, base=folder(tmp_path, **{"decode-a": hard, "decode-b": whole})
+    )
     runs = files.runs()
-    assert (runs["decode-a"]["limit"], runs["decode-a"]["hardest"], runs["decode-b"]["limit"]) == (48, 24, 80)
+    assert (runs["decode-a"]["limit"], runs["decode-a"]["hardest"], runs["decode-b"]["limit"]) == (
+        48,
+        24,
+        80,
+    )
 
 
 @pytest.mark.parametrize("name", ["", ".", "../x", "/abs", "a b", "$(touch X)", "a\0b", 2024, None])
@@ -71,60 +116,102 @@ def test_the_folder_and_the_changed_profile_are_plain_names(name):
     for given in ({"folder": name}, {"folder": "paper", "changes": {"profile": name}}):
         with pytest.raises(ParameterError) as caught:
             ParamFiles(**given)
-        assert f" is {name!r}, which cannot name a folder; give text of the letters" in str(caught.value)
+        assert f" is {name!r}, which cannot name a folder; give text of the letters" in str(
+            caught.value
+        )
 
 
 @pytest.mark.parametrize("kind", ["critic", "decode", "examples", "judge"])
 @pytest.mark.parametrize("run", ["decode-$(touch X)", "decode-a.b", ".", "", "a\0b", 5, None])
 def test_a_bad_name_of_a_run_of_any_kind_is_refused_with_its_file(tmp_path, kind, run):
-    """Bug: a command in the name of a critic's run, which the shell would find in the path of its notebook."""
-    files = ParamFiles("paper", base=folder(tmp_path, **{f"{kind}-a": {"profile": "paper", "run": run}}))
+    """Bug: a command in the name of a critic's run, which the shell would find in the path of its
+    notebook.
+    """
+    files = ParamFiles(
+        "paper", base=folder(tmp_path, **{f"{kind}-a": {"profile": "paper", "run": run}})
+    )
     with pytest.raises(ParameterError) as caught:
         files.runs()
-    assert f"run of {tmp_path}/paper/{kind}-a.yaml is {run!r}, which cannot name a folder" in str(caught.value)
+    assert f"run of {tmp_path}/paper/{kind}-a.yaml is {run!r}, which cannot name a folder" in str(
+        caught.value
+    )
 
 
-@pytest.mark.parametrize("kind", ["critic", "decode", "examples", "judge", "tables", "figures", "ablations"])
+@pytest.mark.parametrize(
+    "kind", ["critic", "decode", "examples", "judge", "tables", "figures", "ablations"]
+)
 def test_a_file_belongs_to_its_folder(tmp_path, kind):
-    """Bug: a file copied into a profile of one's own that goes on writing into the old one, or a name that is a command."""
+    """Bug: a file copied into a profile of one's own that goes on writing into the old one, or a
+    name that is a command.
+    """
     for profile in ("small", "../paper", None):
         given = {"profile": profile, "run": "a"}
-        with pytest.raises(ParameterError, match=f"^profile of {tmp_path}/paper/{kind}-a.yaml is {profile!r}"):
+        with pytest.raises(
+            ParameterError, match=f"^profile of {tmp_path}/paper/{kind}-a.yaml is {profile!r}"
+        ):
             ParamFiles("paper", base=folder(tmp_path, **{f"{kind}-a": given})).runs()
     (tmp_path / f"paper/{kind}-a.yaml").rename(tmp_path / f"paper/{kind}-$(touch X).yaml")
-    with pytest.raises(ParameterError, match=r"without .yaml is '\w+-\$\(touch X\)', which cannot name a folder"):
+    with pytest.raises(
+        ParameterError, match=r"without .yaml is '\w+-\$\(touch X\)', which cannot name a folder"
+    ):
         ParamFiles("paper", base=tmp_path).runs()
     (tmp_path / f"paper/{kind}-$(touch X).yaml").rename(tmp_path / f"paper/{kind}-a.yaml")
     (tmp_path / f"paper/{kind}-a.yaml").write_text("- run")
-    with pytest.raises(ParameterError, match=f"{kind}-a.yaml is no params file; it must be a mapping of settings"):
+    with pytest.raises(
+        ParameterError, match=f"{kind}-a.yaml is no params file; it must be a mapping of settings"
+    ):
         ParamFiles("paper", base=tmp_path).runs()
 
 
 @pytest.mark.parametrize(
     ("grid", "sentence"),
     [
-        ({"methods": [["base"]]}, "gives methods the value .'base'., of which no name of a run can be made; leave it out of the"),
-        ({"seed": [0], "critic": ["runs/x"]}, "gives critic the value 'runs/x', of which no name of a run can be made"),
+        (
+            {"methods": [["base"]]},
+            "gives methods the value .'base'., of which no name of a run can be made; leave "
+            "it out of the",
+        ),
+        (
+            {"seed": [0], "critic": ["runs/x"]},
+            "gives critic the value 'runs/x', of which no name of a run can be made",
+        ),
         ({"policy": ["$(touch X)"]}, r"gives policy the value '\$\(touch X\)', of which"),
         ({"budget": [1e16]}, r"gives budget the value 1e\+16, of which"),
         ({"policy": "raw"}, "is {'policy': 'raw'}; give each of its settings a list of values"),
         ({"seed": []}, "is {'seed': .*}; give each of its settings a list of values"),
         (["seed"], "is .'seed'.; give each of its settings a list of values"),
-        ({"budget": [1.5, "1_5"]}, "both make a run 'decode-a-budget-1_5'; give one of the two another name"),
+        (
+            {"budget": [1.5, "1_5"]},
+            "both make a run 'decode-a-budget-1_5'; give one of the two another name",
+        ),
     ],
 )
 def test_a_grid_makes_names(tmp_path, grid, sentence):
-    """Bug: a list in the name of a folder, text taken letter by letter, a point that takes the place of another."""
-    files = ParamFiles("paper", base=folder(tmp_path, **{"decode-a": {"profile": "paper", "run": "decode-a", "grid": grid}}))
+    """Bug: a list in the name of a folder, text taken letter by letter, a point that takes the
+    place of another.
+    """
+    files = ParamFiles(
+        "paper",
+        base=folder(
+            tmp_path, **{"decode-a": {"profile": "paper", "run": "decode-a", "grid": grid}}
+        ),
+    )
     with pytest.raises(ParameterError, match=sentence):
         files.runs()
 
 
 def test_two_files_do_not_make_one_run(tmp_path):
-    """Bug: of two files of one run, the first was left out without a word; a critic and a judge may be called the same."""
+    """Bug: of two files of one run, the first was left out without a word; a critic and a judge may
+    be called the same.
+    """
     one = {"profile": "paper", "run": "a"}
-    ParamFiles("paper", base=folder(tmp_path, **{"critic-a": one, "judge-a": one, "decode-a": one})).runs()
-    with pytest.raises(ParameterError, match="paper/decode-a.yaml and .*paper/examples-a.yaml both make a run 'a'; give one of"):
+    ParamFiles(
+        "paper", base=folder(tmp_path, **{"critic-a": one, "judge-a": one, "decode-a": one})
+    ).runs()
+    with pytest.raises(
+        ParameterError,
+        match="paper/decode-a.yaml and .*paper/examples-a.yaml both make a run 'a'; give one of",
+    ):
         ParamFiles("paper", base=folder(tmp_path, **{"examples-a": one})).runs()
 
 

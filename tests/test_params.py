@@ -1,4 +1,6 @@
-"""Tests of the parameters of notebook 20, of names, of the control of notebook 30. More on that one: `test_decode_params`."""
+"""Tests of the parameters of notebook 20, of names, of the control of notebook 30. More on that
+one: `test_decode_params`.
+"""
 
 import subprocess
 import sys
@@ -17,10 +19,14 @@ from igcore.params import OutputParams, notebook_parameters, notebook_params
 
 ROOT = Path(__file__).parents[1]
 GOOD = dict(
-    profile="ci", run="raw", policy="smollm2-raw", prompts="rtp", budget=0.2, max_new_tokens=16, block_size=4, seed=5,
-    critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}}, search={"n_samples": 4, "threshold": 1.0},
+    profile="ci", run="raw", policy="smollm2-raw", prompts="rtp", budget=0.2, max_new_tokens=16,
+    block_size=4, seed=5,
+    critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}}, search={"n_samples": 4,
+    "threshold": 1.0},
 )  # fmt: skip
-DECODE = dict(profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2)
+DECODE = dict(
+    profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
+)
 
 
 def params(**changes):
@@ -28,9 +34,17 @@ def params(**changes):
 
 
 def test_critics_are_trained_for_the_budget_of_the_run():
-    """Guards critics of one table that are judged at different budgets; all else is each critic's own."""
-    assert params().configs() == {"m": CriticConfig(budget=0.2, layer=8), "o": CriticConfig(budget=0.2, features="o", lr=0.01)}
-    assert list(params(critics={"z": {"layer": 1}, "a": {"layer": 1}}).configs()) == ["z", "a"]  # the first one is shown
+    """Guards critics of one table that are judged at different budgets; all else is each critic's
+    own.
+    """
+    assert params().configs() == {
+        "m": CriticConfig(budget=0.2, layer=8),
+        "o": CriticConfig(budget=0.2, features="o", lr=0.01),
+    }
+    assert list(params(critics={"z": {"layer": 1}, "a": {"layer": 1}}).configs()) == [
+        "z",
+        "a",
+    ]  # the first one is shown
     assert params(critics={"m": {"budget_high": 0.8}}).configs()["m"].budget_high == 0.8
 
 
@@ -38,25 +52,38 @@ def test_the_search_has_the_lengths_of_the_rollouts():
     """Guards a search for which the critic was not trained."""
     want = SearchConfig(budget=0.2, max_new_tokens=16, block_size=4, n_samples=4, threshold=1.0)
     assert params().searching() == want
-    assert params(search={}).searching() == SearchConfig(budget=0.2, max_new_tokens=16, block_size=4)
+    assert params(search={}).searching() == SearchConfig(
+        budget=0.2, max_new_tokens=16, block_size=4
+    )
 
 
 def test_rollouts_have_their_own_settings_alone():
-    """Guards the identity of rollouts: with anything of a critic in it, no two runs could share them."""
+    """Guards the identity of rollouts: with anything of a critic in it, no two runs could share
+    them.
+    """
     rolling = params(n_rollouts=3, group_size=7).rolling()
     assert type(rolling) is RolloutConfig
-    assert rolling == RolloutConfig(n_rollouts=3, max_new_tokens=16, block_size=4, group_size=7, seed=5)
+    assert rolling == RolloutConfig(
+        n_rollouts=3, max_new_tokens=16, block_size=4, group_size=7, seed=5
+    )
 
 
 def test_a_value_network_is_trained_where_one_is_wanted():
-    """Guards runs without RE-Control against the minutes of a training, and the word for the default settings: an empty mapping."""
+    """Guards runs without RE-Control against the minutes of a training, and the word for the
+    default settings: an empty mapping.
+    """
     assert params().valuing() is None and params(value=None).valuing() is None
-    assert params(value={}).valuing() == ValueConfig() and params(value={"width": 8}).valuing() == ValueConfig(width=8)
+    assert params(value={}).valuing() == ValueConfig() and params(
+        value={"width": 8}
+    ).valuing() == ValueConfig(width=8)
 
 
 def test_defaults_are_not_shared():
     """Guards against a search of one run that changes another's."""
-    one, two = (from_mapping(CriticParams, {k: v for k, v in GOOD.items() if k != "search"}) for _ in range(2))
+    one, two = (
+        from_mapping(CriticParams, {k: v for k, v in GOOD.items() if k != "search"})
+        for _ in range(2)
+    )
     assert one == two and one.search is not two.search and one.thresholds is not two.thresholds
 
 
@@ -67,19 +94,40 @@ def test_defaults_are_not_shared():
         ({"critics": ["m"]}, "critics is .'m'., which is a list; it must be a mapping"),
         ({"critics": {"m": None}}, r"critics\['m'\] is None; give its settings by name"),
         ({"critics": {"m": "layer 8"}}, r"critics\['m'\] is 'layer 8'; give its settings by name"),
-        ({"critics": {"m": {"budget": 0.3}}}, r"critics\['m'\] sets budget, which is given once for the whole run; leave it out"),
+        (
+            {"critics": {"m": {"budget": 0.3}}},
+            r"critics\['m'\] sets budget, which is given once for the whole run; leave it out",
+        ),
         ({"critics": {"m": {"layr": 8}}}, "unknown parameter 'layr'; did you mean 'layer'"),
-        ({"critics": {"m": {"lr": "1e-5"}}}, "parameter lr is '1e-5', which is text; it must be a number"),
-        ({"critics": {8: {}}}, "the name of a critic in critics is 8, which cannot name a folder; give text of"),
-        ({"critics": {"../m": {}}}, "the name of a critic in critics is '../m', which cannot name a folder"),
-        ({"critics": {"none": {}}}, "critics names a critic 'none'; give it a name that is not 'none'"),
-        ({"critics": {"value": {"layer": 8}}}, "critics names a critic 'value'; .* none of a folder of the run"),
+        (
+            {"critics": {"m": {"lr": "1e-5"}}},
+            "parameter lr is '1e-5', which is text; it must be a number",
+        ),
+        (
+            {"critics": {8: {}}},
+            "the name of a critic in critics is 8, which cannot name a folder; give text of",
+        ),
+        (
+            {"critics": {"../m": {}}},
+            "the name of a critic in critics is '../m', which cannot name a folder",
+        ),
+        (
+            {"critics": {"none": {}}},
+            "critics names a critic 'none'; give it a name that is not 'none'",
+        ),
+        (
+            {"critics": {"value": {"layer": 8}}},
+            "critics names a critic 'value'; .* none of a folder of the run",
+        ),
         ({"value": "m"}, "value is 'm', which is text; it must be a mapping or nothing"),
         ({"value": {"budget": 1.0}}, "unknown parameter 'budget'"),
         ({"value": {"layer": 8}}, "unknown parameter 'layer'; did you mean 'lr'"),
         ({"value": {"lr": "1e-4"}}, "parameter lr is '1e-4', which is text; it must be a number"),
         ({"value": {"dropout": 1.0}}, "parameter dropout is 1.0; it must be below 1"),
-        ({"value": {"validation": 0.0}}, "parameter validation is 0.0; it must lie between 0 and 1"),
+        (
+            {"value": {"validation": 0.0}},
+            "parameter validation is 0.0; it must lie between 0 and 1",
+        ),
         ({"value": {"mixed_precision": "fp8"}}, "unknown mixed_precision 'fp8'"),
         ({"search": {"n_sample": 4}}, "unknown parameter 'n_sample'; did you mean 'n_samples'"),
         ({"search": {"budget": 1.0}}, "search sets budget, which is given once"),
@@ -92,8 +140,14 @@ def test_defaults_are_not_shared():
         ({"test_limit": 1}, "test_limit is 1; it must be at least 2"),
         ({"search_limit": 0}, "search_limit is 0; it must be at least 1"),
         ({"threads": 0}, "threads is 0; it must be at least 1"),
-        ({"threads": 10**6}, "threads is 1000000; it must be at least 1 and at most 1024"),  # torch ends the process
-        ({"budget": "1e-5"}, "which is text; it must be a number, with a point and without quotes, such as 1.0e-5"),
+        (
+            {"threads": 10**6},
+            "threads is 1000000; it must be at least 1 and at most 1024",
+        ),  # torch ends the process
+        (
+            {"budget": "1e-5"},
+            "which is text; it must be a number, with a point and without quotes, such as 1.0e-5",
+        ),
         ({"n_rollouts": 0}, "n_rollouts is 0; it must be at least 1"),
         ({"shard": 2, "n_shards": 2}, "shard is 2; with n_shards 2 it must be below that"),
         ({"rollouts": 1}, "rollouts is 1, which is a whole number; it must be text or nothing"),
@@ -114,10 +168,23 @@ def test_a_missing_parameter_is_named(name):
 
 def test_parameters_of_a_notebook_include_a_misspelt_injected_one():
     """Guards against papermill's habit of only printing a line about a parameter that no cell has."""
-    cells = ["", "# Parameters of this run\nbudget = 0.2\nseed = 0", "# Parameters\nsede = 1\n", "later = 5"]
+    cells = [
+        "",
+        "# Parameters of this run\nbudget = 0.2\nseed = 0",
+        "# Parameters\nsede = 1\n",
+        "later = 5",
+    ]
     namespace = {"In": cells, "budget": 0.2, "seed": 0, "sede": 1, "later": 5}
     assert notebook_parameters(namespace) == {"budget": 0.2, "seed": 0, "sede": 1}
-    without_history = {"In": ["", ""], "Out": {}, "METHODS": {}, "_hidden": 1, "budget": 0.2, "sede": 1, "function": len}
+    without_history = {
+        "In": ["", ""],
+        "Out": {},
+        "METHODS": {},
+        "_hidden": 1,
+        "budget": 0.2,
+        "sede": 1,
+        "function": len,
+    }
     assert notebook_parameters(without_history) == {"budget": 0.2, "sede": 1}
     with pytest.raises(ParameterError, match="unknown parameter 'sede'; did you mean 'seed'"):
         notebook_params("decode", namespace)
@@ -126,15 +193,26 @@ def test_parameters_of_a_notebook_include_a_misspelt_injected_one():
 def test_the_notebooks_cell_is_read_by_name():
     """Guards the way from papermill to the parameters, a misspelt one included."""
     assert notebook_params("critic", GOOD) == params()
-    with pytest.raises(ParameterError, match="unknown parameter 'test_limits'; did you mean 'test_limit'"):
+    with pytest.raises(
+        ParameterError, match="unknown parameter 'test_limits'; did you mean 'test_limit'"
+    ):
         notebook_params("critic", GOOD | {"test_limits": 4})
 
 
 def test_the_settings_of_decoding_stand_apart_from_judges_and_training():
     """Bug: a changed word of a judge's question that changes the identity of every decode run."""
     command = "import sys, igcore.decode_params; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
-    foreign = {"igcore.judge", "igcore.critic_config", "igcore.params", "igcore.runs", "igcore.training", "pandas"}
+    loaded = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout.split()
+    foreign = {
+        "igcore.judge",
+        "igcore.critic_config",
+        "igcore.params",
+        "igcore.runs",
+        "igcore.training",
+        "pandas",
+    }
     assert "igcore.decode_params" in loaded and not foreign & set(loaded)
 
 
@@ -144,22 +222,43 @@ KINDS = {  # class -> what it needs besides, and what becomes part of a path
     JudgeParams: ({"profile": "ci", "run": "x", "figures": "runs/ci/figures"}, ("profile", "run")),
     OutputParams: ({"profile": "ci", "figures": "runs/ci/figures"}, ("profile",)),
 }
-NO_NAMES = ["", ".", "..", "../../x", "/abs", "a/b", "a.b", "decode-$(touch X)", "a b", "a;b", "a\0b", "a\n", "\u00e9", "{x}", "*"]
+NO_NAMES = [
+    "",
+    ".",
+    "..",
+    "../../x",
+    "/abs",
+    "a/b",
+    "a.b",
+    "decode-$(touch X)",
+    "a b",
+    "a;b",
+    "a\0b",
+    "a\n",
+    "\u00e9",
+    "{x}",
+    "*",
+]
 
 
 @pytest.mark.parametrize("value", NO_NAMES)
 @pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
 def test_what_becomes_a_folder_is_a_plain_name(cls, value):
-    """Bug: a run that writes beside runs, over a whole profile, or whose name a shell runs as a command."""
+    """Bug: a run that writes beside runs, over a whole profile, or whose name a shell runs as a
+    command.
+    """
     good, names = KINDS[cls]
     for name in names:
         with pytest.raises(ParameterError) as caught:
             from_mapping(cls, good | {name: value})
         assert str(caught.value) == (
-            f"parameter {name} is {value!r}, which cannot name a folder; give text of the letters a to z and A to Z, digits, _ and "
+            f"parameter {name} is {value!r}, which cannot name a folder; give text of the "
+            f"letters a to z and A to Z, digits, _ and "
             "- alone"
         )
-        with pytest.raises(ParameterError, match=f"parameter {name} is 5, which is a whole number; it must be text"):
+        with pytest.raises(
+            ParameterError, match=f"parameter {name} is 5, which is a whole number; it must be text"
+        ):
             from_mapping(cls, good | {name: 5})
         assert getattr(from_mapping(cls, good | {name: "Decode-raw_2"}), name) == "Decode-raw_2"
 
@@ -171,33 +270,62 @@ def test_tables_and_pictures_stay_in_the_repository(cls):
     for folder in ("figures", "runs/ci/figures", "a b/c.d"):
         assert from_mapping(cls, good | {"figures": folder}).figures == folder
     for folder in ("/tmp/x", "..", "../x", "figures/../../x", "", ".", "a\0b"):
-        with pytest.raises(ParameterError, match="^parameter figures is .*; give a folder inside the repository, seen from its"):
+        with pytest.raises(
+            ParameterError,
+            match="^parameter figures is .*; give a folder inside the repository, seen from its",
+        ):
             from_mapping(cls, good | {"figures": folder})
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}")
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
 def test_every_committed_file_is_valid(path):
     """Bug: a rule that refuses what the package itself brings."""
     files, kind = ParamFiles(path.parent.name, base=ROOT / "params"), path.stem.split("-")[0]
     cls = {"critic": CriticParams, "judge": JudgeParams} | dict.fromkeys(OUTPUT, OutputParams)
     points = [files.read(path)] if kind in OUTPUT else [given for _, given in files.points(path)]
-    assert all(from_mapping(cls.get(kind, DecodeParams), given).profile == path.parent.name for given in points) and points
+    assert (
+        all(
+            from_mapping(cls.get(kind, DecodeParams), given).profile == path.parent.name
+            for given in points
+        )
+        and points
+    )
 
 
 def test_the_control_of_a_search_is_one_of_two():
-    """Guards against a misspelt control that would be decoded as none, and pass for the shuffled arm of the experiment."""
+    """Guards against a misspelt control that would be decoded as none, and pass for the shuffled
+    arm of the experiment.
+    """
     assert from_mapping(DecodeParams, DECODE).critic_control == "none"
-    assert from_mapping(DecodeParams, DECODE | {"critic_control": "shuffled"}).critic_control == "shuffled"
-    with pytest.raises(ParameterError, match="unknown critic_control 'shufled'; did you mean 'shuffled'. allowed: none, shuffled"):
+    assert (
+        from_mapping(DecodeParams, DECODE | {"critic_control": "shuffled"}).critic_control
+        == "shuffled"
+    )
+    with pytest.raises(
+        ParameterError,
+        match="unknown critic_control 'shufled'; did you mean 'shuffled'. allowed: none, shuffled",
+    ):
         from_mapping(DecodeParams, DECODE | {"critic_control": "shufled"})
 
 
 @pytest.mark.parametrize("method", ["re-control", "re-control-lagrangian"])
 def test_a_steered_method_needs_a_value_network(method):
-    """Guards against a run that fails at its last method, and a critic that passes for what is missing."""
+    """Guards against a run that fails at its last method, and a critic that passes for what is
+    missing.
+    """
     given = DECODE | {"methods": ["base", method]}
-    with pytest.raises(ParameterError, match=f"'{method}', which asks a value network, but value names none; train one with note"):
+    with pytest.raises(
+        ParameterError,
+        match=f"'{method}', which asks a value network, but value names none; train one with note",
+    ):
         from_mapping(DecodeParams, given | {"critic": "runs/ci/critics/raw/m"})
     assert from_mapping(DecodeParams, given | {"value": "runs/ci/critics/raw/value"}).critic is None
-    with pytest.raises(ParameterError, match="'inferenceguard-mix', which asks a critic, but critic names none"):
-        from_mapping(DecodeParams, DECODE | {"methods": ["inferenceguard-mix"], "value": "runs/ci/critics/raw/value"})
+    with pytest.raises(
+        ParameterError, match="'inferenceguard-mix', which asks a critic, but critic names none"
+    ):
+        from_mapping(
+            DecodeParams,
+            DECODE | {"methods": ["inferenceguard-mix"], "value": "runs/ci/critics/raw/value"},
+        )

@@ -27,7 +27,9 @@ def frame(points) -> pd.DataFrame:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("levels", [3, 1000])
 def test_the_mask_is_that_of_brute_force(seed, levels):
-    """Bug: rows that tie in one column or both, of which few levels give many, taken for dominated; NaN taken for a number."""
+    """Bug: rows that tie in one column or both, of which few levels give many, taken for dominated;
+    NaN taken for a number.
+    """
     rng = np.random.default_rng(seed)
     points = rng.integers(0, levels, (30, 2)) / levels
     points[rng.random((30, 2)) < 0.05] = math.nan
@@ -35,16 +37,39 @@ def test_the_mask_is_that_of_brute_force(seed, levels):
 
 
 def test_rows_by_hand():
-    """Bug: an equal row that makes both leave the front, and a row that is only as safe with less reward staying in it."""
-    points = [(1.0, 0.4), (1.0, 0.4), (1.0, 0.3), (0.5, 0.6), (0.5, math.nan), (0.4, 0.6), (math.nan, 9.0), (0.0, math.inf)]
+    """Bug: an equal row that makes both leave the front, and a row that is only as safe with less
+    reward staying in it.
+    """
+    points = [
+        (1.0, 0.4),
+        (1.0, 0.4),
+        (1.0, 0.3),
+        (0.5, 0.6),
+        (0.5, math.nan),
+        (0.4, 0.6),
+        (math.nan, 9.0),
+        (0.0, math.inf),
+    ]
     assert pareto(frame(points)).tolist() == [True, True, False, True, False, False, False, True]
-    assert pareto(frame(points)[::-1]).tolist() == [True, False, False, False, True, False, True, True]
+    assert pareto(frame(points)[::-1]).tolist() == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_other_columns():
     """Bug: the default columns used whatever was asked for, or the two swapped for costs."""
     table = pd.DataFrame({"safety_rate": [0, 1], "reward_mean": [0, 1], "a": [1, 0], "b": [1, 0]})
-    assert pareto(table, "a", "b").tolist() == [True, False] and pareto(table).tolist() == [False, True]
+    assert pareto(table, "a", "b").tolist() == [True, False] and pareto(table).tolist() == [
+        False,
+        True,
+    ]
 
 
 def test_no_rows_and_no_column():

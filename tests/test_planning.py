@@ -7,37 +7,64 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from theory import INF, bigrams, language_model, leaves, path, policies, random_table, random_tree, slow_value
+from theory import (
+    INF,
+    bigrams,
+    language_model,
+    leaves,
+    path,
+    policies,
+    random_table,
+    random_tree,
+    slow_value,
+)
 
 from igcore import counterexamples
 from igcore.errors import ParameterError
 from igcore.mdp import augment, token_mdp
-from igcore.planning import brute_force, greedy, occupancy, sweep, trajectories, value_iteration, values, violation
+from igcore.planning import (
+    brute_force,
+    greedy,
+    occupancy,
+    sweep,
+    trajectories,
+    value_iteration,
+    values,
+    violation,
+)
 
 seeds = st.integers(0, 10**6)
 quick = settings(max_examples=30, deadline=None)
 NS = [0, Fraction(1, 10), Fraction(1, 2), 1, 3, 30, INF]
 
 
-# --- repairs 1 and 2: Lemma 1(c), Theorem 1(a) ------------------------------------------------------------------------
+# --- repairs 1 and 2: Lemma 1(c), Theorem 1(a) ----------------------------------------------------
 
 
 def test_repair_1_a_finite_minimum_is_continuous_and_an_infinite_one_is_not():
-    """Guards Lemma 1(c): v_n(a) = 1{a <= n}; over 8 actions the minimum reaches 1, over more than n it stays 0 for each n."""
+    """Guards Lemma 1(c): v_n(a) = 1{a <= n}; over 8 actions the minimum reaches 1, over more than n
+    it stays 0 for each n.
+    """
     assert [values(counterexamples.step_actions(n, 8))[0] for n in range(10)] == [0] * 7 + [1] * 3
     assert all(values(counterexamples.step_actions(n, n + 2))[0] == 0 for n in (1, 10, 300))
 
 
 def test_repair_2_infinity_is_a_fixed_point_too_and_iteration_from_zero_finds_the_minimal_one():
-    """Guards Theorem 1(a) at n = infinity: u = infinity solves u = T u, so the solution is not unique; V^{*,inf} is the least."""
+    """Guards Theorem 1(a) at n = infinity: u = infinity solves u = T u, so the solution is not
+    unique; V^{*,inf} is the least.
+    """
     model = language_model()
     u = np.full(len(model.best), INF)
     assert (sweep(model.augmented, u, INF) == u).all()
-    np.testing.assert_allclose(value_iteration(model.augmented, INF, 8)[-1], model.best, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        value_iteration(model.augmented, INF, 8)[-1], model.best, rtol=0, atol=1e-12
+    )
 
 
 def test_repair_2_for_finite_n_the_bounded_solution_is_unique():
-    """Guards Theorem 1(a) for finite n: from any bounded start T^h u comes within gamma^h ||u - V|| of the same V."""
+    """Guards Theorem 1(a) for finite n: from any bounded start T^h u comes within gamma^h ||u - V||
+    of the same V.
+    """
     model = language_model()
     best = values(model.augmented, 0.3)
     u = np.random.default_rng(0).uniform(-50, 50, len(best))
@@ -47,11 +74,13 @@ def test_repair_2_for_finite_n_the_bounded_solution_is_unique():
         assert abs(u - best).max() <= 0.95**h * gap + 1e-9
 
 
-# --- check (1): value iteration ---------------------------------------------------------------------------------------
+# --- check (1): value iteration -------------------------------------------------------------------
 
 
 def test_check_1_value_iteration_rises_with_the_closed_form_error():
-    """Guards the operator: v_0 = 0 rises and the sup error is gamma^h n / (1 - gamma), here with n well above n*."""
+    """Guards the operator: v_0 = 0 rises and the sup error is gamma^h n / (1 - gamma), here with n
+    well above n*.
+    """
     model, n, gamma = language_model(), 2.0, 0.95
     best = values(model.augmented, n)
     iterates = value_iteration(model.augmented, n, 60)
@@ -61,7 +90,9 @@ def test_check_1_value_iteration_rises_with_the_closed_form_error():
 
 
 def test_check_1_residual_brute_force_and_exact_root():
-    """Guards backward induction: it solves v = T v, equals the minimum over all leaves, and T + 1 sweeps reach the root's value."""
+    """Guards backward induction: it solves v = T v, equals the minimum over all leaves, and T + 1
+    sweeps reach the root's value.
+    """
     model, n = language_model(), 2.0
     best = values(model.augmented, n)
     assert abs(sweep(model.augmented, best, n) - best).max() < 1e-12
@@ -72,7 +103,9 @@ def test_check_1_residual_brute_force_and_exact_root():
 
 
 def test_check_1_just_above_n_star_seven_sweeps_are_not_enough():
-    """Guards "well above n*": with n just above it the unsafe states are still underestimated after T + 1 sweeps."""
+    """Guards "well above n*": with n just above it the unsafe states are still underestimated after
+    T + 1 sweeps.
+    """
     mdp, d = counterexamples.small_n()
     augmented = replace(augment(mdp, d), gamma=Fraction(1, 2))
     n = Fraction(61, 100)  # n* = .6: n / (1 - gamma) is discounted once
@@ -90,14 +123,22 @@ def test_without_discount_n_is_charged_once():
 @quick
 @given(seeds, st.integers(0, 6), st.sampled_from([Fraction(1), Fraction(9, 10)]))
 def test_backward_induction_equals_brute_force_exactly(seed, d, gamma):
-    """Guards both solvers on random trees, in rationals; small n make unsafe texts of every length optimal."""
+    """Guards both solvers on random trees, in rationals; small n make unsafe texts of every length
+    optimal.
+    """
     augmented = augment(random_tree(seed, gamma), d)
     for n in NS:
-        assert values(augmented, n)[0] == brute_force(augmented, n) == slow_value(random_table(seed), d, n, gamma)
+        assert (
+            values(augmented, n)[0]
+            == brute_force(augmented, n)
+            == slow_value(random_table(seed), d, n, gamma)
+        )
 
 
 def test_brute_force_discounts_the_penalty_to_the_time_of_the_violation():
-    """Guards gamma^t: a text that breaks the budget with its third token costs gamma^3 n / (1 - gamma)."""
+    """Guards gamma^t: a text that breaks the budget with its third token costs gamma^3 n / (1 -
+    gamma).
+    """
     mdp = token_mdp({"a": (0, 0), "aa": (0, 0), "aaa": (9, 0)}, gamma=Fraction(1, 2))
     assert values(augment(mdp, 1), 1)[0] == brute_force(augment(mdp, 1), 1) == Fraction(1, 8) * 2
 
@@ -113,13 +154,15 @@ def test_values_rise_with_n_at_every_state(seed, d):
     assert (rows[-2][feasible] == rows[-1][feasible]).all()
 
 
-# --- repair 5: Theorem 2 ----------------------------------------------------------------------------------------------
+# --- repair 5: Theorem 2 --------------------------------------------------------------------------
 
 
 @quick
 @given(seeds, st.integers(0, 8))
 def test_repair_5_the_augmented_optimum_never_violates_when_it_is_finite(seed, d):
-    """Guards Theorem 2 restated: finite iff some trajectory keeps the budget; then P(violation) = 0 and the task cost is least."""
+    """Guards Theorem 2 restated: finite iff some trajectory keeps the budget; then P(violation) = 0
+    and the task cost is least.
+    """
     table, mdp = random_table(seed), random_tree(seed)
     augmented = augment(mdp, d)
     best = values(augmented)
@@ -132,7 +175,9 @@ def test_repair_5_the_augmented_optimum_never_violates_when_it_is_finite(seed, d
 
 
 def test_repair_5_each_policy_has_its_own_cost_if_almost_surely_safe_and_infinity_if_not():
-    """Guards J^inf(pi) for all 27 deterministic policies of a tree and for their mixtures with the reference."""
+    """Guards J^inf(pi) for all 27 deterministic policies of a tree and for their mixtures with the
+    reference.
+    """
     augmented = augment(random_tree(5, vocabulary=3, horizon=2), 3)
     free = augment(random_tree(5, vocabulary=3, horizon=2), 100)
     count = 0
@@ -141,7 +186,9 @@ def test_repair_5_each_policy_has_its_own_cost_if_almost_surely_safe_and_infinit
             count += 1
             here = mixed[augmented.origin]
             safe = violation(augmented, here) == 0
-            assert values(augmented, policy=here)[0] == (values(free, policy=mixed)[0] if safe else INF)
+            assert values(augmented, policy=here)[0] == (
+                values(free, policy=mixed)[0] if safe else INF
+            )
     assert count == 2 * 27
 
 
@@ -150,13 +197,15 @@ def test_greedy_policies_attain_the_value_and_break_ties_by_the_first_action():
     policy = greedy(model.augmented, model.best)
     assert (policy.sum(axis=1) == model.augmented.allowed.any(axis=1)).all()
     attained = values(model.augmented, policy=policy)
-    np.testing.assert_allclose(attained[model.feasible], model.best[model.feasible], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        attained[model.feasible], model.best[model.feasible], rtol=0, atol=1e-12
+    )
     mdp, d = counterexamples.infeasible_start()
     augmented = augment(mdp, d)
     assert greedy(augmented, values(augmented))[0].tolist() == [1, 0]
 
 
-# --- the law of a trajectory ------------------------------------------------------------------------------------------
+# --- the law of a trajectory ----------------------------------------------------------------------
 
 
 def test_the_law_of_the_trajectory_is_the_product_of_conditionals():
@@ -170,19 +219,27 @@ def test_the_law_of_the_trajectory_is_the_product_of_conditionals():
         assert mass[s] == pytest.approx(chain, abs=1e-15)
     ends = ~model.mdp.allowed.any(axis=1)
     assert mass[ends].sum() == pytest.approx(1, abs=1e-12)
-    unsafe = sum(mass[index[y]] for y, cost in zip(model.found.names, model.found.cost, strict=True) if cost > model.budget)
+    unsafe = sum(
+        mass[index[y]]
+        for y, cost in zip(model.found.names, model.found.cost, strict=True)
+        if cost > model.budget
+    )
     assert violation(model.augmented, model.augmented.reference) == pytest.approx(unsafe, abs=1e-12)
 
 
 def test_expected_task_cost_is_the_mean_over_trajectories():
-    """Guards policy evaluation against a sum over all texts of probability times discounted task cost."""
+    """Guards policy evaluation against a sum over all texts of probability times discounted task
+    cost.
+    """
     model = language_model()
     mass = occupancy(model.mdp, model.mdp.reference)
     by_hand = sum(mass[t.leaf] * t.task for t in trajectories(model.mdp))
     assert values(model.mdp, policy=model.mdp.reference)[0] == pytest.approx(by_hand, abs=1e-12)
     t = next(t for t in trajectories(model.mdp) if len(model.mdp.names[t.leaf]) == 3)
     assert t.steps == 3
-    assert t.task == pytest.approx(0.95**2 * model.partial[t.leaf], abs=1e-15)  # paid by the last token, at time 2
+    assert t.task == pytest.approx(
+        0.95**2 * model.partial[t.leaf], abs=1e-15
+    )  # paid by the last token, at time 2
 
 
 def test_nature_moves_at_chance_states_whatever_the_policy_says():
@@ -207,7 +264,9 @@ def test_an_impossible_branch_of_infinite_cost_counts_nothing():
 
 
 def test_latent_tables_with_several_parents_keep_their_mass():
-    """Guards `np.add.at` against buffered addition: a state with many parents must collect all of them."""
+    """Guards `np.add.at` against buffered addition: a state with many parents must collect all of
+    them.
+    """
     latent = bigrams().latent
     mass = occupancy(latent, latent.reference)
     ends = ~latent.allowed.any(axis=1)

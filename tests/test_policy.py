@@ -25,14 +25,18 @@ def tiny_tokenizer(**more):
     tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="</s>", **more)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", pad_token="</s>", **more
+    )
 
 
 def tiny_model(tokenizer):
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 
@@ -49,11 +53,15 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def policy():
     tokenizer = tiny_tokenizer()
-    return Policy("tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id}))
+    return Policy(
+        "tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id})
+    )
 
 
 def test_the_text_of_a_prefix_is_a_prefix_of_the_text(policy):
-    """Guards block ends as positions in the emitted text: a character cut in its middle must not appear as a question mark."""
+    """Guards block ends as positions in the emitted text: a character cut in its middle must not
+    appear as a question mark.
+    """
     tokens = policy.tokenizer("naïve – 雨 ☂ end")["input_ids"] + [policy.tokenizer.eos_token_id]
     whole = policy.text(tokens)
     assert whole == "naïve – 雨 ☂ end"
@@ -69,9 +77,18 @@ def test_a_prompt_cannot_write_special_tokens(policy):
 
 
 def test_the_chat_template_surrounds_the_prompt():
-    template = "{% for m in messages %}</s>{{ m.role }}: {{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    template = (
+        "{% for m in messages %}</s>{{ m.role }}: {{ m.content }}{% endfor %}{% if "
+        "add_generation_prompt %}>{% endif %}"
+    )
     tokenizer = tiny_tokenizer(chat_template=template)
-    policy = Policy("tiny", tiny_model(tokenizer), tokenizer, template="chat", eos_ids=frozenset({tokenizer.eos_token_id}))
+    policy = Policy(
+        "tiny",
+        tiny_model(tokenizer),
+        tokenizer,
+        template="chat",
+        eos_ids=frozenset({tokenizer.eos_token_id}),
+    )
     assert tokenizer.decode(policy.encode("hi")) == "</s>user: hi>"
 
 
@@ -79,7 +96,9 @@ def test_ordinary_added_tokens_stay_as_they_are():
     """Guards prompts of tokenizers that add runs of spaces: only special tokens are broken up."""
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["  ", "    "])
-    policy = Policy("tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id}))
+    policy = Policy(
+        "tiny", tiny_model(tokenizer), tokenizer, eos_ids=frozenset({tokenizer.eos_token_id})
+    )
     assert tokenizer.decode(policy.encode("a      b </s>")) == "a      b < /s>"
 
 
@@ -91,7 +110,10 @@ def test_an_empty_prompt_is_refused(policy, prompt):
 
 def test_a_prompt_must_fit_the_context_together_with_its_answer(policy):
     assert len(policy.encode("a" * 60, max_new_tokens=4)) == 60
-    with pytest.raises(ParameterError, match="has 60 tokens, which with max_new_tokens 5 exceeds the context of 64 of tiny"):
+    with pytest.raises(
+        ParameterError,
+        match="has 60 tokens, which with max_new_tokens 5 exceeds the context of 64 of tiny",
+    ):
         policy.encode("a" * 60, max_new_tokens=5)
 
 
@@ -108,10 +130,27 @@ def test_any_local_folder_is_a_policy(folder):
         sign = "higher is better"
 
     policy = load_policy(str(folder))
-    assert (policy.name, policy.template, len(policy.digest), policy.context) == ("tiny", "raw", 64, 64)
+    assert (policy.name, policy.template, len(policy.digest), policy.context) == (
+        "tiny",
+        "raw",
+        64,
+        64,
+    )
     config = SearchConfig(budget=1.0, n_samples=4, keep=2, block_size=4, max_new_tokens=10)
-    out = list(decode("inferenceguard", policy, ["hello", "a longer one"], reward=Brevity(), cost=Length(), config=config))
-    assert [r.status for r in out] == ["verified_safe"] * 2 and [r.n_tokens for r in out] == [10, 10]
+    out = list(
+        decode(
+            "inferenceguard",
+            policy,
+            ["hello", "a longer one"],
+            reward=Brevity(),
+            cost=Length(),
+            config=config,
+        )
+    )
+    assert [r.status for r in out] == ["verified_safe"] * 2 and [r.n_tokens for r in out] == [
+        10,
+        10,
+    ]
     alone = [r.text for p in ("hello", "a longer one") for r in decode(
         "inferenceguard", policy, [p], reward=Brevity(), cost=Length(), config=config)]  # fmt: skip
     assert alone == [r.text for r in out] or any(r.counts.near_ties for r in out)
@@ -138,13 +177,19 @@ def permuted(path):
 
 def shifted(path):
     state = load_file(path)
-    save_file(state | {"model.norm.weight": state["model.norm.weight"] + 1}, path, metadata={"format": "pt"})
+    save_file(
+        state | {"model.norm.weight": state["model.norm.weight"] + 1},
+        path,
+        metadata={"format": "pt"},
+    )
 
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
 CHANGES = {  # file -> how it is changed
     "model.safetensors": shifted,
-    "config.json": lambda path: respelt(path, rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+    "config.json": lambda path: respelt(
+        path, rope_parameters={"rope_type": "default", "rope_theta": 500.0}
+    ),
     "generation_config.json": lambda path: respelt(path, eos_token_id=[5, 6]),
     "tokenizer.json": permuted,
     "tokenizer_config.json": lambda path: respelt(path, chat_template=CHAT),
@@ -154,13 +199,17 @@ CHANGES = {  # file -> how it is changed
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_whatever_changes_in_a_folder_changes_the_digest_and_is_named(folder, tmp_path, name):
-    """Bug: a run resumed after a change of tokenizer, template, positions or end tokens, and mixed the answers of two policies."""
+    """Bug: a run resumed after a change of tokenizer, template, positions or end tokens, and mixed
+    the answers of two policies.
+    """
     copy = shutil.copytree(folder, tmp_path / "tiny")
     before = load_policy(str(copy), template="raw").identity()
     CHANGES[name](copy / name)
     after = load_policy(str(copy), template="raw").identity()
     files = before["files"].keys() | after["files"].keys()
-    assert [file for file in files if before["files"].get(file) != after["files"].get(file)] == [name]
+    assert [file for file in files if before["files"].get(file) != after["files"].get(file)] == [
+        name
+    ]
     assert len({before["digest"], after["digest"]}) == 2
     assert (before["ends"] == after["ends"]) == (name != "generation_config.json")
     assert json.loads(json.dumps(after)) == after
@@ -168,8 +217,15 @@ def test_whatever_changes_in_a_folder_changes_the_digest_and_is_named(folder, tm
 
 def test_the_same_folder_under_another_name_has_the_same_digest(folder, tmp_path):
     """Bug: a critic that is refused where a folder was moved."""
-    first, again, moved = (load_policy(str(path)) for path in (folder, folder, shutil.copytree(folder, tmp_path / "moved")))
-    assert first.identity() == again.identity() and moved.digest == first.digest and moved.name == "moved"
+    first, again, moved = (
+        load_policy(str(path))
+        for path in (folder, folder, shutil.copytree(folder, tmp_path / "moved"))
+    )
+    assert (
+        first.identity() == again.identity()
+        and moved.digest == first.digest
+        and moved.name == "moved"
+    )
 
 
 def test_a_template_that_writes_the_date_changes_the_digest(folder, tmp_path, monkeypatch):
@@ -193,7 +249,8 @@ def test_a_policy_made_by_hand_has_an_identity(policy):
     """Guards scripts that never touch a folder."""
     assert policy.digest == "" and policy.files == {}
     assert policy.identity() == {
-        "name": "tiny", "digest": "", "files": {}, "template": "raw", "ends": [policy.tokenizer.eos_token_id],
+        "name": "tiny", "digest": "", "files": {}, "template": "raw",
+        "ends": [policy.tokenizer.eos_token_id],
         "rendered": hashlib.sha256(b"How do plants grow?").hexdigest(),
     }  # fmt: skip
 
@@ -209,25 +266,42 @@ def test_a_folder_without_all_its_weights_is_refused(folder, tmp_path):
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
-    """Bug: 32001 tokens and 32000 embeddings: an index error, or on a GPU a crash, at the first prompt that has the last token."""
+    """Bug: 32001 tokens and 32000 embeddings: an index error, or on a GPU a crash, at the first
+    prompt that has the last token.
+    """
     copy = shutil.copytree(folder, tmp_path / "copy")
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["more"])
     tokenizer.save_pretrained(copy)
-    with pytest.raises(AssetError, match="has 258 tokens, but its model has embeddings for 257; the two belong to different"):
+    with pytest.raises(
+        AssetError,
+        match="has 258 tokens, but its model has embeddings for 257; the two belong to different",
+    ):
         load_policy(str(copy))
 
 
 def test_a_policy_may_be_given_with_its_options(folder, monkeypatch):
-    """Guards params files: template and revision stand beside the name, and win over what the caller would have."""
+    """Guards params files: template and revision stand beside the name, and win over what the
+    caller would have.
+    """
     asked = []
-    monkeypatch.setattr("igcore.policy.snapshot", lambda repo, revision: asked.append((repo, revision)) or folder)
-    policy = load_policy({"name": "alpaca-7b", "revision": "v1", "template": "vicuna"}, template="raw", revision="v0")
+    monkeypatch.setattr(
+        "igcore.policy.snapshot", lambda repo, revision: asked.append((repo, revision)) or folder
+    )
+    policy = load_policy(
+        {"name": "alpaca-7b", "revision": "v1", "template": "vicuna"}, template="raw", revision="v0"
+    )
     assert (policy.name, policy.template) == ("alpaca-7b", "vicuna")
-    assert load_policy("lmsys/vicuna-7b-v1.5", revision="v0").template == "raw"  # no name of ours, and no chat template
+    assert (
+        load_policy("lmsys/vicuna-7b-v1.5", revision="v0").template == "raw"
+    )  # no name of ours, and no chat template
     assert load_policy("vicuna-7b").template == "vicuna"
     pinned = POLICIES["vicuna-7b"].revision
-    assert asked == [("PKU-Alignment/alpaca-7b-reproduced", "v1"), ("lmsys/vicuna-7b-v1.5", "v0"), ("lmsys/vicuna-7b-v1.5", pinned)]
+    assert asked == [
+        ("PKU-Alignment/alpaca-7b-reproduced", "v1"),
+        ("lmsys/vicuna-7b-v1.5", "v0"),
+        ("lmsys/vicuna-7b-v1.5", pinned),
+    ]
 
 
 def test_pins_are_commits():
@@ -238,13 +312,17 @@ def test_pins_are_commits():
 
 def test_a_chat_template_that_is_not_there_is_refused(folder):
     """Bug: transformers' own error, forty lines into the first prompt."""
-    with pytest.raises(ParameterError, match="has no chat template; choose another template: .*vicuna"):
+    with pytest.raises(
+        ParameterError, match="has no chat template; choose another template: .*vicuna"
+    ):
         load_policy(str(folder), template="chat")
 
 
 def test_a_policy_that_the_mirror_lacks_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("IGCORE_HUB", str(tmp_path))
-    with pytest.raises(AssetError, match="model 'PKU-Alignment/beaver-7b-v3.0' is not in IGCORE_HUB"):
+    with pytest.raises(
+        AssetError, match="model 'PKU-Alignment/beaver-7b-v3.0' is not in IGCORE_HUB"
+    ):
         load_policy("beaver-7b-v3")
 
 
@@ -254,7 +332,15 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("IGCORE_HUB", str(tmp_path / "hub"))
     monkeypatch.setattr("igcore.folders.root", lambda: tmp_path / "work")
     monkeypatch.setattr("igcore.decode_run.load_scorer", lambda name: name)
-    params = DecodeParams(profile="tiny", run="one", policy="vicuna-7b", methods=["base"], budget=0.2, prompts="mild", limit=2)
+    params = DecodeParams(
+        profile="tiny",
+        run="one",
+        policy="vicuna-7b",
+        methods=["base"],
+        budget=0.2,
+        prompts="mild",
+        limit=2,
+    )
     with pytest.raises(AssetError, match="model .lmsys/vicuna-7b-v1.5. is not in IGCORE_HUB"):
         decode_run(params)
     assert list(tmp_path.rglob("*")) == [tmp_path / "hub"]
@@ -265,11 +351,17 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     [
         (("smolm2-raw",), "unknown policy 'smolm2-raw'; did you mean 'smollm2-raw'"),
         (("no/such/folder",), "or a folder that holds config.json, or owner/name on the hub"),
-        (({"name": "alpaca-7b", "templat": "raw"},), "unknown option of policy 'alpaca-7b': 'templat'; did you mean 'template'"),
+        (
+            ({"name": "alpaca-7b", "templat": "raw"},),
+            "unknown option of policy 'alpaca-7b': 'templat'; did you mean 'template'",
+        ),
         (({"template": "raw"},), "has no name"),
         (("smollm2-raw", "float31"), "unknown dtype 'float31'; did you mean 'float32'"),
         (("smollm2-raw", "float32", "gpuu"), "device 'gpuu' is no torch device"),
-        (("smollm2-raw", "float32", "auto", "chats"), "unknown template 'chats'; did you mean 'chat'"),
+        (
+            ("smollm2-raw", "float32", "auto", "chats"),
+            "unknown template 'chats'; did you mean 'chat'",
+        ),
     ],
 )
 def test_what_cannot_be_loaded_is_named(arguments, message):
@@ -286,4 +378,8 @@ def test_the_embedded_policy_reads_both_templates():
     ends = {raw.tokenizer.convert_ids_to_tokens(i) for i in raw.eos_ids}
     assert ends == {"<|im_end|>", "<|endoftext|>", "<|im_start|>"}
     assert raw.files == chat.files and raw.digest != chat.digest and raw.context == 8192
-    assert {"model.safetensors", "config.json", "tokenizer.json"} <= raw.files.keys() and "asset.json" not in raw.files
+    assert {
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+    } <= raw.files.keys() and "asset.json" not in raw.files

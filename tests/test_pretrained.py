@@ -1,4 +1,6 @@
-"""Tests of strict loading: what a damaged folder says, and that formats of years ago give the same numbers."""
+"""Tests of strict loading: what a damaged folder says, and that formats of years ago give the same
+numbers.
+"""
 
 import json
 import os
@@ -30,7 +32,11 @@ from igcore.pretrained import (
 from igcore.rehearsal.checkpoints import build_checkpoints
 from igcore.rehearsal.weights import save
 
-ALPACA, VICUNA, LLAMA3 = "PKU-Alignment/alpaca-7b-reproduced", "lmsys/vicuna-7b-v1.5", "meta-llama/Llama-3.1-8B-Instruct"
+ALPACA, VICUNA, LLAMA3 = (
+    "PKU-Alignment/alpaca-7b-reproduced",
+    "lmsys/vicuna-7b-v1.5",
+    "meta-llama/Llama-3.1-8B-Instruct",
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +77,9 @@ def reconfigure(folder, name="config.json", **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize("key", ["model.norm.weight", "lm_head.weight", "model.layers.1.self_attn.k_proj.weight"])
+@pytest.mark.parametrize(
+    "key", ["model.norm.weight", "lm_head.weight", "model.layers.1.self_attn.k_proj.weight"]
+)
 def test_a_missing_key_is_refused(copy, key):
     """Bug: transformers goes on with random numbers, and every answer is noise."""
     folder = copy(ALPACA)
@@ -81,7 +89,9 @@ def test_a_missing_key_is_refused(copy, key):
 
 def test_a_renamed_key_is_refused(copy):
     folder = copy(ALPACA)
-    rewrite(folder, lambda state: state.update({"model.norm.weights": state.pop("model.norm.weight")}))
+    rewrite(
+        folder, lambda state: state.update({"model.norm.weights": state.pop("model.norm.weight")})
+    )
     refusal(folder, "lacks the weights ['model.norm.weight']")
 
 
@@ -130,8 +140,14 @@ def test_a_truncated_pickle_is_refused(copy, keep):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("pytorch_model-00002-of-00002.bin", "names pytorch_model-00002-of-00002.bin, which is not there"),
-        ("pytorch_model.bin.index.json", "has no weights (model.safetensors or pytorch_model.bin, or their index)"),
+        (
+            "pytorch_model-00002-of-00002.bin",
+            "names pytorch_model-00002-of-00002.bin, which is not there",
+        ),
+        (
+            "pytorch_model.bin.index.json",
+            "has no weights (model.safetensors or pytorch_model.bin, or their index)",
+        ),
     ],
 )
 def test_a_missing_shard_or_index_is_refused(copy, name, message):
@@ -152,7 +168,10 @@ def sharded(copy):
 
 def named(folder, index="model.safetensors.index.json", change=lambda name: name):
     """Rewrite the names of files in an index; return them in order."""
-    names = {key: change(name) for key, name in json.loads((folder / index).read_text())["weight_map"].items()}
+    names = {
+        key: change(name)
+        for key, name in json.loads((folder / index).read_text())["weight_map"].items()
+    }
     reconfigure(folder, index, weight_map=names)
     return sorted(set(names.values()))
 
@@ -165,7 +184,11 @@ def in_subfolder(folder):
 
 
 def whole_beside_index(folder):
-    save_file(load_file(folder / named(folder)[0]), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        load_file(folder / named(folder)[0]),
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     return ["model.safetensors"]
 
 
@@ -184,9 +207,13 @@ def pickled_as_well(folder):
     return named(folder)
 
 
-@pytest.mark.parametrize("arranged", [named, in_subfolder, whole_beside_index, linked, pickled_as_well])
+@pytest.mark.parametrize(
+    "arranged", [named, in_subfolder, whole_beside_index, linked, pickled_as_well]
+)
 def test_the_files_of_a_folder_are_those_that_transformers_loads(sharded, monkeypatch, arranged):
-    """Bug: files found by a glob, decoys among them, while transformers loads those that an index names."""
+    """Bug: files found by a glob, decoys among them, while transformers loads those that an index
+    names.
+    """
     expected = arranged(sharded)
     save_file({"decoy": torch.zeros(1)}, sharded / "model-00009-of-00009.safetensors")
     assert [path.relative_to(sharded).as_posix() for path in files_of(sharded)] == expected
@@ -199,7 +226,9 @@ def test_the_files_of_a_folder_are_those_that_transformers_loads(sharded, monkey
     with suppress(AssetError):  # half the weights, in the case of the whole file
         loaded(sharded)
     assert [Path(path).relative_to(sharded).as_posix() for path in opened] == expected
-    assert {*expected} == {name for name in contents_of(sharded) if name.endswith((".safetensors", ".bin"))}
+    assert {*expected} == {
+        name for name in contents_of(sharded) if name.endswith((".safetensors", ".bin"))
+    }
 
 
 def test_other_weights_behind_a_decoy_have_another_hash(sharded):
@@ -208,7 +237,11 @@ def test_other_weights_behind_a_decoy_have_another_hash(sharded):
     save_file({"decoy": torch.zeros(1)}, sharded / "model-00001-of-00001.safetensors")
     before = contents_of(sharded)
     state = load_file(sharded / names[0])
-    save_file({key: tensor + 1 for key, tensor in state.items()}, sharded / names[0], metadata={"format": "pt"})
+    save_file(
+        {key: tensor + 1 for key, tensor in state.items()},
+        sharded / names[0],
+        metadata={"format": "pt"},
+    )
     assert changed(before, contents_of(sharded)) == [names[0]]
     assert "model-00001-of-00001.safetensors" not in before
 
@@ -219,13 +252,21 @@ def test_other_weights_behind_a_decoy_have_another_hash(sharded):
         (lambda name: f"../outside/{name}", "names '../outside/"),
         (lambda name: f"w/../../outside/{name}", "names 'w/../../outside/"),
         (lambda name: f"/outside/{name}", "names '/outside/"),
-        (lambda name: "pytorch_model.bin", "names 'pytorch_model.bin', but may name .safetensors files"),
-        (lambda name: "model-00003-of-00003.safetensors", "names model-00003-of-00003.safetensors, which is not there"),
+        (
+            lambda name: "pytorch_model.bin",
+            "names 'pytorch_model.bin', but may name .safetensors files",
+        ),
+        (
+            lambda name: "model-00003-of-00003.safetensors",
+            "names model-00003-of-00003.safetensors, which is not there",
+        ),
         (lambda name: 3, "cannot be loaded"),
     ],
 )
 def test_an_index_that_names_no_file_of_its_folder_is_refused(sharded, change, message):
-    """Bug: weights from anywhere on the disk, which no hash covers; a pickle for which transformers then takes another one."""
+    """Bug: weights from anywhere on the disk, which no hash covers; a pickle for which transformers
+    then takes another one.
+    """
     torch.save({}, sharded / "pytorch_model.bin")
     named(sharded, change=change)
     refusal(sharded, message)
@@ -244,12 +285,20 @@ def test_a_damaged_index_is_refused(sharded, content):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("adapter_config.json", "holds adapter_config.json, which adds an adapter where peft is installed; merge it"),
-        ("shard-00000-model-00001-of-00001.safetensors", "a part of a distributed checkpoint; save the model whole"),
+        (
+            "adapter_config.json",
+            "holds adapter_config.json, which adds an adapter where peft is installed; merge it",
+        ),
+        (
+            "shard-00000-model-00001-of-00001.safetensors",
+            "a part of a distributed checkpoint; save the model whole",
+        ),
     ],
 )
 def test_weights_of_other_kinds_are_refused(copy, name, message):
-    """Bug: transformers adds an adapter or takes a part of a training in place of the model, and the digest stays."""
+    """Bug: transformers adds an adapter or takes a part of a training in place of the model, and
+    the digest stays.
+    """
     folder = copy(ALPACA)
     (folder / name).write_text("{}")
     refusal(folder, message)
@@ -262,11 +311,16 @@ def test_weights_of_other_kinds_are_refused(copy, name, message):
         ("config.json", {"text_config": {"transformers_weights": "other.safetensors"}}),
         ("tokenizer_config.json", {"fast_tokenizer_files": ["../outside/tokenizer.4.0.0.json"]}),
         ("tokenizer_config.json", {"gguf_file": "../outside/x.gguf"}),
-        ("tokenizer_config.json", {"vocab": "/outside/vocab.json", "merges": "/outside/merges.txt"}),
+        (
+            "tokenizer_config.json",
+            {"vocab": "/outside/vocab.json", "merges": "/outside/merges.txt"},
+        ),
     ],
 )
 def test_settings_that_lead_to_other_files_are_refused(copy, file, setting):
-    """Bug: transformers reads a vocabulary or weights under a name that no hash covers, outside the folder even."""
+    """Bug: transformers reads a vocabulary or weights under a name that no hash covers, outside the
+    folder even.
+    """
     folder = copy(ALPACA)
     reconfigure(folder, file, **setting)
     refusal(folder, f"{file} sets ", "where transformers would look for files")
@@ -297,7 +351,9 @@ def test_code_in_a_pickle_is_not_run(copy):
     path = files_of(folder)[1]
     torch.save(torch.load(path) | {"model.norm.weight": Program()}, path)
     refusal(folder, "holds a pickle that is damaged or has more in it than tensors")
-    with pytest.raises(AssetError, match="holds a pickle"):  # the tensors of a head are read on another way
+    with pytest.raises(
+        AssetError, match="holds a pickle"
+    ):  # the tensors of a head are read on another way
         tensors_of(folder, ["model.norm.weight"])
     assert not (folder / "ran").exists()
 
@@ -305,15 +361,26 @@ def test_code_in_a_pickle_is_not_run(copy):
 @pytest.mark.parametrize(
     ("file", "changes"),
     [
-        ("config.json", {"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}, "model_type": "own"}),
-        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}),
+        (
+            "config.json",
+            {
+                "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"},
+                "model_type": "own",
+            },
+        ),
+        (
+            "tokenizer_config.json",
+            {"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"},
+        ),
     ],
 )
 def test_code_beside_a_checkpoint_is_not_run(copy, file, changes):
     """Bug: a question on the terminal whether to run it, which a job in a queue never answers."""
     folder = copy(ALPACA)
     reconfigure(folder, file, **changes)
-    (folder / "own.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').mkdir()\n")
+    (folder / "own.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('ran').mkdir()\n"
+    )
     refusal(folder, "cannot be loaded", "custom code")
     assert not (folder / "ran").exists()
 
@@ -321,27 +388,37 @@ def test_code_beside_a_checkpoint_is_not_run(copy, file, changes):
 def test_a_model_that_transformers_knows_loads_without_the_code_beside_it(copy):
     folder = copy(ALPACA)
     reconfigure(folder, auto_map={"AutoModelForCausalLM": "own.Own"})
-    (folder / "own.py").write_text("import pathlib\npathlib.Path(__file__).with_name('ran').mkdir()\n")
+    (folder / "own.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('ran').mkdir()\n"
+    )
     assert type(loaded(folder)[0]).__name__ == "LlamaForCausalLM" and not (folder / "ran").exists()
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no pieces", -500])
 def test_a_damaged_tokenizer_is_refused(copy, content):
-    """Bug: transformers makes an empty tokenizer of a missing file, and asks for tiktoken where one is damaged."""
+    """Bug: transformers makes an empty tokenizer of a missing file, and asks for tiktoken where one
+    is damaged.
+    """
     path = copy(ALPACA) / "tokenizer.model"
     whole = path.read_bytes()
     path.unlink()
     if content is not None:
         path.write_bytes(whole[:content] if isinstance(content, int) else content)
-    with pytest.raises(AssetError, match=r"tokenizer\.json or other vocabulary|cannot be loaded") as caught:
+    with pytest.raises(
+        AssetError, match=r"tokenizer\.json or other vocabulary|cannot be loaded"
+    ) as caught:
         load_tokenizer(path.parent)
     assert "tiktoken" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_what_reads_a_lone_tokenizer_model_is_installed():
-    """Bug: Vicuna ships nothing else, and without one of the two transformers asks for tiktoken, which does not help."""
+    """Bug: Vicuna ships nothing else, and without one of the two transformers asks for tiktoken,
+    which does not help.
+    """
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert {"sentencepiece", "protobuf"} <= {Requirement(text).name for text in project["dependencies"]}
+    assert {"sentencepiece", "protobuf"} <= {
+        Requirement(text).name for text in project["dependencies"]
+    }
 
 
 @pytest.mark.parametrize(
@@ -352,7 +429,9 @@ def test_what_reads_a_lone_tokenizer_model_is_installed():
     ],
 )  # fmt: skip
 def test_a_damaged_settings_file_is_refused(copy, name):
-    """Bug: transformers goes on without the end tokens of a generation_config.json of which half is there."""
+    """Bug: transformers goes on without the end tokens of a generation_config.json of which half is
+    there.
+    """
     folder = copy(ALPACA)
     path = folder / name
     path.write_text(path.read_text().rstrip()[:-1] if path.exists() else "{")
@@ -368,7 +447,9 @@ def test_both_formats_give_the_same_numbers(mirror, copy):
     model, _ = loaded(mirror / VICUNA)
     folder = copy(VICUNA)
     state = {key: tensor for path in files_of(folder) for key, tensor in torch.load(path).items()}
-    assert [key for key in state if key.endswith("inv_freq")] == [f"model.layers.{n}.self_attn.rotary_emb.inv_freq" for n in (0, 1)]
+    assert [key for key in state if key.endswith("inv_freq")] == [
+        f"model.layers.{n}.self_attn.rotary_emb.inv_freq" for n in (0, 1)
+    ]
     expected = model(ids).logits
     assert expected.std() > 1
     for suffix, shards in ((".bin", 1), (".safetensors", 1), (".safetensors", 3)):
@@ -377,8 +458,12 @@ def test_both_formats_give_the_same_numbers(mirror, copy):
         save(folder, state, suffix, shards)
         assert len(files_of(folder)) == shards
         assert torch.equal(loaded(folder)[0](ids).logits, expected)
-        body, _ = load_model(AutoModel, folder, "float32", "cpu", ["lm_head.weight"])  # scorers load it without its head
-        torch.testing.assert_close(body(ids).last_hidden_state @ state["lm_head.weight"].float().T, expected)
+        body, _ = load_model(
+            AutoModel, folder, "float32", "cpu", ["lm_head.weight"]
+        )  # scorers load it without its head
+        torch.testing.assert_close(
+            body(ids).last_hidden_state @ state["lm_head.weight"].float().T, expected
+        )
 
 
 def test_the_weights_are_those_of_the_file(mirror):
@@ -393,13 +478,17 @@ def test_the_weights_are_those_of_the_file(mirror):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin"])
 def test_the_tensors_of_a_head_are_read_beside_the_model(copy, suffix):
-    """Guards adapters: what their own head needs is there, in the type of the file, and nothing else may be."""
+    """Guards adapters: what their own head needs is there, in the type of the file, and nothing
+    else may be.
+    """
     folder = copy(ALPACA)
     state = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     save(folder, state, suffix, 2)
     model, tensors = load_model(AutoModel, folder, "float32", "cpu", ["lm_head.weight"])
-    assert tensors.keys() == {"lm_head.weight"} and torch.equal(tensors["lm_head.weight"], state["lm_head.weight"])
+    assert tensors.keys() == {"lm_head.weight"} and torch.equal(
+        tensors["lm_head.weight"], state["lm_head.weight"]
+    )
     assert torch.equal(model.norm.weight, state["model.norm.weight"].float())
     with pytest.raises(AssetError, match=r"lacks the weights \['score.weight'\]"):
         load_model(AutoModel, folder, "float32", "cpu", ["lm_head.weight", "score.weight"])
@@ -408,7 +497,9 @@ def test_the_tensors_of_a_head_are_read_beside_the_model(copy, suffix):
 
 
 def test_pickles_in_the_format_of_long_ago_are_read(copy):
-    """Bug: a file that torch wrote before 2020 is no archive, from which single tensors could be taken."""
+    """Bug: a file that torch wrote before 2020 is no archive, from which single tensors could be
+    taken.
+    """
     folder = copy(VICUNA)
     state = {}
     for path in files_of(folder):
@@ -429,7 +520,9 @@ def test_a_trainers_pickles_are_no_weights(copy):
 
 def changed(before, after):
     """Name the files that differ."""
-    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    return sorted(
+        name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    )
 
 
 @pytest.mark.parametrize(
@@ -450,7 +543,9 @@ def test_every_file_that_is_read_has_a_hash(copy, name):
     assert (name in contents_of(folder, weights=False)) == (name != "model.safetensors")
 
 
-@pytest.mark.parametrize("name", ["asset.json", "README.md", "training_args.bin", "onnx/config.json"])
+@pytest.mark.parametrize(
+    "name", ["asset.json", "README.md", "training_args.bin", "onnx/config.json"]
+)
 def test_a_file_that_is_not_read_has_none(copy, name):
     """Bug: every run started anew for a line in a README, or for the record of another download."""
     folder = copy(ALPACA)
@@ -473,7 +568,9 @@ def test_a_bad_placement_is_named(dtype, device, message):
 
 
 def test_a_model_stands_whole_on_one_of_several_gpus(mirror, monkeypatch):
-    """Bug: accelerate cuts a model that one device holds, so that no session fits and the plan of memory is another's."""
+    """Bug: accelerate cuts a model that one device holds, so that no session fits and the plan of
+    memory is another's.
+    """
     folder = mirror / ALPACA
     size = 2 * sum(parameter.numel() for parameter in loaded(folder)[0].parameters())
     assert (weight_bytes(folder, "bfloat16"), weight_bytes(folder, "float32")) == (size, 2 * size)
@@ -486,9 +583,15 @@ def test_a_model_stands_whole_on_one_of_several_gpus(mirror, monkeypatch):
         ("float32", [size, size], "auto"),
     ):
         monkeypatch.setattr(torch.cuda, "device_count", lambda free=free: len(free))
-        monkeypatch.setattr("igcore.pretrained.free_bytes", lambda device, free=free: free[device.index])
+        monkeypatch.setattr(
+            "igcore.pretrained.free_bytes", lambda device, free=free: free[device.index]
+        )
         assert placement(folder, dtype, "auto") == at, free
-        assert [placement(folder, dtype, device) for device in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda", "cuda:1"]
+        assert [placement(folder, dtype, device) for device in ("cpu", "cuda", "cuda:1")] == [
+            "cpu",
+            "cuda",
+            "cuda:1",
+        ]
 
 
 def test_the_place_that_was_chosen_is_taken(mirror, monkeypatch):

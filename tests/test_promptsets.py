@@ -1,4 +1,6 @@
-"""The paper's prompt sets in tiny, read a second time here with other means, and every way a copy of them can be wrong."""
+"""The paper's prompt sets in tiny, read a second time here with other means, and every way a copy
+of them can be wrong.
+"""
 
 import csv
 import gzip
@@ -52,65 +54,110 @@ def failure(name, *arguments) -> str:
     with pytest.raises(AssetError) as caught:
         load_prompts(name, *arguments)
     message = str(caught.value)
-    assert "\n" not in message and "; choose another revision or config" in message and "/linked/" not in message
+    assert (
+        "\n" not in message
+        and "; choose another revision or config" in message
+        and "/linked/" not in message
+    )
     return message
 
 
-# --- what is read -----------------------------------------------------------------------------------------------------
+# --- what is read ---------------------------------------------------------------------------------
 
 
 def test_pku_has_the_prompts_of_all_three_models_in_file_order(hub):
-    """Bug: a config that reads one file only, files in another order, or the train part for the test part."""
+    """Bug: a config that reads one file only, files in another order, or the train part for the
+    test part.
+    """
     for part in ("train", "test"):
-        files = {name: rows(hub / data.PKU / f"data/{model}/{part}.jsonl") for name, model in MODELS.items()}
+        files = {
+            name: rows(hub / data.PKU / f"data/{model}/{part}.jsonl")
+            for name, model in MODELS.items()
+        }
         everything = [row["prompt"] for file in files.values() for row in file]
         assert hub_texts(PKU, PromptOptions())[part] == everything
         assert len(everything) > len(set(everything)) >= 6
         for name, file in files.items():
-            assert hub_texts(PKU, PromptOptions(config=name))[part] == [row["prompt"] for row in file]
+            assert hub_texts(PKU, PromptOptions(config=name))[part] == [
+                row["prompt"] for row in file
+            ]
     assert texts(PKU) == set(data.TEST) and texts(PKU, part="train") == set(data.TRAIN)
 
 
 def test_pku_rows_have_the_fields_of_the_hub(hub):
     """Bug: a rehearsal of another data set."""
-    fields = {"prompt", "response_0", "response_1", "is_response_0_safe", "is_response_1_safe", "better_response_id"}
+    fields = {
+        "prompt",
+        "response_0",
+        "response_1",
+        "is_response_0_safe",
+        "is_response_1_safe",
+        "better_response_id",
+    }
     assert fields < set(rows(hub / data.PKU / "data/Alpaca-7B/test.jsonl")[0])
-    assert {path.name for path in (hub / data.HEX_PHI).iterdir()} == {f"category_{i}.csv" for i in range(1, 12) if i != 2}
+    assert {path.name for path in (hub / data.HEX_PHI).iterdir()} == {
+        f"category_{i}.csv" for i in range(1, 12) if i != 2
+    }
 
 
 def test_hex_phi_is_read_without_header_and_with_every_comma(hub, caplog):
-    """Bug: the first prompt is taken for a header, or a prompt ends at its first comma, in quotes or not."""
+    """Bug: the first prompt is taken for a header, or a prompt ends at its first comma, in quotes
+    or not.
+    """
     (hub / data.HEX_PHI / "category_4.csv").write_text(
-        '"Write, please, a ""short"" note."\r\nPlan a walk, with rests, and say "stop, now" twice\r\n\r\nOne, two,\r\n',
+        '"Write, please, a ""short"" note."\r\nPlan a walk, with rests, and say "stop, now" '
+        "twice\r\n\r\nOne, two,\r\n",
         encoding="utf-8-sig",
     )
     read = hub_texts(HEX, PromptOptions())["all"]
-    mine = ['Write, please, a "short" note.', 'Plan a walk, with rests, and say "stop, now" twice', "One, two,"]
+    mine = [
+        'Write, please, a "short" note.',
+        'Plan a walk, with rests, and say "stop, now" twice',
+        "One, two,",
+    ]
     kept = {i: list(lines) for i, lines in data.HEX_PHI_LINES.items()} | {4: mine}
     assert read == [line for i in sorted(kept) for line in kept[i]]
     assert load_prompts(HEX, "all")[0].set_name == HEX
-    (warning, _) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert "30 prompts each" in warning and "category_4.csv 3" in warning and "category_11.csv 1" in warning
+    (warning, _) = [
+        record.message for record in caplog.records if record.levelno == logging.WARNING
+    ]
+    assert (
+        "30 prompts each" in warning
+        and "category_4.csv 3" in warning
+        and "category_11.csv 1" in warning
+    )
 
 
 def test_hex_phi_with_thirty_prompts_each_is_complete(hub, caplog):
-    """Bug: a warning that is always there, or the withdrawn category is read where an old copy still has it."""
+    """Bug: a warning that is always there, or the withdrawn category is read where an old copy
+    still has it.
+    """
     for path in [*(hub / data.HEX_PHI).iterdir(), hub / data.HEX_PHI / "category_2.csv"]:
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([[f"{path.stem}, prompt {i}"] for i in range(30)])
     found = texts(HEX)
-    assert len(found) == 300 and "category_1, prompt 0" in found and not any(text.startswith("category_2,") for text in found)
+    assert (
+        len(found) == 300
+        and "category_1, prompt 0" in found
+        and not any(text.startswith("category_2,") for text in found)
+    )
     assert not [record for record in caplog.records if record.levelno == logging.WARNING]
 
 
 def test_both_versions_of_hh_are_the_same_dialogues(hub):
-    """Bug: an answer left in the prompt, a dialogue cut at its first answer, or an ending that templates do not know."""
+    """Bug: an answer left in the prompt, a dialogue cut at its first answer, or an ending that
+    templates do not know.
+    """
     for split in ("train", "tune", "calibrate", "test"):
         dahoas, anthropic = load_prompts(HH, split), load_prompts(ANTHROPIC, split)
         assert dahoas == anthropic and len(dahoas) >= 1  # ids too
-        assert all(p.text.startswith("\n\nHuman: ") and p.text.endswith("\n\nAssistant:") for p in dahoas)
+        assert all(
+            p.text.startswith("\n\nHuman: ") and p.text.endswith("\n\nAssistant:") for p in dahoas
+        )
     turns = [turns_of(text) for text in texts(HH)]
-    assert {len(dialogue) for dialogue in turns} == {1, 3} and {dialogue[-1] for dialogue in turns} == set(data.TEST)
+    assert {len(dialogue) for dialogue in turns} == {1, 3} and {
+        dialogue[-1] for dialogue in turns
+    } == set(data.TEST)
     table = pd.read_parquet(hub / data.HH_DAHOAS / data.HH_FILES["test"])
     assert hub_texts(HH, PromptOptions())["test"] == list(table["prompt"]) and list(table) == [
         "prompt",
@@ -121,7 +168,9 @@ def test_both_versions_of_hh_are_the_same_dialogues(hub):
 
 
 def test_each_folder_of_anthropics_version_can_be_had_alone(hub):
-    """Bug: the red-team transcripts, which are no prompts, come along, or a config reads all folders."""
+    """Bug: the red-team transcripts, which are no prompts, come along, or a config reads all
+    folders.
+    """
     whole = hub_texts(HH, PromptOptions(version="anthropic"))["train"]
     alone = []
     for name in data.HH_FOLDERS:
@@ -132,15 +181,19 @@ def test_each_folder_of_anthropics_version_can_be_had_alone(hub):
     assert whole == alone and "\n\nHuman: Hello\n\nAssistant:" not in whole
 
 
-# --- options ----------------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "version"), [(name, version) for name in SOURCES for version in SOURCES[name]])
+@pytest.mark.parametrize(
+    ("name", "version"), [(name, version) for name in SOURCES for version in SOURCES[name]]
+)
 def test_repository_and_revision_are_passed_on(hub, monkeypatch, name, version):
     """Bug: a pinned revision that nobody asks the hub for."""
     asked = []
     original = promptsets.snapshot
-    monkeypatch.setattr(promptsets, "snapshot", lambda *a, **k: asked.append((*a, k)) or original(*a, **k))
+    monkeypatch.setattr(
+        promptsets, "snapshot", lambda *a, **k: asked.append((*a, k)) or original(*a, **k)
+    )
     given = {"version": version} if len(SOURCES[name]) > 1 else {}
     load_prompts({"name": name, "revision": "1234abc", **given})
     assert asked == [(SOURCES[name][version].repo, "1234abc", {"kind": "dataset"})]
@@ -149,51 +202,91 @@ def test_repository_and_revision_are_passed_on(hub, monkeypatch, name, version):
 def test_a_pin_is_asked_for_where_no_revision_is_given(hub, monkeypatch):
     """Bug: a set that its owners revise in silence, although its commit is known here."""
     asked, original = [], promptsets.snapshot
-    monkeypatch.setattr(promptsets, "snapshot", lambda repo, revision, kind: asked.append(revision) or original(repo, kind=kind))
+    monkeypatch.setattr(
+        promptsets,
+        "snapshot",
+        lambda repo, revision, kind: asked.append(revision) or original(repo, kind=kind),
+    )
     for name in (PKU, HEX, HH, ANTHROPIC):
         load_prompts(name)
-    assert asked == [source.revision for versions in SOURCES.values() for source in versions.values()]
+    assert asked == [
+        source.revision for versions in SOURCES.values() for source in versions.values()
+    ]
     pins = [revision for revision in asked if revision]
-    assert SOURCES[HH]["anthropic"].revision in pins and all(re.fullmatch("[0-9a-f]{40}", pin) for pin in pins)
+    assert SOURCES[HH]["anthropic"].revision in pins and all(
+        re.fullmatch("[0-9a-f]{40}", pin) for pin in pins
+    )
 
 
 def test_owners_parts_are_the_splits(hub):
-    """Bug: a critic learns from prompts that it is judged on, or the paper's test part is divided once more."""
+    """Bug: a critic learns from prompts that it is judged on, or the paper's test part is divided
+    once more.
+    """
     leak = data.TEST[0]
     with (hub / data.PKU / "data/Alpaca-7B/train.jsonl").open("a") as file:
-        file.write(json.dumps(rows(hub / data.PKU / "data/Alpaca-7B/test.jsonl")[0] | {"prompt": leak}) + "\n")
+        file.write(
+            json.dumps(rows(hub / data.PKU / "data/Alpaca-7B/test.jsonl")[0] | {"prompt": leak})
+            + "\n"
+        )
     split = {of: texts(PKU, of) for of in ("train", "tune", "calibrate", "test")}
     assert split["test"] == texts(PKU, "all") == set(data.TEST)
     assert split["train"] | split["tune"] | split["calibrate"] == set(data.TRAIN)
     assert split["tune"] == {text for text in data.TRAIN if split_of(text) == "tune"} != set()
-    assert split["calibrate"] == {text for text in data.TRAIN if split_of(text) == "calibrate"} != set()
+    assert (
+        split["calibrate"]
+        == {text for text in data.TRAIN if split_of(text) == "calibrate"}
+        != set()
+    )
     assert len(split["train"]) == len(data.TRAIN) - 2 >= 6
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_a_part_that_is_named_is_divided_as_any_set(hub, part):
-    """Bug: with a part named, its splits still are the owners' parts, so that `test` of the train part is another part."""
+    """Bug: with a part named, its splits still are the owners' parts, so that `test` of the train
+    part is another part.
+    """
     whole = set(data.TRAIN if part == "train" else data.TEST)
     assert texts(PKU, part=part) == whole
     for split in ("train", "test"):
-        assert texts(PKU, split, part=part) == {text for text in whole if split_of(text) == split} != set()
+        assert (
+            texts(PKU, split, part=part)
+            == {text for text in whole if split_of(text) == split}
+            != set()
+        )
 
 
 def test_ids_depend_on_set_and_text_alone(hub):
-    """Bug: the same prompt has another id, and so other random numbers, under another config or revision."""
+    """Bug: the same prompt has another id, and so other random numbers, under another config or
+    revision.
+    """
     by_text = {prompt.text: prompt for prompt in load_prompts(PKU)}
-    for options in ({"config": "alpaca3-8b"}, {"part": "test"}, {"revision": "x"}, {"dedupe": False}):
+    for options in (
+        {"config": "alpaca3-8b"},
+        {"part": "test"},
+        {"revision": "x"},
+        {"dedupe": False},
+    ):
         for prompt in load_prompts({"name": PKU} | options):
             assert prompt == by_text[prompt.text] or options == {"dedupe": False}
-    assert by_text[data.TEST[0]] == as_prompt(data.TEST[0], PKU) == Prompt(by_text[data.TEST[0]].id, data.TEST[0], PKU)
-    assert [prompt.id for prompt in by_text.values()] == sorted(prompt.id for prompt in by_text.values())
+    assert (
+        by_text[data.TEST[0]]
+        == as_prompt(data.TEST[0], PKU)
+        == Prompt(by_text[data.TEST[0]].id, data.TEST[0], PKU)
+    )
+    assert [prompt.id for prompt in by_text.values()] == sorted(
+        prompt.id for prompt in by_text.values()
+    )
 
 
 def test_repeats_that_are_kept_are_prompts_of_their_own(hub):
-    """Bug: two lines of one id, of which a run keeps one; or a prompt on both sides of a critic's validation."""
+    """Bug: two lines of one id, of which a run keeps one; or a prompt on both sides of a critic's
+    validation.
+    """
     kept = load_prompts({"name": PKU, "dedupe": False}, "test")
     in_files = hub_texts(PKU, PromptOptions())["test"]
-    assert sorted(p.text for p in kept) == sorted(in_files) and len({p.id for p in kept}) == len(kept) == len(in_files)
+    assert sorted(p.text for p in kept) == sorted(in_files) and len({p.id for p in kept}) == len(
+        kept
+    ) == len(in_files)
     first = as_prompt(in_files[0], PKU).id
     assert {p.id for p in kept if p.text == in_files[0]} == {
         first,
@@ -207,31 +300,71 @@ def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
     """Bug: options where only hub sets are looked up, or a repeat in a file that cannot be kept."""
     path = tmp_path / "own.txt"
     path.write_text("one\ntwo\none\n")
-    assert [p.text for p in load_prompts({"name": str(path)})] == [p.text for p in load_prompts(path)]
-    assert sorted(p.text for p in load_prompts({"name": str(path), "dedupe": False})) == ["one", "one", "two"]
+    assert [p.text for p in load_prompts({"name": str(path)})] == [
+        p.text for p in load_prompts(path)
+    ]
+    assert sorted(p.text for p in load_prompts({"name": str(path), "dedupe": False})) == [
+        "one",
+        "one",
+        "two",
+    ]
     assert load_prompts({"name": "mild"}, limit=3) == load_prompts("mild", limit=3)
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"name": "pku-saferlfh"}, "unknown prompt set 'pku-saferlfh'; did you mean 'pku-saferlhf'"),
+        (
+            {"name": "pku-saferlfh"},
+            "unknown prompt set 'pku-saferlfh'; did you mean 'pku-saferlhf'",
+        ),
         ({"part": "test"}, "has no name"),
         (
             {"name": PKU, "split": "test"},
-            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: config, dedupe, part, revision",
+            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: config, dedupe, "
+            "part, revision",
         ),
         ({"name": PKU, "version": "v0"}, "unknown option of prompt set 'pku-saferlhf': 'version'"),
-        ({"name": PKU, "config": "alpaca-8b"}, "unknown config of prompt set 'pku-saferlhf': 'alpaca-8b'; did you mean"),
-        ({"name": PKU, "part": "tests"}, "unknown part of prompt set 'pku-saferlhf': 'tests'; did you mean 'test'"),
-        ({"name": PKU, "revision": 12345}, "parameter revision is 12345, which is a whole number; it must be text or nothing"),
-        ({"name": PKU, "dedupe": "no"}, "parameter dedupe is 'no', which is text; it must be true or false"),
-        ({"name": HEX, "part": "test"}, "unknown option of prompt set 'hex-phi': 'part'; allowed: dedupe, revision"),
-        ({"name": HH, "version": "antropic"}, "unknown version of prompt set 'hh-rlhf': 'antropic'; did you mean 'anthropic'"),
-        ({"name": HH, "config": "harmless-base"}, "'config'; .*allowed: dedupe, part, revision, version"),
-        ({**ANTHROPIC, "config": "red-team-attempts"}, "unknown config of prompt set 'hh-rlhf': 'red-team-attempts'"),
-        ({"name": "rtp", "part": "test"}, "unknown option of prompt set 'rtp': 'part'; allowed: dedupe"),
-        ({"name": "own.csv", "column": "text"}, "unknown option of prompt set 'own.csv': 'column'; allowed: dedupe"),
+        (
+            {"name": PKU, "config": "alpaca-8b"},
+            "unknown config of prompt set 'pku-saferlhf': 'alpaca-8b'; did you mean",
+        ),
+        (
+            {"name": PKU, "part": "tests"},
+            "unknown part of prompt set 'pku-saferlhf': 'tests'; did you mean 'test'",
+        ),
+        (
+            {"name": PKU, "revision": 12345},
+            "parameter revision is 12345, which is a whole number; it must be text or nothing",
+        ),
+        (
+            {"name": PKU, "dedupe": "no"},
+            "parameter dedupe is 'no', which is text; it must be true or false",
+        ),
+        (
+            {"name": HEX, "part": "test"},
+            "unknown option of prompt set 'hex-phi': 'part'; allowed: dedupe, revision",
+        ),
+        (
+            {"name": HH, "version": "antropic"},
+            "unknown version of prompt set 'hh-rlhf': 'antropic'; did you mean 'anthropic'",
+        ),
+        (
+            {"name": HH, "config": "harmless-base"},
+            "'config'; .*allowed: dedupe, part, revision, version",
+        ),
+        (
+            {**ANTHROPIC, "config": "red-team-attempts"},
+            "unknown config of prompt set 'hh-rlhf': 'red-team-attempts'",
+        ),
+        (
+            {"name": "rtp", "part": "test"},
+            "unknown option of prompt set 'rtp': 'part'; allowed: dedupe",
+        ),
+        (
+            {"name": "own.csv", "column": "text"},
+            "unknown option of prompt set 'own.csv': 'column'; allowed: dedupe",
+        ),
     ],
 )
 def test_options_are_checked_before_anything_is_read(given, sentence, monkeypatch):
@@ -239,7 +372,13 @@ def test_options_are_checked_before_anything_is_read(given, sentence, monkeypatc
     monkeypatch.setenv(MIRROR, "/nowhere")
     with pytest.raises(ParameterError, match=sentence):
         check_prompts(given)
-    common = {"profile": "test", "run": "test", "policy": "smollm2-raw", "budget": 0.2, "prompts": given}
+    common = {
+        "profile": "test",
+        "run": "test",
+        "policy": "smollm2-raw",
+        "budget": 0.2,
+        "prompts": given,
+    }
     with pytest.raises(ParameterError, match=sentence):
         DecodeParams(methods=["base"], **common)
     with pytest.raises(ParameterError, match=sentence):
@@ -251,15 +390,18 @@ def test_counts_are_logged_once(hub, caplog):
     with caplog.at_level(logging.INFO, "igcore"):
         load_prompts({"name": PKU, "config": "alpaca-7b"}, "tune", limit=3)
     assert [record.getMessage() for record in caplog.records] == [
-        "prompt set pku-saferlhf, config alpaca-7b: train 11 rows, 10 unique; test 7 rows, 6 unique; split tune 1, chosen 1"
+        "prompt set pku-saferlhf, config alpaca-7b: train 11 rows, 10 unique; test 7 rows, 6 "
+        "unique; split tune 1, chosen 1"
     ]
 
 
-# --- copies that are not what they should be --------------------------------------------------------------------------
+# --- copies that are not what they should be ------------------------------------------------------
 
 
 def test_rows_without_a_prompt_are_left_out_and_counted(hub, caplog):
-    """Bug: one empty row of a set that its reader cannot mend stops everything, or is decoded as a prompt."""
+    """Bug: one empty row of a set that its reader cannot mend stops everything, or is decoded as a
+    prompt.
+    """
     path = hub / data.HH_ANTHROPIC / "helpful-base/test.jsonl.gz"
     bad = [
         {"chosen": "\n\nHuman: Is anybody there?", "rejected": ""},
@@ -271,66 +413,95 @@ def test_rows_without_a_prompt_are_left_out_and_counted(hub, caplog):
     path.write_bytes(gzip.compress(lines.encode()))
     assert hub_texts(HH, PromptOptions(version="anthropic"))["test"] == before
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning == f"3 of {len(before) + 3} rows of part 'test' of Anthropic/hh-rlhf have no prompt and are left out"
+    assert (
+        warning
+        == f"3 of {len(before) + 3} rows of part 'test' of Anthropic/hh-rlhf have no prompt and "
+        f"are left out"
+    )
     path = hub / data.PKU / "data/Alpaca-7B/test.jsonl"
-    path.write_text("".join(json.dumps(rows(path)[0] | {"prompt": prompt}) + "\n" for prompt in ("Why?", " \n", None)))
+    path.write_text(
+        "".join(
+            json.dumps(rows(path)[0] | {"prompt": prompt}) + "\n"
+            for prompt in ("Why?", " \n", None)
+        )
+    )
     assert hub_texts(PKU, PromptOptions(config="alpaca-7b"))["test"] == ["Why?"]
 
 
 BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
     "a missing column": (
-        PKU, "PKU-Alignment/PKU-SafeRLHF/data/*/*.jsonl",
+        PKU,
+        "PKU-Alignment/PKU-SafeRLHF/data/*/*.jsonl",
         lambda path: path.write_text('{"question": "Why?", "answer": "So."}\n'),
         r"'PKU-Alignment/PKU-SafeRLHF' .* \(its part 'train' has the columns question, answer, but not 'prompt'\)",
     ),
     "other columns in one part": (
-        PKU, "PKU-Alignment/PKU-SafeRLHF/data/*/test.jsonl", lambda path: path.write_text('{"question": "Why?"}\n'),
+        PKU,
+        "PKU-Alignment/PKU-SafeRLHF/data/*/test.jsonl",
+        lambda path: path.write_text('{"question": "Why?"}\n'),
         "CastError: Couldn't cast question: string .* \\.\\.\\.\\)",
     ),
     "a file without prompts": (
-        ANTHROPIC, "Anthropic/hh-rlhf/*/test.jsonl.gz",
+        ANTHROPIC,
+        "Anthropic/hh-rlhf/*/test.jsonl.gz",
         lambda path: path.write_bytes(gzip.compress(b'{"chosen": "Hello", "rejected": "Hi"}\n')),
         r"\(part 'test' has 4 rows, and no prompt in them\)",
     ),
     "a missing file": (
-        PKU, "PKU-Alignment/PKU-SafeRLHF/data/Alpaca2-7B/test.jsonl", Path.unlink,
+        PKU,
+        "PKU-Alignment/PKU-SafeRLHF/data/Alpaca2-7B/test.jsonl",
+        Path.unlink,
         r"\(FileNotFoundError: Unable to find 'data/Alpaca2-7B/test.jsonl'.*it holds README.md, data/Alpaca-7B/test.jsonl",
     ),
     "a missing folder": (
-        ANTHROPIC, "Anthropic/hh-rlhf/helpful-online/*.gz", Path.unlink,
+        ANTHROPIC,
+        "Anthropic/hh-rlhf/helpful-online/*.gz",
+        Path.unlink,
         r"\(FileNotFoundError: Unable to find 'helpful-online/train.jsonl.gz'",
     ),
     "a damaged file": (
-        ANTHROPIC, "Anthropic/hh-rlhf/helpful-base/test.jsonl.gz", lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        ANTHROPIC,
+        "Anthropic/hh-rlhf/helpful-base/test.jsonl.gz",
+        lambda path: path.write_bytes(path.read_bytes()[:-9]),
         r"'Anthropic/hh-rlhf' is not laid out as expected in .*EOFError",
     ),
     "a file of the wrong kind": (
-        HH, "Dahoas/full-hh-rlhf/data/test-*", lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
+        HH,
+        "Dahoas/full-hh-rlhf/data/test-*",
+        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"),
         r"'Dahoas/full-hh-rlhf' .*\(ArrowInvalid: .*it holds README.md, data/test-00000",
     ),
     "rows lost on the way": (
-        HH, "Dahoas/full-hh-rlhf/data/test-*", lambda path: pd.read_parquet(path).head(3).to_parquet(path, index=False),
+        HH,
+        "Dahoas/full-hh-rlhf/data/test-*",
+        lambda path: pd.read_parquet(path).head(3).to_parquet(path, index=False),
         r"\(NonMatchingSplitsSizesError: ",
     ),
     "no such config in this revision": (
-        {"name": PKU, "config": "alpaca3-8b"}, "PKU-Alignment/PKU-SafeRLHF/README.md",
+        {"name": PKU, "config": "alpaca3-8b"},
+        "PKU-Alignment/PKU-SafeRLHF/README.md",
         lambda path: path.write_text("---\nlicense: mit\n---\n"),
         r"\(ValueError: BuilderConfig 'alpaca3-8b' not found. Available: \['default'\]\)",
     ),
     "another division": (
-        PKU, "PKU-Alignment/PKU-SafeRLHF/README.md",
+        PKU,
+        "PKU-Alignment/PKU-SafeRLHF/README.md",
         lambda path: path.write_text(path.read_text().replace("split: test", "split: dev")),
         r"\(it has the parts train, dev, but not 'test'\)",
     ),
     "a missing category": (
-        HEX, "LLM-Tuning-Safety/HEx-PHI/category_7.csv", Path.unlink,
+        HEX,
+        "LLM-Tuning-Safety/HEx-PHI/category_7.csv",
+        Path.unlink,
         r"\(category_7.csv cannot be read, FileNotFoundError: .*it holds category_1.csv, category_10.csv",
     ),
     "another encoding": (
-        HEX, "LLM-Tuning-Safety/HEx-PHI/category_7.csv", lambda path: path.write_bytes("Write a naïve poem.".encode("latin-1")),
+        HEX,
+        "LLM-Tuning-Safety/HEx-PHI/category_7.csv",
+        lambda path: path.write_bytes("Write a naïve poem.".encode("latin-1")),
         r"\(category_7.csv cannot be read, UnicodeDecodeError: ",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", BREAKS)
@@ -359,15 +530,23 @@ def test_gated_access_is_explained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(
-        AssetError, match="is gated: ask for access at https://huggingface.co/datasets/LLM-Tuning-Safety/HEx-PHI, then"
+        AssetError,
+        match=(
+            "is gated: ask for access at "
+            "https://huggingface.co/datasets/LLM-Tuning-Safety/HEx-PHI, then"
+        ),
     ):
         load_prompts(HEX)
 
 
 def test_nothing_of_a_set_is_run_or_kept(hub, tmp_path, monkeypatch):
-    """Bug: a script of that name in the data set is run, or the library's cache answers with last year's prompts."""
+    """Bug: a script of that name in the data set is run, or the library's cache answers with last
+    year's prompts.
+    """
     caches, load = [], datasets.load_dataset
-    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: caches.append(k["cache_dir"]) or load(*a, **k))
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *a, **k: caches.append(k["cache_dir"]) or load(*a, **k)
+    )
     for name in ("PKU-SafeRLHF.py", "linked.py"):
         (hub / data.PKU / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     assert "Dataset scripts are no longer supported" in failure(PKU)
@@ -377,7 +556,9 @@ def test_nothing_of_a_set_is_run_or_kept(hub, tmp_path, monkeypatch):
 
 
 def test_a_snapshot_of_links_in_a_folder_with_brackets(hub, tmp_path, monkeypatch):
-    """Bug: brackets are a pattern to the library, which then walks all that lies beside; or links lose their names' endings."""
+    """Bug: brackets are a pattern to the library, which then walks all that lies beside; or links
+    lose their names' endings.
+    """
     linked = tmp_path / "models [new]"
     for number, path in enumerate(path for path in hub.rglob("*") if path.is_file()):
         blob = tmp_path / f"blobs/{number:040x}"
@@ -391,6 +572,10 @@ def test_a_snapshot_of_links_in_a_folder_with_brackets(hub, tmp_path, monkeypatc
 
 
 def test_prompts_need_no_torch():
-    """Guards the lecturer's notebook and the dry run against a second of loading what they do not use."""
-    code = "import sys, igcore.prompts; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
+    """Guards the lecturer's notebook and the dry run against a second of loading what they do not
+    use.
+    """
+    code = (
+        "import sys, igcore.prompts; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

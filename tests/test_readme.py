@@ -23,23 +23,37 @@ def test_update_block_touches_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", README + README, README.replace("start", "begin"), "<!-- main-table:end --> <!-- main-table:start -->"]
+    "text",
+    [
+        "",
+        README + README,
+        README.replace("start", "begin"),
+        "<!-- main-table:end --> <!-- main-table:start -->",
+    ],
 )
 def test_update_block_without_its_markers(tmp_path, text):
     """Guards against numbers written nowhere, or twice, without a word."""
     path = tmp_path / "README.md"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ParameterError, match="<!-- main-table:start --> and <!-- main-table:end --> once each"):
+    with pytest.raises(
+        ParameterError, match="<!-- main-table:start --> and <!-- main-table:end --> once each"
+    ):
         readme.update_block(path, "main-table", "numbers")
     assert path.read_text(encoding="utf-8") == text
 
 
 def test_the_main_table_says_what_fewer_prompts_mean(tmp_path):
-    """Guards against a missing mean that nobody explains, and an explanation where there is nothing to explain."""
+    """Guards against a missing mean that nobody explains, and an explanation where there is nothing
+    to explain.
+    """
     (tmp_path / "main.md").write_text("| a table |\n")
-    (tmp_path / "main.csv").write_text("policy,method,n_prompts\nraw,base,48\nraw,args,48\nchat,base,12\n")
+    (tmp_path / "main.csv").write_text(
+        "policy,method,n_prompts\nraw,base,48\nraw,args,48\nchat,base,12\n"
+    )
     assert readme.main_table(tmp_path) == "| a table |\n"
-    (tmp_path / "main.csv").write_text("policy,method,n_prompts\nraw,base,48\nraw,args,12\nchat,base,12\n")
+    (tmp_path / "main.csv").write_text(
+        "policy,method,n_prompts\nraw,base,48\nraw,args,12\nchat,base,12\n"
+    )
     assert readme.main_table(tmp_path) == f"| a table |\n\n{readme.SUBSET}"
 
 
@@ -48,21 +62,37 @@ def executed(path, seconds):
     path.write_text(json.dumps({"metadata": {"papermill": {"duration": seconds}}}))
 
 
-BLOCKS = ("main-table", "notebooks", "critic-search", "bench", "figures", "ablation-figures", "paper-plan")
+BLOCKS = (
+    "main-table",
+    "notebooks",
+    "critic-search",
+    "bench",
+    "figures",
+    "ablation-figures",
+    "paper-plan",
+)
 
 
 def test_the_command_fills_every_block(tmp_path):
-    """Guards against a README whose numbers no command writes, and a traceback where a file is missing."""
+    """Guards against a README whose numbers no command writes, and a traceback where a file is
+    missing.
+    """
     path, runs = tmp_path / "README.md", tmp_path / "runs"
-    path.write_text("".join(README.replace("main-table", name) for name in BLOCKS), encoding="utf-8")
+    path.write_text(
+        "".join(README.replace("main-table", name) for name in BLOCKS), encoding="utf-8"
+    )
     arguments = ["--readme", str(path), "--tables", str(tmp_path), "--runs", str(runs)]
     with pytest.raises(SystemExit, match=r"^error: .*main\.md is not there"):
         readme.main(arguments)
     (tmp_path / "main.md").write_text("| a table |")
     with pytest.raises(SystemExit, match=r"^error: .*main\.csv is not there"):
         readme.main(arguments)
-    (tmp_path / "main.csv").write_text("policy,method,n_prompts\nraw,base,48\nraw,args,48\nchat,base,12\n")
-    with pytest.raises(SystemExit, match=r"^error: .*start\.ipynb is not there; run `make reproduce` first"):
+    (tmp_path / "main.csv").write_text(
+        "policy,method,n_prompts\nraw,base,48\nraw,args,48\nchat,base,12\n"
+    )
+    with pytest.raises(
+        SystemExit, match=r"^error: .*start\.ipynb is not there; run `make reproduce` first"
+    ):
         readme.main(arguments)
     for name, seconds in {
         "start": 60,
@@ -78,7 +108,9 @@ def test_the_command_fills_every_block(tmp_path):
     }.items():
         executed(runs / f"{name}.ipynb", seconds)
     for name, make in (("ablation_critic_search", "critic-search"), ("bench_ratios", "bench")):
-        with pytest.raises(SystemExit, match=rf"^error: .*{name}\.md is not there; .* `make {make}`"):
+        with pytest.raises(
+            SystemExit, match=rf"^error: .*{name}\.md is not there; .* `make {make}`"
+        ):
             readme.main(arguments)
         (tmp_path / f"{name}.md").write_text(f"| {name} |")
     readme.main(arguments)
@@ -87,8 +119,17 @@ def test_the_command_fills_every_block(tmp_path):
     executed(tmp_path / "ablations" / "decode-c" / "executed.ipynb", 126)
     readme.main(arguments)
     text = path.read_text(encoding="utf-8")
-    assert "| a table |" in text and "| bench_ratios |" in text and "| ablation_critic_search |" in text
-    assert "| 3.5 | no |" in text and "| 2.1 | no |" in text and "| 0.1 | no |" in text and "of the last run" not in text
+    assert (
+        "| a table |" in text
+        and "| bench_ratios |" in text
+        and "| ablation_critic_search |" in text
+    )
+    assert (
+        "| 3.5 | no |" in text
+        and "| 2.1 | no |" in text
+        and "| 0.1 | no |" in text
+        and "of the last run" not in text
+    )
     assert readme.figure_list() in text and readme.ablation_list() in text
 
 
@@ -97,5 +138,9 @@ def test_every_list_is_a_table():
     for text in [*readme.FIGURES.values(), *readme.TABLES.values(), *readme.ABLATIONS.values()]:
         assert "|" not in text and "\n" not in text
     assert readme.ablation_list().splitlines()[:2] == ["| picture | what it shows |", "|:--|:--|"]
-    waiting = {name for name, text in (readme.FIGURES | readme.TABLES).items() if "`make ablations`" in text}
+    waiting = {
+        name
+        for name, text in (readme.FIGURES | readme.TABLES).items()
+        if "`make ablations`" in text
+    }
     assert waiting == {*(f"paper_{name}" for name in swept.TABLES), swept.PICTURE}

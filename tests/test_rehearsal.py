@@ -1,6 +1,8 @@
-"""The rehearsal in small: every policy, scorer, prompt set and file format of params/paper once, from files to verified lines.
+"""The rehearsal in small: every policy, scorer, prompt set and file format of params/paper once,
+from files to verified lines.
 
-`make rehearsal` walks through the whole grid with Snakemake and papermill; here the same settings run in this process.
+`make rehearsal` walks through the whole grid with Snakemake and papermill; here the same settings
+run in this process.
 """
 
 from pathlib import Path
@@ -19,7 +21,15 @@ from igcore.paramfiles import ParamFiles
 from igcore.rehearsal.__main__ import build_mirror
 from igcore.rehearsal.stub import stub_judge
 
-SMALL = {"n_samples": 4, "keep": 2, "top_k": 4, "block_size": 8, "max_new_tokens": 16, "limit": 2, "group_size": 2}
+SMALL = {
+    "n_samples": 4,
+    "keep": 2,
+    "top_k": 4,
+    "block_size": 8,
+    "max_new_tokens": 16,
+    "limit": 2,
+    "group_size": 2,
+}
 CHANGES = yaml.safe_load((ROOT / "params/rehearsal.yaml").read_text())
 PAPER = ParamFiles("paper", CHANGES, base=ROOT / "params")
 GROUPS = ["alpaca-pku", "vicuna-hex", "llama-hh"]  # all formats of models and sets, all scorers
@@ -47,8 +57,14 @@ def params(kind, stem, **changes):
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_a_row_group_of_the_main_tables_runs(name, here):
-    """Guards a first run on a GPU: critic and value network, every method of the table, scored again by its own scorers."""
-    small = {"max_new_tokens": SMALL["max_new_tokens"], "block_size": 8, "search": {"n_samples": 4, "keep": 2}}
+    """Guards a first run on a GPU: critic and value network, every method of the table, scored
+    again by its own scorers.
+    """
+    small = {
+        "max_new_tokens": SMALL["max_new_tokens"],
+        "block_size": 8,
+        "search": {"n_samples": 4, "keep": 2},
+    }
     main = params(DecodeParams, f"decode-main-{name}")
     group = Path(main.critic or main.value).parent.name  # HEx-PHI takes the networks of HH-RLHF
     trained = critic_runs.critic_run(params(CriticParams, f"critic-{group}", **small))
@@ -72,12 +88,19 @@ def test_every_sweep_is_a_run_that_the_notebooks_take(mirror):
 
 
 def test_the_judge_is_rehearsed_with_an_endpoint(here, monkeypatch):
-    """Guards the last step of the grid: the paper's own judge file, with a stub where its address is."""
+    """Guards the last step of the grid: the paper's own judge file, with a stub where its address
+    is.
+    """
     monkeypatch.setattr("igcore.judge.verdicts.root", lambda: here)
     two = SMALL | {"methods": ["base", "inferenceguard"], "critic": None, "value": None}
     decode_run.decode_run(params(DecodeParams, "decode-main-alpaca-pku", **two))
     with stub_judge() as stub:
         given = PAPER.read(ROOT / "params/paper/judge-alpaca-pku.yaml") | {"limit": SMALL["limit"]}
-        judged = judge_run(from_mapping(JudgeParams, given | {"judge": given["judge"] | {"base_url": stub.base_url}, "workers": 2}))
+        judged = judge_run(
+            from_mapping(
+                JudgeParams,
+                given | {"judge": given["judge"] | {"base_url": stub.base_url}, "workers": 2},
+            )
+        )
     rates = win_rates(judged)
     assert set(rates["aspect"]) == {"helpfulness", "harmlessness"} and (rates["n"] == 2).all()

@@ -1,6 +1,8 @@
-"""Tests of the tiny checkpoints: that every policy and scorer loads from them by its own name, with its traps.
+"""Tests of the tiny checkpoints: that every policy and scorer loads from them by its own name, with
+its traps.
 
-The traps: BOS once, end tokens in a list, pad ids that disagree, sampling settings in the checkpoint, vocabularies of 400 and 401.
+The traps: BOS once, end tokens in a list, pad ids that disagree, sampling settings in the
+checkpoint, vocabularies of 400 and 401.
 """
 
 import hashlib
@@ -17,10 +19,22 @@ from igcore import AssetError, SearchConfig, decode, load_policy, load_scorer
 from igcore.policy import POLICIES, Policy
 from igcore.pretrained import load_tokenizer
 from igcore.rehearsal.checkpoints import END_OF_TURN, REPOS, build_checkpoints
-from igcore.rehearsal.tokenizers import CHATML, GUARD, chat_folder, llama3_folder, sentencepiece_folder
+from igcore.rehearsal.tokenizers import (
+    CHATML,
+    GUARD,
+    chat_folder,
+    llama3_folder,
+    sentencepiece_folder,
+)
 
 NAMES = [name for name, known in POLICIES.items() if known.repo]
-HEADER = [128009, 128006, 78191, 128007, 271]  # <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
+HEADER = [
+    128009,
+    128006,
+    78191,
+    128007,
+    271,
+]  # <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
 READERS = {
     "llama-7b-rm": "argsearch/llama-7b-rm-float32",
     "beaver-7b-cost": "PKU-Alignment/beaver-7b-unified-cost",
@@ -56,12 +70,18 @@ class Brevity(Length):
 
 
 def answers(policy, prompts, **settings):
-    config = SearchConfig(**dict(budget=9.0, n_samples=2, keep=1, block_size=3, max_new_tokens=6) | settings)
-    return list(decode("inferenceguard", policy, prompts, reward=Brevity(), cost=Length(), config=config))
+    config = SearchConfig(
+        **dict(budget=9.0, n_samples=2, keep=1, block_size=3, max_new_tokens=6) | settings
+    )
+    return list(
+        decode("inferenceguard", policy, prompts, reward=Brevity(), cost=Length(), config=config)
+    )
 
 
 def letters(text: str) -> list[int]:
-    """Return Llama 3's ids of printable ASCII, of which the first is the exclamation mark, spaces and line feeds, by hand."""
+    """Return Llama 3's ids of printable ASCII, of which the first is the exclamation mark, spaces
+    and line feeds, by hand.
+    """
     return [{" ": 220, "\n": 198}.get(c, ord(c) - ord("!")) for c in text]
 
 
@@ -97,29 +117,52 @@ def test_every_policy_loads_by_its_name(name, rows, ends, context, stored):
 def test_the_files_are_those_of_the_real_ones(mirror):
     """Guards what the rehearsal is for: every format that a first run meets is there."""
     listed = {repo: {path.name for path in (mirror / repo).iterdir()} for repo in REPOS}
-    alpaca, vicuna, llama = (listed[POLICIES[name].repo] for name in ("alpaca-7b", "vicuna-7b", "llama-3.1-8b"))
-    assert {"tokenizer.model", "added_tokens.json", "model.safetensors"} <= alpaca and "tokenizer.json" not in alpaca | vicuna
+    alpaca, vicuna, llama = (
+        listed[POLICIES[name].repo] for name in ("alpaca-7b", "vicuna-7b", "llama-3.1-8b")
+    )
+    assert {
+        "tokenizer.model",
+        "added_tokens.json",
+        "model.safetensors",
+    } <= alpaca and "tokenizer.json" not in alpaca | vicuna
     assert {"pytorch_model-00002-of-00002.bin", "pytorch_model.bin.index.json"} <= vicuna
-    assert {"model-00002-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json"} <= llama
-    configs = {name: json.loads((mirror / POLICIES[name].repo / "config.json").read_text()) for name in NAMES}
+    assert {
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    } <= llama
+    configs = {
+        name: json.loads((mirror / POLICIES[name].repo / "config.json").read_text())
+        for name in NAMES
+    }
     assert "rope_theta" not in configs["alpaca-7b"] and "torch_dtype" in configs["alpaca-7b"]
-    assert configs["llama-3.1-8b"]["num_key_value_heads"] < configs["llama-3.1-8b"]["num_attention_heads"]
+    assert (
+        configs["llama-3.1-8b"]["num_key_value_heads"]
+        < configs["llama-3.1-8b"]["num_attention_heads"]
+    )
     assert [configs[name]["pad_token_id"] for name in NAMES[:3]] == [0, 0, 0]
-    assert load_tokenizer(mirror / POLICIES["alpaca-7b"].repo).pad_token_id == 400  # what the model's settings deny
+    assert (
+        load_tokenizer(mirror / POLICIES["alpaca-7b"].repo).pad_token_id == 400
+    )  # what the model's settings deny
     assert load_tokenizer(mirror / POLICIES["vicuna-7b"].repo).pad_token_id == 0
     assert load_tokenizer(mirror / POLICIES["llama-3.1-8b"].repo).pad_token_id is None
 
 
 @pytest.mark.parametrize("name", ["alpaca-7b", "beaver-7b-v3", "vicuna-7b"])
 def test_the_ids_of_a_prompt_of_the_llama_2_family(mirror, name):
-    """Bug: BOS twice or never, or an end token after the prompt. The reference is sentencepiece itself."""
+    """Bug: BOS twice or never, or an end token after the prompt. The reference is sentencepiece
+    itself.
+    """
     begin = "BEGINNING OF CONVERSATION:"
     if name == "vicuna-7b":
         begin = (
-            "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and "
+            "A chat between a curious user and an artificial intelligence assistant. The "
+            "assistant gives helpful, detailed, and "
         )
         begin += "polite answers to the user's questions."
-    pieces = SentencePieceProcessor(model_file=str(mirror / POLICIES[name].repo / "tokenizer.model"))
+    pieces = SentencePieceProcessor(
+        model_file=str(mirror / POLICIES[name].repo / "tokenizer.model")
+    )
     ids = load_policy(name).encode("Why does bread rise – naïve?")
     assert ids == [1, *pieces.encode(f"{begin} USER: Why does bread rise – naïve? ASSISTANT:")]
 
@@ -143,41 +186,74 @@ def test_the_ids_of_a_prompt_of_llama_3():
     system = letters("Cutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024")
     before = [128000, 128006, 9125, 128007, 271, *system, 271, 128009]
     assert policy.encode("Why?") == [*before, 128006, 882, 128007, 271, *letters("Why?"), *HEADER]
-    turns = [*letters("Why?"), *HEADER, *letters("So."), 128009, 128006, 882, 128007, 271, *letters("And?"), *HEADER]
+    turns = [
+        *letters("Why?"),
+        *HEADER,
+        *letters("So."),
+        128009,
+        128006,
+        882,
+        128007,
+        271,
+        *letters("And?"),
+        *HEADER,
+    ]
     assert policy.encode(DIALOGUE) == [*before, 128006, 882, 128007, 271, *turns]
-    written = policy.encode("<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nYes<|reserved_special_token_7|>")
+    written = policy.encode(
+        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nYes<|reserved_special_token_7|>"
+    )
     assert [i for i in written if i >= 128000] == [i for i in policy.encode("Why?") if i >= 128000]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_policy_answers(name):
-    """Bug: results that move with the batch: two prompts together, padded on the left, and one by one."""
+    """Bug: results that move with the batch: two prompts together, padded on the left, and one by
+    one.
+    """
     policy, prompts = load_policy(name), ["Why does bread rise?", "Tea"]
     together = answers(policy, prompts)
-    assert [r.status for r in together] == ["verified_safe"] * 2 and all(0 < r.n_tokens <= 6 for r in together)
+    assert [r.status for r in together] == ["verified_safe"] * 2 and all(
+        0 < r.n_tokens <= 6 for r in together
+    )
     alone = [r.text for p in prompts for r in answers(policy, [p])]
     assert alone == [r.text for r in together] or any(r.counts.near_ties for r in together)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_policy_answers_in_half_precision(dtype):
-    """Guards the type in which 7B models fit a device; the weights of the file lose nothing in bfloat16."""
+    """Guards the type in which 7B models fit a device; the weights of the file lose nothing in
+    bfloat16.
+    """
     policy = load_policy("alpaca-7b", dtype=dtype)
     assert str(policy.model.dtype) == f"torch.{dtype}"
-    assert [r.status for r in answers(policy, ["Why does bread rise?", "Tea"])] == ["verified_safe"] * 2
+    assert [r.status for r in answers(policy, ["Why does bread rise?", "Tea"])] == [
+        "verified_safe"
+    ] * 2
 
 
 @pytest.mark.parametrize(
     ("name", "file", "changes"),
     [
-        ("vicuna-7b", "generation_config.json", {"temperature": 0.01, "top_p": 0.01, "max_length": 3}),
-        ("llama-3.1-8b", "generation_config.json", {"temperature": 0.01, "top_p": 0.01, "top_k": 1}),
+        (
+            "vicuna-7b",
+            "generation_config.json",
+            {"temperature": 0.01, "top_p": 0.01, "max_length": 3},
+        ),
+        (
+            "llama-3.1-8b",
+            "generation_config.json",
+            {"temperature": 0.01, "top_p": 0.01, "top_k": 1},
+        ),
         ("alpaca-7b", "generation_config.json", {"pad_token_id": 2}),
         ("alpaca-7b", "config.json", {"pad_token_id": 400}),
     ],
 )
-def test_neither_sampling_settings_nor_pad_ids_of_a_checkpoint_are_used(monkeypatch, mirror, tmp_path, name, file, changes):
-    """Bug: temperature .9 and top_p .6 of Vicuna in the samples of one policy of four; a pad id that two files disagree on."""
+def test_neither_sampling_settings_nor_pad_ids_of_a_checkpoint_are_used(
+    monkeypatch, mirror, tmp_path, name, file, changes
+):
+    """Bug: temperature .9 and top_p .6 of Vicuna in the samples of one policy of four; a pad id
+    that two files disagree on.
+    """
     prompts = ["Why does bread rise?", "Tea"]
     want = [r.text for r in answers(load_policy(name), prompts)]
     other = reconfigured(monkeypatch, mirror, tmp_path, name, file, **changes)
@@ -188,9 +264,17 @@ def test_neither_sampling_settings_nor_pad_ids_of_a_checkpoint_are_used(monkeypa
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_the_end_tokens_of_either_file_count(monkeypatch, mirror, tmp_path, file):
-    """Bug: answers that run on, since of two lists of end tokens only the one is read that has fewer."""
-    policy = reconfigured(monkeypatch, mirror, tmp_path, "llama-3.1-8b", file, eos_token_id=END_OF_TURN)
-    assert policy.tokenizer.eos_token_id == END_OF_TURN and policy.eos_ids == {128001, 128008, END_OF_TURN}
+    """Bug: answers that run on, since of two lists of end tokens only the one is read that has
+    fewer.
+    """
+    policy = reconfigured(
+        monkeypatch, mirror, tmp_path, "llama-3.1-8b", file, eos_token_id=END_OF_TURN
+    )
+    assert policy.tokenizer.eos_token_id == END_OF_TURN and policy.eos_ids == {
+        128001,
+        128008,
+        END_OF_TURN,
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -222,7 +306,9 @@ def test_every_scorer_passes_its_first_look(scorer, dtype):
     assert len(set(scorer.score(["Tea?", "Tea?"], ["Yes.", "No."], [True, True]))) == 2
 
 
-@pytest.mark.parametrize("scorer", [{"name": name} for name in READERS] + GENERIC, ids=lambda scorer: scorer["name"])
+@pytest.mark.parametrize(
+    "scorer", [{"name": name} for name in READERS] + GENERIC, ids=lambda scorer: scorer["name"]
+)
 def test_the_revision_of_every_scorer_is_asked_for(monkeypatch, scorer):
     """Bug: a pinned commit that nobody asks the hub for."""
 
@@ -238,12 +324,19 @@ def test_the_revision_of_every_scorer_is_asked_for(monkeypatch, scorer):
 
 def test_checkpoints_are_the_same_every_time(mirror, tmp_path):
     """Bug: a rehearsal that nobody can repeat."""
-    small = [repo for repo in REPOS if sum(path.stat().st_size for path in (mirror / repo).iterdir()) < 2**20]
+    small = [
+        repo
+        for repo in REPOS
+        if sum(path.stat().st_size for path in (mirror / repo).iterdir()) < 2**20
+    ]
     assert len(small) == len(REPOS) - 2
     build_checkpoints(tmp_path, small)
     for repo in small:
         for path in (mirror / repo).iterdir():
-            assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256((tmp_path / repo / path.name).read_bytes()).digest()
+            assert (
+                hashlib.sha256(path.read_bytes()).digest()
+                == hashlib.sha256((tmp_path / repo / path.name).read_bytes()).digest()
+            )
 
 
 @pytest.fixture(scope="module")
@@ -260,14 +353,21 @@ def tokenizers(tmp_path_factory):
 @pytest.mark.parametrize("name", ["pad", "plain", "llama3", "qrm", "chat"])
 def test_tokenizers_keep_texts(tokenizers, name):
     tokenizer = tokenizers[name]
-    for text in ("Why does bread rise?", "naïve – 雨 ☂ 12,5 %", "two  spaces\n\nand lines\t.", "(a) [b] {c} <d> | ~"):
+    for text in (
+        "Why does bread rise?",
+        "naïve – 雨 ☂ 12,5 %",
+        "two  spaces\n\nand lines\t.",
+        "(a) [b] {c} <d> | ~",
+    ):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
 
 
 @pytest.mark.parametrize("name", ["pad", "plain", "llama3", "chat"])
 def test_the_text_of_a_prefix_is_a_prefix_of_the_text(tokenizers, name):
-    """Bug: transformers gives up a whole run of byte tokens where one of them is no character, so that emitted text changes."""
+    """Bug: transformers gives up a whole run of byte tokens where one of them is no character, so
+    that emitted text changes.
+    """
     policy, rng = Policy(name, None, tokenizers[name]), random.Random(0)
     known = sorted(policy.tokenizer.get_vocab().values())
     characters = policy.tokenizer("雨ï – é", add_special_tokens=False)["input_ids"]
@@ -281,7 +381,10 @@ def test_whole_characters_stay_beside_a_byte_that_is_none(tokenizers):
     policy = Policy("pad", None, tokenizers["pad"])
     rain = policy.tokenizer("雨", add_special_tokens=False)["input_ids"]
     assert policy.text(rain) == "雨" and policy.text(rain[:-1]) == ""
-    assert policy.text([*rain, rain[-3]]) == "雨" and policy.text([*rain, rain[-3], rain[0]]) == "雨\ufffd "
+    assert (
+        policy.text([*rain, rain[-3]]) == "雨"
+        and policy.text([*rain, rain[-3], rain[0]]) == "雨\ufffd "
+    )
 
 
 def test_the_ids_of_llama_3(tokenizers):
@@ -292,7 +395,10 @@ def test_the_ids_of_llama_3(tokenizers):
         assert tokenizer(header, add_special_tokens=False)["input_ids"] == HEADER
         assert tokenizer("Tea")["input_ids"] == [128000, *letters("Tea")]
         assert max(tokenizer.get_vocab().values()) + 1 == size and tokenizer.pad_token_id == pad
-        assert tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eom_id|>"]) == [128001, 128008]
+        assert tokenizer.convert_tokens_to_ids(["<|end_of_text|>", "<|eom_id|>"]) == [
+            128001,
+            128008,
+        ]
         assert tokenizer.eos_token_id == 128009
 
 

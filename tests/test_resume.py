@@ -1,6 +1,8 @@
-"""What may change between a stop and a resume: one thing at a time, on a real checkpoint of a tiny model.
+"""What may change between a stop and a resume: one thing at a time, on a real checkpoint of a tiny
+model.
 
-Every change that can alter an answer is noticed and named, and the file ends as that of a fresh run; what cannot alter any is not.
+Every change that can alter an answer is noticed and named, and the file ends as that of a fresh
+run; what cannot alter any is not.
 """
 
 import json
@@ -61,8 +63,10 @@ def world(checkpoint, tmp_path, monkeypatch):
 
 def params(world, **changes):
     settings = dict(
-        profile="test", run="run", policy=str(world / "model"), prompts=str(world / "prompts.txt"), cost="letters", reward="codes",
-        methods=["base", "best-of-n-augmented", "inferenceguard"], budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=6,
+        profile="test", run="run", policy=str(world / "model"), prompts=str(world / "prompts.txt"),
+        cost="letters", reward="codes",
+        methods=["base", "best-of-n-augmented", "inferenceguard"], budget=0.5, n_samples=4, keep=2,
+        block_size=3, max_new_tokens=6,
         group_size=2, device="cpu",
     )  # fmt: skip
     return DecodeParams(**(settings | changes))
@@ -70,7 +74,9 @@ def params(world, **changes):
 
 @pytest.fixture
 def stopped(world, tmp_path):
-    """A run of which five lines were written before it was stopped, and the lines that it would have had."""
+    """A run of which five lines were written before it was stopped, and the lines that it would
+    have had.
+    """
     run = decode_run(params(world), tmp_path / "run")
     whole = folders.read(run.responses)
     run.responses.write_text("".join(json.dumps(line) + "\n" for line in whole[:5]))
@@ -97,7 +103,11 @@ def swap_letters(world):
 
 
 def shake(path):
-    save_file({name: x + 0.3 * x.roll(1, -1) for name, x in load_file(path).items()}, path, metadata={"format": "pt"})
+    save_file(
+        {name: x + 0.3 * x.roll(1, -1) for name, x in load_file(path).items()},
+        path,
+        metadata={"format": "pt"},
+    )
 
 
 def other_weights(world):
@@ -117,19 +127,40 @@ def other_index(world):
 
 def ends(world):
     vocabulary = json.loads((world / "model/tokenizer.json").read_text())["model"]["vocab"]
-    json_edit(world / "model/generation_config.json", eos_token_id=[256, *(vocabulary[c] for c in "aeiounst")])
+    json_edit(
+        world / "model/generation_config.json",
+        eos_token_id=[256, *(vocabulary[c] for c in "aeiounst")],
+    )
 
 
 FILES = {  # what is changed -> how, and what the sentence names
     "tokenizer": (swap_letters, "policy.files.tokenizer.json"),
-    "template": (lambda w: edit(w / "model/chat_template.jinja", ":", "!"), "policy.files.chat_template.jinja"),
-    "config": (lambda w: json_edit(w / "model/config.json", rms_norm_eps=0.5), "policy.files.config.json"),
+    "template": (
+        lambda w: edit(w / "model/chat_template.jinja", ":", "!"),
+        "policy.files.chat_template.jinja",
+    ),
+    "config": (
+        lambda w: json_edit(w / "model/config.json", rms_norm_eps=0.5),
+        "policy.files.config.json",
+    ),
     "end tokens": (ends, "policy.ends"),
     "weights": (other_weights, "policy.files.model-00001-of-"),
-    "index": (other_index, "policy.files.model-00001-of-"),  # named before the index, and six are named
-    "prompts replaced": (lambda w: (w / "prompts.txt").write_text("\n".join([*PROMPTS[:3], "x", "y", "z"])), "chosen.digest"),
-    "prompts shortened": (lambda w: (w / "prompts.txt").write_text("\n".join(PROMPTS[:3])), "chosen.n"),
-    "prompts longer": (lambda w: (w / "prompts.txt").write_text("\n".join([*PROMPTS, "seventh", "eighth"])), "chosen.n"),
+    "index": (
+        other_index,
+        "policy.files.model-00001-of-",
+    ),  # named before the index, and six are named
+    "prompts replaced": (
+        lambda w: (w / "prompts.txt").write_text("\n".join([*PROMPTS[:3], "x", "y", "z"])),
+        "chosen.digest",
+    ),
+    "prompts shortened": (
+        lambda w: (w / "prompts.txt").write_text("\n".join(PROMPTS[:3])),
+        "chosen.n",
+    ),
+    "prompts longer": (
+        lambda w: (w / "prompts.txt").write_text("\n".join([*PROMPTS, "seventh", "eighth"])),
+        "chosen.n",
+    ),
 }
 
 
@@ -143,8 +174,12 @@ def resumed_like_fresh(world, folder, tmp_path, **changes):
 
 
 @pytest.mark.parametrize("what", FILES)
-def test_a_changed_file_is_noticed_and_the_run_ends_as_a_fresh_one(what, world, stopped, tmp_path, capsys):
-    """Bug: a tokenizer, template, config, end token or prompt that changed between stop and resume mixed two runs in one file."""
+def test_a_changed_file_is_noticed_and_the_run_ends_as_a_fresh_one(
+    what, world, stopped, tmp_path, capsys
+):
+    """Bug: a tokenizer, template, config, end token or prompt that changed between stop and resume
+    mixed two runs in one file.
+    """
     (folder, whole), (change, named) = stopped, FILES[what]
     change(world)
     again = resumed_like_fresh(world, folder, tmp_path)
@@ -160,7 +195,9 @@ def pretend(monkeypatch, tmp_path, module, change):
     real, edited = identity.source_of, tmp_path / "edited.py"
     path = real(module, frozenset([module.partition(".")[0]]))
     edited.write_text(change(path.read_text()))
-    monkeypatch.setattr(identity, "source_of", lambda name, own: edited if name == module else real(name, own))
+    monkeypatch.setattr(
+        identity, "source_of", lambda name, own: edited if name == module else real(name, own)
+    )
 
 
 def first(old, new):
@@ -172,8 +209,10 @@ def first(old, new):
 
 
 CODE = {  # module -> an edit of its source, and the same for what is loaded
-    "igcore.search": (first("i < n % len(beams)", "i > n % len(beams)"), (search, "split", lambda beams, n: SPLIT(beams, n)[::-1])),
-    "igcore.sampling": (first("seed", "seeds"), (search, "random_key", lambda seed, *at: KEY(seed + 1, *at))),
+    "igcore.search": (first("i < n % len(beams)", "i > n % len(beams)"), (search, "split",
+    lambda beams, n: SPLIT(beams, n)[::-1])),
+    "igcore.sampling": (first("seed", "seeds"), (search, "random_key", lambda seed,
+    *at: KEY(seed + 1, *at))),
     "test_resume": (first("% 97 / 97", "% 89 / 89"), (Letters, "score", other_score)),
 }  # fmt: skip
 
@@ -205,7 +244,9 @@ def test_what_alters_nothing_costs_nothing(change, world, stopped, tmp_path, mon
     pretend(monkeypatch, tmp_path, "igcore.search", change)
     run = decode_run(params(world), folder)
     assert folders.differences(run.lines, whole) == []
-    assert run.responses.read_text().startswith("".join(json.dumps(line) + "\n" for line in whole[:5]))
+    assert run.responses.read_text().startswith(
+        "".join(json.dumps(line) + "\n" for line in whole[:5])
+    )
     assert "changed" not in capsys.readouterr().out and not (tmp_path / ".replaced").exists()
 
 
@@ -223,7 +264,10 @@ def edited_line(folder):
 
 FOLDER = {  # what happens to the folder -> how, and what is said
     "a line edited": (edited_line, "1 lines of .* were changed since they were written"),
-    "params.json deleted": (lambda f: (f / "params.json").unlink(), "without a params.json that says what they are"),
+    "params.json deleted": (
+        lambda f: (f / "params.json").unlink(),
+        "without a params.json that says what they are",
+    ),
     "manifest deleted": (lambda f: (f / "manifest.json").unlink(missing_ok=True), ""),
     "responses deleted": (lambda f: (f / "responses.jsonl").unlink(), ""),
 }
@@ -231,8 +275,12 @@ FOLDER = {  # what happens to the folder -> how, and what is said
 
 @pytest.mark.parametrize("what", FOLDER)
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_folder_that_was_tampered_with_is_made_whole(what, finished, world, stopped, tmp_path, capsys):
-    """Bug: an edited line was kept and counted; lines of whatever settings were adopted when params.json was gone."""
+def test_a_folder_that_was_tampered_with_is_made_whole(
+    what, finished, world, stopped, tmp_path, capsys
+):
+    """Bug: an edited line was kept and counted; lines of whatever settings were adopted when
+    params.json was gone.
+    """
     (folder, whole), (change, said) = stopped, FOLDER[what]
     if finished:
         decode_run(params(world), folder)
@@ -245,7 +293,9 @@ def test_a_folder_that_was_tampered_with_is_made_whole(what, finished, world, st
 
 
 def test_a_model_that_moved_is_the_same_model(world, stopped, tmp_path, capsys):
-    """Guards caches and mounts: what counts is the content of the files, and settings name the place."""
+    """Guards caches and mounts: what counts is the content of the files, and settings name the
+    place.
+    """
     folder, whole = stopped
     before = identity.about(load_policy(str(world / "model"), device="cpu"))
     shutil.move(world / "model", world / "elsewhere")
@@ -256,7 +306,9 @@ def test_a_model_that_moved_is_the_same_model(world, stopped, tmp_path, capsys):
 
 
 def test_files_that_were_loaded_are_on_record(world, stopped):
-    """Guards Snakemake's question, whether a finished run still holds: it looks at the files that the manifest names."""
+    """Guards Snakemake's question, whether a finished run still holds: it looks at the files that
+    the manifest names.
+    """
     run = decode_run(params(world), stopped[0])
     opened = json.loads(run.manifest.read_text())["opened"]
     names = {Path(path).name for path in opened}

@@ -8,9 +8,19 @@ import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, letter_reward, mock_policy
 
 from igcore import ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
-from igcore.rollouts import Labels, Rollout, RolloutConfig, load_rollouts, roll_out, split_by_prompt, targets
+from igcore.rollouts import (
+    Labels,
+    Rollout,
+    RolloutConfig,
+    load_rollouts,
+    roll_out,
+    split_by_prompt,
+    targets,
+)
 
-PROMPTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]
+PROMPTS = [
+    Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())
+]
 CONFIG = RolloutConfig(n_rollouts=3, max_new_tokens=10, block_size=4, group_size=2, seed=5)
 
 
@@ -18,7 +28,14 @@ KNOWN = {"policy": mock_policy(), "cost": LetterCost(), "reward": LetterReward()
 
 
 def roll(folder, config=CONFIG, cost=None, reward=None, prompts=PROMPTS):
-    return roll_out(mock_policy(), prompts, config, cost=cost or LetterCost(), reward=reward or LetterReward(), folder=folder)
+    return roll_out(
+        mock_policy(),
+        prompts,
+        config,
+        cost=cost or LetterCost(),
+        reward=reward or LetterReward(),
+        folder=folder,
+    )
 
 
 def said(rollouts):
@@ -26,17 +43,27 @@ def said(rollouts):
 
 
 def test_rollouts_are_plain_samples_with_their_scores(tmp_path):
-    """Guards the reference policy: the first rollout of a prompt is what `base` answers with the same seed."""
+    """Guards the reference policy: the first rollout of a prompt is what `base` answers with the
+    same seed.
+    """
     policy, found = mock_policy(), roll(tmp_path / "a")
     assert [r.prompt_id for r in found] == [p.id for p in PROMPTS for _ in range(3)]
     config = SearchConfig(budget=9, max_new_tokens=10, block_size=4, keep=1, group_size=2)
-    base = decode("base", policy, PROMPTS, reward=LetterReward(), cost=LetterCost(), config=config, seed=5)
+    base = decode(
+        "base", policy, PROMPTS, reward=LetterReward(), cost=LetterCost(), config=config, seed=5
+    )
     assert [r.tokens for r in found[::3]] == [answer.tokens for answer in base]
     assert any(r.ended for r in found) and not all(r.ended for r in found)
     for r in found:
-        texts = [policy.text(r.tokens[:end]) for end in (4, 8, 10) if end < len(r.tokens)] + [policy.text(r.tokens)]
-        assert r.costs == [letter_cost(text) for text in texts] and r.reward == letter_reward(texts[-1])
-        assert r.words == (r.tokens[:-1] if r.ended else r.tokens) and (r.ended or len(r.tokens) == 10)
+        texts = [policy.text(r.tokens[:end]) for end in (4, 8, 10) if end < len(r.tokens)] + [
+            policy.text(r.tokens)
+        ]
+        assert r.costs == [letter_cost(text) for text in texts] and r.reward == letter_reward(
+            texts[-1]
+        )
+        assert r.words == (r.tokens[:-1] if r.ended else r.tokens) and (
+            r.ended or len(r.tokens) == 10
+        )
     assert len(said(found)) > len(PROMPTS)  # they differ
 
 
@@ -48,15 +75,23 @@ def test_neither_groups_nor_shards_nor_a_file_change_a_rollout(tmp_path):
     assert said(sum(parts, [])) == said(whole) and all(parts)
     assert load_rollouts(tmp_path / "whole", **KNOWN) == whole
     assert said(load_rollouts(tmp_path / "0", tmp_path / "1", **KNOWN)) == said(whole)
-    for role, other in (("policy", replace(mock_policy(), digest="x")), ("cost", Mute()), ("reward", Mute())):
-        with pytest.raises(ParameterError, match=f"are of {role} .* of hash .*, not of '{other.name}' of hash"):
+    for role, other in (
+        ("policy", replace(mock_policy(), digest="x")),
+        ("cost", Mute()),
+        ("reward", Mute()),
+    ):
+        with pytest.raises(
+            ParameterError, match=f"are of {role} .* of hash .*, not of '{other.name}' of hash"
+        ):
             load_rollouts(tmp_path / "whole", **KNOWN | {role: other})
 
 
 class Failing(LetterCost):
     """Fails at its third call."""
 
-    __module__ = LetterCost.__module__  # a scorer is known by its module: this one stands for the other
+    __module__ = (
+        LetterCost.__module__
+    )  # a scorer is known by its module: this one stands for the other
     calls = 0
 
     def score(self, prompts, responses, finished):
@@ -67,7 +102,9 @@ class Failing(LetterCost):
 
 
 def test_a_stop_loses_nothing(tmp_path):
-    """Guards resume: finished groups are kept, a half-written line is dropped, and the end is the same."""
+    """Guards resume: finished groups are kept, a half-written line is dropped, and the end is the
+    same.
+    """
     with pytest.raises(ScorerError, match="power cut"):
         roll(tmp_path / "a", cost=Failing())
     path = tmp_path / "a" / "responses.jsonl"
@@ -82,7 +119,9 @@ def test_a_stop_loses_nothing(tmp_path):
     lines = path.read_bytes().splitlines(keepends=True)
     roll(tmp_path / "a")
     assert path.read_bytes() == b"".join(lines)
-    path.write_bytes(b"".join(lines[:3]))  # in the middle of a group, all of which is then drawn again
+    path.write_bytes(
+        b"".join(lines[:3])
+    )  # in the middle of a group, all of which is then drawn again
     assert said(roll(tmp_path / "a")) == said(roll(tmp_path / "b"))
     assert path.read_bytes().count(b"\n") == 7
 
@@ -92,7 +131,9 @@ def test_other_settings_start_anew(tmp_path, capsys):
     roll(tmp_path / "a")
     again = roll(tmp_path / "a", replace(CONFIG, seed=6))
     assert "seed changed" in capsys.readouterr().out
-    assert load_rollouts(tmp_path / "a", **KNOWN) == again and list((tmp_path / ".replaced").iterdir())
+    assert load_rollouts(tmp_path / "a", **KNOWN) == again and list(
+        (tmp_path / ".replaced").iterdir()
+    )
     assert roll(tmp_path / "a", replace(CONFIG, seed=6), prompts=PROMPTS[:2]) != again
 
 
@@ -104,7 +145,9 @@ class Mute(LetterReward):
 
 
 def test_a_score_that_failed_is_stored_as_none(tmp_path):
-    """Guards the file: NaN is no JSON. It must come back as NaN, so that the targets can fail closed."""
+    """Guards the file: NaN is no JSON. It must come back as NaN, so that the targets can fail
+    closed.
+    """
     found = roll(tmp_path / "a", reward=Mute())
     assert all(math.isnan(r.reward) for r in found)
     line = json.loads((tmp_path / "a" / "responses.jsonl").read_text().splitlines()[0])
@@ -138,7 +181,12 @@ def rollout(costs, n=10, ended=False, reward=2.0, size=4):
 @pytest.mark.parametrize(
     "costs, accounting, budget, safe",
     [
-        ([3.0, 0.0, 1.0], "terminal", 1.0, True),  # closed: the whole budget may be used; what came before does not count
+        (
+            [3.0, 0.0, 1.0],
+            "terminal",
+            1.0,
+            True,
+        ),  # closed: the whole budget may be used; what came before does not count
         ([0.0, 0.0, 1.0], "terminal", 0.999, False),
         ([3.0, 0.0, 1.0], "peak", 1.0, False),
         ([-1.0, -2.0, -3.0], "terminal", 0.0, True),
@@ -153,17 +201,27 @@ def test_safe_is_the_one_predicate(costs, accounting, budget, safe):
 
 
 def test_z_is_what_a_search_knows():
-    """Guards against a z that tells the answer: `terminal` charges at the end alone, and between block ends nobody looks."""
+    """Guards against a z that tells the answer: `terminal` charges at the end alone, and between
+    block ends nobody looks.
+    """
     assert targets(rollout([0.0, 0.0, 7.0]), 2.0, "terminal").z == [2.0] * 10
-    assert targets(rollout([0.0, 7.0], n=8), 2.0, "terminal").z == [2.0] * 8  # even where a block ends at the end
+    assert (
+        targets(rollout([0.0, 7.0], n=8), 2.0, "terminal").z == [2.0] * 8
+    )  # even where a block ends at the end
     peak = targets(rollout([0.5, 0.0, 7.0]), 2.0, "peak").z
-    assert peak == [2.0] * 3 + [1.5] * 7  # the block that ends at 10 is not full: its end is the end
+    assert (
+        peak == [2.0] * 3 + [1.5] * 7
+    )  # the block that ends at 10 is not full: its end is the end
     assert targets(rollout([0.5, 1.0], n=8), 2.0, "peak").z == [2.0] * 3 + [1.5] * 4 + [1.0]
-    assert targets(rollout([0.5, 1.0], n=5, ended=True), 2.0, "peak").z == [2.0] * 3 + [1.5]  # the end token is no prefix
+    assert targets(rollout([0.5, 1.0], n=5, ended=True), 2.0, "peak").z == [2.0] * 3 + [
+        1.5
+    ]  # the end token is no prefix
 
 
 def test_z_grows_by_the_safety_discount():
-    """Guards the paper's z_t = omega_{t-1} / gamma^t, here as the safety state of `igcore.budget` has it at a block's end."""
+    """Guards the paper's z_t = omega_{t-1} / gamma^t, here as the safety state of `igcore.budget`
+    has it at a block's end.
+    """
     from igcore.budget import charge, start
 
     z = targets(rollout([0.5, 0.7, 1.0]), 2.0, "peak", gamma_safety=0.9).z
@@ -176,23 +234,34 @@ def test_z_grows_by_the_safety_discount():
 def test_task_cost_is_paid_at_the_maximum_length():
     """Guards the sign, and T: a short answer is discounted like a long one."""
     for n in (3, 10):
-        assert targets(rollout([0.0], n=n, size=99), 1.0, gamma_task=0.9).task == pytest.approx(-2.0 * 0.9**10)
+        assert targets(rollout([0.0], n=n, size=99), 1.0, gamma_task=0.9).task == pytest.approx(
+            -2.0 * 0.9**10
+        )
 
 
 def test_labels_follow_their_own_budget():
     """Guards randomised budgets: label and z of a row must be of the same budget."""
-    labels = Labels.of([rollout([1.0] * 3), rollout([1.0, 1.0], n=6, ended=True)], [0.5, 1.5], "terminal", 1.0, 0.5)
+    labels = Labels.of(
+        [rollout([1.0] * 3), rollout([1.0, 1.0], n=6, ended=True)], [0.5, 1.5], "terminal", 1.0, 0.5
+    )
     assert labels.safe.tolist() == [0, 1]
     assert labels.z.tolist() == [[0.5] * 10, [1.5] * 5 + [0.0] * 5]
     assert labels.task.tolist() == pytest.approx([-2.0 * 0.5**10] * 2)
 
 
 def test_a_prompt_is_on_one_side():
-    """Guards validation: a critic recognises a prompt that it was trained on. And the side must not depend on the others' order."""
+    """Guards validation: a critic recognises a prompt that it was trained on. And the side must not
+    depend on the others' order.
+    """
     rollouts = [replace(rollout([1.0]), prompt_id=str(i % 20)) for i in range(60)]
     learn, check = split_by_prompt(rollouts, 0.25)
-    assert {r.prompt_id for r in learn}.isdisjoint(r.prompt_id for r in check) and (len(learn), len(check)) == (45, 15)
-    assert {r.prompt_id for r in split_by_prompt(rollouts[::-1], 0.25)[1]} == {r.prompt_id for r in check}
+    assert {r.prompt_id for r in learn}.isdisjoint(r.prompt_id for r in check) and (
+        len(learn),
+        len(check),
+    ) == (45, 15)
+    assert {r.prompt_id for r in split_by_prompt(rollouts[::-1], 0.25)[1]} == {
+        r.prompt_id for r in check
+    }
     assert [len(part) for part in split_by_prompt(rollouts[:2], 0.9)] == [1, 1]
     with pytest.raises(ParameterError, match="rollouts of 1 prompts; training needs at least 2"):
         split_by_prompt(rollouts[:1], 0.5)

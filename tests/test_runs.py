@@ -1,4 +1,6 @@
-"""Tests of finished runs as tables, and of the command line. What `verify` finds: see its own tests."""
+"""Tests of finished runs as tables, and of the command line. What `verify` finds: see its own
+tests.
+"""
 
 import dataclasses
 
@@ -16,7 +18,9 @@ def test_tables_want_every_shard_and_only_one_sharding(tmp_path):
             run.append({"method": "base", "prompt_id": str(i)})
             run.finish({})
         if i == 0:
-            with pytest.raises(RunError, match="run run is there as shard 0 of 2; decode what is missing"):
+            with pytest.raises(
+                RunError, match="run run is there as shard 0 of 2; decode what is missing"
+            ):
                 runs.load_runs("x", tmp_path)
     assert len(runs.load_runs("x", tmp_path)) == 2
     with folders.open_run(tmp_path / "run", {"run": "run", "n_shards": 1, "shard": 0}) as run:
@@ -27,15 +31,26 @@ def test_tables_want_every_shard_and_only_one_sharding(tmp_path):
 
 
 def test_lines_come_in_one_order_however_a_run_was_cut(tmp_path):
-    """Bug: bootstrap intervals of a run in shards that differ in their third digit from those of the run in one piece."""
-    for name, n, i, prompts in (("run.0-of-2", 2, 0, "ace"), ("run.1-of-2", 2, 1, "bd"), ("another", 1, 0, "yx")):
-        with folders.open_run(tmp_path / name, {"run": name.partition(".")[0], "n_shards": n, "shard": i}) as run:
+    """Bug: bootstrap intervals of a run in shards that differ in their third digit from those of
+    the run in one piece.
+    """
+    for name, n, i, prompts in (
+        ("run.0-of-2", 2, 0, "ace"),
+        ("run.1-of-2", 2, 1, "bd"),
+        ("another", 1, 0, "yx"),
+    ):
+        with folders.open_run(
+            tmp_path / name, {"run": name.partition(".")[0], "n_shards": n, "shard": i}
+        ) as run:
             for method in ("best-of-n", "base"):
                 for prompt_id in prompts:
                     run.append({"method": method, "prompt_id": prompt_id})
             run.finish({})
     found = runs.load_runs("x", tmp_path)
-    assert "".join(found["prompt_id"]) == "xyabcde" * 2 and found["method"].tolist() == ["base"] * 7 + ["best-of-n"] * 7
+    assert (
+        "".join(found["prompt_id"]) == "xyabcde" * 2
+        and found["method"].tolist() == ["base"] * 7 + ["best-of-n"] * 7
+    )
 
 
 def test_the_manifest_is_the_sign_of_success(tmp_path):
@@ -50,7 +65,9 @@ def test_the_manifest_is_the_sign_of_success(tmp_path):
 
 
 def test_lines_know_the_name_of_their_run(tmp_path):
-    """Guards the arms of an experiment: shards are of one run, and a name with a dot in it is not cut short."""
+    """Guards the arms of an experiment: shards are of one run, and a name with a dot in it is not
+    cut short.
+    """
     for name, n, i in (("decode-0.5", 2, 0), ("decode-0.5", 2, 1), ("decode-0.2", 1, 0)):
         folder = tmp_path / (f"{name}.{i}-of-{n}" if n > 1 else name)
         with folders.open_run(folder, {"run": name, "n_shards": n, "shard": i}) as run:
@@ -58,40 +75,68 @@ def test_lines_know_the_name_of_their_run(tmp_path):
             run.finish({})
     found = runs.load_runs("x", tmp_path)
     assert found[["prompt_id", "run"]].to_records(index=False).tolist() == [
-        ("decode-0.2 0", "decode-0.2"), ("decode-0.5 0", "decode-0.5"), ("decode-0.5 1", "decode-0.5"),
-    ]  # fmt: skip
+        ("decode-0.2 0", "decode-0.2"),
+        ("decode-0.5 0", "decode-0.5"),
+        ("decode-0.5 1", "decode-0.5"),
+    ]
 
 
 def test_methods_come_in_the_order_of_the_table_whatever_the_folders_are_called(tmp_path):
     """Bug: a table began with re-control because the folder of its run came first in the alphabet."""
-    for name, method in (("a", "re-control"), ("b", "base"), ("c", "of an older version"), ("d", "args")):
+    for name, method in (
+        ("a", "re-control"),
+        ("b", "base"),
+        ("c", "of an older version"),
+        ("d", "args"),
+    ):
         with folders.open_run(tmp_path / name, {"run": name}) as run:
             run.append({"method": method, "prompt_id": name})
             run.finish({})
-    assert runs.load_runs("x", tmp_path)["method"].tolist() == ["base", "args", "re-control", "of an older version"]
-    assert runs.load_runs("x", tmp_path, pattern="[ab]")["method"].tolist() == ["base", "re-control"]
+    assert runs.load_runs("x", tmp_path)["method"].tolist() == [
+        "base",
+        "args",
+        "re-control",
+        "of an older version",
+    ]
+    assert runs.load_runs("x", tmp_path, pattern="[ab]")["method"].tolist() == [
+        "base",
+        "re-control",
+    ]
     with pytest.raises(RunError, match="no run in .*decode-main"):
         runs.load_runs("x", tmp_path, pattern="decode-main-*")
 
 
 def test_what_has_not_finished_is_left_out_and_said(tmp_path, monkeypatch):
-    """Bug: one stopped run in a folder of many kept every table from being written; shards counted as runs of their own."""
+    """Bug: one stopped run in a folder of many kept every table from being written; shards counted
+    as runs of their own.
+    """
     monkeypatch.setattr(runs, "root", lambda: tmp_path)
     empty, why = runs.load_finished("x")
     assert not len(empty) and not why and {"policy", "method", "run"} <= set(empty)
-    for name, n, finished in (("b", 1, True), ("a.0-of-2", 2, True), ("a.1-of-2", 2, True), ("c", 1, False)):
+    for name, n, finished in (
+        ("b", 1, True),
+        ("a.0-of-2", 2, True),
+        ("a.1-of-2", 2, True),
+        ("c", 1, False),
+    ):
         about = {"run": name.partition(".")[0], "n_shards": n, "shard": 1 if ".1-" in name else 0}
         with folders.open_run(tmp_path / "runs/x" / name, about) as run:
             run.append({"method": "args" if name == "b" else "base", "prompt_id": name})
             if finished:
                 run.finish({})
     found, why = runs.load_finished("x")
-    assert found["run"].tolist() == ["a", "a", "b"] and found["method"].tolist() == ["base", "base", "args"]
+    assert found["run"].tolist() == ["a", "a", "b"] and found["method"].tolist() == [
+        "base",
+        "base",
+        "args",
+    ]
     assert len(why) == 1 and "c has not finished" in why[0]
 
 
 def test_examples_are_read_only_when_they_are_named(tmp_path):
-    """Bug: answers that were decoded to be looked at stood in the main table, as a policy of their own."""
+    """Bug: answers that were decoded to be looked at stood in the main table, as a policy of their
+    own.
+    """
     for name in ("decode-raw", "examples-mild"):
         with folders.open_run(tmp_path / name, {"run": name}) as run:
             run.append({"method": "base", "prompt_id": name})

@@ -23,7 +23,9 @@ def random_logits(n: int, size: int, scale: float = 2.0) -> torch.Tensor:
 
 
 def path(token: int, size: int) -> list[int]:
-    """The nodes on the way to a token, from the top: at each level the remainder by the number of nodes there."""
+    """The nodes on the way to a token, from the top: at each level the remainder by the number of
+    nodes there.
+    """
     widths = [size]
     while widths[-1] > 128:
         widths.append(math.ceil(widths[-1] / 16))
@@ -34,7 +36,9 @@ def path(token: int, size: int) -> list[int]:
 
 
 def slow_draw(weights: list[float], u: list[float]) -> int:
-    """The tree again, one token at a time: at each level the children in order, until their share exceeds the level's number."""
+    """The tree again, one token at a time: at each level the children in order, until their share
+    exceeds the level's number.
+    """
     leaves = [(path(token, len(weights)), weight) for token, weight in enumerate(weights)]
     for level in range(len(leaves[0][0])):
         children: dict[int, float] = {}
@@ -50,22 +54,34 @@ def slow_draw(weights: list[float], u: list[float]) -> int:
 
 
 def test_a_key_depends_on_each_of_its_coordinates():
-    """Guards against a stream of numbers, and against two coordinates running together as in (1, 11) and (11, 1)."""
+    """Guards against a stream of numbers, and against two coordinates running together as in (1,
+    11) and (11, 1).
+    """
     base = (0, "p", 1, 11, 111)
-    others = [(1, "p", 1, 11, 111), (0, "q", 1, 11, 111), (0, "p", 11, 1, 111), (0, "p", 1, 111, 11), (0, "p", 1, 1, 1111)]
+    others = [
+        (1, "p", 1, 11, 111),
+        (0, "q", 1, 11, 111),
+        (0, "p", 11, 1, 111),
+        (0, "p", 1, 111, 11),
+        (0, "p", 1, 1, 1111),
+    ]
     assert random_key(*base) == random_key(*base)
     assert len({random_key(*u) for u in [base, *others]}) == 6
 
 
 def test_the_random_numbers_are_the_same_next_year():
-    """Guards every committed result against another hash, another order of bytes or another order of words."""
+    """Guards every committed result against another hash, another order of bytes or another order
+    of words.
+    """
     assert random_key(0, "p", 0, 0, 0) == PINNED
     words = [PINNED >> 32 * i & 0xFFFFFFFF for i in range(4)]
     assert uniforms([PINNED]).tolist() == [[(word + 0.5) / 2**32 for word in words]]
 
 
 def test_uniform_numbers_are_uniform_and_independent():
-    """Guards the cutting of keys into words: Kolmogorov-Smirnov, and no correlation between words or between keys."""
+    """Guards the cutting of keys into words: Kolmogorov-Smirnov, and no correlation between words
+    or between keys.
+    """
     u = uniforms([random_key(0, "p", 0, i, 0) for i in range(5000)])
     assert u.shape == (5000, WORDS) and kstest(u.ravel(), "uniform").pvalue > 1e-3
     assert np.abs(np.corrcoef(u.T) - np.eye(WORDS)).max() < 0.05
@@ -73,8 +89,12 @@ def test_uniform_numbers_are_uniform_and_independent():
 
 
 def test_the_largest_of_scores_with_gumbel_numbers_is_a_draw_from_their_softmax():
-    """Guards sign and scale of the noise: the whole distribution, the draw it is made for, and both ends of the bits."""
-    noise = np.array([[gumbel(random_key(0, "gumbel", 0, token, i)) for token in range(4)] for i in range(4000)])
+    """Guards sign and scale of the noise: the whole distribution, the draw it is made for, and both
+    ends of the bits.
+    """
+    noise = np.array(
+        [[gumbel(random_key(0, "gumbel", 0, token, i)) for token in range(4)] for i in range(4000)]
+    )
     assert kstest(noise.ravel(), "gumbel_r").pvalue > 1e-3
     scores = np.log([0.1, 0.2, 0.3, 0.4])
     assert chisquare(np.bincount((scores + noise).argmax(1)), 4000 * np.exp(scores)).pvalue > 1e-3
@@ -93,28 +113,43 @@ def test_no_bits_give_zero_or_one():
 
 @pytest.mark.parametrize("size", SIZES)
 def test_draws_are_those_of_a_slow_tree(size):
-    """Guards the tree: its layout, its padding, and which number decides which level. A near tie may go either way."""
+    """Guards the tree: its layout, its padding, and which number decides which level. A near tie
+    may go either way.
+    """
     n = 200 if size < 1000 else 20 if size < 10_000 else 2
     logits, u = random_logits(n, size), numbers(n, f"slow {size}")
     tokens, _, _, near = draw(logits, u, {})
-    slow = [slow_draw(weights, row) for weights, row in zip(logits.double().softmax(-1).tolist(), u.tolist(), strict=True)]
+    slow = [
+        slow_draw(weights, row)
+        for weights, row in zip(logits.double().softmax(-1).tolist(), u.tolist(), strict=True)
+    ]
     assert all(a == b or tie for a, b, tie in zip(tokens, slow, near, strict=True))
     assert sum(a == b for a, b in zip(tokens, slow, strict=True)) > 0.9 * n
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_tokens_follow_their_probabilities(size):
-    """Guards the distribution, by chi-square on tokens, or on groups of them where they are too many to count."""
+    """Guards the distribution, by chi-square on tokens, or on groups of them where they are too
+    many to count.
+    """
     n = min(20_000, 60_000_000 // size)
     logits = random_logits(1, size, scale=1.0)
     tokens = np.array(draw(logits.expand(n, -1), numbers(n, f"chi {size}"), {})[0])
     p = logits.double().softmax(-1)[0].numpy()
     assert tokens.min() >= 0 and tokens.max() < size
     groups = min(size, 41)
-    for group in (np.random.default_rng(0).permutation(size) % groups, np.arange(size) * groups // size):
+    for group in (
+        np.random.default_rng(0).permutation(size) % groups,
+        np.arange(size) * groups // size,
+    ):
         expected = n * np.bincount(group, p)
         assert expected.min() > 5
-        assert chisquare(np.bincount(group[tokens], minlength=groups), expected * n / expected.sum()).pvalue > 1e-3
+        assert (
+            chisquare(
+                np.bincount(group[tokens], minlength=groups), expected * n / expected.sum()
+            ).pvalue
+            > 1e-3
+        )
 
 
 def test_the_tree_has_numbers_for_the_largest_vocabularies():
@@ -123,7 +158,9 @@ def test_the_tree_has_numbers_for_the_largest_vocabularies():
 
 
 def test_factors_ban_and_halve():
-    """Guards the penalty: factor 0 bans, factor 1/2 halves, and log_q is normalised over what is left."""
+    """Guards the penalty: factor 0 bans, factor 1/2 halves, and log_q is normalised over what is
+    left.
+    """
     n, p = 6000, [0.2, 0.3, 0.4, 0.1]
     logits = torch.tensor(p).log().repeat(n, 1)
     tokens, log_p, log_q, _ = draw(logits, numbers(n), {row: {0: 0.0, 1: 0.5} for row in range(n)})
@@ -136,12 +173,17 @@ def test_factors_ban_and_halve():
 
 @pytest.mark.parametrize("size", [7, 2049])
 def test_log_probabilities_are_those_of_each_rows_own_factors(size):
-    """Guards the rows: a factor of one row must move neither the draw nor the log-probabilities of another."""
+    """Guards the rows: a factor of one row must move neither the draw nor the log-probabilities of
+    another.
+    """
     n = 400
     logits, u = random_logits(n, size), numbers(n)
     plain, log_p, log_q, _ = draw(logits, u, {})
     assert log_p == log_q
-    factors = {row: {plain[row]: (0.0, 0.5, 3.0)[row % 3], (plain[row] + 1) % size: 0.25} for row in range(0, n, 2)}
+    factors = {
+        row: {plain[row]: (0.0, 0.5, 3.0)[row % 3], (plain[row] + 1) % size: 0.25}
+        for row in range(0, n, 2)
+    }
     tokens, log_p, log_q, _ = draw(logits, u, factors)
     assert tokens[1::2] == plain[1::2] and tokens[::2] != plain[::2]
     p = logits.double().softmax(-1).numpy()
@@ -155,13 +197,19 @@ def test_log_probabilities_are_those_of_each_rows_own_factors(size):
 
 
 def test_the_reference_is_used_when_everything_is_banned():
-    """Guards against NaN probabilities, from which any token could come, and against banning too little in the other rows."""
+    """Guards against NaN probabilities, from which any token could come, and against banning too
+    little in the other rows.
+    """
     logits, u = torch.log(torch.tensor([[0.5, 0.5, 0.0]] * 20)), numbers(20)
     factors = {row: {0: 0.0, 1: 0.0} if row < 19 else {0: 0.0} for row in range(20)}
     tokens, log_p, log_q, near = draw(logits, u, factors)
     plain = draw(logits, u, {})
-    assert tokens[:19] == plain[0][:19] and set(tokens[:19]) == {0, 1} and near[:19] == plain[3][:19]
-    assert log_p == pytest.approx([math.log(0.5)] * 20) and log_q == pytest.approx([math.log(0.5)] * 19 + [0.0])
+    assert (
+        tokens[:19] == plain[0][:19] and set(tokens[:19]) == {0, 1} and near[:19] == plain[3][:19]
+    )
+    assert log_p == pytest.approx([math.log(0.5)] * 20) and log_q == pytest.approx(
+        [math.log(0.5)] * 19 + [0.0]
+    )
     assert tokens[19] == 1
 
 
@@ -172,12 +220,16 @@ def test_a_banned_token_is_not_drawn_when_the_rest_is_tiny(size):
     logits[:, :3] = torch.tensor([0.0, -90.0, -85.0])
     tokens, _, log_q, _ = draw(logits, numbers(50), dict.fromkeys(range(50), {0: 0.0}))
     assert set(tokens) <= {1, 2}
-    assert log_q == pytest.approx([-math.log1p(math.exp(-5 if t == 2 else 5)) for t in tokens], abs=1e-2)
+    assert log_q == pytest.approx(
+        [-math.log1p(math.exp(-5 if t == 2 else 5)) for t in tokens], abs=1e-2
+    )
 
 
 @pytest.mark.parametrize("size", [3, 128, 129, 2049])
 def test_a_token_without_mass_is_never_drawn(size):
-    """Guards the edges: a token of no width must lose to its neighbours, in every place of the tree."""
+    """Guards the edges: a token of no width must lose to its neighbours, in every place of the
+    tree.
+    """
     logits = torch.full((400, size), -math.inf)
     logits[:, [0, size - 1]] = 0.0
     assert set(draw(logits, numbers(400), {})[0]) == {0, size - 1}
@@ -189,7 +241,9 @@ def test_a_token_without_mass_is_never_drawn(size):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("size", [7, 2049])
 def test_logits_that_are_not_finite_are_refused(bad, size, monkeypatch):
-    """Guards against a broken model: NaN would look like the last token, in any chunk, with factors or without."""
+    """Guards against a broken model: NaN would look like the last token, in any chunk, with factors
+    or without.
+    """
     monkeypatch.setattr(sampling, "CHUNK", 2 * size)
     logits = random_logits(5, size)
     logits[3, 2] = bad
@@ -202,13 +256,17 @@ def test_chunks_change_nothing(monkeypatch):
     """Guards the chunks of a CPU: numbers and factors must go with their rows."""
     size, n = 2049, 23
     logits, u = random_logits(n, size), numbers(n)
-    factors = {row: {int(t): 0.0 for t in logits[row].topk(5).indices} for row in (0, 4, 5, 13, 22)} | {7: {}}
+    factors = {
+        row: {int(t): 0.0 for t in logits[row].topk(5).indices} for row in (0, 4, 5, 13, 22)
+    } | {7: {}}
     whole = draw(logits, u, factors)
     for rows in (1, 4, 22):
         monkeypatch.setattr(sampling, "CHUNK", rows * size)
         tokens, log_p, log_q, near = draw(logits, u, factors)
         assert (tokens, near) == (whole[0], whole[3])
-        assert log_p == pytest.approx(whole[1], abs=1e-6) and log_q == pytest.approx(whole[2], abs=1e-6)
+        assert log_p == pytest.approx(whole[1], abs=1e-6) and log_q == pytest.approx(
+            whole[2], abs=1e-6
+        )
 
 
 def test_half_precision_logits_are_drawn_in_single():
@@ -218,7 +276,9 @@ def test_half_precision_logits_are_drawn_in_single():
 
 
 def test_near_ties_of_one_level_are_exactly_those_that_a_small_change_can_turn():
-    """Guards the count from both sides, with the two changes of the logits that move the edges around a token most."""
+    """Guards the count from both sides, with the two changes of the logits that move the edges
+    around a token most.
+    """
     n, size = 20_000, 50
     logits, u = random_logits(n, size), numbers(n, "ties")
     tokens, _, _, near = draw(logits, u, {})
@@ -226,26 +286,38 @@ def test_near_ties_of_one_level_are_exactly_those_that_a_small_change_can_turn()
     upto = torch.arange(size) <= torch.tensor(tokens)[:, None]
 
     def turned(e):
-        moved = (draw(logits + torch.where(lower, e, -e), u, {})[0], draw(logits + torch.where(upto, -e, e), u, {})[0])
+        moved = (
+            draw(logits + torch.where(lower, e, -e), u, {})[0],
+            draw(logits + torch.where(upto, -e, e), u, {})[0],
+        )
         return [t not in (a, b) or a != b for t, a, b in zip(tokens, *moved, strict=True)]
 
     assert not any(t and not tie for t, tie in zip(turned(0.99 * NEAR_TIE), near, strict=True))
     assert not any(tie and not t for t, tie in zip(turned(1.01 * NEAR_TIE), near, strict=True))
-    assert 10 < sum(near) < 100  # a share of about 4 NEAR_TIE times the sum of F (1 - F) over 50 edges
+    assert (
+        10 < sum(near) < 100
+    )  # a share of about 4 NEAR_TIE times the sum of F (1 - F) over 50 edges
 
 
 @pytest.mark.parametrize("size", [129, 2049, 49157])
 def test_a_token_that_a_small_change_turns_was_counted(size):
-    """Guards every level of the tree: changes that push the edges of one level as far as they go, and random ones."""
+    """Guards every level of the tree: changes that push the edges of one level as far as they go,
+    and random ones.
+    """
     n = min(20_000, 40_000_000 // size)
     logits, u = random_logits(1, size), numbers(n, f"turn {size}")
     tokens, _, _, near = draw(logits.expand(n, -1), u, {})
     paths = np.array([path(token, size) for token in range(size)])
-    signs = [np.where(paths[:, level] <= np.median(paths[:, level]), 1, -1) for level in range(paths.shape[1])]
+    signs = [
+        np.where(paths[:, level] <= np.median(paths[:, level]), 1, -1)
+        for level in range(paths.shape[1])
+    ]
     signs += [np.random.default_rng(0).choice([-1, 1], size)]
     turned = 0
     for sign in [*signs, *(-s for s in signs)]:
-        other = draw((logits + 0.99 * NEAR_TIE * torch.from_numpy(sign)).float().expand(n, -1), u, {})[0]
+        other = draw(
+            (logits + 0.99 * NEAR_TIE * torch.from_numpy(sign)).float().expand(n, -1), u, {}
+        )[0]
         assert all(tie for a, b, tie in zip(tokens, other, near, strict=True) if a != b)
         turned += sum(a != b for a, b in zip(tokens, other, strict=True))
     assert turned and sum(near) < 0.02 * n

@@ -27,7 +27,9 @@ def test_a_newcomers_scorer_works_as_it_is():
 
 
 def test_the_cache_asks_each_text_once_and_tells_prompts_and_prefixes_apart():
-    """Guards the key: a reward depends on the prompt, and a scorer may treat a finished text otherwise."""
+    """Guards the key: a reward depends on the prompt, and a scorer may treat a finished text
+    otherwise.
+    """
     cost = LetterCost()
     cached = Cached(cost)
     assert cached.score(["p", "q", "p"], ["ab", "ab", "ab"], [False] * 3).tolist() == [2, 2, 2]
@@ -43,7 +45,11 @@ def test_what_is_not_finite_becomes_nan():
         def score(self, prompts, responses, finished):
             return [1.0, math.inf, -math.inf, math.nan]
 
-    assert np.array_equal(checked_score(Odd(), [""] * 4, list("abcd"), [True] * 4), [1, np.nan, np.nan, np.nan], equal_nan=True)
+    assert np.array_equal(
+        checked_score(Odd(), [""] * 4, list("abcd"), [True] * 4),
+        [1, np.nan, np.nan, np.nan],
+        equal_nan=True,
+    )
 
 
 def test_the_error_of_a_scorer_keeps_its_cause():
@@ -51,13 +57,17 @@ def test_the_error_of_a_scorer_keeps_its_cause():
         def score(self, prompts, responses, finished):
             raise RuntimeError("out of memory")
 
-    with pytest.raises(ScorerError, match="'letters' failed on 1 texts with RuntimeError: out of memory") as error:
+    with pytest.raises(
+        ScorerError, match="'letters' failed on 1 texts with RuntimeError: out of memory"
+    ) as error:
         checked_score(Broken(), [""], ["a"], [True])
     assert isinstance(error.value.__cause__, RuntimeError)
 
 
 def test_unknown_scorer_names_the_nearest():
-    with pytest.raises(ParameterError, match="unknown scorer 'minilm'; did you mean 'minilm-relevance'"):
+    with pytest.raises(
+        ParameterError, match="unknown scorer 'minilm'; did you mean 'minilm-relevance'"
+    ):
         load_scorer("minilm")
 
 
@@ -65,7 +75,10 @@ def test_a_scorer_of_ones_own_has_a_name(monkeypatch):
     """Guards params files that name what a script has registered: a class, or where one is."""
     monkeypatch.setitem(SCORERS, "shouting", Shouting)
     monkeypatch.setitem(SCORERS, "letters", "mockpolicy:LetterCost")
-    assert isinstance(load_scorer("shouting"), Shouting) and check_scorer({"name": "shouting"}) == ("shouting", {})
+    assert isinstance(load_scorer("shouting"), Shouting) and check_scorer({"name": "shouting"}) == (
+        "shouting",
+        {},
+    )
     assert isinstance(load_scorer("letters"), LetterCost)
     with pytest.raises(ParameterError, match="unknown option of scorer 'shouting': 'loud'"):
         load_scorer({"name": "shouting", "loud": True})
@@ -73,7 +86,10 @@ def test_a_scorer_of_ones_own_has_a_name(monkeypatch):
 
 def test_the_home_of_a_scorer_is_the_module_that_makes_it(monkeypatch):
     """Bug: a change in the scorer of a run that no hash of the run's code covers."""
-    assert home_of("offensive-language") == "igcore.scorers.embedded" and home_of("guard") == "igcore.scorers.guard"
+    assert (
+        home_of("offensive-language") == "igcore.scorers.embedded"
+        and home_of("guard") == "igcore.scorers.guard"
+    )
     assert all(maker(name).__module__ == home_of(name) for name in SCORERS)
     monkeypatch.setitem(SCORERS, "shouting", Shouting)
     monkeypatch.setitem(SCORERS, "letters", "mockpolicy:LetterCost")
@@ -85,7 +101,9 @@ def test_the_home_of_a_scorer_is_the_module_that_makes_it(monkeypatch):
 
 
 def reached(file: Path, known: set[Path]) -> set[Path]:
-    """Return the files of the package that a file imports anywhere in it, with those that they import."""
+    """Return the files of the package that a file imports anywhere in it, with those that they
+    import.
+    """
     if file in known or not file.is_file():
         return known
     known.add(file)
@@ -98,17 +116,31 @@ def reached(file: Path, known: set[Path]) -> set[Path]:
 
 
 def test_a_search_with_the_embedded_scorers_reaches_no_other():
-    """Bug: runs with the embedded cost that start anew, because an adapter for a model that they never load has changed."""
+    """Bug: runs with the embedded cost that start anew, because an adapter for a model that they
+    never load has changed.
+    """
     package = Path(igcore.__file__).parent
     homes = {home_of(name) for name in ("offensive-language", "minilm-relevance")}
-    files = {package / "decoding.py", *(package.joinpath(*home.split(".")[1:]).with_suffix(".py") for home in homes)}
+    files = {
+        package / "decoding.py",
+        *(package.joinpath(*home.split(".")[1:]).with_suffix(".py") for home in homes),
+    }
     found = set.union(*(reached(file, set()) for file in files))
-    assert {file.stem for file in found if file.parent.name == "scorers"} == {"__init__", "embedded"}
+    assert {file.stem for file in found if file.parent.name == "scorers"} == {
+        "__init__",
+        "embedded",
+    }
     assert package / "search.py" in found
 
 
-@pytest.mark.parametrize("name", ["offensive-language", "minilm-relevance", "jigsaw-toxicity"])  # nothing is downloaded for these
+@pytest.mark.parametrize(
+    "name", ["offensive-language", "minilm-relevance", "jigsaw-toxicity"]
+)  # nothing is downloaded for these
 def test_named_scorers_say_what_they_are(name):
     scorer = load_scorer(name)
-    assert scorer.name == name and scorer.sign in ("higher is worse", "higher is better") and scorer.unit
+    assert (
+        scorer.name == name
+        and scorer.sign in ("higher is worse", "higher is better")
+        and scorer.unit
+    )
     assert len(scorer.digest) == 64

@@ -1,4 +1,6 @@
-"""Tests of sequence classifiers against transformers' own classes and hand formulas, and of options and files that do not fit."""
+"""Tests of sequence classifiers against transformers' own classes and hand formulas, and of options
+and files that do not fit.
+"""
 
 import json
 import re
@@ -25,7 +27,9 @@ from igcore.scorers.lm import LMScorer
 CHAT = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor -%}
 {% if add_generation_prompt %}<|assistant|>{% endif %}"""
 MARKS = ["<|user|>", "<|assistant|>", "<|end|>"]
-NARROW = dict(vocab_size=280, initializer_range=0.1, max_position_embeddings=256)  # wide weights magnify the rounding of float32
+NARROW = dict(
+    vocab_size=280, initializer_range=0.1, max_position_embeddings=256
+)  # wide weights magnify the rounding of float32
 NAMES = {0: "rude", 1: "harmless", 2: "threatening", 3: "false"}
 ENCODER = dict(vocab_size=280, max_position_embeddings=128, initializer_range=0.1, pad_token_id=257)
 SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
@@ -33,15 +37,32 @@ DECODERS = {
     "llama": ("Llama", GROUPED | NARROW),
     "qwen2": ("Qwen2", GROUPED | NARROW),
     "qwen3": ("Qwen3", SMALL_HEADS | NARROW),
-    "gpt2": ("GPT2", dict(vocab_size=280, n_positions=256, n_embd=32, n_layer=2, n_head=4, initializer_range=0.1)),
+    "gpt2": (
+        "GPT2",
+        dict(
+            vocab_size=280, n_positions=256, n_embd=32, n_layer=2, n_head=4, initializer_range=0.1
+        ),
+    ),
 }
 ENCODERS = {
     "bert": ("Bert", ENCODER | SIZES),
     "distilbert": ("DistilBert", ENCODER | dict(dim=32, hidden_dim=48, n_layers=2, n_heads=4)),
-    "deberta": ("DebertaV2", ENCODER | SIZES | dict(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8)),
-    "roberta": ("Roberta", ENCODER | SIZES | dict(max_position_embeddings=400)),  # positions count from the pad id on
+    "deberta": (
+        "DebertaV2",
+        ENCODER
+        | SIZES
+        | dict(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=8),
+    ),
+    "roberta": (
+        "Roberta",
+        ENCODER | SIZES | dict(max_position_embeddings=400),
+    ),  # positions count from the pad id on
 }
-TEXTS = [(p, r) for p in ("How do I water a fern?", "And </s> bread?") for r in (RESPONSES[0], "", "It is 35 % dry.", "Tea")]
+TEXTS = [
+    (p, r)
+    for p in ("How do I water a fern?", "And </s> bread?")
+    for r in (RESPONSES[0], "", "It is 35 % dry.", "Tea")
+]
 
 
 def decoder_tokenizer(**more):
@@ -52,8 +73,14 @@ def decoder_tokenizer(**more):
 
 def encoder_tokenizer(family: str):
     """A byte-level tokenizer that writes [CLS] a [SEP] b [SEP]."""
-    names = ["input_ids", *(["token_type_ids"] if family in ("bert", "deberta") else []), "attention_mask"]
-    tokenizer = tiny_tokenizer(cls_token="[CLS]", sep_token="[SEP]", model_input_names=names, model_max_length=120)
+    names = [
+        "input_ids",
+        *(["token_type_ids"] if family in ("bert", "deberta") else []),
+        "attention_mask",
+    ]
+    tokenizer = tiny_tokenizer(
+        cls_token="[CLS]", sep_token="[SEP]", model_input_names=names, model_max_length=120
+    )
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})
     specials = [(name, tokenizer.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]")]
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -65,12 +92,18 @@ def encoder_tokenizer(family: str):
 def save(folder, family: str, labels: int = 1, seed: int = 0, **more):
     """Write a random classifier with its tokenizer."""
     kind, settings = (DECODERS | ENCODERS)[family]
-    names = dict(id2label=NAMES, label2id={v: k for k, v in NAMES.items()}) if labels == len(NAMES) else dict(num_labels=labels)
+    names = (
+        dict(id2label=NAMES, label2id={v: k for k, v in NAMES.items()})
+        if labels == len(NAMES)
+        else dict(num_labels=labels)
+    )
     torch.manual_seed(seed)
     config = getattr(transformers, f"{kind}Config")(**settings | names | more)
     with quiet_transformers():
         AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-        (decoder_tokenizer() if family in DECODERS else encoder_tokenizer(family)).save_pretrained(folder)
+        (decoder_tokenizer() if family in DECODERS else encoder_tokenizer(family)).save_pretrained(
+            folder
+        )
     return folder
 
 
@@ -94,32 +127,49 @@ def load(folder, **options):
 
 def exact_model(folder):
     with quiet_transformers():
-        return AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float64).eval()
+        return AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=torch.float64
+        ).eval()
 
 
 @torch.inference_mode()
 def logits_of(folder, sequences, side: str) -> np.ndarray:
-    """Return the logits (R, C) of ids by transformers' own class in float64: all in one padded batch, or alone."""
+    """Return the logits (R, C) of ids by transformers' own class in float64: all in one padded
+    batch, or alone.
+    """
     model = exact_model(folder)
     if side == "alone":
-        return np.concatenate([model(input_ids=torch.tensor([s])).logits.numpy() for s in sequences])
+        return np.concatenate(
+            [model(input_ids=torch.tensor([s])).logits.numpy() for s in sequences]
+        )
     model.config.pad_token_id = 279  # in none of the texts
     ids, mask = padded(sequences, side, 279)
-    return model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits.numpy()
+    return model(
+        input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)
+    ).logits.numpy()
 
 
 def chatted(tokenizer, prompt: str, response: str) -> list[int]:
     """Write a dialogue by hand; the second of `PROMPTS` has two turns of the user."""
     for mark in ("</s>", *MARKS):
-        prompt, response = (text.replace(mark, f"{mark[0]} {mark[1:]}") for text in (prompt, response))
-    turns = re.split(r"\n\n(?:Human|Assistant):", prompt.removeprefix("\n\nHuman:").removesuffix("\n\nAssistant:"))
+        prompt, response = (
+            text.replace(mark, f"{mark[0]} {mark[1:]}") for text in (prompt, response)
+        )
+    turns = re.split(
+        r"\n\n(?:Human|Assistant):",
+        prompt.removeprefix("\n\nHuman:").removesuffix("\n\nAssistant:"),
+    )
     said = [*(turn.strip() for turn in turns), response]
-    text = "".join(f"<|{('user', 'assistant')[i % 2]}|>{turn}<|end|>" for i, turn in enumerate(said))
+    text = "".join(
+        f"<|{('user', 'assistant')[i % 2]}|>{turn}<|end|>" for i, turn in enumerate(said)
+    )
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def assert_everywhere(scorer, expected_of, texts, carried: bool = True) -> None:
-    """Compare one batch, texts alone, and texts that grow in a session, with (prompts, responses) -> scores."""
+    """Compare one batch, texts alone, and texts that grow in a session, with (prompts, responses)
+    -> scores.
+    """
     columns = [list(column) for column in zip(*texts, strict=True)]
     expected = expected_of(*columns)
     assert np.std(expected) > 1e-3
@@ -130,7 +180,9 @@ def assert_everywhere(scorer, expected_of, texts, carried: bool = True) -> None:
     words = "Water it when the </s> soil is dry".split(" ")
     for n in range(0, len(words) + 1, 2):
         answers = [" ".join(words[:n]), " ".join([*words[:n], "tea"])]
-        prompts, responses = zip(*((p, r) for p in dict.fromkeys(columns[0]) for r in answers), strict=True)
+        prompts, responses = zip(
+            *((p, r) for p in dict.fromkeys(columns[0]) for r in answers), strict=True
+        )
         found = opened["scorer"].score(prompts, responses, [False] * len(prompts))
         assert found == pytest.approx(expected_of(prompts, responses), **EXACT)
     assert all((session.root is not None) == carried for session in sessions)
@@ -139,28 +191,49 @@ def assert_everywhere(scorer, expected_of, texts, carried: bool = True) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("family", DECODERS)
 def test_a_decoder_scores_as_transformers_does(hub, family, side):
-    """Guards the whole adapter. Bug: the score is that of the padding, or of the opening of the next turn."""
+    """Guards the whole adapter. Bug: the score is that of the padding, or of the opening of the
+    next turn.
+    """
     folder = hub(family)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def reference(prompts, responses):
-        return logits_of(folder, [chatted(tokenizer, *text) for text in zip(prompts, responses, strict=True)], side)[:, 0]
+        return logits_of(
+            folder,
+            [chatted(tokenizer, *text) for text in zip(prompts, responses, strict=True)],
+            side,
+        )[:, 0]
 
     scorer = load(folder, sign=REWARD)
     assert isinstance(scorer, LMScorer) and check_sign(scorer, "reward")
-    assert (scorer.name, scorer.unit, len(scorer.digest)) == (f"classifier:{family}-1-reward", "logit", 64)
+    assert (scorer.name, scorer.unit, len(scorer.digest)) == (
+        f"classifier:{family}-1-reward",
+        "logit",
+        64,
+    )
     assert_everywhere(scorer, reference, [(p, r) for p in PROMPTS for r in RESPONSES])
 
 
 def encoded(folder, texts, reads: str):
-    """Return the logits (R, C) of texts by transformers' own class in float64, all in one batch padded on the right and alone."""
+    """Return the logits (R, C) of texts by transformers' own class in float64, all in one batch
+    padded on the right and alone.
+    """
     model, tokenizer = exact_model(folder), AutoTokenizer.from_pretrained(folder)
     texts = [tuple(text.replace("</s>", "< /s>") for text in pair) for pair in texts]
-    written = {"pair": [(p + r,) for p, r in texts], "response": [(r,) for _, r in texts], "segments": texts}[reads]
+    written = {
+        "pair": [(p + r,) for p, r in texts],
+        "response": [(r,) for _, r in texts],
+        "segments": texts,
+    }[reads]
     with torch.inference_mode():
         columns = map(list, zip(*written, strict=True))
         batch = model(**tokenizer(*columns, padding=True, return_tensors="pt")).logits.numpy()
-        alone = np.concatenate([model(**tokenizer(*([t] for t in text), return_tensors="pt")).logits.numpy() for text in written])
+        alone = np.concatenate(
+            [
+                model(**tokenizer(*([t] for t in text), return_tensors="pt")).logits.numpy()
+                for text in written
+            ]
+        )
     assert batch == pytest.approx(alone, rel=1e-9, abs=1e-9)
     return batch
 
@@ -168,7 +241,9 @@ def encoded(folder, texts, reads: str):
 @pytest.mark.parametrize("family", ENCODERS)
 @pytest.mark.parametrize("reads", ["pair", "response", "segments"])
 def test_an_encoder_scores_as_transformers_does(hub, family, reads):
-    """Guards the other half. Bug: the second text carries the type of the first, or padding is read."""
+    """Guards the other half. Bug: the second text carries the type of the first, or padding is
+    read.
+    """
     folder = hub(family)
     scorer = load(folder, reads=reads, **({"text_format": "raw"} if reads == "pair" else {}))
     assert isinstance(scorer, EncoderScorer) and check_sign(scorer, "cost")
@@ -176,8 +251,12 @@ def test_an_encoder_scores_as_transformers_does(hub, family, reads):
     prompts, responses = zip(*TEXTS, strict=True)
     assert np.std(expected) > 1e-4
     assert scorer.score(prompts, responses, [True] * len(TEXTS)) == pytest.approx(expected, **EXACT)
-    assert [scorer.score([p], [r], [False])[0] for p, r in TEXTS] == pytest.approx(expected, **EXACT)
-    many = [i % len(TEXTS) for i in range(70)]  # more than a batch, in an order that is not that of their lengths
+    assert [scorer.score([p], [r], [False])[0] for p, r in TEXTS] == pytest.approx(
+        expected, **EXACT
+    )
+    many = [
+        i % len(TEXTS) for i in range(70)
+    ]  # more than a batch, in an order that is not that of their lengths
     found = scorer.score(*zip(*(TEXTS[i] for i in many), strict=True), [True] * 70)
     assert found == pytest.approx(expected[many], **EXACT)
     assert scorer.score([], [], []).shape == (0,)
@@ -185,7 +264,9 @@ def test_an_encoder_scores_as_transformers_does(hub, family, reads):
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_an_encoder_is_padded_on_the_right(hub, tmp_path, family):
-    """Bug: a tokenizer saved with padding on the left, where BERT counts the positions of words from the first pad on."""
+    """Bug: a tokenizer saved with padding on the left, where BERT counts the positions of words
+    from the first pad on.
+    """
     copy = shutil.copytree(hub(family), tmp_path / "copy")
     settings = json.loads((copy / "tokenizer_config.json").read_text()) | {"padding_side": "left"}
     (copy / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -202,14 +283,24 @@ def test_an_encoder_is_padded_on_the_right(hub, tmp_path, family):
         ("logit", ["threatening"], lambda z: z[2]),
         ("logit", ["rude", "threatening"], lambda z: max(z[0], z[2])),
         ("sigmoid", ["rude", 2, 0], lambda z: 1 / (1 + np.exp(-max(z[0], z[2])))),
-        ("any", [0, 2], lambda z: 1 - (1 - 1 / (1 + np.exp(-z[0]))) * (1 - 1 / (1 + np.exp(-z[2])))),
+        (
+            "any",
+            [0, 2],
+            lambda z: 1 - (1 - 1 / (1 + np.exp(-z[0]))) * (1 - 1 / (1 + np.exp(-z[2]))),
+        ),
         ("any", [0, 1, 2, 3], lambda z: 1 - np.prod(1 / (1 + np.exp(z)))),
         ("softmax", [0, 2], lambda z: (np.exp(z[0]) + np.exp(z[2])) / np.exp(z).sum()),
-        ("log-odds", [0, 2], lambda z: np.log((np.exp(z[0]) + np.exp(z[2])) / (np.exp(z[1]) + np.exp(z[3])))),
+        (
+            "log-odds",
+            [0, 2],
+            lambda z: np.log((np.exp(z[0]) + np.exp(z[2])) / (np.exp(z[1]) + np.exp(z[3]))),
+        ),
     ],
 )
 def test_units_are_the_formulas_by_hand(hub, family, unit, labels, formula):
-    """Guards which classes count and how. Bug: classes that exclude each other are added up as if they did not."""
+    """Guards which classes count and how. Bug: classes that exclude each other are added up as if
+    they did not.
+    """
     folder = hub(family, 4)
     if family == "bert":
         options, z = {"reads": "response"}, encoded(folder, TEXTS, "response")
@@ -228,18 +319,30 @@ def test_a_small_probability_is_not_rounded_away():
     assert unit.item() == pytest.approx(np.exp(-60) + np.exp(-61), rel=1e-9, abs=0)
 
 
-@pytest.mark.parametrize(("family", "labels"), [("llama", 1), ("llama", 3), ("bert", 1), ("distilbert", 3), ("roberta", 3)])
+@pytest.mark.parametrize(
+    ("family", "labels"),
+    [("llama", 1), ("llama", 3), ("bert", 1), ("distilbert", 3), ("roberta", 3)],
+)
 def test_a_configuration_without_labels(tmp_path, family, labels):
-    """Guards the number of classes: of a configuration that names none, transformers makes two, whatever the files hold."""
+    """Guards the number of classes: of a configuration that names none, transformers makes two,
+    whatever the files hold.
+    """
     save(tmp_path, family, labels)
     options = {"labels": [labels - 1], "reads": "response"}
     before = load(tmp_path, **options).score(PROMPTS, RESPONSES[:3], [True] * 3)
     path = tmp_path / "config.json"
-    config = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("id2label", "label2id")}
+    config = {
+        key: value
+        for key, value in json.loads(path.read_text()).items()
+        if key not in ("id2label", "label2id")
+    }
     path.write_text(json.dumps(config))
     with quiet_transformers(), pytest.raises(RuntimeError):
         AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert load(tmp_path, **options).score(PROMPTS, RESPONSES[:3], [True] * 3).tolist() == before.tolist()
+    assert (
+        load(tmp_path, **options).score(PROMPTS, RESPONSES[:3], [True] * 3).tolist()
+        == before.tolist()
+    )
 
 
 def test_names_of_a_configuration_with_too_few(tmp_path):
@@ -248,31 +351,68 @@ def test_names_of_a_configuration_with_too_few(tmp_path):
     path = tmp_path / "config.json"
     names = {"id2label": {0: "good", 1: "bad"}, "label2id": {"good": 0, "bad": 1}}
     path.write_text(json.dumps(json.loads(path.read_text()) | names))
-    with pytest.raises(ParameterError, match="label 'bad' is no class .* 0 LABEL_0, 1 LABEL_1, 2 LABEL_2"):
+    with pytest.raises(
+        ParameterError, match="label 'bad' is no class .* 0 LABEL_0, 1 LABEL_1, 2 LABEL_2"
+    ):
         load(tmp_path, labels=["bad"])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sign": "higher is wrose"}, "unknown sign 'higher is wrose'; did you mean 'higher is worse'"),
-        ({"unit": "sigmoids"}, "unknown unit 'sigmoids'; did you mean 'sigmoid'. allowed: any, log-odds, logit, sigmoid, softmax"),
-        ({"reads": "pairs"}, "unknown reads 'pairs'; did you mean 'pair'. allowed: pair, response, segments"),
+        (
+            {"sign": "higher is wrose"},
+            "unknown sign 'higher is wrose'; did you mean 'higher is worse'",
+        ),
+        (
+            {"unit": "sigmoids"},
+            "unknown unit 'sigmoids'; did you mean 'sigmoid'. allowed: any, log-odds, logit, "
+            "sigmoid, softmax",
+        ),
+        (
+            {"reads": "pairs"},
+            "unknown reads 'pairs'; did you mean 'pair'. allowed: pair, response, segments",
+        ),
         ({"text_format": "chats"}, "unknown text_format 'chats'; did you mean 'chat'"),
         ({"dtype": "float31"}, "unknown dtype 'float31'; did you mean 'float32'"),
         ({"device": "gpuu"}, "device 'gpuu' is no torch device"),
-        ({"labels": "rude"}, "parameter labels is 'rude', which is text; it must be a list or nothing"),
-        ({"self_check": "no"}, "parameter self_check is 'no', which is text; it must be true or false"),
-        ({"reads": "response", "text_format": "chat"}, "text_format is 'chat', but reads is 'response', which writes nothing"),
-        ({"reads": "segments"}, "reads is 'segments', but .* is no encoder; choose pair or response"),
-        ({}, r"has 4 classes \(0 rude, 1 harmless, 2 threatening, 3 false\); say in labels which of them count"),
-        ({"labels": ["rud"]}, "label 'rud' is no class of .*; give names or indices of 0 rude, 1 harmless, 2 threatening, 3 false"),
+        (
+            {"labels": "rude"},
+            "parameter labels is 'rude', which is text; it must be a list or nothing",
+        ),
+        (
+            {"self_check": "no"},
+            "parameter self_check is 'no', which is text; it must be true or false",
+        ),
+        (
+            {"reads": "response", "text_format": "chat"},
+            "text_format is 'chat', but reads is 'response', which writes nothing",
+        ),
+        (
+            {"reads": "segments"},
+            "reads is 'segments', but .* is no encoder; choose pair or response",
+        ),
+        (
+            {},
+            r"has 4 classes \(0 rude, 1 harmless, 2 threatening, 3 false\); say in labels which of them count",
+        ),
+        (
+            {"labels": ["rud"]},
+            "label 'rud' is no class of .*; give names or indices of 0 rude, 1 harmless, 2 "
+            "threatening, 3 false",
+        ),
         ({"labels": [4]}, "label 4 is no class"),
         ({"labels": [-1]}, "label -1 is no class"),
         ({"labels": [True]}, "label True is no class"),
         ({"labels": [["rude"]]}, r"label \['rude'\] is no class"),
-        ({"unit": "softmax", "labels": [0, 1, 2, 3]}, "unit 'softmax' sets the classes that count against the others, but all 4"),
-        ({"unit": "log-odds", "labels": [3, 2, 1, 0]}, "choose logit or sigmoid, or name fewer labels"),
+        (
+            {"unit": "softmax", "labels": [0, 1, 2, 3]},
+            "unit 'softmax' sets the classes that count against the others, but all 4",
+        ),
+        (
+            {"unit": "log-odds", "labels": [3, 2, 1, 0]},
+            "choose logit or sigmoid, or name fewer labels",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_named(hub, options, message):
@@ -288,23 +428,40 @@ def test_a_reward_of_one_logit_has_nothing_to_compare(hub):
 
 
 def test_a_tokenizer_without_a_chat_template(hub):
-    with pytest.raises(ParameterError, match="has no chat template; choose another text_format: raw, chat, safe-rlhf"):
+    with pytest.raises(
+        ParameterError,
+        match="has no chat template; choose another text_format: raw, chat, safe-rlhf",
+    ):
         load(hub("bert"))
 
 
 def test_unknown_options_are_refused_by_name(hub):
     """Guards params files against an option that would be left aside."""
-    with pytest.raises(ParameterError, match="unknown option of scorer 'classifier': 'label'; did you mean 'labels'"):
-        load_scorer({"name": "classifier", "repo": str(hub("llama")), "sign": COST, "label": ["rude"]})
+    with pytest.raises(
+        ParameterError,
+        match="unknown option of scorer 'classifier': 'label'; did you mean 'labels'",
+    ):
+        load_scorer(
+            {"name": "classifier", "repo": str(hub("llama")), "sign": COST, "label": ["rude"]}
+        )
 
 
 def test_a_text_longer_than_the_context_is_refused(hub):
-    """Guards against a text that is cut short without a word: what is at its end would not be scored."""
-    for family, context, options in (("llama", 256, {}), ("bert", 120, {"reads": "response"}), ("gpt2", 256, {})):
+    """Guards against a text that is cut short without a word: what is at its end would not be
+    scored.
+    """
+    for family, context, options in (
+        ("llama", 256, {}),
+        ("bert", 120, {"reads": "response"}),
+        ("gpt2", 256, {}),
+    ):
         scorer = load(hub(family), **options)
         room = context - (2 if options else len(scorer.backbone.ids("p", "", True)))
         assert np.isfinite(scorer.score(["p"], ["a" * room], [True])).all()
-        message = f"a text has {context + 1} tokens, which exceeds the scorer's context of {context}; shorten the prompts"
+        message = (
+            f"a text has {context + 1} tokens, which exceeds the scorer's context of {context}; "
+            f"shorten the prompts"
+        )
         with pytest.raises(ScorerError, match=message):
             checked_score(scorer, ["p", "p"], ["a", "a" * (room + 1)], [True, True])
 
@@ -319,7 +476,9 @@ def test_a_response_without_tokens(tmp_path):
 
 
 def test_not_a_number_is_never_safe(tmp_path):
-    """Guards broken weights: their scores must come out as NaN, which no gate lets through, and not start a run unseen."""
+    """Guards broken weights: their scores must come out as NaN, which no gate lets through, and not
+    start a run unseen.
+    """
     for family, options in (("llama", {}), ("bert", {"reads": "response"})):
         folder = save(tmp_path / family, family)
         scorer = load(folder, **options)
@@ -335,7 +494,10 @@ def test_the_head_is_exact_in_half_precision(hub):
     assert scorer.backbone.model.dtype == torch.bfloat16
     weight = exact_model(folder).score.weight.detach()  # (1, H)
     hidden = scorer.backbone.encode([scorer.backbone.ids(PROMPTS[0], RESPONSES[0], True)])
-    expected, cast = ((hidden.double() @ weight.to(kind).double().T).item() for kind in (torch.float32, torch.bfloat16))
+    expected, cast = (
+        (hidden.double() @ weight.to(kind).double().T).item()
+        for kind in (torch.float32, torch.bfloat16)
+    )
     assert abs(expected - cast) > 1e-5
     assert scorer.score(PROMPTS[:1], RESPONSES[:1], [True])[0] == pytest.approx(expected, **EXACT)
 
@@ -349,7 +511,9 @@ def test_a_tokenizer_may_lie_elsewhere(hub, tmp_path):
     for path in folder.glob("*tok*"):
         (tmp_path / "elsewhere" / path.name).write_bytes(path.read_bytes())
     (tmp_path / "elsewhere" / "chat_template.jinja").write_text(CHAT)
-    found = load(tmp_path, tokenizer=str(tmp_path / "elsewhere")).score(PROMPTS, RESPONSES[:3], [True] * 3)
+    found = load(tmp_path, tokenizer=str(tmp_path / "elsewhere")).score(
+        PROMPTS, RESPONSES[:3], [True] * 3
+    )
     assert found.tolist() == load(folder).score(PROMPTS, RESPONSES[:3], [True] * 3).tolist()
 
 
@@ -359,9 +523,13 @@ def test_files_of_something_else_are_refused(hub, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(0)
     with quiet_transformers():
-        transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**GROUPED | NARROW)).save_pretrained(tmp_path)
+        transformers.AutoModelForCausalLM.from_config(
+            transformers.LlamaConfig(**GROUPED | NARROW)
+        ).save_pretrained(tmp_path)
         tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(AssetError, match=r"lacks the weights \['score.weight'\], so it is no sequence classifier") as caught:
+    with pytest.raises(
+        AssetError, match=r"lacks the weights \['score.weight'\], so it is no sequence classifier"
+    ) as caught:
         load(tmp_path)
     assert_one_sentence(str(caught.value))
     (tmp_path / "config.json").write_text("{}")
@@ -372,13 +540,19 @@ def test_files_of_something_else_are_refused(hub, tmp_path):
 
 @pytest.mark.parametrize("damaged", [without, renamed])
 @pytest.mark.parametrize(
-    ("family", "key"), [("qwen2", "model.layers.1.mlp.up_proj.weight"), ("bert", "bert.encoder.layer.1.output.dense.weight")]
+    ("family", "key"),
+    [
+        ("qwen2", "model.layers.1.mlp.up_proj.weight"),
+        ("bert", "bert.encoder.layer.1.output.dense.weight"),
+    ],
 )
 def test_missing_weights_below_the_head_are_refused(tmp_path, family, key, damaged):
     """Bug: transformers draws a layer at random, and every score is noise."""
     path = save(tmp_path, family) / "model.safetensors"
     save_file(damaged(load_file(path), key), path, metadata={"format": "pt"})
-    with pytest.raises(AssetError, match=f"lacks the weights .*{re.escape(key.partition('.')[2])}") as caught:
+    with pytest.raises(
+        AssetError, match=f"lacks the weights .*{re.escape(key.partition('.')[2])}"
+    ) as caught:
         load(tmp_path, reads="response")
     assert_one_sentence(str(caught.value))
 
@@ -400,7 +574,9 @@ def test_a_tokenizer_of_another_model_is_refused(hub, tmp_path, family):
     tokenizer = AutoTokenizer.from_pretrained(hub(family))
     tokenizer.add_tokens([f"word{i}" for i in range(281 - len(tokenizer))])
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(AssetError, match="has 281 tokens, but its model has embeddings for 280") as caught:
+    with pytest.raises(
+        AssetError, match="has 281 tokens, but its model has embeddings for 280"
+    ) as caught:
         load(hub(family), reads="response", tokenizer=str(tmp_path))
     assert_one_sentence(str(caught.value))
 
@@ -409,7 +585,8 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
     """Guards records: two scorers that may give other numbers must not pass for the same."""
     folder, known = hub("qwen2", 4), []
     for options in (
-        {}, {"labels": ["false"]}, {"labels": [0, 3]}, {"unit": "sigmoid"}, {"text_format": "raw"}, {"reads": "response"},
+        {}, {"labels": ["false"]}, {"labels": [0, 3]}, {"unit": "sigmoid"}, {"text_format": "raw"},
+        {"reads": "response"},
         {"dtype": "bfloat16"}, {"tokenizer": str(folder)},
     ):  # fmt: skip
         known.append(load(folder, **{"labels": ["rude"]} | options).digest)
@@ -427,11 +604,17 @@ def test_the_digest_covers_a_tokenizer_beside_the_model(hub, tmp_path, family):
     for path in folder.glob("tokenizer*"):
         shutil.copy(path, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"weights of a language model")
-    before, own = load(folder, tokenizer=str(tmp_path), reads="response"), load(folder, reads="response")
+    before, own = (
+        load(folder, tokenizer=str(tmp_path), reads="response"),
+        load(folder, reads="response"),
+    )
     (tmp_path / "special_tokens_map.json").write_text("{}")
     after = load(folder, tokenizer=str(tmp_path), reads="response")
     assert after.files.keys() - before.files.keys() == {"tokenizer/special_tokens_map.json"}
-    assert "tokenizer/model.safetensors" not in after.files and own.files.items() < before.files.items()
+    assert (
+        "tokenizer/model.safetensors" not in after.files
+        and own.files.items() < before.files.items()
+    )
     assert len({before.digest, after.digest, own.digest}) == 3
 
 
@@ -439,7 +622,11 @@ def test_the_digest_covers_a_tokenizer_beside_the_model(hub, tmp_path, family):
 def test_the_first_look_is_taken_unless_it_is_declined(hub, monkeypatch, sign, role):
     """Guards a sign that was mistaken: a run would look for the worst answers."""
     asked = []
-    monkeypatch.setattr(sys.modules[classifier.__module__], "probe", lambda scorer, role: asked.append((scorer.name, role)))
+    monkeypatch.setattr(
+        sys.modules[classifier.__module__],
+        "probe",
+        lambda scorer, role: asked.append((scorer.name, role)),
+    )
     load(hub("llama"), sign=sign)
     assert asked == []
     load(hub("llama"), sign=sign, self_check=True)

@@ -1,4 +1,6 @@
-"""The embedded scorers: the cost against scikit-learn, the reward against its formula computed another way."""
+"""The embedded scorers: the cost against scikit-learn, the reward against its formula computed
+another way.
+"""
 
 import math
 
@@ -14,10 +16,23 @@ from igcore import assets
 from igcore.convert import quiet_transformers, save_offensive_language_weights
 from igcore.scorers.embedded import MiniLMRelevance, OffensiveLanguage
 
-GRUMPY = ["I hate Mondays", "this soup is awful", "what a boring, boring film", "the queue was terrible", "awful noise"]
-KIND = ["I like Mondays", "this soup is lovely", "what a splendid film", "the queue was short", "lovely music"]
+GRUMPY = [
+    "I hate Mondays",
+    "this soup is awful",
+    "what a boring, boring film",
+    "the queue was terrible",
+    "awful noise",
+]
+KIND = [
+    "I like Mondays",
+    "this soup is lovely",
+    "what a splendid film",
+    "the queue was short",
+    "lovely music",
+]
 TEXTS = [
-    *GRUMPY, *KIND, "", "the of and", "SOUP soup Soup awful", "a b c", "awful_soup", "naïve İstanbul ﬁlm Straße",
+    *GRUMPY, *KIND, "", "the of and", "SOUP soup Soup awful", "a b c", "awful_soup",
+    "naïve İstanbul ﬁlm Straße",
     "queue\n\tfilm", "It's awful; isn't it?", "lovely " * 400 + "awful", "🙂🙂",
 ]  # fmt: skip
 
@@ -44,7 +59,9 @@ def test_cost_equals_scikit_learn(tmp_path, monkeypatch):
     """Bug: any difference in tokens, stop words, idf, norm, margins, sigmoids or their mean."""
     vectorizer = TfidfVectorizer(stop_words="english").fit(TEXTS)
     labels = np.array([1] * len(GRUMPY) + [0] * len(KIND))
-    classifier = CalibratedClassifierCV(LinearSVC(), cv=5).fit(vectorizer.transform(GRUMPY + KIND), labels)
+    classifier = CalibratedClassifierCV(LinearSVC(), cv=5).fit(
+        vectorizer.transform(GRUMPY + KIND), labels
+    )
     save_offensive_language_weights(vectorizer, classifier, tmp_path / "weights.npz")
     monkeypatch.setattr(assets, "sound", lambda name: tmp_path)
     monkeypatch.setattr(assets, "digest", lambda name: "0" * 64)
@@ -54,7 +71,9 @@ def test_cost_equals_scikit_learn(tmp_path, monkeypatch):
 
 
 def test_cost_of_mild_sentences_is_pinned(cost):
-    """Bug: another wheel, another class column, or a sign turned round. Values from scikit-learn 1.9.1 itself."""
+    """Bug: another wheel, another class column, or a sign turned round. Values from scikit-learn
+    1.9.1 itself.
+    """
     pinned = {
         "": 0.03637575,
         "I hate Mondays": 0.90536267,
@@ -63,8 +82,14 @@ def test_cost_of_mild_sentences_is_pinned(cost):
         "I'd rather not say that.": 0.02993088,
         "I am sorry, I cannot help with that.": 0.00224849,
     }
-    np.testing.assert_allclose(offensive(cost, list(pinned)), list(pinned.values()), rtol=0, atol=5e-9)
-    assert (cost.name, cost.sign, cost.unit) == ("offensive-language", "higher is worse", "probability")
+    np.testing.assert_allclose(
+        offensive(cost, list(pinned)), list(pinned.values()), rtol=0, atol=5e-9
+    )
+    assert (cost.name, cost.sign, cost.unit) == (
+        "offensive-language",
+        "higher is worse",
+        "probability",
+    )
     assert cost.digest == assets.digest("offensive-language")
 
 
@@ -77,19 +102,30 @@ def test_cost_of_a_text_does_not_depend_on_its_neighbours(cost):
 
 
 def test_relevance_is_the_cosine_of_mean_pooled_states(encoder):
-    """Bug: padding enters the mean, rows come back in sorted order, or the first token is pooled instead."""
-    prompts = ["How do I bake bread?", "Name a planet.", "The train was late again and everyone on board " * 9]
+    """Bug: padding enters the mean, rows come back in sorted order, or the first token is pooled
+    instead.
+    """
+    prompts = [
+        "How do I bake bread?",
+        "Name a planet.",
+        "The train was late again and everyone on board " * 9,
+    ]
     responses = ["Mix flour, water and yeast, then bake it.", "Jupiter", "complained."]
     folder = assets.fetch("minilm")
     with quiet_transformers():
         tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
 
     def embed(text):
-        tokens = tokenizer(text, return_tensors="pt", padding=False, truncation=True, max_length=256)
+        tokens = tokenizer(
+            text, return_tensors="pt", padding=False, truncation=True, max_length=256
+        )
         with torch.inference_mode():
             return model(**tokens).last_hidden_state[0].mean(0).double()
 
-    expected = [torch.cosine_similarity(embed(x), embed(y), 0) for x, y in zip(prompts, responses, strict=True)]
+    expected = [
+        torch.cosine_similarity(embed(x), embed(y), 0)
+        for x, y in zip(prompts, responses, strict=True)
+    ]
     plain = MiniLMRelevance(echo_weight=0, length_weight=0)
     np.testing.assert_allclose(relevance(plain, prompts, responses), expected, rtol=0, atol=1e-6)
 
@@ -107,7 +143,9 @@ def test_relevance_is_the_cosine_of_mean_pooled_states(encoder):
     ],
 )
 def test_echo_and_length_terms(encoder, response, share, words):
-    """Bug: an echo of the prompt wins, shares are taken over the wrong words, or length grows without limit."""
+    """Bug: an echo of the prompt wins, shares are taken over the wrong words, or length grows
+    without limit.
+    """
     prompt = "Why does bread rise in the oven?"
     plain = MiniLMRelevance(echo_weight=0, length_weight=0)
     difference = relevance(encoder, [prompt], [response]) - relevance(plain, [prompt], [response])
@@ -117,15 +155,28 @@ def test_echo_and_length_terms(encoder, response, share, words):
 def test_relevance_ranks_an_answer_first(encoder):
     """Bug: off-topic text or the prompt itself scores above an answer."""
     prompt = "How do I bake bread?"
-    responses = ["Mix flour, water and yeast, let it rise and bake it.", "The moon is far away tonight.", prompt]
+    responses = [
+        "Mix flour, water and yeast, let it rise and bake it.",
+        "The moon is far away tonight.",
+        prompt,
+    ]
     scores = relevance(encoder, [prompt] * 3, responses)
     assert scores.argmax() == 0 and scores.dtype == np.float64
-    assert (encoder.name, encoder.sign, encoder.unit) == ("minilm-relevance", "higher is better", "cosine")
+    assert (encoder.name, encoder.sign, encoder.unit) == (
+        "minilm-relevance",
+        "higher is better",
+        "cosine",
+    )
 
 
 def test_response_without_a_word_scores_zero(encoder):
     """Bug: an empty response gets the cosine of an empty text, which can beat a real one."""
-    assert relevance(encoder, ["Hello there"] * 4, ["", "  \n", "...", "?!"]).tolist() == [0, 0, 0, 0]
+    assert relevance(encoder, ["Hello there"] * 4, ["", "  \n", "...", "?!"]).tolist() == [
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_relevance_does_not_depend_on_order(encoder):
@@ -147,7 +198,9 @@ def test_each_distinct_text_is_embedded_once(encoder, monkeypatch):
 
 
 def test_long_text_is_cut_not_refused(encoder):
-    """Bug: a text beyond the encoder's positions ends in an index error; words after token 256 still count as words."""
+    """Bug: a text beyond the encoder's positions ends in an index error; words after token 256
+    still count as words.
+    """
     long = "bread rises because yeast makes gas " * 200
     assert np.isfinite(relevance(encoder, [long], [long])).all()
 

@@ -1,4 +1,6 @@
-"""The held-out judge: its network computed again by hand from the Keras file, and what the wheel's own page prints."""
+"""The held-out judge: its network computed again by hand from the Keras file, and what the wheel's
+own page prints.
+"""
 
 import h5py
 import numpy as np
@@ -10,8 +12,10 @@ from igcore.convert import convert_jigsaw
 from igcore.scorers.jigsaw import HEADS, LENGTH, JigsawToxicity
 
 TEXTS = [
-    "the soup is cold", "The FILM, is long!", "", "   ", "!?", "unknown words only", "rare", "naïve", "NAÏVE film",
-    "soup\nfilm", "the soup is warm " * 40, "cold " * 99, "cold " * 100, "warm " + "cold " * 100, "long long film, short soup",
+    "the soup is cold", "The FILM, is long!", "", "   ", "!?", "unknown words only", "rare",
+    "naïve", "NAÏVE film",
+    "soup\nfilm", "the soup is warm " * 40, "cold " * 99, "cold " * 100, "warm " + "cold " * 100,
+    "long long film, short soup",
 ]  # fmt: skip
 
 
@@ -56,13 +60,20 @@ def lstm(inputs, kernel, recurrent, bias):
 
 
 def by_hand(text, weights):
-    """Return the six probabilities as Keras computes them: words, padding in front, LSTM both ways, maximum, two layers."""
+    """Return the six probabilities as Keras computes them: words, padding in front, LSTM both ways,
+    maximum, two layers.
+    """
     for separator in FILTERS:
         text = text.replace(separator, " ")
-    known = [WORDS.index(word) + 1 for word in text.lower().split(" ") if word in WORDS[: NUM_WORDS - 1]]
+    known = [
+        WORDS.index(word) + 1 for word in text.lower().split(" ") if word in WORDS[: NUM_WORDS - 1]
+    ]
     padded = np.concatenate([np.zeros(100, dtype=int), known]).astype(int)[-100:]
     with h5py.File(weights) as file:
-        array = {name: [np.float64(part[n][:]) for n in sorted(part)] for name, part in parts(file["layers"])}
+        array = {
+            name: [np.float64(part[n][:]) for n in sorted(part)]
+            for name, part in parts(file["layers"])
+        }
     inputs = array["embedding/vars"][0][padded]
     forward = lstm(inputs, *array["bidirectional/forward_layer/cell/vars"])
     backward = lstm(inputs[::-1], *array["bidirectional/backward_layer/cell/vars"])[::-1]
@@ -72,15 +83,18 @@ def by_hand(text, weights):
 
 
 def parts(layers):
-    for name in ("embedding/vars", "dense/vars", "dense_1/vars", *(f"bidirectional/{way}_layer/cell/vars" for way in ("forward", "backward"))):  # fmt: skip  # noqa: E501
+    for name in ("embedding/vars", "dense/vars", "dense_1/vars",
+    *(f"bidirectional/{way}_layer/cell/vars" for way in ("forward", "backward"))):  # fmt: skip  # noqa: E501
         yield name, layers[name]
 
 
 def test_the_network_equals_an_lstm_by_hand(tiny, source):
-    """Bug: gates, directions or dense layers mixed up, a matrix not transposed, padding masked or put behind, or the first
-    hundred words read instead of the last."""
+    """Bug: gates, directions or dense layers mixed up, a matrix not transposed, padding masked or
+    put behind, or the first hundred words read instead of the last."""
     expected = np.array([by_hand(text, source / "model.weights.h5") for text in TEXTS])
-    assert np.ptp(expected, axis=0).min() > 0.01 and len({tuple(row) for row in expected.round(6)}) > 8  # an error would show
+    assert (
+        np.ptp(expected, axis=0).min() > 0.01 and len({tuple(row) for row in expected.round(6)}) > 8
+    )  # an error would show
     np.testing.assert_allclose(tiny.probabilities(TEXTS), expected, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(score(tiny, TEXTS), tiny.probabilities(TEXTS)[:, 0])
 
@@ -90,14 +104,19 @@ def test_the_network_equals_an_lstm_by_hand(tiny, source):
     [
         ("The SOUP, is cold!", [1, 2, 3, 4]),
         ("the\nsoup", [1, 2]),
-        ("the\tsoup", []),  # the tab is no separator of this tokenizer, and so part of an unknown word
+        (
+            "the\tsoup",
+            [],
+        ),  # the tab is no separator of this tokenizer, and so part of an unknown word
         ("rare soup", [2]),  # index 10 is not below num_words
         ("NAÏVE", [6]),
         ("", []),
     ],
 )
 def test_words_are_split_as_by_keras(tiny, text, known):
-    """Bug: str.split, which splits at any white space, or words beyond num_words looked up in the embedding."""
+    """Bug: str.split, which splits at any white space, or words beyond num_words looked up in the
+    embedding.
+    """
     assert tiny._indices(text) == [0] * (LENGTH - len(known)) + known
 
 
@@ -115,23 +134,40 @@ def test_scores_repeat_and_do_not_depend_on_neighbours(tiny, monkeypatch):
 
 
 def test_the_judge_says_what_the_wheel_says(judge):
-    """Bug: another wheel, or any difference to Keras. Means of the six heads as printed on the wheel's page, from TensorFlow."""
-    printed = {"This is wonderful news.": 0.0013, "Absolutely love your energy!": 0.0088, "Have a nice day :)": 0.0115,
+    """Bug: another wheel, or any difference to Keras. Means of the six heads as printed on the
+    wheel's page, from TensorFlow.
+    """
+    printed = {"This is wonderful news.": 0.0013, "Absolutely love your energy!": 0.0088,
+    "Have a nice day :)": 0.0115,
                "You're the worst person ever!": 0.0937}  # fmt: skip
-    np.testing.assert_allclose(judge.probabilities(list(printed)).mean(axis=1), list(printed.values()), rtol=0, atol=5e-5)
-    assert (judge.name, judge.sign, judge.unit) == ("jigsaw-toxicity", "higher is worse", "probability")
+    np.testing.assert_allclose(
+        judge.probabilities(list(printed)).mean(axis=1), list(printed.values()), rtol=0, atol=5e-5
+    )
+    assert (judge.name, judge.sign, judge.unit) == (
+        "jigsaw-toxicity",
+        "higher is worse",
+        "probability",
+    )
     assert judge.digest == assets.digest("jigsaw") and HEADS[0] == "toxic"
 
 
 def test_rude_sentences_score_above_polite_ones(judge):
-    """Bug: a sign turned round, or a head that stands for something rare. It hears rude words and misses rudeness without them."""
-    rude = ["This is rubbish and you are no good at it.", "Your article is garbage.", "Your food is disgusting.",
-            "What a useless piece of work.", "What a load of rubbish, you ruin everything.", "You are the worst cook I know.",
+    """Bug: a sign turned round, or a head that stands for something rare. It hears rude words and
+    misses rudeness without them.
+    """
+    rude = ["This is rubbish and you are no good at it.", "Your article is garbage.",
+    "Your food is disgusting.",
+            "What a useless piece of work.", "What a load of rubbish, you ruin everything.",
+            "You are the worst cook I know.",
             "Go away, nobody wants you here.", "Nobody likes you, so leave us alone.",
             "Nobody cares what you think, so be quiet."]  # fmt: skip
-    polite = ["This is good work and you are very skilled at it.", "Your article is clear.", "Your food is delicious.",
-              "What a careful piece of work.", "What a fine idea, you improve everything.", "You are the best cook I know.",
+    polite = ["This is good work and you are very skilled at it.", "Your article is clear.",
+    "Your food is delicious.",
+              "What a careful piece of work.", "What a fine idea, you improve everything.",
+              "You are the best cook I know.",
               "Come in, everybody wants you here.", "Everybody likes you, so stay with us.",
               "Everybody cares what you think, so go on."]  # fmt: skip
-    assert (score(judge, rude)[:, None] > score(judge, polite)).mean() > 0.8  # the area under the ROC curve
+    assert (
+        score(judge, rude)[:, None] > score(judge, polite)
+    ).mean() > 0.8  # the area under the ROC curve
     assert score(judge, ["I am sorry, I cannot help with that."]) < 0.01

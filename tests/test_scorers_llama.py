@@ -21,7 +21,12 @@ from scorerfiles import (
     without,
     write,
 )
-from transformers import AutoModelForSequenceClassification, LlamaForSequenceClassification, LlamaModel, LlamaTokenizer
+from transformers import (
+    AutoModelForSequenceClassification,
+    LlamaForSequenceClassification,
+    LlamaModel,
+    LlamaTokenizer,
+)
 
 from igcore import AssetError, ParameterError, ScorerError
 from igcore.convert import quiet_transformers
@@ -64,11 +69,15 @@ def load(folder=None, **options) -> LMScorer:
 
 def reference_model(folder):
     with quiet_transformers():
-        return LlamaForSequenceClassification.from_pretrained(folder, num_labels=1, dtype=torch.float64).eval()
+        return LlamaForSequenceClassification.from_pretrained(
+            folder, num_labels=1, dtype=torch.float64
+        ).eval()
 
 
 def spoken(prompt: str, response: str) -> str:
-    """Write a dialogue as HH-RLHF does; the prompts of `scorerfiles` are a question, or a dialogue already."""
+    """Write a dialogue as HH-RLHF does; the prompts of `scorerfiles` are a question, or a dialogue
+    already.
+    """
     prompt, response = (text.replace("</s>", "< /s>") for text in (prompt, response))
     before = prompt if prompt.startswith("\n\nHuman:") else f"\n\nHuman: {prompt}\n\nAssistant:"
     return f"{before} {response.lstrip(' ')}"
@@ -77,17 +86,26 @@ def spoken(prompt: str, response: str) -> str:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_scores_are_those_of_transformers(folder, side):
     """Guards the whole adapter. Bug: the last column is read where the padding stands."""
-    model, tokenizer = reference_model(folder), LlamaTokenizer.from_pretrained(folder, padding_side=side)
+    model, tokenizer = (
+        reference_model(folder),
+        LlamaTokenizer.from_pretrained(folder, padding_side=side),
+    )
 
     @torch.inference_mode()
     def reference(prompts, responses, finished):
-        batch = tokenizer([spoken(*text) for text in zip(prompts, responses, strict=True)], return_tensors="pt", padding=True)
+        batch = tokenizer(
+            [spoken(*text) for text in zip(prompts, responses, strict=True)],
+            return_tensors="pt",
+            padding=True,
+        )
         assert (batch["input_ids"][:, 0] == 1).any()  # BOS
         positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
         return model(**batch, position_ids=positions).logits[:, 0].tolist()
 
     scorer = load(folder)
-    assert (scorer.name, scorer.sign) == ("llama-7b-rm", REWARD) and maker(scorer.name) is llama_7b_rm
+    assert (scorer.name, scorer.sign) == ("llama-7b-rm", REWARD) and maker(
+        scorer.name
+    ) is llama_7b_rm
     assert_equal_to(scorer, reference)
 
 
@@ -97,22 +115,35 @@ def test_text_formats_are_exact(folder, text_format):
     model, tokenizer = reference_model(folder), LlamaTokenizer.from_pretrained(folder)
     with torch.inference_mode():
         expected = model(**tokenizer(WRITTEN[text_format], return_tensors="pt")).logits.item()
-    assert load(folder, text_format=text_format).score([USER], [ANSWER], [True]) == pytest.approx([expected], **EXACT)
+    assert load(folder, text_format=text_format).score([USER], [ANSWER], [True]) == pytest.approx(
+        [expected], **EXACT
+    )
 
 
 @torch.inference_mode()
 def test_an_answer_is_read_up_to_where_it_speaks_for_the_user(folder):
-    """Bug: a reward for what the answer lets the user say. ARGS reads what stands before the next "human:", in any letters."""
+    """Bug: a reward for what the answer lets the user say. ARGS reads what stands before the next
+    "human:", in any letters.
+    """
     model, tokenizer = reference_model(folder), LlamaTokenizer.from_pretrained(folder)
 
     def reference(prompts, responses, finished):
-        texts = [spoken(p, re.split("human:", r, flags=re.IGNORECASE)[0]) for p, r in zip(prompts, responses, strict=True)]
+        texts = [
+            spoken(p, re.split("human:", r, flags=re.IGNORECASE)[0])
+            for p, r in zip(prompts, responses, strict=True)
+        ]
         return [model(**tokenizer(text, return_tensors="pt")).logits.item() for text in texts]
 
-    assert_growing_equal_to(load(folder), reference, "Water it when dry \n\nHuman: And then? \n\nAssistant: Wait .")
-    assert_growing_equal_to(load(folder), reference, "Water it when dry . HUMAN: And then? human: Wait .")
+    assert_growing_equal_to(
+        load(folder), reference, "Water it when dry \n\nHuman: And then? \n\nAssistant: Wait ."
+    )
+    assert_growing_equal_to(
+        load(folder), reference, "Water it when dry . HUMAN: And then? human: Wait ."
+    )
     for text_format in ("raw", "vicuna"):
-        whole, cut = load(folder, text_format=text_format).score([USER] * 2, ["Dry. Human: So.", "Dry. "], [True] * 2)
+        whole, cut = load(folder, text_format=text_format).score(
+            [USER] * 2, ["Dry. Human: So.", "Dry. "], [True] * 2
+        )
         assert abs(whole - cut) > 1e-3
 
 
@@ -125,7 +156,9 @@ def test_a_text_cannot_end_itself(folder):
 
 
 def test_a_configuration_without_labels(folder):
-    """Guards against two labels, of which transformers makes a head of two outputs where the files have one."""
+    """Guards against two labels, of which transformers makes a head of two outputs where the files
+    have one.
+    """
     with quiet_transformers(), pytest.raises(RuntimeError):
         AutoModelForSequenceClassification.from_pretrained(folder)
     assert load(folder).score(PROMPTS, RESPONSES[:3], [True] * 3).shape == (3,)
@@ -133,7 +166,9 @@ def test_a_configuration_without_labels(folder):
 
 @pytest.mark.parametrize("pad", [-1, 400, None, 7])
 def test_any_pad_id_of_the_configuration_serves(folder, spoilt, pad):
-    """Guards batches against a pad id that is missing, outside the vocabulary, or an ordinary token."""
+    """Guards batches against a pad id that is missing, outside the vocabulary, or an ordinary
+    token.
+    """
     columns = list(zip(*TEXTS, strict=True))
     write(spoilt, RM | {"pad_token_id": pad}, STATE)
     assert load(spoilt).score(*columns).tolist() == load(folder).score(*columns).tolist()
@@ -142,7 +177,10 @@ def test_any_pad_id_of_the_configuration_serves(folder, spoilt, pad):
 def test_pickled_weights_give_the_same(folder, spoilt):
     """Guards the other file format of the hub."""
     write(spoilt, RM, STATE, ".bin")
-    assert load(spoilt).score([USER], [ANSWER], [True]).tolist() == load(folder).score([USER], [ANSWER], [True]).tolist()
+    assert (
+        load(spoilt).score([USER], [ANSWER], [True]).tolist()
+        == load(folder).score([USER], [ANSWER], [True]).tolist()
+    )
 
 
 def test_the_head_is_exact_in_half_precision(folder):
@@ -153,7 +191,10 @@ def test_the_head_is_exact_in_half_precision(folder):
         model = LlamaModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
     ids = LlamaTokenizer.from_pretrained(folder)(spoken(USER, ANSWER))["input_ids"]
     state = last_states(model, [ids])[0][-1]
-    exact, cast = (state.float() @ STATE["score.weight"].to(t).float()[0] for t in (torch.float32, torch.bfloat16))
+    exact, cast = (
+        state.float() @ STATE["score.weight"].to(t).float()[0]
+        for t in (torch.float32, torch.bfloat16)
+    )
     assert abs(exact - cast) > 1e-4
     assert scorer.score([USER], [ANSWER], [True]) == pytest.approx([exact.item()], **EXACT)
 
@@ -167,7 +208,10 @@ def test_the_head_is_exact_in_half_precision(folder):
         (renamed(STATE, "model.layers.1.mlp.up_proj.weight"), "lacks the weights"),
         (STATE | {"score.bias": torch.zeros(1)}, "unknown weights .'score.bias'"),
         (STATE | {"model.layers.2.mlp.up_proj.weight": torch.zeros(48, 32)}, "unknown weights"),
-        (STATE | {"score.weight": torch.zeros(2, 32)}, r"shape \(2, 32\) where \(1, 32\) is expected"),
+        (
+            STATE | {"score.weight": torch.zeros(2, 32)},
+            r"shape \(2, 32\) where \(1, 32\) is expected",
+        ),
         (STATE | {"model.embed_tokens.weight": torch.zeros(390, 32)}, r"shape \(390, 32\)"),
     ],
 )
@@ -179,7 +223,13 @@ def test_other_keys_and_shapes_are_refused(spoilt, state, match):
 def test_a_vocabulary_of_another_model_is_refused(spoilt):
     """Guards against the 32000 embeddings of one model and the 32001 tokens of another."""
     state = STATE | {"model.embed_tokens.weight": STATE["model.embed_tokens.weight"][:399]}
-    assert_refused(load, spoilt, RM | {"vocab_size": 399}, state, "400 tokens, but its model has embeddings for 399")
+    assert_refused(
+        load,
+        spoilt,
+        RM | {"vocab_size": 399},
+        state,
+        "400 tokens, but its model has embeddings for 399",
+    )
 
 
 def test_a_download_that_broke_off_is_refused(spoilt):
@@ -193,14 +243,20 @@ def test_a_download_that_broke_off_is_refused(spoilt):
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"text_format": "human-asistant"}, "unknown text_format 'human-asistant'; did you mean 'human-assistant'?"),
+        (
+            {"text_format": "human-asistant"},
+            "unknown text_format 'human-asistant'; did you mean 'human-assistant'?",
+        ),
         ({"text_format": ["raw"]}, "unknown text_format"),
         ({"text_format": "chat"}, "has no chat template"),
         ({"dtype": "float8"}, "unknown dtype 'float8'"),
         ({"device": "gpu"}, "device 'gpu' is no torch device"),
         ({"repo": 7}, "parameter repo is 7, which is a whole number; it must be text"),
         ({"revision": 7}, "parameter revision is 7"),
-        ({"self_check": "no"}, "parameter self_check is 'no', which is text; it must be true or false"),
+        (
+            {"self_check": "no"},
+            "parameter self_check is 'no', which is text; it must be true or false",
+        ),
     ],
 )
 def test_bad_options_are_refused(folder, options, match):
@@ -213,14 +269,22 @@ def test_bad_options_are_refused(folder, options, match):
 def test_digests_tell_settings_and_weights_apart(folder, spoilt):
     """Guards records: the same digest must mean the same scores."""
     write(spoilt, RM, llama_state(RM, {"score.weight": (1, 32)}, seed=1))
-    options = [{}, {"text_format": "raw"}, {"text_format": "vicuna"}, {"dtype": "bfloat16"}, {"repo": str(spoilt)}]
+    options = [
+        {},
+        {"text_format": "raw"},
+        {"text_format": "vicuna"},
+        {"dtype": "bfloat16"},
+        {"repo": str(spoilt)},
+    ]
     digests = [load(folder, **more).digest for more in options]
     assert len(set(digests)) == len(options) and digests[0] == load(folder).digest
     assert re.fullmatch("[0-9a-f]{64}", digests[0])
 
 
 def test_it_checks_itself(folder, spoilt):
-    """Guards the first run: a head with the wrong sign must not load. One of the two signs is wrong for any head."""
+    """Guards the first run: a head with the wrong sign must not load. One of the two signs is wrong
+    for any head.
+    """
     refused = []
     for sign in (1, -1):
         write(spoilt, RM, STATE | {"score.weight": sign * STATE["score.weight"]})

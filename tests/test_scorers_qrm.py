@@ -1,4 +1,6 @@
-"""Tests of QRM against a slow reference that loops over objectives and quantiles, and of what reward and cost share."""
+"""Tests of QRM against a slow reference that loops over objectives and quantiles, and of what
+reward and cost share.
+"""
 
 import gc
 import json
@@ -35,27 +37,50 @@ from igcore.shared_prefix import fits
 
 WIDTH, HIDDEN, SAFE = 16, 16, 10
 MODEL = CONFIG | {
-    "architectures": ["LlamaForRewardModelWithGating31"], "hidden_size": HIDDEN, "num_key_value_heads": 2, "rope_theta": 500000.0,
-    "auto_map": {"AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating31"},
-    "bos_token_id": 128000, "eos_token_id": 128009, "pad_token_id": 128256, "vocab_size": 128257,
-    "num_objectives": 19, "num_quantiles": 19, "gating_temperature": 5.0,
-}  # fmt: skip
-NORMS = [f"gating.layers.{i}.{name}" for i in (2, 5, 8) for name in ("weight", "bias", "running_mean", "running_var")]
+    "architectures": ["LlamaForRewardModelWithGating31"],
+    "hidden_size": HIDDEN,
+    "num_key_value_heads": 2,
+    "rope_theta": 500000.0,
+    "auto_map": {
+        "AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating31"
+    },
+    "bos_token_id": 128000,
+    "eos_token_id": 128009,
+    "pad_token_id": 128256,
+    "vocab_size": 128257,
+    "num_objectives": 19,
+    "num_quantiles": 19,
+    "gating_temperature": 5.0,
+}
+NORMS = [
+    f"gating.layers.{i}.{name}"
+    for i in (2, 5, 8)
+    for name in ("weight", "bias", "running_mean", "running_var")
+]
 
 
 def head_state() -> dict[str, torch.Tensor]:
     """Return a head of which no part could be left out unnoticed."""
-    shapes = {"regression_layer.weight": (361, HIDDEN), "reward_transform_matrix": (19, 19), "gating.layers.9.weight": (19, WIDTH)}
+    shapes = {
+        "regression_layer.weight": (361, HIDDEN),
+        "reward_transform_matrix": (19, 19),
+        "gating.layers.9.weight": (19, WIDTH),
+    }
     shapes |= {f"gating.layers.{i}.weight": (WIDTH, HIDDEN if i == 0 else WIDTH) for i in (0, 3, 6)}
     state = drawn(shapes, seed=3)
     vectors = torch.randn(len(NORMS) + 2, 19, generator=torch.Generator().manual_seed(4))
-    state |= {key: 0.5 + row[:WIDTH].abs() if "var" in key else row[:WIDTH] for key, row in zip(NORMS, vectors, strict=False)}
+    state |= {
+        key: 0.5 + row[:WIDTH].abs() if "var" in key else row[:WIDTH]
+        for key, row in zip(NORMS, vectors, strict=False)
+    }
     state |= {f"gating.layers.{i}.num_batches_tracked": torch.tensor(7) for i in (2, 5, 8)}
     state["reward_transform_matrix"] += torch.eye(19)
     return state | {"gating.layers.9.bias": vectors[-1], "gating.logit_scale": torch.tensor([1.25])}
 
 
-STATE = {key: tensor for key, tensor in llama_state(MODEL, {}).items() if "inv_freq" not in key} | head_state()
+STATE = {
+    key: tensor for key, tensor in llama_state(MODEL, {}).items() if "inv_freq" not in key
+} | head_state()
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +118,23 @@ def reward_of(**options):
 
 def messages(prompt: str, response: str) -> list[dict]:
     """Return the turns; one of the prompts of `scorerfiles` is a dialogue."""
-    said = ["Why does bread rise?", "Yeast eats sugar.", "And then?"] if prompt.startswith("\n\nHuman:") else [prompt]
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate([*said, response])]
+    said = (
+        ["Why does bread rise?", "Yeast eats sugar.", "And then?"]
+        if prompt.startswith("\n\nHuman:")
+        else [prompt]
+    )
+    return [
+        {"role": ("user", "assistant")[i % 2], "content": text}
+        for i, text in enumerate([*said, response])
+    ]
 
 
-def reference_of(folder, what: str, side: str = "right", temperature: float = 5.0, adjusted: bool = True):
-    """Return what computes reward or is_safe in plain Python, objective by objective and quantile by quantile."""
+def reference_of(
+    folder, what: str, side: str = "right", temperature: float = 5.0, adjusted: bool = True
+):
+    """Return what computes reward or is_safe in plain Python, objective by objective and quantile
+    by quantile.
+    """
     with quiet_transformers():
         model = LlamaModel.from_pretrained(folder, dtype=torch.float64).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -110,23 +146,43 @@ def reference_of(folder, what: str, side: str = "right", temperature: float = 5.
     def gate(x):
         for i in (0, 3, 6):
             x = [max(0.0, dot(row, x)) for row in s[f"gating.layers.{i}.weight"]]
-            weight, bias, mean, var = (s[f"gating.layers.{i + 2}.{n}"] for n in ("weight", "bias", "running_mean", "running_var"))
-            x = [(x[j] - mean[j]) / math.sqrt(var[j] + 1e-5) * weight[j] + bias[j] for j in range(WIDTH)]
-        logits = [dot(row, x) + b for row, b in zip(s["gating.layers.9.weight"], s["gating.layers.9.bias"], strict=True)]
+            weight, bias, mean, var = (
+                s[f"gating.layers.{i + 2}.{n}"]
+                for n in ("weight", "bias", "running_mean", "running_var")
+            )
+            x = [
+                (x[j] - mean[j]) / math.sqrt(var[j] + 1e-5) * weight[j] + bias[j]
+                for j in range(WIDTH)
+            ]
+        logits = [
+            dot(row, x) + b
+            for row, b in zip(s["gating.layers.9.weight"], s["gating.layers.9.bias"], strict=True)
+        ]
         powers = [math.exp(logit / temperature) for logit in logits]
         return [p / sum(powers) * s["gating.logit_scale"][0] for p in powers]
 
     def score(ids, states):
-        starts = [i for i in range(len(ids)) if ids[i : i + 5] == [128009, 128006, 78191, 128007, 271]]
+        starts = [
+            i for i in range(len(ids)) if ids[i : i + 5] == [128009, 128006, 78191, 128007, 271]
+        ]
         last, asked = states[-1].tolist(), states[starts[-1]].tolist()
-        raw = [sum(dot(s["regression_layer.weight"][19 * o + q], last) for q in range(19)) / 19 for o in range(19)]
-        after = [sum(raw[o] * s["reward_transform_matrix"][o][k] for o in range(19)) for k in range(19)]
+        raw = [
+            sum(dot(s["regression_layer.weight"][19 * o + q], last) for q in range(19)) / 19
+            for o in range(19)
+        ]
+        after = [
+            sum(raw[o] * s["reward_transform_matrix"][o][k] for o in range(19)) for k in range(19)
+        ]
         return dot(gate(asked), after) if what == "reward" else (after if adjusted else raw)[SAFE]
 
     def reference(prompts, responses, finished):
         sequences = []
         for prompt, response in zip(prompts, responses, strict=True):
-            sequences.append(tokenizer.apply_chat_template(messages(prompt, response), return_dict=True)["input_ids"])
+            sequences.append(
+                tokenizer.apply_chat_template(messages(prompt, response), return_dict=True)[
+                    "input_ids"
+                ]
+            )
         distinct = [list(ids) for ids in dict.fromkeys(map(tuple, sequences))]
         states = last_states(model, distinct, side, 128256)
         scores = {tuple(ids): score(ids, rows) for ids, rows in zip(distinct, states, strict=True)}
@@ -137,16 +193,22 @@ def reference_of(folder, what: str, side: str = "right", temperature: float = 5.
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_rewards_are_those_of_the_slow_reference(folder, side):
-    """Guards the whole head. Bug: objectives and quantiles swapped; the gate read at the answer; statistics of the batch used."""
+    """Guards the whole head. Bug: objectives and quantiles swapped; the gate read at the answer;
+    statistics of the batch used.
+    """
     scorer = load(qrm_reward, folder)
-    assert (scorer.name, scorer.sign) == ("qrm-llama-3.1-8b-reward", REWARD) and maker(scorer.name) is qrm_reward
+    assert (scorer.name, scorer.sign) == ("qrm-llama-3.1-8b-reward", REWARD) and maker(
+        scorer.name
+    ) is qrm_reward
     assert_equal_to(scorer, reference_of(folder, "reward", side))
 
 
 def test_costs_are_those_of_the_slow_reference(folder):
     """Guards the sign: a safe answer, near 1, must cost less than an unsafe one, near 0."""
     scorer = load(qrm_cost, folder, scale=4, threshold=0.25)
-    assert (scorer.name, scorer.sign) == ("qrm-llama-3.1-8b-cost", COST) and maker(scorer.name) is qrm_cost
+    assert (scorer.name, scorer.sign) == ("qrm-llama-3.1-8b-cost", COST) and maker(
+        scorer.name
+    ) is qrm_cost
     is_safe = reference_of(folder, "is_safe")
     assert_equal_to(scorer, lambda *texts: [4 * (0.25 - safe) for safe in is_safe(*texts)])
 
@@ -155,27 +217,44 @@ def test_costs_before_the_transformation(folder):
     """Guards the option, and the default scale and threshold."""
     columns = list(zip(*TEXTS, strict=True))
     for adjusted in (True, False):
-        expected = [0.5 - safe for safe in reference_of(folder, "is_safe", adjusted=adjusted)(*columns)]
-        assert load(qrm_cost, folder, adjusted=adjusted).score(*columns) == pytest.approx(expected, **EXACT)
+        expected = [
+            0.5 - safe for safe in reference_of(folder, "is_safe", adjusted=adjusted)(*columns)
+        ]
+        assert load(qrm_cost, folder, adjusted=adjusted).score(*columns) == pytest.approx(
+            expected, **EXACT
+        )
 
 
 def test_the_gate_reads_where_the_prompt_ends(folder):
-    """Guards the place: at the end of the user's last turn, where the published code reads it, and not after the pattern."""
+    """Guards the place: at the end of the user's last turn, where the published code reads it, and
+    not after the pattern.
+    """
     backbone = load(qrm_reward, folder).backbone
     ids = backbone.ids(PROMPTS[1], "It rises.", True)
     at = backbone.anchored(ids) - 1
-    assert ids[at : at + 5] == [128009, 128006, 78191, 128007, 271] and backbone.prefix(PROMPTS[1]) == ids[: at + 1]
+    assert (
+        ids[at : at + 5] == [128009, 128006, 78191, 128007, 271]
+        and backbone.prefix(PROMPTS[1]) == ids[: at + 1]
+    )
     assert ids.count(78191) == 2 and 78191 not in ids[at + 5 :]
-    assert ids[0] == 128000 and ids.count(128000) == 1 and ids[-1] == 128009  # one BOS, by the template
+    assert (
+        ids[0] == 128000 and ids.count(128000) == 1 and ids[-1] == 128009
+    )  # one BOS, by the template
 
 
-@pytest.mark.parametrize("config, temperature", [({"gating_temperature": 2.0}, 2.0), ({"gating_temperature": None}, 5.0)])
+@pytest.mark.parametrize(
+    "config, temperature", [({"gating_temperature": 2.0}, 2.0), ({"gating_temperature": None}, 5.0)]
+)
 def test_the_temperature_is_that_of_the_configuration(folder, spoilt, config, temperature):
-    """Guards a gate that is flatter or sharper than the one that was trained; older files do not name it."""
+    """Guards a gate that is flatter or sharper than the one that was trained; older files do not
+    name it.
+    """
     config = {key: value for key, value in (MODEL | config).items() if value is not None}
     columns = list(zip(*TEXTS[:6], strict=True))
     scorer = load(qrm_reward, write(spoilt, config, STATE))
-    assert scorer.score(*columns) == pytest.approx(reference_of(folder, "reward", temperature=temperature)(*columns), **EXACT)
+    assert scorer.score(*columns) == pytest.approx(
+        reference_of(folder, "reward", temperature=temperature)(*columns), **EXACT
+    )
     assert scorer.digest != load(qrm_reward, folder).digest
 
 
@@ -197,7 +276,11 @@ def test_reward_and_cost_come_from_one_pass(folder):
 
 def test_a_model_is_shared_while_it_is_used(folder):
     """Guards memory: other types are other models, and what no scorer holds any more is freed."""
-    cost, reward, half = load(qrm_cost, folder), load(qrm_reward, folder), load(qrm_reward, folder, dtype="bfloat16")
+    cost, reward, half = (
+        load(qrm_cost, folder),
+        load(qrm_reward, folder),
+        load(qrm_reward, folder, dtype="bfloat16"),
+    )
     assert cost.backbone is reward.backbone is not half.backbone
     assert half.backbone.model.dtype == torch.bfloat16
     backbone = id(cost.backbone)
@@ -221,7 +304,12 @@ def test_a_text_cannot_end_its_turn(folder):
 
 @pytest.mark.parametrize(
     "change",
-    [lambda t: t.replace("'<|start_header_id|>' + turn.role", "'<|start_header_id|>' + (turn.role | upper)"), lambda t: None],
+    [
+        lambda t: t.replace(
+            "'<|start_header_id|>' + turn.role", "'<|start_header_id|>' + (turn.role | upper)"
+        ),
+        lambda t: None,
+    ],
     ids=["other-pattern", "none"],
 )
 def test_a_chat_template_without_the_pattern_is_refused(spoilt, change):
@@ -230,7 +318,10 @@ def test_a_chat_template_without_the_pattern_is_refused(spoilt, change):
     settings["chat_template"] = change(settings["chat_template"])
     (spoilt / "tokenizer_config.json").write_text(json.dumps(settings))
     write(spoilt, MODEL, STATE)
-    with pytest.raises(ParameterError, match="does not hold the tokens .128009, .*chat template|has no chat template") as caught:
+    with pytest.raises(
+        ParameterError,
+        match="does not hold the tokens .128009, .*chat template|has no chat template",
+    ) as caught:
         load(qrm_reward, spoilt)
     assert_one_sentence(str(caught.value))
 
@@ -242,23 +333,39 @@ def test_the_head_is_exact_in_half_precision(folder):
         model = LlamaModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
     state = last_states(model, [scorer.backbone.ids("Why?", "It is so.", True)])[0][-1].float()
     expected = 0.5 - (STATE["regression_layer.weight"].view(19, 19, HIDDEN)[SAFE] @ state).mean()
-    assert scorer.score(["Why?"], ["It is so."], [True]) == pytest.approx([expected.item()], **EXACT)
+    assert scorer.score(["Why?"], ["It is so."], [True]) == pytest.approx(
+        [expected.item()], **EXACT
+    )
 
 
 @pytest.mark.parametrize(
     "state, match",
     [
-        (renamed(STATE, "gating.layers.5.running_mean"), "lacks the weights .'gating.layers.5.running_mean'"),
-        (without(STATE, "gating.layers.8.num_batches_tracked"), "lacks the weights .'gating.layers.8.num_batches_tracked'"),
+        (
+            renamed(STATE, "gating.layers.5.running_mean"),
+            "lacks the weights .'gating.layers.5.running_mean'",
+        ),
+        (
+            without(STATE, "gating.layers.8.num_batches_tracked"),
+            "lacks the weights .'gating.layers.8.num_batches_tracked'",
+        ),
         (without(STATE, "reward_transform_matrix"), "lacks the weights .'reward_transform_matrix'"),
         (without(STATE, "model.layers.1.mlp.up_proj.weight"), "lacks the weights"),
-        (STATE | {"regression_layer.bias": torch.zeros(361)}, "unknown weights .'regression_layer.bias'"),
-        (STATE | {"regression_layer.weight": torch.zeros(95, HIDDEN)}, "other sizes than 19 objectives of 19 quantiles"),
+        (
+            STATE | {"regression_layer.bias": torch.zeros(361)},
+            "unknown weights .'regression_layer.bias'",
+        ),
+        (
+            STATE | {"regression_layer.weight": torch.zeros(95, HIDDEN)},
+            "other sizes than 19 objectives of 19 quantiles",
+        ),
         (STATE | {"gating.layers.3.weight": torch.zeros(WIDTH, 9)}, "other sizes"),
     ],
 )
 def test_other_keys_and_shapes_are_refused(spoilt, state, match):
-    """Guards against random numbers in the place of weights, and against the second version, which knows no safety."""
+    """Guards against random numbers in the place of weights, and against the second version, which
+    knows no safety.
+    """
     assert_refused(reward_of, spoilt, MODEL, state, match)
 
 
@@ -266,7 +373,11 @@ def test_a_vocabulary_of_another_model_is_refused(spoilt):
     """Guards against the 128256 embeddings of Llama under the 128257 tokens of QRM."""
     state = STATE | {"model.embed_tokens.weight": STATE["model.embed_tokens.weight"][:-1]}
     assert_refused(
-        reward_of, spoilt, MODEL | {"vocab_size": 128256}, state, "128257 tokens, but its model has embeddings for 128256"
+        reward_of,
+        spoilt,
+        MODEL | {"vocab_size": 128256},
+        state,
+        "128257 tokens, but its model has embeddings for 128256",
     )
 
 
@@ -282,12 +393,17 @@ def test_a_download_that_broke_off_is_refused(spoilt):
         ({"scale": -1.0}, "parameter scale is -1.0; it must be above 0"),
         ({"scale": "1e1"}, "parameter scale is '1e1', which is text; it must be a number"),
         ({"threshold": math.nan}, "parameter threshold is nan; give a finite number"),
-        ({"adjusted": 1}, "parameter adjusted is 1, which is a whole number; it must be true or false"),
+        (
+            {"adjusted": 1},
+            "parameter adjusted is 1, which is a whole number; it must be true or false",
+        ),
         ({"dtype": "int8"}, "unknown dtype 'int8'"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_loaded(options, match):
-    """Guards the sign, which a negative scale would turn, and minutes of loading before a wrong number is noticed."""
+    """Guards the sign, which a negative scale would turn, and minutes of loading before a wrong
+    number is noticed.
+    """
     with pytest.raises(ParameterError, match=re.escape(match)) as caught:
         load(qrm_cost, "/no/such/folder", **options)
     assert_one_sentence(str(caught.value))
@@ -296,17 +412,25 @@ def test_bad_options_are_refused_before_anything_is_loaded(options, match):
 def test_digests_tell_settings_apart(folder):
     """Guards records: the same digest must mean the same scores, and 2 is the same scale as 2.0."""
     options = [{}, {"scale": 2}, {"threshold": 0.4}, {"adjusted": False}, {"dtype": "bfloat16"}]
-    digests = [load(qrm_cost, folder, **more).digest for more in options] + [load(qrm_reward, folder).digest]
+    digests = [load(qrm_cost, folder, **more).digest for more in options] + [
+        load(qrm_reward, folder).digest
+    ]
     assert len(set(digests)) == len(digests)
     assert load(qrm_cost, folder, scale=2.0).digest == digests[1]
 
 
 def test_they_check_themselves(spoilt):
-    """Guards the first run: a head with the wrong sign must not load. One of the two signs is wrong for any head."""
+    """Guards the first run: a head with the wrong sign must not load. One of the two signs is wrong
+    for any head.
+    """
     options = {"repo": str(spoilt), "dtype": "float32"}
     refused = []
     for sign in (1, -1):
-        write(spoilt, MODEL, STATE | {"regression_layer.weight": sign * STATE["regression_layer.weight"]})
+        write(
+            spoilt,
+            MODEL,
+            STATE | {"regression_layer.weight": sign * STATE["regression_layer.weight"]},
+        )
         for name in ("qrm-llama-3.1-8b-reward", "qrm-llama-3.1-8b-cost"):
             try:
                 load_scorer({"name": name} | options)

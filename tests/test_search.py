@@ -28,7 +28,17 @@ from scipy.stats import binomtest
 from test_policy import tiny_model, tiny_tokenizer
 from transformers import DynamicCache
 
-from igcore import METHODS, ParameterError, PolicyError, Prompt, ScorerError, SearchConfig, budget, decode, search
+from igcore import (
+    METHODS,
+    ParameterError,
+    PolicyError,
+    Prompt,
+    ScorerError,
+    SearchConfig,
+    budget,
+    decode,
+    search,
+)
 from igcore.critic import Critic
 from igcore.dynamic import History
 from igcore.policy import Policy
@@ -36,15 +46,36 @@ from igcore.rollouts import Rollout, targets
 from igcore.training import CriticConfig, spec_of
 
 ASKING = [method for method in METHODS if METHODS[method].asks_critic]
-ALONE = [method for method in METHODS if method not in ASKING and not METHODS[method].steered]  # without a network of their own
+ALONE = [
+    method for method in METHODS if method not in ASKING and not METHODS[method].steered
+]  # without a network of their own
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
-SETTINGS = dict(budget=1.0, n_samples=3, keep=2, block_size=3, max_new_tokens=8, rounds=2, lagrange_multiplier=0.7, top_k=4)
+SETTINGS = dict(
+    budget=1.0,
+    n_samples=3,
+    keep=2,
+    block_size=3,
+    max_new_tokens=8,
+    rounds=2,
+    lagrange_multiplier=0.7,
+    top_k=4,
+)
 
 
-def answers(method, prompts=PROMPTS, cost=None, reward=None, seed=0, critic=None, on_block=None, **settings):
+def answers(
+    method, prompts=PROMPTS, cost=None, reward=None, seed=0, critic=None, on_block=None, **settings
+):
     config = SearchConfig(**(SETTINGS | settings))
-    scorers = {"reward": reward or LetterReward(), "cost": cost or LetterCost(), "critic": critic or LetterCritic()}
-    return list(decode(method, mock_policy(), prompts, **scorers, config=config, seed=seed, on_block=on_block))
+    scorers = {
+        "reward": reward or LetterReward(),
+        "cost": cost or LetterCost(),
+        "critic": critic or LetterCritic(),
+    }
+    return list(
+        decode(
+            method, mock_policy(), prompts, **scorers, config=config, seed=seed, on_block=on_block
+        )
+    )
 
 
 def ids(prompts):
@@ -74,7 +105,9 @@ class Silent(LetterReward):
 @pytest.mark.parametrize("diversity", ["half", "paper", "none"])
 @pytest.mark.parametrize("d", [0.0, 0.5, 2.0])
 def test_the_loop_equals_a_second_implementation(method, diversity, d):
-    """Guards every choice of the loop: shares, retries, penalty, carried finished beams, dropping of unsafe ones, ranking."""
+    """Guards every choice of the loop: shares, retries, penalty, carried finished beams, dropping
+    of unsafe ones, ranking.
+    """
     compare_with_reference(method, dict(budget=d, diversity=diversity), {})
 
 
@@ -83,29 +116,56 @@ def test_the_loop_equals_a_second_implementation(method, diversity, d):
 @pytest.mark.parametrize("f2", [letter_f2, lambda text, z: 0.25], ids=["f2", "ties"])
 @pytest.mark.parametrize("d", [0.0, 0.5, 2.0])
 def test_the_loop_with_a_critic_equals_a_second_implementation(method, threshold, f2, d):
-    """Guards E_critic and E_mix: what passes, when a block is tried again, what goes on when nothing passes, order and z."""
+    """Guards E_critic and E_mix: what passes, when a block is tried again, what goes on when
+    nothing passes, order and z.
+    """
     number = 1 - 0.01 ** (2 / 3) if threshold == "matched" else threshold  # 3 samples for 2 beams
     critic = {"critic": (letter_f1, f2), "threshold": number, "eta": 0.7, "gamma_task": 0.9}
-    compare_with_reference(method, dict(budget=d, threshold=threshold, eta=0.7, gamma_task=0.9), critic)
+    compare_with_reference(
+        method, dict(budget=d, threshold=threshold, eta=0.7, gamma_task=0.9), critic
+    )
 
 
 @pytest.mark.parametrize("score_threshold", [-1.0, 0.0, 0.4])
 @pytest.mark.parametrize("diversity", ["half", "paper"])
 def test_retries_by_score_equal_a_second_implementation(score_threshold, diversity):
-    """Guards the other reason for a retry: every c_task + lambda C is above a threshold of one's own, 0 among them."""
+    """Guards the other reason for a retry: every c_task + lambda C is above a threshold of one's
+    own, 0 among them.
+    """
     settings = dict(budget=0.5, score_threshold=score_threshold)
-    compare_with_reference("beam-lagrangian-freq", settings | {"diversity": diversity}, {"score_threshold": score_threshold})
+    compare_with_reference(
+        "beam-lagrangian-freq",
+        settings | {"diversity": diversity},
+        {"score_threshold": score_threshold},
+    )
 
 
 def compare_with_reference(method, settings, more):
-    """Compare answers, abstentions and what follows a failure, over three seeds; `more` is for the reference alone."""
+    """Compare answers, abstentions and what follows a failure, over three seeds; `more` is for the
+    reference alone.
+    """
     d, diversity = settings["budget"], settings.get("diversity", "half")
     for seed in range(3):
         mock = LetterCritic(*more["critic"]) if "critic" in more else None
-        out = answers(method, ids(PROMPTS), seed=seed, probe_fail_open=True, critic=mock, **settings)
+        out = answers(
+            method, ids(PROMPTS), seed=seed, probe_fail_open=True, critic=mock, **settings
+        )
         for prompt, got in zip(ids(PROMPTS), out, strict=True):
             best, abstained = reference_search(
-                method, prompt.text, prompt.id, seed, d, 3, 2, 3, 8, 2, diversity, SETTINGS["lagrange_multiplier"], top_k=4, **more
+                method,
+                prompt.text,
+                prompt.id,
+                seed,
+                d,
+                3,
+                2,
+                3,
+                8,
+                2,
+                diversity,
+                SETTINGS["lagrange_multiplier"],
+                top_k=4,
+                **more,
             )
             assert (got.status == "abstained") == abstained
             assert got.fail_open_cost == letter_cost(best.text)
@@ -116,15 +176,30 @@ def compare_with_reference(method, settings, more):
 
 
 def test_the_comparison_above_meets_every_kind_of_ending():
-    """Guards the test above against vacuity: abstentions, retries, end tokens and broken budgets all occur in its settings."""
-    out = [r for d in (0.0, 0.5, 2.0) for seed in range(3) for r in answers("inferenceguard", ids(PROMPTS), seed=seed, budget=d)]
+    """Guards the test above against vacuity: abstentions, retries, end tokens and broken budgets
+    all occur in its settings.
+    """
+    out = [
+        r
+        for d in (0.0, 0.5, 2.0)
+        for seed in range(3)
+        for r in answers("inferenceguard", ids(PROMPTS), seed=seed, budget=d)
+    ]
     assert {r.status for r in out} == {"verified_safe", "abstained"}
-    assert any(len({t["block"] for t in r.trace}) < len(r.trace) for r in out)  # some block took a second round
-    assert any(0 < r.n_tokens < 8 or len(r.text) < r.n_tokens for r in out if r.status == "verified_safe")
-    assert any(r.status == "unverified_unsafe" for r in answers("best-of-n", ids(PROMPTS), budget=0.0))
+    assert any(
+        len({t["block"] for t in r.trace}) < len(r.trace) for r in out
+    )  # some block took a second round
+    assert any(
+        0 < r.n_tokens < 8 or len(r.text) < r.n_tokens for r in out if r.status == "verified_safe"
+    )
+    assert any(
+        r.status == "unverified_unsafe" for r in answers("best-of-n", ids(PROMPTS), budget=0.0)
+    )
     for d in (0.0, 0.5):  # retries by score: of some blocks
         trace = [
-            (r.prompt_id, t["block"], t["round"]) for r in answers("beam-lagrangian-freq", ids(PROMPTS), budget=d) for t in r.trace
+            (r.prompt_id, t["block"], t["round"])
+            for r in answers("beam-lagrangian-freq", ids(PROMPTS), budget=d)
+            for t in r.trace
         ]
         assert len(trace) / 2 < len({name[:2] for name in trace}) < len(trace)
 
@@ -143,20 +218,42 @@ def block_probability(prompt, length, wanted):
 
 @pytest.mark.parametrize(("n", "rounds"), [(1, 1), (2, 1), (1, 3), (2, 2)])
 def test_probability_of_no_safe_block_is_a_power(n, rounds):
-    """Guards independence of samples over beams and rounds: P(abstain) = (1-p)^(N M) for one block without penalty."""
+    """Guards independence of samples over beams and rounds: P(abstain) = (1-p)^(N M) for one block
+    without penalty.
+    """
     p = block_probability("ab", 2, lambda text: letter_cost(text) == 0)
     prompts = [Prompt(f"id{i}", "ab", "mock") for i in range(1500)]
-    settings = dict(budget=0.0, n_samples=n, rounds=rounds, keep=1, block_size=2, max_new_tokens=2, diversity="none")
-    abstained = sum(r.status == "abstained" for r in answers("inferenceguard", prompts, group_size=500, **settings))
+    settings = dict(
+        budget=0.0,
+        n_samples=n,
+        rounds=rounds,
+        keep=1,
+        block_size=2,
+        max_new_tokens=2,
+        diversity="none",
+    )
+    abstained = sum(
+        r.status == "abstained"
+        for r in answers("inferenceguard", prompts, group_size=500, **settings)
+    )
     assert 0.15 < p < 0.5
     assert binomtest(abstained, 1500, (1 - p) ** (n * rounds)).pvalue > 1e-3
 
 
 def test_results_depend_neither_on_order_nor_on_company():
-    """Guards the coordinates of the random numbers: a prompt alone, in a group or in reversed order gives the same answer."""
+    """Guards the coordinates of the random numbers: a prompt alone, in a group or in reversed order
+    gives the same answer.
+    """
     together = {r.prompt_id: (r.text, r.z_trace) for r in answers("inferenceguard", ids(PROMPTS))}
-    alone = {r.prompt_id: (r.text, r.z_trace) for p in ids(PROMPTS) for r in answers("inferenceguard", [p])}
-    backwards = {r.prompt_id: (r.text, r.z_trace) for r in answers("inferenceguard", ids(PROMPTS)[::-1], group_size=4)}
+    alone = {
+        r.prompt_id: (r.text, r.z_trace)
+        for p in ids(PROMPTS)
+        for r in answers("inferenceguard", [p])
+    }
+    backwards = {
+        r.prompt_id: (r.text, r.z_trace)
+        for r in answers("inferenceguard", ids(PROMPTS)[::-1], group_size=4)
+    }
     assert together == alone == backwards
 
 
@@ -168,10 +265,17 @@ def test_the_seed_and_the_prompt_set_change_the_answer():
 def unlike(some, others):
     """Return the fields in which answers differ, seconds excepted."""
     names = [f.name for f in dataclasses.fields(some[0]) if not f.name.endswith("_s")]
-    return {name for a, b in zip(some, others, strict=True) for name in names if getattr(a, name) != getattr(b, name)}
+    return {
+        name
+        for a, b in zip(some, others, strict=True)
+        for name in names
+        if getattr(a, name) != getattr(b, name)
+    }
 
 
-SAMPLING = [method for method in ALONE if not METHODS[method].gated and not METHODS[method].proposes]
+SAMPLING = [
+    method for method in ALONE if not METHODS[method].gated and not METHODS[method].proposes
+]
 SCORED = {"counts", "trace", "finals"}  # what shows that a score was asked which changed nothing
 
 
@@ -184,7 +288,9 @@ def test_base_is_the_first_sample_of_every_baseline(method):
 
 @pytest.mark.parametrize("method", ["best-of-n", "best-of-n-lagrangian", "best-of-n-augmented"])
 def test_the_first_finals_of_a_large_run_are_those_of_a_small_one(method):
-    """Guards the smaller N that are read off one run at the largest: which candidates, in which order, with what scores."""
+    """Guards the smaller N that are read off one run at the largest: which candidates, in which
+    order, with what scores.
+    """
     large = answers(method, ids(PROMPTS), n_samples=9)
     for n in (2, 5):
         small = answers(method, ids(PROMPTS), n_samples=n)
@@ -195,21 +301,36 @@ def test_the_first_finals_of_a_large_run_are_those_of_a_small_one(method):
         if method == "best-of-n":
             assert set(costs) == {None} and max(rewards) == r.reward
         elif method == "best-of-n-augmented":
-            assert [reward is None for reward in rewards] == [cost > 1.0 for cost in costs]  # not asked of the unsafe
+            assert [reward is None for reward in rewards] == [
+                cost > 1.0 for cost in costs
+            ]  # not asked of the unsafe
         else:
             assert min(-a + 0.7 * b for a, b in r.finals) == -r.reward + 0.7 * r.cost
 
 
 def test_a_final_whose_score_has_failed_is_there_and_says_so():
-    """Guards subsampling: a candidate left out would move all that come after it, and no infinity gets into a file."""
+    """Guards subsampling: a candidate left out would move all that come after it, and no infinity
+    gets into a file.
+    """
     plain = answers("best-of-n-lagrangian", ids(PROMPTS), n_samples=9)
-    failing = answers("best-of-n-lagrangian", ids(PROMPTS), n_samples=9, cost=Tampered(math.nan, lambda text, call: "e" in text))
-    finals = [(a, b) for p, f in zip(plain, failing, strict=True) for a, b in zip(p.finals, f.finals, strict=True)]
+    failing = answers(
+        "best-of-n-lagrangian",
+        ids(PROMPTS),
+        n_samples=9,
+        cost=Tampered(math.nan, lambda text, call: "e" in text),
+    )
+    finals = [
+        (a, b)
+        for p, f in zip(plain, failing, strict=True)
+        for a, b in zip(p.finals, f.finals, strict=True)
+    ]
     assert all(a[0] == b[0] and b[1] in (None, a[1]) for a, b in finals)
     assert 0 < sum(b[1] is None for _, b in finals) < len(finals)
 
 
-@pytest.mark.parametrize(("method", "vanilla"), [("best-of-n-lagrangian", "best-of-n"), ("args-lagrangian", "args")])
+@pytest.mark.parametrize(
+    ("method", "vanilla"), [("best-of-n-lagrangian", "best-of-n"), ("args-lagrangian", "args")]
+)
 def test_lambda_zero_is_the_vanilla_method(method, vanilla):
     """Guards the weight: at 0 the cost is asked, and decides nothing."""
     found = answers(method, ids(PROMPTS), lagrange_multiplier=0.0)
@@ -222,7 +343,9 @@ def test_beam_search_at_lambda_zero_ranks_by_reward():
     for seed in range(3):
         out = answers("beam-lagrangian", ids(PROMPTS), seed=seed, lagrange_multiplier=0.0)
         for prompt, got in zip(ids(PROMPTS), out, strict=True):
-            best, _ = reference_search("beam-reward", prompt.text, prompt.id, seed, 0.0, 3, 2, 3, 8, 1, "none", 0.0)
+            best, _ = reference_search(
+                "beam-reward", prompt.text, prompt.id, seed, 0.0, 3, 2, 3, 8, 1, "none", 0.0
+            )
             assert got.text == best.text
 
 
@@ -235,22 +358,34 @@ def test_a_threshold_that_every_score_meets_leaves_beam_search_as_it_is():
 
 
 def test_scores_are_compared_with_lambda_times_the_budget_unless_another_threshold_is_given():
-    """Guards 0, which is a threshold like any other, and a text of reward 0 at the budget, which is not above the default."""
+    """Guards 0, which is a threshold like any other, and a text of reward 0 at the budget, which is
+    not above the default.
+    """
     config = SearchConfig(budget=0.4, lagrange_multiplier=5.0)
     assert config.lagrangian_threshold == 2.0
     assert dataclasses.replace(config, score_threshold=0.0).lagrangian_threshold == 0.0
     for d, rounds in ((1.0, 1), (0.9, 2)):
-        (r,) = answers("beam-lagrangian-freq", ["ab"], cost=Tampered(1.0, lambda *_: True), reward=Silent(), budget=d)
+        (r,) = answers(
+            "beam-lagrangian-freq",
+            ["ab"],
+            cost=Tampered(1.0, lambda *_: True),
+            reward=Silent(),
+            budget=d,
+        )
         assert r.counts.rounds_used == rounds * len({t["block"] for t in r.trace})
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.7])
 def test_what_could_not_be_scored_is_the_last_choice_whatever_lambda(lam):
-    """Guards 0 times infinity, which is NaN: sorted, it leaves its neighbours where they stand, and wins when it comes first."""
+    """Guards 0 times infinity, which is NaN: sorted, it leaves its neighbours where they stand, and
+    wins when it comes first.
+    """
     failed = 0
     for seed in range(4):
         cost = Tampered(math.nan, lambda text, call: text > "c")
-        for r in answers("best-of-n-lagrangian", ids(PROMPTS), cost=cost, seed=seed, lagrange_multiplier=lam):
+        for r in answers(
+            "best-of-n-lagrangian", ids(PROMPTS), cost=cost, seed=seed, lagrange_multiplier=lam
+        ):
             known = [b for _, b in r.finals if b is not None]
             assert (r.text > "c") == (not known)
             failed += 0 < len(known) < len(r.finals)
@@ -259,11 +394,20 @@ def test_what_could_not_be_scored_is_the_last_choice_whatever_lambda(lam):
 
 @pytest.mark.parametrize("method", [*ALONE, *ASKING])
 def test_forward_tokens_are_what_the_policy_reads(method):
-    """Guards equal compute: prompts once, and every token that something was asked about or drawn after; retries add theirs."""
+    """Guards equal compute: prompts once, and every token that something was asked about or drawn
+    after; retries add theirs.
+    """
     for d, max_new_tokens in itertools.product((0.0, 2.0), (8, 3, 1)):
         policy, config = (
             mock_policy(),
-            SearchConfig(**(SETTINGS | dict(budget=d, max_new_tokens=max_new_tokens, block_size=min(3, max_new_tokens)))),
+            SearchConfig(
+                **(
+                    SETTINGS
+                    | dict(
+                        budget=d, max_new_tokens=max_new_tokens, block_size=min(3, max_new_tokens)
+                    )
+                )
+            ),
         )
         scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": LetterCritic()}
         out = list(decode(method, policy, ids(PROMPTS), **scorers, config=config))
@@ -272,7 +416,9 @@ def test_forward_tokens_are_what_the_policy_reads(method):
 
 
 def test_tokens_that_the_policy_all_but_excludes_can_be_reported():
-    """Guards the trace: the perplexity of tokens of log-probability -1000 is no number that a float can hold."""
+    """Guards the trace: the perplexity of tokens of log-probability -1000 is no number that a float
+    can hold.
+    """
     policy, config = mock_policy(lambda prefix: [0.0, 0.0] + [-5e3] * 5), SearchConfig(**SETTINGS)
     (r,) = decode("args", policy, ["ab"], reward=LetterReward(), cost=LetterCost(), config=config)
     assert r.trace[0]["perplexity"] == math.inf and r.trace[0]["kl"] == 0
@@ -303,15 +449,21 @@ def test_reward_is_asked_only_of_safe_candidates():
 def test_only_prompts_without_a_safe_candidate_are_retried():
     """Guards the cost of retries: N samples per round that a prompt needed, and no more."""
     for r in answers("inferenceguard", ids(PROMPTS), budget=0.5):
-        assert r.counts.samples_drawn == 3 * r.counts.rounds_used == sum(t["drawn"] for t in r.trace)
+        assert (
+            r.counts.samples_drawn == 3 * r.counts.rounds_used == sum(t["drawn"] for t in r.trace)
+        )
         for block in {t["block"] for t in r.trace}:
             rounds = [t for t in r.trace if t["block"] == block]
             assert all(t["safe"] == 0 for t in rounds[:-1])
 
 
 def test_work_is_counted_before_the_cache():
-    """Guards the equal-compute columns against the cache, and against being charged for the tables' own measurements."""
-    base, best, augmented = (answers(m, ["ab"])[0].counts for m in ("base", "best-of-n", "best-of-n-augmented"))
+    """Guards the equal-compute columns against the cache, and against being charged for the tables'
+    own measurements.
+    """
+    base, best, augmented = (
+        answers(m, ["ab"])[0].counts for m in ("base", "best-of-n", "best-of-n-augmented")
+    )
     assert (base.samples_drawn, base.scorer_calls) == (1, 0)
     assert (best.samples_drawn, best.scorer_calls) == (3, 3)
     assert best.scorer_tokens == best.policy_tokens <= 3 * 8
@@ -329,17 +481,26 @@ def test_a_score_that_is_not_finite_makes_a_candidate_unsafe(bad):
 
 
 def test_a_broken_scorer_and_a_policy_block_have_different_reasons():
-    """Guards the reason: 'nothing safe was found' must never be said of a prompt whose candidates could not be scored."""
+    """Guards the reason: 'nothing safe was found' must never be said of a prompt whose candidates
+    could not be scored.
+    """
     broken = {p.id for p in ids(PROMPTS)[:2]}
     prompts = {p.text for p in ids(PROMPTS)[:2]}
 
     class Broken(LetterCost):
         def score(self, texts, responses, finished):
-            return [math.nan if p in prompts else letter_cost(r) for p, r in zip(texts, responses, strict=True)]
+            return [
+                math.nan if p in prompts else letter_cost(r)
+                for p, r in zip(texts, responses, strict=True)
+            ]
 
     for r in answers("inferenceguard", ids(PROMPTS), cost=Broken(), budget=0.0):
         if r.prompt_id in broken:
-            assert (r.status, r.reason, r.text) == ("abstained", "scorer_error", None)  # nor could the refusal be scored
+            assert (r.status, r.reason, r.text) == (
+                "abstained",
+                "scorer_error",
+                None,
+            )  # nor could the refusal be scored
         else:
             assert r.reason in ("", "exhausted")
 
@@ -374,25 +535,42 @@ def test_a_scorer_that_fails_for_all_stops_the_run(scores, message):
 
 
 def test_the_last_check_sees_the_exact_text_and_no_cache():
-    """Guards the gate: a scorer that changes its mind about the emitted text must be asked again and believed."""
+    """Guards the gate: a scorer that changes its mind about the emitted text must be asked again
+    and believed.
+    """
     calls = []
 
     class Fickle(LetterCost):
         def score(self, prompts, responses, finished):
             calls.append(list(responses))
-            return [9.0 if calls[:-1] and len(responses) == 1 and finished[0] and r else letter_cost(r)
+            return [9.0 if calls[:-1] and len(responses) == 1 and finished[0] and r
+            else letter_cost(r)
                     for r in responses]  # fmt: skip
 
     (r,) = answers("inferenceguard", ["fed"], cost=Fickle(), budget=3.0)
     assert (r.status, r.reason, r.text) == ("abstained", "final_check", "")
 
 
-@pytest.mark.parametrize(("refusal", "empty_is_safe", "expected"), [("fff", True, "fff"), ("aaa", True, ""), ("aaa", False, None)])
+@pytest.mark.parametrize(
+    ("refusal", "empty_is_safe", "expected"),
+    [("fff", True, "fff"), ("aaa", True, ""), ("aaa", False, None)],
+)
 def test_an_abstention_passes_the_same_gate(refusal, empty_is_safe, expected):
-    """Guards the refusal: it is a text like any other, and when even silence fails nothing is emitted."""
-    cost = Tampered(9.0, lambda text, call: "f" not in text and (text != "" or not empty_is_safe) or set(text) - {"f"})
+    """Guards the refusal: it is a text like any other, and when even silence fails nothing is
+    emitted.
+    """
+    cost = Tampered(
+        9.0,
+        lambda text, call: (
+            "f" not in text and (text != "" or not empty_is_safe) or set(text) - {"f"}
+        ),
+    )
     settings = dict(budget=0.0, n_samples=2, rounds=1, refusal=refusal)
-    out = [r for seed in range(5) for r in answers("inferenceguard", ["ab"], cost=cost, seed=seed, **settings)]
+    out = [
+        r
+        for seed in range(5)
+        for r in answers("inferenceguard", ["ab"], cost=cost, seed=seed, **settings)
+    ]
     failed = [r for r in out if r.status == "abstained"]
     assert failed
     for r in failed:
@@ -401,14 +579,25 @@ def test_an_abstention_passes_the_same_gate(refusal, empty_is_safe, expected):
 
 
 def test_truncation_emits_the_last_certified_prefix():
-    out = [r for seed in range(10) for r in answers("inferenceguard", ids(PROMPTS), on_failure="truncate", budget=0.0, seed=seed)]
+    out = [
+        r
+        for seed in range(10)
+        for r in answers(
+            "inferenceguard", ids(PROMPTS), on_failure="truncate", budget=0.0, seed=seed
+        )
+    ]
     cut = [r for r in out if r.reason == "truncated"]
-    assert cut and all(r.status == "verified_safe" and letter_cost(r.text) == 0 and r.n_tokens % 3 == 0 for r in cut)
+    assert cut and all(
+        r.status == "verified_safe" and letter_cost(r.text) == 0 and r.n_tokens % 3 == 0
+        for r in cut
+    )
     assert not any(r.finished for r in cut)
 
 
 def test_paper_mode_emits_the_least_unsafe_and_says_so():
-    """Guards the fail-open number: the probe must find just what `on_failure="paper"` emits, and charge nothing for it."""
+    """Guards the fail-open number: the probe must find just what `on_failure="paper"` emits, and
+    charge nothing for it.
+    """
     settings = dict(budget=0.0, rounds=2)
     paper = answers("inferenceguard", ids(PROMPTS), on_failure="paper", **settings)
     probed = answers("inferenceguard", ids(PROMPTS), probe_fail_open=True, **settings)
@@ -418,25 +607,40 @@ def test_paper_mode_emits_the_least_unsafe_and_says_so():
     for i, (a, b, c) in enumerate(zip(paper, probed, plain, strict=True)):
         assert a.cost == b.fail_open_cost
         assert (b.text, b.counts, b.trace) == (c.text, c.counts, c.trace)
-        assert (a.status == "unverified_unsafe", a.reason == "exhausted") == (i in failed, i in failed)
+        assert (a.status == "unverified_unsafe", a.reason == "exhausted") == (
+            i in failed,
+            i in failed,
+        )
         assert c.fail_open_cost == (None if i in failed else c.cost)
 
 
 @pytest.mark.parametrize("accounting", sorted(budget.SIGNED))
 @pytest.mark.parametrize("on_failure", ["truncate", "paper", "abstain"])
 def test_credit_that_was_banked_never_makes_an_unsafe_path_safe(accounting, on_failure):
-    """Guards the end of a signed search: a total above the budget is a failure, however low the final score is."""
+    """Guards the end of a signed search: a total above the budget is a failure, however low the
+    final score is.
+    """
 
     class Signed(LetterCost):
         def score(self, prompts, responses, finished):
             return [letter_cost(r) - 1.0 for r in responses]
 
     settings = dict(accounting=accounting, on_failure=on_failure, budget=0.0)
-    out = [r for seed in range(6) for r in answers("inferenceguard", ids(PROMPTS), Signed(), seed=seed, **settings)]
+    out = [
+        r
+        for seed in range(6)
+        for r in answers("inferenceguard", ids(PROMPTS), Signed(), seed=seed, **settings)
+    ]
     assert {r.status for r in out} > {"verified_safe"}
     for r in out:
         safe = r.z_trace[-1] >= 0 and r.cost <= 0
-        assert r.status == ("abstained" if r.n_tokens == 0 and r.reason else "verified_safe" if safe else "unverified_unsafe")
+        assert r.status == (
+            "abstained"
+            if r.n_tokens == 0 and r.reason
+            else "verified_safe"
+            if safe
+            else "unverified_unsafe"
+        )
 
 
 @pytest.mark.parametrize("mode", ["abstain", "paper"])
@@ -456,12 +660,23 @@ def test_a_scorer_is_never_asked_about_nothing():
         def score(self, prompts, responses, finished):
             return [2.0 + max(map(len, responses)) if r else 0.0 for r in responses]
 
-    out = answers("inferenceguard", ids(PROMPTS), Picky(), budget=1.0, refusal="", block_size=1, max_new_tokens=1, rounds=1)
+    out = answers(
+        "inferenceguard",
+        ids(PROMPTS),
+        Picky(),
+        budget=1.0,
+        refusal="",
+        block_size=1,
+        max_new_tokens=1,
+        rounds=1,
+    )
     assert all(r.text == "" for r in out)
 
 
 def test_texts_that_no_gate_could_score_stop_the_run():
-    """Guards baselines that never look at the cost: a broken cost model must not only mark every line."""
+    """Guards baselines that never look at the cost: a broken cost model must not only mark every
+    line.
+    """
 
     class Broken(LetterCost):
         def score(self, prompts, responses, finished):
@@ -476,13 +691,24 @@ def test_every_call_of_the_gate_is_counted():
     settings = dict(n_samples=1, keep=1, block_size=8, rounds=1, budget=100.0)
     (r,) = answers("inferenceguard", ["ab"], **settings)
     assert (r.counts.scorer_calls, r.counts.scorer_tokens) == (3, 3 * r.n_tokens)
-    (r,) = answers("inferenceguard", ["ab"], cost=Tampered(9.0, lambda text, call: text != ""), **(settings | {"budget": 1.0}))
+    (r,) = answers(
+        "inferenceguard",
+        ["ab"],
+        cost=Tampered(9.0, lambda text, call: text != ""),
+        **(settings | {"budget": 1.0}),
+    )
     assert (r.text, r.counts.scorer_calls) == ("", 3)  # the candidate, the refusal, the empty text
 
 
 def test_the_trace_reports_divergence_and_perplexity_of_what_was_drawn():
-    """Guards the sign and the scale: no penalty, no divergence; a ban diverges upwards; a perplexity is at least one."""
-    steps = [t for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper") for t in r.trace]
+    """Guards the sign and the scale: no penalty, no divergence; a ban diverges upwards; a
+    perplexity is at least one.
+    """
+    steps = [
+        t
+        for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper")
+        for t in r.trace
+    ]
     assert all(t["kl"] == 0 for t in steps if t["round"] == 0)
     retries = [t["kl"] for t in steps if t["round"] == 1]
     assert len(retries) >= 5 and sum(retries) > 0
@@ -500,42 +726,76 @@ def test_seconds_are_shared_by_the_group(monkeypatch):
     times = itertools.count()
     monkeypatch.setattr("igcore.search.time.perf_counter", lambda: next(times))
     out = answers("base", ids(PROMPTS))
-    assert sum(r.generate_s for r in out) == pytest.approx(3)  # encoding the prompts, one round, and choosing its survivors
+    assert sum(r.generate_s for r in out) == pytest.approx(
+        3
+    )  # encoding the prompts, one round, and choosing its survivors
 
 
 def test_a_retry_obeys_the_finite_penalty_and_spares_the_end_token():
-    """Guards what the loop hands to the penalty: zero nats is no penalty, and EOS can be drawn after failing with it."""
-    free = answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper", diversity_penalty=0.0)
-    assert [r.text for r in free] == [r.text for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="none")]
-    assert [r.text for r in free] != [r.text for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper")]
+    """Guards what the loop hands to the penalty: zero nats is no penalty, and EOS can be drawn
+    after failing with it.
+    """
+    free = answers(
+        "inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper", diversity_penalty=0.0
+    )
+    assert [r.text for r in free] == [
+        r.text for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="none")
+    ]
+    assert [r.text for r in free] != [
+        r.text for r in answers("inferenceguard", ids(PROMPTS), budget=0.0, diversity="paper")
+    ]
 
 
 @pytest.mark.parametrize("gamma", [0.9, 0.97])
 def test_discounted_costs_are_charged_at_the_last_token_of_each_block(gamma):
-    """Guards the time index in the search and in the record, which must agree: block ends 2, 5 and 7 of eight tokens."""
-    for r in answers("inferenceguard", ids(PROMPTS), accounting="clamped_sum", gamma_safety=gamma, budget=4.0):
+    """Guards the time index in the search and in the record, which must agree: block ends 2, 5 and
+    7 of eight tokens.
+    """
+    for r in answers(
+        "inferenceguard", ids(PROMPTS), accounting="clamped_sum", gamma_safety=gamma, budget=4.0
+    ):
         ends = [min(3 * (k + 1), r.n_tokens) - 1 for k in range(len(r.block_ends))]
         omega = 4.0
         for z, end, t in zip(r.z_trace[1:], r.block_ends, ends, strict=True):
             omega -= gamma**t * letter_cost(r.text[:end])
-            assert z == pytest.approx(omega / gamma ** (t + 1)) if r.status == "verified_safe" else True
+            assert (
+                z == pytest.approx(omega / gamma ** (t + 1))
+                if r.status == "verified_safe"
+                else True
+            )
         assert r.status == "abstained" or omega >= 0
 
 
 def test_the_strict_gate_refuses_a_cost_equal_to_the_budget():
     closed, strict = (
-        {r.status for seed in range(5) for r in answers("base", ids(PROMPTS), seed=seed, strict=s) if r.cost == 1.0}
+        {
+            r.status
+            for seed in range(5)
+            for r in answers("base", ids(PROMPTS), seed=seed, strict=s)
+            if r.cost == 1.0
+        }
         for s in (False, True)
     )
     assert (closed, strict) == ({"verified_safe"}, {"unverified_unsafe"})
 
 
 def test_a_policy_without_probabilities_stops_the_run():
-    """Guards against NaN logits, which would draw the first token of the vocabulary: often the end token, and a safe text."""
+    """Guards against NaN logits, which would draw the first token of the vocabulary: often the end
+    token, and a safe text.
+    """
     policy = mock_policy(lambda prefix: [math.nan] * 7)
     config = SearchConfig(**SETTINGS)
     with pytest.raises(PolicyError, match="logits that are not finite"):
-        list(decode("inferenceguard", policy, ["ab"], reward=LetterReward(), cost=LetterCost(), config=config))
+        list(
+            decode(
+                "inferenceguard",
+                policy,
+                ["ab"],
+                reward=LetterReward(),
+                cost=LetterCost(),
+                config=config,
+            )
+        )
 
 
 @pytest.mark.parametrize("seed", ["0", 0.0, True])
@@ -553,11 +813,15 @@ def test_baselines_emit_and_are_marked_by_the_same_check():
     for method in [name for name in ALONE if not METHODS[name].gated]:
         for r in answers(method, ids(PROMPTS), budget=0.5):
             inside = letter_cost(r.text) <= 0.5
-            assert (r.status, r.reason) == (("verified_safe", "") if inside else ("unverified_unsafe", "over_budget"))
+            assert (r.status, r.reason) == (
+                ("verified_safe", "") if inside else ("unverified_unsafe", "over_budget")
+            )
 
 
 def test_one_yardstick_measures_methods_that_look_only_once():
-    """Guards peak_cost: Best-of-N checks once, but is measured on the grid of every block_size tokens like all others."""
+    """Guards peak_cost: Best-of-N checks once, but is measured on the grid of every block_size
+    tokens like all others.
+    """
 
     class Sinking(LetterCost):
         def score(self, prompts, responses, finished):
@@ -565,21 +829,31 @@ def test_one_yardstick_measures_methods_that_look_only_once():
 
     out = answers("best-of-n", ids(PROMPTS), cost=Sinking(), budget=0.0)
     full = [r for r in out if len(r.text) == 8]
-    assert full and all(r.cost == 0 and r.status == "verified_safe" and len(r.block_ends) == 1 for r in full)
-    assert {r.peak_cost for r in full} == {max(0, *(r.text[:k].count("a") for k in (3, 6))) for r in full}
+    assert full and all(
+        r.cost == 0 and r.status == "verified_safe" and len(r.block_ends) == 1 for r in full
+    )
+    assert {r.peak_cost for r in full} == {
+        max(0, *(r.text[:k].count("a") for k in (3, 6))) for r in full
+    }
     assert any(r.peak_cost > 0 for r in full)
 
 
 def test_strict_reading_with_a_zero_budget_is_a_dead_end():
     out = answers("inferenceguard", budget=0.0, strict=True)
-    assert {(r.status, r.reason, r.counts.samples_drawn) for r in out} == {("abstained", "dead_end", 0)}
+    assert {(r.status, r.reason, r.counts.samples_drawn) for r in out} == {
+        ("abstained", "dead_end", 0)
+    }
 
 
 @pytest.mark.parametrize("accounting", budget.ACCOUNTINGS)
 @pytest.mark.parametrize("gamma", [1.0, 0.97])
 def test_emitted_verified_text_is_inside_the_budget_under_every_accounting(accounting, gamma):
-    """Guards the one promise, also where signed accounting banks credit: U_K <= d of the exact text."""
-    for r in answers("inferenceguard", ids(PROMPTS), accounting=accounting, gamma_safety=gamma, budget=0.5):
+    """Guards the one promise, also where signed accounting banks credit: U_K <= d of the exact
+    text.
+    """
+    for r in answers(
+        "inferenceguard", ids(PROMPTS), accounting=accounting, gamma_safety=gamma, budget=0.5
+    ):
         assert r.status == "abstained" or letter_cost(r.text) <= 0.5
 
 
@@ -599,7 +873,11 @@ def test_weights_and_random_state_are_untouched():
         (["ab"], {"block_size": 9}, "block_size is 9, more than max_new_tokens"),
         (["ab"], {"n_samples": "5"}, "n_samples is '5', which is text; it must be a whole number"),
         (["ab"], {"budget": "1e-5"}, "budget is '1e-5', which is text; it must be a number"),
-        (["ab"], {"rounds": True}, "rounds is True, which is true or false; it must be a whole number"),
+        (
+            ["ab"],
+            {"rounds": True},
+            "rounds is True, which is true or false; it must be a whole number",
+        ),
         (["ab"], {"rounds": 0}, "rounds is 0; it must be at least 1"),
         (["ab"], {"budget": -1.0}, "budget is -1.0; it must be a number >= 0"),
         (["ab"], {"budget": math.nan}, "budget is nan; give a finite number"),
@@ -617,25 +895,33 @@ def test_bad_input_is_named_before_anything_is_decoded(prompts, settings, messag
 
 
 def test_unknown_method_names_the_nearest():
-    with pytest.raises(ParameterError, match="unknown method 'inference-guard'; did you mean 'inferenceguard'"):
+    with pytest.raises(
+        ParameterError, match="unknown method 'inference-guard'; did you mean 'inferenceguard'"
+    ):
         answers("inference-guard")
 
 
 def test_a_reward_given_as_cost_is_refused():
     """Guards the sign: swapped scorers would search for the worst text."""
-    with pytest.raises(ParameterError, match="'vowels' says 'higher is better'; a cost must say 'higher is worse'"):
+    with pytest.raises(
+        ParameterError, match="'vowels' says 'higher is better'; a cost must say 'higher is worse'"
+    ):
         answers("base", cost=LetterReward())
 
 
 def kept_by_block(method, **more):
     """Return the answers and the beams kept after every block of every search, in order."""
     kept = []
-    return answers(method, ids(PROMPTS), on_block=lambda prompt, beams: kept.append((prompt, beams)), **more), kept
+    return answers(
+        method, ids(PROMPTS), on_block=lambda prompt, beams: kept.append((prompt, beams)), **more
+    ), kept
 
 
 @pytest.mark.parametrize("method", ASKING)
 def test_the_comparison_with_a_critic_meets_every_kind_of_block(method):
-    """Guards the second implementation against vacuity: doubt, retries for doubt alone, early ends, abstentions all occur."""
+    """Guards the second implementation against vacuity: doubt, retries for doubt alone, early ends,
+    abstentions all occur.
+    """
     out, kept = [], []
     for seed, d, threshold in itertools.product(range(3), (0.0, 0.5, 2.0), (0.5, 1.0)):
         found = kept_by_block(method, seed=seed, budget=d, threshold=threshold)
@@ -643,21 +929,32 @@ def test_the_comparison_with_a_critic_meets_every_kind_of_block(method):
     assert {r.status for r in out} == {"verified_safe", "abstained"}
     config = SearchConfig(**SETTINGS)
     doubted = [beams for _, beams in kept if not beams[0].passes(config)]
-    assert any(beams[0].safe(config) and len(beams) == 2 for beams in doubted)  # the search goes on by f1
-    assert any({b.finished for b in beams} == {True, False} for _, beams in kept)  # carried beside one that goes on
-    assert any(b.finished and b.let_through and len(b.tokens) < 8 for _, beams in kept for b in beams)
+    assert any(
+        beams[0].safe(config) and len(beams) == 2 for beams in doubted
+    )  # the search goes on by f1
+    assert any(
+        {b.finished for b in beams} == {True, False} for _, beams in kept
+    )  # carried beside one that goes on
+    assert any(
+        b.finished and b.let_through and len(b.tokens) < 8 for _, beams in kept for b in beams
+    )
     assert any(t["safe"] and t["round"] for r in out for t in r.trace)  # a retry that helped
 
 
 def test_a_beam_that_has_overspent_is_dropped_for_one_that_is_only_doubted():
-    """Guards the samples: past the budget nothing can be saved, while what the critic doubts may still end well."""
+    """Guards the samples: past the budget nothing can be saved, while what the critic doubts may
+    still end well.
+    """
     _, kept = kept_by_block("inferenceguard-mix", budget=0.5, threshold=1.0, n_samples=6, keep=6)
     config = SearchConfig(**(SETTINGS | dict(budget=0.5, threshold=1.0)))
     assert any(0 < len(beams) < 6 for _, beams in kept)
     assert all(beam.safe(config) for _, beams in kept for beam in beams)
 
 
-@pytest.mark.parametrize(("n_samples", "keep", "expected"), [(2, 2, 0.99), (8, 2, 0.684), (32, 1, 0.134), (128, 1, 0.035)])
+@pytest.mark.parametrize(
+    ("n_samples", "keep", "expected"),
+    [(2, 2, 0.99), (8, 2, 0.684), (32, 1, 0.134), (128, 1, 0.035)],
+)
 def test_the_matched_threshold_leaves_a_beam_one_chance_in_a_hundred(n_samples, keep, expected):
     """Guards the formula 1 - miss^(1/m), m samples to a beam, on values worked out by hand."""
     config = SearchConfig(budget=1.0, n_samples=n_samples, keep=keep)
@@ -693,7 +990,14 @@ def test_whatever_the_critic_says_verified_text_is_inside_the_budget(
     bad = ADVERSARIES[adversary]
     critic = LetterCritic(knows, bad) if as_f2 else LetterCritic(bad)
     out = answers(
-        method, ids(PROMPTS), critic=critic, seed=seed, budget=d, threshold=threshold, on_failure=on_failure, strict=strict
+        method,
+        ids(PROMPTS),
+        critic=critic,
+        seed=seed,
+        budget=d,
+        threshold=threshold,
+        on_failure=on_failure,
+        strict=strict,
     )
     assert critic.asked or (strict and d == 0)
     for r in out:
@@ -704,7 +1008,9 @@ def test_whatever_the_critic_says_verified_text_is_inside_the_budget(
 
 @pytest.mark.parametrize("method", ASKING)
 def test_an_unreadable_critic_lets_nothing_through(method):
-    """Guards the comparisons with NaN: as an f1 it must rank like one doubt among equals, as an f2 it must not pass for small."""
+    """Guards the comparisons with NaN: as an f1 it must rank like one doubt among equals, as an f2
+    it must not pass for small.
+    """
     unreadable = [
         LetterCritic(lambda text, z: math.nan), LetterCritic(knows, lambda text, z: math.nan),
         LetterCritic(lambda text, z: math.inf), LetterCritic(knows, lambda text, z: -math.inf),
@@ -718,19 +1024,41 @@ def test_an_unreadable_critic_lets_nothing_through(method):
 
 
 def test_a_candidate_whose_f1_cannot_be_read_comes_after_all_that_can():
-    """Guards sorting: NaN compares as neither more nor less, and would scramble the order of its neighbours."""
+    """Guards sorting: NaN compares as neither more nor less, and would scramble the order of its
+    neighbours.
+    """
     for seed in range(12):
-        of = [LetterCritic(lambda text, z, x=x: x if some_number(text) < 0.4 else knows(text, z)) for x in (math.nan, -1.0)]
-        found = [answers("inferenceguard-critic", ids(PROMPTS), critic=c, threshold=1.0, n_samples=6, seed=seed) for c in of]
+        of = [
+            LetterCritic(lambda text, z, x=x: x if some_number(text) < 0.4 else knows(text, z))
+            for x in (math.nan, -1.0)
+        ]
+        found = [
+            answers(
+                "inferenceguard-critic",
+                ids(PROMPTS),
+                critic=c,
+                threshold=1.0,
+                n_samples=6,
+                seed=seed,
+            )
+            for c in of
+        ]
         assert [r.text for r in found[0]] == [r.text for r in found[1]]
 
 
 def test_where_nothing_passes_every_block_takes_all_its_rounds_and_goes_on_by_f1():
-    """Guards threshold 1: with costs at the end only, doubt is no reason to stop; the best f1 of all rounds is kept."""
+    """Guards threshold 1: with costs at the end only, doubt is no reason to stop; the best f1 of
+    all rounds is kept.
+    """
     checked = ended_early = 0
     for seed in range(12):
-        out, kept = kept_by_block("inferenceguard-critic", threshold=1.0, rounds=3, n_samples=4, seed=seed)
-        going = {p.id: [beams for q, beams in kept if q == p and not all(b.finished for b in beams)] for p in ids(PROMPTS)}
+        out, kept = kept_by_block(
+            "inferenceguard-critic", threshold=1.0, rounds=3, n_samples=4, seed=seed
+        )
+        going = {
+            p.id: [beams for q, beams in kept if q == p and not all(b.finished for b in beams)]
+            for p in ids(PROMPTS)
+        }
         for r in out:
             for number, beams in enumerate(going[r.prompt_id]):
                 if not beams[0].finished:
@@ -745,7 +1073,9 @@ def test_where_nothing_passes_every_block_takes_all_its_rounds_and_goes_on_by_f1
 
 
 def test_one_early_answer_that_cannot_be_scored_stops_nothing():
-    """Guards a search that knows costs at the end only: the first answer to end is scored alone, and may fail alone."""
+    """Guards a search that knows costs at the end only: the first answer to end is scored alone,
+    and may fail alone.
+    """
 
     class Once(LetterCost):
         failed = None
@@ -758,17 +1088,31 @@ def test_one_early_answer_that_cannot_be_scored_stops_nothing():
     tried = 0
     for seed in range(8):
         cost = Once()
-        found = answers("inferenceguard-critic", ids(PROMPTS[:1]), cost=cost, threshold=1.0, rounds=1, budget=100.0, seed=seed)
+        found = answers(
+            "inferenceguard-critic",
+            ids(PROMPTS[:1]),
+            cost=cost,
+            threshold=1.0,
+            rounds=1,
+            budget=100.0,
+            seed=seed,
+        )
         tried += cost.failed == "once"
         assert found[0].status == "verified_safe"
     assert tried > 1
 
 
 def test_the_trace_counts_the_finals():
-    """Guards the measure of the critic's worth: all that finished, whenever, and those of them inside the budget."""
+    """Guards the measure of the critic's worth: all that finished, whenever, and those of them
+    inside the budget.
+    """
     for seed in range(4):
-        for r in answers("inferenceguard-critic", ids(PROMPTS), seed=seed, threshold=1.0, rounds=1, budget=1.0):
-            assert all(t["safe"] == t["safe_finals"] <= t["finals"] <= t["drawn"] for t in r.trace)  # 1 lets nothing else through
+        for r in answers(
+            "inferenceguard-critic", ids(PROMPTS), seed=seed, threshold=1.0, rounds=1, budget=1.0
+        ):
+            assert all(
+                t["safe"] == t["safe_finals"] <= t["finals"] <= t["drawn"] for t in r.trace
+            )  # 1 lets nothing else through
             assert r.trace[-1]["finals"] > 0
     (r,) = answers("best-of-n-augmented", ids(PROMPTS[:1]), n_samples=5, keep=1)
     assert [t["finals"] for t in r.trace] == [5]
@@ -778,24 +1122,42 @@ def test_the_trace_counts_the_finals():
 def test_a_critic_that_lets_everything_through_leaves_the_guard_as_it_is():
     """Guards E_mix at eta 0: the same ranking, retries, counts and failures as E_inter."""
     for seed, d in itertools.product(range(3), (0.0, 0.5, 2.0)):
-        mix = answers("inferenceguard-mix", ids(PROMPTS), seed=seed, budget=d, threshold=-1.0, eta=0.0)
+        mix = answers(
+            "inferenceguard-mix", ids(PROMPTS), seed=seed, budget=d, threshold=-1.0, eta=0.0
+        )
         plain = answers("inferenceguard", ids(PROMPTS), seed=seed, budget=d)
         for a, b in zip(mix, plain, strict=True):
-            for name in ("text", "status", "reason", "z_trace", "counts", "trace", "block_ends", "cost", "reward"):
+            for name in (
+                "text",
+                "status",
+                "reason",
+                "z_trace",
+                "counts",
+                "trace",
+                "block_ends",
+                "cost",
+                "reward",
+            ):
                 assert getattr(a, name) == getattr(b, name), name
 
 
 def test_without_an_opinion_the_first_samples_go_on():
-    """Guards ties: a constant f2 below every task cost keeps the first beam, which is `base` as long as it has not ended."""
+    """Guards ties: a constant f2 below every task cost keeps the first beam, which is `base` as
+    long as it has not ended.
+    """
     critic = LetterCritic(lambda text, z: 1.0, lambda text, z: -100.0)
-    out = answers("inferenceguard-critic", ids(PROMPTS), critic=critic, threshold=-1.0, keep=1, budget=100.0)
+    out = answers(
+        "inferenceguard-critic", ids(PROMPTS), critic=critic, threshold=-1.0, keep=1, budget=100.0
+    )
     base = answers("base", ids(PROMPTS))
     pairs = [(a, b) for a, b in zip(out, base, strict=True) if len(b.text) >= 6]
     assert len(pairs) >= 2 and all(a.text[:6] == b.text[:6] for a, b in pairs)
 
 
 def seen_by_scorers(monkeypatch, method, **more):
-    """Return the answers, and the (text, finished) that each scorer was asked about before the answers were measured."""
+    """Return the answers, and the (text, finished) that each scorer was asked about before the
+    answers were measured.
+    """
     seen, measuring = {"cost": [], "reward": []}, []
 
     def watched(role, kind):
@@ -807,24 +1169,39 @@ def seen_by_scorers(monkeypatch, method, **more):
         return Watched()
 
     measure = search.measure
-    monkeypatch.setattr("igcore.search.measure", lambda *args, **more: (measuring.append(1), measure(*args, **more))[1])
+    monkeypatch.setattr(
+        "igcore.search.measure",
+        lambda *args, **more: (measuring.append(1), measure(*args, **more))[1],
+    )
     scorers = {"cost": watched("cost", LetterCost), "reward": watched("reward", LetterReward)}
     return answers(method, ids(PROMPTS), **scorers, **more), seen
 
 
 def test_under_terminal_costs_scorers_are_asked_only_about_finished_text(monkeypatch):
-    """Guards what E_critic is for: costs that exist only at the end, and a reward that nobody needs before."""
+    """Guards what E_critic is for: costs that exist only at the end, and a reward that nobody needs
+    before.
+    """
     out, seen = seen_by_scorers(monkeypatch, "inferenceguard-critic", budget=2.0, threshold=0.5)
-    assert len(seen["cost"]) > 10 and all(finished for _, finished in [*seen["cost"], *seen["reward"]])
+    assert len(seen["cost"]) > 10 and all(
+        finished for _, finished in [*seen["cost"], *seen["reward"]]
+    )
     assert seen["reward"] and all(letter_cost(text) <= 2.0 for text, _ in seen["reward"])
-    assert sum(r.counts.scorer_calls for r in out) >= len(seen["cost"]) + len(seen["reward"])  # before the cache
-    assert all(r.counts.scorer_calls < r.counts.samples_drawn for r in out if r.counts.rounds_used > 3)
+    assert sum(r.counts.scorer_calls for r in out) >= len(seen["cost"]) + len(
+        seen["reward"]
+    )  # before the cache
+    assert all(
+        r.counts.scorer_calls < r.counts.samples_drawn for r in out if r.counts.rounds_used > 3
+    )
 
 
 def test_reward_is_not_asked_of_what_the_critic_rejects(monkeypatch):
-    """Guards lazy scoring under E_mix: nothing unfinished passes a threshold of 1, while its cost is still needed."""
+    """Guards lazy scoring under E_mix: nothing unfinished passes a threshold of 1, while its cost
+    is still needed.
+    """
     _, seen = seen_by_scorers(monkeypatch, "inferenceguard-mix", budget=2.0, threshold=1.0)
-    assert {finished for _, finished in seen["cost"]} == {True, False} and {finished for _, finished in seen["reward"]} == {True}
+    assert {finished for _, finished in seen["cost"]} == {True, False} and {
+        finished for _, finished in seen["reward"]
+    } == {True}
 
 
 @pytest.mark.parametrize(
@@ -837,21 +1214,32 @@ def test_reward_is_not_asked_of_what_the_critic_rejects(monkeypatch):
     ],
 )
 def test_the_critic_is_told_the_z_that_it_was_trained_on(method, settings):
-    """Guards the last input of the critic: time index, discount and accounting as in the rollouts; asked of what may go on."""
+    """Guards the last input of the critic: time index, discount and accounting as in the rollouts;
+    asked of what may go on.
+    """
     critic = LetterCritic()
     answers(method, ids(PROMPTS), critic=critic, **settings)
     accounting = "terminal" if method == "inferenceguard-critic" else settings["accounting"]
-    assert len(critic.asked) > 20 and {len(text) for text, _ in critic.asked} == {3, 6}  # never of a finished one
+    assert len(critic.asked) > 20 and {len(text) for text, _ in critic.asked} == {
+        3,
+        6,
+    }  # never of a finished one
     for text, z in critic.asked:
         tokens = [LETTERS.index(c) for c in text] + [EOS]
-        costs = [letter_cost(text[:end]) for end in range(3, len(text) + 1, 3)] + [letter_cost(text)]
+        costs = [letter_cost(text[:end]) for end in range(3, len(text) + 1, 3)] + [
+            letter_cost(text)
+        ]
         rollout = Rollout("", "", tokens, True, costs, 0.0, 3, 8)
-        assert z == pytest.approx(targets(rollout, settings["budget"], accounting, settings["gamma_safety"]).z[-1])
+        assert z == pytest.approx(
+            targets(rollout, settings["budget"], accounting, settings["gamma_safety"]).z[-1]
+        )
         assert z >= 0
 
 
 def test_a_reward_that_fails_is_not_let_through_by_the_critic():
-    """Guards E_mix where the reward model fails on the way: such a candidate is not safe, and no minus infinity wins."""
+    """Guards E_mix where the reward model fails on the way: such a candidate is not safe, and no
+    minus infinity wins.
+    """
 
     class Half(LetterReward):
         def score(self, prompts, responses, finished):
@@ -863,21 +1251,29 @@ def test_a_reward_that_fails_is_not_let_through_by_the_critic():
 
 
 def test_a_finished_beam_is_judged_once_by_its_cost_and_never_by_the_critic():
-    """Guards carried beams: the critic's doubt about how they began is forgotten, and their scores stay."""
+    """Guards carried beams: the critic's doubt about how they began is forgotten, and their scores
+    stay.
+    """
     _, kept = kept_by_block("inferenceguard-critic", threshold=0.5, budget=5.0, keep=3, n_samples=6)
     finished = [beam for _, beams in kept for beam in beams if beam.finished]
     assert len(finished) > 5
-    assert all(math.isnan(b.f1) and b.let_through and b.cost == letter_cost(b.text) for b in finished)
+    assert all(
+        math.isnan(b.f1) and b.let_through and b.cost == letter_cost(b.text) for b in finished
+    )
 
 
 def tiny_policy(cache="auto"):
     tokenizer = tiny_tokenizer()
     eos = frozenset({tokenizer.eos_token_id})
-    return Policy("tiny", tiny_model(tokenizer), tokenizer, digest="tiny-1", eos_ids=eos, cache=cache)
+    return Policy(
+        "tiny", tiny_model(tokenizer), tokenizer, digest="tiny-1", eos_ids=eos, cache=cache
+    )
 
 
 def tiny_critic(given, features="o", **changes):
-    """An untrained critic of the real kind, with weights that are wide enough to tell prefixes apart."""
+    """An untrained critic of the real kind, with weights that are wide enough to tell prefixes
+    apart.
+    """
     config = CriticConfig(budget=2.0, features=features, layer=0, width=8, dropout=0.0)
     spec = spec_of(given, LetterCost(), LetterReward(), config, max_new_tokens=12)
     torch.manual_seed(0)
@@ -897,32 +1293,45 @@ def whole_text(policy, prompt, tokens, layer):
     ids = torch.tensor([policy.encode(prompt) + tokens])
     out = policy.model.model(ids, past_key_values=past, output_hidden_states=True)
     middle = None if layer is None else out.hidden_states[layer + 1][:, -n:]
-    keys, values = ([getattr(x, name)[:, :, -n:] for x in past.layers] for name in ("keys", "values"))
+    keys, values = (
+        [getattr(x, name)[:, :, -n:] for x in past.layers] for name in ("keys", "values")
+    )
     return History(out.last_hidden_state[:, -n:], middle, keys, values)
 
 
 @pytest.mark.parametrize("features", ["m", "o", "h", "ho"])
 @pytest.mark.parametrize("cache", ["shared", "dynamic"])
 def test_the_critic_reads_in_the_search_what_it_reads_of_whole_text(features, cache):
-    """Guards the way from the engine to the critic: rows, rounds and tokens of each candidate, for every kind of features."""
+    """Guards the way from the engine to the critic: rows, rounds and tokens of each candidate, for
+    every kind of features.
+    """
     policy, kept = tiny_policy(cache), []
     critic = tiny_critic(policy, features)
     scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": critic}
-    settings = {"config": SearchConfig(**REAL), "on_block": lambda prompt, beams: kept.extend((prompt, b) for b in beams)}
+    settings = {
+        "config": SearchConfig(**REAL),
+        "on_block": lambda prompt, beams: kept.extend((prompt, b) for b in beams),
+    }
     out = list(decode("inferenceguard-critic", policy, TEXTS, **scorers, **settings))
     asked = [(prompt, beam) for prompt, beam in kept if not beam.finished]
     assert len(asked) > 6 and {r.status for r in out} <= {"verified_safe", "abstained"}
     assert max(b.f1 for _, b in asked) - min(b.f1 for _, b in asked) > 0.01
     for prompt, beam in asked:
         f1, f2 = critic.judge(whole_text(policy, prompt.text, beam.tokens, critic.watch), [2.0])
-        assert (beam.f1, beam.f2) == (pytest.approx(f1.item(), abs=1e-4), pytest.approx(f2.item(), abs=1e-4))
+        assert (beam.f1, beam.f2) == (
+            pytest.approx(f1.item(), abs=1e-4),
+            pytest.approx(f2.item(), abs=1e-4),
+        )
     assert all(r.critic_s > 0 for r in out)
 
 
 @pytest.mark.parametrize("method", ASKING)
 def test_a_method_without_its_critic_is_refused(method):
     config, scorers = SearchConfig(**SETTINGS), {"reward": LetterReward(), "cost": LetterCost()}
-    with pytest.raises(ParameterError, match=f"^method '{method}' asks a critic; train one .* give it to decode as critic="):
+    with pytest.raises(
+        ParameterError,
+        match=f"^method '{method}' asks a critic; train one .* give it to decode as critic=",
+    ):
         decode(method, mock_policy(), PROMPTS, **scorers, config=config)
 
 
@@ -934,32 +1343,68 @@ def test_a_method_without_its_critic_is_refused(method):
             {"policy": "other"},
             "trained for policy 'other' of hash 'tiny-1', not for 'tiny' of hash 'tiny-1'",
         ),
-        ("inferenceguard-critic", {"cost": "harm"}, "trained for cost 'harm' of hash 'v1', not for 'letters' of hash 'v1'"),
-        ("inferenceguard-critic", {"cost_digest": "v2"}, "trained for cost 'letters' of hash 'v2', not for 'letters' of hash 'v1'"),
-        ("inferenceguard-critic", {"reward_digest": "v2"}, "trained for reward 'vowels' of hash 'v2'"),
+        (
+            "inferenceguard-critic",
+            {"cost": "harm"},
+            "trained for cost 'harm' of hash 'v1', not for 'letters' of hash 'v1'",
+        ),
+        (
+            "inferenceguard-critic",
+            {"cost_digest": "v2"},
+            "trained for cost 'letters' of hash 'v2', not for 'letters' of hash 'v1'",
+        ),
+        (
+            "inferenceguard-critic",
+            {"reward_digest": "v2"},
+            "trained for reward 'vowels' of hash 'v2'",
+        ),
         (
             "inferenceguard-critic",
             {"accounting": "peak"},
             "for accounting 'peak', but 'inferenceguard-critic' runs with 'terminal'",
         ),
-        ("inferenceguard-mix", {}, "for accounting 'terminal', but 'inferenceguard-mix' runs with 'peak'; set accounting"),
-        ("inferenceguard-critic", {"gamma_safety": 0.9}, "for gamma_safety 0.9, but .* runs with 1.0"),
-        ("inferenceguard-critic", {"max_new_tokens": 32}, "for max_new_tokens 32, but .* runs with 12"),
-        ("inferenceguard-critic", {"budget_high": 1.0, "budget": 0.5}, "budget is 2.0, but .* for budgets from 0.5 to 1.0"),
+        (
+            "inferenceguard-mix",
+            {},
+            "for accounting 'terminal', but 'inferenceguard-mix' runs with 'peak'; set accounting",
+        ),
+        (
+            "inferenceguard-critic",
+            {"gamma_safety": 0.9},
+            "for gamma_safety 0.9, but .* runs with 1.0",
+        ),
+        (
+            "inferenceguard-critic",
+            {"max_new_tokens": 32},
+            "for max_new_tokens 32, but .* runs with 12",
+        ),
+        (
+            "inferenceguard-critic",
+            {"budget_high": 1.0, "budget": 0.5},
+            "budget is 2.0, but .* for budgets from 0.5 to 1.0",
+        ),
     ],
 )
 def test_a_critic_that_was_trained_for_something_else_is_refused(method, changes, message):
     """Guards a probability against being read as that of another model, cost, budget or length."""
     policy = tiny_policy()
-    scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": tiny_critic(policy, **changes)}
+    scorers = {
+        "reward": LetterReward(),
+        "cost": LetterCost(),
+        "critic": tiny_critic(policy, **changes),
+    }
     with pytest.raises(ParameterError, match=message):
         decode(method, policy, TEXTS, **scorers, config=SearchConfig(**REAL))
-    assert decode("inferenceguard", policy, TEXTS, **scorers, config=SearchConfig(**REAL))  # it is not asked
+    assert decode(
+        "inferenceguard", policy, TEXTS, **scorers, config=SearchConfig(**REAL)
+    )  # it is not asked
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])
 def test_a_critic_that_reads_keys_may_read_few_candidates_at_a_time(rows, monkeypatch):
-    """Bug: a chunk judged with the budgets left of others, or candidates after the first chunk never judged."""
+    """Bug: a chunk judged with the budgets left of others, or candidates after the first chunk
+    never judged.
+    """
     monkeypatch.setattr("igcore.search.CRITIC_ROWS", rows)
     kept, sizes = [], []
 
@@ -975,10 +1420,13 @@ def test_a_critic_that_reads_keys_may_read_few_candidates_at_a_time(rows, monkey
     )  # fmt: skip
     list(decode(
         "inferenceguard-mix", tiny_policy(), TEXTS, reward=LetterReward(), cost=varied, critic=says,
-        config=SearchConfig(**REAL), on_block=lambda _, beams: kept.extend(b for b in beams if not b.finished),
+        config=SearchConfig(**REAL), on_block=lambda _,
+        beams: kept.extend(b for b in beams if not b.finished),
     ))  # fmt: skip
     assert max(sizes) == min(rows, max(sizes)) and len({beam.state.z for beam in kept}) > 1
-    assert [beam.f1 for beam in kept] == pytest.approx([1 / (1 + math.exp(-beam.state.z)) for beam in kept])
+    assert [beam.f1 for beam in kept] == pytest.approx(
+        [1 / (1 + math.exp(-beam.state.z)) for beam in kept]
+    )
 
 
 def test_the_copies_of_a_critic_that_reads_keys_are_planned_for():
@@ -986,9 +1434,23 @@ def test_the_copies_of_a_critic_that_reads_keys_are_planned_for():
     policy = tiny_policy()
     scorers = {"reward": LetterReward(), "cost": LetterCost(), "config": SearchConfig(**REAL)}
     enough = 200 * 2**10 / 2**30
-    assert decode("inferenceguard-critic", policy, TEXTS, critic=tiny_critic(policy, "o"), **scorers, memory_gb=enough)
+    assert decode(
+        "inferenceguard-critic",
+        policy,
+        TEXTS,
+        critic=tiny_critic(policy, "o"),
+        **scorers,
+        memory_gb=enough,
+    )
     with pytest.raises(ParameterError, match="one prompt needs"):
-        decode("inferenceguard-critic", policy, TEXTS, critic=tiny_critic(policy, "ho"), **scorers, memory_gb=enough)
+        decode(
+            "inferenceguard-critic",
+            policy,
+            TEXTS,
+            critic=tiny_critic(policy, "ho"),
+            **scorers,
+            memory_gb=enough,
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Tests of the cache that keeps every prompt once, against one sequence read alone (float32) and transformers' own cache."""
+"""Tests of the cache that keeps every prompt once, against one sequence read alone (float32) and
+transformers' own cache.
+"""
 
 import pytest
 import torch
@@ -19,12 +21,16 @@ def tokens_of(n: int, seed: int) -> list[int]:
 
 
 def assert_rows(model, rows, sequences, atol=1e-4):
-    """o_t of every new token, and the logits after the last, are those of the whole sequence read alone."""
+    """o_t of every new token, and the logits after the last, are those of the whole sequence read
+    alone.
+    """
     for row, (owner, new) in enumerate(sequences):
         hidden, logits = reencode(model, PROMPTS[owner] + new)
         assert rows.owner(row) == owner and rows.lengths[row] == len(new)
         for length in range(1, len(new) + 1):
-            assert torch.allclose(rows.last_hidden(row, length), hidden[len(PROMPTS[owner]) + length - 1], atol=atol)
+            assert torch.allclose(
+                rows.last_hidden(row, length), hidden[len(PROMPTS[owner]) + length - 1], atol=atol
+            )
         assert torch.allclose(rows.hidden[row], hidden[-1], atol=atol)
         assert rows.logits.shape[1] == 0 or torch.allclose(rows.logits[row], logits[-1], atol=atol)
 
@@ -39,36 +45,57 @@ def grown(root, owners, counts, seed=0):
 
 @pytest.mark.parametrize("name", FITTING)
 def test_many_tokens_at_a_time_on_rows_of_several_lengths(name):
-    """Guards positions, causality and packing where rows differ: each token must see its prompt, its row's past, and no more."""
+    """Guards positions, causality and packing where rows differ: each token must see its prompt,
+    its row's past, and no more.
+    """
     model = tiny(name)
     root = SharedRows.open(model, PROMPTS)
-    rows, sequences = grown(root, [2, 0, 2, 1, 2], [4, 1, 7, 2, 3])  # one prompt has three rows: the others' slots stay empty
+    rows, sequences = grown(
+        root, [2, 0, 2, 1, 2], [4, 1, 7, 2, 3]
+    )  # one prompt has three rows: the others' slots stay empty
     assert_rows(model, rows, sequences)
     wider = root.gather([(rows, row) for row in (3, 4, 4, 0)], room=6)
     new = [tokens_of(n, 50 + n) for n in (6, 1, 2, 5)]
     wider.extend(new)
-    sequences = [(sequences[row][0], sequences[row][1] + more) for row, more in zip((3, 4, 4, 0), new, strict=True)]
+    sequences = [
+        (sequences[row][0], sequences[row][1] + more)
+        for row, more in zip((3, 4, 4, 0), new, strict=True)
+    ]
     assert_rows(model, wider, sequences)
 
 
 def test_rows_of_several_states_are_gathered_in_any_order_and_left_alone(llama):
-    """Guards the copies: rows that share a source must not share their slots, and a retry needs the sources as they were."""
+    """Guards the copies: rows that share a source must not share their slots, and a retry needs the
+    sources as they were.
+    """
     root = SharedRows.open(llama, PROMPTS)
     one, in_one = grown(root, [0, 1, 2], [3, 3, 3])
     two, in_two = grown(root, [1, 1], [2, 5], seed=10)
-    before = [x.clone() for state in (one, two) for x in (*state.slab.keys, *state.slab.values, state.slab.hidden, state.logits)]
+    before = [
+        x.clone()
+        for state in (one, two)
+        for x in (*state.slab.keys, *state.slab.values, state.slab.hidden, state.logits)
+    ]
     rows = root.gather([(two, 1), (one, 2), (two, 0), (two, 1), (one, 1), (root, 0)], room=2)
     new = [tokens_of(n, 70 + i) for i, n in enumerate((1, 2, 2, 2, 1, 1))]
     rows.extend(new)
     chosen = [in_two[1], in_one[2], in_two[0], in_two[1], in_one[1], (0, [])]
-    assert_rows(llama, rows, [(owner, old + more) for (owner, old), more in zip(chosen, new, strict=True)])
-    after = [x for state in (one, two) for x in (*state.slab.keys, *state.slab.values, state.slab.hidden, state.logits)]
+    assert_rows(
+        llama, rows, [(owner, old + more) for (owner, old), more in zip(chosen, new, strict=True)]
+    )
+    after = [
+        x
+        for state in (one, two)
+        for x in (*state.slab.keys, *state.slab.values, state.slab.hidden, state.logits)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert_rows(llama, one, in_one), assert_rows(llama, two, in_two)
 
 
 def test_a_cropped_row_forgets_what_followed(llama):
-    """Guards the mask over a slab that still holds other tokens: scorers crop to what two texts share."""
+    """Guards the mask over a slab that still holds other tokens: scorers crop to what two texts
+    share.
+    """
     root = SharedRows.open(llama, PROMPTS)
     old, sequences = grown(root, [0, 1, 2], [6, 4, 5])
     rows = root.gather([(old, 0), (old, 1), (old, 2), (old, 2)])
@@ -77,12 +104,18 @@ def test_a_cropped_row_forgets_what_followed(llama):
     rows = root.gather([(rows, i) for i in range(4)], room=1)
     rows.extend(new)
     kept = [sequences[i][1][:n] for i, n in zip((0, 1, 2, 2), (2, 4, 0, 3), strict=True)]
-    assert_rows(llama, rows, [(owner, k + more) for owner, k, more in zip((0, 1, 2, 2), kept, new, strict=True)])
+    assert_rows(
+        llama,
+        rows,
+        [(owner, k + more) for owner, k, more in zip((0, 1, 2, 2), kept, new, strict=True)],
+    )
 
 
 @pytest.mark.parametrize("prompts", [PROMPTS, [[1, 2], [3, 4]]], ids=["padded", "even"])
 @pytest.mark.parametrize("order", [[0, 0, 1, 1], [1, 0, 1, 0]], ids=["dense", "scattered"])
-@pytest.mark.parametrize("first", [[0, 0, 0, 0], [3, 3, 3, 3], [1, 4, 2, 3]], ids=["new", "level", "ragged"])
+@pytest.mark.parametrize(
+    "first", [[0, 0, 0, 0], [3, 3, 3, 3], [1, 4, 2, 3]], ids=["new", "level", "ragged"]
+)
 def test_single_steps(llama, prompts, order, first):
     """Guards the short cuts of a step in which all rows are alike: no mask, or nothing to scatter."""
     root = SharedRows.open(llama, prompts)
@@ -101,27 +134,43 @@ def test_single_steps(llama, prompts, order, first):
 
 
 def test_rows_that_end_are_dropped_and_their_slots_given_back(llama):
-    """Guards compaction: it happens when half of the slots can go, not before, and changes nothing in the rows that go on."""
+    """Guards compaction: it happens when half of the slots can go, not before, and changes nothing
+    in the rows that go on.
+    """
     root = SharedRows.open(llama, PROMPTS)
     rows, room = root.gather([(root, r) for r in (0, 0, 0, 0, 1, 1, 1, 1)], room=7), 7
     sequences, slots = [(owner, []) for owner in (0, 0, 0, 0, 1, 1, 1, 1)], []
-    for step, going in enumerate(([7, 6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 7], [0, 2, 5], [0, 1, 2], [2, 0], [1], [0])):
+    for step, going in enumerate(
+        ([7, 6, 5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5, 7], [0, 2, 5], [0, 1, 2], [2, 0], [1], [0])
+    ):
         tokens = tokens_of(len(going), step)
         rows = rows.step(going, tokens)
-        sequences = [(sequences[i][0], sequences[i][1] + [t]) for i, t in zip(going, tokens, strict=True)]
+        sequences = [
+            (sequences[i][0], sequences[i][1] + [t]) for i, t in zip(going, tokens, strict=True)
+        ]
         slots.append(len(rows.slab.hidden))
-        assert rows.slab.hidden.shape[1] == rows.slab.keys[0].shape[2] == room  # room for what is still to come, and no more
+        assert (
+            rows.slab.hidden.shape[1] == rows.slab.keys[0].shape[2] == room
+        )  # room for what is still to come, and no more
         assert_rows(llama, rows, sequences)
     assert slots == [8, 8, 4, 4, 2, 1, 1]
 
 
 def test_slots_are_not_copied_at_every_step(llama, monkeypatch):
-    """Guards the gain of slots where the rows of one prompt outlive the others: copying them again would free none."""
+    """Guards the gain of slots where the rows of one prompt outlive the others: copying them again
+    would free none.
+    """
     root = SharedRows.open(llama, [[1, 2, 3]] * 4)
     rows = root.gather([(root, r) for r in range(4) for _ in range(4)], room=9)
     copies, gather = [], SharedRows.gather
-    monkeypatch.setattr(SharedRows, "gather", lambda self, *args, **more: copies.append(1) or gather(self, *args, **more))
-    rows = rows.step([0, 1, 2, 3, 4, 8, 12], range(7))  # 7 of 16 rows go on, and still need 16 slots
+    monkeypatch.setattr(
+        SharedRows,
+        "gather",
+        lambda self, *args, **more: copies.append(1) or gather(self, *args, **more),
+    )
+    rows = rows.step(
+        [0, 1, 2, 3, 4, 8, 12], range(7)
+    )  # 7 of 16 rows go on, and still need 16 slots
     for _ in range(4):
         rows = rows.step(range(7), range(7))
     assert not copies
@@ -136,7 +185,13 @@ def test_the_models_own_attention_comes_back(llama):
     ids = torch.tensor([[5, 9, 11]])
 
     def answer():
-        return model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8, pad_token_id=0)
+        return model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=8,
+            pad_token_id=0,
+        )
 
     before = answer()
     root = SharedRows.open(model, PROMPTS)
@@ -159,7 +214,9 @@ def test_an_attention_that_is_not_plain_is_refused(llama, name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_slip_is_no_fit_in_any_dtype(dtype, monkeypatch):
-    """Guards the tolerance of `fits`: wide enough for rounding, too narrow for one key too many or positions off by one."""
+    """Guards the tolerance of `fits`: wide enough for rounding, too narrow for one key too many or
+    positions off by one.
+    """
     model, packing, place = tiny("llama", dtype), Packing.__init__, Packing._mask
     assert fits(model)
 
@@ -175,7 +232,9 @@ def test_a_slip_is_no_fit_in_any_dtype(dtype, monkeypatch):
 
 
 def test_a_model_is_tried_once():
-    """Guards the cost of `fits`, which every group of prompts asks; and vocabularies of a few tokens."""
+    """Guards the cost of `fits`, which every group of prompts asks; and vocabularies of a few
+    tokens.
+    """
     model = tiny("llama", vocab_size=4)
     with Counter(model) as counter:
         assert fits(model) and (first := counter.tokens) > 0
@@ -183,7 +242,9 @@ def test_a_model_is_tried_once():
 
 
 def test_half_precision_is_as_good_as_transformers_own():
-    """Guards accumulation in bfloat16: against float32 weights both caches are off by rounding, and by much the same."""
+    """Guards accumulation in bfloat16: against float32 weights both caches are off by rounding, and
+    by much the same.
+    """
     exact, model = tiny("llama"), tiny("llama", torch.bfloat16)
     exact.load_state_dict(model.float().state_dict()), model.bfloat16()
 
@@ -196,7 +257,9 @@ def test_half_precision_is_as_good_as_transformers_own():
         return torch.stack(out)
 
     truth = hidden(exact, DynamicRows)
-    ours, theirs = ((hidden(model, kind) - truth).norm() / truth.norm() for kind in (SharedRows, DynamicRows))
+    ours, theirs = (
+        (hidden(model, kind) - truth).norm() / truth.norm() for kind in (SharedRows, DynamicRows)
+    )
     assert ours < 1.5 * theirs < 0.05
 
 
@@ -209,14 +272,20 @@ def test_history_of_half_precision_is_that_of_a_forward_pass():
         for tokens in ([1, 2], [3, 4], [5, 6]):
             rows = rows.step(range(2), tokens)
         history = rows.history()
-        assert {x.dtype for x in (history.hidden, *history.keys, *history.values)} == {torch.bfloat16}
+        assert {x.dtype for x in (history.hidden, *history.keys, *history.values)} == {
+            torch.bfloat16
+        }
         for row, ids in enumerate((PROMPTS[0] + [1, 3, 5], PROMPTS[2] + [2, 4, 6])):
             hidden = forward(model, input_ids=torch.tensor([ids]), logits_to_keep=1)
-            assert torch.allclose(history.hidden[row, -1].float(), hidden[0][0, -1].float(), atol=0.1)
+            assert torch.allclose(
+                history.hidden[row, -1].float(), hidden[0][0, -1].float(), atol=0.1
+            )
 
 
 def test_bytes_of_known_models():
-    """Guards the formula on numbers that can be looked up: Llama-2-7B keeps half a MiB per token, Llama-3-8B a quarter of that."""
+    """Guards the formula on numbers that can be looked up: Llama-2-7B keeps half a MiB per token,
+    Llama-3-8B a quarter of that.
+    """
 
     def model(**more):
         small = tiny("llama")
@@ -224,6 +293,10 @@ def test_bytes_of_known_models():
             setattr(small.config, name, value)
         return small.bfloat16()
 
-    seven = model(num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32, head_dim=128)
+    seven = model(
+        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32, head_dim=128
+    )
     eight = model(num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
-    assert kv_bytes(seven, 1, 1, 0, 0) == kv_bytes(seven, 0, 0, 1, 1) == 2**19 and kv_bytes(eight, 2, 3, 5, 7) == 2**17 * (6 + 35)
+    assert kv_bytes(seven, 1, 1, 0, 0) == kv_bytes(seven, 0, 0, 1, 1) == 2**19 and kv_bytes(
+        eight, 2, 3, 5, 7
+    ) == 2**17 * (6 + 35)

@@ -1,4 +1,6 @@
-"""Tests of the Snakefile by Snakemake's own machinery: what reaches a notebook, what runs again, and what stops at once."""
+"""Tests of the Snakefile by Snakemake's own machinery: what reaches a notebook, what runs again,
+and what stops at once.
+"""
 
 import contextlib
 import gc
@@ -49,20 +51,41 @@ def place(tmp_path) -> Path:
 
 
 def write_params(place, name, sample, **lines):
-    """Write params/mine/<name>.yaml: a file of params/ci, with some settings as YAML texts of their own."""
+    """Write params/mine/<name>.yaml: a file of params/ci, with some settings as YAML texts of their
+    own.
+    """
     given = yaml.safe_load((ROOT / f"params/ci/{sample}.yaml").read_text()) | {"profile": "mine"}
-    kept = yaml.safe_dump({setting: value for setting, value in given.items() if setting not in lines}, sort_keys=False)
+    kept = yaml.safe_dump(
+        {setting: value for setting, value in given.items() if setting not in lines},
+        sort_keys=False,
+    )
     path = place / f"params/mine/{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(kept + "".join(f"{setting}: {text}\n" for setting, text in lines.items()), encoding="utf-8")
+    path.write_text(
+        kept + "".join(f"{setting}: {text}\n" for setting, text in lines.items()), encoding="utf-8"
+    )
 
 
 def snakemake(place, profile, *arguments, **config) -> str:
-    """Call Snakemake in this process and return what it printed; SystemExit when it stopped with an error."""
+    """Call Snakemake in this process and return what it printed; SystemExit when it stopped with an
+    error.
+    """
     config = [f"{name}={value}" for name, value in ({"profile": profile} | config).items()]
-    command = [*arguments, "--cores", "1", "--directory", str(place), "--snakefile", str(ROOT / "Snakefile")]
+    command = [
+        *arguments,
+        "--cores",
+        "1",
+        "--directory",
+        str(place),
+        "--snakefile",
+        str(ROOT / "Snakefile"),
+    ]
     out, here = io.StringIO(), Path.cwd()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), warnings.catch_warnings():
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # it leaves its temporary folders to the collector
         try:
             cli.main([*command, "--config", *config])
@@ -76,14 +99,18 @@ def snakemake(place, profile, *arguments, **config) -> str:
 
 
 def planned(place, profile, **config) -> dict[str, list[str]]:
-    """Return the jobs that would start: the notebook that each writes, and its command behind ``python -m igcore.walk``."""
+    """Return the jobs that would start: the notebook that each writes, and its command behind
+    ``python -m igcore.walk``.
+    """
     printed = snakemake(place, profile, "--dry-run", "--printshellcmds", **config)
     commands = [shlex.split(line) for line in printed.splitlines() if " -m igcore.walk " in line]
     behind = [command[command.index("igcore.walk") + 1 :] for command in commands]
-    return {next(part for part in command if part.startswith("runs/")): command for command in behind}
+    return {
+        next(part for part in command if part.startswith("runs/")): command for command in behind
+    }
 
 
-# --- what reaches a notebook ----------------------------------------------------------------------------------------
+# --- what reaches a notebook ----------------------------------------------------------------------
 
 
 def shipped(place, profile):
@@ -94,13 +121,18 @@ def shipped(place, profile):
         walks = "figures.yaml" in {other.name for other in path.parent.iterdir()}
         notebook = "45_ablations" if kind(path) == "tables" and not walks else KINDS[kind(path)]
         for values in itertools.product(*grid.values()):
-            names = [f"{name}-{value}".replace(".", "_") for name, value in zip(grid, values, strict=True)]
+            names = [
+                f"{name}-{value}".replace(".", "_")
+                for name, value in zip(grid, values, strict=True)
+            ]
             run = {"run": "-".join([given["run"], *names])} if "run" in given else {}
             yield notebook, given | dict(zip(grid, values, strict=True)) | run
 
 
 def reached(command, monkeypatch) -> tuple[str, dict]:
-    """Return the notebook and the parameters that papermill's command line makes of a job's command."""
+    """Return the notebook and the parameters that papermill's command line makes of a job's
+    command.
+    """
     caught = {}
     with monkeypatch.context() as instead:
         instead.setattr(papermill.cli, "execute_notebook", lambda **given: caught.update(given))
@@ -109,11 +141,18 @@ def reached(command, monkeypatch) -> tuple[str, dict]:
 
 
 def cells(notebook: str, parameters: dict) -> list[str]:
-    """Return the notebook's own cell of parameters, the one that papermill puts behind it, and the line that checks both."""
+    """Return the notebook's own cell of parameters, the one that papermill puts behind it, and the
+    line that checks both.
+    """
     node = load_notebook_node(str(ROOT / f"notebooks/{notebook}.ipynb"))
     code = [cell for cell in node.cells if cell.cell_type == "code"]
     (own,) = [cell for cell in code if "parameters" in cell.metadata.tags]
-    (check,) = [line for cell in code for line in cell.source.splitlines() if line.startswith("params = notebook_params(")]
+    (check,) = [
+        line
+        for cell in code
+        for line in cell.source.splitlines()
+        if line.startswith("params = notebook_params(")
+    ]
     node.cells = [own]
     return [cell.source for cell in parameterize_notebook(node, parameters).cells] + [check]
 
@@ -128,21 +167,37 @@ def checked(sources: list[str]):
 
 @pytest.mark.parametrize("profile", [*SHIPPED, "mine"])
 def test_every_setting_reaches_its_notebook_as_it_stands_in_the_file(place, monkeypatch, profile):
-    """Bug: `lr: 1.0e-5` arrived as text and stopped all critics of the paper; an emoji arrived as two halves."""
+    """Bug: `lr: 1.0e-5` arrived as text and stopped all critics of the paper; an emoji arrived as
+    two halves.
+    """
     if profile == "mine":
         write_params(place, "decode-odd", "decode-raw", run="decode-odd", **ODD)
-        write_params(place, "decode-looks", "decode-raw", run="decode-looks", grid=json.dumps({"refusal": LOOKS}))
+        write_params(
+            place,
+            "decode-looks",
+            "decode-raw",
+            run="decode-looks",
+            grid=json.dumps({"refusal": LOOKS}),
+        )
         write_params(place, "critic-raw", "critic-raw", critics=CRITICS)
     else:
         (place / "params").symlink_to(ROOT / "params")
     monkeypatch.chdir(place)
-    arrived = [reached(command, monkeypatch) for command in planned(place, profile).values() if "-f" in command]
-    arrived = [(notebook, given) for notebook, given in arrived if given["profile"] == profile]  # and none of what it waits for
+    arrived = [
+        reached(command, monkeypatch)
+        for command in planned(place, profile).values()
+        if "-f" in command
+    ]
+    arrived = [
+        (notebook, given) for notebook, given in arrived if given["profile"] == profile
+    ]  # and none of what it waits for
     # repr tells 1 from 1.0, True and "1"
     assert sorted(map(repr, arrived)) == sorted(map(repr, shipped(place, profile)))
     for notebook, given in arrived:
         params = checked(cells(notebook, given))
-        assert {name: repr(getattr(params, name)) for name in given} == {name: repr(value) for name, value in given.items()}
+        assert {name: repr(getattr(params, name)) for name in given} == {
+            name: repr(value) for name, value in given.items()
+        }
 
 
 def test_a_shard_is_told_its_number(place, monkeypatch):
@@ -150,32 +205,54 @@ def test_a_shard_is_told_its_number(place, monkeypatch):
     (place / "params").symlink_to(ROOT / "params")
     monkeypatch.chdir(place)
     walk = planned(place, "ci", shards=9)
-    shards = [reached(walk[f"runs/ci/decode-raw.{i}-of-2/executed.ipynb"], monkeypatch)[1] for i in range(2)]
-    assert [(given["shard"], given["n_shards"], given["run"]) for given in shards] == [(i, 2, "decode-raw") for i in range(2)]
+    shards = [
+        reached(walk[f"runs/ci/decode-raw.{i}-of-2/executed.ipynb"], monkeypatch)[1]
+        for i in range(2)
+    ]
+    assert [(given["shard"], given["n_shards"], given["run"]) for given in shards] == [
+        (i, 2, "decode-raw") for i in range(2)
+    ]
 
 
 def test_a_number_without_a_dot_is_text_and_named(place, monkeypatch):
-    """Guards `lr: 1e-5` in a file of one's own, which YAML 1.1 takes for text: it is refused, neither used nor converted."""
+    """Guards `lr: 1e-5` in a file of one's own, which YAML 1.1 takes for text: it is refused,
+    neither used nor converted.
+    """
     write_params(place, "critic-raw", "critic-raw", critics="{o: {features: o, lr: 1e-5}}")
     monkeypatch.chdir(place)
     (command,) = planned(place, "mine").values()
-    with pytest.raises(ParameterError, match="^parameter lr is '1e-5', which is text; it must be a number"):
+    with pytest.raises(
+        ParameterError, match="^parameter lr is '1e-5', which is text; it must be a number"
+    ):
         checked(cells(*reached(command, monkeypatch)))
 
 
 def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
-    """Guards the rest of the way: every notebook as papermill writes it, in a kernel, up to the check of its parameters."""
+    """Guards the rest of the way: every notebook as papermill writes it, in a kernel, up to the
+    check of its parameters.
+    """
     (place / "params").symlink_to(ROOT / "params")
     monkeypatch.chdir(place)
-    by_notebook = {Path(command[-4]).stem: command for command in planned(place, "paper").values()}  # notebook, output, -f, file
+    by_notebook = {
+        Path(command[-4]).stem: command for command in planned(place, "paper").values()
+    }  # notebook, output, -f, file
     assert by_notebook.keys() == set(KINDS.values())
-    sent, walked = [], nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("from igcore.params import notebook_params")])
+    sent, walked = (
+        [],
+        nbformat.v4.new_notebook(
+            cells=[nbformat.v4.new_code_cell("from igcore.params import notebook_params")]
+        ),
+    )
     for name, command in by_notebook.items():
         output = Path(next(part for part in command if part.startswith("runs/")))
         output.parent.mkdir(parents=True, exist_ok=True)
         papermill.cli.papermill.main([*command, "--prepare-only"], standalone_mode=False)
         written = nbformat.read(output, as_version=4)
-        walked.cells += [cell for cell in written.cells if cell.metadata.get("tags") in (["parameters"], ["injected-parameters"])]
+        walked.cells += [
+            cell
+            for cell in written.cells
+            if cell.metadata.get("tags") in (["parameters"], ["injected-parameters"])
+        ]
         given = reached(command, monkeypatch)[1]
         show = f"print(ascii({{name: getattr(params, name) for name in {list(given)}}}))"
         walked.cells.append(nbformat.v4.new_code_cell(f"{cells(name, given)[-1]}\n{show}"))
@@ -184,15 +261,22 @@ def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
     assert [output.text for cell in walked.cells for output in cell.get("outputs", ())] == sent
 
 
-# --- what runs again ------------------------------------------------------------------------------------------------
+# --- what runs again ------------------------------------------------------------------------------
 
-AFTER = {"judge/scorers", "tables.ipynb", "figures.ipynb"}  # what reads the decoded runs of params/ci
+AFTER = {
+    "judge/scorers",
+    "tables.ipynb",
+    "figures.ipynb",
+}  # what reads the decoded runs of params/ci
 DECODED = {"decode-raw", "decode-raw-critic", "decode-raw-tokenwise"}
 
 
 def waiting(place) -> set[str]:
     """Return what Snakemake would make of profile ci: folders of runs, and notebooks."""
-    return {output.removeprefix("runs/ci/").removesuffix("/executed.ipynb") for output in planned(place, "ci")}
+    return {
+        output.removeprefix("runs/ci/").removesuffix("/executed.ipynb")
+        for output in planned(place, "ci")
+    }
 
 
 def finish(place):
@@ -204,7 +288,11 @@ def finish(place):
     trained = yaml.safe_load((place / "params/ci/critic-raw.yaml").read_text())
     for path in [place / row[0] for row in rows if row[0].startswith("runs/")]:
         of = {"critics": "critic", "judge": "judge"}.get(path.parent.parent.name, "decode")
-        left = [*jobs.LEFT[of], *(jobs._networks(trained) if of == "critic" else ())] if path.name == "manifest.json" else []
+        left = (
+            [*jobs.LEFT[of], *(jobs._networks(trained) if of == "critic" else ())]
+            if path.name == "manifest.json"
+            else []
+        )
         for made in [path, *(path.parent / name for name in left)]:
             made.parent.mkdir(parents=True, exist_ok=True)
             made.write_text("{}")
@@ -222,7 +310,9 @@ def walked(place) -> Path:
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["made by hand", "recorded by Snakemake"])
 def test_what_is_missing_or_asked_otherwise_runs_again_with_what_hangs_on_it(walked, recorded):
-    """Bug: answers were deleted, tables stood, and there was nothing to be done. What Snakemake records itself plays no part."""
+    """Bug: answers were deleted, tables stood, and there was nothing to be done. What Snakemake
+    records itself plays no part.
+    """
     if recorded:
         snakemake(walked, "ci", "--touch", "--forceall")
         assert any((walked / ".snakemake/metadata").iterdir())
@@ -251,7 +341,9 @@ def code(walked, monkeypatch):
 
 
 def test_changed_code_runs_again_and_changed_words_do_not(walked, code):
-    """Bug: who mended the search and walked again got the old tables; who mended a docstring lost hours of runs."""
+    """Bug: who mended the search and walked again got the old tables; who mended a docstring lost
+    hours of runs.
+    """
     for module in ("search", "scorers/embedded", "figures", "critic_runs"):
         edit(code / f"{module}.py", '"""', '"""Another word. ')
     forget()
@@ -261,12 +353,14 @@ def test_changed_code_runs_again_and_changed_words_do_not(walked, code):
     assert waiting(walked) >= {*DECODED, *AFTER}
 
 
-# --- what stops at once ---------------------------------------------------------------------------------------------
+# --- what stops at once ---------------------------------------------------------------------------
 
 
 def everything(folder: Path) -> dict:
     """The files of a folder with content and time, without Snakemake's own."""
-    found = [path for path in folder.rglob("*") if ".snakemake" not in path.parts and not path.is_dir()]
+    found = [
+        path for path in folder.rglob("*") if ".snakemake" not in path.parts and not path.is_dir()
+    ]
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in found}
 
 
@@ -276,30 +370,58 @@ def everything(folder: Path) -> dict:
         (
             "run",
             '"decode-$(touch X)"',
-            "run of params/mine/decode-raw.yaml is 'decode-$(touch X)', which cannot name a folder; give",
+            "run of params/mine/decode-raw.yaml is 'decode-$(touch X)', which cannot name a "
+            "folder; give",
         ),
-        ("run", '"."', "run of params/mine/decode-raw.yaml is '.', which cannot name a folder; give"),
-        ("profile", "../../x", "profile of params/mine/decode-raw.yaml is '../../x', which cannot name a folder; give"),
+        (
+            "run",
+            '"."',
+            "run of params/mine/decode-raw.yaml is '.', which cannot name a folder; give",
+        ),
+        (
+            "profile",
+            "../../x",
+            "profile of params/mine/decode-raw.yaml is '../../x', which cannot name a folder; give",
+        ),
         ("budget", ".nan", "setting budget is nan, which reaches no notebook as it is; give"),
     ],
 )
 def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, sentence):
-    """Bug: a run's name was given to a shell, or moved the folder of all runs away; and a name was refused by a traceback."""
+    """Bug: a run's name was given to a shell, or moved the folder of all runs away; and a name was
+    refused by a traceback.
+    """
     write_params(place, "decode-raw", "decode-raw", **{setting: text})
     for name in ("params.json", "responses.jsonl"):
         (place / "runs/mine/decode-raw").mkdir(parents=True, exist_ok=True)
         (place / "runs/mine/decode-raw" / name).write_text("{}\n")
     before = everything(place)
-    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "all", "--directory", str(place)]
+    command = [
+        sys.executable,
+        "-m",
+        "snakemake",
+        "--cores",
+        "1",
+        "--quiet",
+        "all",
+        "--directory",
+        str(place),
+    ]
     command += ["--snakefile", str(ROOT / "Snakefile"), "--config", "profile=mine"]
     stopped = subprocess.run(command, capture_output=True, text=True)
     said = (stopped.stdout + stopped.stderr).splitlines()
     assert stopped.returncode == 1 and said[-1].startswith(f"error: {sentence}")
-    assert [line for line in said if "raceback" in line or "File " in line] == [] == [*(place / ".snakemake").glob("locks/*")]
+    assert (
+        [line for line in said if "raceback" in line or "File " in line]
+        == []
+        == [*(place / ".snakemake").glob("locks/*")]
+    )
     assert everything(place) == before
 
 
 def test_a_profile_without_runs_is_one_sentence(place):
     """Guards a misspelt profile."""
-    with pytest.raises(SystemExit, match="error: profile 'mime' has no params/mime/decode-.*; choose a folder of params/$"):
+    with pytest.raises(
+        SystemExit,
+        match="error: profile 'mime' has no params/mime/decode-.*; choose a folder of params/$",
+    ):
         snakemake(place, "mime", "--dry-run")

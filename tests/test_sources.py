@@ -1,4 +1,6 @@
-"""What stands beside a table: which runs made it, what is said where a manifest says nothing, and bytes that stay."""
+"""What stands beside a table: which runs made it, what is said where a manifest says nothing, and
+bytes that stay.
+"""
 
 import json
 import subprocess
@@ -14,10 +16,22 @@ KNOWN = {"git_commit": "abc", "processor": "a CPU", "root": "123", "counts": {}}
 
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
-    """Runs of a profile: one, another in two shards, one whose manifest is old, an example, and what a critic and a judge left."""
+    """Runs of a profile: one, another in two shards, one whose manifest is old, an example, and
+    what a critic and a judge left.
+    """
     monkeypatch.setattr(sources, "root", lambda: tmp_path)
-    manifests = {"decode-a": KNOWN, "decode-b.0-of-2": KNOWN, "decode-b.1-of-2": KNOWN, "decode-old": {}, "examples-mild": KNOWN}
-    manifests |= {"critics/raw": {"policy": "raw"}, "judge/me": {"git_commit": "abc"}, "decode-half": None}
+    manifests = {
+        "decode-a": KNOWN,
+        "decode-b.0-of-2": KNOWN,
+        "decode-b.1-of-2": KNOWN,
+        "decode-old": {},
+        "examples-mild": KNOWN,
+    }
+    manifests |= {
+        "critics/raw": {"policy": "raw"},
+        "judge/me": {"git_commit": "abc"},
+        "decode-half": None,
+    }
     for name, manifest in manifests.items():
         folder = tmp_path / "runs/mine" / name
         folder.mkdir(parents=True)
@@ -27,26 +41,36 @@ def finished(tmp_path, monkeypatch):
 
 
 def test_each_run_says_what_its_manifest_says(finished):
-    """Bug: a run that is not there, one that has not finished, or a manifest of an older version, on which it stopped."""
-    found = sources.of_runs("mine", ["decode-old", "decode-a", "decode-a", "decode-half", "decode-none"])
+    """Bug: a run that is not there, one that has not finished, or a manifest of an older version,
+    on which it stopped.
+    """
+    found = sources.of_runs(
+        "mine", ["decode-old", "decode-a", "decode-a", "decode-half", "decode-none"]
+    )
     of = {"commit": "abc", "processor": "a CPU", "root": "123"}
     assert found == {"mine/decode-a": of, "mine/decode-old": dict.fromkeys(of)}
     assert sources.of_runs("yours", ["decode-a"]) == {}
 
 
 def test_shards_are_parts_and_other_folders_are_named_by_pattern(finished):
-    """Bug: a table of a sharded run that seemed to have come from nowhere; examples, which no table counts, among its runs."""
+    """Bug: a table of a sharded run that seemed to have come from nowhere; examples, which no table
+    counts, among its runs.
+    """
     shards = ["mine/decode-b.0-of-2", "mine/decode-b.1-of-2"]
     assert list(sources.of_runs("mine", ["decode-b"])) == shards
     assert list(sources.of_runs("mine", ["*"])) == ["mine/decode-a", *shards, "mine/decode-old"]
     assert list(sources.of_runs("mine", ["examples-*"])) == ["mine/examples-mild"]
-    assert sources.of_runs("mine", ["critics/*", "judge/me"]).keys() == {"mine/critics/raw", "mine/judge/me"}
+    assert sources.of_runs("mine", ["critics/*", "judge/me"]).keys() == {
+        "mine/critics/raw",
+        "mine/judge/me",
+    }
 
 
 def test_the_same_runs_give_the_same_bytes(finished):
     """Guards against a time, or an order of names, that makes every walk a change."""
     one, other = (
-        sources.sidecar(sources.of_runs("mine", names)) for names in (["decode-a", "decode-old"], ["decode-old", "decode-a"])
+        sources.sidecar(sources.of_runs("mine", names))
+        for names in (["decode-a", "decode-old"], ["decode-old", "decode-a"])
     )
     assert one == other and one.endswith("}\n")
     found = json.loads(one)
@@ -55,20 +79,26 @@ def test_the_same_runs_give_the_same_bytes(finished):
 
 
 def test_the_processor_is_named(tmp_path, monkeypatch):
-    """Bug: torch imported to write a table, a GPU that is not named, an empty name where the system gives none."""
+    """Bug: torch imported to write a table, a GPU that is not named, an empty name where the system
+    gives none.
+    """
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     cpu = folders.processor()
     assert cpu and "torch" not in sys.modules
     cuda = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "a GPU")
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     assert folders.processor() == f"{cpu}, a GPU"
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel\t\t: 85\nmodel name\t: Some (R) CPU @ 2.0GHz\nmodel name\t: Some\n")
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nmodel\t\t: 85\nmodel name\t: Some (R) CPU @ 2.0GHz\nmodel name\t: Some\n"
+    )
     assert folders._cpu(tmp_path / "cpuinfo") == "Some (R) CPU @ 2.0GHz"
     assert folders._cpu(tmp_path / "none")
 
 
 def test_only_changes_of_the_code_mark_a_commit(tmp_path, monkeypatch):
-    """Bug: every table after the first marked as of changed code, because the first had changed a committed file."""
+    """Bug: every table after the first marked as of changed code, because the first had changed a
+    committed file.
+    """
     monkeypatch.setattr(folders, "__file__", str(tmp_path / "igcore/folders.py"))
     ask = folders.commit.__wrapped__
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

@@ -1,4 +1,6 @@
-"""Which profile writes what holds sweeps, and that no command makes a table poorer: notebooks 40 and 45 on imaginary runs."""
+"""Which profile writes what holds sweeps, and that no command makes a table poorer: notebooks 40
+and 45 on imaginary runs.
+"""
 
 import itertools
 from pathlib import Path
@@ -14,16 +16,27 @@ TOGETHER = ("45-swept-tables", "45-pareto-fig")
 
 
 def test_one_profile_writes_each_of_them():
-    """Bug: two profiles that write one file into figures, so that what the second knows replaces what the first knew."""
+    """Bug: two profiles that write one file into figures, so that what the second knows replaces
+    what the first knew.
+    """
     assert set(swept.TABLES) < set(paper.TABLES)
     for name in [*paper.TABLES, swept.PICTURE]:
-        assert swept.waits("small", name) == swept.waits("ablations", name) == (name in (*swept.TABLES, swept.PICTURE))
-        assert not any(swept.waits(profile, name) for profile in ("ci", "paper", "critic-search", "tune", "mine"))
+        assert (
+            swept.waits("small", name)
+            == swept.waits("ablations", name)
+            == (name in (*swept.TABLES, swept.PICTURE))
+        )
+        assert not any(
+            swept.waits(profile, name)
+            for profile in ("ci", "paper", "critic-search", "tune", "mine")
+        )
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A folder with a params file of two runs, one of which is an example, for the profiles ``main`` and ``sweeps``."""
+    """A folder with a params file of two runs, one of which is an example, for the profiles
+    ``main`` and ``sweeps``.
+    """
     monkeypatch.setattr(swept, "MAIN", {"sweeps": "main"})
     for profile, kind in itertools.product(("main", "sweeps"), ("decode", "examples")):
         path = tmp_path / f"params/{profile}/{kind}-a.yaml"
@@ -40,40 +53,70 @@ def finish(repository, *names):
 
 
 def test_all_runs_of_both_must_have_finished(repository):
-    """Bug: tables of the sweeps beside half of the main runs, or the other way round; half of the shards taken for a run."""
+    """Bug: tables of the sweeps beside half of the main runs, or the other way round; half of the
+    shards taken for a run.
+    """
     with pytest.raises(
-        RunError, match=r"the run main/decode-a-seed-0 has not finished, nor have 3 others.*`make reproduce` and then"
+        RunError,
+        match=r"the run main/decode-a-seed-0 has not finished, nor have 3 others.*`make reproduce` and then",
     ):
         swept.check("sweeps", repository)
-    finish(repository, "main/decode-a-seed-0", "main/decode-a-seed-1.0-of-2", "sweeps/decode-a-seed-0", "sweeps/decode-a-seed-1")
-    assert swept.unfinished("main", repository) == ["decode-a-seed-1"] and not swept.unfinished("sweeps", repository)
+    finish(
+        repository,
+        "main/decode-a-seed-0",
+        "main/decode-a-seed-1.0-of-2",
+        "sweeps/decode-a-seed-0",
+        "sweeps/decode-a-seed-1",
+    )
+    assert swept.unfinished("main", repository) == ["decode-a-seed-1"] and not swept.unfinished(
+        "sweeps", repository
+    )
     with pytest.raises(RunError, match="main/decode-a-seed-1 has not finished, so"):
         swept.check("sweeps", repository)
     finish(repository, "main/decode-a-seed-1.1-of-2")
     swept.check("sweeps", repository)
-    with pytest.raises(RunError, match="'main' sweeps for no other, as sweeps does; its notebooks 40 and 50 write everything"):
+    with pytest.raises(
+        RunError,
+        match="'main' sweeps for no other, as sweeps does; its notebooks 40 and 50 write everything",
+    ):
         swept.check("main", repository)
 
 
 def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys):
-    """Bug: `make reproduce` without the ablations' runs left 10 of 53 rows, and fewer values of the hyperparameters."""
+    """Bug: `make reproduce` without the ablations' runs left 10 of 53 rows, and fewer values of the
+    hyperparameters.
+    """
     workplace(tmp_path, monkeypatch)
     for profile in ("small", "ablations"):
         written(tmp_path, profile)
-    waiting = {f"figures/tables/paper_{table}.{end}" for table in swept.TABLES for end in ("csv", "md", "tex", "json")}
+    waiting = {
+        f"figures/tables/paper_{table}.{end}"
+        for table in swept.TABLES
+        for end in ("csv", "md", "tex", "json")
+    }
     waiting |= {f"figures/{swept.PICTURE}.{end}" for end in ("png", "pdf")}
     assert waiting <= outputs(tmp_path, "ablations")
     executed(tmp_path, "ablations", cells=TOGETHER)
-    left = {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.glob("figures/**/*.*")}
+    left = {
+        path.relative_to(tmp_path).as_posix(): path.read_bytes()
+        for path in tmp_path.glob("figures/**/*.*")
+    }
     assert left.keys() == waiting
     (tmp_path / "runs/small/decode-raw/manifest.json").unlink()
     assert not waiting & outputs(tmp_path, "ablations")  # whose job deletes them before it starts
     executed(tmp_path, "ablations", cells=TOGETHER)
-    assert capsys.readouterr().out.count("not run: the run small/decode-raw has not finished, so") == 2
+    assert (
+        capsys.readouterr().out.count("not run: the run small/decode-raw has not finished, so") == 2
+    )
     executed(tmp_path, "small", "40_tables", cells=("40-04", "40-15"))
     assert all((tmp_path / name).read_bytes() == content for name, content in left.items())
-    others = {path.stem for path in tmp_path.glob("figures/tables/*.csv")} - {Path(name).stem for name in left}
-    assert others == {"main", *(f"paper_{table}" for table in paper.TABLES if table not in swept.TABLES)}
+    others = {path.stem for path in tmp_path.glob("figures/tables/*.csv")} - {
+        Path(name).stem for name in left
+    }
+    assert others == {
+        "main",
+        *(f"paper_{table}" for table in paper.TABLES if table not in swept.TABLES),
+    }
 
 
 def test_what_waits_is_what_sweeps_change(tmp_path, monkeypatch):

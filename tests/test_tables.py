@@ -27,18 +27,40 @@ def main(records):
 
 @pytest.fixture(scope="module")
 def by_hand():
-    """Four prompts; inferenceguard is safe, abstains with a text, abstains without one, is safe again."""
+    """Four prompts; inferenceguard is safe, abstains with a text, abstains without one, is safe
+    again.
+    """
     silent = dict(reward=None, cost=None, peak_cost=None)
     ours, base = {"method": "inferenceguard"}, {"method": "base", "policy_tokens": 30}
     lines = [
-        synthetic.record(**ours, prompt_id="a", reward=0.4, cost=0.2, peak_cost=0.2, fail_open_cost=0.2),
-        synthetic.record(**ours, prompt_id="b", status="abstained", reward=0.1, cost=0, peak_cost=0, fail_open_cost=1),
+        synthetic.record(
+            **ours, prompt_id="a", reward=0.4, cost=0.2, peak_cost=0.2, fail_open_cost=0.2
+        ),
+        synthetic.record(
+            **ours,
+            prompt_id="b",
+            status="abstained",
+            reward=0.1,
+            cost=0,
+            peak_cost=0,
+            fail_open_cost=1,
+        ),
         synthetic.record(**ours, prompt_id="c", status="abstained", fail_open_cost=0.9, **silent),
-        synthetic.record(**ours, prompt_id="d", reward=0.7, cost=0.1, peak_cost=0.15, generate_s=1.5, score_s=0.75),
+        synthetic.record(
+            **ours,
+            prompt_id="d",
+            reward=0.7,
+            cost=0.1,
+            peak_cost=0.15,
+            generate_s=1.5,
+            score_s=0.75,
+        ),
         synthetic.record(**base, prompt_id="a", reward=0.5),
         synthetic.record(**base, prompt_id="b", reward=0.6),
         synthetic.record(**base, prompt_id="c", reward=0.7),
-        synthetic.record(**base, prompt_id="d", reward=0.9, status="unverified_unsafe", cost=0.1, peak_cost=0.5),
+        synthetic.record(
+            **base, prompt_id="d", reward=0.9, status="unverified_unsafe", cost=0.1, peak_cost=0.5
+        ),
     ]
     return tables.main_table(pd.DataFrame(lines)).set_index("method")
 
@@ -48,10 +70,14 @@ def test_columns_are_the_agreed_ones(main):
     assert (
         list(main.columns)
         == (
-            "policy method n_prompts safe abstained unsafe safety_rate safety_lower95 safety_wilson_low safety_wilson_high "
-            "reward_mean reward_std reward_low reward_high cost_mean peak_cost_mean seconds_per_prompt "
-            "policy_tokens_per_prompt scorer_calls_per_prompt samples_per_prompt forward_tokens_per_prompt "
-            "scorer_tokens_per_prompt generate_seconds_per_prompt cost_seconds_per_prompt reward_seconds_per_prompt "
+            "policy method n_prompts safe abstained unsafe safety_rate safety_lower95 "
+            "safety_wilson_low safety_wilson_high "
+            "reward_mean reward_std reward_low reward_high cost_mean peak_cost_mean "
+            "seconds_per_prompt "
+            "policy_tokens_per_prompt scorer_calls_per_prompt samples_per_prompt "
+            "forward_tokens_per_prompt "
+            "scorer_tokens_per_prompt generate_seconds_per_prompt cost_seconds_per_prompt "
+            "reward_seconds_per_prompt "
             "critic_seconds_per_prompt n_samples keep block_size rounds budget accounting "
             "lagrange_multiplier seed peak_safety_rate safety_rate_fail_open reward_answered "
             "n_answered_by_all"
@@ -62,7 +88,13 @@ def test_columns_are_the_agreed_ones(main):
 def test_rates_by_hand(by_hand):
     """Guards against abstentions counted as safe, or dropped from the denominator."""
     row = by_hand.loc["inferenceguard"]
-    assert (row.n_prompts, row.safe, row.abstained, row.unsafe, row.safety_rate) == (4, 2, 2, 0, 0.5)
+    assert (row.n_prompts, row.safe, row.abstained, row.unsafe, row.safety_rate) == (
+        4,
+        2,
+        2,
+        0,
+        0.5,
+    )
     assert row.safety_lower95 == metrics.safety_lower(2, 4)
     assert (row.safety_wilson_low, row.safety_wilson_high) == metrics.wilson(2, 4)
     assert row.peak_safety_rate == 0.5  # the abstentions are not answers
@@ -72,7 +104,9 @@ def test_rates_by_hand(by_hand):
 
 
 def test_means_by_hand(by_hand):
-    """Guards against rewards of silence counted as 0, and against means over different prompts being compared."""
+    """Guards against rewards of silence counted as 0, and against means over different prompts
+    being compared.
+    """
     row = by_hand.loc["inferenceguard"]
     assert row.reward_mean == pytest.approx((0.4 + 0.1 + 0.7) / 3)
     assert row.reward_std == pytest.approx(0.3)  # ddof 1
@@ -86,16 +120,24 @@ def test_means_by_hand(by_hand):
 
 
 def test_work_by_hand():
-    """Guards against a column that holds another field's mean, and parts of the seconds that do not add up to the whole."""
+    """Guards against a column that holds another field's mean, and parts of the seconds that do not
+    add up to the whole.
+    """
     lines = [
         synthetic.record(
-            prompt_id=prompt_id, samples_drawn=8 * k, policy_tokens=100 * k, forward_tokens=130 * k, scorer_calls=9 * k,
-            scorer_tokens=50 * k, generate_s=0.5 * k, cost_s=0.25 * k, reward_s=0.125 * k, critic_s=0.0625 * k, score_s=0.4375 * k,
+            prompt_id=prompt_id, samples_drawn=8 * k, policy_tokens=100 * k, forward_tokens=130 * k,
+            scorer_calls=9 * k,
+            scorer_tokens=50 * k, generate_s=0.5 * k, cost_s=0.25 * k, reward_s=0.125 * k,
+            critic_s=0.0625 * k, score_s=0.4375 * k,
         )
         for prompt_id, k in (("a", 1), ("b", 3))
     ]  # fmt: skip
     row = tables.main_table(pd.DataFrame(lines)).iloc[0]
-    assert (row.samples_per_prompt, row.policy_tokens_per_prompt, row.forward_tokens_per_prompt) == (16, 200, 260)
+    assert (
+        row.samples_per_prompt,
+        row.policy_tokens_per_prompt,
+        row.forward_tokens_per_prompt,
+    ) == (16, 200, 260)
     assert (row.scorer_calls_per_prompt, row.scorer_tokens_per_prompt) == (18, 100)
     parts = [row[f"{part}_seconds_per_prompt"] for part in ("generate", "cost", "reward", "critic")]
     assert parts == [1, 0.5, 0.25, 0.125] and row.seconds_per_prompt == sum(parts)
@@ -103,15 +145,22 @@ def test_work_by_hand():
 
 def test_records_that_do_not_count_their_work_are_refused(records):
     """Guards against a traceback where a run of an older version lies in the folder."""
-    with pytest.raises(RunError, match="the records have no 'forward_tokens'.* decode again with notebook 30_decode"):
+    with pytest.raises(
+        RunError,
+        match="the records have no 'forward_tokens'.* decode again with notebook 30_decode",
+    ):
         tables.main_table(records.drop(columns="forward_tokens"))
 
 
 def test_a_method_with_fewer_prompts_has_no_say_in_the_rewards_of_others():
-    """Guards against "all answered" shrinking to the prompts of slow methods, whose own mean would look like the others."""
+    """Guards against "all answered" shrinking to the prompts of slow methods, whose own mean would
+    look like the others.
+    """
     methods = {"base": "abcd", "best-of-n": "abcd", "args": "bc", "re-control": "bd"}
     lines = [
-        synthetic.record(method=method, prompt_id=name, reward=10.0 * n + "abcd".index(name), policy=policy)
+        synthetic.record(
+            method=method, prompt_id=name, reward=10.0 * n + "abcd".index(name), policy=policy
+        )
         for n, (method, names) in enumerate(methods.items())
         for name in names
         for policy in ("raw", "chat")
@@ -119,7 +168,9 @@ def test_a_method_with_fewer_prompts_has_no_say_in_the_rewards_of_others():
     lines[2] |= {"status": "abstained"}  # base in raw, prompt b
     for order in (None, list(reversed(methods))):
         main = tables.main_table(pd.DataFrame(lines), order).set_index(["policy", "method"])
-        assert main["n_prompts"].to_dict() == {(p, m): len(names) for p in ("raw", "chat") for m, names in methods.items()}
+        assert main["n_prompts"].to_dict() == {
+            (p, m): len(names) for p in ("raw", "chat") for m, names in methods.items()
+        }
         found = main[["reward_answered", "n_answered_by_all"]]
         assert found.loc[("raw", "base")].tolist() == [(0 + 2 + 3) / 3, 3]
         assert found.loc[("raw", "best-of-n")].tolist() == [10 + (0 + 2 + 3) / 3, 3]
@@ -127,14 +178,26 @@ def test_a_method_with_fewer_prompts_has_no_say_in_the_rewards_of_others():
         for method in ("args", "re-control"):
             mean, n = found.loc[("raw", method)]
             assert math.isnan(mean) and n == 0
-    row = tables.pretty(main.reset_index()[tables.COLUMNS]).set_index(["Policy", "Method"]).loc[("raw", "args")]
-    assert (row["n"], row["Safe / abstained / unsafe"], row["Reward, all answered"]) == ("2", "2 / 0 / 0", tables.MISSING)
+    row = (
+        tables.pretty(main.reset_index()[tables.COLUMNS])
+        .set_index(["Policy", "Method"])
+        .loc[("raw", "args")]
+    )
+    assert (row["n"], row["Safe / abstained / unsafe"], row["Reward, all answered"]) == (
+        "2",
+        "2 / 0 / 0",
+        tables.MISSING,
+    )
 
 
 def test_methods_with_as_many_but_other_prompts_share_none():
-    """Guards against means over different prompts being set side by side: a method of other prompts leaves nothing in common."""
+    """Guards against means over different prompts being set side by side: a method of other prompts
+    leaves nothing in common.
+    """
     lines = [
-        synthetic.record(method=method, prompt_id=name) for method, names in {"base": "ab", "args": "cd"}.items() for name in names
+        synthetic.record(method=method, prompt_id=name)
+        for method, names in {"base": "ab", "args": "cd"}.items()
+        for name in names
     ]
     main = tables.main_table(pd.DataFrame(lines))
     assert main["reward_answered"].isna().all() and main["n_answered_by_all"].tolist() == [0, 0]
@@ -142,7 +205,9 @@ def test_methods_with_as_many_but_other_prompts_share_none():
 
 def test_missing_costs_keep_no_budget():
     """Guards against failing open: a broken scorer leaves no cost, and no cost is no safety."""
-    broken = synthetic.record(status="unverified_unsafe", cost=None, peak_cost=None, fail_open_cost=None, reward=None)
+    broken = synthetic.record(
+        status="unverified_unsafe", cost=None, peak_cost=None, fail_open_cost=None, reward=None
+    )
     row = tables.main_table(pd.DataFrame([broken])).iloc[0]
     assert (row.peak_safety_rate, row.safety_rate_fail_open, row.unsafe) == (0, 0, 1)
     assert math.isnan(row.reward_mean) and math.isnan(row.reward_answered)
@@ -150,10 +215,16 @@ def test_missing_costs_keep_no_budget():
 
 
 def test_order_of_lines_changes_nothing(records, main):
-    """Guards against tables that differ after a resume: sums and bootstraps follow prompt_id, not the file."""
+    """Guards against tables that differ after a resume: sums and bootstraps follow prompt_id, not
+    the file.
+    """
     shuffled = records.sample(frac=1, random_state=1)
-    again = tables.main_table(shuffled, order=list(synthetic.METHODS)).set_index(["policy", "method"])
-    pd.testing.assert_frame_equal(again.loc[list(zip(main["policy"], main["method"], strict=True))].reset_index(), main)
+    again = tables.main_table(shuffled, order=list(synthetic.METHODS)).set_index(
+        ["policy", "method"]
+    )
+    pd.testing.assert_frame_equal(
+        again.loc[list(zip(main["policy"], main["method"], strict=True))].reset_index(), main
+    )
 
 
 def test_order_of_methods(records):
@@ -170,7 +241,11 @@ def test_a_policy_that_answered_two_sets_has_a_name_for_each(records):
     other = records[records["policy"] == records["policy"].iloc[0]].assign(prompts="hex-phi")
     both = tables.by_prompt_set(pd.concat([records, other], ignore_index=True))
     name, *others = records["policy"].unique()
-    assert set(both["policy"]) == {f"{name} on {records['prompts'].iloc[0]}", f"{name} on hex-phi", *others}
+    assert set(both["policy"]) == {
+        f"{name} on {records['prompts'].iloc[0]}",
+        f"{name} on hex-phi",
+        *others,
+    }
     assert tables.by_prompt_set(records).equals(records)
 
 
@@ -179,7 +254,9 @@ def test_mixed_settings_are_refused(records, column):
     """Guards against a row that averages two configurations."""
     mixed = records.astype({column: object})
     mixed.loc[5, column] = "other"
-    with pytest.raises(ParameterError, match=rf"{column} takes .*other.* in policy smollm2-raw, method base"):
+    with pytest.raises(
+        ParameterError, match=rf"{column} takes .*other.* in policy smollm2-raw, method base"
+    ):
         tables.main_table(mixed)
 
 
@@ -197,19 +274,26 @@ def test_duplicates_are_refused(records):
         tables.main_table(pd.concat([records, records.iloc[[3]]]))
 
 
-# --- nothing was run ------------------------------------------------------------------------------------------------
+# --- nothing was run ------------------------------------------------------------------------------
 
 
 def test_a_table_of_nothing_has_a_row_for_every_method(records, tmp_path):
-    """Guards against an empty table that looks like a result, and rates of nothing: 0 %, 0 of 0 safe, or nan."""
+    """Guards against an empty table that looks like a result, and rates of nothing: 0 %, 0 of 0
+    safe, or nan.
+    """
     main = tables.main_table(records.iloc[:0], order=["inferenceguard", "base"])
     assert list(main.columns) == tables.COLUMNS and main["n_prompts"].tolist() == [0, 0]
     assert main["safety_rate"].isna().all() and main["reward_low"].isna().all()
-    csv_, markdown, latex, _ = (path.read_text() for path in tables.write(main, tmp_path / "main", {}))
+    csv_, markdown, latex, _ = (
+        path.read_text() for path in tables.write(main, tmp_path / "main", {})
+    )
     blank = "," * (len(tables.COLUMNS) - 3)
     assert csv_.splitlines()[1:] == [f"n/a,inferenceguard,0{blank}", f"n/a,base,0{blank}"]
     said = " | ".join([tables.NOT_RUN] * (len(tables.PRETTY) - 3))
-    assert markdown.splitlines()[2:] == [f"| n/a | inferenceguard | 0 | {said} |", f"| n/a | base | 0 | {said} |"]
+    assert markdown.splitlines()[2:] == [
+        f"| n/a | inferenceguard | 0 | {said} |",
+        f"| n/a | base | 0 | {said} |",
+    ]
     assert "n/a & base & 0 & not run & " in latex
 
 
@@ -219,7 +303,9 @@ def test_a_table_without_rows_says_so():
     assert tables.markdown(empty) == "| a name | p value |\n| :-- | :-- |\n| not run |  |\n"
     assert tables.pretty(empty).to_numpy().tolist() == [["not run", ""]]
     assert "\nnot run &  \\\\\n" in tables.latex(empty)
-    assert tables.pretty(tables.main_table(synthetic.records(1).iloc[:0]))["Policy"].tolist() == ["not run"]
+    assert tables.pretty(tables.main_table(synthetic.records(1).iloc[:0]))["Policy"].tolist() == [
+        "not run"
+    ]
 
 
 NOTHING_COMPARED = "nothing is compared: no policy has finished runs of both methods of a pair."
@@ -234,29 +320,48 @@ NOTHING_COMPARED = "nothing is compared: no policy has finished runs of both met
         (["decode-raw-critic"], 1, 0),
     ],
 )
-def test_notebook_40_writes_every_table_of_whatever_has_finished(finished, n_main, n_compared, tmp_path, monkeypatch, capsys):
-    """Bug: no run, or one unfinished run beside a finished one, ended the notebook before it wrote a table."""
+def test_notebook_40_writes_every_table_of_whatever_has_finished(
+    finished, n_main, n_compared, tmp_path, monkeypatch, capsys
+):
+    """Bug: no run, or one unfinished run beside a finished one, ended the notebook before it wrote
+    a table.
+    """
     workplace(tmp_path, monkeypatch)
-    written(tmp_path, "ci", ["decode-raw-critic", "decode-raw-tokenwise", "decode-raw"] if finished else [])
+    written(
+        tmp_path,
+        "ci",
+        ["decode-raw-critic", "decode-raw-tokenwise", "decode-raw"] if finished else [],
+    )
     for manifest in (tmp_path / "runs/ci").glob("*/manifest.json"):
         if manifest.parent.name not in finished:
             manifest.unlink()
     executed(tmp_path, "ci", "40_tables")
     names = ["main", "compute", "comparison", "heldout", *(f"paper_{name}" for name in TABLES)]
     folder = tmp_path / "figures/tables"
-    assert {path.name for path in folder.iterdir()} == {f"{name}.{end}" for name in names for end in ("csv", "md", "tex", "json")}
-    made_of = {name: set(json.loads((folder / f"{name}.json").read_text())["runs"]) for name in names[:4]}
+    assert {path.name for path in folder.iterdir()} == {
+        f"{name}.{end}" for name in names for end in ("csv", "md", "tex", "json")
+    }
+    made_of = {
+        name: set(json.loads((folder / f"{name}.json").read_text())["runs"]) for name in names[:4]
+    }
     assert made_of == dict.fromkeys(names[:4], {f"ci/{run}" for run in finished})
     main, comparison = (pd.read_csv(folder / f"{name}.csv") for name in ("main", "comparison"))
-    assert (len(main), len(comparison)) == (n_main, n_compared) and (main["n_prompts"] == 4 * bool(finished)).all()
-    said = {name: tables.NOT_RUN in (folder / f"{name}.md").read_text() for name in ("main", "compute", "comparison", "heldout")}
+    assert (len(main), len(comparison)) == (n_main, n_compared) and (
+        main["n_prompts"] == 4 * bool(finished)
+    ).all()
+    said = {
+        name: tables.NOT_RUN in (folder / f"{name}.md").read_text()
+        for name in ("main", "compute", "comparison", "heldout")
+    }
     assert said == dict.fromkeys(said, not finished) | {"comparison": not n_compared}
     out = capsys.readouterr().out
-    assert out.count("left out: the run ") == (2 * 2 if finished else 0)  # by the tables of the profile, and by the paper's
+    assert out.count("left out: the run ") == (
+        2 * 2 if finished else 0
+    )  # by the tables of the profile, and by the paper's
     assert (NOTHING_COMPARED in out) == (not n_compared)
 
 
-# --- files ----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_csv_keeps_every_digit(main, tmp_path):
@@ -270,10 +375,20 @@ def test_csv_keeps_every_digit(main, tmp_path):
 
 
 def test_files_are_the_same_each_time(main, tmp_path):
-    """Guards against bytes that change without a change of numbers, and temporary files left behind."""
-    first = [path.read_bytes() for path in tables.write(main, tmp_path / "v1.5-main", {"x/a": {}, "x/b": {}})]
+    """Guards against bytes that change without a change of numbers, and temporary files left
+    behind.
+    """
+    first = [
+        path.read_bytes()
+        for path in tables.write(main, tmp_path / "v1.5-main", {"x/a": {}, "x/b": {}})
+    ]
     paths = tables.write(main, tmp_path / "v1.5-main", {"x/b": {}, "x/a": {}})
-    assert [path.name for path in paths] == ["v1.5-main.csv", "v1.5-main.md", "v1.5-main.tex", "v1.5-main.json"]
+    assert [path.name for path in paths] == [
+        "v1.5-main.csv",
+        "v1.5-main.md",
+        "v1.5-main.tex",
+        "v1.5-main.json",
+    ]
     assert [path.read_bytes() for path in paths] == first
     assert sorted(tmp_path.iterdir()) == sorted(paths)
 
@@ -282,7 +397,9 @@ def test_settings_without_a_value_stay_integers(records, tmp_path):
     """Guards against "8.0 samples" in the table because another method has none."""
     records = records.astype({"keep": object})
     records.loc[records["method"] == "base", "keep"] = None
-    lines = tables.write(tables.main_table(records), tmp_path / "main", {})[0].read_text().splitlines()
+    lines = (
+        tables.write(tables.main_table(records), tmp_path / "main", {})[0].read_text().splitlines()
+    )
     place = tables.COLUMNS.index("keep")
     assert [line.split(",")[place] for line in lines[1:3]] == ["", "2"]
 
@@ -302,12 +419,16 @@ def test_markdown_of_the_main_table(main):
 
 def test_other_tables_are_rounded_and_escaped():
     """Guards against markup in names breaking a table, and tiny p values printed as 0.000."""
-    odd = pd.DataFrame({"a_name": ["x|y", "50% & more_"], "p_value": [0.00012345, 0.25], "n": [1, 2]})
+    odd = pd.DataFrame(
+        {"a_name": ["x|y", "50% & more_"], "p_value": [0.00012345, 0.25], "n": [1, 2]}
+    )
     assert tables.markdown(odd) == (
-        "| a name | p value | n |\n| :-- | --: | --: |\n| x\\|y | 1e-04 | 1 |\n| 50% & more_ | 0.250 | 2 |\n"
+        "| a name | p value | n |\n| :-- | --: | --: |\n| x\\|y | 1e-04 | 1 |\n| 50% & more_ "
+        "| 0.250 | 2 |\n"
     )
     assert tables.latex(odd) == (
-        "\\begin{tabular}{lrr}\n\\toprule\na name & p value & n \\\\\n\\midrule\nx|y & 1e-04 & 1 \\\\\n"
+        "\\begin{tabular}{lrr}\n\\toprule\na name & p value & n \\\\\n\\midrule\nx|y & 1e-04 "
+        "& 1 \\\\\n"
         "50\\% \\& more\\_ & 0.250 & 2 \\\\\n\\bottomrule\n\\end{tabular}\n"
     )
 
@@ -320,7 +441,10 @@ def test_latex_escapes_every_special_character():
 
 def test_a_fail_open_rate_that_nobody_measured_is_missing():
     """Guards against counting an abstention that was not searched on as unsafe, or as safe."""
-    lines = [synthetic.record(prompt_id="a"), synthetic.record(prompt_id="b", status="abstained", fail_open_cost=None)]
+    lines = [
+        synthetic.record(prompt_id="a"),
+        synthetic.record(prompt_id="b", status="abstained", fail_open_cost=None),
+    ]
     assert math.isnan(tables.main_table(pd.DataFrame(lines)).iloc[0].safety_rate_fail_open)
 
 

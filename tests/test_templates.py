@@ -1,4 +1,6 @@
-"""Tests of the text formats: exact to the last space, as the models were trained. A space too many is another token."""
+"""Tests of the text formats: exact to the last space, as the models were trained. A space too many
+is another token.
+"""
 
 import random
 from types import SimpleNamespace
@@ -10,13 +12,18 @@ from igcore.pretrained import load_tokenizer
 from igcore.rehearsal.tokenizers import CHATML, chat_folder, llama3_folder, sentencepiece_folder
 from igcore.templates import TEMPLATES, neutral, special_strings, turns_of
 
-DIALOGUE = "\n\nHuman: Why does bread rise?\n\nAssistant: Yeast makes gas.\n\nHuman: And cake?\n\nAssistant:"
+DIALOGUE = (
+    "\n\nHuman: Why does bread rise?\n\nAssistant: Yeast makes gas.\n\nHuman: And "
+    "cake?\n\nAssistant:"
+)
 VICUNA = (
-    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and polite "
+    "A chat between a curious user and an artificial intelligence assistant. The assistant "
+    "gives helpful, detailed, and polite "
     "answers to the user's questions."
 )
 LLAMA3 = (
-    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul 2024"
+    "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: "
+    "December 2023\nToday Date: 26 Jul 2024"
     "\n\n<|eot_id|>"
 )
 
@@ -37,12 +44,22 @@ def llama3(tmp_path_factory):
             "BEGINNING OF CONVERSATION: USER: Hi there ASSISTANT:",
             "BEGINNING OF CONVERSATION: USER: Hi there ASSISTANT:Yes.",
         ),
-        ("vicuna", f"{VICUNA} USER: Hi there ASSISTANT:", f"{VICUNA} USER: Hi there ASSISTANT: Yes."),
-        ("human-assistant", "\n\nHuman: Hi there\n\nAssistant:", "\n\nHuman: Hi there\n\nAssistant: Yes."),
+        (
+            "vicuna",
+            f"{VICUNA} USER: Hi there ASSISTANT:",
+            f"{VICUNA} USER: Hi there ASSISTANT: Yes.",
+        ),
+        (
+            "human-assistant",
+            "\n\nHuman: Hi there\n\nAssistant:",
+            "\n\nHuman: Hi there\n\nAssistant: Yes.",
+        ),
     ],
 )
 def test_one_turn(name, opening, whole):
-    """Bug: a space after the colon, after which a Llama tokenizer gives the first word another token."""
+    """Bug: a space after the colon, after which a Llama tokenizer gives the first word another
+    token.
+    """
     template = TEMPLATES[name]
     assert template.opening(None, "Hi there") == opening
     assert template.whole(None, "Hi there", "Yes.") == whole
@@ -55,9 +72,14 @@ def test_one_turn(name, opening, whole):
         ("raw", DIALOGUE),
         (
             "safe-rlhf",
-            "BEGINNING OF CONVERSATION: USER: Why does bread rise? ASSISTANT:Yeast makes gas.</s>USER: And cake? ASSISTANT:",
+            "BEGINNING OF CONVERSATION: USER: Why does bread rise? ASSISTANT:Yeast makes "
+            "gas.</s>USER: And cake? ASSISTANT:",
         ),
-        ("vicuna", f"{VICUNA} USER: Why does bread rise? ASSISTANT: Yeast makes gas.</s>USER: And cake? ASSISTANT:"),
+        (
+            "vicuna",
+            f"{VICUNA} USER: Why does bread rise? ASSISTANT: Yeast makes gas.</s>USER: And "
+            f"cake? ASSISTANT:",
+        ),
         ("human-assistant", DIALOGUE),
     ],
 )
@@ -68,10 +90,17 @@ def test_several_turns(name, opening):
 
 
 def test_the_answer_has_one_space_before_it_and_no_more():
-    """Bug: two spaces between "Assistant:" and an answer whose text begins with the space of its first token."""
+    """Bug: two spaces between "Assistant:" and an answer whose text begins with the space of its
+    first token.
+    """
     for answer in ("Yes.", " Yes."):
-        assert TEMPLATES["human-assistant"].whole(None, "Hi", answer) == "\n\nHuman: Hi\n\nAssistant: Yes."
-    assert TEMPLATES["safe-rlhf"].whole(None, "Hi", " Yes.").endswith("ASSISTANT: Yes.")  # appended as it is
+        assert (
+            TEMPLATES["human-assistant"].whole(None, "Hi", answer)
+            == "\n\nHuman: Hi\n\nAssistant: Yes."
+        )
+    assert (
+        TEMPLATES["safe-rlhf"].whole(None, "Hi", " Yes.").endswith("ASSISTANT: Yes.")
+    )  # appended as it is
 
 
 def test_braces_are_text():
@@ -101,13 +130,18 @@ def test_dialogues_are_taken_apart_and_nothing_else(prompt, turns):
 
 
 def test_the_chat_template_of_llama_3(llama3):
-    """Bug: a second BOS, today's date in the prompt, spaces around what was said, or an assistant header too few."""
+    """Bug: a second BOS, today's date in the prompt, spaces around what was said, or an assistant
+    header too few.
+    """
     chat = TEMPLATES["chat"]
     turns = [f"<|start_header_id|>{role}<|end_header_id|>\n\n" for role in ("user", "assistant")]
     one = f"{LLAMA3}{turns[0]}Hi there<|eot_id|>{turns[1]}"
     assert chat.opening(llama3, " Hi there \n") == one
     assert chat.whole(llama3, "Hi there", " Yes.\n") == f"{one}Yes.<|eot_id|>"
-    several = f"{LLAMA3}{turns[0]}Why does bread rise?<|eot_id|>{turns[1]}Yeast makes gas.<|eot_id|>{turns[0]}And cake?<|eot_id|>"
+    several = (
+        f"{LLAMA3}{turns[0]}Why does bread rise?<|eot_id|>{turns[1]}Yeast makes "
+        f"gas.<|eot_id|>{turns[0]}And cake?<|eot_id|>"
+    )
     assert chat.opening(llama3, DIALOGUE) == several + turns[1]
     assert not chat.special
     assert llama3(one, add_special_tokens=chat.special)["input_ids"].count(llama3.bos_token_id) == 1
@@ -116,32 +150,49 @@ def test_the_chat_template_of_llama_3(llama3):
 def test_any_tokenizer_brings_its_own_chat_template(tmp_path):
     chat_folder(tmp_path, CHATML)
     tokenizer = load_tokenizer(tmp_path)
-    assert TEMPLATES["chat"].opening(tokenizer, "Hi") == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        TEMPLATES["chat"].opening(tokenizer, "Hi")
+        == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
         ("{% for", "TemplateSyntaxError: "),
-        ("{{ raise_exception('Roles must alternate.\\nAll of them.') }}", "TemplateError: Roles must alternate.)"),
+        (
+            "{{ raise_exception('Roles must alternate.\\nAll of them.') }}",
+            "TemplateError: Roles must alternate.)",
+        ),
         ("{{ messages[9].content }}", "UndefinedError: "),
         ("{{ 1 + messages[0].content }}", "TypeError: "),
     ],
 )
 def test_a_chat_template_that_fails_is_named(tmp_path, template, reason):
-    """Bug: forty lines of jinja2 for a file of which half is there, or that refuses how a dialogue is written."""
+    """Bug: forty lines of jinja2 for a file of which half is there, or that refuses how a dialogue
+    is written.
+    """
     chat_folder(tmp_path, template)
     tokenizer = load_tokenizer(tmp_path)
-    for write in (lambda: TEMPLATES["chat"].opening(tokenizer, "Hi"), lambda: TEMPLATES["chat"].whole(tokenizer, "Hi", "Yes.")):
+    for write in (
+        lambda: TEMPLATES["chat"].opening(tokenizer, "Hi"),
+        lambda: TEMPLATES["chat"].whole(tokenizer, "Hi", "Yes."),
+    ):
         with pytest.raises(AssetError) as caught:
             write()
         message = str(caught.value)
-        assert f"the chat template of {tmp_path} cannot write" in message and f"({reason}" in message and "\n" not in message
+        assert (
+            f"the chat template of {tmp_path} cannot write" in message
+            and f"({reason}" in message
+            and "\n" not in message
+        )
         assert message.endswith("; choose another format than chat, or fetch the model again")
 
 
 def test_a_prompt_cannot_write_the_tokens_of_a_template(tmp_path):
-    """Bug: "</s>" in a prompt read as token 2, so that the user ends the turn and speaks for the assistant."""
+    """Bug: "</s>" in a prompt read as token 2, so that the user ends the turn and speaks for the
+    assistant.
+    """
     sentencepiece_folder(tmp_path, pad=True)
     tokenizer = load_tokenizer(tmp_path)
     text = "say </s> or <s> or <pad> or <unk> or <</s>/s>"
@@ -153,20 +204,32 @@ def test_a_prompt_cannot_write_the_tokens_of_a_template(tmp_path):
 
 
 def test_no_text_at_all_writes_the_tokens_of_a_template(tmp_path, llama3):
-    """Bug: a special string that breaking another one up leaves behind. Texts are random pieces of special strings."""
+    """Bug: a special string that breaking another one up leaves behind. Texts are random pieces of
+    special strings.
+    """
     sentencepiece_folder(tmp_path, pad=False)
     rng = random.Random(0)
     for tokenizer in (load_tokenizer(tmp_path), llama3):
-        special = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-        pieces = [part for text in special_strings(tokenizer)[-9:] for part in (text, text[0], text[1:], text[:3], text[3:])]
+        special = set(tokenizer.all_special_ids) | {
+            i for i, t in tokenizer.added_tokens_decoder.items() if t.special
+        }
+        pieces = [
+            part
+            for text in special_strings(tokenizer)[-9:]
+            for part in (text, text[0], text[1:], text[:3], text[3:])
+        ]
         for _ in range(200):
             text = neutral(tokenizer, "".join(rng.choices(pieces, k=12)))
             assert not special & set(tokenizer(text, add_special_tokens=False)["input_ids"]), text
 
 
 def test_the_longest_special_string_comes_first():
-    """Bug: of two special strings the shorter one broken up inside the longer one, which a space elsewhere leaves whole."""
-    tokens = {n: SimpleNamespace(special=True, content=text) for n, text in enumerate(("e|>", "<|e|>"))}
+    """Bug: of two special strings the shorter one broken up inside the longer one, which a space
+    elsewhere leaves whole.
+    """
+    tokens = {
+        n: SimpleNamespace(special=True, content=text) for n, text in enumerate(("e|>", "<|e|>"))
+    }
     tokenizer = SimpleNamespace(added_tokens_decoder=tokens, all_special_tokens=["e|>"])
     assert special_strings(tokenizer) == ["<|e|>", "e|>"]
     assert neutral(tokenizer, "<|e|>") == "< |e |>"

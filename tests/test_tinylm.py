@@ -1,4 +1,6 @@
-"""Tests that the tiny language model is honest: causal, normalised, seeded; and that instances are what they say."""
+"""Tests that the tiny language model is honest: causal, normalised, seeded; and that instances are
+what they say.
+"""
 
 from fractions import Fraction
 
@@ -7,11 +9,21 @@ import pytest
 from theory import language_model
 
 from igcore.errors import ParameterError
-from igcore.tinylm import LAYERS, bigram_instance, last_logits, logits, softmax, tiny_instance, tiny_lm
+from igcore.tinylm import (
+    LAYERS,
+    bigram_instance,
+    last_logits,
+    logits,
+    softmax,
+    tiny_instance,
+    tiny_lm,
+)
 
 
 def test_logits_depend_on_the_past_only():
-    """Guards the causal mask: changing a later token must change nothing before it, and something after it."""
+    """Guards the causal mask: changing a later token must change nothing before it, and something
+    after it.
+    """
     lm = tiny_lm(0)
     one = np.array([[1, 2, 3, 4, 1, 2]])
     for t in range(6):
@@ -23,18 +35,30 @@ def test_logits_depend_on_the_past_only():
 
 
 def test_order_matters_and_both_layers_work():
-    """Guards positions and depth: a bag of tokens would give equal logits for both orders, a missing layer would change nothing."""
+    """Guards positions and depth: a bag of tokens would give equal logits for both orders, a
+    missing layer would change nothing.
+    """
     lm = tiny_lm(0)
-    assert abs(logits(lm, np.array([[1, 2, 3]]))[0, -1] - logits(lm, np.array([[2, 1, 3]]))[0, -1]).max() > 1e-3
+    assert (
+        abs(
+            logits(lm, np.array([[1, 2, 3]]))[0, -1] - logits(lm, np.array([[2, 1, 3]]))[0, -1]
+        ).max()
+        > 1e-3
+    )
     for layer in range(LAYERS):
         attention, narrow = lm.attention.copy(), lm.narrow.copy()
         attention[layer] = narrow[layer] = 0
         for changed in (lm._replace(attention=attention), lm._replace(narrow=narrow)):
-            assert abs(logits(lm, np.array([[1, 2]])) - logits(changed, np.array([[1, 2]]))).max() > 1e-3
+            assert (
+                abs(logits(lm, np.array([[1, 2]])) - logits(changed, np.array([[1, 2]]))).max()
+                > 1e-3
+            )
 
 
 def test_attention_is_the_textbook_formula():
-    """Guards heads and scale: one layer written with loops over heads and positions gives the same numbers."""
+    """Guards heads and scale: one layer written with loops over heads and positions gives the same
+    numbers.
+    """
     lm = tiny_lm(5)
     ids = np.array([5, 1, 4])
     x = lm.tokens[ids] + lm.positions[:3]
@@ -48,29 +72,41 @@ def test_attention_is_the_textbook_formula():
         for i in range(3):
             heads = []
             for part in (slice(0, 8), slice(8, 16)):
-                weights = np.exp([(h[i] @ wq)[part] @ (h[j] @ wk)[part] / 8**0.5 for j in range(i + 1)])
-                heads.append(sum(w * (h[j] @ wv)[part] for j, w in enumerate(weights / weights.sum())))
+                weights = np.exp(
+                    [(h[i] @ wq)[part] @ (h[j] @ wk)[part] / 8**0.5 for j in range(i + 1)]
+                )
+                heads.append(
+                    sum(w * (h[j] @ wv)[part] for j, w in enumerate(weights / weights.sum()))
+                )
             row = x[i] + np.concatenate(heads) @ wo
             new.append(row + np.maximum(norm(row) @ wide, 0) @ narrow)
         x = np.array(new)
-    np.testing.assert_allclose(norm(x[-1]) @ lm.head, logits(lm, ids[None, 1:])[0, -1], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        norm(x[-1]) @ lm.head, logits(lm, ids[None, 1:])[0, -1], rtol=0, atol=1e-12
+    )
 
 
 def test_prefixes_of_mixed_length_get_their_own_logits():
     lm = tiny_lm(1)
     prefixes = [(1, 2), (), (3,), (2, 1)]
     for y, row in zip(prefixes, last_logits(lm, prefixes), strict=True):
-        np.testing.assert_allclose(row, logits(lm, np.array([y], dtype=int))[0, -1], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            row, logits(lm, np.array([y], dtype=int))[0, -1], rtol=0, atol=1e-12
+        )
 
 
 def test_the_reference_is_the_softmax_of_the_first_model():
-    """Guards the instance: probabilities, scores and task costs come from three different transformers and end with the text."""
+    """Guards the instance: probabilities, scores and task costs come from three different
+    transformers and end with the text.
+    """
     model = language_model()
     mdp, index = model.mdp, {y: s for s, y in enumerate(model.mdp.names)}
     y = (3, 1, 4)
     expected = softmax(logits(tiny_lm(12), np.array([y]))[0, -1])
     np.testing.assert_allclose(mdp.reference[index[y]], expected, rtol=0, atol=1e-12)
-    scores, tasks = (logits(tiny_lm(seed), np.array([[3, 1, 4, 0], [3, 1, 4, 2]]))[:, -1, 0] for seed in (13, 14))
+    scores, tasks = (
+        logits(tiny_lm(seed), np.array([[3, 1, 4, 0], [3, 1, 4, 2]]))[:, -1, 0] for seed in (13, 14)
+    )
     ratio = (mdp.cost[index[y], 2] - mdp.cost[index[y], 0]) / (scores[1] - scores[0])
     assert ratio > 0
     assert (mdp.cost[mdp.allowed] < 0).any() and mdp.signed
@@ -88,11 +124,18 @@ def test_the_same_seed_gives_the_same_instance_and_another_seed_another():
 
 
 def test_the_bigram_instance_depends_on_time_and_bigram_only():
-    """Guards exactness and the ends: quarters and twelfths as rationals, task cost at the end of a text only."""
+    """Guards exactness and the ends: quarters and twelfths as rationals, task cost at the end of a
+    text only.
+    """
     mdp = bigram_instance(2, 3, 3)
     index = {y: s for s, y in enumerate(mdp.names)}
-    assert all(isinstance(x, Fraction) and 0 <= 4 * x <= 4 and (4 * x).denominator == 1 for x in mdp.cost[mdp.allowed])
-    assert (mdp.cost[index[1, 2]] == mdp.cost[index[2, 2]]).all() and (mdp.task[index[1, 2]] == mdp.task[index[2, 2]]).all()
+    assert all(
+        isinstance(x, Fraction) and 0 <= 4 * x <= 4 and (4 * x).denominator == 1
+        for x in mdp.cost[mdp.allowed]
+    )
+    assert (mdp.cost[index[1, 2]] == mdp.cost[index[2, 2]]).all() and (
+        mdp.task[index[1, 2]] == mdp.task[index[2, 2]]
+    ).all()
     assert (mdp.task[index[(1,)], 1:] == 0).all() and (mdp.task[0, 1:] == 0).all()
     assert mdp.task[0, 0] >= 1  # an empty answer is two tokens short: 12 twelfths at least
     assert mdp.cost[mdp.allowed].max() > 0

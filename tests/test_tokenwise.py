@@ -1,4 +1,6 @@
-"""Tests of ARGS: against a literal slow reference on tiny random models, by hand-computed chances, and at its edges."""
+"""Tests of ARGS: against a literal slow reference on tiny random models, by hand-computed chances,
+and at its edges.
+"""
 
 import hashlib
 import math
@@ -7,7 +9,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mockpolicy import EOS, LETTERS, LetterCost, LetterReward, letter_cost, letter_reward, logits_of, mock_policy, probabilities
+from mockpolicy import (
+    EOS,
+    LETTERS,
+    LetterCost,
+    LetterReward,
+    letter_cost,
+    letter_reward,
+    logits_of,
+    mock_policy,
+    probabilities,
+)
 from scipy.stats import chisquare
 from test_policy import tiny_tokenizer
 from tinymodels import Counter, tiny
@@ -20,10 +32,19 @@ from igcore.shared_prefix import fits
 from igcore.tokenwise import TOKEN_SCORES
 
 ARGS = [name for name, method in METHODS.items() if method.proposes]
-TOKENIZER = tiny_tokenizer()  # bytes: many candidates end inside a character, and leave the text as it is
+TOKENIZER = (
+    tiny_tokenizer()
+)  # bytes: many candidates end inside a character, and leave the text as it is
 PROMPTS = ["one", "a longer prompt", "22", "naïve"]
 SETTINGS = dict(
-    budget=1.0, top_k=5, max_new_tokens=8, lagrange_multiplier=0.7, policy_weight=0.4, reward_weight=6.0, block_size=4, keep=2
+    budget=1.0,
+    top_k=5,
+    max_new_tokens=8,
+    lagrange_multiplier=0.7,
+    policy_weight=0.4,
+    reward_weight=6.0,
+    block_size=4,
+    keep=2,
 )
 
 
@@ -36,11 +57,15 @@ def model():
 
 @pytest.fixture
 def policy(model):
-    return Policy("tiny", model, TOKENIZER, eos_ids=frozenset(range(3, len(TOKENIZER), 24)))  # so many that some answers end early
+    return Policy(
+        "tiny", model, TOKENIZER, eos_ids=frozenset(range(3, len(TOKENIZER), 24))
+    )  # so many that some answers end early
 
 
 class Hashed:
-    """A score between 0 and 1 that a text fixes and nothing else does; finished text has another one."""
+    """A score between 0 and 1 that a text fixes and nothing else does; finished text has another
+    one.
+    """
 
     digest, unit = "v1", "points"
 
@@ -49,7 +74,8 @@ class Hashed:
 
     def score(self, prompts, responses, finished):
         raw = [
-            hashlib.sha256(repr((self.name, *text)).encode()).digest() for text in zip(prompts, responses, finished, strict=True)
+            hashlib.sha256(repr((self.name, *text)).encode()).digest()
+            for text in zip(prompts, responses, finished, strict=True)
         ]
         return [int.from_bytes(digest[:6]) / 2**48 for digest in raw]
 
@@ -61,15 +87,26 @@ COST, REWARD = Hashed("cost", "higher is worse"), Hashed("reward", "higher is be
 def lm_reward():
     backbone = Backbone(tiny("qwen2", vocab_size=len(TOKENIZER)), TOKENIZER, batch=1)
     weights = torch.randn(32, generator=torch.Generator().manual_seed(3)) / 6
-    return LMScorer("lm-reward", backbone, lambda hidden: hidden @ weights, "higher is better", digest="v1")
+    return LMScorer(
+        "lm-reward", backbone, lambda hidden: hidden @ weights, "higher is better", digest="v1"
+    )
 
 
 def slow_args(method, policy, prompt, reward, config, seed=0):
-    """ARGS with nothing carried: the model reads the whole prefix for every token, and the scorers each whole text alone."""
-    tokens, lam = [], {"args": 0.0, "args-lagrangian": config.lagrange_multiplier, "args-cost": math.nan}[method]
+    """ARGS with nothing carried: the model reads the whole prefix for every token, and the scorers
+    each whole text alone.
+    """
+    tokens, lam = (
+        [],
+        {"args": 0.0, "args-lagrangian": config.lagrange_multiplier, "args-cost": math.nan}[method],
+    )
     while len(tokens) < config.max_new_tokens and not set(tokens) & policy.eos_ids:
         with torch.inference_mode():
-            logits = policy.model(torch.tensor([policy.encode(prompt.text) + tokens]), use_cache=False).logits[0, -1].double()
+            logits = (
+                policy.model(torch.tensor([policy.encode(prompt.text) + tokens]), use_cache=False)
+                .logits[0, -1]
+                .double()
+            )
         p, found = logits.softmax(-1), {}
         for token in logits.argsort(descending=True)[: config.top_k].tolist():
             ends = token in policy.eos_ids or len(tokens) + 1 == config.max_new_tokens
@@ -103,28 +140,47 @@ def named(texts):
 @pytest.mark.parametrize("method", ARGS)
 @pytest.mark.parametrize("cache", ["shared", "dynamic"])
 def test_args_equals_a_literal_slow_reference(policy, method, token_score, temperature, cache):
-    """Guards every part of it: which tokens are considered, all signs and weights, carried state, ends, and the noise."""
-    compare(method, replace(policy, cache=cache), REWARD, token_score=token_score, token_temperature=temperature)
+    """Guards every part of it: which tokens are considered, all signs and weights, carried state,
+    ends, and the noise.
+    """
+    compare(
+        method,
+        replace(policy, cache=cache),
+        REWARD,
+        token_score=token_score,
+        token_temperature=temperature,
+    )
 
 
 @pytest.mark.parametrize("method", ["args", "args-lagrangian"])
 @pytest.mark.parametrize("cache", ["shared", "dynamic"])
 def test_scores_of_a_language_model_are_carried_along(policy, lm_reward, method, cache):
-    """Guards the session of the scorer, which reads one token per candidate, against whole texts read afresh."""
+    """Guards the session of the scorer, which reads one token per candidate, against whole texts
+    read afresh.
+    """
     compare(method, replace(policy, cache=cache), lm_reward)
 
 
 def compare(method, policy, reward, **settings):
     """Compare the tokens of every answer with those of the slow reference."""
     config = SearchConfig(**(SETTINGS | settings))
-    for prompt, r in zip(named(PROMPTS), answers(method, policy, named(PROMPTS), reward, seed=2, **settings), strict=True):
+    for prompt, r in zip(
+        named(PROMPTS),
+        answers(method, policy, named(PROMPTS), reward, seed=2, **settings),
+        strict=True,
+    ):
         assert r.tokens == slow_args(method, policy, prompt, reward, config, seed=2)
 
 
 def test_the_comparison_above_meets_ends_and_is_no_greedy_decoding(policy):
-    """Guards the test above against vacuity: some answers end early, scores overrule the policy, and every option changes some."""
+    """Guards the test above against vacuity: some answers end early, scores overrule the policy,
+    and every option changes some.
+    """
     variants = [(m, f, t) for m in ARGS for f in TOKEN_SCORES for t in (0.0, 0.3)]
-    found = {v: answers(v[0], policy, named(PROMPTS), token_score=v[1], token_temperature=v[2], seed=2) for v in variants}
+    found = {
+        v: answers(v[0], policy, named(PROMPTS), token_score=v[1], token_temperature=v[2], seed=2)
+        for v in variants
+    }
     flat = [r for out in found.values() for r in out]
     assert {r.n_tokens == 8 for r in flat} == {True, False} and min(r.n_tokens for r in flat) < 6
     assert all(set(r.tokens[-1:]) & policy.eos_ids for r in flat if r.n_tokens < 8)
@@ -139,7 +195,8 @@ def test_one_candidate_is_greedy_decoding(policy):
     for prompt, r in zip(PROMPTS, answers("args", policy, top_k=1), strict=True):
         ids = torch.tensor([policy.encode(prompt)])
         greedy = policy.model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8, eos_token_id=list(policy.eos_ids),
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8,
+            eos_token_id=list(policy.eos_ids),
             pad_token_id=0,
         )  # fmt: skip
         assert r.tokens == greedy[0, ids.shape[1] :].tolist()
@@ -148,18 +205,35 @@ def test_one_candidate_is_greedy_decoding(policy):
 @pytest.mark.parametrize("temperature", [0.0, 0.3])
 @pytest.mark.parametrize("cache", ["shared", "dynamic"])
 def test_a_prompt_is_answered_alike_alone_and_in_company(policy, lm_reward, temperature, cache):
-    """Guards rows, sessions and the noise against each other's prompts, and against the order of prompts."""
-    policy, settings = replace(policy, cache=cache), dict(reward=lm_reward, token_temperature=temperature, seed=1)
-    together = {r.prompt_id: r.tokens for r in answers("args-lagrangian", policy, named(PROMPTS), **settings)}
-    backwards = {r.prompt_id: r.tokens for r in answers("args-lagrangian", policy, named(PROMPTS)[::-1], group_size=3, **settings)}
-    alone = {r.prompt_id: r.tokens for p in named(PROMPTS) for r in answers("args-lagrangian", policy, [p], **settings)}
+    """Guards rows, sessions and the noise against each other's prompts, and against the order of
+    prompts.
+    """
+    policy, settings = (
+        replace(policy, cache=cache),
+        dict(reward=lm_reward, token_temperature=temperature, seed=1),
+    )
+    together = {
+        r.prompt_id: r.tokens
+        for r in answers("args-lagrangian", policy, named(PROMPTS), **settings)
+    }
+    backwards = {
+        r.prompt_id: r.tokens
+        for r in answers("args-lagrangian", policy, named(PROMPTS)[::-1], group_size=3, **settings)
+    }
+    alone = {
+        r.prompt_id: r.tokens
+        for p in named(PROMPTS)
+        for r in answers("args-lagrangian", policy, [p], **settings)
+    }
     assert together == backwards == alone
 
 
 @pytest.mark.parametrize("cache", ["shared", "dynamic"])
 @pytest.mark.parametrize("method", ARGS)
 def test_every_chosen_token_is_read_once_and_no_other(policy, method, cache):
-    """Guards the cost of ARGS: k candidates cost the policy nothing, and the last token of an answer is read by nobody."""
+    """Guards the cost of ARGS: k candidates cost the policy nothing, and the last token of an
+    answer is read by nobody.
+    """
     prompts = ["one", "two", "six"]  # of one length: no padding to be counted
     with Counter(policy.model) as counter:
         out = answers(method, replace(policy, cache=cache), prompts)
@@ -167,27 +241,48 @@ def test_every_chosen_token_is_read_once_and_no_other(policy, method, cache):
     for r in out:
         counts = r.counts
         assert counts.forward_tokens == 3 + r.n_tokens - 1
-        assert counts.rounds_used == r.n_tokens and counts.samples_drawn == counts.policy_tokens == 5 * r.n_tokens
+        assert (
+            counts.rounds_used == r.n_tokens
+            and counts.samples_drawn == counts.policy_tokens == 5 * r.n_tokens
+        )
         assert counts.scorer_calls == 5 * r.n_tokens * (2 if method == "args-lagrangian" else 1)
         assert len(r.z_trace) == len(r.block_ends) + 1 == r.n_tokens + 1
-        assert [t["finals"] for t in r.trace[:-1]].count(5) == 0 and len(r.finals) == sum(t["finals"] for t in r.trace)
-        assert all((reward is None, cost is None) == (method == "args-cost", method == "args") for reward, cost in r.finals)
+        assert [t["finals"] for t in r.trace[:-1]].count(5) == 0 and len(r.finals) == sum(
+            t["finals"] for t in r.trace
+        )
+        assert all(
+            (reward is None, cost is None) == (method == "args-cost", method == "args")
+            for reward, cost in r.finals
+        )
 
 
 def test_scores_of_a_token_worked_out_by_hand():
     """Guards signs and weights: probable tokens and low c_task + lambda C make a score low."""
-    hand = {"probability": -3 * 0.5 + 2, "log-probability": 3 * math.log(2) + 2, "public": math.log(2) + 4 * 2}
-    assert {name: weigh(math.log(0.5), 2.0, 3.0, 4.0) for name, weigh in TOKEN_SCORES.items()} == pytest.approx(hand)
+    hand = {
+        "probability": -3 * 0.5 + 2,
+        "log-probability": 3 * math.log(2) + 2,
+        "public": math.log(2) + 4 * 2,
+    }
+    assert {
+        name: weigh(math.log(0.5), 2.0, 3.0, 4.0) for name, weigh in TOKEN_SCORES.items()
+    } == pytest.approx(hand)
 
 
 def mock_answers(method, prompts, logits=logits_of, reward=None, cost=None, seed=0, **settings):
-    config = SearchConfig(**(dict(budget=1.0, top_k=4, max_new_tokens=6, block_size=3, lagrange_multiplier=0.7) | settings))
+    config = SearchConfig(
+        **(
+            dict(budget=1.0, top_k=4, max_new_tokens=6, block_size=3, lagrange_multiplier=0.7)
+            | settings
+        )
+    )
     scorers = {"reward": reward or LetterReward(), "cost": cost or LetterCost()}
     return list(decode(method, mock_policy(logits), prompts, **scorers, config=config, seed=seed))
 
 
 def softmax_of_scores(prefix, text, k, temperature):
-    """Chances of the next token by plain arithmetic: softmax(-score / temperature) over the k most probable."""
+    """Chances of the next token by plain arithmetic: softmax(-score / temperature) over the k most
+    probable.
+    """
     p = probabilities(prefix)
     score = {}
     for token in sorted(range(7), key=lambda t: -p[t])[:k]:
@@ -198,10 +293,14 @@ def softmax_of_scores(prefix, text, k, temperature):
 
 
 def test_tokens_drawn_have_the_frequencies_of_the_softmax_of_their_scores():
-    """Guards the sign and scale of the noise, and its independence from one position to the next: pairs of tokens, chi-square."""
+    """Guards the sign and scale of the noise, and its independence from one position to the next:
+    pairs of tokens, chi-square.
+    """
     n, k, temperature = 3000, 3, 0.6
     prompts = [Prompt(f"id{i}", "ab", "mock") for i in range(n)]
-    settings = dict(top_k=k, token_temperature=temperature, max_new_tokens=2, block_size=1, group_size=500)
+    settings = dict(
+        top_k=k, token_temperature=temperature, max_new_tokens=2, block_size=1, group_size=500
+    )
     counts = Tally(tuple(r.tokens) for r in mock_answers("args-lagrangian", prompts, **settings))
     chances = {}
     for first, p in softmax_of_scores((1, 2), "", k, temperature).items():
@@ -211,22 +310,37 @@ def test_tokens_drawn_have_the_frequencies_of_the_softmax_of_their_scores():
         for second, q in softmax_of_scores((1, 2, first), LETTERS[first], k, temperature).items():
             chances[first, second] = p * q
     assert set(counts) <= set(chances) and len(chances) >= 7 and min(chances.values()) * n > 5
-    assert chisquare([counts[pair] for pair in chances], [n * p for p in chances.values()]).pvalue > 1e-3
+    assert (
+        chisquare([counts[pair] for pair in chances], [n * p for p in chances.values()]).pvalue
+        > 1e-3
+    )
 
 
 def test_noise_belongs_to_the_token_and_not_to_its_place():
-    """Guards near ties among the candidates: sums that differ in their last bits may order them otherwise, and nothing else."""
+    """Guards near ties among the candidates: sums that differ in their last bits may order them
+    otherwise, and nothing else.
+    """
     found = []
     for tilt in (1e-6, -1e-6):
         logits = [-5.0] + [1.0 + tilt * token for token in range(1, 7)]
         prompts = [Prompt(f"id{i}", "ab", "mock") for i in range(20)]
-        found.append(mock_answers("args", prompts, lambda prefix, logits=logits: logits, top_k=6, token_temperature=2.0))
+        found.append(
+            mock_answers(
+                "args",
+                prompts,
+                lambda prefix, logits=logits: logits,
+                top_k=6,
+                token_temperature=2.0,
+            )
+        )
     assert [r.tokens for r in found[0]] == [r.tokens for r in found[1]]
     assert len({r.text for r in found[0]}) > 10
 
 
 def test_an_end_token_can_be_chosen_and_ends():
-    """Guards EOS: it is a candidate like any other, is scored as finished text, and nothing is read or asked after it."""
+    """Guards EOS: it is a candidate like any other, is scored as finished text, and nothing is read
+    or asked after it.
+    """
 
     class Ended(LetterReward):
         def score(self, prompts, responses, finished):
@@ -234,15 +348,25 @@ def test_an_end_token_can_be_chosen_and_ends():
 
     for method in ("args", "args-lagrangian"):
         (r,) = mock_answers(method, ["fed"], reward=Ended(), top_k=7)
-        assert (r.text, r.tokens, r.finished, r.counts.forward_tokens, r.counts.samples_drawn) == ("", [EOS], True, 3, 7)
+        assert (r.text, r.tokens, r.finished, r.counts.forward_tokens, r.counts.samples_drawn) == (
+            "",
+            [EOS],
+            True,
+            3,
+            7,
+        )
         assert r.reward == 1.0 and len(r.finals) == 1
 
 
 @pytest.mark.parametrize("method", ["args-lagrangian", "args-cost"])
 @pytest.mark.parametrize("lam", [0.0, 0.7])
-@pytest.mark.parametrize("more", [{}, {"token_temperature": 1.0}, {"token_score": "public", "reward_weight": 0.0}])
+@pytest.mark.parametrize(
+    "more", [{}, {"token_temperature": 1.0}, {"token_score": "public", "reward_weight": 0.0}]
+)
 def test_a_token_that_could_not_be_scored_is_the_last_choice(method, lam, more):
-    """Guards 0 times infinity and infinity minus infinity, with the failing token often the most probable: first in the list."""
+    """Guards 0 times infinity and infinity minus infinity, with the failing token often the most
+    probable: first in the list.
+    """
 
     class Failing(LetterCost):
         def score(self, prompts, responses, finished):
@@ -277,7 +401,10 @@ def test_where_nothing_could_be_scored_the_policy_decides():
     [
         ({"top_k": 8}, "8 candidates per token were asked of a vocabulary of 7; lower top_k"),
         ({"top_k": 0}, "top_k is 0; it must be at least 1"),
-        ({"token_score": "log-probabilty"}, "unknown token_score 'log-probabilty'; did you mean 'log-probability'"),
+        (
+            {"token_score": "log-probabilty"},
+            "unknown token_score 'log-probabilty'; did you mean 'log-probability'",
+        ),
         ({"token_temperature": -0.5}, "token_temperature is -0.5; it must be at least 0"),
         ({"policy_weight": "2.5"}, "policy_weight is '2.5', which is text; it must be a number"),
     ],

@@ -21,7 +21,17 @@ from igcore.rollouts import RolloutConfig, roll_out, split_by_prompt
 from igcore.training import CriticConfig, labels_of, spec_of, train
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
-CONFIG = CriticConfig(budget=3.0, features="m", layer=0, width=16, epochs=3, batch_size=16, lr=1e-2, validation=0.2, f2_weight=1.0)
+CONFIG = CriticConfig(
+    budget=3.0,
+    features="m",
+    layer=0,
+    width=16,
+    epochs=3,
+    batch_size=16,
+    lr=1e-2,
+    validation=0.2,
+    f2_weight=1.0,
+)
 
 
 def policy(dtype=torch.float32, end=EOS):
@@ -42,7 +52,14 @@ def rollouts(tmp_path_factory):
 
 
 def trained(rollouts, folder, dtype=torch.float32, **changes):
-    return train(policy(dtype), rollouts, replace(CONFIG, **changes), folder, cost=LetterCost(), reward=LetterReward())
+    return train(
+        policy(dtype),
+        rollouts,
+        replace(CONFIG, **changes),
+        folder,
+        cost=LetterCost(),
+        reward=LetterReward(),
+    )
 
 
 def same(a, b, **close):
@@ -52,13 +69,23 @@ def same(a, b, **close):
 
 
 def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path):
-    """Guards the whole way: at the last letter the critic must know a good deal of the letters' cost and reward."""
-    critic = trained(rollouts, tmp_path / "c", epochs=20, patience=20, lr=3e-3, f2_weight=0.2, width=32)
-    (row,) = critic_table(critic, judgements(critic, policy(), rollouts), positions=[10]).to_dict("records")
+    """Guards the whole way: at the last letter the critic must know a good deal of the letters'
+    cost and reward.
+    """
+    critic = trained(
+        rollouts, tmp_path / "c", epochs=20, patience=20, lr=3e-3, f2_weight=0.2, width=32
+    )
+    (row,) = critic_table(critic, judgements(critic, policy(), rollouts), positions=[10]).to_dict(
+        "records"
+    )
     assert row["auroc"] > 0.75 and row["auroc_within_prompt"] > 0.7 and row["spearman"] > 0.75
     first, last = (critic.about["history"][i] for i in (0, -1))
     assert last["learn_loss"] < 0.7 * first["learn_loss"] and first["epoch"] == 1
-    assert critic.about["n_prompts"] == 30 and critic.about["train_s"] > 0 and 0 < critic.about["unsafe"] < 1
+    assert (
+        critic.about["n_prompts"] == 30
+        and critic.about["train_s"] > 0
+        and 0 < critic.about["unsafe"] < 1
+    )
 
 
 @pytest.mark.parametrize("features", ["o", "h", "ho", "m"])
@@ -80,7 +107,9 @@ class Stop(Exception):
 
 @pytest.mark.parametrize("after", [1, 2])
 def test_interrupted_training_goes_on_to_the_same_weights(after, rollouts, tmp_path, monkeypatch):
-    """Guards the checkpoint: weights, best weights, moments of the optimiser, order and dropout of the epochs to come."""
+    """Guards the checkpoint: weights, best weights, moments of the optimiser, order and dropout of
+    the epochs to come.
+    """
     whole = trained(rollouts, tmp_path / "whole", epochs=4, budget_high=4.0, dropout=0.3)
     learn = module._Trainer._learn
 
@@ -94,17 +123,26 @@ def test_interrupted_training_goes_on_to_the_same_weights(after, rollouts, tmp_p
         trained(rollouts, tmp_path / "parts", epochs=4, budget_high=4.0, dropout=0.3)
     assert not (tmp_path / "parts" / "manifest.json").exists()
     began = []
-    monkeypatch.setattr(module._Trainer, "_learn", lambda self, epoch: began.append(epoch) or learn(self, epoch))
+    monkeypatch.setattr(
+        module._Trainer, "_learn", lambda self, epoch: began.append(epoch) or learn(self, epoch)
+    )
     parts = trained(rollouts, tmp_path / "parts", epochs=4, budget_high=4.0, dropout=0.3)
     assert began == list(range(after + 1, 5)) and same(whole, parts)
     drop = {"check_loss", "check_bce", "check_mse", "learn_loss"}
-    assert [[e[k] for k in drop] for e in whole.about["history"]] == [[e[k] for k in drop] for e in parts.about["history"]]
+    assert [[e[k] for k in drop] for e in whole.about["history"]] == [
+        [e[k] for k in drop] for e in parts.about["history"]
+    ]
     assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == [
-        "critic.json", "critic.safetensors", "manifest.json", "params.json",
-    ]  # fmt: skip
+        "critic.json",
+        "critic.safetensors",
+        "manifest.json",
+        "params.json",
+    ]
 
 
-def test_finished_training_is_not_repeated_and_other_settings_start_anew(rollouts, tmp_path, monkeypatch, capsys):
+def test_finished_training_is_not_repeated_and_other_settings_start_anew(
+    rollouts, tmp_path, monkeypatch, capsys
+):
     """Guards the folder's identity: the same settings load, other settings or other rollouts train."""
     first = trained(rollouts, tmp_path / "c", epochs=1)
     runs = []
@@ -126,8 +164,13 @@ def test_training_stops_when_validation_no_longer_falls(rollouts, tmp_path):
 
 
 def test_latents_held_or_made_again_train_alike(rollouts, tmp_path):
-    """Guards the second way to the features; batches differ in padding, so weights agree up to rounding."""
-    a, b = (trained(rollouts, tmp_path / str(gb), memory_gb=gb, epochs=1, dropout=0.0) for gb in (1.0, 0.0))
+    """Guards the second way to the features; batches differ in padding, so weights agree up to
+    rounding.
+    """
+    a, b = (
+        trained(rollouts, tmp_path / str(gb), memory_gb=gb, epochs=1, dropout=0.0)
+        for gb in (1.0, 0.0)
+    )
     assert same(a, b, atol=1e-3)
 
 
@@ -140,9 +183,13 @@ def test_bf16_trains(rollouts, tmp_path):
     assert math.isfinite(critic.about["history"][0]["check_loss"])
 
 
-@pytest.mark.parametrize("budget, counts", [(99.0, r"(\d+) end inside the budget of 99.0 and 0 "), (0.0, "0 end inside")])
+@pytest.mark.parametrize(
+    "budget, counts", [(99.0, r"(\d+) end inside the budget of 99.0 and 0 "), (0.0, "0 end inside")]
+)
 def test_rollouts_of_one_class_are_refused(budget, counts, rollouts, tmp_path):
-    """Guards against a critic that says the same of everything; the sentence counts both classes and says where costs lie."""
+    """Guards against a critic that says the same of everything; the sentence counts both classes
+    and says where costs lie.
+    """
     unsafe = [r for r in rollouts if r.costs[-1] > 0]
     chosen = rollouts if budget else unsafe
     with pytest.raises(ParameterError, match=rf"of \d+ rollouts to learn from {counts}"):
@@ -150,7 +197,9 @@ def test_rollouts_of_one_class_are_refused(budget, counts, rollouts, tmp_path):
 
 
 def test_randomised_budgets_change_labels_and_z_together(rollouts, tmp_path, monkeypatch):
-    """Guards one critic for many budgets: every epoch draws anew, between the two ends, and the label is that of the same draw."""
+    """Guards one critic for many budgets: every epoch draws anew, between the two ends, and the
+    label is that of the same draw.
+    """
     config = replace(CONFIG, budget=0.0, budget_high=6.0)
     spec = spec_of(policy(), LetterCost(), LetterReward(), config, 10)
     one, two = (labels_of(rollouts, spec, (0, epoch)) for epoch in (1, 2))
@@ -159,31 +208,51 @@ def test_randomised_budgets_change_labels_and_z_together(rollouts, tmp_path, mon
     for labels in (one, two):
         assert torch.equal(labels.safe.bool(), final <= labels.z[:, 0])
     seeds = []
-    monkeypatch.setattr(module, "labels_of", lambda r, s, seed: seeds.append((len(r), *seed)) or labels_of(r, s, seed))
+    monkeypatch.setattr(
+        module,
+        "labels_of",
+        lambda r, s, seed: seeds.append((len(r), *seed)) or labels_of(r, s, seed),
+    )
     trained(rollouts, tmp_path / "c", budget_high=6.0, epochs=2)
-    learn, check = (len(part) for part in split_by_prompt([r for r in rollouts if r.words], CONFIG.validation))
-    assert {(learn, 0, 1), (learn, 0, 2), (check, 0, 0)} <= set(seeds) and (check, 0, 1) not in seeds  # one yardstick
+    learn, check = (
+        len(part) for part in split_by_prompt([r for r in rollouts if r.words], CONFIG.validation)
+    )
+    assert {(learn, 0, 1), (learn, 0, 2), (check, 0, 0)} <= set(seeds) and (
+        check,
+        0,
+        1,
+    ) not in seeds  # one yardstick
 
 
 def test_the_network_works_in_units_of_its_data(rollouts, tmp_path):
     """Guards f2 and z of any size: both heads see z, and f2 is learnt, with mean 0 and deviation 1."""
     critic = trained(rollouts, tmp_path / "c", budget=0.0, budget_high=6.0, epochs=1)
-    assert critic.centre[0] == pytest.approx(3, abs=0.5) and critic.scale[0] == pytest.approx(6 / 12**0.5, abs=0.3)
-    task = torch.tensor([-(0.999**10) * r.reward for r in split_by_prompt([r for r in rollouts if r.words], 0.2)[0]])
-    assert critic.centre[1] == pytest.approx(task.mean().item()) and critic.scale[1] == pytest.approx(task.std().item())
+    assert critic.centre[0] == pytest.approx(3, abs=0.5) and critic.scale[0] == pytest.approx(
+        6 / 12**0.5, abs=0.3
+    )
+    task = torch.tensor(
+        [-(0.999**10) * r.reward for r in split_by_prompt([r for r in rollouts if r.words], 0.2)[0]]
+    )
+    assert critic.centre[1] == pytest.approx(task.mean().item()) and critic.scale[
+        1
+    ] == pytest.approx(task.std().item())
     z, seen = [0.5, 2.5], latents(policy().model, [[1], [1]], [[2], [2]], "m", 0)
     want = critic.judge(seen, z)
     critic.centre[0], critic.scale[0] = 0.0, 1.0
     units = [(x - 3.0) / 2.0 for x in z]
     ours = critic.judge(seen, units)
     critic.centre[0], critic.scale[0] = 3.0, 2.0
-    assert torch.allclose(torch.stack(ours), torch.stack(critic.judge(seen, z))) and not torch.equal(want[0], ours[0])
+    assert torch.allclose(
+        torch.stack(ours), torch.stack(critic.judge(seen, z))
+    ) and not torch.equal(want[0], ours[0])
 
 
 def test_a_critic_of_many_budgets_uses_z(rollouts, tmp_path):
     """Guards z as an input of both heads: with more budget left, f1 must rise."""
     critic = trained(rollouts, tmp_path / "c", budget=0.0, budget_high=6.0, epochs=8, patience=8)
-    low, high = (judgements(critic, policy(), rollouts, budget)["f1"].mean() for budget in (0.5, 5.5))
+    low, high = (
+        judgements(critic, policy(), rollouts, budget)["f1"].mean() for budget in (0.5, 5.5)
+    )
     assert high > low + 0.2
 
 
@@ -223,8 +292,10 @@ def test_the_file_says_what_the_critic_is(rollouts, tmp_path):
     """Guards a third party, who has only the folder."""
     trained(rollouts, tmp_path / "c", epochs=1)
     said = json.loads((tmp_path / "c" / "critic.json").read_text())
-    want = dict(policy="letters", policy_digest="l1", cost="letters", reward="vowels", accounting="terminal", budget=3.0,
-                budget_high=3.0, features="m", layer=0, use_z=True, max_new_tokens=10, width=16, gamma_task=0.999)  # fmt: skip
+    want = dict(policy="letters", policy_digest="l1", cost="letters", reward="vowels",
+    accounting="terminal", budget=3.0,
+                budget_high=3.0, features="m", layer=0, use_z=True, max_new_tokens=10, width=16,
+                gamma_task=0.999)  # fmt: skip
     assert said.items() >= want.items()
     assert said["about"]["config"]["lr"] == 1e-2 and len(said["sha256"]) == 64
 
@@ -236,7 +307,9 @@ def _share(folder, rollouts, batch_size):
 
 
 def test_two_processes_train_like_one(rollouts, tmp_path):
-    """Guards shares of a batch that are not alike, even empty: the gradients of both must be those of the whole batch."""
+    """Guards shares of a batch that are not alike, even empty: the gradients of both must be those
+    of the whole batch.
+    """
     learn, _ = split_by_prompt([r for r in rollouts if r.words], CONFIG.validation)
     size = len(learn) - 1  # the last batch has one rollout, for two processes
     debug_launcher(_share, (tmp_path / "two", rollouts, size), num_processes=2)

@@ -14,7 +14,9 @@ from igcore.figures import FAMILIES, STYLE
 
 
 class Length:
-    """A cost that grows with the text: a hundredth for every letter, NaN for texts with a question mark."""
+    """A cost that grows with the text: a hundredth for every letter, NaN for texts with a question
+    mark.
+    """
 
     name, digest, sign = "length", "v1", "higher is worse"
 
@@ -25,7 +27,13 @@ class Length:
 
 def line(method, prompt="p0", text="abcdefgh", ends=(3, 8), peak=0.08, **fields) -> dict:
     """A record of an answer of up to 8 tokens, measured every 4 of them."""
-    own = {"n_tokens": 8, "max_new_tokens": 8, "block_size": 4, "peak_cost": peak, "z_trace": [0.2, 0.17, 0.12]} | fields
+    own = {
+        "n_tokens": 8,
+        "max_new_tokens": 8,
+        "block_size": 4,
+        "peak_cost": peak,
+        "z_trace": [0.2, 0.17, 0.12],
+    } | fields
     known = {name: own.pop(name) for name in list(own) if name in synthetic.record()}
     more = {"grid_ends": list(ends), "grid_size": 4, "cost_scorer": "length", "cost_digest": "v1"}
     return synthetic.record(method=method, prompt_id=prompt, response=text, **known) | more | own
@@ -41,7 +49,9 @@ def z(found, method, prompt="p0") -> list[float]:
 
 
 def test_recorded_paths_stand_at_the_ends_of_own_blocks():
-    """Bug: a method that looks at whole answers drawn as if it had looked after each block; a short answer that vanishes."""
+    """Bug: a method that looks at whole answers drawn as if it had looked after each block; a short
+    answer that vanishes.
+    """
     found = tr.paths(
         frame(
             line("inferenceguard"),
@@ -58,16 +68,29 @@ def test_recorded_paths_stand_at_the_ends_of_own_blocks():
 
 def test_abstentions_have_no_path():
     """Bug: the z of a refusal, which the policy did not write, among those of answers."""
-    found = tr.paths(frame(line("inferenceguard"), line("inferenceguard", "p1", n_tokens=0), line("base", "p2", text=None)))
+    found = tr.paths(
+        frame(
+            line("inferenceguard"),
+            line("inferenceguard", "p1", n_tokens=0),
+            line("base", "p2", text=None),
+        )
+    )
     assert set(found["prompt_id"]) == {"p0"}
     with pytest.raises(RunError, match="run notebook 30_decode first"):
         tr.paths(frame(line("inferenceguard", n_tokens=0)))
 
 
 def test_a_cost_model_puts_all_methods_on_one_grid():
-    """Bug: prefixes that end at characters of another answer, a state that rises again, the budget of another line."""
-    shrinking = line("args", "p1", text="abcdefghij", ends=(10, 4), peak=0.1)  # what the cost says of a prefix may fall again
-    found = tr.paths(frame(line("base", block_size=8, z_trace=[0.2, 0.1]), shrinking, line("args", budget=0.5)), Length())
+    """Bug: prefixes that end at characters of another answer, a state that rises again, the budget
+    of another line.
+    """
+    shrinking = line(
+        "args", "p1", text="abcdefghij", ends=(10, 4), peak=0.1
+    )  # what the cost says of a prefix may fall again
+    found = tr.paths(
+        frame(line("base", block_size=8, z_trace=[0.2, 0.1]), shrinking, line("args", budget=0.5)),
+        Length(),
+    )
     assert z(found, "base") == pytest.approx({0: 0.2, 4: 0.17, 8: 0.12})
     assert z(found, "args", "p1") == pytest.approx({0: 0.2, 4: 0.1, 8: 0.1})
     assert z(found, "args")[8] == pytest.approx(0.42)
@@ -76,7 +99,11 @@ def test_a_cost_model_puts_all_methods_on_one_grid():
 def test_the_cost_model_of_another_run_is_refused():
     """Bug: a picture of one cost model under the name of another."""
     with pytest.raises(
-        RunError, match="peak cost of prompt p0, base, is 0.3, but 'length' finds 0.08; give the cost model of the run"
+        RunError,
+        match=(
+            "peak cost of prompt p0, base, is 0.3, but 'length' finds 0.08; give the cost model "
+            "of the run"
+        ),
     ):
         tr.paths(frame(line("base", peak=0.3)), Length())
 
@@ -84,15 +111,26 @@ def test_the_cost_model_of_another_run_is_refused():
 @pytest.mark.parametrize("cost", [None, Length()], ids=["recorded", "read again"])
 def test_what_cannot_be_read_breaks_the_budget(cost):
     """Bug: failing open in a picture: a NaN that is left out, or a path that recovers from it."""
-    found = tr.paths(frame(line("base", text="abc?efgh", ends=(4, 8), peak=None, z_trace=[0.2, None, None])), cost)
+    found = tr.paths(
+        frame(line("base", text="abc?efgh", ends=(4, 8), peak=None, z_trace=[0.2, None, None])),
+        cost,
+    )
     assert z(found, "base") == {0: 0.2, 4: -math.inf, 8: -math.inf}
 
 
 def test_bands_are_over_prompts_that_all_methods_answered():
-    """Bug: methods compared on different prompts, base in one family only, quantiles of another method."""
-    ends = {"base": [0.0, -0.1, -0.2, -0.3, 0.15], "args": [0.1, 0.1, 0.1], "inferenceguard": [0.19, 0.01, 0.05, 0.02, 0.03]}
+    """Bug: methods compared on different prompts, base in one family only, quantiles of another
+    method.
+    """
+    ends = {
+        "base": [0.0, -0.1, -0.2, -0.3, 0.15],
+        "args": [0.1, 0.1, 0.1],
+        "inferenceguard": [0.19, 0.01, 0.05, 0.02, 0.03],
+    }
     lines = [
-        line(method, f"p{k}", z_trace=[0.2, value, value]) for method, values in ends.items() for k, value in enumerate(values)
+        line(method, f"p{k}", z_trace=[0.2, value, value])
+        for method, values in ends.items()
+        for k, value in enumerate(values)
     ]
     lines[0]["z_trace"] = [0.2, None, None]
     table = tr.bands(tr.paths(frame(*lines)))
@@ -108,7 +146,12 @@ def everything(policies=("raw", "chat")) -> pd.DataFrame:
     """Paths of all methods, as a table; those of base fall by more than any other."""
     rng = np.random.default_rng(0)
     lines = [
-        line(method, f"p{k}", policy=policy, z_trace=[0.2, *(0.2 - np.cumsum(rng.random(2) * (0.6 if method == "base" else 0.1)))])
+        line(
+            method,
+            f"p{k}",
+            policy=policy,
+            z_trace=[0.2, *(0.2 - np.cumsum(rng.random(2) * (0.6 if method == "base" else 0.1)))],
+        )
         for policy in policies
         for method in STYLE
         for k in range(5)
@@ -117,7 +160,9 @@ def everything(policies=("raw", "chat")) -> pd.DataFrame:
 
 
 def test_the_picture_draws_the_table():
-    """Bug: a curve of another policy or family, a band of other quantiles, the lowest answer left out."""
+    """Bug: a curve of another policy or family, a band of other quantiles, the lowest answer left
+    out.
+    """
     table = everything()
     fig = tr.trajectories(table, 0.2)
     panels = np.array(fig.axes).reshape(len(FAMILIES), 3)
@@ -126,28 +171,44 @@ def test_the_picture_draws_the_table():
     for family, row in zip(FAMILIES, panels, strict=True):
         for policy, ax in zip(("raw", "chat"), row, strict=False):
             cell = table[(table["policy"] == policy) & (table["family"] == family)]
-            drawn = {curve.get_label(): curve for curve in ax.lines if not curve.get_label().startswith("_")}
+            drawn = {
+                curve.get_label(): curve
+                for curve in ax.lines
+                if not curve.get_label().startswith("_")
+            }
             assert list(drawn) == list(cell["method"].unique())
             dotted = [curve for curve in ax.lines if curve.get_linestyle() == ":"]
-            for (method, rows), low, band in zip(cell.groupby("method", sort=False), dotted, ax.collections, strict=True):
-                assert drawn[method].get_xydata().tolist() == rows[["tokens", "median"]].to_numpy().tolist()
+            for (method, rows), low, band in zip(
+                cell.groupby("method", sort=False), dotted, ax.collections, strict=True
+            ):
+                assert (
+                    drawn[method].get_xydata().tolist()
+                    == rows[["tokens", "median"]].to_numpy().tolist()
+                )
                 assert low.get_ydata().tolist() == rows["lowest"].tolist()
                 corners = band.get_paths()[0].vertices
-                assert corners[:, 1].min() == rows["low"].min() and corners[:, 1].max() == rows["high"].max()
+                assert (
+                    corners[:, 1].min() == rows["low"].min()
+                    and corners[:, 1].max() == rows["high"].max()
+                )
             assert [0, 0] in [list(curve.get_ydata()) for curve in ax.lines]
         assert [text.get_text() for text in row[2].get_legend().get_texts()] == list(drawn)
 
 
 @pytest.mark.parametrize("policies", [("raw",), ("raw", "chat"), ("raw", "chat", "third")], ids=len)
 def test_nothing_overlaps(policies):
-    """Bug: legends on curves or beyond the page, labels on top of each other, with one, two or three policies."""
+    """Bug: legends on curves or beyond the page, labels on top of each other, with one, two or
+    three policies.
+    """
     fig = tr.trajectories(everything(policies), 0.2)
     found = boxes(fig)
     assert len(found) > 30 and hidden(found) == [] and outside(fig, found) == []
 
 
 def test_a_budget_of_zero_has_a_picture():
-    """Bug: a panel without height, and a warning, where every path starts on the line that it must not cross."""
+    """Bug: a panel without height, and a warning, where every path starts on the line that it must
+    not cross.
+    """
     table = everything()
     shifted = table.assign(**{name: table[name] - 0.2 for name in tr.SHARES})
     low, high = tr.trajectories(shifted, 0.0).axes[0].get_ylim()
@@ -159,11 +220,15 @@ def test_a_budget_of_zero_has_a_picture():
 def test_base_alone_is_drawn():
     """Guards runs of one method, whose other pictures can all be drawn."""
     (ax, _) = tr.trajectories(tr.bands(tr.paths(frame(line("base")))), 0.2).axes
-    assert [curve.get_label() for curve in ax.lines if not curve.get_label().startswith("_")] == ["base"]
+    assert [curve.get_label() for curve in ax.lines if not curve.get_label().startswith("_")] == [
+        "base"
+    ]
 
 
 def test_nothing_to_compare_is_said():
-    """Guards against an empty picture that looks like a result: base and its rival have answered different prompts."""
+    """Guards against an empty picture that looks like a result: base and its rival have answered
+    different prompts.
+    """
     table = tr.bands(tr.paths(frame(line("base"), line("args", "p1"))))
     assert list(table.columns) == tr.COLUMNS and not len(table)
     with pytest.raises(RunError, match="no prompt was answered by all methods of a family"):

@@ -1,4 +1,6 @@
-"""Tests of the lock that a killed walk leaves: released when nobody walks, kept when somebody does or may."""
+"""Tests of the lock that a killed walk leaves: released when nobody walks, kept when somebody does
+or may.
+"""
 
 import contextlib
 import os
@@ -34,7 +36,13 @@ def until(holds):
 @contextlib.contextmanager
 def running(folder, command):
     """Run a command in a folder, in a group of its own that is killed in the end."""
-    process = subprocess.Popen(command, cwd=folder, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         yield process
     finally:
@@ -73,17 +81,28 @@ def killed(walk, tmp_path) -> Path:
 def test_the_lock_of_a_living_walk_stays(walk):
     """Guards two walks that write into one folder."""
     folder, (process, sentence, held) = walk
-    assert sentence == f"another walk is going on in {folder} (process {process}); wait for it, or stop it first"
+    assert (
+        sentence
+        == f"another walk is going on in {folder} (process {process}); wait for it, or stop it "
+        f"first"
+    )
     assert held and held == locks(folder)
 
 
 def test_the_lock_of_a_killed_walk_is_released_and_it_goes_on(killed, capsys):
-    """Bug: after a kill, the same command stopped with a LockException until somebody unlocked by hand."""
+    """Bug: after a kill, the same command stopped with a LockException until somebody unlocked by
+    hand.
+    """
     assert locks(killed)
-    (killed / "Snakefile").rename(killed / "kept")  # a walk that cannot be read any more does not keep its lock
+    (killed / "Snakefile").rename(
+        killed / "kept"
+    )  # a walk that cannot be read any more does not keep its lock
     assert unlock.unlock(killed)
     (killed / "kept").rename(killed / "Snakefile")
-    assert not locks(killed) and "a killed walk had left its lock, which is released" in capsys.readouterr().out
+    assert (
+        not locks(killed)
+        and "a killed walk had left its lock, which is released" in capsys.readouterr().out
+    )
     (killed / "go").touch()
     subprocess.run([*WALK, "--rerun-incomplete"], cwd=killed, check=True, capture_output=True)
     assert (killed / "made").exists()
@@ -91,18 +110,28 @@ def test_the_lock_of_a_killed_walk_is_released_and_it_goes_on(killed, capsys):
 
 @pytest.mark.parametrize("name", ["snakemake", "igcore.walk", "ipykernel_launcher"])
 def test_a_job_that_outlived_its_walk_keeps_the_lock(killed, name):
-    """Guards a notebook that still writes after Snakemake alone was killed; by a link the folder is the same."""
+    """Guards a notebook that still writes after Snakemake alone was killed; by a link the folder is
+    the same.
+    """
     link = killed.with_name("link")
     link.symlink_to(killed)
-    with running(killed, sleeping("-m", name)) as job, pytest.raises(RunError, match=rf"\(process {job.pid}\); wait for it"):
+    with (
+        running(killed, sleeping("-m", name)) as job,
+        pytest.raises(RunError, match=rf"\(process {job.pid}\); wait for it"),
+    ):
         until(lambda: name in psutil.Process(job.pid).cmdline())
         unlock.unlock(link)
     assert locks(killed)
 
 
 def test_who_only_looks_keeps_no_lock(killed):
-    """Bug: `tail -f .snakemake/log/...` in another window was taken for a walk; so was one in another folder."""
-    with running(killed, sleeping(".snakemake/log/x.log")), running(killed.parent, sleeping("-m", "snakemake")):
+    """Bug: `tail -f .snakemake/log/...` in another window was taken for a walk; so was one in
+    another folder.
+    """
+    with (
+        running(killed, sleeping(".snakemake/log/x.log")),
+        running(killed.parent, sleeping("-m", "snakemake")),
+    ):
         assert list(unlock.walking(killed)) == []
         assert unlock.unlock(killed)
 
@@ -116,11 +145,19 @@ def test_a_process_that_has_ended_keeps_no_lock(killed):
 
 
 def test_the_lock_of_another_computer_stays(killed):
-    """Guards folders on a disk that computers share: a walk on another one is in no list of processes here."""
+    """Guards folders on a disk that computers share: a walk on another one is in no list of
+    processes here.
+    """
     host = killed / ".snakemake" / unlock.HOST
     host.write_text("elsewhere")
     held = locks(killed)
-    with pytest.raises(RunError, match=f"the walk that locked {killed} was started on elsewhere; when it has ended run `snakemake"):
+    with pytest.raises(
+        RunError,
+        match=(
+            f"the walk that locked {killed} was started on elsewhere; when it has ended run "
+            f"`snakemake"
+        ),
+    ):
         unlock.unlock(killed)
     assert locks(killed) == held and host.read_text() == "elsewhere"
 
@@ -143,4 +180,6 @@ def test_make_stops_with_one_sentence(killed, monkeypatch, capsys):
     monkeypatch.chdir(killed / "notebooks")
     (killed / ".snakemake" / unlock.HOST).write_text("elsewhere")
     assert unlock.main() == 1
-    assert capsys.readouterr().err.startswith(f"error: the walk that locked {killed} was started on elsewhere; when")
+    assert capsys.readouterr().err.startswith(
+        f"error: the walk that locked {killed} was started on elsewhere; when"
+    )

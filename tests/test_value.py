@@ -1,4 +1,6 @@
-"""Tests of RE-Control: its value network, the training of it, and steering, on tiny random models that speak seven letters."""
+"""Tests of RE-Control: its value network, the training of it, and steering, on tiny random models
+that speak seven letters.
+"""
 
 import json
 import math
@@ -30,7 +32,9 @@ from igcore.value_training import of_first, train_value, value_source
 
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 TEXTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]
-CONFIG = SearchConfig(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=8, group_size=3, value_steps=5)
+CONFIG = SearchConfig(
+    budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=8, group_size=3, value_steps=5
+)
 METHODS = ["re-control", "re-control-lagrangian"]
 
 
@@ -64,14 +68,23 @@ def states(model):
 
 def decoded(method, policy=None, value=None, prompts=TEXTS, **changes):
     policy = policy or letters()
-    return list(decode(method, policy, prompts, **SCORERS, config=replace(CONFIG, **changes), critic=value or network()))
+    return list(
+        decode(
+            method,
+            policy,
+            prompts,
+            **SCORERS,
+            config=replace(CONFIG, **changes),
+            critic=value or network(),
+        )
+    )
 
 
 def tokens(responses):
     return [(r.prompt_id, r.tokens) for r in responses]
 
 
-# --- steering ---------------------------------------------------------------------------------------------------------
+# --- steering -------------------------------------------------------------------------------------
 
 
 def literal(made, hidden, multiplier, steps, size):
@@ -94,7 +107,9 @@ def literal(made, hidden, multiplier, steps, size):
 @pytest.mark.parametrize("outer", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "phi"])
 def test_steering_is_the_gradient_ascent_of_the_paper(name, outer):
-    """Bug: a sign, a lambda on the wrong output, rows that share a gradient, a head's bias added twice, autograd switched off."""
+    """Bug: a sign, a lambda on the wrong output, rows that share a gradient, a head's bias added
+    twice, autograd switched off.
+    """
     model = speaking(name)
     made = network(replace(letters(), model=model))
     settings = replace(CONFIG, value_steps=7, value_step_size=0.2, lagrange_multiplier=1.5)
@@ -109,11 +124,18 @@ def test_steering_is_the_gradient_ascent_of_the_paper(name, outer):
 
 
 def test_steering_raises_the_value():
-    """Bug: descent. With a large lambda the expected cost must fall, whatever becomes of the reward."""
+    """Bug: descent. With a large lambda the expected cost must fall, whatever becomes of the
+    reward.
+    """
     hidden = states(letters().model).hidden.clone()
     made = network()
     for multiplier in (0.0, 2.0, 100.0):
-        settings = replace(CONFIG, value_steps=10, value_step_size=0.3 / (1 + multiplier), lagrange_multiplier=multiplier)
+        settings = replace(
+            CONFIG,
+            value_steps=10,
+            value_step_size=0.3 / (1 + multiplier),
+            lagrange_multiplier=multiplier,
+        )
         h = made.ascend(hidden, settings)
         assert (made.value(h, multiplier) > made.value(hidden, multiplier) + 0.01).all()
         if multiplier != 2.0:
@@ -125,7 +147,9 @@ def test_steering_raises_the_value():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("changes", [{"value_steps": 0}, {"value_step_size": 0.0}])
 def test_without_steps_it_is_the_base_method(method, cache, changes):
-    """Bug: another random number or another length for steered methods, or logits that are not the reference's bit for bit."""
+    """Bug: another random number or another length for steered methods, or logits that are not the
+    reference's bit for bit.
+    """
     policy = replace(letters(), cache=cache)
     ours, base = decoded(method, policy, **changes), decoded("base", policy)
     assert tokens(ours) == tokens(base)
@@ -133,7 +157,9 @@ def test_without_steps_it_is_the_base_method(method, cache, changes):
 
 
 def test_steering_without_steps_asks_nothing_of_the_model():
-    """Bug: arithmetic on logits that must stay as they are, and a head that is looked for where none is needed."""
+    """Bug: arithmetic on logits that must stay as they are, and a head that is looked for where
+    none is needed.
+    """
     settings, policy = replace(CONFIG, value_steps=0), mock_policy()
     logits = torch.rand(2, 7)
     assert network().steering(policy.model, settings)(None, logits) is logits
@@ -149,7 +175,9 @@ def test_the_vanilla_method_is_the_lagrangian_one_at_zero():
 
 @pytest.mark.parametrize("cache", ["shared", "dynamic"])
 def test_keys_and_values_are_those_of_the_tokens(cache):
-    """Bug: a steered hidden state that is carried on: the next token would not be read as any other."""
+    """Bug: a steered hidden state that is carried on: the next token would not be read as any
+    other.
+    """
     model, keys = tiny("llama"), numbers(3, 5)
     made = network(replace(letters(), model=model))
     steering = made.steering(model, replace(CONFIG, value_steps=5, value_step_size=0.5))
@@ -164,7 +192,10 @@ def test_keys_and_values_are_those_of_the_tokens(cache):
         rows = rows.step(range(3), [row[step] for row in block.tokens])
     ours, theirs = engine.history([0, 1, 2]), rows.history([0, 1, 2])
     for name in ("keys", "values"):
-        assert all(torch.equal(a, b) for a, b in zip(getattr(ours, name), getattr(theirs, name), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(getattr(ours, name), getattr(theirs, name), strict=True)
+        )
     assert torch.equal(ours.hidden, theirs.hidden)
     engine.select([0, 1, 2])
     assert torch.equal(engine.rows.logits, rows.logits)
@@ -173,7 +204,9 @@ def test_keys_and_values_are_those_of_the_tokens(cache):
 @pytest.mark.parametrize("cache", ["shared", "dynamic"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_prompt_alone_or_in_a_group_has_the_same_answer(method, cache):
-    """Bug: a gradient, a check or a padding that mixes rows. Near ties may differ, up to the token at which they lie."""
+    """Bug: a gradient, a check or a padding that mixes rows. Near ties may differ, up to the token
+    at which they lie.
+    """
     policy = replace(letters(), cache=cache)
     alone, together = (decoded(method, policy, group_size=n) for n in (1, 7))
     for a, b in zip(alone, together, strict=True):
@@ -187,7 +220,9 @@ def test_a_prompt_alone_or_in_a_group_has_the_same_answer(method, cache):
 
 
 def test_steering_leaves_no_gradients_and_no_random_numbers_behind():
-    """Bug: a graph kept from token to token, weights whose gradients grow, or o_t of the engine changed in place."""
+    """Bug: a graph kept from token to token, weights whose gradients grow, or o_t of the engine
+    changed in place.
+    """
     model, made = letters().model, network()
     rows, state = states(model), torch.get_rng_state()
     before = rows.hidden.clone()
@@ -197,10 +232,14 @@ def test_steering_leaves_no_gradients_and_no_random_numbers_behind():
 
 
 def test_a_policy_in_half_precision_is_steered_in_float32():
-    """Bug: a change of the logits that bfloat16 rounds away, since logits near ten lie sixteenths apart."""
+    """Bug: a change of the logits that bfloat16 rounds away, since logits near ten lie sixteenths
+    apart.
+    """
     model = tiny("llama", torch.bfloat16)
     made, rows = network(replace(letters(), model=model)), states(model)
-    found = made.steering(model, replace(CONFIG, value_steps=1, value_step_size=1e-3))(rows.hidden, rows.logits)
+    found = made.steering(model, replace(CONFIG, value_steps=1, value_step_size=1e-3))(
+        rows.hidden, rows.logits
+    )
     moved = (found - rows.logits.float()).abs()
     assert found.dtype == torch.float32 and 0 < moved[moved > 0].min() < 1e-3
 
@@ -213,7 +252,9 @@ def test_a_step_too_large_is_one_sentence():
 
 
 def test_a_hidden_state_that_was_lost_before_is_not_blamed_on_the_steps():
-    """Bug: a broken policy that is reported as a step size. Its logits stay NaN, which no draw accepts."""
+    """Bug: a broken policy that is reported as a step size. Its logits stay NaN, which no draw
+    accepts.
+    """
     model = letters().model
     hidden = states(model).hidden.clone()
     hidden[1, 3] = torch.nan
@@ -223,12 +264,17 @@ def test_a_hidden_state_that_was_lost_before_is_not_blamed_on_the_steps():
         draw(found, torch.full((3, 4), 0.5, dtype=torch.float64), {})
 
 
-@pytest.mark.parametrize(("name", "more"), [("gemma2", {"final_logit_softcapping": 5.0}), ("granite", {"logits_scaling": 8.0})])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("gemma2", {"final_logit_softcapping": 5.0}), ("granite", {"logits_scaling": 8.0})],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_models_that_change_the_heads_product_are_refused(name, more, dtype):
     """Bug: W (h - o_t) added to logits that are no product of W."""
     model = tiny(name, dtype, **more)
-    with pytest.raises(PolicyError, match="scales or caps the product of its head and the hidden state"):
+    with pytest.raises(
+        PolicyError, match="scales or caps the product of its head and the hidden state"
+    ):
         network(replace(letters(), model=model)).steering(model, CONFIG)
 
 
@@ -241,7 +287,7 @@ def test_models_whose_logits_are_the_heads_product_are_not_refused(name, dtype):
     assert network(replace(letters(), model=model)).steering(model, CONFIG)
 
 
-# --- training ---------------------------------------------------------------------------------------------------------
+# --- training -------------------------------------------------------------------------------------
 
 LEARNT = ValueConfig(width=16, epochs=3, batch_size=16, lr=1e-2, validation=0.2, dropout=0.0)
 
@@ -257,15 +303,21 @@ class Linear:
         rng = np.random.default_rng(seed)
         base = rng.normal(size=(len(rollouts), 32))
         self.outcomes = base @ truth  # (N, 2)
-        self.hidden = torch.tensor(base[:, None] + 0.1 * rng.normal(size=(len(rollouts), 4, 32)), dtype=torch.float32)
+        self.hidden = torch.tensor(
+            base[:, None] + 0.1 * rng.normal(size=(len(rollouts), 4, 32)), dtype=torch.float32
+        )
         self.responses = [[0] * 4] * len(rollouts)
 
     def take(self, index):
-        return Latents(torch.ones(len(index), 4, dtype=torch.bool), self.hidden[torch.as_tensor(index)])
+        return Latents(
+            torch.ones(len(index), 4, dtype=torch.bool), self.hidden[torch.as_tensor(index)]
+        )
 
 
 def test_training_recovers_a_linear_signal(tmp_path, monkeypatch):
-    """Bug: outcomes swapped, units lost, or a slope that points elsewhere. Steering needs the slope, not the value alone."""
+    """Bug: outcomes swapped, units lost, or a slope that points elsewhere. Steering needs the
+    slope, not the value alone.
+    """
     rng = np.random.default_rng(0)
     truth = rng.normal(size=(32, 2)) * [0.05, 3.0]
     bare = [rollout(f"{i:03d}", [1, 2, 3], 0.0, 0.0) for i in range(400)]
@@ -282,7 +334,9 @@ def test_training_recovers_a_linear_signal(tmp_path, monkeypatch):
         for r, y in zip(part, source(None, part, 0).outcomes.tolist(), strict=True)
     }
     config = replace(LEARNT, width=64, epochs=30, lr=3e-3, patience=5)
-    value = train_value(letters(), [made[r.prompt_id] for r in bare], config, tmp_path / "v", **SCORERS)
+    value = train_value(
+        letters(), [made[r.prompt_id] for r in bare], config, tmp_path / "v", **SCORERS
+    )
     fresh = torch.randn(200, 32, generator=torch.Generator().manual_seed(1))
     want = fresh.double() @ torch.tensor(truth) + torch.tensor([0.3, 10.0])
     with torch.no_grad():
@@ -300,7 +354,9 @@ def test_training_recovers_a_linear_signal(tmp_path, monkeypatch):
 def rollouts(tmp_path_factory):
     prompts = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
     config = RolloutConfig(n_rollouts=8, max_new_tokens=8, block_size=4)
-    return roll_out(letters(), prompts, config, **SCORERS, folder=tmp_path_factory.mktemp("rollouts"))
+    return roll_out(
+        letters(), prompts, config, **SCORERS, folder=tmp_path_factory.mktemp("rollouts")
+    )
 
 
 def trained(rollouts, folder, **changes):
@@ -308,13 +364,20 @@ def trained(rollouts, folder, **changes):
 
 
 def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
 
 
 def test_a_network_learns_what_the_responses_end_with(rollouts, tmp_path):
-    """Bug: anywhere between the letters and the outputs. o_t of a random model knows the last letters, which decide the reward."""
+    """Bug: anywhere between the letters and the outputs. o_t of a random model knows the last
+    letters, which decide the reward.
+    """
     value = trained(rollouts, tmp_path / "v", width=64, epochs=20, lr=3e-3, patience=20)
-    table = value_table(expectations(value, letters(), rollouts), [1, 8]).set_index(["outcome", "position"])
+    table = value_table(expectations(value, letters(), rollouts), [1, 8]).set_index(
+        ["outcome", "position"]
+    )
     assert table.loc[("reward", 8), ["correlation", "correlation_within_prompt"]].min() > 0.6
     assert (
         table.loc[("reward", 8), "explained"] > table.loc[("reward", 1), "explained"]
@@ -325,12 +388,16 @@ def test_a_network_learns_what_the_responses_end_with(rollouts, tmp_path):
     assert value.scale[0] == pytest.approx(rewards.std().item(), abs=1e-5)
     assert not value.training and not any(p.requires_grad for p in value.parameters())
     first, last = value.about["history"][0], value.about["history"][-1]
-    assert {"learn_loss", "learn_reward", "learn_cost", "check_loss"} < first.keys() and last["learn_loss"] < first["learn_loss"]
+    assert {"learn_loss", "learn_reward", "learn_cost", "check_loss"} < first.keys() and last[
+        "learn_loss"
+    ] < first["learn_loss"]
     assert first["learn_loss"] == pytest.approx(first["learn_reward"] + first["learn_cost"])
 
 
 def test_training_is_decided_by_the_seed_and_is_done_once(rollouts, tmp_path, monkeypatch):
-    """Bug: weights that depend on what ran before, the user's random state changed, or a finished training repeated."""
+    """Bug: weights that depend on what ran before, the user's random state changed, or a finished
+    training repeated.
+    """
     policy = letters()
     torch.manual_seed(3)
     state = torch.get_rng_state()
@@ -372,10 +439,16 @@ def test_outputs_are_in_units_of_reward_and_cost():
 
 
 def test_every_prefix_is_a_row_the_bare_prompt_first():
-    """Bug: no row for the o_t that decides the first token, where steering begins, or one that the prompt's padding shifts."""
+    """Bug: no row for the o_t that decides the first token, where steering begins, or one that the
+    prompt's padding shifts.
+    """
     policy = letters()
     model, encode = policy.model, policy.encode
-    made = [rollout("ab", [2, 3, 4], 1.0, 0.0), rollout("fed", [5], 1.0, 0.0, ended=True), rollout("ab", [], 1.0, 0.0, ended=True)]
+    made = [
+        rollout("ab", [2, 3, 4], 1.0, 0.0),
+        rollout("fed", [5], 1.0, 0.0, ended=True),
+        rollout("ab", [], 1.0, 0.0, ended=True),
+    ]
     for memory in (0, 1):
         x = value_source(policy, made, memory).take([0, 1, 2])
         assert x.mask.sum(1).tolist() == [4, 2, 1]
@@ -385,29 +458,43 @@ def test_every_prefix_is_a_row_the_bare_prompt_first():
 
 
 def test_a_limit_takes_whole_prompts_in_the_order_of_their_ids(rollouts):
-    """Bug: the first lines instead of the first prompts, so that a prompt loses rollouts and the order of a file decides."""
+    """Bug: the first lines instead of the first prompts, so that a prompt loses rollouts and the
+    order of a file decides.
+    """
     ids = sorted({r.prompt_id for r in rollouts})
-    assert of_first(rollouts, None) == rollouts and {r.prompt_id for r in of_first(rollouts[::-1], 2)} == set(ids[:2])
+    assert of_first(rollouts, None) == rollouts and {
+        r.prompt_id for r in of_first(rollouts[::-1], 2)
+    } == set(ids[:2])
     assert of_first(rollouts, 2) == [r for r in rollouts if r.prompt_id in ids[:2]]
 
 
 def test_a_prompt_of_one_token_has_no_row_of_its_own(tmp_path):
-    """Bug: an empty prompt, which no model can read. What is left without any row is not learnt from."""
+    """Bug: an empty prompt, which no model can read. What is left without any row is not learnt
+    from.
+    """
     policy = replace(letters(), tokenizer=mock_policy().tokenizer)
-    made = [rollout("a", [2, 3], 1.0, 0.0), rollout("a", [], 9.0, 0.0, ended=True), rollout("bc", [], 2.0, 1.0, ended=True)]
+    made = [
+        rollout("a", [2, 3], 1.0, 0.0),
+        rollout("a", [], 9.0, 0.0, ended=True),
+        rollout("bc", [], 2.0, 1.0, ended=True),
+    ]
     assert value_source(policy, made[:1], 1).responses == [[2, 3]]
     value = train_value(policy, made * 4, replace(LEARNT, validation=0.5), tmp_path, **SCORERS)
     assert value.about["n_rollouts"] == 8 and value.about["n_prompts"] == 2
 
 
 def test_outcomes_that_failed_are_left_out(rollouts, tmp_path):
-    """Bug: one NaN, which would end all training, or which takes the other outcome of its rollout with it."""
+    """Bug: one NaN, which would end all training, or which takes the other outcome of its rollout
+    with it.
+    """
     some = [replace(r, reward=math.nan) if i % 5 == 0 else r for i, r in enumerate(rollouts)]
     value = trained(some, tmp_path / "v", epochs=1)
     history = value.about["history"][0]
     assert all(math.isfinite(x) for x in history.values())
     table = value_table(expectations(value, letters(), some), [0]).set_index("outcome")
-    assert table.loc["cost", "n"] == len(some) and table.loc["reward", "n"] == len(some) - len(some[::5])
+    assert table.loc["cost", "n"] == len(some) and table.loc["reward", "n"] == len(some) - len(
+        some[::5]
+    )
 
 
 def test_rollouts_of_one_prompt_are_refused(rollouts, tmp_path):
@@ -415,31 +502,45 @@ def test_rollouts_of_one_prompt_are_refused(rollouts, tmp_path):
         trained(rollouts[:8], tmp_path)
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def test_the_table_worked_by_hand():
     """Bug: a correlation between prompts that passes for one within, and a constant that raises."""
     rows = [
-        ("a", 0, 1.0, 3.0, 1.0, 3.0), ("a", 0, 1.0 + 1e-9, 3.0, 3.0, 3.0),  # one o_t, up to rounding
+        ("a", 0, 1.0, 3.0, 1.0, 3.0), ("a", 0, 1.0 + 1e-9, 3.0, 3.0, 3.0),
+        # one o_t, up to rounding
         ("b", 0, 5.0, 3.0, 5.0, 3.0), ("b", 0, 5.0, 3.0, 7.0, 3.0),
-        ("a", 8, 2.0, 0.0, 1.0, 1.0), ("a", 8, 1.0, 1.0, 3.0, 2.0), ("b", 8, 6.0, 0.0, 5.0, 0.0), ("b", 8, 5.0, 1.0, math.nan, 3.0),
+        ("a", 8, 2.0, 0.0, 1.0, 1.0), ("a", 8, 1.0, 1.0, 3.0, 2.0), ("b", 8, 6.0, 0.0, 5.0, 0.0),
+        ("b", 8, 5.0, 1.0, math.nan, 3.0),
     ]  # fmt: skip
-    expected = pd.DataFrame(rows, columns=["prompt_id", "position", "reward", "cost", "final_reward", "final_cost"])
+    expected = pd.DataFrame(
+        rows, columns=["prompt_id", "position", "reward", "cost", "final_reward", "final_cost"]
+    )
     table = value_table(expected, [0, 8, 16]).set_index(["outcome", "position"])
-    assert table["n"].to_dict() == {("reward", 0): 4, ("reward", 8): 3, ("cost", 0): 4, ("cost", 8): 4}
+    assert table["n"].to_dict() == {
+        ("reward", 0): 4,
+        ("reward", 8): 3,
+        ("cost", 0): 4,
+        ("cost", 8): 4,
+    }
     assert table.loc[("reward", 0), "explained"] == pytest.approx(1 - 2 / 5)
     assert table.loc[("reward", 0), "correlation"] == pytest.approx(2 / 5**0.5)
     assert math.isnan(table.loc[("reward", 0), "correlation_within_prompt"])
     assert table.loc[("reward", 8), "correlation_within_prompt"] == pytest.approx(-1)
-    assert table.loc[("cost", 8), "correlation_within_prompt"] == pytest.approx((0.5 * 0.5 * 2 + 0.5 * 1.5 * 2) / (1 * 5) ** 0.5)
+    assert table.loc[("cost", 8), "correlation_within_prompt"] == pytest.approx(
+        (0.5 * 0.5 * 2 + 0.5 * 1.5 * 2) / (1 * 5) ** 0.5
+    )
     assert table.loc[("cost", 0)].isna().tolist() == [False, True, True, True]
 
 
 def test_expectations_are_those_of_each_prefix():
     """Bug: rows under another response's name, a position off by one, and finals of a neighbour."""
     policy, made = letters(), network()
-    some = [rollout("ab", [2, 3, 4], 1.0, 4.0), rollout("fed", [5], 2.0, 5.0, ended=True)] * 20  # more than one batch
+    some = [
+        rollout("ab", [2, 3, 4], 1.0, 4.0),
+        rollout("fed", [5], 2.0, 5.0, ended=True),
+    ] * 20  # more than one batch
     found = expectations(made, policy, some)
     assert found["prompt_id"].tolist() == (["ab"] * 4 + ["fed"] * 2) * 20
     assert found["position"].tolist() == [0, 1, 2, 3, 0, 1] * 20
@@ -449,7 +550,7 @@ def test_expectations_are_those_of_each_prefix():
     assert found.loc[2, ["reward", "cost"]].tolist() == pytest.approx(want.tolist(), abs=1e-4)
 
 
-# --- files, and what it is given to -----------------------------------------------------------------------------------
+# --- files, and what it is given to ---------------------------------------------------------------
 
 
 def test_a_saved_network_is_the_same(tmp_path):
@@ -459,9 +560,22 @@ def test_a_saved_network_is_the_same(tmp_path):
     save_value(made, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["value.json", "value.safetensors"]
     back = load_value(tmp_path, policy=letters(), **SCORERS)
-    assert back.spec == made.spec and back.about == made.about and not back.training and same(back, made)
+    assert (
+        back.spec == made.spec
+        and back.about == made.about
+        and not back.training
+        and same(back, made)
+    )
     said = json.loads((tmp_path / "value.json").read_text())
-    assert said.items() >= {"policy": "letters", "hidden": 32, "width": 16, "parameters": made.parameter_count}.items()
+    assert (
+        said.items()
+        >= {
+            "policy": "letters",
+            "hidden": 32,
+            "width": 16,
+            "parameters": made.parameter_count,
+        }.items()
+    )
     x = torch.randn(3, 32)
     assert torch.equal(made.ascend(x, CONFIG), back.ascend(x, CONFIG))
 
@@ -469,15 +583,28 @@ def test_a_saved_network_is_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"policy": "other"}, "the value network was trained for policy 'other' of hash 'l1', not for 'letters' of hash 'l1'"),
-        ({"policy_digest": "l2"}, "for policy 'letters' of hash 'l2', not for 'letters' of hash 'l1'; give it that policy"),
+        (
+            {"policy": "other"},
+            "the value network was trained for policy 'other' of hash 'l1', not for "
+            "'letters' of hash 'l1'",
+        ),
+        (
+            {"policy_digest": "l2"},
+            "for policy 'letters' of hash 'l2', not for 'letters' of hash 'l1'; give it that policy",
+        ),
         ({"cost": "harm"}, "for cost 'harm' .* or train a value network for this one"),
         ({"reward_digest": "v2"}, "for reward 'vowels' of hash 'v2'"),
-        ({"hidden": 48}, "reads a model with hidden 48, but that of policy 'letters' has 32; train a value network for it"),
+        (
+            {"hidden": 48},
+            "reads a model with hidden 48, but that of policy 'letters' has 32; train a "
+            "value network for it",
+        ),
     ],
 )
 def test_a_network_of_something_else_is_refused_by_name(tmp_path, changes, sentence):
-    """Bug: hidden states steered by the slope of another model's, or towards another scorer's reward."""
+    """Bug: hidden states steered by the slope of another model's, or towards another scorer's
+    reward.
+    """
     save_value(network(**changes), tmp_path)
     with pytest.raises(ParameterError, match=sentence):
         load_value(tmp_path, policy=letters(), **SCORERS)
@@ -500,10 +627,19 @@ def test_damaged_files_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (lambda: None, "' asks a value network; train one with notebook 20 and give it to decode as critic="),
-        (untrained, "' asks a value network, but critic= gives it a critic; give it a value network"),
+        (
+            lambda: None,
+            "' asks a value network; train one with notebook 20 and give it to decode as critic=",
+        ),
+        (
+            untrained,
+            "' asks a value network, but critic= gives it a critic; give it a value network",
+        ),
         (lambda: network(policy="other"), "the value network was trained for policy 'other'"),
-        (lambda: network(max_new_tokens=32), "trained for max_new_tokens 32, but .* runs with 8; set max_new_tokens to 32"),
+        (
+            lambda: network(max_new_tokens=32),
+            "trained for max_new_tokens 32, but .* runs with 8; set max_new_tokens to 32",
+        ),
     ],
 )
 def test_a_steered_method_without_its_network_is_refused(method, given, sentence):
@@ -513,11 +649,18 @@ def test_a_steered_method_without_its_network_is_refused(method, given, sentence
 
 
 def test_a_critics_method_refuses_a_value_network():
-    with pytest.raises(ParameterError, match="'inferenceguard-critic' asks a critic, but critic= gives it a value network"):
-        decode("inferenceguard-critic", letters(), TEXTS, **SCORERS, config=CONFIG, critic=network())
+    with pytest.raises(
+        ParameterError,
+        match="'inferenceguard-critic' asks a critic, but critic= gives it a value network",
+    ):
+        decode(
+            "inferenceguard-critic", letters(), TEXTS, **SCORERS, config=CONFIG, critic=network()
+        )
 
 
-@pytest.mark.parametrize("changes", [{"budget": 7.0}, {"accounting": "sum"}, {"gamma_safety": 0.5}, {"gamma_task": 0.5}])
+@pytest.mark.parametrize(
+    "changes", [{"budget": 7.0}, {"accounting": "sum"}, {"gamma_safety": 0.5}, {"gamma_task": 0.5}]
+)
 def test_budget_and_accounting_are_nothing_to_a_value_network(changes):
     """Bug: a refusal that its training does not call for: it knows final rewards and costs."""
     assert len(decoded("re-control", prompts=TEXTS[:1], **changes)) == 1
@@ -525,5 +668,9 @@ def test_budget_and_accounting_are_nothing_to_a_value_network(changes):
 
 def test_any_object_that_steers_will_do():
     """Bug: decode asking for more than `steering`: a user's own value network has no spec."""
-    shift = SimpleNamespace(steering=lambda model, settings: lambda hidden, logits: logits + torch.tensor([0, 99.0, 0, 0, 0, 0, 0]))
+    shift = SimpleNamespace(
+        steering=lambda model, settings: (
+            lambda hidden, logits: logits + torch.tensor([0, 99.0, 0, 0, 0, 0, 0])
+        )
+    )
     assert {t for r in decoded("re-control", value=shift) for t in r.tokens} == {1}

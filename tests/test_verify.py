@@ -1,4 +1,5 @@
-"""Tests of verification: what honest runs leave holds, what a forger leaves does not, and nothing is claimed that was not checked.
+"""Tests of verification: what honest runs leave holds, what a forger leaves does not, and nothing
+is claimed that was not checked.
 
 The forger knows this package: every digest, count and hash is mended after each change.
 """
@@ -17,7 +18,18 @@ from test_records import lines
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from igcore import METHODS, ParameterError, SearchConfig, decode, decode_run, folders, load_policy, records, runs, verify
+from igcore import (
+    METHODS,
+    ParameterError,
+    SearchConfig,
+    decode,
+    decode_run,
+    folders,
+    load_policy,
+    records,
+    runs,
+    verify,
+)
 from igcore.config import from_mapping
 from igcore.critic import Critic, save_critic
 from igcore.critic_spec import asked
@@ -35,8 +47,10 @@ from igcore.verify import Trusted
 UNASKING = [name for name in METHODS if not asked(name)]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]
 SIZE = dict(
-    profile="x", run="r", methods=["base", "inferenceguard"], prompts="few", budget=0.5, cost="letters", reward="vowels",
-    n_samples=3, keep=1, rounds=1, block_size=2, max_new_tokens=6, top_k=4, group_size=4, refusal="f", probe_fail_open=True,
+    profile="x", run="r", methods=["base", "inferenceguard"], prompts="few", budget=0.5,
+    cost="letters", reward="vowels",
+    n_samples=3, keep=1, rounds=1, block_size=2, max_new_tokens=6, top_k=4, group_size=4,
+    refusal="f", probe_fail_open=True,
 )  # fmt: skip
 
 
@@ -55,7 +69,11 @@ class Weighed(LetterCost):
 def tables():
     """Scorers that read letters and a set of prompts, as if they were the package's own."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, scorer in {"letters": LetterCost, "vowels": LetterReward, "weighed": Weighed}.items():
+        for name, scorer in {
+            "letters": LetterCost,
+            "vowels": LetterReward,
+            "weighed": Weighed,
+        }.items():
             patch.setitem(SCORERS, name, scorer)
         patch.setitem(PROMPT_SETS, "few", lambda: list(PROMPTS))
         patch.setattr(decode_run, "code_of", functools.cache(decode_run.code_of))  # for speed
@@ -68,11 +86,15 @@ def tiny(tmp_path_factory):
     path = tmp_path_factory.mktemp("policies") / "tiny"
     letters = Tokenizer(models.BPE({letter: i for i, letter in enumerate("abcdef")}, merges=[]))
     letters.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters, eos_token="</s>", pad_token="</s>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=letters, eos_token="</s>", pad_token="</s>"
+    )
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
         initializer_range=0.3,
     )  # fmt: skip
     tokenizer.save_pretrained(path)
@@ -82,7 +104,9 @@ def tiny(tmp_path_factory):
 
 def decoded_run(folder, tiny, **changes):
     """Decode into a folder and return the path of its lines."""
-    return decode_run.decode_run(from_mapping(DecodeParams, SIZE | {"policy": str(tiny)} | changes), folder).responses
+    return decode_run.decode_run(
+        from_mapping(DecodeParams, SIZE | {"policy": str(tiny)} | changes), folder
+    ).responses
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +115,7 @@ def honest(tmp_path_factory, tiny):
     return decoded_run(tmp_path_factory.mktemp("runs") / "honest", tiny)
 
 
-# --- lines ----------------------------------------------------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------
 
 
 def again(line, **changes):
@@ -106,7 +130,13 @@ def problems(line):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"on_failure": "paper"}, {"on_failure": "truncate"}, {"refusal": "aaa", "budget": 0.0}, {"threshold": 0.5, "eta": 0.1}],
+    [
+        {},
+        {"on_failure": "paper"},
+        {"on_failure": "truncate"},
+        {"refusal": "aaa", "budget": 0.0},
+        {"threshold": 0.5, "eta": 0.1},
+    ],
 )
 def test_honest_lines_verify(settings):
     """Guards verification against false alarms in every status and mode."""
@@ -115,13 +145,20 @@ def test_honest_lines_verify(settings):
     assert [p for line in written for p in problems(line)] == []
 
 
-@pytest.mark.parametrize("field", ["response", "cost", "status", "budget", "z_trace", "reward", "peak_cost", "seed", "reason"])
+@pytest.mark.parametrize(
+    "field",
+    ["response", "cost", "status", "budget", "z_trace", "reward", "peak_cost", "seed", "reason"],
+)
 def test_a_changed_line_fails_by_name(field):
     """Guards the record: every field but seconds is under the digest."""
     line = dict(lines(methods=["inferenceguard"])[0])
-    line[field] = {"response": "aaa", "status": "abstained", "z_trace": [], "reason": "x"}.get(field, 0.123)
+    line[field] = {"response": "aaa", "status": "abstained", "z_trace": [], "reason": "x"}.get(
+        field, 0.123
+    )
     (first, *_) = problems(line)
-    assert first.startswith(f"line 1, prompt {line['prompt_id']}, inferenceguard: the line was changed")
+    assert first.startswith(
+        f"line 1, prompt {line['prompt_id']}, inferenceguard: the line was changed"
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,14 +169,23 @@ def test_a_changed_line_fails_by_name(field):
         ({"peak_cost": 0.25}, "peak_cost is 0.25"),
         ({"reward": 9.0}, "reward is 9.0"),
         ({"z_trace": [9.0]}, "z_trace is"),
-        ({"status": "unverified_unsafe"}, "status is unverified_unsafe, but scored again .* it should be verified_safe"),
+        (
+            {"status": "unverified_unsafe"},
+            "status is unverified_unsafe, but scored again .* it should be verified_safe",
+        ),
         ({"cost_digest": "v2"}, "cost scorer letters has hash v1, not v2"),
         ({"response": None}, "no text was emitted"),
-        ({"response": None, "status": "abstained"}, "status abstained with .*'cost': 0.0.*, but no text was emitted"),
+        (
+            {"response": None, "status": "abstained"},
+            "status abstained with .*'cost': 0.0.*, but no text was emitted",
+        ),
         ({"status": "banana"}, "status is banana"),
         ({"status": "abstained"}, "it should be verified_safe"),
         ({"status": "abstained"}, "status is abstained, but the text is .* and not the refusal"),
-        ({"cost_scorer": "vowels"}, "cannot be checked .ParameterError: cost 'vowels' says 'higher is better'"),
+        (
+            {"cost_scorer": "vowels"},
+            "cannot be checked .ParameterError: cost 'vowels' says 'higher is better'",
+        ),
         ({"note": "x"}, "its fields are not those of a line, see note"),
         ({"prompt_id": "0123456789abcdef"}, "prompt_id should be"),
         ({"budget": None}, "cannot be checked .ParameterError: parameter budget"),
@@ -152,20 +198,30 @@ def test_a_changed_line_fails_by_name(field):
 )
 def test_a_forged_line_fails_by_scoring_again(changes, message):
     """Guards the check itself: a forger who mends the digest is found by the scorer."""
-    line = next(x for x in lines(methods=["inferenceguard"]) if x["status"] == "verified_safe" and x["cost"] == 0 and x["response"])
+    line = next(
+        x
+        for x in lines(methods=["inferenceguard"])
+        if x["status"] == "verified_safe" and x["cost"] == 0 and x["response"]
+    )
     assert problems(line) == []
     assert any(re.search(message, p) for p in problems(again(line, **changes)))
 
 
 def test_a_repeat_of_a_prompt_has_its_number_behind_the_id():
-    """Bug: lines of a prompt set that keeps repeats are taken for forged, or any number makes an id good."""
+    """Bug: lines of a prompt set that keeps repeats are taken for forged, or any number makes an id
+    good.
+    """
     line = lines(methods=["base"])[0]
     assert problems(again(line, prompt_id=line["prompt_id"] + "-2")) == []
     assert "prompt_id should be" in problems(again(line, prompt_id="0" * 16 + "-2"))[0]
 
 
 def test_a_refusal_cannot_pass_for_an_answer():
-    line = next(x for x in lines(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1) if x["status"] == "abstained")
+    line = next(
+        x
+        for x in lines(methods=["inferenceguard"], budget=0.0, refusal="f", n_samples=1)
+        if x["status"] == "abstained"
+    )
     assert problems(line) == []
     assert "it should be abstained" in problems(again(line, status="verified_safe", reason=""))[0]
 
@@ -187,7 +243,9 @@ def test_a_line_without_a_text_has_no_scores():
 
 
 def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
-    """Guards the path of a guarded method: its text broke the budget on the way, although its last score is inside."""
+    """Guards the path of a guarded method: its text broke the budget on the way, although its last
+    score is inside.
+    """
 
     class Sinking(LetterCost):
         name = "sinking"
@@ -195,9 +253,25 @@ def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
         def score(self, prompts, responses, finished):
             return [letter_cost(r) if len(r) < 6 else 0.0 for r in responses]
 
-    config = SearchConfig(budget=0.0, n_samples=1, keep=1, rounds=1, block_size=3, max_new_tokens=6, on_failure="paper")
+    config = SearchConfig(
+        budget=0.0,
+        n_samples=1,
+        keep=1,
+        rounds=1,
+        block_size=3,
+        max_new_tokens=6,
+        on_failure="paper",
+    )
     scorers = dict(reward=MOCKS["vowels"], cost=Sinking())
-    found = list(decode("inferenceguard", mock_policy(), ["ab", "fed", "c", "dd", "eae"], config=config, **scorers))
+    found = list(
+        decode(
+            "inferenceguard",
+            mock_policy(),
+            ["ab", "fed", "c", "dd", "eae"],
+            config=config,
+            **scorers,
+        )
+    )
     written = [records.record(r, "inferenceguard", "mock", 0, config, 3, **scorers) for r in found]
     load = {"vowels": scorers["reward"], "sinking": scorers["cost"]}.__getitem__
     assert list(verify.rescored(written, load)) == []
@@ -207,7 +281,9 @@ def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
 
 
 def test_a_strict_refusal_below_zero_is_honest():
-    """Guards against a false alarm: under the strict reading the path of an abstention is over before it begins."""
+    """Guards against a false alarm: under the strict reading the path of an abstention is over
+    before it begins.
+    """
 
     class Negative(LetterCost):
         name = "negative"
@@ -220,15 +296,25 @@ def test_a_strict_refusal_below_zero_is_honest():
     (response,) = decode("inferenceguard", mock_policy(), ["ab"], config=config, **scorers)
     line = records.record(response, "inferenceguard", "mock", 0, config, 3, **scorers)
     assert line["status"] == "abstained"
-    assert list(verify.rescored([line], {"vowels": scorers["reward"], "negative": scorers["cost"]}.__getitem__)) == []
+    assert (
+        list(
+            verify.rescored(
+                [line], {"vowels": scorers["reward"], "negative": scorers["cost"]}.__getitem__
+            )
+        )
+        == []
+    )
 
 
 def test_an_unsafe_text_cannot_pass_for_safe():
     line = next(x for x in lines(methods=["base"]) if x["status"] == "unverified_unsafe")
-    assert "status is verified_safe, but scored again" in problems(again(line, status="verified_safe"))[0]
+    assert (
+        "status is verified_safe, but scored again"
+        in problems(again(line, status="verified_safe"))[0]
+    )
 
 
-# --- honest runs ----------------------------------------------------------------------------------------------------
+# --- honest runs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -236,7 +322,8 @@ def test_an_unsafe_text_cannot_pass_for_safe():
     [
         (dict(methods=UNASKING, n_samples=4, keep=2, rounds=2), ("unverified_unsafe", "over_budget")),
         (dict(budget=0.0), ("abstained", "exhausted")),
-        (dict(budget=0.0, strict=True), ("abstained", "dead_end")),  # not even the empty text is emitted
+        # not even the empty text is emitted
+        (dict(budget=0.0, strict=True), ("abstained", "dead_end")),
         (dict(budget=0.0, on_failure="truncate"), ("verified_safe", "truncated")),
         (dict(budget=0.0, on_failure="paper"), ("unverified_unsafe", "exhausted")),
         (dict(accounting="terminal", gamma_safety=0.9, hardest=2, limit=5, seed=3), ("verified_safe", "")),
@@ -258,44 +345,74 @@ def test_the_shards_of_a_run_on_a_prompt_file_hold(tmp_path, tiny, capsys, named
     file = tmp_path / "mine.txt"
     file.write_text("\n".join(text for text in PROMPTS if "\n" not in text))
     for shard in range(2):
-        path = decoded_run(tmp_path / f"run{shard}", tiny, prompts=str(file), n_shards=2, shard=shard, group_size=2)
+        path = decoded_run(
+            tmp_path / f"run{shard}", tiny, prompts=str(file), n_shards=2, shard=shard, group_size=2
+        )
         prompts = ["--prompts", str(file)] if named else []
-        assert runs.main(["verify", str(path), "--replay", "all", "--policy", str(tiny), *prompts]) == 0
+        assert (
+            runs.main(["verify", str(path), "--replay", "all", "--policy", str(tiny), *prompts])
+            == 0
+        )
         said = capsys.readouterr().out
         n = len(folders.read(path)) // 2
-        label = f"{n} of {file}, named by you, split all, shard {shard} of 2" if named else f"{n}, as the record itself says"
+        label = (
+            f"{n} of {file}, named by you, split all, shard {shard} of 2"
+            if named
+            else f"{n}, as the record itself says"
+        )
         assert f"  prompts       {label}\n" in said
         assert ("these are all prompts" in said) is not named
 
 
 def test_a_run_with_a_critic_holds_when_the_verifier_names_it(tmp_path, tiny, monkeypatch):
-    """Guards networks: one that only the record names is not loaded, and another one than that of the run is found."""
+    """Guards networks: one that only the record names is not loaded, and another one than that of
+    the run is found.
+    """
     monkeypatch.chdir(tmp_path)
     policy = load_policy(str(tiny))
     config = CriticConfig(budget=0.5, features="m", layer=0, width=8, accounting="terminal")
     for seed, name in enumerate(("ours", "other")):
         torch.manual_seed(seed)
         (tmp_path / name).mkdir()
-        save_critic(Critic(spec_of(policy, LetterCost(), LetterReward(), config, 6)), tmp_path / name)
-    path = decoded_run(tmp_path / "run", tiny, methods=["inferenceguard-critic"], critic="ours", probe_fail_open=False)
+        save_critic(
+            Critic(spec_of(policy, LetterCost(), LetterReward(), config, 6)), tmp_path / name
+        )
+    path = decoded_run(
+        tmp_path / "run",
+        tiny,
+        methods=["inferenceguard-critic"],
+        critic="ours",
+        probe_fail_open=False,
+    )
     assert verify.verify(path).problems == []
     assert verify.verify(path, Trusted(policy=str(tiny), critic="ours"), replay=None).problems == []
-    assert "parts.critic" in verify.verify(path, Trusted(policy=str(tiny), critic="other"), replay=None).problems[0]
-    monkeypatch.setattr(verify, "load_networks", lambda *_: pytest.fail("the record's folder was read"))
+    assert (
+        "parts.critic"
+        in verify.verify(path, Trusted(policy=str(tiny), critic="other"), replay=None).problems[0]
+    )
+    monkeypatch.setattr(
+        verify, "load_networks", lambda *_: pytest.fail("the record's folder was read")
+    )
     with pytest.raises(ParameterError, match="names the critic 'ours', .* with --critic"):
         verify.verify(path, Trusted(policy=str(tiny)), replay=None)
 
 
 def test_a_policy_of_the_table_needs_no_name(tmp_path, tiny, monkeypatch, capsys):
-    """Guards the commonest replay: what the package itself pins is loaded by the record's word, with its template."""
+    """Guards the commonest replay: what the package itself pins is loaded by the record's word,
+    with its template.
+    """
     monkeypatch.setitem(POLICIES, "known", Known("raw", repo=str(tiny)))
     path = decoded_run(tmp_path / "run", tiny, policy={"name": "known", "template": "raw"})
     assert runs.main(["verify", str(path), "--replay", "all"]) == 0
-    assert re.search("policy +known, [0-9a-f]{16}, of the table, template raw", capsys.readouterr().out)
+    assert re.search(
+        "policy +known, [0-9a-f]{16}, of the table, template raw", capsys.readouterr().out
+    )
 
 
 def test_a_scorer_with_options_is_named_by_the_verifier(tmp_path, tiny, capsys):
-    """Bug: scored again with the defaults, honest lines were called wrong; with the record's options, forged ones were right."""
+    """Bug: scored again with the defaults, honest lines were called wrong; with the record's
+    options, forged ones were right.
+    """
     path = decoded_run(tmp_path / "run", tiny, cost={"name": "weighed", "weight": 0.5})
     assert runs.main(["verify", str(path)]) == 1
     assert "name the one that you trust with --cost" in capsys.readouterr().err
@@ -305,19 +422,26 @@ def test_a_scorer_with_options_is_named_by_the_verifier(tmp_path, tiny, capsys):
 
 
 def test_a_cost_that_looks_at_finished_holds(tmp_path, tiny, monkeypatch):
-    """Guards the second scoring: the emitted text is scored as finished, what comes before it as a part."""
+    """Guards the second scoring: the emitted text is scored as finished, what comes before it as a
+    part.
+    """
 
     class Ending(LetterCost):
         def score(self, prompts, responses, finished):
-            return [letter_cost(r) + 0.25 * done for r, done in zip(responses, finished, strict=True)]
+            return [
+                letter_cost(r) + 0.25 * done for r, done in zip(responses, finished, strict=True)
+            ]
 
     monkeypatch.setitem(SCORERS, "letters", Ending)
     path = decoded_run(tmp_path / "run", tiny, budget=3.0)
-    assert any(len(line["block_ends"]) > 1 and line["status"] == "verified_safe" for line in folders.read(path))
+    assert any(
+        len(line["block_ends"]) > 1 and line["status"] == "verified_safe"
+        for line in folders.read(path)
+    )
     assert verify.verify(path, Trusted(policy=str(tiny)), replay=None).problems == []
 
 
-# --- forgeries ------------------------------------------------------------------------------------------------------
+# --- forgeries ------------------------------------------------------------------------------------
 
 
 class Forger:
@@ -332,27 +456,55 @@ class Forger:
     def __init__(self, path):
         self.path = path
         self.lines = folders.read(path)
-        self.params, self.manifest = (json.loads(path.with_name(f"{name}.json").read_text()) for name in ("params", "manifest"))
+        self.params, self.manifest = (
+            json.loads(path.with_name(f"{name}.json").read_text())
+            for name in ("params", "manifest")
+        )
 
     def settle(self):
-        """Let follow from params.json, and from the texts, what anybody can compute: settings, prompts, scores, statuses."""
+        """Let follow from params.json, and from the texts, what anybody can compute: settings,
+        prompts, scores, statuses.
+        """
         names = DecodeParams.__dataclass_fields__
         params = from_mapping(DecodeParams, {name: self.params[name] for name in names})
         for line in self.lines:
             config = settings_of(line["method"], params.search())
-            line |= {name: asdict(config)[name] for name in SETTINGS} | {"seed": params.seed, "grid_size": params.block_size}
-            line |= {"policy": self.params["parts"]["policy"]["name"], "n_tokens": len(line["tokens"])}
+            line |= {name: asdict(config)[name] for name in SETTINGS} | {
+                "seed": params.seed,
+                "grid_size": params.block_size,
+            }
+            line |= {
+                "policy": self.params["parts"]["policy"]["name"],
+                "n_tokens": len(line["tokens"]),
+            }
             prompt = as_prompt(line["prompt"], line["prompts"])
             cost = letter_cost(line["response"])
             emission = Emission(
-                line["response"], ends=line["block_ends"], grid=line["grid_ends"], n_tokens=len(line["tokens"]), cost=cost
+                line["response"],
+                ends=line["block_ends"],
+                grid=line["grid_ends"],
+                n_tokens=len(line["tokens"]),
+                cost=cost,
             )
-            (found,) = measure([emission], [prompt], reward=Scoring(LetterReward()), cost=Scoring(LetterCost()), config=config)
+            (found,) = measure(
+                [emission],
+                [prompt],
+                reward=Scoring(LetterReward()),
+                cost=Scoring(LetterCost()),
+                config=config,
+            )
             line |= vars(found) | {"z_final": found.z_trace[-1]}
-            safe = bool(within(cost, config)) and (found.z_trace[-1] >= 0 or not METHODS[line["method"]].gated)
+            safe = bool(within(cost, config)) and (
+                found.z_trace[-1] >= 0 or not METHODS[line["method"]].gated
+            )
             abstained = METHODS[line["method"]].gated and not line["tokens"]
-            line["status"] = "abstained" if abstained else "verified_safe" if safe else "unverified_unsafe"
-        texts = {line["prompt_id"]: Prompt(line["prompt_id"], line["prompt"], line["prompts"]) for line in self.lines}
+            line["status"] = (
+                "abstained" if abstained else "verified_safe" if safe else "unverified_unsafe"
+            )
+        texts = {
+            line["prompt_id"]: Prompt(line["prompt_id"], line["prompt"], line["prompts"])
+            for line in self.lines
+        }
         self.params["chosen"] = prompts_digest(texts.values())
 
     def save(self, count=True):
@@ -374,7 +526,9 @@ class Scoring:
         self.scorer = scorer
 
     def score(self, prompts, responses, finished):
-        return torch.tensor(self.scorer.score(prompts, responses, finished), dtype=torch.float64).numpy()
+        return torch.tensor(
+            self.scorer.score(prompts, responses, finished), dtype=torch.float64
+        ).numpy()
 
 
 @pytest.fixture
@@ -388,7 +542,9 @@ def in_lines(**changes):
 
     def forge(record):
         for line in record.lines:
-            line |= {name: value(line) if callable(value) else value for name, value in changes.items()}
+            line |= {
+                name: value(line) if callable(value) else value for name, value in changes.items()
+            }
 
     return forge
 
@@ -405,7 +561,14 @@ def everywhere(**changes):
 
 def by_hand(record):
     for line in record.lines:
-        line |= {"response": "fed", "tokens": [5, 4, 3], "block_ends": [2, 3], "grid_ends": [2, 3], "reason": "", "finished": True}
+        line |= {
+            "response": "fed",
+            "tokens": [5, 4, 3],
+            "block_ends": [2, 3],
+            "grid_ends": [2, 3],
+            "reason": "",
+            "finished": True,
+        }
     record.settle()
 
 
@@ -453,7 +616,9 @@ def less_perplexed(line):
 def other_refusal(record):
     abstentions("inferenceguard")(record)
     for line in record.lines:
-        line["response"] = line["response"].replace("f", "d") if not line["tokens"] else line["response"]
+        line["response"] = (
+            line["response"].replace("f", "d") if not line["tokens"] else line["response"]
+        )
     record.settle()
 
 
@@ -471,7 +636,14 @@ def silence(record):
     nothing = dict.fromkeys(["response", "cost", "reward", "peak_cost", "z_final"])
     for line in record.lines:
         if line["method"] == "inferenceguard":
-            line |= nothing | {"tokens": [], "n_tokens": 0, "z_trace": [], "block_ends": [], "grid_ends": [], "status": "abstained"}
+            line |= nothing | {
+                "tokens": [],
+                "n_tokens": 0,
+                "z_trace": [],
+                "block_ends": [],
+                "grid_ends": [],
+                "status": "abstained",
+            }
 
 
 def half_the_lines(record):
@@ -512,7 +684,9 @@ def half_a_prompt(record):
 
 
 def reward_for_cost(record):
-    """Name the reward model as the cost model; its word for nearly everything is: inside the budget."""
+    """Name the reward model as the cost model; its word for nearly everything is: inside the
+    budget.
+    """
     for line in record.lines:
         line |= {"cost_scorer": "vowels", "cost_digest": "v1"}
         line |= {
@@ -523,7 +697,10 @@ def reward_for_cost(record):
         }
 
 
-OWN, BLIND = {"name": "classifier", "repo": "own", "sign": "higher is worse"}, {"name": "weighed", "weight": 0.0}
+OWN, BLIND = (
+    {"name": "classifier", "repo": "own", "sign": "higher is worse"},
+    {"name": "weighed", "weight": 0.0},
+)
 
 
 def in_params(**changes):
@@ -548,45 +725,113 @@ def nobodys(record):
     """Change what nobody certifies."""
     for line in record.lines:
         line |= {name: value / 1000 for name, value in line.items() if name.endswith("_s")}
-    record.manifest |= {"git_commit": "f" * 40, "processor": "abacus", "finished_at": "2001-01-01T00:00:00Z", "opened": {}}
+    record.manifest |= {
+        "git_commit": "f" * 40,
+        "processor": "abacus",
+        "finished_at": "2001-01-01T00:00:00Z",
+        "opened": {},
+    }
     record.params |= {"run": "another", "profile": "paper"}
 
 
 # what the help says of a forgery that holds
 ANSWERS, TOKENS, ENDS, FINISHED = "answers", "token ids", "block ends", "`finished`"
-ABSTAINED, COUNTED, TRACED = "abstentions and their reasons", "counts of work", "traces, finals and fail_open_cost"
-HASHED, SETTLED = "other hashes of files and code", "settings changed in params.json and lines alike"
-FEWER, HARMLESS, NEVER = "fewer prompts or methods", "a setting without influence", "are never certified"
+ABSTAINED, COUNTED, TRACED = (
+    "abstentions and their reasons",
+    "counts of work",
+    "traces, finals and fail_open_cost",
+)
+HASHED, SETTLED = (
+    "other hashes of files and code",
+    "settings changed in params.json and lines alike",
+)
+FEWER, HARMLESS, NEVER = (
+    "fewer prompts or methods",
+    "a setting without influence",
+    "are never certified",
+)
 HOLDS, SAME = None, "^"
-FORGERIES = {  # name -> (forgery, what finds it, what finds it when groups are decoded again, what the help says where it holds)
+# name -> (forgery, what finds it, what finds it when groups are decoded again, what the help says
+# where it holds)
+FORGERIES = {
     "answers by hand": (by_hand, HOLDS, "response is not what the policy gives", ANSWERS),
-    "answers by hand, of another policy with 1 sample": (by_another_policy, HOLDS, "parts.policy.name of params.json", ANSWERS),
-    "abstentions of the guard": (abstentions("inferenceguard"), HOLDS, "response is not what the policy gives", ABSTAINED),
+    "answers by hand, of another policy with 1 sample": (
+        by_another_policy,
+        HOLDS,
+        "parts.policy.name of params.json",
+        ANSWERS,
+    ),
+    "abstentions of the guard": (
+        abstentions("inferenceguard"),
+        HOLDS,
+        "response is not what the policy gives",
+        ABSTAINED,
+    ),
     "abstentions of a baseline": (abstentions("base"), "it should be verified_safe", SAME, ""),
     "an abstention with words of its own": (other_refusal, "and not the refusal", SAME, ""),
     "budget in the lines": (in_lines(budget=4.0), "budget is 4.0, where the run has 0.5", SAME, ""),
     "budget everywhere": (everywhere(budget=4.0), HOLDS, "trace is not", SETTLED),
-    "method in the lines": (in_lines(method=better), "beam-augmented is not one of params.json", SAME, ""),
+    "method in the lines": (
+        in_lines(method=better),
+        "beam-augmented is not one of params.json",
+        SAME,
+        "",
+    ),
     "method everywhere": (renamed, HOLDS, "samples_drawn is not", SETTLED),
     "half of the lines": (half_the_lines, "6 answers are missing", SAME, ""),
-    "a prompt that the manifest counts": (a_prompt_less, "manifest.json gives lines 12, the lines 10", SAME, ""),
+    "a prompt that the manifest counts": (
+        a_prompt_less,
+        "manifest.json gives lines 12, the lines 10",
+        SAME,
+        "",
+    ),
     "no line": (lambda record: record.lines.clear(), "12 answers are missing", SAME, ""),
     "half of the prompts everywhere": (half_the_prompts, HOLDS, HOLDS, FEWER),
     "no baseline anywhere": (no_baseline, HOLDS, HOLDS, FEWER),
-    "samples in the lines": (in_lines(n_samples=512), "n_samples is 512, where the run has 3", SAME, ""),
+    "samples in the lines": (
+        in_lines(n_samples=512),
+        "n_samples is 512, where the run has 3",
+        SAME,
+        "",
+    ),
     "seed in the lines": (in_lines(seed=7), "seed is 7, where the run has 0", SAME, ""),
-    "samples and seed everywhere": (everywhere(n_samples=512, seed=7), HOLDS, "response is not", SETTLED),
+    "samples and seed everywhere": (
+        everywhere(n_samples=512, seed=7),
+        HOLDS,
+        "response is not",
+        SETTLED,
+    ),
     "rounds everywhere": (everywhere(rounds=2), HOLDS, "rounds_used is not", SETTLED),
-    "a setting that no method of the run reads": (everywhere(lagrange_multiplier=9.0), HOLDS, HOLDS, HARMLESS),
+    "a setting that no method of the run reads": (
+        everywhere(lagrange_multiplier=9.0),
+        HOLDS,
+        HOLDS,
+        HARMLESS,
+    ),
     "samples drawn": (in_lines(samples_drawn=99), HOLDS, "samples_drawn is not", COUNTED),
     "tokens forwarded": (in_lines(forward_tokens=1), HOLDS, "forward_tokens is not", COUNTED),
     "near ties": (in_lines(near_ties=5), HOLDS, "near_ties is not", COUNTED),
     "trace": (in_lines(trace=[]), HOLDS, "trace is not", TRACED),
     "perplexities": (in_lines(trace=less_perplexed), HOLDS, "trace is not", TRACED),
     "finals": (in_lines(finals=[[1.0, 0.0]]), HOLDS, "finals is not", TRACED),
-    "cost without abstention": (in_lines(fail_open_cost=0.0), HOLDS, "fail_open_cost is not", TRACED),
-    "reward": (in_lines(reward=lambda x: x["reward"] + 0.0009), "reward is .*, scored again", SAME, ""),
-    "finished": (in_lines(finished=lambda x: not x["finished"]), HOLDS, "finished is not", FINISHED),
+    "cost without abstention": (
+        in_lines(fail_open_cost=0.0),
+        HOLDS,
+        "fail_open_cost is not",
+        TRACED,
+    ),
+    "reward": (
+        in_lines(reward=lambda x: x["reward"] + 0.0009),
+        "reward is .*, scored again",
+        SAME,
+        "",
+    ),
+    "finished": (
+        in_lines(finished=lambda x: not x["finished"]),
+        HOLDS,
+        "finished is not",
+        FINISHED,
+    ),
     "last z": (in_lines(z_final=0.375), "z_final is 0.375, but z_trace ends with", SAME, ""),
     "ends of blocks": (one_end("block_ends"), HOLDS, "block_ends is not", ENDS),
     "ends on the grid": (one_end("grid_ends"), HOLDS, "grid_ends is not", ENDS),
@@ -594,17 +839,62 @@ FORGERIES = {  # name -> (forgery, what finds it, what finds it when groups are 
     "number of tokens": (in_lines(n_tokens=99), "n_tokens is 99, but the line holds", SAME, ""),
     "reason": (in_lines(reason="scorer_error"), HOLDS, "reason is not", ABSTAINED),
     "status": (in_lines(status="verified_safe"), "it should be unverified_unsafe", SAME, ""),
-    "no text": (in_lines(response=None, status="abstained", cost=None), "but no text was emitted", SAME, ""),
-    "no text of a guard that could refuse": (silence, "no text was emitted, but 'f' is inside the budget", SAME, ""),
-    "a word of its own in a line": (in_lines(certified="yes"), "its fields are not those of a line, see certified", SAME, ""),
-    "cost model that is the reward model": (reward_for_cost, "cost 'vowels' says 'higher is better'", SAME, ""),
-    "cost model in a folder": (in_params(cost=OWN), "names the cost model .* with --cost", SAME, ""),
-    "cost model made blind by an option": (in_params(cost=BLIND), "names the cost model .* with --cost", SAME, ""),
+    "no text": (
+        in_lines(response=None, status="abstained", cost=None),
+        "but no text was emitted",
+        SAME,
+        "",
+    ),
+    "no text of a guard that could refuse": (
+        silence,
+        "no text was emitted, but 'f' is inside the budget",
+        SAME,
+        "",
+    ),
+    "a word of its own in a line": (
+        in_lines(certified="yes"),
+        "its fields are not those of a line, see certified",
+        SAME,
+        "",
+    ),
+    "cost model that is the reward model": (
+        reward_for_cost,
+        "cost 'vowels' says 'higher is better'",
+        SAME,
+        "",
+    ),
+    "cost model in a folder": (
+        in_params(cost=OWN),
+        "names the cost model .* with --cost",
+        SAME,
+        "",
+    ),
+    "cost model made blind by an option": (
+        in_params(cost=BLIND),
+        "names the cost model .* with --cost",
+        SAME,
+        "",
+    ),
     "prompts of the forger's own": (own_prompts, "12 answers are not asked for", SAME, ""),
     "half a prompt": (half_a_prompt, "prompt is 'cb', where the run has 'f.ncb'", SAME, ""),
-    "hash of the prompts": (in_params(chosen={"n": 6, "digest": "0" * 16}), "the prompts are .*, where params", SAME, ""),
-    "hash of the policy": (in_policy(digest="0" * 64), HOLDS, "parts.policy.digest of params.json", HASHED),
-    "files of the policy": (in_policy(files={"x": "0" * 64}), HOLDS, "parts.policy.files.config.json", HASHED),
+    "hash of the prompts": (
+        in_params(chosen={"n": 6, "digest": "0" * 16}),
+        "the prompts are .*, where params",
+        SAME,
+        "",
+    ),
+    "hash of the policy": (
+        in_policy(digest="0" * 64),
+        HOLDS,
+        "parts.policy.digest of params.json",
+        HASHED,
+    ),
+    "files of the policy": (
+        in_policy(files={"x": "0" * 64}),
+        HOLDS,
+        "parts.policy.files.config.json",
+        HASHED,
+    ),
     "counts of the manifest": (other_counts, "manifest.json gives counts", SAME, ""),
     "what nobody certifies": (nobodys, HOLDS, HOLDS, NEVER),
 }
@@ -612,18 +902,27 @@ FORGERIES = {  # name -> (forgery, what finds it, what finds it when groups are 
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_forgery_holds_only_where_the_help_says_so(forger, honest, tiny, capsys, name):
-    """Guards every field that a table or a figure is made of; nearly each has been forged with success before."""
+    """Guards every field that a table or a figure is made of; nearly each has been forged with
+    success before.
+    """
     forge, alone, again, said = FORGERIES[name]
     forge(forger)
     forger.save(count=forge not in (other_counts, a_prompt_less))
     assert verify.evidence(forger.path) != replace(verify.evidence(honest), path=forger.path)
     assert said in " ".join(runs.MORE.split())
-    for found, replay in ((alone, []), (alone if again is SAME else again, ["--replay", "all", "--policy", str(tiny)])):
+    for found, replay in (
+        (alone, []),
+        (alone if again is SAME else again, ["--replay", "all", "--policy", str(tiny)]),
+    ):
         status, errors = runs.main(["verify", str(forger.path), *replay]), capsys.readouterr().err
-        assert (status, errors) == (0, "") if found is HOLDS else status == 1 and re.search(found, errors)
+        assert (
+            (status, errors) == (0, "")
+            if found is HOLDS
+            else status == 1 and re.search(found, errors)
+        )
 
 
-# --- what is printed, and what is loaded ----------------------------------------------------------------------------
+# --- what is printed, and what is loaded ----------------------------------------------------------
 
 
 def said(capsys, path, *options):
@@ -634,22 +933,43 @@ def said(capsys, path, *options):
 
 
 def test_only_what_was_checked_is_certified(forger, tiny, capsys):
-    """Bug: a file alone, or a replay of one group, was said to hold as if settings, prompts and all groups had been looked at."""
+    """Bug: a file alone, or a replay of one group, was said to hold as if settings, prompts and all
+    groups had been looked at.
+    """
     status, alone, unchecked = said(capsys, forger.path)
-    assert status == 0 and alone.keys() == {"cost model", "reward model", "scores", "budget", "methods", "prompts", "lines", "root"}
+    assert status == 0 and alone.keys() == {
+        "cost model",
+        "reward model",
+        "scores",
+        "budget",
+        "methods",
+        "prompts",
+        "lines",
+        "root",
+    }
     assert alone["cost model"] == "letters, v1, of the table" and alone["budget"] == "0.5 (peak)"
     assert alone["prompts"] == "6 of few, split all" and alone["lines"].startswith("12, ")
     assert f"{verify.UNCHECKED} (`--replay` checks it)" in unchecked
     policy = ["--policy", str(tiny), "--cost", "{name: letters}"]
     status, some, unchecked = said(capsys, forger.path, "--replay", "1", "--seed", "3", *policy)
-    assert status == 0 and some["replay"].startswith("1 of 4 groups (seed 3)") and "named by you" in some["cost model"]
+    assert (
+        status == 0
+        and some["replay"].startswith("1 of 4 groups (seed 3)")
+        and "named by you" in some["cost model"]
+    )
     assert f"of the other 3 groups: {verify.UNCHECKED}" in unchecked
     status, whole, unchecked = said(capsys, forger.path, "--replay", "all", *policy)
-    assert status == 0 and whole["replay"].startswith("4 of 4 groups") and verify.UNCHECKED not in unchecked
+    assert (
+        status == 0
+        and whole["replay"].startswith("4 of 4 groups")
+        and verify.UNCHECKED not in unchecked
+    )
     assert re.fullmatch("tiny, [0-9a-f]{16}, named by you, template raw", whole["policy"])
     forger.lines[0]["status"] = "abstained"
     forger.save()
-    stopped = verify.verify(forger.path, Trusted(policy=str(tiny)), replay=None)  # before anything was decoded
+    stopped = verify.verify(
+        forger.path, Trusted(policy=str(tiny)), replay=None
+    )  # before anything was decoded
     assert stopped.problems and any(verify.UNCHECKED in what for what in stopped.uncertified)
     forger.settle()
     forger.params["code"]["igcore.search"] = "0"
@@ -659,7 +979,10 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
     forger.path.with_name("params.json").unlink()
     status, bare, unchecked = said(capsys, forger.path)
     assert status == 0 and bare.keys() == {"cost model", "reward model", "scores"}
-    assert "settings, the budget among them, prompts and the number of lines: no params.json" in unchecked
+    assert (
+        "settings, the budget among them, prompts and the number of lines: no params.json"
+        in unchecked
+    )
     for groups in ("1", "all"):
         assert runs.main(["verify", str(forger.path), "--replay", groups, *policy]) == 1
         assert "no params.json, which says how to decode again" in capsys.readouterr().err
@@ -667,7 +990,10 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
 
 def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny):
     """Guards the draw: a forger who knew it would leave these groups alone."""
-    drawn = {verify.verify(honest, Trusted(policy=str(tiny)), replay=1).certified["replay"] for _ in range(2)}
+    drawn = {
+        verify.verify(honest, Trusted(policy=str(tiny)), replay=1).certified["replay"]
+        for _ in range(2)
+    }
     assert len(drawn) == 2  # the seeds of two draws
 
 
@@ -678,7 +1004,9 @@ def test_a_run_without_a_manifest_does_not_hold(forger, capsys):
 
 
 def test_a_manifest_of_another_run_does_not_hold(forger, capsys):
-    """Guards what binds the three files: the manifest has the parameters of its run, and one hash over all."""
+    """Guards what binds the three files: the manifest has the parameters of its run, and one hash
+    over all.
+    """
     manifest = forger.manifest | {"params": forger.params | {"threads": 2}}
     manifest["root"] = folders.root_of(forger.params, forger.lines, manifest)
     for change, found in (
@@ -698,7 +1026,11 @@ def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, capsys):
     forger.save()
     assert runs.main(["verify", str(forger.path)]) == 0
     out = capsys.readouterr().out
-    assert out.count("\nnot certified:\n") == 1 and "\x1b" not in out and "commit 1\\nnot certified:" in out
+    assert (
+        out.count("\nnot certified:\n") == 1
+        and "\x1b" not in out
+        and "commit 1\\nnot certified:" in out
+    )
     forger.lines[0] |= {"method": words, "seed": words}
     forger.save(count=False)
     assert runs.main(["verify", str(forger.path)]) == 1
@@ -720,18 +1052,28 @@ def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, capsys):
     ],
 )
 def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, role, named):
-    """Bug: `verify` scored with a cost model that lay beside the file; a revision of a known repository may be anybody's, too."""
+    """Bug: `verify` scored with a cost model that lay beside the file; a revision of a known
+    repository may be anybody's, too.
+    """
     loaded = []
     for load in (verify.load_scorer, verify.load_policy, verify.load_prompts):
-        monkeypatch.setattr(verify, load.__name__, lambda *args, load=load: loaded.append(args) or load(*args))
+        monkeypatch.setattr(
+            verify, load.__name__, lambda *args, load=load: loaded.append(args) or load(*args)
+        )
     networks = verify.load_networks
-    monkeypatch.setattr(verify, "load_networks", lambda p, *args: loaded.append((p.critic, p.value)) or networks(p, *args))
+    monkeypatch.setattr(
+        verify,
+        "load_networks",
+        lambda p, *args: loaded.append((p.critic, p.value)) or networks(p, *args),
+    )
     forger.params[role] = named
     forger.save()
     trusted = Trusted(policy=None if role == "policy" else str(tiny))
     if role == "prompts":
         report = verify.verify(forger.path, trusted, replay=None)
-        assert report.problems == [] and report.certified["prompts"] == "6, as the record itself says"
+        assert (
+            report.problems == [] and report.certified["prompts"] == "6, as the record itself says"
+        )
         assert re.search("these are all prompts of .*own.* --prompts", report.uncertified[0])
     else:
         with pytest.raises(ParameterError, match=f"the record names the .*own.* with --{role}"):
@@ -740,7 +1082,9 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
 
 
 def test_where_a_scorer_stands_is_the_verifiers_matter(forger, monkeypatch):
-    """Bug: the device that a record names ended in a traceback, and its word was enough to leave out a scorer's self-check."""
+    """Bug: the device that a record names ended in a traceback, and its word was enough to leave
+    out a scorer's self-check.
+    """
     asked = []
 
     def placed(*, dtype="float32", device="auto", self_check=True):
@@ -748,19 +1092,26 @@ def test_where_a_scorer_stands_is_the_verifiers_matter(forger, monkeypatch):
         return LetterCost()
 
     monkeypatch.setitem(SCORERS, "placed", placed)
-    forger.params["cost"] = {"name": "placed", "dtype": "float16", "device": "cuda:9", "self_check": False}
+    forger.params["cost"] = {
+        "name": "placed",
+        "dtype": "float16",
+        "device": "cuda:9",
+        "self_check": False,
+    }
     forger.save()
     assert verify.verify(forger.path).problems == [] and asked == [("float16", "auto", True)]
 
 
-# --- what is no record ----------------------------------------------------------------------------------------------
+# --- what is no record ----------------------------------------------------------------------------
 
 ODD = [None, True, "x\ny", [[1]], {"name": ["y"]}, 10**400, float("nan"), "\ud800"]
 
 
 @pytest.mark.parametrize("part", ["lines", "params", "manifest"])
 def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
-    """Bug: tracebacks for numbers as text, lists as names, missing fields, and integers that no float can hold."""
+    """Bug: tracebacks for numbers as text, lists as names, missing fields, and integers that no
+    float can hold.
+    """
     path = decoded_run(tmp_path / "run", tiny, limit=1, methods=["inferenceguard"])
     files = {file: file.read_bytes() for file in path.parent.iterdir()}
     names = list(folders.read(path)[0] if part == "lines" else getattr(Forger(path), part))
@@ -776,7 +1127,10 @@ def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
         forger.save(count=False)
         status = runs.main(["verify", str(path), "--replay", "all", "--policy", str(tiny)])
         errors = capsys.readouterr().err.splitlines()
-        assert status == bool(errors) and all(line.startswith("error: ") for line in errors), (name, odd)
+        assert status == bool(errors) and all(line.startswith("error: ") for line in errors), (
+            name,
+            odd,
+        )
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -784,7 +1138,20 @@ LEVELS = '{"a": ' * 900 + "1" + "}" * 900  # which can be read, and no longer be
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[1]", "1", '"x"', "null", "{}", DEEP, LEVELS, "1" * 5000, '{"method": 1, "prompt_id": 2}']
+    "text",
+    [
+        "",
+        "{",
+        "[1]",
+        "1",
+        '"x"',
+        "null",
+        "{}",
+        DEEP,
+        LEVELS,
+        "1" * 5000,
+        '{"method": 1, "prompt_id": 2}',
+    ],
 )
 @pytest.mark.parametrize("name", ["params.json", "manifest.json", "responses.jsonl"])
 def test_odd_files_are_sentences(forger, tiny, capsys, name, text):
@@ -805,7 +1172,9 @@ def test_a_name_that_is_none_is_refused_by_the_command_line(honest, capsys, give
 
 @pytest.mark.parametrize("threads", [10**6, 10**400])
 def test_threads_without_number_are_refused(forger, tiny, threads):
-    """Bug: the verifying process ended by a signal, where torch could not start the threads that a record names."""
+    """Bug: the verifying process ended by a signal, where torch could not start the threads that a
+    record names.
+    """
     forger.params["threads"] = threads
     forger.save()
     with pytest.raises(ParameterError, match="must be at least 1 and at most 1024"):
@@ -813,7 +1182,9 @@ def test_threads_without_number_are_refused(forger, tiny, threads):
 
 
 def test_a_replay_has_the_threads_of_the_run(forger, tiny, monkeypatch):
-    """Bug: an honest run of several threads did not hold, because sums of float32 differ in their last bits."""
+    """Bug: an honest run of several threads did not hold, because sums of float32 differ in their
+    last bits.
+    """
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     forger.params["threads"] = 3

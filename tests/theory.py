@@ -1,4 +1,6 @@
-"""Instances shared by the tests of the theory, each built once, and a slow solver that shares no line with the package."""
+"""Instances shared by the tests of the theory, each built once, and a slow solver that shares no
+line with the package.
+"""
 
 import itertools
 import math
@@ -18,47 +20,76 @@ INF = math.inf
 
 @cache
 def language_model():
-    """A tiny transformer, 6,826 prefixes, gamma .95, peak accounting, a budget that a tenth of the texts keep."""
+    """A tiny transformer, 6,826 prefixes, gamma .95, peak accounting, a budget that a tenth of the
+    texts keep.
+    """
     mdp, partial = tinylm.tiny_instance(4, gamma=0.95)
     found = constrained.outcomes(mdp, "peak")
     budget = constrained.budget_between(found.cost, 0.1)
     augmented = augment(mdp, budget, accounting="peak")
     best = values(augmented)
     feasible = np.flatnonzero(best < INF)
-    return SimpleNamespace(mdp=mdp, partial=partial, found=found, budget=budget, augmented=augmented, best=best, feasible=feasible)
+    return SimpleNamespace(
+        mdp=mdp,
+        partial=partial,
+        found=found,
+        budget=budget,
+        augmented=augmented,
+        best=best,
+        feasible=feasible,
+    )
 
 
 @cache
 def small_models():
-    """60 tiny transformers over 4 tokens, horizon 5, with a budget that a twentieth of the texts keep."""
+    """60 tiny transformers over 4 tokens, horizon 5, with a budget that a twentieth of the texts
+    keep.
+    """
     models = []
     for seed in range(60):
         mdp, partial = tinylm.tiny_instance(seed, 4, 5)
         found = constrained.outcomes(mdp, "peak")
         budget = constrained.budget_between(found.cost, 0.05)
         augmented = augment(mdp, budget, accounting="peak")
-        models.append(SimpleNamespace(found=found, budget=budget, augmented=augmented, partial=partial[augmented.origin]))
+        models.append(
+            SimpleNamespace(
+                found=found, budget=budget, augmented=augmented, partial=partial[augmented.origin]
+            )
+        )
     return models
 
 
 @cache
 def bigrams():
-    """An exact bigram instance and its latent MDP under the many-to-one phi = (time, last token), both augmented."""
+    """An exact bigram instance and its latent MDP under the many-to-one phi = (time, last token),
+    both augmented.
+    """
     mdp = tinylm.bigram_instance(11)
     labels = [(len(y), y[-1:]) for y in mdp.names]
     budget, gamma = Fraction(17, 8), Fraction(9, 10)
     augmented, latent = (augment(m, budget, gamma) for m in (mdp, latent_mdp(mdp, labels)))
-    return SimpleNamespace(mdp=mdp, labels=labels, augmented=augmented, latent=latent, into=embed(augmented, labels, latent))
+    return SimpleNamespace(
+        mdp=mdp,
+        labels=labels,
+        augmented=augmented,
+        latent=latent,
+        into=embed(augmented, labels, latent),
+    )
 
 
 def random_table(seed, vocabulary=3, horizon=3, signed=False):
-    """A prefix tree with integer safety costs and task costs in tenths; a text ends at token 0 or at the horizon."""
+    """A prefix tree with integer safety costs and task costs in tenths; a text ends at token 0 or
+    at the horizon.
+    """
     rng = np.random.default_rng(seed)
     table, open_prefixes = {}, [()]
     for t in range(horizon):
         new = [(*y, a) for y in open_prefixes for a in range(vocabulary)]
         for y in new:
-            table[y] = Fraction(int(rng.integers(-3 if signed else 0, 4))), Fraction(int(rng.integers(0, 11)), 10)
+            table[y] = (
+                Fraction(int(rng.integers(-3 if signed else 0, 4))),
+                Fraction(int(rng.integers(0, 11)), 10),
+            )
         open_prefixes = [y for y in new if y[-1] != 0] if t < horizon - 1 else []
     return table
 
@@ -84,7 +115,11 @@ def slow_value(table, budget, n, gamma=1, gamma_safety=1, y=(), z=None):
     totals = []
     for x, (cost, task) in table.items():
         if x[:-1] == y:
-            totals.append(task + gamma * slow_value(table, budget, n, gamma, gamma_safety, x, (z - cost) / gamma_safety))
+            totals.append(
+                task
+                + gamma
+                * slow_value(table, budget, n, gamma, gamma_safety, x, (z - cost) / gamma_safety)
+            )
     return min(totals, default=0)
 
 

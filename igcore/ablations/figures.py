@@ -1,7 +1,9 @@
-"""The pictures of the ablations, drawn from their tables, one policy at a time. Knows axes and labels; computes no statistic.
+"""The pictures of the ablations, drawn from their tables, one policy at a time. Knows axes and
+labels; computes no statistic.
 
-Every row of a table is one setting of one method. Cost: higher is worse; reward: higher is better. Every function raises
-``RunError`` for an empty table, and ``ParameterError`` for several policies or two rows of one point.
+Every row of a table is one setting of one method. Cost: higher is worse; reward: higher is better.
+Every function raises ``RunError`` for an empty table, and ``ParameterError`` for several policies
+or two rows of one point.
 """
 
 import numpy as np
@@ -19,7 +21,11 @@ from ..theory_figures import MARKERS, PALETTE
 from .fronts import GUARD, LIMITS, checked, names, page
 from .fronts import lambda_fronts as lambda_fronts
 
-NAMES = {"safety_rate": "safety rate", "reward_mean": "reward", "seconds_per_prompt": "seconds per prompt"}
+NAMES = {
+    "safety_rate": "safety rate",
+    "reward_mean": "reward",
+    "seconds_per_prompt": "seconds per prompt",
+}
 RETRIES = {  # column -> what it is, one panel each
     "answered": "answered safely by then\n(dotted: bound)",
     "p_safe": "safe candidates in the round",
@@ -37,19 +43,27 @@ DIVERSITY = {  # one look per way to retry, whatever else is in the picture
 def _curve(ax: Axes, x, rows: pd.DataFrame, name: str, colour, marker, **look) -> None:
     """Draw a column against x, with its interval where the table has one."""
     limits = LIMITS.get(name, [f"{name}_low", f"{name}_high"])
-    around = whiskers(rows[name], *(rows[limit] for limit in limits)) if set(limits) <= set(rows) else None
+    around = (
+        whiskers(rows[name], *(rows[limit] for limit in limits))
+        if set(limits) <= set(rows)
+        else None
+    )
     look = {"ls": "-", "lw": 1.6, "ms": 6, "elinewidth": 1, "ecolor": to_rgba(colour, 0.5)} | look
     ax.errorbar(x, rows[name], around, color=colour, marker=marker, **look)
 
 
 def _apart(i: int, count: int, width: float) -> float:
-    """Return where item i of `count` stands, from -width / 2 to width / 2, so that whiskers do not hide one another."""
+    """Return where item i of `count` stands, from -width / 2 to width / 2, so that whiskers do not
+    hide one another.
+    """
     return width * (i / (count - 1) - 0.5) if count > 1 else 0.0
 
 
 def _legend(fig: Figure, ax: Axes, columns: int) -> None:
     """Write the legend of one panel above all."""
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=columns, frameon=False)
+    fig.legend(
+        *ax.get_legend_handles_labels(), loc="outside upper center", ncols=columns, frameon=False
+    )
 
 
 def _abstained(ax: Axes, x, rows: pd.DataFrame, label: str) -> None:
@@ -58,10 +72,19 @@ def _abstained(ax: Axes, x, rows: pd.DataFrame, label: str) -> None:
     if method.startswith(GUARD):
         colour, marker = style(method)
         share = rows["abstained"] / rows["n_prompts"]
-        ax.errorbar(x, share, color=colour, marker=marker, mfc="white", ls="--", lw=1.4, label=f"{label}: abstained")
+        ax.errorbar(
+            x,
+            share,
+            color=colour,
+            marker=marker,
+            mfc="white",
+            ls="--",
+            lw=1.4,
+            label=f"{label}: abstained",
+        )
 
 
-# --- budget, N, d and K ---------------------------------------------------------------------------------------------
+# --- budget, N, d and K ---------------------------------------------------------------------------
 
 
 @styled
@@ -94,14 +117,15 @@ def budget_front(table: pd.DataFrame) -> Figure:
 
 @styled
 def against_n(table: pd.DataFrame) -> Figure:
-    """Draw safety, abstention and seconds against N, with the theory's bounds dotted (paper, Algorithm 1).
+    """Draw safety, abstention and seconds against N, with the theory's bounds dotted (paper,
+    Algorithm 1).
 
     Parameters
     ----------
     table : DataFrame
-        Columns of the main table, one row per method and ``n_samples``. Where there is a column ``p``, the least safe mass of a
-        block, the dotted lines are one minus (1 - p)^(N M), and for methods that may abstain (1 - p)^(N M) itself
-        (`igcore.finite_sample.abstention_bound`).
+        Columns of the main table, one row per method and ``n_samples``. Where there is a column
+        ``p``, the least safe mass of a block, the dotted lines are one minus (1 - p)^(N M), and for
+        methods that may abstain (1 - p)^(N M) itself (`igcore.finite_sample.abstention_bound`).
     """
     rows = checked(table, ["method", "n_samples"])
     fig, ((safety, abstention), (seconds, blank)) = page(2, 2, 3.4)
@@ -115,12 +139,20 @@ def against_n(table: pd.DataFrame) -> Figure:
         _curve(seconds, n, line, "seconds_per_prompt", *style(method))
         _abstained(abstention, n, line, label)
         if "p" in line and line["p"].notna().all():
-            bound = np.array([abstention_bound([row.p], row.n_samples, row.rounds) for row in line.itertuples()])
-            safety.errorbar(n, 1 - bound, color=style(method)[0], ls=":", lw=1.8, label=f"{label}: bound")
+            bound = np.array(
+                [abstention_bound([row.p], row.n_samples, row.rounds) for row in line.itertuples()]
+            )
+            safety.errorbar(
+                n, 1 - bound, color=style(method)[0], ls=":", lw=1.8, label=f"{label}: bound"
+            )
             if method.startswith(GUARD):
                 abstention.plot(n, bound, ":", color=style(method)[0], lw=1.8)
     sizes = sorted(rows["n_samples"].unique())
-    for ax, name in ((safety, "safety rate"), (abstention, "abstained"), (seconds, "seconds per prompt")):
+    for ax, name in (
+        (safety, "safety rate"),
+        (abstention, "abstained"),
+        (seconds, "seconds per prompt"),
+    ):
         ax.set(xlabel="samples a round, N", ylabel=name, xscale="log")
         ax.set_xticks(sizes, sizes)
         ax.xaxis.set_minor_locator(NullLocator())
@@ -133,16 +165,20 @@ def against_n(table: pd.DataFrame) -> Figure:
 
 @styled
 def ndk_grid(table: pd.DataFrame) -> Figure:
-    """Draw safety with abstention, reward and seconds over block size: one column of panels per N, one line per number of beams.
+    """Draw safety with abstention, reward and seconds over block size: one column of panels per N,
+    one line per number of beams.
 
     Parameters
     ----------
     table : DataFrame
-        Columns of the main table, of one method; one row per ``n_samples``, ``block_size`` (tokens) and ``keep``.
+        Columns of the main table, of one method; one row per ``n_samples``, ``block_size`` (tokens)
+        and ``keep``.
     """
     rows = checked(table, ["n_samples", "block_size", "keep"])
     check_constant(rows, ("method",), "one picture")
-    sizes, blocks, keeps = (sorted(rows[name].unique()) for name in ("n_samples", "block_size", "keep"))
+    sizes, blocks, keeps = (
+        sorted(rows[name].unique()) for name in ("n_samples", "block_size", "keep")
+    )
     fig, axes = page(3, len(sizes), 2.2, sharex=True, sharey="row")
     for column, n in zip(axes.T, sizes, strict=True):
         column[0].set_title(f"N = {n}", loc="left")
@@ -153,7 +189,9 @@ def ndk_grid(table: pd.DataFrame) -> Figure:
             look = {"color": PALETTE[i], "marker": MARKERS[i]}
             for ax, name in zip(column, NAMES, strict=True):
                 _curve(ax, x, line, name, *look.values(), label=f"K = {keep}")
-            column[0].plot(x, line["abstained"] / line["n_prompts"], ls="--", mfc="white", ms=5, lw=1, **look)
+            column[0].plot(
+                x, line["abstained"] / line["n_prompts"], ls="--", mfc="white", ms=5, lw=1, **look
+            )
     for ax, name in zip(axes[:, 0], NAMES.values(), strict=True):
         ax.set_ylabel(name)
     axes[0, 0].set_ylabel("safety rate\n(dashed: abstained)")
@@ -163,17 +201,19 @@ def ndk_grid(table: pd.DataFrame) -> Figure:
     return fig
 
 
-# --- retries --------------------------------------------------------------------------------------------------------
+# --- retries --------------------------------------------------------------------------------------
 
 
 @styled
 def retries(table: pd.DataFrame) -> Figure:
-    """Draw what further rounds find and how far they stray from the policy, one line per way to retry (paper, section 4).
+    """Draw what further rounds find and how far they stray from the policy, one line per way to
+    retry (paper, section 4).
 
     Parameters
     ----------
     table : DataFrame
-        `igcore.ablations.retries.retry_table`. Dotted is the theory's bound on the share of prompts answered.
+        `igcore.ablations.retries.retry_table`. Dotted is the theory's bound on the share of prompts
+        answered.
     """
     rows = checked(table, ["diversity", "round"])
     modes = list(rows.groupby("diversity", sort=False))
@@ -195,17 +235,19 @@ def retries(table: pd.DataFrame) -> Figure:
     return fig
 
 
-# --- effects and seeds ----------------------------------------------------------------------------------------------
+# --- effects and seeds ----------------------------------------------------------------------------
 
 
 @styled
 def factorial_effects(effects: pd.DataFrame) -> Figure:
-    """Draw main effects and interactions with their intervals and Holm-adjusted p values, one panel per measure.
+    """Draw main effects and interactions with their intervals and Holm-adjusted p values, one panel
+    per measure.
 
     Parameters
     ----------
     effects : DataFrame
-        `igcore.ablations.factorial.effects`. Dots of effects that may be claimed (p at most `igcore.metrics.ALPHA`) are filled.
+        `igcore.ablations.factorial.effects`. Dots of effects that may be claimed (p at most
+        `igcore.metrics.ALPHA`) are filled.
     """
     rows = checked(effects, ["point", "measure"])
     order, measures = list(rows["point"].unique()), list(rows.groupby("measure", sort=False))
@@ -217,19 +259,31 @@ def factorial_effects(effects: pd.DataFrame) -> Figure:
         _effects_panel(ax, line, line["point"].map(order.index))
         ax.set_title(measure, loc="left")
     axes[0, 0].set(yticks=range(len(order)), yticklabels=order, ylim=(len(order) - 0.4, -0.6))
-    fig.supxlabel("difference made [95 %], Holm-adjusted p; filled: may be claimed", fontsize="medium")
+    fig.supxlabel(
+        "difference made [95 %], Holm-adjusted p; filled: may be claimed", fontsize="medium"
+    )
     return fig
 
 
 def _effects_panel(ax: Axes, line: pd.DataFrame, places: pd.Series) -> None:
     ax.axvline(0, color=INK, lw=1)
     around = whiskers(line["difference"], line["low"], line["high"])
-    ax.errorbar(line["difference"], places, xerr=around, fmt="none", ecolor=PALETTE[0], elinewidth=1.6)
+    ax.errorbar(
+        line["difference"], places, xerr=around, fmt="none", ecolor=PALETTE[0], elinewidth=1.6
+    )
     inside = [PALETTE[0] if p <= ALPHA else "white" for p in line["p_holm"]]
     ax.scatter(line["difference"], places, c=inside, ec=PALETTE[0], s=48, lw=1.6, zorder=3)
     for place, p in zip(places, line["p_holm"], strict=True):
         if p <= 1:  # NaN: no test
-            ax.text(1.02, place, f"p {p_value(p)}", transform=ax.get_yaxis_transform(), va="center", fontsize=9, color=INK)
+            ax.text(
+                1.02,
+                place,
+                f"p {p_value(p)}",
+                transform=ax.get_yaxis_transform(),
+                va="center",
+                fontsize=9,
+                color=INK,
+            )
 
 
 @styled
@@ -239,8 +293,8 @@ def seeds_spread(table: pd.DataFrame) -> Figure:
     Parameters
     ----------
     table : DataFrame
-        Columns of the main table, one row per method and ``seed``. Seeds that lie closer together than an interval is long move
-        less than other prompts would.
+        Columns of the main table, one row per method and ``seed``. Seeds that lie closer together
+        than an interval is long move less than other prompts would.
     """
     rows = checked(table, ["method", "seed"])
     labels, seeds = names(rows), sorted(rows["seed"].unique())
@@ -249,14 +303,23 @@ def seeds_spread(table: pd.DataFrame) -> Figure:
     for ax, (name, limits) in zip(axes, LIMITS.items(), strict=True):
         for i, seed in enumerate(seeds):
             line = rows[rows["seed"] == seed]
-            places = [order.index(method) + _apart(i, len(seeds), 0.56) for method in line["method"]]
+            places = [
+                order.index(method) + _apart(i, len(seeds), 0.56) for method in line["method"]
+            ]
             colours = [style(method)[0] for method in line["method"]]
             around = whiskers(line[name], *(line[limit] for limit in limits))
             ax.errorbar(line[name], places, xerr=around, fmt="none", ecolor=colours, elinewidth=1.2)
-            ax.scatter(line[name], places, c=colours, marker=MARKERS[i], s=42, ec="white", lw=0.6, zorder=3)
+            ax.scatter(
+                line[name], places, c=colours, marker=MARKERS[i], s=42, ec="white", lw=0.6, zorder=3
+            )
         ax.set_xlabel(NAMES[name])
     axes[0].xaxis.set_major_formatter(percent)
-    axes[0].set(yticks=range(len(order)), yticklabels=labels.values(), ylim=(len(order) - 0.5, -0.5))
-    marks = [Line2D([], [], color=INK, ls="none", marker=MARKERS[i], label=f"seed {seed}") for i, seed in enumerate(seeds)]
+    axes[0].set(
+        yticks=range(len(order)), yticklabels=labels.values(), ylim=(len(order) - 0.5, -0.5)
+    )
+    marks = [
+        Line2D([], [], color=INK, ls="none", marker=MARKERS[i], label=f"seed {seed}")
+        for i, seed in enumerate(seeds)
+    ]
     fig.legend(handles=marks, loc="outside upper center", ncols=len(marks), frameon=False)
     return fig

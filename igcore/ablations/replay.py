@@ -1,4 +1,5 @@
-"""What a run would have given under other settings, read off its records wherever that is exact; nothing is decoded.
+"""What a run would have given under other settings, read off its records wherever that is exact;
+nothing is decoded.
 
 Knows finished records; knows no model, text or search.
 """
@@ -12,10 +13,17 @@ from ..errors import ParameterError
 from ..response import within
 
 REPLAYED = "best-of-n-lagrangian"
-BUDGET_FREE = ("base", "best-of-n", "best-of-n-lagrangian", "beam-lagrangian")  # their search never looks at the budget
-# what only decoding would tell: the record keeps one text of N, and the seconds and tokens of all of them together
+BUDGET_FREE = (
+    "base",
+    "best-of-n",
+    "best-of-n-lagrangian",
+    "beam-lagrangian",
+)  # their search never looks at the budget
+# what only decoding would tell: the record keeps one text of N, and the seconds and tokens of all
+# of them together
 UNKNOWN = (
-    "response tokens finished n_tokens peak_cost z_final z_trace block_ends grid_ends policy_tokens forward_tokens scorer_tokens "
+    "response tokens finished n_tokens peak_cost z_final z_trace block_ends grid_ends "
+    "policy_tokens forward_tokens scorer_tokens "
     "near_ties generate_s cost_s reward_s critic_s score_s digest"
 ).split()
 
@@ -23,8 +31,9 @@ UNKNOWN = (
 def replay_best_of_n(records: pd.DataFrame, n: int, lagrange_multiplier: float) -> pd.DataFrame:
     """Return what Best-of-N would have given with fewer samples or another multiplier.
 
-    Exact, for sample i of a prompt is the same for every N above i, and lambda only ranks what was drawn: the answer is the one
-    of the first `n` samples with the least c_task + lambda C, of equals the first.
+    Exact, for sample i of a prompt is the same for every N above i, and lambda only ranks what was
+    drawn: the answer is the one of the first `n` samples with the least c_task + lambda C, of
+    equals the first.
 
     Parameters
     ----------
@@ -38,8 +47,8 @@ def replay_best_of_n(records: pd.DataFrame, n: int, lagrange_multiplier: float) 
     Returns
     -------
     DataFrame
-        A line for each, with the ``status``, ``reason``, ``reward``, ``cost`` and counted work of that run; NaN or None stands for
-        what only decoding would tell (`UNKNOWN`).
+        A line for each, with the ``status``, ``reason``, ``reward``, ``cost`` and counted work of
+        that run; NaN or None stands for what only decoding would tell (`UNKNOWN`).
 
     Raises
     ------
@@ -47,20 +56,35 @@ def replay_best_of_n(records: pd.DataFrame, n: int, lagrange_multiplier: float) 
         For another method, or fewer than `n` samples.
     """
     return pd.DataFrame(
-        [_best_of(line, n, float(lagrange_multiplier)) for line in records.to_dict("records")], columns=records.columns
+        [_best_of(line, n, float(lagrange_multiplier)) for line in records.to_dict("records")],
+        columns=records.columns,
     )
 
 
 def _best_of(line: Mapping, n: int, multiplier: float) -> dict:
     if line["method"] != REPLAYED:
-        raise ParameterError(f"method {line['method']!r} cannot be replayed; give lines of {REPLAYED!r}")
+        raise ParameterError(
+            f"method {line['method']!r} cannot be replayed; give lines of {REPLAYED!r}"
+        )
     finals = line["finals"]
     if not 1 <= n <= len(finals):
-        raise ParameterError(f"n is {n}, but prompt {line['prompt_id']!r} has {len(finals)} samples; give 1 to {len(finals)}")
-    reward, cost = min(finals[:n], key=lambda final: _lagrangian(*final, multiplier))  # the first of equals, as in the search
+        raise ParameterError(
+            f"n is {n}, but prompt {line['prompt_id']!r} has {len(finals)} samples; give 1 "
+            f"to {len(finals)}"
+        )
+    reward, cost = min(
+        finals[:n], key=lambda final: _lagrangian(*final, multiplier)
+    )  # the first of equals, as in the search
     known = {"reward": reward, "cost": cost, "fail_open_cost": cost, "finals": finals[:n]}
-    spent = {"samples_drawn": n, "scorer_calls": 2 * n, "n_samples": n, "lagrange_multiplier": multiplier}
-    return _judged(line | dict.fromkeys(UNKNOWN, math.nan) | {"response": None, "digest": None} | known | spent)
+    spent = {
+        "samples_drawn": n,
+        "scorer_calls": 2 * n,
+        "n_samples": n,
+        "lagrange_multiplier": multiplier,
+    }
+    return _judged(
+        line | dict.fromkeys(UNKNOWN, math.nan) | {"response": None, "digest": None} | known | spent
+    )
 
 
 def _lagrangian(reward: float | None, cost: float | None, multiplier: float) -> float:
@@ -69,16 +93,22 @@ def _lagrangian(reward: float | None, cost: float | None, multiplier: float) -> 
 
 
 def _judged(line: dict) -> dict:
-    """Return the line of a method without a gate with the status that its cost earns; an unknown cost is not inside the budget."""
+    """Return the line of a method without a gate with the status that its cost earns; an unknown
+    cost is not inside the budget.
+    """
     cost = math.nan if line["cost"] is None else line["cost"]
     settings = pd.Series({"strict": False} | line)
     if within(cost, settings):
         return line | {"status": "verified_safe", "reason": ""}
-    return line | {"status": "unverified_unsafe", "reason": "scorer_error" if math.isnan(cost) else "over_budget"}
+    return line | {
+        "status": "unverified_unsafe",
+        "reason": "scorer_error" if math.isnan(cost) else "over_budget",
+    }
 
 
 def replay_budgets(records: pd.DataFrame, budgets: Sequence[float]) -> pd.DataFrame:
-    """Return what methods that never look at the budget would have given under others: the same texts, judged anew.
+    """Return what methods that never look at the budget would have given under others: the same
+    texts, judged anew.
 
     Parameters
     ----------
@@ -95,9 +125,12 @@ def replay_budgets(records: pd.DataFrame, budgets: Sequence[float]) -> pd.DataFr
     for method in records["method"].unique():
         if method not in BUDGET_FREE:
             raise ParameterError(
-                f"method {method!r} may look at the budget; decode it anew, or give one of {', '.join(BUDGET_FREE)}"
+                f"method {method!r} may look at the budget; decode it anew, or give one of "
+                f"{', '.join(BUDGET_FREE)}"
             )
     lines = records.to_dict("records")
     unknown = {"z_final": math.nan, "z_trace": None, "digest": None}
-    found = [_judged(line | unknown | {"budget": float(budget)}) for budget in budgets for line in lines]
+    found = [
+        _judged(line | unknown | {"budget": float(budget)}) for budget in budgets for line in lines
+    ]
     return pd.DataFrame(found, columns=records.columns)

@@ -28,7 +28,8 @@ class Section:
     figures : Path
         Folder of pictures; tables lie in its subfolder ``tables``.
     tables : dict of str to DataFrame
-        By suffix of their files; without a main table, or with an empty one, the experiment was not run.
+        By suffix of their files; without a main table, or with an empty one, the experiment was not
+        run.
     varied : sequence of str
         Settings that tell the rows of its tables apart.
     why : str
@@ -54,11 +55,15 @@ class Section:
     def write(self) -> "Section":
         """Write all tables, see `igcore.tables.write`; none when the experiment was not run."""
         for suffix, table in self.tables.items() if self.was_run else ():
-            tables.write(table, self.figures / "tables" / self.stem(suffix), self.sources, self.short(suffix))
+            tables.write(
+                table, self.figures / "tables" / self.stem(suffix), self.sources, self.short(suffix)
+            )
         return self
 
     def short(self, suffix: str = "") -> pd.DataFrame:
-        """Return a table as people read it: one with the columns of the main table as that is shown, with the varied settings."""
+        """Return a table as people read it: one with the columns of the main table as that is
+        shown, with the varied settings.
+        """
         table = self.tables[suffix]
         if not set(tables.COLUMNS) <= set(table):
             return table

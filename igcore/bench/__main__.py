@@ -1,9 +1,11 @@
-"""Run the benchmark: ``python -m igcore.bench``. Knows the order of work; what is measured is in `plan`, how in `measure`.
+"""Run the benchmark: ``python -m igcore.bench``. Knows the order of work; what is measured is in
+`plan`, how in `measure`.
 
-It writes ``figures/tables/bench.csv`` and ``bench.md`` and ``figures/bench.{png,pdf}``. One process, one thread on a CPU, the cases
-of a section round-robin. Every finished case and repeat is a line of ``runs/bench/raw.jsonl``: start it again after a kill and it
-goes on; after a change of the code or of a version it starts anew. With ``--only``, rows that were not measured this time stay as
-the table has them, and it says which were measured when.
+It writes ``figures/tables/bench.csv`` and ``bench.md`` and ``figures/bench.{png,pdf}``. One
+process, one thread on a CPU, the cases of a section round-robin. Every finished case and repeat is
+a line of ``runs/bench/raw.jsonl``: start it again after a kill and it goes on; after a change of
+the code or of a version it starts anew. With ``--only``, rows that were not measured this time stay
+as the table has them, and it says which were measured when.
 """
 
 import argparse
@@ -32,8 +34,15 @@ def _order(sections: dict[str, list[Case]], only: str, repeats: int) -> Iterator
             yield from ((case, repeat) for case in cases if re.search(only, f"{name}: {case}"))
 
 
-def bench(sections: dict[str, list[Case]], log: Log, only: str, repeats: int, load: Callable[[str, str], Models]) -> list[str]:
-    """Measure what is not in the log yet; return a sentence for every case that does not fit the memory.
+def bench(
+    sections: dict[str, list[Case]],
+    log: Log,
+    only: str,
+    repeats: int,
+    load: Callable[[str, str], Models],
+) -> list[str]:
+    """Measure what is not in the log yet; return a sentence for every case that does not fit the
+    memory.
 
     Parameters
     ----------
@@ -56,11 +65,17 @@ def bench(sections: dict[str, list[Case]], log: Log, only: str, repeats: int, lo
                 warm.add((case.run, case.models, case.dtype))
             found = _once(case, models, repeat)
         except (torch.OutOfMemoryError, PolicyError) as error:
-            skipped[case] = f"{case}: skipped, {error if isinstance(error, PolicyError) else 'the device has too little memory'}"
+            skipped[case] = (
+                f"{case}: skipped, "
+                f"{error if isinstance(error, PolicyError) else 'the device has too little memory'}"
+            )
             print(skipped[case], flush=True)
             continue
         log.append(case, repeat, found)
-        took = f"{found['cpu_s'] / case.prompts:.2f} CPU s, {found['wall_s'] / case.prompts:.2f} s per prompt"
+        took = (
+            f"{found['cpu_s'] / case.prompts:.2f} CPU s, {found['wall_s'] / case.prompts:.2f} s "
+            f"per prompt"
+        )
         print(f"[{number}/{len(work)}] {case}, repeat {repeat + 1}: {took}", flush=True)
     return list(skipped.values())
 
@@ -70,31 +85,48 @@ def _once(case: Case, models: Models, seed: int) -> dict:
     gc.collect()
     if models.device.type == "cuda":
         torch.cuda.empty_cache()
-    return measure.timed(lambda: plan.VARIANTS[case.run](models, case, prompts, seed), models.all, case.prompts)
+    return measure.timed(
+        lambda: plan.VARIANTS[case.run](models, case, prompts, seed), models.all, case.prompts
+    )
 
 
 def _identity() -> dict:
     """Say what the numbers depend on: versions and code, but not how they are shown."""
-    of = versions() | ({"its_hub": importlib.metadata.version("its_hub")} if plan.has_its_hub() else {})
+    of = versions() | (
+        {"its_hub": importlib.metadata.version("its_hub")} if plan.has_its_hub() else {}
+    )
     return {"versions": of, "code": code_of(measure.__name__, plan.__name__, "igcore.bench.models")}
 
 
 def _versions(identity: dict) -> str:
     """Return what tells a measurement from another, for people."""
     code = digest_of(identity)[:8]
-    return ", ".join([f"code {code}", *(f"{name} {version}" for name, version in identity["versions"].items())])
+    return ", ".join(
+        [f"code {code}", *(f"{name} {version}" for name, version in identity["versions"].items())]
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m igcore.bench", description="Measure what decoding costs, with rivals.")
+    parser = argparse.ArgumentParser(
+        prog="python -m igcore.bench", description="Measure what decoding costs, with rivals."
+    )
     parser.add_argument(
         "--only",
         default="",
         metavar="REGEX",
-        help="measure only cases that match, as in 'peers' or 'C .*float32', and keep the other rows",
+        help=(
+            "measure only cases that match, as in 'peers' or 'C .*float32', and keep the other rows"
+        ),
     )
-    parser.add_argument("--repeats", type=int, default=3, help="times each case is measured; medians are shown (default 3)")
-    parser.add_argument("--quick", action="store_true", help="tiny random models and sizes, into runs/bench-quick")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="times each case is measured; medians are shown (default 3)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny random models and sizes, into runs/bench-quick"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     return parser
 
@@ -121,13 +153,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure_and_report(options: argparse.Namespace, log: Log, out: Path, versions: str) -> None:
-    skipped = [] if plan.has_its_hub() else ["its_hub: skipped, it is not installed; pip install 'igcore[bench]' adds it"]
+    skipped = (
+        []
+        if plan.has_its_hub()
+        else ["its_hub: skipped, it is not installed; pip install 'igcore[bench]' adds it"]
+    )
     skipped += ["sizes and models are tiny: these numbers say nothing"] if options.quick else []
     for line in skipped:
         print(line, flush=True)
     sections = plan.sections(options.quick)
-    skipped += bench(sections, log, options.only, options.repeats, cache(lambda name, dtype: MODELS[name](dtype)))
-    table = measure.table(log.lines, [case for cases in sections.values() for case in cases], versions)
+    skipped += bench(
+        sections, log, options.only, options.repeats, cache(lambda name, dtype: MODELS[name](dtype))
+    )
+    table = measure.table(
+        log.lines, [case for cases in sections.values() for case in cases], versions
+    )
     if not len(table):
         raise ParameterError(f"nothing was measured: --only {options.only!r} matches no case")
     if options.only:

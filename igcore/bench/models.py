@@ -1,7 +1,9 @@
-"""What the benchmark decodes from: a policy, two language-model scorers of its size, and prompts of a wanted length.
+"""What the benchmark decodes from: a policy, two language-model scorers of its size, and prompts of
+a wanted length.
 
-Knows weights and tokenizers; knows nothing of what is measured. No token ends an answer here, so that every variant makes equally
-many tokens, and every candidate is safe, so that none gains from work left out.
+Knows weights and tokenizers; knows nothing of what is measured. No token ends an answer here, so
+that every variant makes equally many tokens, and every candidate is safe, so that none gains from
+work left out.
 """
 
 from collections.abc import Callable
@@ -20,9 +22,12 @@ from ..scorers import COST, REWARD
 from ..scorers.lm import Backbone, LMScorer
 
 SIGNS = {"cost": COST, "reward": REWARD}
-LLAMA_7B = LlamaConfig(max_position_embeddings=4096)  # the other defaults of transformers are those of Llama-2-7B
+LLAMA_7B = LlamaConfig(
+    max_position_embeddings=4096
+)  # the other defaults of transformers are those of Llama-2-7B
 TINY = LlamaConfig(
-    vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2,
     max_position_embeddings=512,
 )  # fmt: skip
 
@@ -49,7 +54,8 @@ class Models:
     policy : Policy
         Without end tokens.
     scorers : dict of str to (model, weights)
-        ``cost`` and ``reward``: a language model of the policy's size, and a linear head (H,) float32 on its last hidden state.
+        ``cost`` and ``reward``: a language model of the policy's size, and a linear head (H,)
+        float32 on its last hidden state.
     prompts : callable
         ``prompts(count, length)`` returns so many different texts, each of exactly so many tokens.
     """
@@ -68,14 +74,20 @@ class Models:
         return self.policy.model.device
 
     def lm_scorers(self) -> dict[str, LMScorer]:
-        """Return the two scorers, each on a backbone of its own; what they have read is forgotten after every search."""
+        """Return the two scorers, each on a backbone of its own; what they have read is forgotten
+        after every search.
+        """
         return {
             role: LMScorer(
-                f"bench-{role}", Backbone(model, self.policy.tokenizer), lambda hidden, w=w: hidden @ w, sign=SIGNS[role],
-                unit="points", digest="bench",
+                f"bench-{role}",
+                Backbone(model, self.policy.tokenizer),
+                lambda hidden, w=w: hidden @ w,
+                sign=SIGNS[role],
+                unit="points",
+                digest="bench",
             )
             for role, (model, w) in self.scorers.items()
-        }  # fmt: skip
+        }
 
     def free_scorers(self) -> dict:
         return {role: Free(sign) for role, sign in SIGNS.items()}
@@ -84,13 +96,23 @@ class Models:
 def _models(make: Callable[[], object], policy: Callable[[object], Policy], prompts) -> Models:
     """Put a policy and two scorers together, from three models of one size."""
     first, *others = (make() for _ in range(3))
-    first.generation_config = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0)
-    heads = torch.randn(2, first.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(first.device)  # (2, H)
-    return Models(policy(first), {role: (m, w) for role, m, w in zip(SIGNS, others, heads, strict=True)}, prompts)
+    first.generation_config = GenerationConfig(
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0
+    )
+    heads = torch.randn(2, first.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(
+        first.device
+    )  # (2, H)
+    return Models(
+        policy(first),
+        {role: (m, w) for role, m, w in zip(SIGNS, others, heads, strict=True)},
+        prompts,
+    )
 
 
 def smollm2(dtype: str) -> Models:
-    """Load SmolLM2-135M three times, on the CPU. Prompts are cut from the embedded prompt set; only their lengths matter."""
+    """Load SmolLM2-135M three times, on the CPU. Prompts are cut from the embedded prompt set; only
+    their lengths matter.
+    """
     loaded = load_policy("smollm2-raw", dtype=dtype, device="cpu")
     made = iter([loaded.model])
     text = "\n".join(prompt.text for prompt in load_prompts("rtp"))
@@ -102,14 +124,23 @@ def smollm2(dtype: str) -> Models:
 
 
 def cut(policy: Policy, text: str, count: int, length: int) -> list[str]:
-    """Cut so many pieces of so many tokens each out of a text; a piece that is not read back as so many is left out."""
+    """Cut so many pieces of so many tokens each out of a text; a piece that is not read back as so
+    many is left out.
+    """
     ids = policy.tokenizer(text)["input_ids"]
     pieces = (policy.text(ids[at : at + length]) for at in range(0, len(ids) - length + 1, length))
-    return list(islice((piece for piece in pieces if piece.strip() and len(policy.encode(piece)) == length), count))
+    return list(
+        islice(
+            (piece for piece in pieces if piece.strip() and len(policy.encode(piece)) == length),
+            count,
+        )
+    )
 
 
 def random_llama(config: LlamaConfig, dtype: str, device: str) -> Models:
-    """Make three Llamas with random weights on a device; nothing is downloaded. A token is a character of a private alphabet."""
+    """Make three Llamas with random weights on a device; nothing is downloaded. A token is a
+    character of a private alphabet.
+    """
     tokenizer = character_tokenizer(config.vocab_size)
     torch.manual_seed(0)
 
@@ -123,14 +154,21 @@ def random_llama(config: LlamaConfig, dtype: str, device: str) -> Models:
             torch.set_default_dtype(before)
 
     def prompts(count: int, length: int) -> list[str]:
-        return [tokenizer.decode([(7 * i + 3 * t + 1) % config.vocab_size for t in range(length)]) for i in range(count)]
+        return [
+            tokenizer.decode([(7 * i + 3 * t + 1) % config.vocab_size for t in range(length)])
+            for i in range(count)
+        ]
 
     return _models(make, lambda model: Policy("random-llama", model, tokenizer), prompts)
 
 
 def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of `size` characters from a private-use plane, so that ids and text agree both ways."""
-    tokenizer = Tokenizer(WordLevel({chr(0xF0000 + i): i for i in range(size)}, unk_token=chr(0xF0000)))
+    """Return a tokenizer of `size` characters from a private-use plane, so that ids and text agree
+    both ways.
+    """
+    tokenizer = Tokenizer(
+        WordLevel({chr(0xF0000 + i): i for i in range(size)}, unk_token=chr(0xF0000))
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

@@ -30,13 +30,18 @@ def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Va
     """
 
     def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-        scorers = models.lm_scorers() | {role: scorer for role, scorer in models.free_scorers().items() if role in free}
+        scorers = models.lm_scorers() | {
+            role: scorer for role, scorer in models.free_scorers().items() if role in free
+        }
         config = SearchConfig(
-            budget=BUDGET, n_samples=case.n_samples, keep=case.keep, block_size=case.block, max_new_tokens=case.new_tokens,
+            budget=BUDGET, n_samples=case.n_samples, keep=case.keep, block_size=case.block,
+            max_new_tokens=case.new_tokens,
             group_size=len(prompts), top_k=case.n_samples, policy_weight=OMEGA,
         )  # fmt: skip
         policy = replace(models.policy, cache=cache)
-        return [out.text for out in decode(method, policy, prompts, **scorers, config=config, seed=seed)]
+        return [
+            out.text for out in decode(method, policy, prompts, **scorers, config=config, seed=seed)
+        ]
 
     return run
 
@@ -52,16 +57,27 @@ def engine_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) 
 
 
 def draw_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-    """Draw the tokens of `engine_alone` from logits that are there already, one step after the other."""
+    """Draw the tokens of `engine_alone` from logits that are there already, one step after the
+    other.
+    """
     rows = len(prompts) * case.n_samples
-    logits = torch.randn(rows, models.policy.model.config.vocab_size, device=models.device)  # (R, V)
+    logits = torch.randn(
+        rows, models.policy.model.config.vocab_size, device=models.device
+    )  # (R, V)
     keys = _keys(rows, case.new_tokens, seed)
     steps = [
-        draw(logits, torch.from_numpy(uniforms([row[step] for row in keys])).to(models.device), {})[0]
+        draw(logits, torch.from_numpy(uniforms([row[step] for row in keys])).to(models.device), {})[
+            0
+        ]
         for step in range(case.new_tokens)
     ]
-    return [models.policy.text([tokens[row * case.n_samples] for tokens in steps]) for row in range(len(prompts))]
+    return [
+        models.policy.text([tokens[row * case.n_samples] for tokens in steps])
+        for row in range(len(prompts))
+    ]
 
 
 def _keys(rows: int, length: int, seed: int) -> list[list[int]]:
-    return [[random_key(seed, "bench", 0, row, step) for step in range(length)] for row in range(rows)]
+    return [
+        [random_key(seed, "bench", 0, row, step) for step in range(length)] for row in range(rows)
+    ]

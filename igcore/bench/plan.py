@@ -1,7 +1,8 @@
 """Which variants are measured under which settings. Knows names and sizes; runs nothing.
 
-Default settings: 16 samples, 4 kept, blocks of 16, 64 new tokens, a prompt of 40 tokens, SmolLM2-135M as policy and both scorers.
-The samples of ARGS are the tokens that it considers at each position; only its reward is a language model.
+Default settings: 16 samples, 4 kept, blocks of 16, 64 new tokens, a prompt of 40 tokens,
+SmolLM2-135M as policy and both scorers. The samples of ARGS are the tokens that it considers at
+each position; only its reward is a language model.
 """
 
 import importlib.util
@@ -49,7 +50,10 @@ ITS_HUB = [
     Case("its_hub Best-of-N", "its_hub best-of-n", **PEER),
     Case("its_hub beam search", "its_hub beam", **PEER),
 ]
-PEERS = [Case("igcore best-of-n", "sample shared", **PEER), Case("igcore beam-augmented", "unguarded, free", **PEER)]
+PEERS = [
+    Case("igcore best-of-n", "sample shared", **PEER),
+    Case("igcore beam-augmented", "unguarded, free", **PEER),
+]
 PEERS_OF = (PEERS[0], PEERS[0], PEERS[1])  # of transformers and its_hub, in their order
 SAMPLE = [
     Case("sampling, DynamicCache", "sample dynamic"),
@@ -74,15 +78,19 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
     Parameters
     ----------
     quick : bool
-        Tiny sizes on random models, for a look at whether everything runs. The 7B part is then tiny and on the CPU.
+        Tiny sizes on random models, for a look at whether everything runs. The 7B part is then tiny
+        and on the CPU.
     """
     plan = {
         "guarded search": [
-            A1, A2, A3, B, C, replace(C, prompts=8),  # the naive ones go prompt by prompt: eight cost each what one does
-            *(replace(case, dtype="bfloat16") for case in (replace(A2, prompts=2), B, C, replace(C, prompts=8))),
+            A1, A2, A3, B, C, replace(C, prompts=8),
+            # the naive ones go prompt by prompt: eight cost each what one does
+            *(replace(case, dtype="bfloat16") for case in (replace(A2, prompts=2), B, C, replace(C,
+            prompts=8))),
         ],
         "long prompts": [
-            replace(case, prompt_tokens=512, n_samples=32, dtype=dtype) for dtype in ("float32", "bfloat16") for case in SAMPLE
+            replace(case, prompt_tokens=512, n_samples=32, dtype=dtype) for dtype in ("float32",
+            "bfloat16") for case in SAMPLE
         ] + [replace(GENERATE, prompt_tokens=512, n_samples=32, new_tokens=64, dtype="bfloat16")],
         "overheads": [
             GUARDED, UNGUARDED, ONE_BLOCK, ENGINE,
@@ -94,7 +102,8 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
             *(replace(GUARDED, n_samples=n) for n in (4, 16, 64)),
             *(replace(GUARDED, new_tokens=n) for n in (32, 64, 128)),
             *(replace(GUARDED, prompts=n) for n in (1, 4, 8)),
-            *(replace(GUARDED, variant=f"{GUARDED.variant}, {n} blocks", block=64 // n) for n in (1, 2, 8)),  # above: 4
+            *(replace(GUARDED, variant=f"{GUARDED.variant}, {n} blocks", block=64 // n) for n in (1,
+            2, 8)),  # above: 4
         ],
     }  # fmt: skip
     if quick or torch.cuda.is_available():
@@ -102,15 +111,26 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
         plan["7B"] = [
             Case(f"{name}, random 7B", run, n_samples=samples, prompts=prompts, **seven)
             for samples, prompts in SIZES_7B
-            for name, run in (("C without scorers", "guarded, free"), ("C with two 7B scorers", "C"))
+            for name, run in (
+                ("C without scorers", "guarded, free"),
+                ("C with two 7B scorers", "C"),
+            )
         ]
-    return {name: [_tiny(case) if quick else case for case in dict.fromkeys(cases)] for name, cases in plan.items()}
+    return {
+        name: [_tiny(case) if quick else case for case in dict.fromkeys(cases)]
+        for name, cases in plan.items()
+    }
 
 
 def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
-    """Return what is compared with what, by CPU seconds per prompt: a name, the case above the line and the one below."""
+    """Return what is compared with what, by CPU seconds per prompt: a name, the case above the line
+    and the one below.
+    """
     pairs = []
-    naive = {"float32": (("A1", A1), ("A2", A2), ("A3", A3)), "bfloat16": (("A2", replace(A2, prompts=2)),)}
+    naive = {
+        "float32": (("A1", A1), ("A2", A2), ("A3", A3)),
+        "bfloat16": (("A2", replace(A2, prompts=2)),),
+    }
     for dtype, rows in naive.items():
         pairs += [
             (f"{name} / {below}, {dtype}", replace(above, dtype=dtype), replace(ours, dtype=dtype))
@@ -124,9 +144,15 @@ def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
         ("guarded search / engine alone, equal samples", GUARDED, ENGINE),
         ("guarded search / unguarded search", GUARDED, UNGUARDED),
         ("blockwise / one block", UNGUARDED, ONE_BLOCK),
-        ("share of the draw in decoding at 128 rows", *(replace(case, n_samples=128, new_tokens=16) for case in (DRAW, ENGINE))),
+        (
+            "share of the draw in decoding at 128 rows",
+            *(replace(case, n_samples=128, new_tokens=16) for case in (DRAW, ENGINE)),
+        ),
         *((f"{case.variant} / all carried", case, ARGS) for case in ARGS_RIVALS),
-        *((f"{case.variant} / {ours.variant}", case, ours) for case, ours in zip((GENERATE, *ITS_HUB), PEERS_OF, strict=True)),
+        *(
+            (f"{case.variant} / {ours.variant}", case, ours)
+            for case, ours in zip((GENERATE, *ITS_HUB), PEERS_OF, strict=True)
+        ),
     ]
     return [(text, _tiny(a), _tiny(b)) if quick else (text, a, b) for text, a, b in pairs]
 
@@ -134,8 +160,10 @@ def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
 def _tiny(case: Case) -> Case:
     """Return a case of the same shape on a tiny random model."""
     return replace(
-        case, models="random tiny", prompts=min(case.prompts, 2), prompt_tokens=case.prompt_tokens // 8,
-        n_samples=case.n_samples // 4, keep=1 if case.n_samples < 8 else 2, new_tokens=case.new_tokens // 8,
+        case, models="random tiny", prompts=min(case.prompts, 2),
+        prompt_tokens=case.prompt_tokens // 8,
+        n_samples=case.n_samples // 4, keep=1 if case.n_samples < 8 else 2,
+        new_tokens=case.new_tokens // 8,
         block=max(case.block // 8, 1),
     )  # fmt: skip
 

@@ -1,7 +1,9 @@
-"""The rivals: the same search as a competent user of transformers writes it, and living libraries. Each gets its best options.
+"""The rivals: the same search as a competent user of transformers writes it, and living libraries.
+Each gets its best options.
 
-Knows models, prompts and the sizes of a case; knows nothing of `igcore.search` and `igcore.engine`, which they are compared with. A
-variant answers for ``(models, case, prompts, seed)`` with one text per prompt.
+Knows models, prompts and the sizes of a case; knows nothing of `igcore.search` and `igcore.engine`,
+which they are compared with. A variant answers for ``(models, case, prompts, seed)`` with one text
+per prompt.
 """
 
 import asyncio
@@ -30,23 +32,42 @@ def naive(generate_rows: int | None, score_rows: int | None) -> Variant:
 
     def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
         torch.manual_seed(seed)
-        return [models.policy.text(_search(models, case, models.policy.encode(p), generate_rows, score_rows)) for p in prompts]
+        return [
+            models.policy.text(
+                _search(models, case, models.policy.encode(p), generate_rows, score_rows)
+            )
+            for p in prompts
+        ]
 
     return run
 
 
-def _search(models: Models, case: Case, prompt: list[int], generate_rows: int | None, score_rows: int | None) -> list[int]:
-    """Keep the best `case.keep` of `case.n_samples` blocks, by (unsafe, -reward), until the answer is long enough."""
+def _search(
+    models: Models, case: Case, prompt: list[int], generate_rows: int | None, score_rows: int | None
+) -> list[int]:
+    """Keep the best `case.keep` of `case.n_samples` blocks, by (unsafe, -reward), until the answer
+    is long enough.
+    """
     beams = [[]]
     while len(beams[0]) < case.new_tokens:
         length = min(case.block, case.new_tokens - len(beams[0]))
         prefixes = [prompt + beams[i * len(beams) // case.n_samples] for i in range(case.n_samples)]
-        texts = [row for part in _batches(prefixes, generate_rows) for row in generate(models, part, length)]
+        texts = [
+            row
+            for part in _batches(prefixes, generate_rows)
+            for row in generate(models, part, length)
+        ]
         scores = {
-            role: [x for part in _batches(texts, score_rows) for x in _score(*models.scorers[role], part)]
+            role: [
+                x
+                for part in _batches(texts, score_rows)
+                for x in _score(*models.scorers[role], part)
+            ]
             for role in models.scorers
         }
-        best = sorted(range(case.n_samples), key=lambda i: (scores["cost"][i] > BUDGET, -scores["reward"][i]))
+        best = sorted(
+            range(case.n_samples), key=lambda i: (scores["cost"][i] > BUDGET, -scores["reward"][i])
+        )
         beams = [texts[i][len(prompt) :] for i in best[: case.keep]]
     return beams[0]
 
@@ -57,22 +78,31 @@ def _batches(rows: list, size: int | None) -> list[list]:
 
 
 def generate(models: Models, rows: list[list[int]], length: int, **options) -> list[list[int]]:
-    """Continue rows by `length` tokens at temperature 1; ``generate`` carries keys and values inside the call."""
+    """Continue rows by `length` tokens at temperature 1; ``generate`` carries keys and values
+    inside the call.
+    """
     ids, mask = pad_left(rows, models.device)  # (R, L)
     with torch.inference_mode():
-        out = models.policy.model.generate(ids, attention_mask=mask, max_new_tokens=length, **options)
+        out = models.policy.model.generate(
+            ids, attention_mask=mask, max_new_tokens=length, **options
+        )
     return out.tolist()
 
 
 @torch.inference_mode()
 def _score(model, weights: torch.Tensor, rows: list[list[int]]) -> list[float]:
-    """Score whole texts of one length, as a sequence classifier does: the last hidden state times a linear head."""
-    hidden = model.base_model(input_ids=torch.tensor(rows, device=model.device), use_cache=False).last_hidden_state[:, -1]
+    """Score whole texts of one length, as a sequence classifier does: the last hidden state times a
+    linear head.
+    """
+    hidden = model.base_model(
+        input_ids=torch.tensor(rows, device=model.device), use_cache=False
+    ).last_hidden_state[:, -1]
     return (hidden.float() @ weights).tolist()
 
 
 def args(carried: bool) -> Variant:
-    """Return ARGS that has whole texts scored for every token, all candidates in one batch, for prompts one after the other.
+    """Return ARGS that has whole texts scored for every token, all candidates in one batch, for
+    prompts one after the other.
 
     Parameters
     ----------
@@ -81,19 +111,28 @@ def args(carried: bool) -> Variant:
     """
 
     def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-        return [models.policy.text(_args(models, case, models.policy.encode(prompt), carried)) for prompt in prompts]
+        return [
+            models.policy.text(_args(models, case, models.policy.encode(prompt), carried))
+            for prompt in prompts
+        ]
 
     return run
 
 
 @torch.inference_mode()
 def _args(models: Models, case: Case, prompt: list[int], carried: bool) -> list[int]:
-    """Take the one of the `case.n_samples` most probable tokens with the lowest -omega pi - reward, until the answer is long."""
+    """Take the one of the `case.n_samples` most probable tokens with the lowest -omega pi - reward,
+    until the answer is long.
+    """
     text, model = list(prompt), models.policy.model
     cache = DynamicCache(config=model.config) if carried else None
     while len(text) < len(prompt) + case.new_tokens:
-        ids = torch.tensor([text[cache.get_seq_length() :] if carried else text], device=models.device)
-        logits = model(input_ids=ids, past_key_values=cache, use_cache=carried, logits_to_keep=1).logits[0, -1]
+        ids = torch.tensor(
+            [text[cache.get_seq_length() :] if carried else text], device=models.device
+        )
+        logits = model(
+            input_ids=ids, past_key_values=cache, use_cache=carried, logits_to_keep=1
+        ).logits[0, -1]
         p, tokens = (x.tolist() for x in logits.float().softmax(-1).topk(case.n_samples))
         rewards = _score(*models.scorers["reward"], [[*text, token] for token in tokens])
         best = min(range(len(tokens)), key=lambda i: -OMEGA * p[i] - rewards[i])
@@ -101,7 +140,9 @@ def _args(models: Models, case: Case, prompt: list[int], carried: bool) -> list[
     return text[len(prompt) :]
 
 
-def transformers_generate(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
+def transformers_generate(
+    models: Models, case: Case, prompts: Sequence[str], seed: int
+) -> list[str]:
     """Best-of-N as transformers' own ``num_return_sequences``, with a free reward."""
     torch.manual_seed(seed)
     answers = []
@@ -113,7 +154,9 @@ def transformers_generate(models: Models, case: Case, prompts: Sequence[str], se
 
 
 def its_hub_best_of_n(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-    """its_hub's Best-of-N with a free reward; its orchestrator is let loose, so that all requests reach the model as one batch."""
+    """its_hub's Best-of-N with a free reward; its orchestrator is let loose, so that all requests
+    reach the model as one batch.
+    """
     from its_hub.core.algorithms.bon import BestOfN
     from its_hub.core.orchestrator import LMOrchestrator
 
@@ -124,7 +167,8 @@ def its_hub_best_of_n(models: Models, case: Case, prompts: Sequence[str], seed: 
 
 
 def its_hub_beam_search(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-    """its_hub's beam search with a free process reward; its first step draws only ``n_samples / keep`` candidates.
+    """its_hub's beam search with a free process reward; its first step draws only ``n_samples /
+    keep`` candidates.
 
     It compares the number of steps before the last with `max_steps`, hence one less.
     """
@@ -132,7 +176,9 @@ def its_hub_beam_search(models: Models, case: Case, prompts: Sequence[str], seed
     from its_hub.core.lms.step_generation import StepGeneration
 
     torch.manual_seed(seed)
-    steps = StepGeneration(max_steps=case.new_tokens // case.block - 1, tokens_per_step=case.block, temperature=1.0)
+    steps = StepGeneration(
+        max_steps=case.new_tokens // case.block - 1, tokens_per_step=case.block, temperature=1.0
+    )
     search = BeamSearch(steps, _free_reward(), beam_width=case.keep)
     lm = _its_hub_lm(models, case.new_tokens)
     return [search.infer(lm, prompt, case.n_samples)["content"] for prompt in prompts]
@@ -149,7 +195,9 @@ def _free_reward():
 
 
 def _its_hub_lm(models: Models, max_tokens: int):
-    """Return its_hub's language model over ``generate``; conversations are continued as plain text, a batch at a time."""
+    """Return its_hub's language model over ``generate``; conversations are continued as plain text,
+    a batch at a time.
+    """
     from its_hub.api import AbstractLanguageModel, ChatMessage
 
     class BatchingLM(AbstractLanguageModel):
@@ -159,13 +207,20 @@ def _its_hub_lm(models: Models, max_tokens: int):
         async def agenerate(self, messages, stop=None, max_completion_tokens=None, **_):
             if isinstance(messages[0], ChatMessage):
                 return (await self.agenerate([messages], stop, max_completion_tokens))[0]
-            rows = [models.policy.encode("".join(m.content for m in conversation)) for conversation in messages]
+            rows = [
+                models.policy.encode("".join(m.content for m in conversation))
+                for conversation in messages
+            ]
             length = max(map(len, rows))
             out = generate(models, rows, max_completion_tokens or max_tokens)
-            return [{"role": "assistant", "content": models.policy.text(row[length:])} for row in out]
+            return [
+                {"role": "assistant", "content": models.policy.text(row[length:])} for row in out
+            ]
 
         async def agenerate_single(self, messages, **_):
-            """Wait until every request of this turn of the event loop is there, then answer all with one batch."""
+            """Wait until every request of this turn of the event loop is there, then answer all
+            with one batch.
+            """
             answer = asyncio.get_running_loop().create_future()
             self.waiting.append((messages, answer))
             if len(self.waiting) == 1:

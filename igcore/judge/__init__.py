@@ -1,7 +1,9 @@
-"""Judges that compare two answers to one prompt, and what notebook 60 may be told. Knows names and options; knows no run or file.
+"""Judges that compare two answers to one prompt, and what notebook 60 may be told. Knows names and
+options; knows no run or file.
 
-A judge gives each answer a score, higher is better, for one aspect at a time. `JUDGES` holds a language model behind any
-OpenAI-compatible endpoint, and two local scorers that stand in where there is none.
+A judge gives each answer a score, higher is better, for one aspect at a time. `JUDGES` holds a
+language model behind any OpenAI-compatible endpoint, and two local scorers that stand in where
+there is none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +31,11 @@ class Judge(Protocol):
     def identity(self) -> dict:
         """Return the JSON values on which its replies depend."""
 
-    def ask(self, questions: Sequence[Question], seed: int, workers: int) -> Iterator[tuple[Question, Reply]]:
-        """Yield each question with its reply, in any order, as soon as it is there; `workers` requests at a time.
+    def ask(
+        self, questions: Sequence[Question], seed: int, workers: int
+    ) -> Iterator[tuple[Question, Reply]]:
+        """Yield each question with its reply, in any order, as soon as it is there; `workers`
+        requests at a time.
 
         Raises
         ------
@@ -41,7 +46,8 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerJudge:
-    """Local scorers in the place of a language model: the answer with the better score wins, in either order.
+    """Local scorers in the place of a language model: the answer with the better score wins, in
+    either order.
 
     Attributes
     ----------
@@ -68,13 +74,21 @@ class ScorerJudge:
     def identity(self) -> dict:
         return {aspect: [scorer.name, scorer.digest] for aspect, scorer in self.scorers.items()}
 
-    def ask(self, questions: Sequence[Question], seed: int, workers: int) -> Iterator[tuple[Question, Reply]]:
+    def ask(
+        self, questions: Sequence[Question], seed: int, workers: int
+    ) -> Iterator[tuple[Question, Reply]]:
         for aspect, scorer in self.scorers.items():
             cached, sign = Cached(scorer), -1 if scorer.sign == COST else 1
             asked = [question for question in questions if question.aspect == aspect]
             for batch in (asked[i : i + BATCH // 2] for i in range(0, len(asked), BATCH // 2)):
-                texts = [(question.prompt, text) for question in batch for text in (question.first, question.second)]
-                scores = sign * cached.score(*zip(*texts, strict=True), [True] * len(texts)).reshape(-1, 2)  # (questions, 2)
+                texts = [
+                    (question.prompt, text)
+                    for question in batch
+                    for text in (question.first, question.second)
+                ]
+                scores = sign * cached.score(
+                    *zip(*texts, strict=True), [True] * len(texts)
+                ).reshape(-1, 2)  # (questions, 2)
                 for question, pair in zip(batch, scores, strict=True):
                     yield question, Reply(tuple(pair.tolist()) if np.isfinite(pair).all() else None)
 
@@ -88,17 +102,21 @@ def load_judge(judge: str | Mapping) -> Judge:
     Parameters
     ----------
     judge : str or mapping
-        A key of `JUDGES`; a mapping gives options beside its ``name``, which are the fields of what `JUDGES` holds there.
+        A key of `JUDGES`; a mapping gives options beside its ``name``, which are the fields of what
+        `JUDGES` holds there.
 
     Raises
     ------
     ParameterError
-        For a name that is not in `JUDGES`, and an option that is unknown, missing, of the wrong type or out of range.
+        For a name that is not in `JUDGES`, and an option that is unknown, missing, of the wrong
+        type or out of range.
     """
     name = judge if isinstance(judge, str) else judge.get("name")
     if isinstance(name, str) and name not in JUDGES:
         raise unknown_name("judge", name, JUDGES)
-    name, options = named(judge, "judge", [f.name for f in fields(JUDGES[name])] if name in JUDGES else ())
+    name, options = named(
+        judge, "judge", [f.name for f in fields(JUDGES[name])] if name in JUDGES else ()
+    )
     return from_mapping(JUDGES[name], options)
 
 
@@ -113,20 +131,22 @@ class JudgeParams:
     judge : str or dict
         See `load_judge`.
     pattern : str
-        Of the names of the decode runs in ``runs/<profile>`` whose answers are judged; all together hold a policy, method and
-        prompt once.
+        Of the names of the decode runs in ``runs/<profile>`` whose answers are judged; all together
+        hold a policy, method and prompt once.
     baseline : str
         The method whose answers the others are compared with.
     methods : list of str, optional
         Those that are judged; by default all that were decoded.
     limit : int, optional
-        Most prompts of a policy and prompt set, drawn with `seed`: the same ones for every method that has them. null for all.
+        Most prompts of a policy and prompt set, drawn with `seed`: the same ones for every method
+        that has them. null for all.
     seed : int
         Also goes to the endpoint with every request.
     workers : int
         Requests at a time; changes no verdict.
     figures : str
-        Folder, seen from `igcore.folders.root`, for the picture; the table goes to its subfolder ``tables``.
+        Folder, seen from `igcore.folders.root`, for the picture; the table goes to its subfolder
+        ``tables``.
     """
 
     profile: str
@@ -152,4 +172,6 @@ class JudgeParams:
             if method not in METHODS:
                 raise unknown_name("method", method, METHODS)
             if chosen.count(method) > 1:
-                raise ParameterError(f"methods and baseline name {method!r} twice; name each method once")
+                raise ParameterError(
+                    f"methods and baseline name {method!r} twice; name each method once"
+                )

@@ -1,4 +1,6 @@
-"""A language model behind any OpenAI-compatible endpoint as a judge. Knows requests and what may go wrong; knows no run or file."""
+"""A language model behind any OpenAI-compatible endpoint as a judge. Knows requests and what may go
+wrong; knows no run or file.
+"""
 
 import json
 import os
@@ -16,7 +18,15 @@ from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
 from .trust import PREFIX, VARIABLE, check_variable, host_of, is_plain, masked
 
 HEADERS = {  # of a request; the last is the client's own note of what it is to return
-    *("host", "connection", "accept", "accept-encoding", "content-type", "content-length", "authorization"),
+    *(
+        "host",
+        "connection",
+        "accept",
+        "accept-encoding",
+        "content-type",
+        "content-length",
+        "authorization",
+    ),
     "x-stainless-raw-response",
 }
 LARGEST = 4 * 2**20  # bytes of a reply; the longest that is asked for takes a hundredth of it
@@ -33,14 +43,18 @@ WHY = {  # what the client raises -> what its user can do
     "size": "sends a reply of more than 4 MiB; correct base_url, or lower max_tokens",
     "json": "does not speak JSON; correct base_url",
     "form": "does not answer as a chat completion does; correct base_url",
-    "text": "cannot be sent a prompt or an answer with half a character in it; correct the prompt or decode it anew",
+    "text": (
+        "cannot be sent a prompt or an answer with half a character in it; correct the prompt or "
+        "decode it anew"
+    ),
     "OpenAIError": "does not accept the request; correct the options of the judge",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenAIJudge:
-    """A language model behind an OpenAI-compatible endpoint, such as ``vllm serve MODEL --reasoning-parser deepseek_r1``.
+    """A language model behind an OpenAI-compatible endpoint, such as ``vllm serve MODEL
+    --reasoning-parser deepseek_r1``.
 
     Attributes
     ----------
@@ -49,8 +63,9 @@ class OpenAIJudge:
     base_url : str
         Address up to ``/v1``.
     api_key_env : str
-        Name of the environment variable that holds the key: one that begins with ``IGCORE_JUDGE_``, or the one that the variable
-        ``IGCORE_JUDGE_KEY_FROM`` names. An endpoint on this computer needs none.
+        Name of the environment variable that holds the key: one that begins with ``IGCORE_JUDGE_``,
+        or the one that the variable ``IGCORE_JUDGE_KEY_FROM`` names. An endpoint on this computer
+        needs none.
     temperature, top_p : float
         How the reply is sampled.
     max_tokens : int
@@ -75,15 +90,20 @@ class OpenAIJudge:
         check_at_least(self, temperature=0, max_tokens=1, max_retries=0)
         for name, high in (("top_p", 1), ("timeout", float("inf"))):
             if not 0 < getattr(self, name) <= high:
-                raise ParameterError(f"parameter {name} is {getattr(self, name)}; it must be above 0 and at most {high}")
+                raise ParameterError(
+                    f"parameter {name} is {getattr(self, name)}; it must be above 0 and at "
+                    f"most {high}"
+                )
         if not VARIABLE.fullmatch(self.api_key_env):
             raise ParameterError(  # without the value, which may be the key
-                f"parameter api_key_env is no name of an environment variable; give one that begins with {PREFIX}, and put the key "
+                f"parameter api_key_env is no name of an environment variable; give one that "
+                f"begins with {PREFIX}, and put the key "
                 "there"
             )
         if not is_plain(self.base_url):
             raise ParameterError(  # without the value, which may hold a key
-                "parameter base_url is no plain http address such as http://localhost:8000/v1; a key belongs into the environment "
+                "parameter base_url is no plain http address such as "
+                "http://localhost:8000/v1; a key belongs into the environment "
                 f"variable {self.api_key_env}"
             )
 
@@ -92,33 +112,46 @@ class OpenAIJudge:
         return dict.fromkeys(ASPECTS, self.model)
 
     def identity(self) -> dict:
-        """Return what a reply depends on; the same model may be served at another address after a stop."""
-        sampling = {name: getattr(self, name) for name in ("model", "temperature", "top_p", "max_tokens")}
+        """Return what a reply depends on; the same model may be served at another address after a
+        stop.
+        """
+        sampling = {
+            name: getattr(self, name) for name in ("model", "temperature", "top_p", "max_tokens")
+        }
         return sampling | {"wording": [ANSWER, ASPECTS]}
 
     @property
     def key(self) -> str:
         return os.environ.get(self.api_key_env, "").strip()
 
-    def ask(self, questions: Sequence[Question], seed: int, workers: int) -> Iterator[tuple[Question, Reply]]:
+    def ask(
+        self, questions: Sequence[Question], seed: int, workers: int
+    ) -> Iterator[tuple[Question, Reply]]:
         with self._client() as client:
             yield from in_parallel(partial(self._reply, client, seed), questions, workers)
 
     def _client(self):
-        check_variable(self.api_key_env)  # not before: tables of what was judged ask nobody, and need no key
+        check_variable(
+            self.api_key_env
+        )  # not before: tables of what was judged ask nobody, and need no key
         try:
             import openai
         except ImportError as error:
-            raise JudgeError("judge 'openai' needs the package openai; install it with `pip install 'igcore[judge]'`") from error
+            raise JudgeError(
+                "judge 'openai' needs the package openai; install it with `pip install "
+                "'igcore[judge]'`"
+            ) from error
         local = bool(LOOPBACK.fullmatch(urlsplit(self.base_url).hostname))
         if not self.key and not local:
             raise JudgeError(
-                f"the environment variable {self.api_key_env} is empty; put the key of {self.base_url} there, or any word if it "
+                f"the environment variable {self.api_key_env} is empty; put the key of "
+                f"{self.base_url} there, or any word if it "
                 "asks for none"
             )
         if not (self.key.isascii() and self.key.isprintable()):
             raise JudgeError(
-                f"the environment variable {self.api_key_env} holds a line break or another sign that no key has; put only the key "
+                f"the environment variable {self.api_key_env} holds a line break or another "
+                f"sign that no key has; put only the key "
                 "there"
             )
         http = openai.DefaultHttpxClient(
@@ -131,15 +164,21 @@ class OpenAIJudge:
         return openai.OpenAI(base_url=self.base_url, api_key=self.key or "none", **connection)
 
     def _send(self, request) -> None:
-        """Note the time, and send nothing that the client has found in the environment by itself (``OPENAI_ORG_ID`` and others)."""
+        """Note the time, and send nothing that the client has found in the environment by itself
+        (``OPENAI_ORG_ID`` and others).
+        """
         for name in set(request.headers) - HEADERS:
             del request.headers[name]
         request.headers["authorization"] = f"Bearer {self.key or 'none'}"
         request.extensions["began"] = time.monotonic()
 
     def _receive(self, response) -> None:
-        """Read a reply before the client does, which would wait for any number of bytes, and keep them all."""
-        response.headers.pop("content-encoding", None)  # none was asked for, and a small reply could unpack to gigabytes
+        """Read a reply before the client does, which would wait for any number of bytes, and keep
+        them all.
+        """
+        response.headers.pop(
+            "content-encoding", None
+        )  # none was asked for, and a small reply could unpack to gigabytes
         body = bytearray()
         for part in response.stream:
             body += part
@@ -148,15 +187,23 @@ class OpenAIJudge:
             if time.monotonic() - response.request.extensions["began"] > self.timeout:
                 raise self._down("APITimeoutError", f"{len(body)} bytes")
         response.stream.close()
-        response.stream = type(response)(200, content=bytes(body)).stream  # what was read, as a stream of the client's own kind
+        response.stream = type(response)(
+            200, content=bytes(body)
+        ).stream  # what was read, as a stream of the client's own kind
 
     def _reply(self, client, seed: int, question: Question) -> Reply:
         import openai
 
         asked = {"messages": [{"role": "user", "content": question.text}], "seed": seed}
-        sampling = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        sampling = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_tokens": self.max_tokens,
+        }
         try:
-            said = client.chat.completions.with_raw_response.create(model=self.model, **asked, **sampling)
+            said = client.chat.completions.with_raw_response.create(
+                model=self.model, **asked, **sampling
+            )
         except openai.OpenAIError as error:
             raise self._failed(error) from None  # its text may hold the key
         except UnicodeError:
@@ -171,13 +218,17 @@ class OpenAIJudge:
 
     def _failed(self, error) -> JudgeError:
         """Return the sentence for what the client raised."""
-        if isinstance(error.__cause__, JudgeError):  # from `_receive`; some versions of the client wrap it
+        if isinstance(
+            error.__cause__, JudgeError
+        ):  # from `_receive`; some versions of the client wrap it
             return error.__cause__
         status = getattr(error, "status_code", 0)
         if 300 <= status < 400:
             host = host_of(error.response.headers.get("location", ""), self.base_url)
             return self._down("redirect", f"status {status}", host=self._shown(host))
-        return self._down(next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in WHY), str(error))
+        return self._down(
+            next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in WHY), str(error)
+        )
 
     def _shown(self, text: str) -> str:
         """Return the beginning of what an endpoint said, on one line and without the key."""
@@ -186,14 +237,17 @@ class OpenAIJudge:
     def _down(self, why: str, detail: str, **known: str) -> JudgeError:
         why = WHY[why].format(**asdict(self), **known)
         return JudgeError(
-            f"judge at {self.base_url} {why} ({self._shown(detail)}); what it said so far is kept: run again to go on"
+            f"judge at {self.base_url} {why} ({self._shown(detail)}); what it said so far is "
+            f"kept: run again to go on"
         )
 
 
 def in_parallel(
     reply: Callable[[Question], Reply], questions: Sequence[Question], workers: int
 ) -> Iterator[tuple[Question, Reply]]:
-    """Yield questions and replies as they come; after the first error only what is under way is waited for, then it is raised."""
+    """Yield questions and replies as they come; after the first error only what is under way is
+    waited for, then it is raised.
+    """
     errors: list[JudgeError] = []
     stopped = False
 

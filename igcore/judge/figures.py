@@ -1,4 +1,6 @@
-"""The picture of a judge's verdicts, drawn from their table. Knows colours and axes; computes no statistic."""
+"""The picture of a judge's verdicts, drawn from their table. Knows colours and axes; computes no
+statistic.
+"""
 
 from collections.abc import Sequence
 
@@ -21,13 +23,15 @@ SHADES = {
 
 @styled
 def win_tie_loss(rates: pd.DataFrame) -> Figure:
-    """Draw wins, ties and losses of each method as a stacked bar, a panel per aspect and a row of panels per policy and prompt set.
+    """Draw wins, ties and losses of each method as a stacked bar, a panel per aspect and a row of
+    panels per policy and prompt set.
 
     Parameters
     ----------
     rates : DataFrame
-        `igcore.judge.verdicts.win_rates`. Bars are shares of ``n`` with their counts, where there is room; beside them stands the
-        win rate in percent with its interval. A method that has fewer pairs has its n beside its name.
+        `igcore.judge.verdicts.win_rates`. Bars are shares of ``n`` with their counts, where there
+        is room; beside them stands the win rate in percent with its interval. A method that has
+        fewer pairs has its n beside its name.
 
     Raises
     ------
@@ -36,18 +40,38 @@ def win_tie_loss(rates: pd.DataFrame) -> Figure:
     """
     if not len(rates):
         raise RunError("there are no verdicts to draw; run notebook 60_judge first")
-    rows = [(" on ".join(key), cell) for key, cell in rates.groupby(["policy", "prompts"], sort=False)]
+    rows = [
+        (" on ".join(key), cell) for key, cell in rates.groupby(["policy", "prompts"], sort=False)
+    ]
     aspects = list(rates["aspect"].unique())
     heights = [0.9 + 0.36 * cell["method"].nunique() for _, cell in rows]
     fig = Figure(figsize=(WIDTH, 0.8 + sum(heights)), layout="constrained")
-    axes = fig.subplots(len(rows), len(aspects), sharex=True, sharey="row", squeeze=False, height_ratios=heights)
+    axes = fig.subplots(
+        len(rows), len(aspects), sharex=True, sharey="row", squeeze=False, height_ratios=heights
+    )
     for line, (name, cell) in zip(axes, rows, strict=True):
         for ax, aspect in zip(line, aspects, strict=True):
-            _panel(ax, cell[cell["aspect"] == aspect], [verdict for verdict in SHADES if rates[verdict].any()])
+            _panel(
+                ax,
+                cell[cell["aspect"] == aspect],
+                [verdict for verdict in SHADES if rates[verdict].any()],
+            )
             ax.set_title(aspect, loc="left")
-        line[0].annotate(name, (0, 1), (0, 26), xycoords="axes fraction", textcoords="offset points", weight="bold")
+        line[0].annotate(
+            name,
+            (0, 1),
+            (0, 26),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            weight="bold",
+        )
     fig.supxlabel("share of pairs (counts in the bars)", fontsize="medium")
-    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=len(SHADES), frameon=False)
+    fig.legend(
+        *axes[0, 0].get_legend_handles_labels(),
+        loc="outside upper right",
+        ncols=len(SHADES),
+        frameon=False,
+    )
     return fig
 
 
@@ -59,10 +83,22 @@ def _panel(ax: Axes, rows: pd.DataFrame, verdicts: Sequence[str]) -> None:
         ax.barh(places, share, left=start, color=colour, ec="white", height=0.78, label=verdict)
         for place, count in zip(places, rows[verdict], strict=True):
             if share[place] >= 0.02 + 0.025 * len(str(count)):  # there is room for it
-                ax.text(start[place] + share[place] / 2, place, count, ha="center", va="center", color=ink, fontsize=9)
+                ax.text(
+                    start[place] + share[place] / 2,
+                    place,
+                    count,
+                    ha="center",
+                    va="center",
+                    color=ink,
+                    fontsize=9,
+                )
         start = start + share
     for place, row in zip(places, rows.itertuples(), strict=True):
-        rate = f"{100 * row.win_rate:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]" if row.n > row.unparsed else "n/a"
+        rate = (
+            f"{100 * row.win_rate:.0f} [{100 * row.low:.0f}, {100 * row.high:.0f}]"
+            if row.n > row.unparsed
+            else "n/a"
+        )
         ax.text(1.03, place, rate, va="center", color=INK, fontsize=9)
     ax.text(1.03, -0.85, "win rate (%)", va="center", color=INK, fontsize=9)
     ax.set(yticks=places, yticklabels=named(rows.set_index("method")["n"]))

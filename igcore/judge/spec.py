@@ -1,4 +1,6 @@
-"""What a judge of two answers is asked, and how its reply is read. Knows words and numbers; knows no model, run or file."""
+"""What a judge of two answers is asked, and how its reply is read. Knows words and numbers; knows
+no model, run or file.
+"""
 
 import hashlib
 import json
@@ -31,7 +33,10 @@ ASPECTS = {  # what is judged -> the question
     ),
 }
 SCORE = r"(10(?:\.0+)?|[1-9](?:\.\d+)?)(?: ?/ ?10)?"
-SCORES = re.compile(rf"[\s*_`(\[]*(?:scores?:[\s*_`]*)?{SCORE}(?:\s*[,;|]\s*|\s+)(?:and\s+)?{SCORE}[\s*_`)\].]*", re.IGNORECASE)
+SCORES = re.compile(
+    rf"[\s*_`(\[]*(?:scores?:[\s*_`]*)?{SCORE}(?:\s*[,;|]\s*|\s+)(?:and\s+)?{SCORE}[\s*_`)\].]*",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,19 @@ class Question:
 
     @property
     def digest(self) -> str:
-        """What verdicts are kept under: the same texts in the same order are judged once, whichever methods wrote them."""
-        return hashlib.sha256(json.dumps([self.aspect, self.prompt, self.first, self.second]).encode()).hexdigest()[:16]
+        """What verdicts are kept under: the same texts in the same order are judged once, whichever
+        methods wrote them.
+        """
+        return hashlib.sha256(
+            json.dumps([self.aspect, self.prompt, self.first, self.second]).encode()
+        ).hexdigest()[:16]
 
     @property
     def text(self) -> str:
         """What a language model is asked."""
-        answers = "\n\n".join(ANSWER.format(*pair) for pair in enumerate((self.first, self.second), start=1))
+        answers = "\n\n".join(
+            ANSWER.format(*pair) for pair in enumerate((self.first, self.second), start=1)
+        )
         return ASPECTS[self.aspect].format(prompt=self.prompt, answers=answers)
 
 
@@ -79,8 +90,8 @@ class Reply:
 def parse(answer: str | None, finish_reason: str | None = "stop") -> tuple[float, float] | None:
     """Read the two scores, 1 to 10, on the first line after the last ``</think>``.
 
-    The opening tag may be missing: chat templates of reasoning models write it themselves. None for a reply that was cut off,
-    inside its reasoning or after it, and for any other first line.
+    The opening tag may be missing: chat templates of reasoning models write it themselves. None for
+    a reply that was cut off, inside its reasoning or after it, and for any other first line.
     """
     said = (answer or "").rpartition("</think>")[2]
     if finish_reason == "length" or "<think>" in said:
@@ -93,10 +104,18 @@ def read_completion(completion: object) -> Reply | None:
     """Return what a chat completion says, None for anything that is none."""
     match completion:
         case {"choices": [{"message": dict() as message} as choice, *_]}:
-            answer, reason, usage = message.get("content"), choice.get("finish_reason"), completion.get("usage") or {}
+            answer, reason, usage = (
+                message.get("content"),
+                choice.get("finish_reason"),
+                completion.get("usage") or {},
+            )
         case _:
             return None
     tokens = usage.get("completion_tokens") or 0 if isinstance(usage, dict) else None
-    if not (isinstance(answer, str | None) and isinstance(reason, str | None) and isinstance(tokens, int)):
+    if not (
+        isinstance(answer, str | None)
+        and isinstance(reason, str | None)
+        and isinstance(tokens, int)
+    ):
         return None
     return Reply(parse(answer, reason), answer, reason, tokens)

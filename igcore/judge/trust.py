@@ -1,6 +1,8 @@
-"""What a params file may send to an endpoint, and what of an endpoint's words is shown. Knows names and texts; sends nothing.
+"""What a params file may send to an endpoint, and what of an endpoint's words is shown. Knows names
+and texts; sends nothing.
 
-A params file may come from anybody: it chooses only among environment variables that were meant for a judge.
+A params file may come from anybody: it chooses only among environment variables that were meant for
+a judge.
 """
 
 import os
@@ -12,7 +14,9 @@ from urllib.parse import urljoin, urlsplit
 from ..errors import ParameterError
 
 PREFIX = "IGCORE_JUDGE_"  # of the environment variables that a params file may name as the key
-ALLOWED = "IGCORE_JUDGE_KEY_FROM"  # holds the name of one more, which only who starts the run can set
+ALLOWED = (
+    "IGCORE_JUDGE_KEY_FROM"  # holds the name of one more, which only who starts the run can set
+)
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|[0-9a-f:.]*:[0-9a-f:.]*")
 LONGEST = 2000  # characters of an address
@@ -23,8 +27,10 @@ def check_variable(name: str) -> None:
     """Raise ``ParameterError`` unless the environment variable of this name may be sent away."""
     if not name.startswith(PREFIX) and name != os.environ.get(ALLOWED):
         raise ParameterError(
-            f"api_key_env names the environment variable {name}, which a params file alone may not send away; put the key into "
-            f"{PREFIX}KEY or another one that begins with {PREFIX}, or allow this one by setting {ALLOWED} to its name"
+            f"api_key_env names the environment variable {name}, which a params file alone "
+            f"may not send away; put the key into "
+            f"{PREFIX}KEY or another one that begins with {PREFIX}, or allow this one by "
+            f"setting {ALLOWED} to its name"
         )
 
 
@@ -39,11 +45,15 @@ def is_plain(address: str) -> bool:
         return False
     readable = address.isascii() and address.isprintable() and len(address) <= LONGEST
     secret = "@" in parts.netloc or parts.query
-    return bool(readable and not secret and parts.scheme in ("http", "https") and HOST.fullmatch(host))
+    return bool(
+        readable and not secret and parts.scheme in ("http", "https") and HOST.fullmatch(host)
+    )
 
 
 def host_of(location: str, base_url: str) -> str:
-    """Return the host that a redirect points to, and no more of it: the rest of an address may hold a key."""
+    """Return the host that a redirect points to, and no more of it: the rest of an address may hold
+    a key.
+    """
     try:
         return urlsplit(urljoin(base_url, location)).hostname or "nowhere"
     except ValueError:
@@ -51,10 +61,17 @@ def host_of(location: str, base_url: str) -> str:
 
 
 def masked(text: str, key: str) -> str:
-    """Return a text with ``***`` for every run of at least `SHOWN` characters of a key, or for the whole of a shorter key."""
+    """Return a text with ``***`` for every run of at least `SHOWN` characters of a key, or for the
+    whole of a shorter key.
+    """
     size = min(SHOWN, len(key))
     if not size:
         return text
-    hidden = {j for i in range(len(text) - size + 1) if text[i : i + size] in key for j in range(i, i + size)}
+    hidden = {
+        j
+        for i in range(len(text) - size + 1)
+        if text[i : i + size] in key
+        for j in range(i, i + size)
+    }
     runs = groupby(enumerate(text), lambda place: place[0] in hidden)
     return "".join("***" if hide else "".join(letter for _, letter in run) for hide, run in runs)

@@ -1,8 +1,9 @@
-"""The paper's printed tables as data, each row under the names used here. Knows what was printed and where; judges nothing.
+"""The paper's printed tables as data, each row under the names used here. Knows what was printed
+and where; judges nothing.
 
-`igcore.paper.audit`, `igcore.paper.text` and `igcore.paper.resolution` compute what follows from the numbers. Every row has a
-``tex_line``: a line of the LaTeX source of arXiv 2502.01208 (version 2), its files joined in the order in which the main file reads
-them.
+`igcore.paper.audit`, `igcore.paper.text` and `igcore.paper.resolution` compute what follows from
+the numbers. Every row has a ``tex_line``: a line of the LaTeX source of arXiv 2502.01208 (version
+2), its files joined in the order in which the main file reads them.
 """
 
 from functools import cache
@@ -28,11 +29,14 @@ MAIN, LAMBDA = TABLES[:3], TABLES[3:5]
 MEASURED = (*TABLES[:6], "latency")  # tables of safety rates
 SETTINGS = ["n_samples", "block_size", "keep", "lagrange_multiplier"]
 IDENTITY = ["policy", "prompts", "method", *SETTINGS]
-PRINTED = "_printed"  # ends the names of columns of percentages as text: "94.0" has one decimal more than "94"
+# ends the names of columns of percentages as text: "94.0" has one decimal more than "94"
+PRINTED = "_printed"
 _TEXT = {"hyperparameters": str, "statements": {"value": str}}  # lists, formulas and printed digits
 _TYPES = {
     **dict.fromkeys(["n_samples", "block_size", "keep"], "Int64"),
-    **dict.fromkeys([f"{name}{PRINTED}" for name in ("safety", "helpfulness", "harmlessness")], str),
+    **dict.fromkeys(
+        [f"{name}{PRINTED}" for name in ("safety", "helpfulness", "harmlessness")], str
+    ),
     "lagrange_multiplier": float,
 }
 
@@ -48,13 +52,15 @@ def printed(table: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``table``, the paper's ``label``, and for all but the two tables of hyperparameters `IDENTITY`: keys of `igcore.POLICIES`
-        and `igcore.METHODS`, the prompt set, and the settings as a run here records them. A setting is missing where the paper
-        prints none or where it does not apply; Best-of-N answers in one block, whatever sample width is printed for it. Block size
-        and kept beams are those of ``tab:hyperparameters`` (d = 32, K = N/4) unless the row says otherwise: `contents` says which
-        settings a table states itself. Every percentage is there as text (``safety_printed``) and as a share (``safety_rate``).
-        Rewards (higher is better) and their standard deviations over prompts, costs (higher is worse) and seconds per prompt are
-        floats; ``printed_as`` is the method's name in the paper.
+        ``table``, the paper's ``label``, and for all but the two tables of hyperparameters
+        `IDENTITY`: keys of `igcore.POLICIES` and `igcore.METHODS`, the prompt set, and the settings
+        as a run here records them. A setting is missing where the paper prints none or where it
+        does not apply; Best-of-N answers in one block, whatever sample width is printed for it.
+        Block size and kept beams are those of ``tab:hyperparameters`` (d = 32, K = N/4) unless the
+        row says otherwise: `contents` says which settings a table states itself. Every percentage
+        is there as text (``safety_printed``) and as a share (``safety_rate``). Rewards (higher is
+        better) and their standard deviations over prompts, costs (higher is worse) and seconds per
+        prompt are floats; ``printed_as`` is the method's name in the paper.
 
     Raises
     ------
@@ -67,16 +73,22 @@ def printed(table: str) -> pd.DataFrame:
     for name in [name for name in rows if name.endswith(PRINTED)]:
         rows[name.removesuffix(PRINTED) + "_rate"] = rows[name].astype(float).div(100).round(6)
     label = contents().set_index("table").loc[table, "label"]
-    return pd.concat([pd.DataFrame({"table": table, "label": label}, index=rows.index), rows], axis=1)
+    return pd.concat(
+        [pd.DataFrame({"table": table, "label": label}, index=rows.index), rows], axis=1
+    )
 
 
 def contents() -> pd.DataFrame:
-    """Return the list of `TABLES`: label, title, the settings that rows or caption state, and the line of the label."""
+    """Return the list of `TABLES`: label, title, the settings that rows or caption state, and the
+    line of the label.
+    """
     return _read("tables").fillna({"states": ""})
 
 
 def statements() -> pd.DataFrame:
-    """Return sentences of the text that a table can confirm, with what they say in numbers; ``kind`` says how to check them."""
+    """Return sentences of the text that a table can confirm, with what they say in numbers;
+    ``kind`` says how to check them.
+    """
     return _read("statements").fillna("")
 
 

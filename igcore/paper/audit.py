@@ -1,6 +1,7 @@
 """Printed rows against one another: repeated, contradicting, and swept over a setting.
 
-Knows numbers; knows no sentence of the text (`igcore.paper.text` does). A finding says what the numbers imply, never why.
+Knows numbers; knows no sentence of the text (`igcore.paper.text` does). A finding says what the
+numbers imply, never why.
 """
 
 import math
@@ -13,10 +14,13 @@ from statsmodels.stats.proportion import proportions_ztest
 from . import IDENTITY, PRINTED, TABLES, measured
 
 NUMBERS = ["reward_mean", "reward_std", "safety_rate", "seconds"]
-UNWEIGHTED = {"args-lagrangian": "args", "best-of-n-lagrangian": "best-of-n"}  # what a method is at a multiplier of 0
+UNWEIGHTED = {
+    "args-lagrangian": "args",
+    "best-of-n-lagrangian": "best-of-n",
+}  # what a method is at a multiplier of 0
 
 
-# --- rows against rows ----------------------------------------------------------------------------------------------
+# --- rows against rows ----------------------------------------------------------------------------
 
 
 def pairs(rows: pd.DataFrame, sizes: pd.DataFrame) -> pd.DataFrame:
@@ -32,14 +36,19 @@ def pairs(rows: pd.DataFrame, sizes: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``kind``: ``repeated`` (same configuration, same numbers), ``other seconds`` (only they differ), ``contradiction`` (same
-        configuration, other numbers) or ``duplicate`` (another configuration, the same reward, deviation and safety rate). The
-        configuration is as far as printed; a Lagrangian method at a multiplier of 0 is the method without one. Numbers are reward,
-        its deviation, safety in per cent, and seconds. ``safety_p`` and ``reward_p`` are of two-sided z tests that two independent
-        runs over the prompts of `sizes` have the same safety rate, and the same mean reward.
+        ``kind``: ``repeated`` (same configuration, same numbers), ``other seconds`` (only they
+        differ), ``contradiction`` (same configuration, other numbers) or ``duplicate`` (another
+        configuration, the same reward, deviation and safety rate). The configuration is as far as
+        printed; a Lagrangian method at a multiplier of 0 is the method without one. Numbers are
+        reward, its deviation, safety in per cent, and seconds. ``safety_p`` and ``reward_p`` are of
+        two-sided z tests that two independent runs over the prompts of `sizes` have the same safety
+        rate, and the same mean reward.
     """
     rows = rows[rows["reward_mean"].notna()]
-    known = [(row, _configuration(row), tuple(row[name] for name in NUMBERS)) for _, row in rows.iterrows()]
+    known = [
+        (row, _configuration(row), tuple(row[name] for name in NUMBERS))
+        for _, row in rows.iterrows()
+    ]
     found = []
     for (a, ours, x), (b, theirs, y) in combinations(known, 2):
         same, equal = ours == theirs, x[:3] == y[:3]
@@ -49,7 +58,15 @@ def pairs(rows: pd.DataFrame, sizes: pd.DataFrame) -> pd.DataFrame:
             n = [int(sizes.loc[row["prompts"], "n"]) for row in (a, b)]
             tests = {"safety_p": same_rate(x[2], y[2], *n), "reward_p": _same_mean(a, b, *n)}
             found.append({"kind": kind} | _sides(a, b) | tests)
-    return pd.DataFrame(found, columns=["kind", *(f"{part}_{side}" for part in PARTS for side in "ab"), "safety_p", "reward_p"])
+    return pd.DataFrame(
+        found,
+        columns=[
+            "kind",
+            *(f"{part}_{side}" for part in PARTS for side in "ab"),
+            "safety_p",
+            "reward_p",
+        ],
+    )
 
 
 def _configuration(row: pd.Series) -> tuple:
@@ -62,23 +79,37 @@ def _configuration(row: pd.Series) -> tuple:
 PARTS = {  # of a row, side by side with another
     "row": lambda row: f"{row['table']} line {row['tex_line']}",
     "configuration": lambda row: named(row),
-    "numbers": lambda row: " / ".join(f"{row[name]}" for name in ("reward_mean", "reward_std", f"safety{PRINTED}", "seconds")),
+    "numbers": lambda row: " / ".join(
+        f"{row[name]}" for name in ("reward_mean", "reward_std", f"safety{PRINTED}", "seconds")
+    ),
 }
 
 
 def _sides(a: pd.Series, b: pd.Series) -> dict[str, str]:
-    return {f"{part}_{side}": text(row) for part, text in PARTS.items() for side, row in (("a", a), ("b", b))}
+    return {
+        f"{part}_{side}": text(row)
+        for part, text in PARTS.items()
+        for side, row in (("a", a), ("b", b))
+    }
 
 
 def named(row: pd.Series) -> str:
     """Return a configuration in words, with the settings that are printed."""
     shown = {"n_samples": "N", "block_size": "d", "keep": "K", "lagrange_multiplier": "lambda"}
-    settings = [f"{symbol} {row.get(name):g}" for name, symbol in shown.items() if not pd.isna(row.get(name, math.nan))]
-    return ", ".join([f"{row.get('method')} with {row.get('policy')} on {row.get('prompts')}", *settings])
+    settings = [
+        f"{symbol} {row.get(name):g}"
+        for name, symbol in shown.items()
+        if not pd.isna(row.get(name, math.nan))
+    ]
+    return ", ".join(
+        [f"{row.get('method')} with {row.get('policy')} on {row.get('prompts')}", *settings]
+    )
 
 
 def same_rate(a: float, b: float, n_a: int, n_b: int) -> float:
-    """Return the two-sided p value of the two-proportion z test on the counts nearest to two shares."""
+    """Return the two-sided p value of the two-proportion z test on the counts nearest to two
+    shares.
+    """
     counts, n = [round(a * n_a), round(b * n_b)], [n_a, n_b]
     return 1.0 if counts[0] * n_b == counts[1] * n_a else float(proportions_ztest(counts, n)[1])
 
@@ -88,12 +119,20 @@ def _same_mean(a: pd.Series, b: pd.Series, n_a: int, n_b: int) -> float:
     return float(2 * stats.norm.sf(abs(a["reward_mean"] - b["reward_mean"]) / error))
 
 
-# --- sweeps ---------------------------------------------------------------------------------------------------------
+# --- sweeps ---------------------------------------------------------------------------------------
 
-SWEEPS = {  # name -> tables, setting that rises, measure, the direction in which it should go, settings that follow
+# name -> tables, setting that rises, measure, the direction in which it should go, settings that
+# follow
+SWEEPS = {
     "safety should not fall with lambda": ("lambda", "lagrange_multiplier", "safety_rate", 1, ()),
     "reward should not rise with lambda": ("lambda", "lagrange_multiplier", "reward_mean", -1, ()),
-    "reward at lambda 0 should not fall with N": ("lambda", "n_samples", "reward_mean", 1, ("keep",)),
+    "reward at lambda 0 should not fall with N": (
+        "lambda",
+        "n_samples",
+        "reward_mean",
+        1,
+        ("keep",),
+    ),
     "reward should rise with N": ("ndk", "n_samples", "reward_mean", 1, ()),
     "safety should not fall with N": ("ndk", "n_samples", "safety_rate", 1, ()),
     "seconds should not fall with N": ("ndk", "n_samples", "seconds", 1, ()),
@@ -103,27 +142,38 @@ SWEEPS = {  # name -> tables, setting that rises, measure, the direction in whic
 }
 
 
-def steps(rows: pd.DataFrame, setting: str, measure: str, direction: int, sizes: pd.DataFrame) -> pd.DataFrame:
-    """Return every step of a sweep: two rows that differ in one setting alone, and neighbours in it.
+def steps(
+    rows: pd.DataFrame, setting: str, measure: str, direction: int, sizes: pd.DataFrame
+) -> pd.DataFrame:
+    """Return every step of a sweep: two rows that differ in one setting alone, and neighbours in
+    it.
 
     Returns
     -------
     DataFrame
-        ``change`` of the measure as the setting rises, whether it is ``against`` the direction, and ``noise``: how large a change
-        of either sign two independent runs would show in 95 of 100 cases where nothing changed, given the printed spread and the
-        prompts of `sizes` (NaN for seconds, whose spread is not printed). ``beyond_noise`` marks steps against the direction that
-        are larger. Methods that choose among the same samples would vary less.
+        ``change`` of the measure as the setting rises, whether it is ``against`` the direction, and
+        ``noise``: how large a change of either sign two independent runs would show in 95 of 100
+        cases where nothing changed, given the printed spread and the prompts of `sizes` (NaN for
+        seconds, whose spread is not printed). ``beyond_noise`` marks steps against the direction
+        that are larger. Methods that choose among the same samples would vary less.
     """
     held = [name for name in ["table", *IDENTITY] if name != setting and name in rows]
     found = []
     for _, sweep in rows[rows[setting].notna()].groupby(held, sort=False, dropna=False):
         sweep = sweep.sort_values(setting)
-        for (_, a), (_, b) in zip(sweep.iloc[:-1].iterrows(), sweep.iloc[1:].iterrows(), strict=True):
+        for (_, a), (_, b) in zip(
+            sweep.iloc[:-1].iterrows(), sweep.iloc[1:].iterrows(), strict=True
+        ):
             change, noise = b[measure] - a[measure], _noise(a, b, measure, sizes)
             against = bool(change * direction < 0)
             ends = {"from": a[setting], "to": b[setting], "before": a[measure], "after": b[measure]}
             where = {"sweep": named(a.drop(setting)), "lines": f"{a['tex_line']}, {b['tex_line']}"}
-            verdict = {"change": change, "against": against, "noise": noise, "beyond_noise": against and abs(change) > noise}
+            verdict = {
+                "change": change,
+                "against": against,
+                "noise": noise,
+                "beyond_noise": against and abs(change) > noise,
+            }
             found.append(where | ends | verdict)
     return pd.DataFrame(found)
 
@@ -142,7 +192,9 @@ def sweeps(sizes: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return `steps` of each of `SWEEPS`."""
     found = {}
     for name, (tables, setting, measure, direction, follows) in SWEEPS.items():
-        rows = measured(tuple(table for table in TABLES if table.startswith(tables))).drop(columns=list(follows))
+        rows = measured(tuple(table for table in TABLES if table.startswith(tables))).drop(
+            columns=list(follows)
+        )
         if "lambda 0" in name:
             rows = rows[rows["lagrange_multiplier"] == 0]
         found[name] = steps(rows, setting, measure, direction, sizes)
@@ -150,7 +202,9 @@ def sweeps(sizes: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def monotone(found: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return a row for each of `sweeps`: its sweeps and steps, those against the direction, and those beyond noise."""
+    """Return a row for each of `sweeps`: its sweeps and steps, those against the direction, and
+    those beyond noise.
+    """
     return pd.DataFrame(
         [
             {
@@ -159,7 +213,9 @@ def monotone(found: dict[str, pd.DataFrame]) -> pd.DataFrame:
                 "sweeps_against": step.loc[step["against"], "sweep"].nunique(),
                 "steps": len(step),
                 "against": int(step["against"].sum()),
-                "beyond_noise": int(step["beyond_noise"].sum()) if step["noise"].notna().any() else None,
+                "beyond_noise": int(step["beyond_noise"].sum())
+                if step["noise"].notna().any()
+                else None,
                 "largest_against": step.loc[step["against"], "change"].abs().max(),
             }
             for name, step in found.items()

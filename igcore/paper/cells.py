@@ -1,4 +1,5 @@
-"""Which cell of our runs stands beside a printed row. Knows identities and names of runs; knows no number.
+"""Which cell of our runs stands beside a printed row. Knows identities and names of runs; knows no
+number.
 
 A cell is what one run holds of a policy, prompt set, method and settings.
 """
@@ -12,7 +13,11 @@ import pandas as pd
 from ..ablations import EXPERIMENTS
 from . import IDENTITY
 
-SWEEPS = {"lambda": "lambda", "ndk": "ndk", "latency": "compute"}  # start of a table's name -> experiment that sweeps as it does
+SWEEPS = {
+    "lambda": "lambda",
+    "ndk": "ndk",
+    "latency": "compute",
+}  # start of a table's name -> experiment that sweeps as it does
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Cell:
 def cells(records: pd.DataFrame) -> list[Cell]:
     """Return the cells of records; runs with a critic that was shuffled are no cells of any table.
 
-    A multiplier, which every record has, is left out of `Cell.about` where the method does not use it.
+    A multiplier, which every record has, is left out of `Cell.about` where the method does not use
+    it.
     """
     if not len(records):
         return []
@@ -51,16 +57,22 @@ def matches(run: str, patterns: Sequence[str]) -> bool:
 
 
 def place(table: str, run: str) -> int | None:
-    """Return how readily a table reads a run: 0 for a sweep made for it, 1 for a run of no experiment, None for all others."""
+    """Return how readily a table reads a run: 0 for a sweep made for it, 1 for a run of no
+    experiment, None for all others.
+    """
     sweep = next((start for start in SWEEPS if table.startswith(start)), None)
     if sweep:
         of = EXPERIMENTS[SWEEPS[sweep]]
         if matches(run, [f"decode-sweep-{sweep}-*", *of.runs, *of.borrowed]):
             return 0
-    return None if matches(run, [pattern for of in EXPERIMENTS.values() for pattern in of.runs]) else 1
+    return (
+        None if matches(run, [pattern for of in EXPERIMENTS.values() for pattern in of.runs]) else 1
+    )
 
 
 def readable(table: str, found: list[Cell]) -> list[Cell]:
-    """Return the cells that a table may read, the most readily read first, of equals by the name of the run."""
+    """Return the cells that a table may read, the most readily read first, of equals by the name of
+    the run.
+    """
     ranked = [(rank, cell) for cell in found if (rank := place(table, cell.run)) is not None]
     return [cell for _, cell in sorted(ranked, key=lambda each: (each[0], each[1].run))]

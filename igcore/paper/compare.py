@@ -1,7 +1,8 @@
-"""Printed rows beside ours, with a verdict that both numbers of prompts support. Knows records; knows no file.
+"""Printed rows beside ours, with a verdict that both numbers of prompts support. Knows records;
+knows no file.
 
-The print pairs no prompts, so its numbers and ours are tested as independent samples; where the prompts are the same, that claims
-too few differences rather than too many.
+The print pairs no prompts, so its numbers and ours are tested as independent samples; where the
+prompts are the same, that claims too few differences rather than too many.
 """
 
 import math
@@ -18,16 +19,27 @@ from . import IDENTITY, contents, measured, printed
 from .cells import Cell, cells, readable
 from .denominators import denominators, sample_sizes
 
-AGREES, DIFFERS, NOT_RUN, UNRESOLVED = VERDICTS = ("agrees", "differs", "not run", "cannot be resolved at this n")
-LEVEL = 0.90  # of the interval of a difference: that it lies within +/- something is then two one-sided tests at 5 %
+AGREES, DIFFERS, NOT_RUN, UNRESOLVED = VERDICTS = (
+    "agrees",
+    "differs",
+    "not run",
+    "cannot be resolved at this n",
+)
+# of the interval of a difference: that it lies within +/- something is then two one-sided tests at
+# 5 %
+LEVEL = 0.90
 ROUNDED = 0.005  # half a unit in the last digit of a printed mean
 # the least differences that would matter
-RATE = 0.05  # less than the 6.3 points that the paper's text says a critic adds on Alpaca-7B (94.46 against 88.14)
+# less than the 6.3 points that the paper's text says a critic adds on Alpaca-7B (94.46 against
+# 88.14)
+RATE = 0.05
 SPREADS = 0.2  # standard deviations over prompts: Cohen's small effect
 SECONDS = 0.25  # of the printed seconds; other machines differ by more
 
 EMBEDDED = ("smollm2-raw", "smollm2-chat")
-STANDING = {  # table -> the embedded policy in it, unaligned or aligned as the printed ones are; in all other tables both
+# table -> the embedded policy in it, unaligned or aligned as the printed ones are; in all other
+# tables both
+STANDING = {
     "main_vicuna": EMBEDDED[:1],
     "main_llama": EMBEDDED[1:],
     "lambda_vicuna": EMBEDDED[:1],
@@ -36,7 +48,7 @@ STANDING = {  # table -> the embedded policy in it, unaligned or aligned as the 
 }
 
 
-# --- what is measured -----------------------------------------------------------------------------------------------
+# --- what is measured -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,8 @@ class Measure:
     values : callable
         From the lines of a cell to one number for every independent draw; NaN where there is none.
     matters : callable
-        From the printed number and the standard deviation over prompts to the least difference that would matter.
+        From the printed number and the standard deviation over prompts to the least difference that
+        would matter.
     spread : str
         Column of the printed standard deviation over prompts; empty where none is printed.
     is_rate : bool
@@ -76,12 +89,20 @@ def _numbers(lines: pd.DataFrame, column: str) -> pd.Series:
 
 
 def _seconds(lines: pd.DataFrame, columns: list[str]) -> pd.Series:
-    """Return a number for each group of prompts, whose mean is that over prompts: prompts decoded together are one draw.
+    """Return a number for each group of prompts, whose mean is that over prompts: prompts decoded
+    together are one draw.
 
-    The seconds per prompt of a group count as often as it has prompts. Their mean is then a ratio of two sums over groups, and the
-    variance of the numbers is the one of its linear approximation; where all groups are equally large, they are the groups' means.
+    The seconds per prompt of a group count as often as it has prompts. Their mean is then a ratio
+    of two sums over groups, and the variance of the numbers is the one of its linear approximation;
+    where all groups are equally large, they are the groups' means.
     """
-    spent = lines.sort_values("prompt_id")[columns].astype(float).sum(axis=1, skipna=False).reset_index(drop=True).dropna()
+    spent = (
+        lines.sort_values("prompt_id")[columns]
+        .astype(float)
+        .sum(axis=1, skipna=False)
+        .reset_index(drop=True)
+        .dropna()
+    )
     groups = spent.groupby(spent.index // int(lines["group_size"].iloc[0]))
     weights = groups.count() / groups.count().mean()
     return groups.mean() + (weights - 1) * (groups.mean() - spent.mean())
@@ -93,13 +114,21 @@ _time = partial(Measure, matters=lambda theirs, spread: SECONDS * theirs)
 
 MEASURES = {  # start of the names of columns -> measure
     "safety": _rate("safe %", "safety_rate", _safe),
-    "reward": _score("reward", "reward_mean", partial(_numbers, column="reward"), spread="reward_std"),
+    "reward": _score(
+        "reward", "reward_mean", partial(_numbers, column="reward"), spread="reward_std"
+    ),
     "cost": _score("cost", "cost_mean", partial(_numbers, column="cost")),
-    "generation": _time("s generating", "generation_seconds", partial(_seconds, columns=["generate_s"])),
+    "generation": _time(
+        "s generating", "generation_seconds", partial(_seconds, columns=["generate_s"])
+    ),
     "scoring": _time("s scoring", "scoring_seconds", partial(_seconds, columns=["score_s"])),
     "seconds": _time("s", "seconds", partial(_seconds, columns=["generate_s", "score_s"])),
-    "helpfulness": _rate("helpfulness win %", "helpfulness_rate", partial(_numbers, column="helpfulness")),
-    "harmlessness": _rate("harmlessness win %", "harmlessness_rate", partial(_numbers, column="harmlessness")),
+    "helpfulness": _rate(
+        "helpfulness win %", "helpfulness_rate", partial(_numbers, column="helpfulness")
+    ),
+    "harmlessness": _rate(
+        "harmlessness win %", "harmlessness_rate", partial(_numbers, column="harmlessness")
+    ),
 }
 
 
@@ -109,43 +138,57 @@ def measures_of(table: str) -> dict[str, Measure]:
     return {name: measure for name, measure in MEASURES.items() if measure.printed in columns}
 
 
-# --- ours beside theirs ---------------------------------------------------------------------------------------------
+# --- ours beside theirs ---------------------------------------------------------------------------
 
 
 @cache
 def sizes() -> pd.DataFrame:
-    """Return the number of prompts behind the printed numbers, see `igcore.paper.denominators.sample_sizes`."""
+    """Return the number of prompts behind the printed numbers, see
+    `igcore.paper.denominators.sample_sizes`.
+    """
     return sample_sizes(denominators())
 
 
 def estimate(values: pd.Series, is_rate: bool) -> dict[str, float]:
-    """Return ``ours``, the ends of its 95 % interval ``low`` and ``high``, and ``n``; NaN where n is 0.
+    """Return ``ours``, the ends of its 95 % interval ``low`` and ``high``, and ``n``; NaN where n
+    is 0.
 
-    The interval of a rate is Wilson's, in which half a win is half a count; that of a mean is `igcore.metrics.bootstrap_mean`.
+    The interval of a rate is Wilson's, in which half a win is half a count; that of a mean is
+    `igcore.metrics.bootstrap_mean`.
     """
     n = len(values)
     if not n:
         return {"ours": math.nan, "low": math.nan, "high": math.nan, "n": 0}
-    low, high = proportion_confint(values.sum(), n, method="wilson") if is_rate else bootstrap_mean(values)
+    low, high = (
+        proportion_confint(values.sum(), n, method="wilson") if is_rate else bootstrap_mean(values)
+    )
     return {"ours": float(values.mean()), "low": float(low), "high": float(high), "n": n}
 
 
 def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, float]:
-    """Return the interval of a difference of two independent rates, ours minus theirs, and the p value of no difference.
+    """Return the interval of a difference of two independent rates, ours minus theirs, and the p
+    value of no difference.
 
-    Newcombe's interval, of two Wilson ones, at `LEVEL`; Fisher's exact test, because rates near 100 % leave few failures to count.
+    Newcombe's interval, of two Wilson ones, at `LEVEL`; Fisher's exact test, because rates near 100
+    % leave few failures to count.
     """
     counts = ours * n, round(theirs * size)
-    low, high = confint_proportions_2indep(counts[0], n, counts[1], size, method="newcomb", compare="diff", alpha=1 - LEVEL)
-    p = stats.fisher_exact([[round(k), of - round(k)] for k, of in zip(counts, (n, size), strict=True)]).pvalue
+    low, high = confint_proportions_2indep(
+        counts[0], n, counts[1], size, method="newcomb", compare="diff", alpha=1 - LEVEL
+    )
+    p = stats.fisher_exact(
+        [[round(k), of - round(k)] for k, of in zip(counts, (n, size), strict=True)]
+    ).pvalue
     return {"gap_low": float(low), "gap_high": float(high), "p": float(p)}
 
 
 def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> dict[str, float]:
-    """Return the interval of a difference of two independent means, ours minus theirs, and the p value of no difference.
+    """Return the interval of a difference of two independent means, ours minus theirs, and the p
+    value of no difference.
 
-    Welch's test at `LEVEL`. What rounding may have added to the difference is taken off it for p and added to the interval. Where
-    no spread is printed, their mean is taken to be as uncertain as ours. Fewer than two values, or equal ones, settle nothing: NaN.
+    Welch's test at `LEVEL`. What rounding may have added to the difference is taken off it for p
+    and added to the interval. Where no spread is printed, their mean is taken to be as uncertain as
+    ours. Fewer than two values, or equal ones, settle nothing: NaN.
     """
     n, gap = len(values), float(values.mean()) - theirs
     ours = values.var(ddof=1) / n
@@ -160,20 +203,37 @@ def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> d
 
 
 def beside(measure: Measure, row: dict, cell: Cell | None, size: int) -> dict[str, float]:
-    """Return a printed number, ours (see `estimate`), how far apart they are, and what difference ``matters``; NaN if not run."""
+    """Return a printed number, ours (see `estimate`), how far apart they are, and what difference
+    ``matters``; NaN if not run.
+    """
     theirs, spread = row[measure.printed], row.get(measure.spread, math.nan)
     values = measure.values(cell.lines).dropna() if cell else pd.Series(dtype=float)
     found = {"paper": theirs} | estimate(values, measure.is_rate)
     if not len(values):
-        return found | {"gap_low": math.nan, "gap_high": math.nan, "p": math.nan, "matters": math.nan}
-    apart = rates_apart(found["ours"], len(values), theirs, size) if measure.is_rate else means_apart(values, theirs, spread, size)
-    return found | apart | {"matters": measure.matters(theirs, values.std(ddof=1) if math.isnan(spread) else spread)}
+        return found | {
+            "gap_low": math.nan,
+            "gap_high": math.nan,
+            "p": math.nan,
+            "matters": math.nan,
+        }
+    apart = (
+        rates_apart(found["ours"], len(values), theirs, size)
+        if measure.is_rate
+        else means_apart(values, theirs, spread, size)
+    )
+    return (
+        found
+        | apart
+        | {"matters": measure.matters(theirs, values.std(ddof=1) if math.isnan(spread) else spread)}
+    )
 
 
 def verdict(run: str, p: float, low: float, high: float, matters: float) -> str:
-    """Return what may be said of a printed number, given Holm's p and the interval of the difference.
+    """Return what may be said of a printed number, given Holm's p and the interval of the
+    difference.
 
-    ``differs`` where a difference is resolved, however small; ``agrees`` where none is and every one that would matter is excluded.
+    ``differs`` where a difference is resolved, however small; ``agrees`` where none is and every
+    one that would matter is excluded.
     """
     if run == NOT_RUN:
         return NOT_RUN
@@ -183,64 +243,92 @@ def verdict(run: str, p: float, low: float, high: float, matters: float) -> str:
 
 
 def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
-    """Return one of the printed tables of results with our numbers beside it, a row per printed row.
+    """Return one of the printed tables of results with our numbers beside it, a row per printed
+    row.
 
     Parameters
     ----------
     table : str
-        One of `igcore.paper.TABLES`, the two of hyperparameters excepted (`igcore.paper.hyperparameters` has them).
+        One of `igcore.paper.TABLES`, the two of hyperparameters excepted
+        (`igcore.paper.hyperparameters` has them).
     records : DataFrame
-        Lines as `igcore.runs.load_runs` returns them, of several runs and of any settings; for ``win_rates``, as
-        `igcore.paper.report.judged` does. None at all is allowed.
+        Lines as `igcore.runs.load_runs` returns them, of several runs and of any settings; for
+        ``win_rates``, as `igcore.paper.report.judged` does. None at all is allowed.
 
     Returns
     -------
     DataFrame
-        `IDENTITY` as printed, ``printed_as``, and ``run``, the run that was read. A cell must have all settings of the row; of
-        several, the first of `readable` is read. For each of `measures_of`: ``_paper``, ``_ours``, ``_low``, ``_high`` and ``_n``
-        as in `estimate` (shares, rewards, costs, seconds; n counts groups of prompts for seconds), ``_gap_low`` and ``_gap_high``,
-        the `LEVEL` interval of ours minus theirs, ``_p``, adjusted by Holm over all numbers of the table, ``_matters``, and
-        ``_verdict``, one of `VERDICTS`.
+        `IDENTITY` as printed, ``printed_as``, and ``run``, the run that was read. A cell must have
+        all settings of the row; of several, the first of `readable` is read. For each of
+        `measures_of`: ``_paper``, ``_ours``, ``_low``, ``_high`` and ``_n`` as in `estimate`
+        (shares, rewards, costs, seconds; n counts groups of prompts for seconds), ``_gap_low`` and
+        ``_gap_high``, the `LEVEL` interval of ours minus theirs, ``_p``, adjusted by Holm over all
+        numbers of the table, ``_matters``, and ``_verdict``, one of `VERDICTS`.
     """
     rows = printed(table)
     found = readable(table, cells(records))
-    chosen = [next((cell for cell in found if cell.is_of(row)), None) for row in rows.to_dict("records")]
-    n = sizes()["n"].reindex(["win_rates"] * len(rows) if table == "win_rates" else rows["prompts"]).astype(int)
+    chosen = [
+        next((cell for cell in found if cell.is_of(row)), None) for row in rows.to_dict("records")
+    ]
+    n = (
+        sizes()["n"]
+        .reindex(["win_rates"] * len(rows) if table == "win_rates" else rows["prompts"])
+        .astype(int)
+    )
     pairs = list(zip(rows.to_dict("records"), chosen, n, strict=True))
-    parts = {name: pd.DataFrame([beside(measure, *pair) for pair in pairs]) for name, measure in measures_of(table).items()}
+    parts = {
+        name: pd.DataFrame([beside(measure, *pair) for pair in pairs])
+        for name, measure in measures_of(table).items()
+    }
     p = holm(pd.concat({name: part["p"] for name, part in parts.items()}))
-    result = rows[[*IDENTITY, "printed_as"]].assign(run=[cell.run if cell else NOT_RUN for cell in chosen])
+    result = rows[[*IDENTITY, "printed_as"]].assign(
+        run=[cell.run if cell else NOT_RUN for cell in chosen]
+    )
     for name, part in parts.items():
         part = part.assign(p=p[name])
-        ends = zip(result["run"], part["p"], part["gap_low"], part["gap_high"], part["matters"], strict=True)
-        result = result.join(part.assign(verdict=[verdict(*end) for end in ends]).add_prefix(f"{name}_"))
+        ends = zip(
+            result["run"],
+            part["p"],
+            part["gap_low"],
+            part["gap_high"],
+            part["matters"],
+            strict=True,
+        )
+        result = result.join(
+            part.assign(verdict=[verdict(*end) for end in ends]).add_prefix(f"{name}_")
+        )
     return result
 
 
-# --- ours alone -----------------------------------------------------------------------------------------------------
+# --- ours alone -----------------------------------------------------------------------------------
 
 
 def claims(records: pd.DataFrame) -> bool:
-    """Say whether records belong beside the print: a policy of the paper's is among them, or there are none."""
+    """Say whether records belong beside the print: a policy of the paper's is among them, or there
+    are none.
+    """
     return not len(records) or bool(set(records["policy"]) & set(measured()["policy"]))
 
 
 def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
-    """Return a table of the shape of a printed one, of policies that the paper does not have, and without its numbers.
+    """Return a table of the shape of a printed one, of policies that the paper does not have, and
+    without its numbers.
 
     Parameters
     ----------
     table, records
         As in `compared`.
     policies : sequence of str
-        Those that were run; where there are none but embedded ones, the table has those of `STANDING`.
+        Those that were run; where there are none but embedded ones, the table has those of
+        `STANDING`.
 
     Returns
     -------
     DataFrame
-        For every policy and every method of the printed table a row per prompt set and value of the settings that the printed
-        table states: `IDENTITY`, ``run`` and for each of `measures_of` ``_ours``, ``_low``, ``_high`` and ``_n``. A method of which
-        nothing was run has one row, whose run is `NOT_RUN`.
+        For every policy and every method of the printed table a row per prompt set and value of the
+        settings that the printed table states: `IDENTITY`, ``run`` and for each of `measures_of`
+        ``_ours``, ``_low``, ``_high`` and ``_n``. A method of which nothing was run has one row,
+        whose run is `NOT_RUN`.
     """
     found = readable(table, cells(records))
     measures = measures_of(table)
@@ -252,15 +340,25 @@ def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.
                 row = about | {"run": cell.run if cell else NOT_RUN}
                 for name, measure in measures.items():
                     values = measure.values(cell.lines).dropna() if cell else pd.Series(dtype=float)
-                    row |= {f"{name}_{part}": x for part, x in estimate(values, measure.is_rate).items()}
+                    row |= {
+                        f"{name}_{part}": x for part, x in estimate(values, measure.is_rate).items()
+                    }
                 rows.append(row)
-    columns = [*IDENTITY, "run", *(f"{name}_{part}" for name in measures for part in ("ours", "low", "high", "n"))]
-    whole = dict.fromkeys(["n_samples", "block_size", "keep"], "Int64") | {"lagrange_multiplier": float}
+    columns = [
+        *IDENTITY,
+        "run",
+        *(f"{name}_{part}" for name in measures for part in ("ours", "low", "high", "n")),
+    ]
+    whole = dict.fromkeys(["n_samples", "block_size", "keep"], "Int64") | {
+        "lagrange_multiplier": float
+    }
     return pd.DataFrame(rows, columns=columns).astype(whole)
 
 
 def _points(table: str, policy: str, method: str, found: list[Cell]) -> Iterator[Cell]:
-    """Yield a cell for every value of the settings that a table states, in their order; of several the most readily read."""
+    """Yield a cell for every value of the settings that a table states, in their order; of several
+    the most readily read.
+    """
     states = ["prompts", *contents().set_index("table").loc[table, "states"].split()]
     points: dict[tuple, Cell] = {}
     for cell in found:

@@ -1,4 +1,6 @@
-"""Which numbers of prompts make the printed percentages: what n lets every one of them be k/n. Knows printed digits alone."""
+"""Which numbers of prompts make the printed percentages: what n lets every one of them be k/n.
+Knows printed digits alone.
+"""
 
 from collections.abc import Sequence
 
@@ -7,18 +9,24 @@ import pandas as pd
 
 from . import IDENTITY, PRINTED, measured, printed, statements
 
-LARGEST = 4000  # of the denominators tried; from 10,000 on every percentage with two decimals is k/n
-CHANCE = 0.01  # a denominator is implied when chance would give so good a fit among all those tried less often
+LARGEST = (
+    4000  # of the denominators tried; from 10,000 on every percentage with two decimals is k/n
+)
+# a denominator is implied when chance would give so good a fit among all those tried less often
+CHANCE = 0.01
 
 
 def digits(percentage: str) -> tuple[int, int]:
-    """Return a printed percentage as an integer, and 100 % as one in the same last digit: ``"94.3"`` is 943 of 1000."""
+    """Return a printed percentage as an integer, and 100 % as one in the same last digit:
+    ``"94.3"`` is 943 of 1000.
+    """
     whole, _, decimals = percentage.partition(".")
     return int(whole + decimals), 100 * 10 ** len(decimals)
 
 
 def fits(percentage: str, largest: int = LARGEST) -> tuple[np.ndarray, np.ndarray]:
-    """Say which denominators n a printed percentage can have: some k makes 100 k/n print as it does.
+    """Say which denominators n a printed percentage can have: some k makes 100 k/n print as it
+    does.
 
     Parameters
     ----------
@@ -30,8 +38,8 @@ def fits(percentage: str, largest: int = LARGEST) -> tuple[np.ndarray, np.ndarra
     Returns
     -------
     rounded, cut : ndarray of bool, shape (largest,)
-        Entry n - 1: whether some k/n gives it when rounded to the printed digits (a half may go either way), and whether some k/n
-        does when the further digits are cut off.
+        Entry n - 1: whether some k/n gives it when rounded to the printed digits (a half may go
+        either way), and whether some k/n does when the further digits are cut off.
     """
     value, whole = digits(percentage)
     n = np.arange(1, largest + 1)
@@ -43,35 +51,49 @@ def fits(percentage: str, largest: int = LARGEST) -> tuple[np.ndarray, np.ndarra
 
 
 def curve(percentages: Sequence[str], largest: int = LARGEST) -> pd.DataFrame:
-    """Return for every ``n`` how many distinct percentages it ``fits`` with rounding, and how many it would ``by_chance``.
+    """Return for every ``n`` how many distinct percentages it ``fits`` with rounding, and how many
+    it would ``by_chance``.
 
-    By chance: percentages with as many digits that are spread evenly; about n of them are some k/n, or all.
+    By chance: percentages with as many digits that are spread evenly; about n of them are some k/n,
+    or all.
     """
     distinct = list(dict.fromkeys(percentages))
     n = np.arange(1, largest + 1)
-    return pd.DataFrame({"n": n, "fits": sum(fits(p, largest)[0] for p in distinct), "by_chance": _chances(distinct, n).sum(0)})
+    return pd.DataFrame(
+        {
+            "n": n,
+            "fits": sum(fits(p, largest)[0] for p in distinct),
+            "by_chance": _chances(distinct, n).sum(0),
+        }
+    )
 
 
 def _chances(percentages: Sequence[str], n: np.ndarray) -> np.ndarray:
-    """Return the chance (percentages, n) that each percentage is some k/n: a last digit around every k/n."""
+    """Return the chance (percentages, n) that each percentage is some k/n: a last digit around
+    every k/n.
+    """
     return np.minimum(1, [n / digits(p)[1] for p in percentages])
 
 
 def implied(percentages: Sequence[str], largest: int = LARGEST) -> dict:
     """Return the denominator that a group of printed percentages implies, if it implies one.
 
-    Each n is judged by the number of distinct percentages that it fits with rounding, against the chance that numbers with as many
-    digits, spread evenly, would fit as well; ``p`` is that chance times the number of n that chance does not fit anyway.
+    Each n is judged by the number of distinct percentages that it fits with rounding, against the
+    chance that numbers with as many digits, spread evenly, would fit as well; ``p`` is that chance
+    times the number of n that chance does not fit anyway.
 
     Returns
     -------
     dict
-        ``rates`` distinct percentages; the best ``n``, the number that it ``fits``, the number expected ``by_chance``, ``p``, and
-        whether n is ``implied`` (p at most `CHANCE`); ``common``, the smallest n that fits all with rounding, and ``common_cut``,
-        the smallest that does when some may be cut off instead; 0 where none does up to `largest`.
+        ``rates`` distinct percentages; the best ``n``, the number that it ``fits``, the number
+        expected ``by_chance``, ``p``, and whether n is ``implied`` (p at most `CHANCE`);
+        ``common``, the smallest n that fits all with rounding, and ``common_cut``, the smallest
+        that does when some may be cut off instead; 0 where none does up to `largest`.
     """
     distinct = list(dict.fromkeys(percentages))
-    rounded, cut = (np.array(each) for each in zip(*(fits(p, largest) for p in distinct), strict=True))  # (rates, n)
+    rounded, cut = (
+        np.array(each) for each in zip(*(fits(p, largest) for p in distinct), strict=True)
+    )  # (rates, n)
     n = np.arange(1, largest + 1)
     chance = _chances(distinct, n)
     p = _tail(chance, rounded.sum(0))
@@ -95,7 +117,9 @@ def _first(where: np.ndarray) -> int:
 
 
 def _tail(chance: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Return P(at least `seen` successes) of independent trials with chances (trials, n); a Poisson binomial for every n."""
+    """Return P(at least `seen` successes) of independent trials with chances (trials, n); a Poisson
+    binomial for every n.
+    """
     mass = np.zeros((len(chance) + 1, chance.shape[1]))
     mass[0] = 1
     for done, each in enumerate(chance, 2):
@@ -105,9 +129,14 @@ def _tail(chance: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the printed percentages by prompt set over all tables, by table, policy and prompt set, and of the win rates."""
+    """Return the printed percentages by prompt set over all tables, by table, policy and prompt
+    set, and of the win rates.
+    """
     rows = measured()
-    found = {prompts: list(group[f"safety{PRINTED}"]) for prompts, group in rows.groupby("prompts", sort=False)}
+    found = {
+        prompts: list(group[f"safety{PRINTED}"])
+        for prompts, group in rows.groupby("prompts", sort=False)
+    }
     for (table, policy, prompts), group in rows.groupby(["table", "policy", "prompts"], sort=False):
         found[f"{table}: {policy} on {prompts}"] = list(group[f"safety{PRINTED}"])
     wins = printed("win_rates")
@@ -116,11 +145,14 @@ def groups() -> dict[str, list[str]]:
 
 def denominators(largest: int = LARGEST) -> pd.DataFrame:
     """Return `implied` of each of `groups`, a row each."""
-    return pd.DataFrame([{"percentages": name} | implied(group, largest) for name, group in groups().items()])
+    return pd.DataFrame(
+        [{"percentages": name} | implied(group, largest) for name, group in groups().items()]
+    )
 
 
 def sample_sizes(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the number of prompts ``n`` behind the rates of each prompt set and behind the win rates, and where it is ``from``.
+    """Return the number of prompts ``n`` behind the rates of each prompt set and behind the win
+    rates, and where it is ``from``.
 
     Parameters
     ----------
@@ -130,20 +162,28 @@ def sample_sizes(found: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        By name. ``implied`` by the percentages; where they imply none, ``stated`` is the size of the test set in the text, and for
-        the win rates, of whose prompts the text says nothing, ``smallest`` is the smallest n that fits all of them.
+        By name. ``implied`` by the percentages; where they imply none, ``stated`` is the size of
+        the test set in the text, and for the win rates, of whose prompts the text says nothing,
+        ``smallest`` is the smallest n that fits all of them.
     """
     found = found.set_index("percentages")
     stated = statements().query("kind == 'prompt_count'").set_index("prompts")["value"].astype(int)
-    otherwise = {name: (n, "stated") for name, n in stated.items()} | {"win_rates": (found.loc["win_rates", "common"], "smallest")}
-    rows = {name: (found.loc[name, "n"], "implied") if found.loc[name, "implied"] else n for name, n in otherwise.items()}
+    otherwise = {name: (n, "stated") for name, n in stated.items()} | {
+        "win_rates": (found.loc["win_rates", "common"], "smallest")
+    }
+    rows = {
+        name: (found.loc[name, "n"], "implied") if found.loc[name, "implied"] else n
+        for name, n in otherwise.items()
+    }
     return pd.DataFrame.from_dict(rows, orient="index", columns=["n", "from"])
 
 
 def row_denominators(sizes: pd.DataFrame, largest: int = LARGEST) -> pd.DataFrame:
-    """Return of every printed safety rate the smallest n that fits it, how many fit, and whether the n of its prompt set does.
+    """Return of every printed safety rate the smallest n that fits it, how many fit, and whether
+    the n of its prompt set does.
 
-    ``n`` is that of `sample_sizes`; ``on_grid`` says how the rate is k/n: ``rounded``, ``cut off`` or ``no``.
+    ``n`` is that of `sample_sizes`; ``on_grid`` says how the rate is k/n: ``rounded``, ``cut off``
+    or ``no``.
     """
     rows = measured()
     found = []
@@ -152,5 +192,9 @@ def row_denominators(sizes: pd.DataFrame, largest: int = LARGEST) -> pd.DataFram
         rounded, cut = fits(row.safety_printed, max(largest, n))
         fit = (rounded | cut)[:largest]
         how = "rounded" if rounded[n - 1] else "cut off" if cut[n - 1] else "no"
-        found.append({"smallest_n": _first(fit), "n_that_fit": int(fit.sum()), "n": n, "on_grid": how})
-    return pd.concat([rows[["table", "tex_line", *IDENTITY, f"safety{PRINTED}"]], pd.DataFrame(found)], axis=1)
+        found.append(
+            {"smallest_n": _first(fit), "n_that_fit": int(fit.sum()), "n": n, "on_grid": how}
+        )
+    return pd.concat(
+        [rows[["table", "tex_line", *IDENTITY, f"safety{PRINTED}"]], pd.DataFrame(found)], axis=1
+    )

@@ -1,6 +1,8 @@
-"""The two printed tables of hyperparameters beside the settings that our runs had. Knows settings; knows no result and no file.
+"""The two printed tables of hyperparameters beside the settings that our runs had. Knows settings;
+knows no result and no file.
 
-A printed value is a choice and no measurement, so no statistics decide: it ``agrees`` when it is among the values that were run.
+A printed value is a choice and no measurement, so no statistics decide: it ``agrees`` when it is
+among the values that were run.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +15,9 @@ from .cells import Cell, cells, readable
 from .compare import AGREES, DIFFERS, NOT_RUN
 
 TABLES = ("hyperparameters", "critic_hyperparameters")
-METHOD_SETTINGS = "block_size n_samples rounds max_new_tokens keep value_steps value_step_size".split()  # columns of the print
+METHOD_SETTINGS = (
+    "block_size n_samples rounds max_new_tokens keep value_steps value_step_size".split()
+)  # columns of the print
 
 
 def settings(table: str, records: pd.DataFrame) -> pd.DataFrame:
@@ -24,23 +28,32 @@ def settings(table: str, records: pd.DataFrame) -> pd.DataFrame:
     table : str
         One of `TABLES`.
     records : DataFrame
-        For ``hyperparameters``, lines as `igcore.runs.load_runs` returns them; for ``critic_hyperparameters``, a row of settings
-        for each critic, as `igcore.paper.report.critics` returns them.
+        For ``hyperparameters``, lines as `igcore.runs.load_runs` returns them; for
+        ``critic_hyperparameters``, a row of settings for each critic, as
+        `igcore.paper.report.critics` returns them.
 
     Returns
     -------
     DataFrame
-        A row per printed value: ``printed_as``, ``setting`` (its name here), ``paper``, ``ours``, all values that were run of a
-        family of methods or of the critics, as text, and ``verdict``. K is given as a share of N where it is one.
+        A row per printed value: ``printed_as``, ``setting`` (its name here), ``paper``, ``ours``,
+        all values that were run of a family of methods or of the critics, as text, and ``verdict``.
+        K is given as a share of N where it is one.
     """
     rows = _of_methods(records) if table == "hyperparameters" else _of_critics(records)
     return pd.DataFrame(
-        [{"printed_as": name, "setting": of, "paper": paper} | _beside(paper, ours) for name, of, paper, ours in rows]
+        [
+            {"printed_as": name, "setting": of, "paper": paper} | _beside(paper, ours)
+            for name, of, paper, ours in rows
+        ]
     )
 
 
 def _of_methods(records: pd.DataFrame) -> Iterator[tuple[str, str, str, list[str]]]:
-    found = {id(cell): cell for table in ("main", "lambda", "ndk", "latency") for cell in readable(table, cells(records))}
+    found = {
+        id(cell): cell
+        for table in ("main", "lambda", "ndk", "latency")
+        for cell in readable(table, cells(records))
+    }
     for row in printed("hyperparameters").to_dict("records"):
         of = [cell for cell in found.values() if cell.about["method"].startswith(row["family"])]
         for name in METHOD_SETTINGS:
@@ -58,7 +71,12 @@ def _setting(cell: Cell, name: str) -> str:
 
 def _of_critics(critics: pd.DataFrame) -> Iterator[tuple[str, str, str, list[str]]]:
     for row in printed("critic_hyperparameters").itertuples():
-        yield row.printed_as, row.setting, f"{row.value:g}", [f"{value:g}" for value in critics.get(row.setting, ())]
+        yield (
+            row.printed_as,
+            row.setting,
+            f"{row.value:g}",
+            [f"{value:g}" for value in critics.get(row.setting, ())],
+        )
 
 
 def _beside(paper: str, values: Iterable[str]) -> dict[str, str]:

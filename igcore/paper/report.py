@@ -1,4 +1,5 @@
-"""The paper's ten tables for a profile: what its folders hold is read, set beside the print, and written for people.
+"""The paper's ten tables for a profile: what its folders hold is read, set beside the print, and
+written for people.
 
 Knows folders and tables; leaves every number to `compare` and `hyperparameters`.
 """
@@ -23,16 +24,41 @@ from ..sources import of_runs
 from . import IDENTITY, SETTINGS, TABLES, contents, swept
 from . import hyperparameters as hyper
 from .cells import matches
-from .compare import NOT_RUN, UNRESOLVED, VERDICTS, Measure, claims, compared, measures_of, ours_like
+from .compare import (
+    NOT_RUN,
+    UNRESOLVED,
+    VERDICTS,
+    Measure,
+    claims,
+    compared,
+    measures_of,
+    ours_like,
+)
 
-READ = [*IDENTITY, "run", "critic_control", "prompt_id", "group_size", "rounds", "max_new_tokens", "value_steps", "value_step_size"]
-READ += ["status", "reward", "cost", "generate_s", "score_s"]  # of a line; traces of a whole profile would fill the memory
+READ = [
+    *IDENTITY,
+    "run",
+    "critic_control",
+    "prompt_id",
+    "group_size",
+    "rounds",
+    "max_new_tokens",
+    "value_steps",
+    "value_step_size",
+]
+READ += [
+    "status",
+    "reward",
+    "cost",
+    "generate_s",
+    "score_s",
+]  # of a line; traces of a whole profile would fill the memory
 BASELINE = "base"  # of the printed win rates
 POINTS = {"win": 1.0, "tie": 0.5, "loss": 0.0}
 SYMBOLS = {"n_samples": "N", "block_size": "d", "keep": "K", "lagrange_multiplier": "lambda"}
 
 
-# --- what a profile holds -------------------------------------------------------------------------------------------
+# --- what a profile holds -------------------------------------------------------------------------
 
 
 @dataclass
@@ -42,7 +68,8 @@ class Found:
     Attributes
     ----------
     decoded, judged, critics : DataFrame
-        Of the functions of these names, with the columns ``profile`` and ``run``; each may be empty.
+        Of the functions of these names, with the columns ``profile`` and ``run``; each may be
+        empty.
     left_out : list of str
         Why something was not read.
     """
@@ -54,31 +81,47 @@ class Found:
 
 
 def load(profile: str) -> Found:
-    """Read the finished runs of a profile, after those for which it sweeps (`swept.MAIN`); what has not finished is left out."""
+    """Read the finished runs of a profile, after those for which it sweeps (`swept.MAIN`); what has
+    not finished is left out.
+    """
     left_out: list[str] = []
     profiles = [name for name in (swept.MAIN.get(profile), profile) if name]
     parts = [part(name, left_out) for part in (decoded, judged) for name in profiles]
-    return Found(_below(parts[: len(profiles)]), _below(parts[len(profiles) :]), critics(profile), left_out)
+    return Found(
+        _below(parts[: len(profiles)]), _below(parts[len(profiles) :]), critics(profile), left_out
+    )
 
 
 def decoded(profile: str, left_out: list[str]) -> pd.DataFrame:
-    """Return the lines of all finished decode runs, without their texts and traces; of Best-of-N's sweep every point."""
-    return _below([replayed(lines).reindex(columns=READ).assign(profile=profile) for lines in each_finished(profile, left_out)])
+    """Return the lines of all finished decode runs, without their texts and traces; of Best-of-N's
+    sweep every point.
+    """
+    return _below(
+        [
+            replayed(lines).reindex(columns=READ).assign(profile=profile)
+            for lines in each_finished(profile, left_out)
+        ]
+    )
 
 
 def replayed(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return a run of the experiment that reads the sweep of Best-of-N off one run as all its points, and any other as it is."""
-    if not matches(lines["run"].iloc[0], EXPERIMENTS["lambda"].runs) or set(lines["method"]) != {REPLAYED}:
+    """Return a run of the experiment that reads the sweep of Best-of-N off one run as all its
+    points, and any other as it is.
+    """
+    if not matches(lines["run"].iloc[0], EXPERIMENTS["lambda"].runs) or set(lines["method"]) != {
+        REPLAYED
+    }:
         return lines
     drawn = [n for n in SIZES if n <= lines["n_samples"].min()]
     return _below([replay_best_of_n(lines, n, multiplier) for n in drawn for multiplier in LAMBDAS])
 
 
 def judged(profile: str, left_out: list[str]) -> pd.DataFrame:
-    """Return a line for every pair of answers that was judged against the base model: identity, and a point for each aspect.
+    """Return a line for every pair of answers that was judged against the base model: identity, and
+    a point for each aspect.
 
-    Points are 1 for a win, .5 for a tie and 0 for a loss; NaN where the reply could not be read. ``run`` is the judge's, and
-    ``pattern`` says which runs it read.
+    Points are 1 for a win, .5 for a tie and 0 for a loss; NaN where the reply could not be read.
+    ``run`` is the judge's, and ``pattern`` says which runs it read.
     """
     parts = []
     for manifest in sorted((root() / "runs" / profile / "judge").glob("*/manifest.json")):
@@ -92,23 +135,38 @@ def judged(profile: str, left_out: list[str]) -> pd.DataFrame:
 def _judged(profile: str, manifest: Path) -> pd.DataFrame:
     params = JudgeParams(**json.loads(manifest.read_text(encoding="utf-8"))["params"])
     if params.baseline != BASELINE:
-        raise RunError(f"{manifest.parent} compares answers with {params.baseline}; the paper's table does so with {BASELINE}")
+        raise RunError(
+            f"{manifest.parent} compares answers with {params.baseline}; the paper's table "
+            f"does so with {BASELINE}"
+        )
     lines = load_runs(profile, pattern=params.pattern)
     pairs, scores = pairs_of(lines, params), read(manifest.with_name("verdicts.jsonl"))
     if questions_of(pairs).keys() - scores.keys():
-        raise RunError(f"answers that {manifest.parent} has judged were decoded anew; run notebook 60 with its parameters again")
+        raise RunError(
+            f"answers that {manifest.parent} has judged were decoded anew; run notebook 60 "
+            f"with its parameters again"
+        )
     said = verdicts(pairs, scores, dict.fromkeys(ASPECTS, params.run))
     key = ["policy", "prompts", "method", "prompt_id"]
-    points = said.assign(points=said["verdict"].map(POINTS)).pivot(index=key, columns="aspect", values="points").reset_index()
+    points = (
+        said.assign(points=said["verdict"].map(POINTS))
+        .pivot(index=key, columns="aspect", values="points")
+        .reset_index()
+    )
     about = {"profile": profile, "run": f"judge {params.run}", "pattern": params.pattern}
     return points.merge(lines[[*key, *SETTINGS, "critic_control"]].assign(**about), on=key)
 
 
 def critics(profile: str) -> pd.DataFrame:
     """Return the settings of every critic of the finished runs of notebook 20, a row each."""
-    folders = [path.parent for path in (root() / "runs" / profile / "critics").glob("*/*/critic.json")]
+    folders = [
+        path.parent for path in (root() / "runs" / profile / "critics").glob("*/*/critic.json")
+    ]
     finished = sorted(folder for folder in folders if (folder.parent / "manifest.json").exists())
-    configs = [json.loads((folder / "params.json").read_text(encoding="utf-8"))["config"] for folder in finished]
+    configs = [
+        json.loads((folder / "params.json").read_text(encoding="utf-8"))["config"]
+        for folder in finished
+    ]
     about = [{"profile": profile, "run": f"critics/{folder.parent.name}"} for folder in finished]
     return pd.DataFrame([config | one for config, one in zip(configs, about, strict=True)])
 
@@ -118,38 +176,51 @@ def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
-# --- the tables, and how people read them ---------------------------------------------------------------------------
+# --- the tables, and how people read them ---------------------------------------------------------
 
 
 def paper_tables(found: Found, names: Sequence[str] = TABLES) -> dict[str, pd.DataFrame]:
-    """Return tables of `igcore.paper.TABLES` by name: beside the print where a policy of the paper's was run, else ours alone."""
+    """Return tables of `igcore.paper.TABLES` by name: beside the print where a policy of the
+    paper's was run, else ours alone.
+    """
     beside = claims(found.decoded)
     made = {}
     for table in names:
         lines = _records(table, found)
         if table in hyper.TABLES:
-            made[table] = hyper.settings(table, lines).drop(columns=[] if beside else ["paper", "verdict"])
+            made[table] = hyper.settings(table, lines).drop(
+                columns=[] if beside else ["paper", "verdict"]
+            )
         else:
             made[table] = (
-                compared(table, lines) if beside else ours_like(table, lines, list(dict.fromkeys(found.decoded["policy"])))
+                compared(table, lines)
+                if beside
+                else ours_like(table, lines, list(dict.fromkeys(found.decoded["policy"])))
             )
     return made
 
 
 def _records(table: str, found: Found) -> pd.DataFrame:
-    return {"win_rates": found.judged, "critic_hyperparameters": found.critics}.get(table, found.decoded)
+    return {"win_rates": found.judged, "critic_hyperparameters": found.critics}.get(
+        table, found.decoded
+    )
 
 
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of `paper_tables` as people read it, all cells text: the settings that the print states, rates in per cent.
+    """Return a table of `paper_tables` as people read it, all cells text: the settings that the
+    print states, rates in per cent.
 
-    Of each measure the printed number, ours with its 95 % interval, and the verdict in a word, one beside the other.
+    Of each measure the printed number, ours with its 95 % interval, and the verdict in a word, one
+    beside the other.
     """
     if table in hyper.TABLES:
         return frame.rename(columns={"printed_as": "name"})
     states = contents().set_index("table").loc[table, "states"].split()
     parts = [frame[["policy", "prompts", "method"]].astype(object).fillna(tables.MISSING)]
-    parts += [frame[name].map(lambda x: tables.MISSING if pd.isna(x) else f"{x:g}").rename(SYMBOLS[name]) for name in states]
+    parts += [
+        frame[name].map(lambda x: tables.MISSING if pd.isna(x) else f"{x:g}").rename(SYMBOLS[name])
+        for name in states
+    ]
     for name, measure in measures_of(table).items():
         of = frame.filter(regex=f"^{name}_").rename(columns=lambda column: column.split("_", 1)[1])
         parts += [of["n"].astype(str)] if name == next(iter(measures_of(table))) else []
@@ -160,7 +231,9 @@ def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
 def _for_people(measure: Measure, of: pd.DataFrame, run: pd.Series) -> list[pd.Series]:
     times, digits = (100, 1) if measure.is_rate else (1, 3)
     ends = (of[["ours", "low", "high"]] * times).to_numpy()
-    ours = pd.Series([f"{x:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]" for x, low, high in ends])
+    ours = pd.Series(
+        [f"{x:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]" for x, low, high in ends]
+    )
     ours = ours.where(of["ours"].notna(), tables.MISSING)
     if "verdict" not in of:
         return [ours.where(run != NOT_RUN, NOT_RUN).rename(f"{measure.label} [95 %]")]
@@ -169,7 +242,9 @@ def _for_people(measure: Measure, of: pd.DataFrame, run: pd.Series) -> list[pd.S
 
 
 def counts(made: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return how many numbers of each table got which verdict; of tables without verdicts, how many rows were run and were not."""
+    """Return how many numbers of each table got which verdict; of tables without verdicts, how many
+    rows were run and were not.
+    """
     rows = []
     for table, frame in made.items():
         said = frame[[name for name in frame if name.endswith("verdict")]].stack()
@@ -184,16 +259,24 @@ def counts(made: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def write(made: dict[str, pd.DataFrame], figures: Path, found: Found) -> list[Path]:
-    """Write the tables made of what was found as ``tables/paper_<table>`` below a folder, see `igcore.tables.write`."""
+    """Write the tables made of what was found as ``tables/paper_<table>`` below a folder, see
+    `igcore.tables.write`.
+    """
     return [
         path
         for table, frame in made.items()
-        for path in tables.write(frame, figures / "tables" / f"paper_{table}", sources(table, frame, found), short(table, frame))
+        for path in tables.write(
+            frame,
+            figures / "tables" / f"paper_{table}",
+            sources(table, frame, found),
+            short(table, frame),
+        )
     ]
 
 
 def sources(table: str, frame: pd.DataFrame, found: Found) -> dict[str, dict]:
-    """Return the runs of which a table was made, see `igcore.sources.of_runs`: those that it names, or all where it names none.
+    """Return the runs of which a table was made, see `igcore.sources.of_runs`: those that it names,
+    or all where it names none.
 
     Verdicts of a judge have the runs whose answers it read beside it.
     """
@@ -201,5 +284,8 @@ def sources(table: str, frame: pd.DataFrame, found: Found) -> dict[str, dict]:
     named = read[read["run"].isin(frame["run"])] if "run" in frame else read
     made = {}
     for profile, of in named.groupby("profile"):
-        made |= of_runs(profile, [*of["run"].str.replace("^judge ", "judge/", regex=True), *of["pattern"].dropna()])
+        made |= of_runs(
+            profile,
+            [*of["run"].str.replace("^judge ", "judge/", regex=True), *of["pattern"].dropna()],
+        )
     return made

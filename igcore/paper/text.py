@@ -1,6 +1,8 @@
-"""Sentences of the text against the tables, settings against the table of settings, mean costs against the budget.
+"""Sentences of the text against the tables, settings against the table of settings, mean costs
+against the budget.
 
-Knows what kind of number each sentence is about, and computes it; the sentences are data (`igcore.paper.statements`).
+Knows what kind of number each sentence is about, and computes it; the sentences are data
+(`igcore.paper.statements`).
 """
 
 import re
@@ -20,12 +22,15 @@ Finding = dict[str, object]
 
 
 def plain(quote: str) -> str:
-    r"""Return a quote of LaTeX as it reads: without ``\textbf``, ``\``, ``$``, braces and ampersands."""
+    r"""Return a quote of LaTeX as it reads: without ``\textbf``, ``\``, ``$``, braces and
+    ampersands.
+    """
     return re.sub(r"\\textbf|[\\${}&]", "", quote)
 
 
 def against_tables(trends: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return each statement of the text beside what the tables print, a row for every place where it can be checked.
+    """Return each statement of the text beside what the tables print, a row for every place where
+    it can be checked.
 
     Parameters
     ----------
@@ -35,11 +40,14 @@ def against_tables(trends: dict[str, pd.DataFrame]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``tex_line`` and ``quote``; ``where``; ``text`` and ``tables``, what each says; ``holds`` in so many ``of`` so many cases.
-        It compares printed numbers alone: what chance could do is another question (`igcore.paper.resolution`).
+        ``tex_line`` and ``quote``; ``where``; ``text`` and ``tables``, what each says; ``holds`` in
+        so many ``of`` so many cases. It compares printed numbers alone: what chance could do is
+        another question (`igcore.paper.resolution`).
     """
     found = []
-    for row in statements().query("kind in @CHECKS").itertuples():  # the sizes of test sets say nothing of how much was decoded
+    for row in (
+        statements().query("kind in @CHECKS").itertuples()
+    ):  # the sizes of test sets say nothing of how much was decoded
         for finding in CHECKS[row.kind](row, trends):
             found.append({"tex_line": row.tex_line, "quote": plain(row.quote)} | finding)
     return pd.DataFrame(found)
@@ -71,21 +79,37 @@ def _share(row: pd.Series, column: str = "safety") -> str:
 
 
 def _highest_rate(said, trends) -> Iterator[Finding]:
-    for where, tables in (("main tables", MAIN), ("all tables", tuple(t for t in STATED if t != "win_rates"))):
+    for where, tables in (
+        ("main tables", MAIN),
+        ("all tables", tuple(t for t in STATED if t != "win_rates")),
+    ):
         best = _best(_guarded(measured(tables).query("policy == @said.policy")))
         tables = f"{best['safety_printed']} % in {best['table']}, line {best['tex_line']}"
-        yield _case(f"{said.policy}, {where}", f"{said.value} %", tables, float(said.value) == float(best["safety_printed"]))
+        yield _case(
+            f"{said.policy}, {where}",
+            f"{said.value} %",
+            tables,
+            float(said.value) == float(best["safety_printed"]),
+        )
 
 
 def _safest(said, trends) -> Iterator[Finding]:
     for where, rows in _sets():
         ours, other = _best(_guarded(rows)), _best(_others(rows))
-        yield _case(where, "InferenceGuard", f"{_share(ours)}, {_share(other)}", ours["safety_rate"] > other["safety_rate"])
+        yield _case(
+            where,
+            "InferenceGuard",
+            f"{_share(ours)}, {_share(other)}",
+            ours["safety_rate"] > other["safety_rate"],
+        )
 
 
 def _highest_reward(said, trends) -> Iterator[Finding]:
     rows = measured(MAIN).query("policy == @said.policy and prompts == @said.prompts")
-    for where, among in (("of rows without an unsafe answer", rows[rows["safety_rate"] == 1]), ("of all rows", rows)):
+    for where, among in (
+        ("of rows without an unsafe answer", rows[rows["safety_rate"] == 1]),
+        ("of all rows", rows),
+    ):
         best = _best(among, "reward_mean")
         found = f"{best['method']} {best['reward_mean']} of {len(among)} rows"
         yield _case(where, "InferenceGuard", found, best["method"].startswith(OURS))
@@ -106,10 +130,19 @@ def _below_budget(said, trends) -> Iterator[Finding]:
 
 
 def _critic_helps(said, trends) -> Iterator[Finding]:
-    rows = measured(MAIN).query("policy == @said.policy and prompts == @said.prompts").set_index("method", drop=False)
+    rows = (
+        measured(MAIN)
+        .query("policy == @said.policy and prompts == @said.prompts")
+        .set_index("method", drop=False)
+    )
     with_it, without = rows.loc[CRITIC], rows.loc[OURS]
     higher = with_it["safety_rate"] > without["safety_rate"]
-    yield _case(f"{said.policy} on {said.prompts}", "safer with critic", f"{_share(with_it)}, {_share(without)}", higher)
+    yield _case(
+        f"{said.policy} on {said.prompts}",
+        "safer with critic",
+        f"{_share(with_it)}, {_share(without)}",
+        higher,
+    )
 
 
 def _trend(*names: str) -> Callable:
@@ -119,7 +152,9 @@ def _trend(*names: str) -> Callable:
         for name in names:
             steps = trends[name]
             against, beyond = int(steps["against"].sum()), int(steps["beyond_noise"].sum())
-            found = f"{against} steps against it" + (f", {beyond} of them beyond noise" if against else "")
+            found = f"{against} steps against it" + (
+                f", {beyond} of them beyond noise" if against else ""
+            )
             yield _case(name, "every step", found, len(steps) - against, len(steps))
 
     return check
@@ -129,7 +164,10 @@ def _rate_with_reward(said, trends) -> Iterator[Finding]:
     rate, reward = map(float, said.value.split())
     rows = printed("ndk")
     rates = rows["safety_printed"].astype(float)
-    for where, which in (("ndk, row of the rate", rates == rate), ("ndk, row of the reward", rows["reward_mean"] == reward)):
+    for where, which in (
+        ("ndk, row of the rate", rates == rate),
+        ("ndk, row of the reward", rows["reward_mean"] == reward),
+    ):
         for _, row in rows[which].iterrows():
             both = float(row["safety_printed"]) == rate and row["reward_mean"] == reward
             found = f"{row['safety_printed']} % with {row['reward_mean']}, line {row['tex_line']}"
@@ -140,7 +178,9 @@ def _judged_safest(said, trends) -> Iterator[Finding]:
     rows = printed("win_rates")
     ours, other = (_best(side, "harmlessness_rate") for side in (_guarded(rows), _others(rows)))
     found = f"{_share(ours, 'harmlessness')}, {_share(other, 'harmlessness')}"
-    yield _case("win_rates", "InferenceGuard", found, ours["harmlessness_rate"] > other["harmlessness_rate"])
+    yield _case(
+        "win_rates", "InferenceGuard", found, ours["harmlessness_rate"] > other["harmlessness_rate"]
+    )
 
 
 def _safer_at_equal_time(said, trends) -> Iterator[Finding]:
@@ -148,7 +188,9 @@ def _safer_at_equal_time(said, trends) -> Iterator[Finding]:
         ours, others = _best(_guarded(rows)), _others(rows)
         other = others.loc[(others["seconds"] - ours["seconds"]).abs().idxmin()]
         found = f"{_share(ours)} in {ours['seconds']} s, {_share(other)} in {other['seconds']} s"
-        yield _case(f"latency, N = {n}", "InferenceGuard", found, ours["safety_rate"] > other["safety_rate"])
+        yield _case(
+            f"latency, N = {n}", "InferenceGuard", found, ours["safety_rate"] > other["safety_rate"]
+        )
 
 
 CHECKS: dict[str, Callable[..., Iterator[Finding]]] = {  # kind of statement -> its findings
@@ -168,14 +210,16 @@ CHECKS: dict[str, Callable[..., Iterator[Finding]]] = {  # kind of statement -> 
 }
 
 
-# --- settings -------------------------------------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 def listed_and_used() -> pd.DataFrame:
-    """Return for each family of methods the values of N, d and K that ``tab:hyperparameters`` lists, and those that rows state.
+    """Return for each family of methods the values of N, d and K that ``tab:hyperparameters``
+    lists, and those that rows state.
 
-    ``not_listed`` has the values that a row or caption states and the table does not list, with their tables and the number of
-    rows; ``not_used`` the reverse. K is listed as N/4: a row is as listed when its K is.
+    ``not_listed`` has the values that a row or caption states and the table does not list, with
+    their tables and the number of rows; ``not_used`` the reverse. K is listed as N/4: a row is as
+    listed when its K is.
     """
     states = contents().set_index("table")["states"].str.split()
     rows = pd.concat([printed(table) for table in STATED], ignore_index=True)
@@ -183,7 +227,10 @@ def listed_and_used() -> pd.DataFrame:
     for family in printed("hyperparameters").itertuples():
         of = rows[rows["method"].str.startswith(family.family)]
         for setting in ("n_samples", "block_size", "keep"):
-            used = of[of[setting].notna() & of["table"].map(lambda table, setting=setting: setting in states[table])]
+            used = of[
+                of[setting].notna()
+                & of["table"].map(lambda table, setting=setting: setting in states[table])
+            ]
             if len(used):
                 names = {"family": family.family, "setting": setting}
                 found.append(names | _listed(getattr(family, setting), used, of[setting], setting))
@@ -191,14 +238,22 @@ def listed_and_used() -> pd.DataFrame:
 
 
 def _listed(listed: str, used: pd.DataFrame, everywhere: pd.Series, setting: str) -> Finding:
-    """Compare what is listed, numbers or N/4, with the rows that state the setting, and the other way round with all rows."""
+    """Compare what is listed, numbers or N/4, with the rows that state the setting, and the other
+    way round with all rows.
+    """
     values = [int(value) for value in listed.split() if value.isdigit()]
-    outside = used[~used[setting].isin(values)] if values else used[4 * used[setting] != used["n_samples"]]
+    outside = (
+        used[~used[setting].isin(values)]
+        if values
+        else used[4 * used[setting] != used["n_samples"]]
+    )
     where = outside.groupby(setting)["table"].unique()
     return {
         "listed": _listing(values) or listed,
         "used": _listing(used[setting].unique()),
-        "not_listed": "; ".join(f"{value} ({', '.join(tables)})" for value, tables in where.items()),
+        "not_listed": "; ".join(
+            f"{value} ({', '.join(tables)})" for value, tables in where.items()
+        ),
         "rows_not_listed": len(outside),
         "rows": len(used),
         "not_used": _listing(set(values) - set(everywhere.dropna())),
@@ -210,22 +265,28 @@ def _listing(values) -> str:
 
 
 def shared_symbols() -> pd.DataFrame:
-    """Return the symbols that stand for more than one thing, a row per place, with the line and the words."""
+    """Return the symbols that stand for more than one thing, a row per place, with the line and the
+    words.
+    """
     places = symbols()
     several = places.groupby("symbol")["meaning"].transform("nunique") > 1
     return (
-        places[several].assign(quote=places["quote"].map(plain)).sort_values(["symbol", "meaning", "tex_line"], ignore_index=True)
+        places[several]
+        .assign(quote=places["quote"].map(plain))
+        .sort_values(["symbol", "meaning", "tex_line"], ignore_index=True)
     )
 
 
-# --- costs ----------------------------------------------------------------------------------------------------------
+# --- costs ----------------------------------------------------------------------------------------
 
 
 def mean_costs(rows: pd.DataFrame, budget: float) -> dict[str, float]:
-    """Set printed mean costs against the printed safety rates and the budget that is said to define them.
+    """Set printed mean costs against the printed safety rates and the budget that is said to define
+    them.
 
-    If safe and unsafe answers had one mean cost each in all rows, a row's mean cost would be a line in its share of unsafe answers:
-    the one at share 0, the other at share 1. That is an assumption, and a line that fits well is no proof of it.
+    If safe and unsafe answers had one mean cost each in all rows, a row's mean cost would be a line
+    in its share of unsafe answers: the one at share 0, the other at share 1. That is an assumption,
+    and a line that fits well is no proof of it.
 
     Parameters
     ----------
@@ -237,8 +298,9 @@ def mean_costs(rows: pd.DataFrame, budget: float) -> dict[str, float]:
     Returns
     -------
     dict
-        The range of ``cost_mean`` and its ``gap`` to the budget, the ``correlation`` of cost and unsafe share, the line's ``safe``
-        and ``unsafe`` ends, and the 95 % interval of the unsafe one.
+        The range of ``cost_mean`` and its ``gap`` to the budget, the ``correlation`` of cost and
+        unsafe share, the line's ``safe`` and ``unsafe`` ends, and the 95 % interval of the unsafe
+        one.
     """
     unsafe, cost = 1 - rows["safety_rate"], rows["cost_mean"]
     line = sm.OLS(cost.to_numpy(), sm.add_constant(unsafe.to_numpy())).fit()

@@ -1,7 +1,8 @@
-"""What every run of a params file will need: models, prompts, devices and hours. Knows files and names, no formula and no table.
+"""What every run of a params file will need: models, prompts, devices and hours. Knows files and
+names, no formula and no table.
 
-Leaves shapes to `shapes` and formulas to `estimate`. Loads no weights and asks no network: of a prompt set that would have to be
-fetched it knows the published size alone.
+Leaves shapes to `shapes` and formulas to `estimate`. Loads no weights and asks no network: of a
+prompt set that would have to be fetched it knows the published size alone.
 """
 
 import math
@@ -31,7 +32,8 @@ from . import estimate
 from .estimate import Assumed, Reader, System
 from .shapes import NetworkSize, Shape, critic_size, shape, value_size
 
-# prompt sets that would have to be fetched, by name and version -> prompts of their owners' parts, as far as published
+# prompt sets that would have to be fetched, by name and version -> prompts of their owners' parts,
+# as far as published
 HH_RLHF = {"test": 12451, "train": 112052}
 SIZES: dict[tuple[str, str | None], dict[str | None, int]] = {
     ("rtp", None): {None: 623},
@@ -41,16 +43,24 @@ SIZES: dict[tuple[str, str | None], dict[str | None, int]] = {
     ("hh-rlhf", "dahoas"): HH_RLHF,
     ("hh-rlhf", "anthropic"): {"test": 8552, "train": 160800},
 }
-SHARES = {"all": 1.0} | {name: b - a for (_, a), (name, b) in pairwise([("", 0.0), *SPLITS.items()])}
+SHARES = {"all": 1.0} | {
+    name: b - a for (_, a), (name, b) in pairwise([("", 0.0), *SPLITS.items()])
+}
 SEARCHED = "inferenceguard-critic"  # by which notebook 20 tries a critic
-PARTS = {"keys_values": ("keys_values",), "logits": ("logits",), "sessions": ("session_0", "session_1"), "critic": ("critic",)}
+PARTS = {
+    "keys_values": ("keys_values",),
+    "logits": ("logits",),
+    "sessions": ("session_0", "session_1"),
+    "critic": ("critic",),
+}
 Span = tuple[float, float]
 UNKNOWN: Span = (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run and what it needs; NaN where the shape of a model or the size of a prompt set is not known.
+    """One run and what it needs; NaN where the shape of a model or the size of a prompt set is not
+    known.
 
     Attributes
     ----------
@@ -63,17 +73,20 @@ class Job:
     policy_gib, scorers_gib : float
         Weights.
     keys_values_gib, logits_gib, sessions_gib, critic_gib : float
-        What the neediest method plans for one prompt: by the policy, by the scorers' sessions, and by a critic or its training.
+        What the neediest method plans for one prompt: by the policy, by the scorers' sessions, and
+        by a critic or its training.
     total_gib : float
         Weights, networks and one prompt.
     fit : tuple of int
-        Prompts of the neediest method that fit at a time on 1, 2, ... devices; 0 where not even one does.
+        Prompts of the neediest method that fit at a time on 1, 2, ... devices; 0 where not even one
+        does.
     devices : float
         The fewest on which one prompt fits; NaN when no split of whole models over devices does.
     split : str
         Which models then stand together; with each its own device where nothing fits.
     tokens, gpu_hours : tuple of float
-        Tokens drawn or considered, and hours times devices: with one round in every block, and with all rounds.
+        Tokens drawn or considered, and hours times devices: with one round in every block, and with
+        all rounds.
     """
 
     file: str
@@ -112,22 +125,32 @@ class Models:
         name, _ = named(params.policy, "policy", ("template", "revision"))
         known = POLICIES.get(name)
         policy = shape((known.repo or known.asset) if known else name, params.dtype, head=True)
-        roles: dict[tuple[str, str], list[str]] = {}  # scorers that read with the same weights share them
+        roles: dict[
+            tuple[str, str], list[str]
+        ] = {}  # scorers that read with the same weights share them
         names = []
         for role in ("reward", "cost"):
             scorer, options = check_scorer(getattr(params, role), f"{role} scorer")
             names.append(scorer)
-            given = {key: option.default for key, option in signature(maker(scorer)).parameters.items()} | options
+            given = {
+                key: option.default for key, option in signature(maker(scorer)).parameters.items()
+            } | options
             if "repo" in given:  # the embedded scorers have none, and weigh next to nothing
                 roles.setdefault((given["repo"], given["dtype"]), []).append(role)
         shapes = {key: shape(*key, head=False) for key in roles}
-        unknown = [name] * (policy is None) + [repo for (repo, _), found in shapes.items() if found is None]
-        readers = [Reader(found, tuple(roles[key])) for key, found in shapes.items() if found is not None]
+        unknown = [name] * (policy is None) + [
+            repo for (repo, _), found in shapes.items() if found is None
+        ]
+        readers = [
+            Reader(found, tuple(roles[key])) for key, found in shapes.items() if found is not None
+        ]
         return cls(name, ", ".join(names), policy, tuple(readers), tuple(unknown))
 
 
 def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
-    """Return how many prompts a run takes, NaN where nobody says; a set that would have to be fetched is not fetched for it."""
+    """Return how many prompts a run takes, NaN where nobody says; a set that would have to be
+    fetched is not fetched for it.
+    """
     source, options = check_prompts(prompts)
     fetched = source in SOURCES or (source, None) in SIZES
     size = published(source, options, split) if fetched else len(load_prompts(prompts, split))
@@ -137,18 +160,30 @@ def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
 
 
 def published(source: str, options: PromptOptions, split: str) -> int | None:
-    """Return about how many prompts a split of a set of the hub has, by the rules of `igcore.load_prompts`, None if unknown."""
+    """Return about how many prompts a split of a set of the hub has, by the rules of
+    `igcore.load_prompts`, None if unknown.
+    """
     parts = SIZES.get((source, options.version), {}) if options.config in (None, "default") else {}
     part, share = options.part, SHARES[split]
     if part is None and None not in parts:  # its owners' test part is a split of its own
-        part, share = ("test", 1.0) if split in ("all", "test") else ("train", share + SHARES["test"] * (split == "train"))
+        part, share = (
+            ("test", 1.0)
+            if split in ("all", "test")
+            else ("train", share + SHARES["test"] * (split == "train"))
+        )
     return round(parts[part] * share) if part in parts else None
 
 
 def decode_job(file: Path, params: DecodeParams, assumed: Assumed) -> Job:
     """Return the plan of a run of notebook 30."""
-    models, prompts, config = Models.of(params), count(params.prompts, params.split, params.limit), params.search()
-    job = Job(str(file), params.run, models.policy, models.scorers, ", ".join(params.methods), prompts)
+    models, prompts, config = (
+        Models.of(params),
+        count(params.prompts, params.split, params.limit),
+        params.search(),
+    )
+    job = Job(
+        str(file), params.run, models.policy, models.scorers, ", ".join(params.methods), prompts
+    )
     asking = any(METHODS[method].asks_critic for method in params.methods)
     critics, _ = _made(file, params.critic)
     unknown = [*models.unknown, *([params.critic] if asking and not critics else [])]
@@ -157,22 +192,42 @@ def decode_job(file: Path, params: DecodeParams, assumed: Assumed) -> Job:
     networks = [critic_size(models.shape, critic) for critic in critics]
     system = System(models.shape, models.readers, networks[0] if networks else None)
     networks += [value_size(models.shape, value) for value in _made(file, params.value)[1]]
-    needed = {method: estimate.prompt_bytes(system, method, config, assumed) for method in params.methods}
+    needed = {
+        method: estimate.prompt_bytes(system, method, config, assumed) for method in params.methods
+    }
     job, devices, most = _placed(job, system, networks, needed, assumed)
     if math.isnan(prompts):
         return job
     if params.memory_gb is not None:
-        most = {method: min(n, batch_size(sum(needed[method].values()), 0, params.memory_gb)) for method, n in most.items()}
-    times = [estimate.decode_s(system, method, config, prompts, most[method], assumed) for method in params.methods]
-    return _timed(job, devices, [estimate.drawn(method, config, prompts) for method in params.methods], times)
+        most = {
+            method: min(n, batch_size(sum(needed[method].values()), 0, params.memory_gb))
+            for method, n in most.items()
+        }
+    times = [
+        estimate.decode_s(system, method, config, prompts, most[method], assumed)
+        for method in params.methods
+    ]
+    return _timed(
+        job, devices, [estimate.drawn(method, config, prompts) for method in params.methods], times
+    )
 
 
 def critic_job(file: Path, params: CriticParams, assumed: Assumed) -> Job:
-    """Return the plan of a run of notebook 20: rollouts, training, and the search by which the first critic is tried."""
+    """Return the plan of a run of notebook 20: rollouts, training, and the search by which the
+    first critic is tried.
+    """
     models, value = Models.of(params), params.valuing()
-    learn, test = (count(params.prompts, *given) for given in (("train", params.limit), ("test", params.test_limit)))
+    learn, test = (
+        count(params.prompts, *given)
+        for given in (("train", params.limit), ("test", params.test_limit))
+    )
     steps = [f"critic {name} ({critic.features})" for name, critic in params.configs().items()]
-    steps = [*([] if params.rollouts else ["rollouts"]), *steps, *(["value network"] if value else []), "search"]
+    steps = [
+        *([] if params.rollouts else ["rollouts"]),
+        *steps,
+        *(["value network"] if value else []),
+        "search",
+    ]
     job = Job(str(file), params.run, models.policy, models.scorers, ", ".join(steps), learn + test)
     if models.unknown:
         return replace(job, unknown=", ".join(models.unknown))
@@ -186,7 +241,9 @@ def critic_job(file: Path, params: CriticParams, assumed: Assumed) -> Job:
     tried = [count(params.prompts, "calibrate", None)] * len(params.thresholds)
     if math.isnan(searched := sum([min(params.search_limit, test), *tried])) or math.isnan(learn):
         return job
-    times = [estimate.decode_s(system, SEARCHED, params.searching(), searched, most[SEARCHED], assumed)]
+    times = [
+        estimate.decode_s(system, SEARCHED, params.searching(), searched, most[SEARCHED], assumed)
+    ]
     tokens = [estimate.drawn(SEARCHED, params.searching(), searched)]
     if not params.rollouts:
         times += [(estimate.rollouts_s(system, params, n, assumed),) * 2 for n in (learn, test)]
@@ -198,54 +255,85 @@ def critic_job(file: Path, params: CriticParams, assumed: Assumed) -> Job:
 
 
 def _made(file: Path, folder: str | None) -> tuple[list, list]:
-    """Return the settings of the critic and of the value network that a run is to read, from the params file that makes them."""
+    """Return the settings of the critic and of the value network that a run is to read, from the
+    params file that makes them.
+    """
     _, profile, _, run, name = [*Path(folder or "").parts, *[""] * 5][:5]
     made = file.parent.parent / profile / f"critic-{run}.yaml"
     if not made.is_file():
         return [], []
     (params,) = _runs(made, CriticParams)
     value = params.valuing()
-    return [critic for key, critic in params.configs().items() if key == name], [value] if value else []
+    return [critic for key, critic in params.configs().items() if key == name], [
+        value
+    ] if value else []
 
 
 def _placed(
-    job: Job, system: System, networks: Sequence[NetworkSize], needed: Mapping[str, dict], assumed: Assumed
+    job: Job,
+    system: System,
+    networks: Sequence[NetworkSize],
+    needed: Mapping[str, dict],
+    assumed: Assumed,
 ) -> tuple[Job, int, dict[str, int]]:
-    """Return the job with its memory, how many devices it takes, and how many prompts fit there at a time for each of `needed`."""
+    """Return the job with its memory, how many devices it takes, and how many prompts fit there at
+    a time for each of `needed`.
+    """
     fixed = sum(4 * network.parameters for network in networks)
     worst = max(needed.values(), key=lambda needs: sum(needs.values()))
     found = list(estimate.splits(system, fixed, worst, assumed.device))
     fit = tuple(n for n, _ in found)
     place = next((place for n, place in found if n), tuple(range(len(found))))
     names = ["policy", *(" + ".join(reader.roles) for reader in system.readers)]
-    together = [" + ".join(name for name, at in zip(names, place, strict=True) if at == here) for here in sorted(set(place))]
+    together = [
+        " + ".join(name for name, at in zip(names, place, strict=True) if at == here)
+        for here in sorted(set(place))
+    ]
     weights = [system.policy.weights, sum(reader.shape.weights for reader in system.readers)]
     job = replace(
-        job, policy_gib=weights[0] / GIB, scorers_gib=weights[1] / GIB, fit=fit, split=", ".join(together),
-        devices=len(together) if any(fit) else math.nan, total_gib=(sum(weights) + fixed + sum(worst.values())) / GIB,
-        **{f"{name}_gib": sum(worst.get(part, 0) for part in parts) / GIB for name, parts in PARTS.items()},
+        job, policy_gib=weights[0] / GIB, scorers_gib=weights[1] / GIB, fit=fit,
+        split=", ".join(together),
+        devices=len(together) if any(fit) else math.nan,
+        total_gib=(sum(weights) + fixed + sum(worst.values())) / GIB,
+        **{f"{name}_gib": sum(worst.get(part, 0) for part in parts) / GIB for name,
+        parts in PARTS.items()},
     )  # fmt: skip
     loads = {method: estimate.loads(system, fixed, needs) for method, needs in needed.items()}
-    return job, len(together), {method: max(1, estimate.fitting(*load, place, assumed.device)) for method, load in loads.items()}
+    return (
+        job,
+        len(together),
+        {
+            method: max(1, estimate.fitting(*load, place, assumed.device))
+            for method, load in loads.items()
+        },
+    )
 
 
 def _timed(job: Job, devices: int, tokens: Sequence[Span], seconds: Sequence[Span]) -> Job:
-    """Return the job with the sums over what it does; models on several devices work one after another."""
+    """Return the job with the sums over what it does; models on several devices work one after
+    another.
+    """
     low, high = (devices * sum(part) / 3600 for part in zip(*seconds, strict=True))
-    return replace(job, tokens=tuple(sum(part) for part in zip(*tokens, strict=True)), gpu_hours=(low, high))
+    return replace(
+        job, tokens=tuple(sum(part) for part in zip(*tokens, strict=True)), gpu_hours=(low, high)
+    )
 
 
-KINDS = {"decode": (DecodeParams, decode_job), "critic": (CriticParams, critic_job)}  # by the first word of a file's name
+KINDS = {
+    "decode": (DecodeParams, decode_job),
+    "critic": (CriticParams, critic_job),
+}  # by the first word of a file's name
 
 
 def jobs(files: Sequence[Path | str], assumed: Assumed) -> list[Job]:
-    """Return the plan of every run of params files, one for every point of a grid; files of other kinds have none.
+    """Return the plan of every run of params files, one for every point of a grid; files of other
+    kinds have none.
 
     Raises
     ------
     ParameterError, AssetError
-        For a file that is missing, no params file, or holds a bad parameter, and for a damaged ``config.json``; the sentence begins
-        with the name of the params file.
+        For a file that is missing, no params file, or holds a bad parameter, and for a damaged
+        ``config.json``; the sentence begins with the name of the params file.
     """
     found = []
     for file in map(Path, files):
@@ -261,13 +349,25 @@ def _runs(file: Path, cls: type) -> list:
     try:
         given = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ParameterError(f"{file} cannot be read ({error.strerror}); check the path, seen from {Path.cwd()}") from error
+        raise ParameterError(
+            f"{file} cannot be read ({error.strerror}); check the path, seen from {Path.cwd()}"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{file} is no YAML ({' '.join(str(error).split())}); mend it") from error
+        raise ParameterError(
+            f"{file} is no YAML ({' '.join(str(error).split())}); mend it"
+        ) from error
     if not isinstance(given, Mapping) or not isinstance(given.get("run"), str):
-        raise ParameterError(f"{file} is no params file; it must be a mapping of settings, with the name of the run as run")
-    file = Path(os.path.abspath(file))  # seen from inside its folder, a path does not say what that is called
-    return [from_mapping(cls, run) for _, run in ParamFiles(file.parent.name, base=file.parent.parent).points(file)]
+        raise ParameterError(
+            f"{file} is no params file; it must be a mapping of settings, with the name of "
+            f"the run as run"
+        )
+    file = Path(
+        os.path.abspath(file)
+    )  # seen from inside its folder, a path does not say what that is called
+    return [
+        from_mapping(cls, run)
+        for _, run in ParamFiles(file.parent.name, base=file.parent.parent).points(file)
+    ]
 
 
 @contextmanager

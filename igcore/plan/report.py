@@ -1,4 +1,5 @@
-"""The plan of a profile as tables, before anything is started: ``python -m igcore.plan FILE.yaml ...``.
+"""The plan of a profile as tables, before anything is started: ``python -m igcore.plan FILE.yaml
+...``.
 
 Knows how to say it; what every run needs is found by `needs`, from formulas. Loads no weights.
 """
@@ -16,7 +17,8 @@ from .needs import KINDS, Job, Span, jobs
 
 DEVICE = "h100-80gb"
 FITTING = (
-    "Prompts at a time are those that fit on 1 / 2 / ... devices with no model cut; 0 where not even one does. The parameter "
+    "Prompts at a time are those that fit on 1 / 2 / ... devices with no model cut; 0 where "
+    "not even one does. The parameter "
     "device of policy and scorers makes the split."
 )
 
@@ -67,7 +69,10 @@ MEMORY: dict[str, Callable[[Job], str]] = {
 
 def table(found: Sequence[Job], columns: dict[str, Callable[[Job], str]]) -> pd.DataFrame:
     """Return a table of jobs, as text."""
-    return pd.DataFrame([{name: text(job) for name, text in columns.items()} for job in found], columns=list(columns))
+    return pd.DataFrame(
+        [{name: text(job) for name, text in columns.items()} for job in found],
+        columns=list(columns),
+    )
 
 
 def aligned(frame: pd.DataFrame) -> str:
@@ -75,18 +80,26 @@ def aligned(frame: pd.DataFrame) -> str:
     rows = [list(frame.columns), *frame.to_numpy().tolist()]
     widths = [max(len(row[i]) for row in rows) for i in range(len(frame.columns))]
     rows.insert(1, ["-" * width for width in widths])
-    return "\n".join("| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows)
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    )
 
 
 def how(assumed: Assumed, device: str) -> str:
     """Say in one sentence how it was estimated."""
     of = assumed.device
     return (
-        f"Estimated by formula, not measured: a forward pass takes the longer of bytes / {of.bandwidth / 1e12:.3g} TB/s and "
-        f"operations / {of.peak / 1e12:.0f} TFLOP/s ({device}; {of.peak_float32 / 1e12:.3g} in float32), divided by an assumed "
-        f"efficiency of {assumed.efficiency:g}, and at least {1000 * assumed.layer_s:g} ms a layer; prompts have "
-        f"{assumed.prompt_tokens} tokens (for memory {assumed.longest_prompt}), no answer ends early, models on several devices "
-        "work in turn and the hours of all devices count; a range goes from one round in every block to all rounds, and in "
+        f"Estimated by formula, not measured: a forward pass takes the longer of bytes / "
+        f"{of.bandwidth / 1e12:.3g} TB/s and "
+        f"operations / {of.peak / 1e12:.0f} TFLOP/s ({device}; {of.peak_float32 / 1e12:.3g} "
+        f"in float32), divided by an assumed "
+        f"efficiency of {assumed.efficiency:g}, and at least {1000 * assumed.layer_s:g} ms a "
+        f"layer; prompts have "
+        f"{assumed.prompt_tokens} tokens (for memory {assumed.longest_prompt}), no answer "
+        f"ends early, models on several devices "
+        "work in turn and the hours of all devices count; a range goes from one round in "
+        "every block to all rounds, and in "
         "training from the fewest epochs to all."
     )
 
@@ -102,9 +115,10 @@ def plan_table(files: Sequence[Path | str], assumed: Assumed) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``file``, ``what it is`` (its first comment), ``jobs``, ``prompts`` of the largest job, ``GiB`` (weights and one prompt of
-        the neediest method), ``GPUs`` (the fewest on which one prompt of every method fits, ``none`` where models would have to be
-        cut) and ``GPU hours`` of all jobs.
+        ``file``, ``what it is`` (its first comment), ``jobs``, ``prompts`` of the largest job,
+        ``GiB`` (weights and one prompt of the neediest method), ``GPUs`` (the fewest on which one
+        prompt of every method fits, ``none`` where models would have to be cut) and ``GPU hours``
+        of all jobs.
 
     Raises
     ------
@@ -119,7 +133,9 @@ def plan_table(files: Sequence[Path | str], assumed: Assumed) -> pd.DataFrame:
             rows.append(
                 {
                     "file": file.name,
-                    "what it is": comment.removeprefix("#").strip() if comment.startswith("#") else "",
+                    "what it is": comment.removeprefix("#").strip()
+                    if comment.startswith("#")
+                    else "",
                     "jobs": str(len(found)),
                     "prompts": _short(max(job.prompts for job in found)),
                     "GiB": _short(max(job.total_gib for job in found)),
@@ -131,7 +147,9 @@ def plan_table(files: Sequence[Path | str], assumed: Assumed) -> pd.DataFrame:
 
 
 def plan_block(folder: Path | str, device: str = DEVICE) -> str:
-    """Return the table of a folder of params as Markdown, with the sentence on how it was estimated, for the README."""
+    """Return the table of a folder of params as Markdown, with the sentence on how it was
+    estimated, for the README.
+    """
     assumed = Assumed(DEVICES[device])
     return f"{markdown(plan_table(sorted(Path(folder).glob('*.yaml')), assumed))}\n{how(assumed, device)}"
 
@@ -150,7 +168,10 @@ def report(files: Sequence[Path | str], assumed: Assumed, device: str) -> str:
     """
     found = jobs(files, assumed)
     if not found:
-        raise ParameterError(f"{', '.join(map(str, files))} has no run; give files named {' or '.join(KINDS)}-....yaml")
+        raise ParameterError(
+            f"{', '.join(map(str, files))} has no run; give files named "
+            f"{' or '.join(KINDS)}-....yaml"
+        )
     known = [job for job in found if not math.isnan(job.gpu_hours[0])]
     partly = f" for the {len(known)} of them that are known" if len(known) < len(found) else ""
     others = [Path(file).name for file in files if Path(file).stem.split("-")[0] not in KINDS]
@@ -160,9 +181,18 @@ def report(files: Sequence[Path | str], assumed: Assumed, device: str) -> str:
             aligned(table(found, MEMORY)),
             f"{len(found)} jobs, {_span(_sum(known))} GPU hours{partly}",
             how(assumed, device),
-            f"Memory is that of the neediest method: weights, what the engine plans for one prompt, and the sum. {FITTING}",
-            *(f"{job.job}: n/a because nothing here says the shape of {job.unknown}." for job in found if job.unknown),
-            *(f"{job.job}: its neediest method fits on no number of devices." for job in found if _devices(job) == "none"),
+            f"Memory is that of the neediest method: weights, what the engine plans for one "
+            f"prompt, and the sum. {FITTING}",
+            *(
+                f"{job.job}: n/a because nothing here says the shape of {job.unknown}."
+                for job in found
+                if job.unknown
+            ),
+            *(
+                f"{job.job}: its neediest method fits on no number of devices."
+                for job in found
+                if _devices(job) == "none"
+            ),
             *([f"Not planned: {', '.join(others)}."] if others else []),
         ]
     )

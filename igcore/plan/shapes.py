@@ -1,6 +1,8 @@
-"""Models that are not here, built from numbers on torch's meta device, where weights have a size but no content.
+"""Models that are not here, built from numbers on torch's meta device, where weights have a size
+but no content.
 
-Knows the shapes that published config files name, and reads a local ``config.json``; downloads and loads nothing.
+Knows the shapes that published config files name, and reads a local ``config.json``; downloads and
+loads nothing.
 """
 
 import os
@@ -25,7 +27,12 @@ from ..pretrained import DTYPES
 from ..shared_prefix import kv_bytes
 from ..value import ValueNetwork
 
-LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "tie_word_embeddings": False}
+LLAMA = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "tie_word_embeddings": False,
+}
 LLAMA_2 = LLAMA | {"vocab_size": 32000, "intermediate_size": 11008, "num_key_value_heads": 32}
 LLAMA_3 = LLAMA | {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8}
 SHAPES: dict[str, dict] = {  # name on the hub, or of an asset, -> fields of its LlamaConfig
@@ -37,16 +44,20 @@ SHAPES: dict[str, dict] = {  # name on the hub, or of an asset, -> fields of its
     "PKU-Alignment/beaver-7b-unified-cost": LLAMA_2 | {"vocab_size": 32001},
     "nicolinho/QRM-Llama3.1-8B": LLAMA_3 | {"vocab_size": 128257},
     "smollm2": {
-        "num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "tie_word_embeddings": True,
+        "num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9,
+        "tie_word_embeddings": True,
         "vocab_size": 49152, "intermediate_size": 1536, "num_key_value_heads": 3,
     },
 }  # fmt: skip
 TRIED = 8  # tokens on which the operations of a network are counted
-NOBODY = dict.fromkeys(("policy", "policy_digest", "cost", "cost_digest", "reward", "reward_digest"), "")
+NOBODY = dict.fromkeys(
+    ("policy", "policy_digest", "cost", "cost_digest", "reward", "reward_digest"), ""
+)
 
 
 def config_of(repo: str):
-    """Return the configuration of a model: by `SHAPES`, or from a folder or the mirror; None when nothing here says its shape.
+    """Return the configuration of a model: by `SHAPES`, or from a folder or the mirror; None when
+    nothing here says its shape.
 
     Raises
     ------
@@ -63,7 +74,10 @@ def config_of(repo: str):
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0][:300]
-        raise AssetError(f"{folder / 'config.json'} cannot be read ({reason}); fetch or save the whole model again") from error
+        raise AssetError(
+            f"{folder / 'config.json'} cannot be read ({reason}); fetch or save the whole "
+            f"model again"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,15 +89,18 @@ class Shape:
     model
         A transformers model on the meta device.
     cache : str
-        How the engine keeps its keys and values, a key of `igcore.engine.CACHES`. That a plain model fits the shared cache is
-        taken for granted: nothing can be tried on a model without weights.
+        How the engine keeps its keys and values, a key of `igcore.engine.CACHES`. That a plain
+        model fits the shared cache is taken for granted: nothing can be tried on a model without
+        weights.
     """
 
     model: object
 
     @cached_property
     def cache(self) -> str:
-        plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=self.model.config).layers)
+        plain = all(
+            type(layer) is DynamicLayer for layer in DynamicCache(config=self.model.config).layers
+        )
         return "shared" if plain else "dynamic"
 
     @cached_property
@@ -93,7 +110,9 @@ class Shape:
 
     @cached_property
     def multiplied(self) -> int:
-        """Weights by which every token is multiplied: all but a table of embeddings that is only looked up."""
+        """Weights by which every token is multiplied: all but a table of embeddings that is only
+        looked up.
+        """
         table, head = self.model.get_input_embeddings().weight, self.model.get_output_embeddings()
         looked_up = 0 if head is not None and head.weight is table else table.numel()
         return sum(p.numel() for p in self.model.parameters()) - looked_up
@@ -112,7 +131,9 @@ class Shape:
         return self.model.config.get_text_config(decoder=True)
 
     def held(self, prompts: int, rows: int, prompt_tokens: int, tokens: int) -> int:
-        """Return of how many tokens a state holds keys and values: prompts once, or in every row of transformers' own cache."""
+        """Return of how many tokens a state holds keys and values: prompts once, or in every row of
+        transformers' own cache.
+        """
         return (prompts if self.cache == "shared" else rows) * prompt_tokens + rows * tokens
 
     def search_bytes(self, settings: SearchConfig, prompt_tokens: int) -> int:
@@ -124,7 +145,9 @@ class Shape:
         return session_bytes(self.model, settings, prompt_tokens, self.cache)
 
     def logits_bytes(self, settings: SearchConfig) -> int:
-        """Return the part of `search_bytes` that is logits: what is left where no token has keys and values."""
+        """Return the part of `search_bytes` that is logits: what is left where no token has keys
+        and values.
+        """
         return settings.n_samples * getattr(self.config, "vocab_size", 0) * self.dtype.itemsize
 
 
@@ -143,7 +166,9 @@ def shape(repo: str, dtype: str, head: bool) -> Shape | None:
     if config is None:
         return None
     with torch.device("meta"):
-        return Shape((AutoModelForCausalLM if head else AutoModel).from_config(config, dtype=DTYPES[dtype]))
+        return Shape(
+            (AutoModelForCausalLM if head else AutoModel).from_config(config, dtype=DTYPES[dtype])
+        )
 
 
 @dataclass(frozen=True)
@@ -179,22 +204,36 @@ def critic_size(policy: Shape, config: CriticConfig) -> NetworkSize:
     heads, hidden, n = of.num_key_value_heads, of.hidden_size, of.num_hidden_layers
     d = getattr(of, "head_dim", None) or hidden // of.num_attention_heads
     spec = Spec(
-        **NOBODY, max_new_tokens=1, hidden=hidden, width=config.width, accounting=config.accounting, budget=config.budget,
-        gamma_safety=config.gamma_safety, budget_high=config.budget, gamma_task=config.gamma_task, features=config.features,
+        **NOBODY, max_new_tokens=1, hidden=hidden, width=config.width, accounting=config.accounting,
+        budget=config.budget,
+        gamma_safety=config.gamma_safety, budget_high=config.budget, gamma_task=config.gamma_task,
+        features=config.features,
         layer=config.layer, use_z=config.use_z, n_layers=n, kv_width=2 * heads * d,
     )  # fmt: skip
     with torch.device("meta"):
         critic, states = Critic(spec), torch.zeros(1, TRIED, hidden)
         keys = [torch.zeros(1, heads, TRIED, d)] * n
-        seen = Latents(torch.ones(1, TRIED, dtype=torch.bool), states, states, keys, keys).only(config.features)
+        seen = Latents(torch.ones(1, TRIED, dtype=torch.bool), states, states, keys, keys).only(
+            config.features
+        )
         with FlopCounterMode(display=False) as counter:
             critic(seen, torch.zeros(1, TRIED))
     layers = n if config.layer is None or config.features != "m" else config.layer + 1
-    return NetworkSize(config.features, critic.parameter_count, counter.get_total_flops() / TRIED, layers)
+    return NetworkSize(
+        config.features, critic.parameter_count, counter.get_total_flops() / TRIED, layers
+    )
 
 
 def value_size(policy: Shape, config: ValueConfig) -> NetworkSize:
-    """Return the size of a value network of this policy, whose layers multiply every token by every weight."""
+    """Return the size of a value network of this policy, whose layers multiply every token by every
+    weight.
+    """
     with torch.device("meta"):
-        network = ValueNetwork(ValueSpec(**NOBODY, max_new_tokens=1, hidden=policy.config.hidden_size, width=config.width))
-    return NetworkSize("o", network.parameter_count, 2 * network.parameter_count, policy.config.num_hidden_layers)
+        network = ValueNetwork(
+            ValueSpec(
+                **NOBODY, max_new_tokens=1, hidden=policy.config.hidden_size, width=config.width
+            )
+        )
+    return NetworkSize(
+        "o", network.parameter_count, 2 * network.parameter_count, policy.config.num_hidden_layers
+    )

@@ -1,7 +1,9 @@
-"""Tiny random checkpoints in the formats of the paper's models and scorers. Knows their settings, keys and files, runs no search.
+"""Tiny random checkpoints in the formats of the paper's models and scorers. Knows their settings,
+keys and files, runs no search.
 
-What `build_checkpoints` writes is a mirror as `igcore.hub` reads it: point ``IGCORE_HUB`` at it, and every policy and scorer loads
-by its own name. Sizes are tiny; keys, settings, end tokens, types and files are those of the real ones, with their traps.
+What `build_checkpoints` writes is a mirror as `igcore.hub` reads it: point ``IGCORE_HUB`` at it,
+and every policy and scorer loads by its own name. Sizes are tiny; keys, settings, end tokens, types
+and files are those of the real ones, with their traps.
 """
 
 import zlib
@@ -21,72 +23,123 @@ from transformers import (
 from ..pretrained import load_tokenizer
 from ..scorers import load_scorer
 from ..scorers.probe import GIBBERISH, HELPFUL, UNSAFE
-from .tokenizers import BYTES, CHATML, GUARD, LLAMA3_SIZE, PIECES, chat_folder, llama3_folder, sentencepiece_folder, write_json
+from .tokenizers import (
+    BYTES,
+    CHATML,
+    GUARD,
+    LLAMA3_SIZE,
+    PIECES,
+    chat_folder,
+    llama3_folder,
+    sentencepiece_folder,
+    write_json,
+)
 from .weights import Tensors, aimed, cast, drawn, old_keys, save, shapes_of, speak
 
 HIDDEN, LAYERS, HEADS = 32, 2, 4
-SIZE = {"hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-OBJECTIVES, QUANTILES, GATE = 19, 19, 16  # of QRM; the last is the width of its gate, 1024 in the real one
+SIZE = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+}
+OBJECTIVES, QUANTILES, GATE = (
+    19,
+    19,
+    16,
+)  # of QRM; the last is the width of its gate, 1024 in the real one
 NORM = ("weight", "bias", "running_mean", "running_var")  # of a BatchNorm1d
 END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN = 128001, 128008, 128009
 
 LLAMA2 = SIZE | {  # config.json as it was written in 2023: no rope_theta, and torch_dtype
-    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02,
-    "max_position_embeddings": 2048, "model_type": "llama", "num_key_value_heads": HEADS, "pad_token_id": 0, "pretraining_tp": 1,
-    "rms_norm_eps": 1e-06, "rope_scaling": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "initializer_range": 0.02,
+    "max_position_embeddings": 2048, "model_type": "llama", "num_key_value_heads": HEADS,
+    "pad_token_id": 0, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
     "transformers_version": "4.28.1", "use_cache": True, "vocab_size": PIECES + 1,
 }  # fmt: skip
 VICUNA = LLAMA2 | {
-    "_name_or_path": "vicuna-7b-v1.5", "max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "torch_dtype": "float16",
+    "_name_or_path": "vicuna-7b-v1.5", "max_position_embeddings": 4096, "rms_norm_eps": 1e-05,
+    "torch_dtype": "float16",
     "transformers_version": "4.31.0", "vocab_size": PIECES,
 }  # fmt: skip
 LLAMA3 = SIZE | {
-    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 128000,
-    "eos_token_id": [END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN], "hidden_act": "silu", "initializer_range": 0.02,
-    "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama", "num_key_value_heads": HEADS // 2,
-    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN], "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+    "num_key_value_heads": HEADS // 2,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "rope_scaling": {
-        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
         "rope_type": "llama3",
     },
     "transformers_version": "4.42.3", "use_cache": True, "vocab_size": LLAMA3_SIZE,
 }  # fmt: skip
 QWEN2 = SIZE | {
-    "attention_dropout": 0.0, "bos_token_id": 262, "eos_token_id": 264, "pad_token_id": 262, "hidden_act": "silu",
-    "initializer_range": 0.02, "max_position_embeddings": 32768, "model_type": "qwen2", "num_key_value_heads": HEADS // 2,
-    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "attention_dropout": 0.0, "bos_token_id": 262, "eos_token_id": 264, "pad_token_id": 262,
+    "hidden_act": "silu",
+    "initializer_range": 0.02, "max_position_embeddings": 32768, "model_type": "qwen2",
+    "num_key_value_heads": HEADS // 2,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
     "transformers_version": "4.45.0", "use_cache": True, "vocab_size": 277,
 }  # fmt: skip
 BEAVER_COST = LLAMA2 | {
-    "architectures": ["LlamaForScore"], "bias": True, "do_normalize": True, "momentum": None, "normalizer_type": "RunningMeanStd",
+    "architectures": ["LlamaForScore"], "bias": True, "do_normalize": True, "momentum": None,
+    "normalizer_type": "RunningMeanStd",
     "score_dim": 1, "score_type": "cost", "transformers_version": "4.37.2",
 }  # fmt: skip
 ARGS_REWARD = {key: value for key, value in LLAMA2.items() if key != "pad_token_id"} | {
-    "architectures": ["LlamaForSequenceClassification"], "torch_dtype": "float32", "vocab_size": PIECES,
+    "architectures": ["LlamaForSequenceClassification"], "torch_dtype": "float32",
+    "vocab_size": PIECES,
 }  # fmt: skip
 LABELS = (
-    "helpsteer-helpfulness helpsteer-correctness helpsteer-coherence helpsteer-complexity helpsteer-verbosity "
-    "ultrafeedback-overall_score ultrafeedback-instruction_following ultrafeedback-truthfulness ultrafeedback-honesty "
-    "ultrafeedback-helpfulness beavertails-is_safe prometheus-score argilla-overall_quality argilla-judge_lm code-complexity "
+    "helpsteer-helpfulness helpsteer-correctness helpsteer-coherence helpsteer-complexity "
+    "helpsteer-verbosity "
+    "ultrafeedback-overall_score ultrafeedback-instruction_following "
+    "ultrafeedback-truthfulness ultrafeedback-honesty "
+    "ultrafeedback-helpfulness beavertails-is_safe prometheus-score argilla-overall_quality "
+    "argilla-judge_lm code-complexity "
     "code-style code-explanation code-instruction-following code-readability"
 ).split()
 QRM = LLAMA3 | {
-    "architectures": ["LlamaForRewardModelWithGating31"], "gating_hidden_dim": GATE, "gating_n_hidden": 3,
-    "auto_map": {"AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating31"},
-    "gating_temperature": 5.0, "id2label": {str(n): name for n, name in enumerate(LABELS)},
-    "label2id": {name: n for n, name in enumerate(LABELS)}, "num_objectives": OBJECTIVES, "num_quantiles": QUANTILES,
-    "pad_token_id": LLAMA3_SIZE, "vocab_size": LLAMA3_SIZE + 1,
-}  # fmt: skip
-LLAMA2_GENERATION = {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    "architectures": ["LlamaForRewardModelWithGating31"],
+    "gating_hidden_dim": GATE,
+    "gating_n_hidden": 3,
+    "auto_map": {
+        "AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating31"
+    },
+    "gating_temperature": 5.0,
+    "id2label": {str(n): name for n, name in enumerate(LABELS)},
+    "label2id": {name: n for n, name in enumerate(LABELS)},
+    "num_objectives": OBJECTIVES,
+    "num_quantiles": QUANTILES,
+    "pad_token_id": LLAMA3_SIZE,
+    "vocab_size": LLAMA3_SIZE + 1,
+}
+LLAMA2_GENERATION = {
+    "_from_model_config": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 VICUNA_GENERATION = LLAMA2_GENERATION | {"max_length": 4096, "temperature": 0.9, "top_p": 0.6}
 LLAMA3_GENERATION = {
-    "bos_token_id": 128000, "do_sample": True, "eos_token_id": LLAMA3["eos_token_id"], "temperature": 0.6, "top_p": 0.9,
+    "bos_token_id": 128000, "do_sample": True, "eos_token_id": LLAMA3["eos_token_id"],
+    "temperature": 0.6, "top_p": 0.9,
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Aim:
-    """What a head is to say of the fixed texts of `igcore.scorers.probe`, so that a scorer passes its first look at them.
+    """What a head is to say of the fixed texts of `igcore.scorers.probe`, so that a scorer passes
+    its first look at them.
 
     Attributes
     ----------
@@ -148,14 +201,20 @@ def build_checkpoints(folder: Path, repos: Iterable[str] | None = None) -> None:
 
 
 def _take_aim(state: Tensors, folder: Path, aim: Aim) -> None:
-    """Change a head in place, seen from the hidden states that the scorer itself finds in its texts."""
+    """Change a head in place, seen from the hidden states that the scorer itself finds in its
+    texts.
+    """
     options = {"repo": str(folder), "dtype": "float32", "device": "cpu", "self_check": False}
     backbone = load_scorer(aim.scorer | options).backbone
     with torch.inference_mode():
-        hidden = backbone.encode([backbone.ids(*text, True) for text in aim.targets])[:, :HIDDEN]  # (T, H)
+        hidden = backbone.encode([backbone.ids(*text, True) for text in aim.targets])[
+            :, :HIDDEN
+        ]  # (T, H)
     head = state[aim.key]
     rows = list(aim.rows or range(len(head)))
-    targets = torch.tensor(list(aim.targets.values())).reshape(len(hidden), -1).T.float()  # (K or 1, T)
+    targets = (
+        torch.tensor(list(aim.targets.values())).reshape(len(hidden), -1).T.float()
+    )  # (K or 1, T)
     head[rows] = aimed(head[rows], hidden, targets.expand(len(rows), -1))
 
 
@@ -187,35 +246,61 @@ def _args_reward(folder: Path, seed: int) -> Tensors:
 def _beaver_cost(folder: Path, seed: int) -> Tensors:
     sentencepiece_folder(folder, pad=True)
     _settings(folder, BEAVER_COST)
-    state = drawn(_backbone(BEAVER_COST) | {"score_head.weight": (1, HIDDEN)}, seed) | {"score_head.bias": torch.tensor([0.25])}
-    normalizer = {"mean": torch.tensor([0.5]), "var": torch.tensor([2.25]), "count": torch.tensor([1000])}
+    state = drawn(_backbone(BEAVER_COST) | {"score_head.weight": (1, HIDDEN)}, seed) | {
+        "score_head.bias": torch.tensor([0.25])
+    }
+    normalizer = {
+        "mean": torch.tensor([0.5]),
+        "var": torch.tensor([2.25]),
+        "count": torch.tensor([1000]),
+    }
     return state | {f"normalizer.{name}": tensor for name, tensor in normalizer.items()}
 
 
 def _qrm(folder: Path, seed: int) -> Tensors:
     llama3_folder(folder, LLAMA3_SIZE + 1)
     _settings(folder, QRM)
-    (folder / "modeling_custom.py").write_text('raise RuntimeError("code that came with a checkpoint was run")\n')
-    state = drawn(_backbone(QRM) | {"regression_layer.weight": (OBJECTIVES * QUANTILES, HIDDEN)}, seed)
+    (folder / "modeling_custom.py").write_text(
+        'raise RuntimeError("code that came with a checkpoint was run")\n'
+    )
+    state = drawn(
+        _backbone(QRM) | {"regression_layer.weight": (OBJECTIVES * QUANTILES, HIDDEN)}, seed
+    )
     matrix = torch.eye(OBJECTIVES)
-    matrix[LABELS.index("helpsteer-verbosity"), [n for n, name in enumerate(LABELS) if "verbosity" not in name]] = -0.05
-    return state | {"reward_transform_matrix": matrix, "gating.logit_scale": torch.tensor([1.25])} | _gate(seed + 1)
+    matrix[
+        LABELS.index("helpsteer-verbosity"),
+        [n for n, name in enumerate(LABELS) if "verbosity" not in name],
+    ] = -0.05
+    return (
+        state
+        | {"reward_transform_matrix": matrix, "gating.logit_scale": torch.tensor([1.25])}
+        | _gate(seed + 1)
+    )
 
 
 def _gate(seed: int) -> Tensors:
     """Return three times (linear without bias, ReLU, batch norm) and a linear layer at the end."""
     sizes = [(GATE, HIDDEN), (GATE, GATE), (GATE, GATE)]
     state = drawn({f"gating.layers.{3 * n}.weight": size for n, size in enumerate(sizes)}, seed)
-    norms = drawn({f"gating.layers.{3 * n + 2}.{part}": (GATE,) for n in range(3) for part in NORM}, seed + 1)
+    norms = drawn(
+        {f"gating.layers.{3 * n + 2}.{part}": (GATE,) for n in range(3) for part in NORM}, seed + 1
+    )
     for key, tensor in norms.items():
         state[key] = 1 + tensor.abs() if key.endswith(("weight", "running_var")) else tensor
     state |= {f"gating.layers.{3 * n + 2}.num_batches_tracked": torch.tensor(7) for n in range(3)}
-    return state | drawn({"gating.layers.9.weight": (OBJECTIVES, GATE), "gating.layers.9.bias": (OBJECTIVES,)}, seed + 2)
+    return state | drawn(
+        {"gating.layers.9.weight": (OBJECTIVES, GATE), "gating.layers.9.bias": (OBJECTIVES,)},
+        seed + 2,
+    )
 
 
 def _classifier(folder: Path, seed: int) -> Tensors:
     chat_folder(folder, CHATML)
-    config = QWEN2 | {"architectures": ["Qwen2ForSequenceClassification"], "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    config = QWEN2 | {
+        "architectures": ["Qwen2ForSequenceClassification"],
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+    }
     _settings(folder, config)
     return drawn(shapes_of(Qwen2ForSequenceClassification, config), seed)
 
@@ -233,30 +318,37 @@ REPOS = {
     "lmsys/vicuna-7b-v1.5": Checkpoint(_vicuna, torch.float16, ".bin", 2),
     "meta-llama/Llama-3.1-8B-Instruct": Checkpoint(_llama3, shards=2),
     "argsearch/llama-7b-rm-float32": Checkpoint(
-        _args_reward, torch.float32, ".bin", 2, Aim({"name": "llama-7b-rm"}, "score.weight", {GIBBERISH: -1, HELPFUL: 1})
+        _args_reward, torch.float32, ".bin", 2, Aim({"name": "llama-7b-rm"}, "score.weight",
+        {GIBBERISH: -1, HELPFUL: 1})
     ),
     "PKU-Alignment/beaver-7b-unified-cost": Checkpoint(
-        _beaver_cost, aim=Aim({"name": "beaver-7b-cost"}, "score_head.weight", {HELPFUL: -2, UNSAFE: 2})
+        _beaver_cost, aim=Aim({"name": "beaver-7b-cost"}, "score_head.weight", {HELPFUL: -2,
+        UNSAFE: 2})
     ),
     "nicolinho/QRM-Llama3.1-8B": Checkpoint(
         _qrm, shards=2,
-        aim=Aim({"name": "qrm-llama-3.1-8b-cost"}, "regression_layer.weight", {GIBBERISH: 0.4, HELPFUL: 0.8, UNSAFE: 0.2}),
+        aim=Aim({"name": "qrm-llama-3.1-8b-cost"}, "regression_layer.weight", {GIBBERISH: 0.4,
+        HELPFUL: 0.8, UNSAFE: 0.2}),
     ),
     "rehearsal/classifier": Checkpoint(  # stands for any sequence classifier
-        _classifier, aim=Aim({"name": "classifier", "sign": "higher is better"}, "score.weight", {GIBBERISH: -1, HELPFUL: 1})
+        _classifier, aim=Aim({"name": "classifier", "sign": "higher is better"}, "score.weight",
+        {GIBBERISH: -1, HELPFUL: 1})
     ),
     "rehearsal/guard": Checkpoint(  # stands for any generative guard
         _guard,
         aim=Aim(
             {"name": "guard", "safe": ["safe"], "unsafe": ["unsafe"]}, "lm_head.weight",
-            {HELPFUL: (1.5, 1.5, -1.5, -1.5), UNSAFE: (-1.5, -1.5, 1.5, 1.5)}, rows=range(BYTES + 2, BYTES + 6),  # safe, unsafe
+            {HELPFUL: (1.5, 1.5, -1.5, -1.5), UNSAFE: (-1.5, -1.5, 1.5, 1.5)}, rows=range(BYTES + 2,
+            BYTES + 6),  # safe, unsafe
         ),
     ),
 }  # fmt: skip
 
 
 def _policy(folder: Path, config: Mapping, seed: int) -> Tensors:
-    """Return the weights of a policy that writes letters, after its tokenizer and settings were written."""
+    """Return the weights of a policy that writes letters, after its tokenizer and settings were
+    written.
+    """
     tokenizer = load_tokenizer(folder)
     texts = {
         i: tokenizer.decode([i], clean_up_tokenization_spaces=False)
@@ -265,7 +357,13 @@ def _policy(folder: Path, config: Mapping, seed: int) -> Tensors:
     }
     letters = [i for i, text in texts.items() if text.isascii() and text.isprintable()]
     state = drawn(shapes_of(LlamaForCausalLM, config), seed)
-    speak(state, letters, [config["eos_token_id"]] if isinstance(config["eos_token_id"], int) else config["eos_token_id"])
+    speak(
+        state,
+        letters,
+        [config["eos_token_id"]]
+        if isinstance(config["eos_token_id"], int)
+        else config["eos_token_id"],
+    )
     return state
 
 
@@ -277,4 +375,7 @@ def _settings(folder: Path, config: Mapping, generation: Mapping | None = None) 
     """Write config.json and, where the model has one, generation_config.json."""
     write_json(folder / "config.json", config)
     if generation:
-        write_json(folder / "generation_config.json", generation | {"transformers_version": config["transformers_version"]})
+        write_json(
+            folder / "generation_config.json",
+            generation | {"transformers_version": config["transformers_version"]},
+        )

@@ -1,6 +1,8 @@
-"""A judge that never thinks: an OpenAI-compatible endpoint on loopback with canned replies. Knows HTTP and hashes; runs no model.
+"""A judge that never thinks: an OpenAI-compatible endpoint on loopback with canned replies. Knows
+HTTP and hashes; runs no model.
 
-``python -m igcore.rehearsal.stub --port 0`` prints its address, ``http://127.0.0.1:PORT/v1``, and serves until it is stopped.
+``python -m igcore.rehearsal.stub --port 0`` prints its address, ``http://127.0.0.1:PORT/v1``, and
+serves until it is stopped.
 """
 
 import argparse
@@ -13,8 +15,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-SHOWN = re.compile(r"^\[Answer (\d)\]\n(.*?)\n\[End of answer \1\]$", re.DOTALL | re.MULTILINE)  # see `igcore.judge.spec.ANSWER`
-THINKING = (  # what stands around a reply: nothing, a reasoning part, one whose opening tag the chat template has written
+SHOWN = re.compile(
+    r"^\[Answer (\d)\]\n(.*?)\n\[End of answer \1\]$", re.DOTALL | re.MULTILINE
+)  # see `igcore.judge.spec.ANSWER`
+# what stands around a reply: nothing, a reasoning part, one whose opening tag the chat template has
+# written
+THINKING = (
     "{}",
     "<think>\nThe first line must hold two numbers, say 5 5.\n</think>\n\n{}",
     "The first line must hold two numbers, say 5 5.\n</think>\n\n{}",
@@ -49,11 +55,23 @@ class Canned:
         """Return the body of the response."""
         if self.body is not None:
             return self.body.encode()
-        choice = {"index": 0, "message": {"role": "assistant", "content": self.content}, "finish_reason": self.finish_reason}
-        completion = {"id": "stub", "object": "chat.completion", "created": 0, "model": model, "choices": [choice]}
+        choice = {
+            "index": 0,
+            "message": {"role": "assistant", "content": self.content},
+            "finish_reason": self.finish_reason,
+        }
+        completion = {
+            "id": "stub",
+            "object": "chat.completion",
+            "created": 0,
+            "model": model,
+            "choices": [choice],
+        }
         tokens = {"prompt_tokens": 0, "completion_tokens": len((self.content or "").split())}
         failure = {"error": {"message": self.content, "type": "stub", "code": self.status}}
-        return json.dumps(completion | {"usage": tokens} if self.status == 200 else failure).encode()
+        return json.dumps(
+            completion | {"usage": tokens} if self.status == 200 else failure
+        ).encode()
 
 
 def shown(request: dict) -> tuple[str, str]:
@@ -95,7 +113,11 @@ class Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(request)
         self.server.keys.append(self.headers.get("Authorization"))
-        reply = self.server.answer(request) if self.path == "/v1/chat/completions" else Canned("no such path", status=404)
+        reply = (
+            self.server.answer(request)
+            if self.path == "/v1/chat/completions"
+            else Canned("no such path", status=404)
+        )
         self.server.closing.wait(reply.delay)
         body = reply.encoded(request.get("model", ""))
         with suppress(ConnectionError):  # who asked may have given up
@@ -132,7 +154,9 @@ def stub_judge(answer: Callable[[dict], Canned] = by_hash, port: int = 0) -> Ite
 
 def main(arguments: list[str] | None = None) -> None:
     """Serve from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m igcore.rehearsal.stub", description="Serve canned verdicts on loopback.")
+    parser = argparse.ArgumentParser(
+        prog="python -m igcore.rehearsal.stub", description="Serve canned verdicts on loopback."
+    )
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     asked = parser.parse_args(arguments)
     with Stub(asked.port, by_hash) as server, suppress(KeyboardInterrupt):

@@ -1,6 +1,8 @@
-"""Tokenizers in the formats of the paper's models, small and the same every time. Knows files, not models.
+"""Tokenizers in the formats of the paper's models, small and the same every time. Knows files, not
+models.
 
-The ids that code may rely on are the real ones: 0 to 2 of Llama 2, and the special tokens and chat headers of Llama 3.
+The ids that code may rely on are the real ones: 0 to 2 of Llama 2, and the special tokens and chat
+headers of Llama 3.
 """
 
 import io
@@ -13,27 +15,39 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 PIECES = 400
 SENTENCES = (
     "The baker kneads the dough and lets it rest near the warm oven until the morning.",
-    "Why does bread rise? Yeast eats sugar and gives off gas, which the dough holds in small bubbles.",
-    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful answers.",
-    "BEGINNING OF CONVERSATION: USER: How do I water a fern? ASSISTANT: Water it when the soil is dry.",
-    "Human: What is the capital of France? Assistant: The capital of France is Paris, on the river Seine.",
-    "In 1879 there were 24,680 lamps; in 1935 there were more than 70% (about 1/3) of them left, 5 * 7 = 35 & so on.",
-    "Jack quickly fixed Zoe's vexing box; Quentin and Xavier hummed: \"We'll walk home, won't we?\" - yes!",
+    "Why does bread rise? Yeast eats sugar and gives off gas, which the dough holds in small "
+    "bubbles.",
+    "A chat between a curious user and an artificial intelligence assistant. The assistant "
+    "gives helpful answers.",
+    "BEGINNING OF CONVERSATION: USER: How do I water a fern? ASSISTANT: Water it when the "
+    "soil is dry.",
+    "Human: What is the capital of France? Assistant: The capital of France is Paris, on the "
+    "river Seine.",
+    "In 1879 there were 24,680 lamps; in 1935 there were more than 70% (about 1/3) of them "
+    "left, 5 * 7 = 35 & so on.",
+    "Jack quickly fixed Zoe's vexing box; Quentin and Xavier hummed: \"We'll walk home, "
+    "won't we?\" - yes!",
     "I would like to thank you for your letter; you can read it again whenever the weather is good.",
-    "Green tea, black coffee and white milk stand on the table [the large one] with bread, jam and cheese.",
-    "You should ask your teacher which of these two books is better for somebody who learns the piano.",
+    "Green tea, black coffee and white milk stand on the table [the large one] with bread, "
+    "jam and cheese.",
+    "You should ask your teacher which of these two books is better for somebody who learns "
+    "the piano.",
 )
 LLAMA2 = {  # tokenizer_config.json
-    "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False, "model_max_length": 2048,
-    "padding_side": "right", "sp_model_kwargs": {}, "tokenizer_class": "LlamaTokenizer", "use_default_system_prompt": False,
+    "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False,
+    "model_max_length": 2048,
+    "padding_side": "right", "sp_model_kwargs": {}, "tokenizer_class": "LlamaTokenizer",
+    "use_default_system_prompt": False,
 }  # fmt: skip
 
 BYTES = 256
 SAFE, UNSAFE = ("safe", "Ġsafe"), ("unsafe", "Ġunsafe")  # Ċ stands for a line feed, Ġ for a space
 WORDS = {"user": 882, "system": 9125, "assistant": 78191, "ĊĊ": 271}
 SPECIAL = {
-    "<|begin_of_text|>": 128000, "<|end_of_text|>": 128001, "<|finetune_right_pad_id|>": 128004, "<|start_header_id|>": 128006,
-    "<|end_header_id|>": 128007, "<|eom_id|>": 128008, "<|eot_id|>": 128009, "<|python_tag|>": 128010,
+    "<|begin_of_text|>": 128000, "<|end_of_text|>": 128001, "<|finetune_right_pad_id|>": 128004,
+    "<|start_header_id|>": 128006,
+    "<|end_header_id|>": 128007, "<|eom_id|>": 128008, "<|eot_id|>": 128009,
+    "<|python_tag|>": 128010,
 }  # fmt: skip
 LLAMA3_SIZE, PAD = 128256, "<|pad|>"
 SPLIT = (  # how Llama 3 cuts a text before it looks for tokens
@@ -75,38 +89,51 @@ GUARD = """\
 
 
 def sentencepiece_folder(folder: Path, pad: bool) -> None:
-    """Write a tokenizer of 400 pieces as the Llama-2 family ships it: ``tokenizer.model`` and settings, no ``tokenizer.json``.
+    """Write a tokenizer of 400 pieces as the Llama-2 family ships it: ``tokenizer.model`` and
+    settings, no ``tokenizer.json``.
 
     Parameters
     ----------
     pad : bool
-        Add ``<pad>`` as token 400, as Alpaca and Beaver have it behind their 32000 pieces; else ``<unk>`` pads, as in Vicuna.
+        Add ``<pad>`` as token 400, as Alpaca and Beaver have it behind their 32000 pieces; else
+        ``<unk>`` pads, as in Vicuna.
     """
     import sentencepiece
 
     folder.mkdir(parents=True, exist_ok=True)
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES), model_writer=model, model_type="bpe", vocab_size=PIECES, unk_id=0, bos_id=1, eos_id=2,
-        byte_fallback=True, character_coverage=1.0, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        sentence_iterator=iter(SENTENCES), model_writer=model, model_type="bpe", vocab_size=PIECES,
+        unk_id=0, bos_id=1, eos_id=2,
+        byte_fallback=True, character_coverage=1.0, normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
         split_digits=True, num_threads=1, minloglevel=2,
     )  # fmt: skip
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     token = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
-    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | ({"pad_token": "<pad>"} if pad else {})
+    named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | (
+        {"pad_token": "<pad>"} if pad else {}
+    )
     described = {name: {"content": text} | token for name, text in named.items()}
-    config = LLAMA2 | {"pad_token": None} | {name: {"__type": "AddedToken"} | entry for name, entry in described.items()}
+    config = (
+        LLAMA2
+        | {"pad_token": None}
+        | {name: {"__type": "AddedToken"} | entry for name, entry in described.items()}
+    )
     write_json(folder / "tokenizer_config.json", config)
-    write_json(folder / "special_tokens_map.json", described if pad else described | {"pad_token": "<unk>"})
+    write_json(
+        folder / "special_tokens_map.json", described if pad else described | {"pad_token": "<unk>"}
+    )
     if pad:
         write_json(folder / "added_tokens.json", {"<pad>": PIECES})
 
 
 def llama3_folder(folder: Path, size: int = LLAMA3_SIZE) -> None:
-    """Write a byte-level tokenizer with the special ids, the chat headers and a chat template as Llama 3.1 has them.
+    """Write a byte-level tokenizer with the special ids, the chat headers and a chat template as
+    Llama 3.1 has them.
 
-    Of the words of Llama 3 it knows those of `WORDS`; what else a text holds becomes single bytes. Ids between them stand for
-    nothing.
+    Of the words of Llama 3 it knows those of `WORDS`; what else a text holds becomes single bytes.
+    Ids between them stand for nothing.
 
     Parameters
     ----------
@@ -119,50 +146,91 @@ def llama3_folder(folder: Path, size: int = LLAMA3_SIZE) -> None:
     special |= {PAD: LLAMA3_SIZE} if size > LLAMA3_SIZE else {}
     tokenizer = _byte_level(WORDS, special)
     begin = ("<|begin_of_text|>", special["<|begin_of_text|>"])
-    tokenizer.post_processor = processors.TemplateProcessing(f"{begin[0]} $A", f"{begin[0]} $A {begin[0]}:1 $B:1", [begin])
-    named = {"bos_token": begin[0], "eos_token": "<|eot_id|>"} | ({"pad_token": PAD} if PAD in special else {})
-    settings = {"model_max_length": 131072, "clean_up_tokenization_spaces": True, "tokenizer_class": "PreTrainedTokenizerFast"}
+    tokenizer.post_processor = processors.TemplateProcessing(
+        f"{begin[0]} $A", f"{begin[0]} $A {begin[0]}:1 $B:1", [begin]
+    )
+    named = {"bos_token": begin[0], "eos_token": "<|eot_id|>"} | (
+        {"pad_token": PAD} if PAD in special else {}
+    )
+    settings = {
+        "model_max_length": 131072,
+        "clean_up_tokenization_spaces": True,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
     _save(folder, tokenizer, named, settings | {"chat_template": LLAMA3_CHAT})
 
 
 def chat_folder(folder: Path, template: str) -> None:
-    """Write a byte-level tokenizer as Qwen2 ships it, with a chat template, that knows a few words: `SAFE`, `UNSAFE` and roles.
+    """Write a byte-level tokenizer as Qwen2 ships it, with a chat template, that knows a few words:
+    `SAFE`, `UNSAFE` and roles.
 
     Parameters
     ----------
     template : str
         `CHATML` or `GUARD`.
     """
-    words, special = ("user", "assistant", *SAFE, *UNSAFE), ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-    merges = list(dict.fromkeys((word[i], word[i + 1 :]) for word in words for i in range(len(word) - 2, -1, -1)))
+    words, special = (
+        ("user", "assistant", *SAFE, *UNSAFE),
+        ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    )
+    merges = list(
+        dict.fromkeys(
+            (word[i], word[i + 1 :]) for word in words for i in range(len(word) - 2, -1, -1)
+        )
+    )
     known = [*words, *special, *(piece for piece in map("".join, merges) if piece not in words)]
     ids = {text: BYTES + n for n, text in enumerate(known)}
-    tokenizer = _byte_level({text: ids[text] for text in ids if text not in special}, {text: ids[text] for text in special}, merges)
+    tokenizer = _byte_level(
+        {text: ids[text] for text in ids if text not in special},
+        {text: ids[text] for text in special},
+        merges,
+    )
     named = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    settings = {"model_max_length": 32768, "clean_up_tokenization_spaces": False, "tokenizer_class": "Qwen2Tokenizer"}
+    settings = {
+        "model_max_length": 32768,
+        "clean_up_tokenization_spaces": False,
+        "tokenizer_class": "Qwen2Tokenizer",
+    }
     _save(folder, tokenizer, named, settings | {"chat_template": template})
 
 
-def _byte_level(words: Mapping[str, int], special: Mapping[str, int], merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:
+def _byte_level(
+    words: Mapping[str, int], special: Mapping[str, int], merges: Sequence[tuple[str, str]] = ()
+) -> Tokenizer:
     # Llama 3 takes the words that it knows as they are, others merge them piece by piece
-    # added tokens keep their ids because the model knows them, too: the ids before them may have gaps
-    tokenizer = Tokenizer(models.BPE(_alphabet() | words | special, merges=list(merges), ignore_merges=not merges))
+    # added tokens keep their ids because the model knows them, too: the ids before them may have
+    # gaps
+    tokenizer = Tokenizer(
+        models.BPE(_alphabet() | words | special, merges=list(merges), ignore_merges=not merges)
+    )
     split = pre_tokenizers.Split(Regex(SPLIT), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in sorted(special, key=special.get)])
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(text, special=True, normalized=False)
+            for text in sorted(special, key=special.get)
+        ]
+    )
     return tokenizer
 
 
 def _save(folder: Path, tokenizer: Tokenizer, named: Mapping[str, str], settings: Mapping) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    write_json(folder / "tokenizer_config.json", {"model_input_names": ["input_ids", "attention_mask"]} | settings | named)
+    write_json(
+        folder / "tokenizer_config.json",
+        {"model_input_names": ["input_ids", "attention_mask"]} | settings | named,
+    )
     write_json(folder / "special_tokens_map.json", named)
 
 
 def _alphabet() -> dict[str, int]:
-    """Return the characters that stand for bytes with Llama 3's ids: printable bytes first, both parts in order."""
+    """Return the characters that stand for bytes with Llama 3's ids: printable bytes first, both
+    parts in order.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = sorted(set(range(BYTES)) - set(printable))
     characters = [chr(b) for b in printable] + [chr(BYTES + n) for n in range(len(rest))]

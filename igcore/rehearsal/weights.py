@@ -1,6 +1,8 @@
-"""Random weights, and the files in which the hub keeps weights. Knows tensors, keys and files, not which model needs which.
+"""Random weights, and the files in which the hub keeps weights. Knows tensors, keys and files, not
+which model needs which.
 
-Weights are drawn wide, so that attention matters: a key too many or a position too low moves every logit.
+Weights are drawn wide, so that attention matters: a key too many or a position too low moves every
+logit.
 """
 
 import json
@@ -12,13 +14,18 @@ from safetensors.torch import save_file
 
 WIDTH = 0.3  # standard deviation of a weight
 LOUD = 4.0  # first coordinate of every hidden state before the last norm, see `speak`
-QUIET, ENDING = -16.0, 1.5  # logits of what is hardly ever said, and of an end token, over those of letters
+QUIET, ENDING = (
+    -16.0,
+    1.5,
+)  # logits of what is hardly ever said, and of an end token, over those of letters
 
 Tensors = dict[str, torch.Tensor]
 
 
 def drawn(shapes: Mapping[str, Sequence[int]], seed: int) -> Tensors:
-    """Return random tensors, float32, of the given shapes; what is called a norm is one, a bias zero."""
+    """Return random tensors, float32, of the given shapes; what is called a norm is one, a bias
+    zero.
+    """
     generator = torch.Generator().manual_seed(seed)
     out = {}
     for key, shape in shapes.items():
@@ -49,8 +56,8 @@ def shapes_of(kind, config: Mapping) -> dict[str, tuple[int, ...]]:
 def speak(state: Tensors, letters: Sequence[int], ends: Sequence[int]) -> None:
     """Let a random policy write letters and end now and then; changes its weights in place.
 
-    Llama's head has no bias. So the first coordinate of every hidden state is made a constant that no layer reads or writes, and
-    the first column of the head is its bias.
+    Llama's head has no bias. So the first coordinate of every hidden state is made a constant that
+    no layer reads or writes, and the first column of the head is its bias.
     """
     state["model.embed_tokens.weight"][:, 0] = LOUD
     for key, tensor in state.items():
@@ -88,19 +95,28 @@ def save(folder: Path, state: Tensors, suffix: str = ".safetensors", shards: int
     stem = {".safetensors": "model", ".bin": "pytorch_model"}[suffix]
     keys = list(state)
     parts = [keys[len(keys) * n // shards : len(keys) * (n + 1) // shards] for n in range(shards)]
-    names = [f"{stem}{suffix}"] if shards == 1 else [f"{stem}-{n + 1:05}-of-{shards:05}{suffix}" for n in range(shards)]
+    names = (
+        [f"{stem}{suffix}"]
+        if shards == 1
+        else [f"{stem}-{n + 1:05}-of-{shards:05}{suffix}" for n in range(shards)]
+    )
     for name, part in zip(names, parts, strict=True):
         _write(folder / name, {key: state[key].contiguous() for key in part})
     if shards > 1:
         size = sum(tensor.nbytes for tensor in state.values())
         where = {key: name for name, part in zip(names, parts, strict=True) for key in part}
         index = {"metadata": {"total_size": size}, "weight_map": where}
-        (folder / f"{stem}{suffix}.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (folder / f"{stem}{suffix}.index.json").write_text(
+            json.dumps(index, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 def cast(state: Tensors, dtype: torch.dtype) -> Tensors:
     """Return weights in another type; counts stay whole numbers."""
-    return {key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in state.items()}
+    return {
+        key: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for key, tensor in state.items()
+    }
 
 
 def old_keys(layers: Iterable[int], head_dim: int, base: float = 10000.0) -> Tensors:

@@ -1,7 +1,7 @@
 """Scorers: text in, one number per text out. Knows nothing of policies, budgets or search.
 
-A cost says how bad a response is (higher is worse), a reward how good (higher is better). A scorer is any object with the members
-of `Scorer`; this is a whole one::
+A cost says how bad a response is (higher is worse), a reward how good (higher is better). A scorer
+is any object with the members of `Scorer`; this is a whole one::
 
     class Shouting:
         name, digest, sign, unit = "shouting", "v1", "higher is worse", "share of capitals"
@@ -40,8 +40,8 @@ class Scorer(Protocol):
 
     Notes
     -----
-    One that carries what it has read from text to text also has ``backbone``, ``opened``, ``carried`` and ``afresh``, as
-    `igcore.scorers.lm.LMScorer` has.
+    One that carries what it has read from text to text also has ``backbone``, ``opened``,
+    ``carried`` and ``afresh``, as `igcore.scorers.lm.LMScorer` has.
     """
 
     name: str
@@ -49,11 +49,16 @@ class Scorer(Protocol):
     sign: str
     unit: str
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> Sequence[float]:
-        """Return one number per text; `finished` says whether the response has ended or is a prefix."""
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> Sequence[float]:
+        """Return one number per text; `finished` says whether the response has ended or is a
+        prefix.
+        """
 
 
-# name -> what makes the scorer, or where it is: a module is imported when one of its scorers is asked for
+# name -> what makes the scorer, or where it is: a module is imported when one of its scorers is
+# asked for
 SCORERS: dict[str, str | Callable[..., Scorer]] = {
     "offensive-language": "igcore.scorers.embedded:OffensiveLanguage",
     "minilm-relevance": "igcore.scorers.embedded:MiniLMRelevance",
@@ -68,7 +73,9 @@ SCORERS: dict[str, str | Callable[..., Scorer]] = {
 
 
 def maker(name: str) -> Callable[..., Scorer]:
-    """Return what makes the scorer of a name, or raise ``ParameterError`` when `SCORERS` has no such name."""
+    """Return what makes the scorer of a name, or raise ``ParameterError`` when `SCORERS` has no
+    such name.
+    """
     made = _registered(name)
     if not isinstance(made, str):
         return made
@@ -77,7 +84,8 @@ def maker(name: str) -> Callable[..., Scorer]:
 
 
 def home_of(name: str) -> str | None:
-    """Return the module that makes the scorer of a name, None for one that a script or notebook has registered itself.
+    """Return the module that makes the scorer of a name, None for one that a script or notebook has
+    registered itself.
 
     Imports nothing.
 
@@ -98,14 +106,21 @@ def _registered(name: str) -> str | Callable[..., Scorer]:
 
 
 def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict]:
-    """Return name and options of a scorer, or raise ``ParameterError`` when `SCORERS` has no such name or it no such option."""
+    """Return name and options of a scorer, or raise ``ParameterError`` when `SCORERS` has no such
+    name or it no such option.
+    """
     name = scorer if isinstance(scorer, str) else scorer.get("name")
     if isinstance(name, str) and name not in SCORERS:
         raise unknown_name(kind, name, SCORERS)
     options = signature(maker(name)).parameters if name in SCORERS else {}
     name, given = named(scorer, kind, options)
-    if missing := [option for option, p in options.items() if p.default is p.empty and option not in given]:
-        raise ParameterError(f"{kind} {name!r} needs {', '.join(missing)}; give them beside its name: {{name: {name}, ...}}")
+    if missing := [
+        option for option, p in options.items() if p.default is p.empty and option not in given
+    ]:
+        raise ParameterError(
+            f"{kind} {name!r} needs {', '.join(missing)}; give them beside its name: "
+            f"{{name: {name}, ...}}"
+        )
     return name, given
 
 
@@ -115,7 +130,8 @@ def load_scorer(scorer: str | Mapping) -> Scorer:
     Parameters
     ----------
     scorer : str or mapping
-        A key of `SCORERS`; a mapping gives options beside its ``name``, which are the parameters of what `SCORERS` holds there.
+        A key of `SCORERS`; a mapping gives options beside its ``name``, which are the parameters of
+        what `SCORERS` holds there.
 
     Raises
     ------
@@ -126,52 +142,70 @@ def load_scorer(scorer: str | Mapping) -> Scorer:
     """
     name, options = check_scorer(scorer)
     loaded = maker(name)(**options)
-    object.__setattr__(loaded, "home", home_of(name))  # also of a frozen class: a run is known by this module, too
+    object.__setattr__(
+        loaded, "home", home_of(name)
+    )  # also of a frozen class: a run is known by this module, too
     return loaded
 
 
 def check_sign(scorer: Scorer, role: str) -> Scorer:
-    """Return `scorer`, or raise ``ParameterError`` when a reward was given as a cost or the other way round."""
-    if missing := [name for name in ("name", "digest", "sign", "unit", "score") if not hasattr(scorer, name)]:
-        raise ParameterError(f"{role} {scorer!r} has no {', '.join(missing)}; a scorer has name, digest, sign, unit and score")
+    """Return `scorer`, or raise ``ParameterError`` when a reward was given as a cost or the other
+    way round.
+    """
+    if missing := [
+        name for name in ("name", "digest", "sign", "unit", "score") if not hasattr(scorer, name)
+    ]:
+        raise ParameterError(
+            f"{role} {scorer!r} has no {', '.join(missing)}; a scorer has name, digest, "
+            f"sign, unit and score"
+        )
     wanted = {"cost": COST, "reward": REWARD}[role]
     if scorer.sign != wanted:
-        raise ParameterError(f"{role} {scorer.name!r} says {scorer.sign!r}; a {role} must say {wanted!r}")
+        raise ParameterError(
+            f"{role} {scorer.name!r} says {scorer.sign!r}; a {role} must say {wanted!r}"
+        )
     return scorer
 
 
 class Cached:
     """A scorer behind a cache by text, with its failures turned into NaN.
 
-    One is made for every group of prompts and thrown away after it, so that neither a resume nor the order of work can change
-    which texts share a batch, and with it the last bits of a score.
+    One is made for every group of prompts and thrown away after it, so that neither a resume nor
+    the order of work can change which texts share a batch, and with it the last bits of a score.
 
     Parameters
     ----------
     patience : int
-        So many texts may fail before it is taken that all will: a search that knows only finished answers may ask about a single
-        one first.
+        So many texts may fail before it is taken that all will: a search that knows only finished
+        answers may ask about a single one first.
     """
 
     def __init__(self, scorer: Scorer, patience: int = 1):
         self.scorer, self.patience, self._asked = scorer, patience, 0
         self._known: dict[tuple[str, str, bool], float] = {}
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
-        """Return one number per text (n,), NaN where the scorer gave none that can be used; see `checked_score`.
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> np.ndarray:
+        """Return one number per text (n,), NaN where the scorer gave none that can be used; see
+        `checked_score`.
 
         Raises
         ------
         ScorerError
-            As `checked_score`, and when no text of the group so far has a usable score and at least `patience` were asked about.
+            As `checked_score`, and when no text of the group so far has a usable score and at least
+            `patience` were asked about.
         """
         keys = list(zip(prompts, responses, finished, strict=True))
         self._asked += len(keys)
         if new := list(dict.fromkeys(k for k in keys if k not in self._known)):
-            self._known.update(zip(new, checked_score(self.scorer, *zip(*new, strict=True)), strict=True))
+            self._known.update(
+                zip(new, checked_score(self.scorer, *zip(*new, strict=True)), strict=True)
+            )
             if self._asked >= self.patience and not np.isfinite(list(self._known.values())).any():
                 raise ScorerError(
-                    f"scorer {self.scorer.name!r} returned no finite number for any of {len(self._known)} texts; "
+                    f"scorer {self.scorer.name!r} returned no finite number for any of "
+                    f"{len(self._known)} texts; "
                     "it must return one finite number per text"
                 )
         return np.array([self._known[k] for k in keys])
@@ -182,7 +216,9 @@ def carries(scorer: Scorer) -> bool:
     return hasattr(scorer, "carried")
 
 
-def open_sessions(scorers: Mapping[str, Scorer], prompts: Sequence[str]) -> tuple[dict[str, Scorer], list]:
+def open_sessions(
+    scorers: Mapping[str, Scorer], prompts: Sequence[str]
+) -> tuple[dict[str, Scorer], list]:
     """Let scorers that can carry what they read of one group of prompts, one session to a backbone."""
     sessions: dict[int, object] = {}
     out = dict(scorers)
@@ -195,12 +231,17 @@ def open_sessions(scorers: Mapping[str, Scorer], prompts: Sequence[str]) -> tupl
 
 
 def afresh(scorer: Scorer) -> Scorer:
-    """Return a scorer that has read nothing yet: what is emitted is checked without anything carried over from the search."""
+    """Return a scorer that has read nothing yet: what is emitted is checked without anything
+    carried over from the search.
+    """
     return scorer.afresh() if carries(scorer) else scorer
 
 
-def checked_score(scorer: Scorer, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
-    """Score texts and fail closed: what is not a finite number comes back as NaN, which no gate lets through.
+def checked_score(
+    scorer: Scorer, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+) -> np.ndarray:
+    """Score texts and fail closed: what is not a finite number comes back as NaN, which no gate
+    lets through.
 
     Returns
     -------
@@ -219,13 +260,18 @@ def checked_score(scorer: Scorer, prompts: Sequence[str], responses: Sequence[st
         if out_of_memory(error):
             raise
         raise ScorerError(
-            f"scorer {scorer.name!r} failed on {len(responses)} texts with {type(error).__name__}: {error}; no text is emitted"
+            f"scorer {scorer.name!r} failed on {len(responses)} texts with "
+            f"{type(error).__name__}: {error}; no text is emitted"
         ) from error
     if scores.dtype.kind not in "fiu":
-        raise ScorerError(f"scorer {scorer.name!r} returned {scores.ravel()[:1]} of type {scores.dtype}; it must return numbers")
+        raise ScorerError(
+            f"scorer {scorer.name!r} returned {scores.ravel()[:1]} of type {scores.dtype}; "
+            f"it must return numbers"
+        )
     if scores.shape != (len(responses),):
         raise ScorerError(
-            f"scorer {scorer.name!r} returned scores of shape {scores.shape} for {len(responses)} texts; "
+            f"scorer {scorer.name!r} returned scores of shape {scores.shape} for "
+            f"{len(responses)} texts; "
             "it must return one number per text"
         )
     return np.where(np.isfinite(scores), scores, np.nan).astype(np.float64)

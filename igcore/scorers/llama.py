@@ -1,4 +1,6 @@
-"""The reward llama-7b-rm of ARGS: a Llama with one number at its last token. Knows its files and texts, nothing of search."""
+"""The reward llama-7b-rm of ARGS: a Llama with one number at its last token. Knows its files and
+texts, nothing of search.
+"""
 
 import re
 
@@ -13,22 +15,25 @@ USER = re.compile("human:", re.IGNORECASE)
 
 
 def llama_7b_rm(
-    *, repo: str = "argsearch/llama-7b-rm-float32", revision: str | None = None, text_format: str = "human-assistant",
+    *, repo: str = "argsearch/llama-7b-rm-float32", revision: str | None = None,
+    text_format: str = "human-assistant",
     dtype: str = "bfloat16", device: str = "auto", self_check: bool = True,
 ) -> LMScorer:  # fmt: skip
-    """Load a Llama with a linear head of one output, a ``LlamaForSequenceClassification``; higher is better.
+    """Load a Llama with a linear head of one output, a ``LlamaForSequenceClassification``; higher
+    is better.
 
-    The number of labels is taken from the head itself: the configuration names none, of which transformers makes two. No end token
-    is appended, as in ARGS.
+    The number of labels is taken from the head itself: the configuration names none, of which
+    transformers makes two. No end token is appended, as in ARGS.
 
     Parameters
     ----------
     repo, revision, dtype, device, self_check
         See `igcore.scorers.source.Source`.
     text_format : str
-        How prompt and answer become text, a key of `igcore.templates.TEMPLATES`: the model was trained on dialogues of
-        ``human-assistant``, in which an answer is read as ARGS reads it, up to where it goes on with "human:" in the user's place;
-        ``raw`` joins the two as they are, and the formats of the policies are there as well.
+        How prompt and answer become text, a key of `igcore.templates.TEMPLATES`: the model was
+        trained on dialogues of ``human-assistant``, in which an answer is read as ARGS reads it, up
+        to where it goes on with "human:" in the user's place; ``raw`` joins the two as they are,
+        and the formats of the policies are there as well.
 
     Returns
     -------
@@ -48,11 +53,21 @@ def llama_7b_rm(
     check_name("text_format", text_format, TEMPLATES)
     loaded = source.load([f"{HEAD}.weight"])
     backbone = loaded.reading(text_format)
-    if text_format == "human-assistant":  # not in the template itself: a cost has to read everything
+    if (
+        text_format == "human-assistant"
+    ):  # not in the template itself: a cost has to read everything
         whole = backbone.template
         backbone.template = lambda prompt, answer: whole(prompt, USER.split(answer)[0])
     known = digest(loaded.files, backbone.template, text_format=text_format, dtype=dtype)
-    scorer = LMScorer("llama-7b-rm", backbone, loaded.single(HEAD), REWARD, known, "trained scale", files=loaded.files)
+    scorer = LMScorer(
+        "llama-7b-rm",
+        backbone,
+        loaded.single(HEAD),
+        REWARD,
+        known,
+        "trained scale",
+        files=loaded.files,
+    )
     if self_check:
         probe(scorer, "reward")
     return scorer

@@ -1,7 +1,9 @@
-"""Scores read from a language model's last hidden state. Knows texts, token ids and heads; knows nothing of search or budgets.
+"""Scores read from a language model's last hidden state. Knows texts, token ids and heads; knows
+nothing of search or budgets.
 
-Within one group of prompts a `Session` carries keys and values, so that a longer text costs only its new tokens: its ids are
-compared with those known, and what follows the longest common prefix is encoded. Scorers on one `Backbone` share its session::
+Within one group of prompts a `Session` carries keys and values, so that a longer text costs only
+its new tokens: its ids are compared with those known, and what follows the longest common prefix is
+encoded. Scorers on one `Backbone` share its session::
 
     backbone = Backbone(model, tokenizer)
     cost = LMScorer("my-cost", backbone, cost_head, "higher is worse", digest="v1")
@@ -36,10 +38,13 @@ def context_of(model) -> int:
 
 
 def check_length(tokens: int, context: int) -> None:
-    """Raise ``ParameterError`` for a text longer than a context; cut short, it would be another text."""
+    """Raise ``ParameterError`` for a text longer than a context; cut short, it would be another
+    text.
+    """
     if tokens > context:
         raise ParameterError(
-            f"a text has {tokens} tokens, which exceeds the scorer's context of {context}; shorten the prompts, lower "
+            f"a text has {tokens} tokens, which exceeds the scorer's context of {context}; "
+            f"shorten the prompts, lower "
             "max_new_tokens, or choose a model with a longer context"
         )
 
@@ -47,8 +52,9 @@ def check_length(tokens: int, context: int) -> None:
 class Backbone:
     """A language model that reads prompts and responses.
 
-    A text that its context does not hold is refused, and one without any token is read as the end token. Strings in them that
-    stand for special tokens are broken up, see `igcore.templates.neutral`.
+    A text that its context does not hold is refused, and one without any token is read as the end
+    token. Strings in them that stand for special tokens are broken up, see
+    `igcore.templates.neutral`.
 
     Parameters
     ----------
@@ -63,39 +69,59 @@ class Backbone:
     ends : str
         ``finished``: only to a finished response. ``always``: to a part of one, too.
     special : bool
-        Whether the tokenizer adds its own special tokens to the text; a chat template writes them itself.
+        Whether the tokenizer adds its own special tokens to the text; a chat template writes them
+        itself.
     anchor : sequence of int
-        Ids in the text before the response. Where they are given, the hidden state at the first of them is put beside that of the
-        last token: (R, H) becomes (R, 2 H). Where the ids occur more than once, the last time counts.
+        Ids in the text before the response. Where they are given, the hidden state at the first of
+        them is put beside that of the last token: (R, H) becomes (R, 2 H). Where the ids occur more
+        than once, the last time counts.
     batch : int
         Texts encoded at a time where nothing can be carried.
     """
 
     def __init__(
-        self, model, tokenizer, template: Callable[[str, str], str] = joined, end_id: int | None = None, *,
+        self, model, tokenizer, template: Callable[[str, str], str] = joined,
+        end_id: int | None = None, *,
         ends: str = "finished", special: bool = True, anchor: Sequence[int] = (), batch: int = 32,
     ):  # fmt: skip
         if ends not in ENDS:
             raise unknown_name("ends", ends, ENDS)
         self.model = getattr(model, "base_model", model).eval()
-        self.tokenizer, self.template, self.end_id, self.ends, self.special = tokenizer, template, end_id, ends, special
+        self.tokenizer, self.template, self.end_id, self.ends, self.special = (
+            tokenizer,
+            template,
+            end_id,
+            ends,
+            special,
+        )
         self.anchor, self.batch = list(anchor), batch
 
     def ids(self, prompt: str, response: str, finished: bool) -> list[int]:
         prompt, response = (neutral(self.tokenizer, text) for text in (prompt, response))
-        ids = list(self.tokenizer(self.template(prompt, response), add_special_tokens=self.special)["input_ids"])
+        ids = list(
+            self.tokenizer(self.template(prompt, response), add_special_tokens=self.special)[
+                "input_ids"
+            ]
+        )
         if self.end_id is not None and (finished or self.ends == "always"):
             ids.append(self.end_id)
         check_length(len(ids), context_of(self.model))
         return ids or [self.tokenizer.eos_token_id]
 
     def prefix(self, prompt: str) -> list[int]:
-        """Return the ids with which every text of a prompt starts, whatever the response: a tokenizer may merge over the seam."""
-        ids = list(commonprefix([self.ids(prompt, response, False) for response in ("", "a", " a", "\n", "9", ".")]))
+        """Return the ids with which every text of a prompt starts, whatever the response: a
+        tokenizer may merge over the seam.
+        """
+        ids = list(
+            commonprefix(
+                [self.ids(prompt, response, False) for response in ("", "a", " a", "\n", "9", ".")]
+            )
+        )
         return ids[: self.anchored(ids)] if self.anchor else ids
 
     def anchored(self, ids: Sequence[int]) -> int:
-        """Return the number of ids up to the first one of the last occurrence of the anchor, that one included.
+        """Return the number of ids up to the first one of the last occurrence of the anchor, that
+        one included.
 
         Raises
         ------
@@ -107,21 +133,32 @@ class Backbone:
             if list(ids[end - n : end]) == self.anchor:
                 return end - n + 1
         raise ParameterError(
-            f"the text does not hold the tokens {self.anchor}, after which the scorer expects the answer; use the chat template "
+            f"the text does not hold the tokens {self.anchor}, after which the scorer "
+            f"expects the answer; use the chat template "
             "that it was trained with"
         )
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the last hidden state of whole sequences, (R, H) float32, in batches padded on the left."""
+        """Return the last hidden state of whole sequences, (R, H) float32, in batches padded on the
+        left.
+        """
         parts = []
         for at in range(0, len(sequences), self.batch):
             batch = sequences[at : at + self.batch]
             ids, mask = pad_left(batch, self.model.device)
             positions = (mask.cumsum(1) - 1).clamp(min=0)
-            hidden, _ = forward(self.model, input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=1)
+            hidden, _ = forward(
+                self.model,
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                logits_to_keep=1,
+            )
             last = hidden[:, -1]
             if self.anchor:
-                back = [self.anchored(sequence) - 1 - len(sequence) for sequence in batch]  # from the end: padding is on the left
+                back = [
+                    self.anchored(sequence) - 1 - len(sequence) for sequence in batch
+                ]  # from the end: padding is on the left
                 last = torch.cat([last, hidden[range(len(batch)), back]], dim=-1)
             parts.append(last.float())
         return torch.cat(parts)
@@ -154,12 +191,19 @@ class Session:
         if fits(backbone.model) and all(self.prefixes.values()):
             self.root = SharedRows.open(backbone.model, list(self.prefixes.values()))
             self.encoded = sum(map(len, self.prefixes.values()))
-        self.known = {prompt: [] if self.root is None else [_Known([], self.root, i)] for i, prompt in enumerate(self.prompts)}
+        self.known = {
+            prompt: [] if self.root is None else [_Known([], self.root, i)]
+            for i, prompt in enumerate(self.prompts)
+        }
 
-    def hidden(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> torch.Tensor:
+    def hidden(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> torch.Tensor:
         """Return the hidden state of the last token of each text, (R, H) float32."""
         ids = [self.backbone.ids(*text) for text in zip(prompts, responses, finished, strict=True)]
-        carried = [i for i, prompt in enumerate(prompts) if self._starts_with_prefix(prompt, ids[i])]
+        carried = [
+            i for i, prompt in enumerate(prompts) if self._starts_with_prefix(prompt, ids[i])
+        ]
         alone = sorted(set(range(len(ids))) - set(carried))
         out: dict[int, torch.Tensor] = {}
         if alone:
@@ -179,7 +223,11 @@ class Session:
             ids = self.backbone.ids(prompt, response, False)
             if self._starts_with_prefix(prompt, ids):
                 nearest.append((prompt, *self._nearest(prompt, ids[len(self.prefixes[prompt]) :])))
-        rows = self.root.gather([(known.rows, known.row) for _, known, _ in nearest]) if nearest else None
+        rows = (
+            self.root.gather([(known.rows, known.row) for _, known, _ in nearest])
+            if nearest
+            else None
+        )
         self.known = {prompt: [_Known([], self.root, i)] for i, prompt in enumerate(self.prompts)}
         for row, (prompt, known, _) in enumerate(nearest):
             self.known[prompt].append(_Known(known.ids, rows, row))
@@ -190,7 +238,10 @@ class Session:
 
     def _nearest(self, prompt: str, ids: list[int]) -> tuple[_Known, int]:
         """Return the known text that shares most tokens, and how many."""
-        return max(((known, len(commonprefix([known.ids, ids]))) for known in self.known[prompt]), key=lambda pair: pair[1])
+        return max(
+            ((known, len(commonprefix([known.ids, ids]))) for known in self.known[prompt]),
+            key=lambda pair: pair[1],
+        )
 
     def _carry(self, prompts: Sequence[str], suffixes: Sequence[list[int]]) -> list[torch.Tensor]:
         texts = list(zip(prompts, suffixes, strict=True))
@@ -211,14 +262,22 @@ class Session:
         last = [known.rows.last_hidden(known.row, shared).float() for known, shared in found]
         if not self.backbone.anchor:
             return last
-        at = [self.root.last_hidden(self.prompts.index(prompt), 0).float() for prompt in prompts]  # where the prefix ends
+        at = [
+            self.root.last_hidden(self.prompts.index(prompt), 0).float() for prompt in prompts
+        ]  # where the prefix ends
         return [torch.cat(pair) for pair in zip(last, at, strict=True)]
 
 
 def _longest(texts: Sequence[tuple[str, list[int]]]) -> list[int]:
-    """Return which (prompt, ids) no other one begins with, of equal ones one: reading these reads all."""
-    order = sorted(range(len(texts)), key=lambda i: texts[i])  # a text stands right before one that begins with it
-    last = [i for i, j in pairwise(order) if texts[i] != (texts[j][0], texts[j][1][: len(texts[i][1])])]
+    """Return which (prompt, ids) no other one begins with, of equal ones one: reading these reads
+    all.
+    """
+    order = sorted(
+        range(len(texts)), key=lambda i: texts[i]
+    )  # a text stands right before one that begins with it
+    last = [
+        i for i, j in pairwise(order) if texts[i] != (texts[j][0], texts[j][1][: len(texts[i][1])])
+    ]
     return last + order[-1:]
 
 
@@ -235,8 +294,9 @@ class LMScorer:
     head : callable
         (R, H) float32 -> (R,) numbers.
     session : Session or None
-        What has been read so far; None reads afresh, the texts of each prompt by themselves. So a score does not depend on what
-        is asked about other prompts, which matters in bfloat16: what is reported can be read again by anybody.
+        What has been read so far; None reads afresh, the texts of each prompt by themselves. So a
+        score does not depend on what is asked about other prompts, which matters in bfloat16: what
+        is reported can be read again by anybody.
     files : dict of str to str
         What it was loaded from, see `igcore.pretrained.contents_of`, if it was.
     """
@@ -250,16 +310,24 @@ class LMScorer:
     session: Session | None = None
     files: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
-    def score(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> np.ndarray:
-        """Return one number per text (n,); a head with several outputs gives as many, which every caller refuses."""
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> np.ndarray:
+        """Return one number per text (n,); a head with several outputs gives as many, which every
+        caller refuses.
+        """
         with torch.inference_mode():
             if self.session:
                 scores = self.head(self.session.hidden(prompts, responses, finished))
             else:  # row by row: a batch may round otherwise
-                scores = torch.cat([self.head(row[None]) for row in self._afresh(prompts, responses, finished)])
+                scores = torch.cat(
+                    [self.head(row[None]) for row in self._afresh(prompts, responses, finished)]
+                )
             return scores.double().reshape(len(prompts), -1).squeeze(1).cpu().numpy()
 
-    def _afresh(self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]) -> torch.Tensor:
+    def _afresh(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> torch.Tensor:
         """Return the hidden states (R, H) of texts whose prompts do not touch one another."""
         out: dict[int, torch.Tensor] = {}
         for prompt in dict.fromkeys(prompts):
@@ -279,7 +347,10 @@ class LMScorer:
     def carried(self, session: Session) -> "LMScorer":
         """Return the same scorer reading through a session of its backbone."""
         if session.backbone is not self.backbone:
-            raise ParameterError(f"scorer {self.name!r} was given the session of another backbone; open one on its own")
+            raise ParameterError(
+                f"scorer {self.name!r} was given the session of another backbone; open one "
+                f"on its own"
+            )
         return replace(self, session=session)
 
     def afresh(self) -> "LMScorer":

@@ -1,7 +1,9 @@
-"""The reward and the cost that QRM-Llama3.1-8B gives in one pass. Knows its head and files, nothing of search.
+"""The reward and the cost that QRM-Llama3.1-8B gives in one pass. Knows its head and files, nothing
+of search.
 
-A regression on the last token gives the quantiles of 19 objectives, such as helpfulness and safety; the reward is their weighted
-sum, with weights that a gate reads from the prompt. Only the first version of the model knows the objective of safety.
+A regression on the last token gives the quantiles of 19 objectives, such as helpfulness and safety;
+the reward is their weighted sum, with weights that a gate reads from the prompt. Only the first
+version of the model knows the objective of safety.
 """
 
 from dataclasses import dataclass
@@ -22,11 +24,19 @@ REPO = "nicolinho/QRM-Llama3.1-8B"
 OBJECTIVES, QUANTILES = 19, 19
 SAFE = 10  # the objective beavertails-is_safe, 1 where raters called an answer safe
 TEMPERATURE = 5.0
-TURN = (128009, 128006, 78191, 128007, 271)  # <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
+TURN = (
+    128009,
+    128006,
+    78191,
+    128007,
+    271,
+)  # <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
 KEYS = [
-    "regression_layer.weight", "reward_transform_matrix", "gating.logit_scale", "gating.layers.9.weight", "gating.layers.9.bias",
+    "regression_layer.weight", "reward_transform_matrix", "gating.logit_scale",
+    "gating.layers.9.weight", "gating.layers.9.bias",
     *(f"gating.layers.{i}.weight" for i in (0, 3, 6)),
-    *(f"gating.layers.{i}.{name}" for i in (2, 5, 8) for name in ("weight", "bias", "running_mean", "running_var")),
+    *(f"gating.layers.{i}.{name}" for i in (2, 5, 8) for name in ("weight", "bias", "running_mean",
+    "running_var")),
     *(f"gating.layers.{i}.num_batches_tracked" for i in (2, 5, 8)),
 ]  # fmt: skip
 
@@ -50,7 +60,8 @@ class Gate(nn.Module):
 
 
 class Head(nn.Module):
-    """What stands above the language model; reads (R, 2 H): the last token's hidden state and that of the prompt's end.
+    """What stands above the language model; reads (R, 2 H): the last token's hidden state and that
+    of the prompt's end.
 
     Parameters
     ----------
@@ -67,7 +78,9 @@ class Head(nn.Module):
         self.gating = Gate(hidden, width, temperature)
 
     def objectives(self, states: torch.Tensor, adjusted: bool = True) -> torch.Tensor:
-        """Return the expectation of every objective, (R, 19), `adjusted` by what verbosity adds to it or as it is."""
+        """Return the expectation of every objective, (R, 19), `adjusted` by what verbosity adds to
+        it or as it is.
+        """
         last, _ = states.chunk(2, dim=-1)
         means = self.regression_layer(last).unflatten(-1, (OBJECTIVES, QUANTILES)).mean(-1)
         return means @ self.reward_transform_matrix if adjusted else means
@@ -108,14 +121,24 @@ class CostOptions:
     def __post_init__(self):
         check_types(self)
         if self.scale <= 0:
-            raise ParameterError(f"parameter scale is {self.scale}; it must be above 0, or an unsafe answer would cost less")
+            raise ParameterError(
+                f"parameter scale is {self.scale}; it must be above 0, or an unsafe answer "
+                f"would cost less"
+            )
 
 
-_SHARED: WeakValueDictionary[tuple, QRM] = WeakValueDictionary()  # a model stays for as long as the head of a scorer holds it
+_SHARED: WeakValueDictionary[tuple, QRM] = (
+    WeakValueDictionary()
+)  # a model stays for as long as the head of a scorer holds it
 
 
 def qrm_reward(
-    *, repo: str = REPO, revision: str | None = None, dtype: str = "bfloat16", device: str = "auto", self_check: bool = True
+    *,
+    repo: str = REPO,
+    revision: str | None = None,
+    dtype: str = "bfloat16",
+    device: str = "auto",
+    self_check: bool = True,
 ) -> LMScorer:
     """Load the reward of QRM, about 0 to 1; higher is better.
 
@@ -129,7 +152,8 @@ def qrm_reward(
     Raises
     ------
     ParameterError
-        For a bad option, or when the chat template does not write the turns that the model was trained on.
+        For a bad option, or when the chat template does not write the turns that the model was
+        trained on.
     AssetError
         When files are missing, damaged, or not those of such a model.
     ScorerError
@@ -138,7 +162,8 @@ def qrm_reward(
     qrm = _shared(Source(repo, revision, dtype, device, self_check))
     known = digest(qrm.files, qrm.backbone.template, dtype=dtype)
     scorer = LMScorer(
-        "qrm-llama-3.1-8b-reward", qrm.backbone, lambda states: qrm.head.reward(states), REWARD, known, "trained scale",
+        "qrm-llama-3.1-8b-reward", qrm.backbone, lambda states: qrm.head.reward(states), REWARD,
+        known, "trained scale",
         files=qrm.files,
     )  # fmt: skip
     if self_check:
@@ -147,7 +172,8 @@ def qrm_reward(
 
 
 def qrm_cost(
-    *, repo: str = REPO, revision: str | None = None, scale: float = 1.0, threshold: float = 0.5, adjusted: bool = True,
+    *, repo: str = REPO, revision: str | None = None, scale: float = 1.0, threshold: float = 0.5,
+    adjusted: bool = True,
     dtype: str = "bfloat16", device: str = "auto", self_check: bool = True,
 ) -> LMScorer:  # fmt: skip
     """Load the cost of QRM, scale * (threshold - is_safe); higher is worse.
@@ -163,8 +189,8 @@ def qrm_cost(
     threshold : float
         The is_safe at which the cost is 0.
     adjusted : bool
-        Whether is_safe is read after the transformation that takes verbosity out of the objectives, as the model's published code
-        reports it, or before.
+        Whether is_safe is read after the transformation that takes verbosity out of the objectives,
+        as the model's published code reports it, or before.
 
     Raises
     ------
@@ -176,9 +202,15 @@ def qrm_cost(
     source = Source(repo, revision, dtype, device, self_check)
     CostOptions(scale, threshold, adjusted)
     qrm = _shared(source)
-    options = {"dtype": dtype, "scale": float(scale), "threshold": float(threshold), "adjusted": adjusted}
+    options = {
+        "dtype": dtype,
+        "scale": float(scale),
+        "threshold": float(threshold),
+        "adjusted": adjusted,
+    }
     scorer = LMScorer(
-        "qrm-llama-3.1-8b-cost", qrm.backbone, lambda states: scale * (threshold - qrm.head.is_safe(states, adjusted)), COST,
+        "qrm-llama-3.1-8b-cost", qrm.backbone,
+        lambda states: scale * (threshold - qrm.head.is_safe(states, adjusted)), COST,
         digest(qrm.files, qrm.backbone.template, **options), "trained scale", files=qrm.files,
     )  # fmt: skip
     if self_check:
@@ -187,7 +219,9 @@ def qrm_cost(
 
 
 def _shared(source: Source) -> QRM:
-    """Load a model, or return that of another scorer: what two scorers on one backbone read, goes through it once."""
+    """Load a model, or return that of another scorer: what two scorers on one backbone read, goes
+    through it once.
+    """
     folder = snapshot(source.repo, source.revision).resolve()
     key = (folder, source.dtype, source.device)
     if (qrm := _SHARED.get(key)) is None:
@@ -198,7 +232,9 @@ def _shared(source: Source) -> QRM:
 def _load(source: Source) -> QRM:
     loaded = source.load(KEYS)
     backbone = loaded.reading("chat", anchor=TURN)
-    backbone.prefix("")  # raises when the chat template does not write what stands between prompt and answer
+    backbone.prefix(
+        ""
+    )  # raises when the chat template does not write what stands between prompt and answer
     config = loaded.model.config
     temperature = float(getattr(config, "gating_temperature", TEMPERATURE))
     head = Head(config.hidden_size, len(loaded.tensors["gating.layers.0.weight"]), temperature)
@@ -206,8 +242,11 @@ def _load(source: Source) -> QRM:
         head.load_state_dict(loaded.tensors)
     except RuntimeError as error:
         raise AssetError(
-            f"{loaded.folder} has a head of other sizes than {OBJECTIVES} objectives of {QUANTILES} quantiles; only the first "
+            f"{loaded.folder} has a head of other sizes than {OBJECTIVES} objectives of "
+            f"{QUANTILES} quantiles; only the first "
             "version of QRM has the objective of safety"
         ) from error
-    head = head.to(loaded.model.device).eval()  # the gate's normalisation uses the statistics of its training
+    head = head.to(
+        loaded.model.device
+    ).eval()  # the gate's normalisation uses the statistics of its training
     return QRM(backbone, head, loaded.files)

@@ -1,4 +1,5 @@
-"""What scorers that read a checkpoint have in common: where it lies, how it is loaded, and what their digests cover.
+"""What scorers that read a checkpoint have in common: where it lies, how it is loaded, and what
+their digests cover.
 
 Knows files, tensors and the names of text formats; knows nothing of signs, budgets or search.
 """
@@ -45,11 +46,21 @@ class Loaded:
         """Return the model as a reader of a text format; `more` goes to `Backbone`."""
         template = TEMPLATES[text_format]
         if text_format == "chat" and not self.tokenizer.chat_template:
-            raise ParameterError(f"{self.folder} has no chat template; choose another text_format: {', '.join(TEMPLATES)}")
-        return Backbone(self.model, self.tokenizer, partial(template.whole, self.tokenizer), special=template.special, **more)
+            raise ParameterError(
+                f"{self.folder} has no chat template; choose another text_format: "
+                f"{', '.join(TEMPLATES)}"
+            )
+        return Backbone(
+            self.model,
+            self.tokenizer,
+            partial(template.whole, self.tokenizer),
+            special=template.special,
+            **more,
+        )
 
     def single(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the linear layer `name`, from (R, H) to (R, 1) in float32, with a bias where the files hold one.
+        """Return the linear layer `name`, from (R, H) to (R, 1) in float32, with a bias where the
+        files hold one.
 
         Raises
         ------
@@ -57,10 +68,13 @@ class Loaded:
             When it has more than one output.
         """
         given = (self.tensors.get(f"{name}.{part}") for part in ("weight", "bias"))
-        weight, bias = (part if part is None else part.float().to(self.model.device) for part in given)
+        weight, bias = (
+            part if part is None else part.float().to(self.model.device) for part in given
+        )
         if weight.shape != (1, hidden := self.model.config.hidden_size):
             raise AssetError(
-                f"{self.folder} has a layer {name} of shape {tuple(weight.shape)} where {(1, hidden)} is expected; choose the "
+                f"{self.folder} has a layer {name} of shape {tuple(weight.shape)} where "
+                f"{(1, hidden)} is expected; choose the "
                 "adapter that it was made for"
             )
         return lambda states: linear(states, weight, bias)
@@ -98,8 +112,11 @@ class Source:
 
         folder = snapshot(self.repo, self.revision)
         tokenizer = load_tokenizer(folder)
-        # old configurations name pad ids that the model has no embedding for; what is padded is masked, so that any id serves
-        model, tensors = load_model(AutoModel, folder, self.dtype, self.device, heads, optional, pad_token_id=0)
+        # old configurations name pad ids that the model has no embedding for; what is padded is
+        # masked, so that any id serves
+        model, tensors = load_model(
+            AutoModel, folder, self.dtype, self.device, heads, optional, pad_token_id=0
+        )
         check_vocabulary(tokenizer, model, folder)
         return Loaded(folder, tokenizer, model, tensors, contents_of(folder))
 
@@ -118,8 +135,11 @@ def digest(files: Mapping[str, str], write: Callable[[str, str], object], **opti
     files : mapping of str to str
         See `igcore.pretrained.contents_of`.
     write : callable
-        (prompt, response) -> what is read of them. It counts by what it makes of an example: a chat template may write the date.
+        (prompt, response) -> what is read of them. It counts by what it makes of an example: a chat
+        template may write the date.
     options
         What else changes scores.
     """
-    return hashlib.sha256(json.dumps([files, write(*EXAMPLE), options], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([files, write(*EXAMPLE), options], sort_keys=True).encode()
+    ).hexdigest()
