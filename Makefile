@@ -5,7 +5,7 @@ PYTHON ?= python3
 CORES  ?= 2
 PROFILE ?= paper
 BIN    := $(VENV)/bin
-SNAKE   = $(BIN)/python -m igcore.unlock && $(BIN)/python -m snakemake --cores $(CORES) --resources gpu=1 --quiet rules --rerun-incomplete
+SNAKE   = $(BIN)/python -m igcore.runs.unlock && $(BIN)/python -m snakemake --cores $(CORES) --resources gpu=1 --quiet rules --rerun-incomplete
 
 # a kernel collects garbage less often while it imports, and none when it ends: two seconds of every job
 KERNEL  = 'c.IPKernelApp.log_level = 50' \
@@ -40,7 +40,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 assets: $(VENV)/installed
 	@echo "igcore: fetching the embedded models and prompts"
-	@$(BIN)/python -m igcore.assets
+	@$(BIN)/python -m igcore.models.assets
 
 reproduce: assets
 	@$(SNAKE) --config profile=small
@@ -56,10 +56,10 @@ critic-search: assets
 
 rehearsal: assets
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[judge]'
-	@$(BIN)/python -m igcore.unlock && $(BIN)/python -m igcore.rehearsal --cores $(CORES)
+	@$(BIN)/python -m igcore.runs.unlock && $(BIN)/python -m tests.rehearsal --cores $(CORES)
 
 dry-run: $(VENV)/installed
-	@$(BIN)/python -m igcore.plan params/$(PROFILE)/*.yaml
+	@$(BIN)/python -m igcore.runs.plan params/$(PROFILE)/*.yaml
 
 test: assets
 	@$(BIN)/ruff check --quiet
@@ -67,13 +67,13 @@ test: assets
 
 bench: assets
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
-	@$(BIN)/python -m igcore.bench
+	@$(BIN)/python -m benchmarks
 
 lab: assets
 	@$(BIN)/python -m jupyter lab notebooks
 
 readme: $(VENV)/installed
-	@$(BIN)/python -m igcore.readme
+	@$(BIN)/python -m igcore.runs.readme
 
 clean:
 	rm -rf runs .snakemake

@@ -7,7 +7,7 @@
 #   snakemake --cores 2 --config profile=critic-search    what a critic gains where costs exist at the end only
 #   snakemake --cores 2 --config profile=tune             the runs of params/tune, from which their settings were chosen
 #   snakemake --cores 2 --config profile=paper hub=/data/models   the paper's systems; `hub` holds models and sets as <owner>/<name>
-#   snakemake --cores 2 --config profile=paper with=my.yaml       the same with other settings, see `igcore.paramfiles`
+#   snakemake --cores 2 --config profile=paper with=my.yaml       the same with other settings, see `igcore.runs.paramfiles`
 
 import os
 import sys
@@ -17,10 +17,10 @@ from pathlib import Path
 import yaml
 
 from igcore.errors import IgcoreError
-from igcore.jobs import check_run, request, shards_of
+from igcore.runs.jobs import check_run, request, shards_of
 from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
-from igcore.paramfiles import ParamFiles
+from igcore.runs.paramfiles import ParamFiles
 
 
 @contextmanager
@@ -51,7 +51,7 @@ NOTEBOOKS = {
     "experiments": "notebooks/45_ablations.ipynb",
     "judge": "notebooks/60_judge.ipynb",
 }
-PAPERMILL = f"'{sys.executable}' -m igcore.walk --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
+PAPERMILL = f"'{sys.executable}' -m igcore.runs.walk --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
 
 
 if config.get("hub"):
@@ -89,7 +89,7 @@ PICTURES = [
     ]
     for end in PICTURE
 ]
-EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see `igcore.ablations`
+EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see `igcore.report.experiments`
     "ablations": {
         "lambda": ["tests"],
         "ndk": ["tests"],

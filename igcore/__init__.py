@@ -8,25 +8,25 @@ import importlib
 
 __version__ = "0.1.0"
 _HOME = {  # public name -> its module
-    "METHODS": "methods",
-    "POLICIES": "policy",
-    "SCORERS": "scorers",
+    "METHODS": "beams",
+    "POLICIES": "models.policies",
+    "SCORERS": "models.registry",
     "AssetError": "errors",
     "IgcoreError": "errors",
     "ParameterError": "errors",
     "Policy": "policy",
     "PolicyError": "errors",
-    "Prompt": "prompts",
-    "Response": "response",
+    "Prompt": "policy",
+    "Response": "verdict",
     "RunError": "errors",
     "Scorer": "scorers",
     "ScorerError": "errors",
     "SearchConfig": "config",
     "custom_generate": "generate",
-    "decode": "decoding",
-    "load_policy": "policy",
-    "load_prompts": "prompts",
-    "load_scorer": "scorers",
+    "decode": "guard",
+    "load_policy": "models.policies",
+    "load_prompts": "models.prompts",
+    "load_scorer": "models.registry",
 }
 __all__ = list(_HOME)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, get_args, get_type_hints
 
+from .baselines.args import TOKEN_SCORES
 from .budget import check_accounting, start
-from .diversity import DIVERSITIES
+from .engine.diversity import DIVERSITIES
 from .errors import ParameterError, unknown_name
-from .tokenwise import TOKEN_SCORES
 
 MOST_THREADS = 1024
 NAME = re.compile(
@@ -209,7 +209,7 @@ class SearchConfig:
         Tokens that ARGS chooses from at each position [k].
     token_score : str
         How ARGS weighs a token's probability against its scores, a key of
-        `igcore.tokenwise.TOKEN_SCORES`.
+        `igcore.baselines.args.TOKEN_SCORES`.
     policy_weight : float
         Weight of the policy's probability in ARGS [omega].
     reward_weight : float
@@ -234,7 +234,7 @@ class SearchConfig:
         Discount of the task cost, in (0, 1] [gamma]. It sets the scale of f2; a method without a
         critic ranks the same under any.
     diversity : str
-        How a retry avoids the tokens of failed rounds, a key of `igcore.diversity.DIVERSITIES`.
+        How a retry avoids the tokens of failed rounds, a key of `igcore.engine.diversity.DIVERSITIES`.
     diversity_penalty : float, optional
         Subtracted from the logits of avoided tokens, nats [n_2]; None stands for infinity, which
         bans them.

@@ -6,6 +6,7 @@ success, ``manifest.json``.
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -21,7 +22,6 @@ from functools import cache
 from pathlib import Path
 
 from .errors import RunError
-from .identity import DIGITS, digest_of
 
 ASIDE = ".replaced"  # where what was replaced is kept
 PART = ".part"  # of a file that is being written
@@ -35,6 +35,7 @@ CODE = (
     "Snakefile",
 )  # what a walk writes, figures above all, is no change of what wrote it
 Key = tuple[str, str]
+DIGITS = 16  # hex digits of the digests of modules, prompts and lines
 
 
 def root() -> Path:
@@ -97,6 +98,20 @@ class Run:
             _write_json(
                 self.manifest, manifest | {"root": root_of(self.params, self.lines, manifest)}
             )
+
+
+# --- digests ------------------------------------------------------------------------------------
+
+
+def digest_of(value: object) -> str:
+    """Return the sha256 of a JSON value, 64 hex digits; mappings count without their order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file's content, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- lines ----------------------------------------------------------------------------------------

@@ -21,14 +21,13 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import generation
 
+from .beams import METHODS, Beam, settings_of
 from .config import SearchConfig
-from .decoding import Encoded, decode
 from .errors import ParameterError
-from .methods import METHODS, Beam, settings_of
-from .policy import Policy
-from .prompts import Prompt, as_prompt
-from .response import Response, within
+from .guard import Encoded, decode
+from .policy import Policy, Prompt, as_prompt
 from .scorers import Scorer
+from .verdict import Response, within
 
 # Settings that the search cannot honour, and the values by which they ask for nothing.
 REFUSED: dict[str, tuple] = {

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from .beams import RANKS, Beam, Method, Rank
 from .budget import SIGNED
 from .config import SearchConfig
-from .diversity import Failures
-from .engine import Block
-from .methods import RANKS, Beam, Method, Rank
-from .policy import Policy
-from .prompts import Prompt
-from .response import Counts, Emission
+from .engine.diversity import Failures
+from .engine.engine import Block
+from .policy import Policy, Prompt
+from .verdict import Counts, Emission
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Job:
     beams, pool : list of Beam
         The beams kept, and the candidates of the block at hand.
     finals : list of [reward, cost]
-        Of every finished candidate, see `igcore.response.Response`.
+        Of every finished candidate, see `igcore.verdict.Response`.
     failed : Failures or None
         Tokens of this block's rounds so far.
     failure : str

@@ -1,72 +1,187 @@
-"""The reference policy: a frozen language model, its tokenizer and its prompt template. Knows
-nothing of scores or search.
+"""What a policy reads and writes: prompts, the templates that make them text, and token ids.
 
-A policy turns a prompt into token ids and tokens into text; the engine does the decoding in
-between.
+Knows a frozen language model and its tokenizer; knows nothing of scores or search. The formats of
+the paper's systems are exact to the last space. A prompt that is itself a dialogue, as those of
+HH-RLHF are ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAssistant:"), is taken
+apart into its turns first.
 """
 
 import hashlib
-import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 
-from . import assets
-from .config import named
-from .errors import ParameterError, unknown_name
-from .hub import snapshot
-from .pretrained import check_placement, check_vocabulary, contents_of, load_model, load_tokenizer
-from .templates import TEMPLATES, neutral
+from .errors import AssetError, ParameterError
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # written by a policy's template to see what that makes of a prompt, today's date included
 PROBE = "How do plants grow?"
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant "
+    "gives helpful, detailed, and polite "
+    "answers to the user's questions. "
+)
+DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
+
+
+# --- prompts --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Known:
-    """A policy that has a name here.
+class Prompt:
+    """One prompt of a named set.
 
     Attributes
     ----------
-    template : str
-        How a prompt becomes text, a key of `igcore.templates.TEMPLATES`.
-    asset : str, optional
-        Name of the asset of `igcore.assets` that holds it.
-    repo, revision : str, optional
-        Its name on the model hub, and the commit that is taken unless another is given; without one
-        its newest state.
-    ends : tuple of str
-        Special tokens that end a response besides the checkpoint's own end tokens.
+    id : str
+        First 16 hex digits of the sha256 of ``f"{set_name}\\n{text}"``; the second of two prompts
+        with one text ends in ``-2``.
+    text : str
+        What the policy is given.
+    set_name : str
+        A key of `PROMPT_SETS` or `SOURCES`, whatever the options beside it, or the stem of the file
+        read.
     """
 
-    template: str
-    asset: str | None = None
-    repo: str | None = None
-    revision: str | None = None
-    ends: tuple[str, ...] = ()
+    id: str
+    text: str
+    set_name: str
 
 
-SMOLLM2 = {"asset": "smollm2", "ends": ("<|endoftext|>", "<|im_start|>")}
-POLICIES = {
-    "smollm2-raw": Known("raw", **SMOLLM2),  # continues the prompt: plays the unaligned policy
-    "smollm2-chat": Known(
-        "chat", **SMOLLM2
-    ),  # answers in the chat template: plays the aligned policy
-    "alpaca-7b": Known("safe-rlhf", repo="PKU-Alignment/alpaca-7b-reproduced"),
-    "beaver-7b-v3": Known("safe-rlhf", repo="PKU-Alignment/beaver-7b-v3.0"),
-    "vicuna-7b": Known(
-        "vicuna", repo="lmsys/vicuna-7b-v1.5", revision="3321f76e3f527bd14065daf69dad9344000a201d"
-    ),
-    "llama-3.1-8b": Known(
-        "chat",
-        repo="meta-llama/Llama-3.1-8B-Instruct",
-        revision="0e9e39f249a16976918f6564b8830bc894c89659",
-    ),
+def groups_of(params, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+    """Return the groups of a shard: ``group_size`` consecutive prompts, those whose number is
+    ``shard`` modulo ``n_shards``.
+
+    Work is done group by group, so that it depends neither on shards nor on a resume. A shard above
+    the last group has none.
+    """
+    groups = [
+        list(prompts[i : i + params.group_size]) for i in range(0, len(prompts), params.group_size)
+    ]
+    return groups[params.shard :: params.n_shards]
+
+
+def as_prompt(prompt: str | Prompt, set_name: str = "user") -> Prompt:
+    """Return a prompt of the set `set_name` for a bare text; a `Prompt` comes back as it is."""
+    return prompt if isinstance(prompt, Prompt) else _prompt(prompt, set_name)
+
+
+def _prompt(text: str, set_name: str) -> Prompt:
+    return Prompt(hashlib.sha256(f"{set_name}\n{text}".encode()).hexdigest()[:16], text, set_name)
+
+
+# --- templates ------------------------------------------------------------------------------------
+
+
+def turns_of(prompt: str) -> list[str]:
+    """Return what user and assistant said in turn, the user first and last; a prompt that is no
+    dialogue is one turn.
+    """
+    before, *said = DIALOGUE.split(prompt)
+    speakers, texts = said[::2], [text.strip() for text in said[1::2]]
+    alternating = speakers == ["Human", "Assistant"] * (len(speakers) // 2)
+    if before or not speakers or not alternating or texts[-1] or not all(texts[:-1]):
+        return [prompt]
+    return texts[:-1]
+
+
+def special_strings(tokenizer) -> list[str]:
+    """Return the strings that a tokenizer reads as special tokens, the longest first."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return sorted({*added, *tokenizer.all_special_tokens}, key=lambda s: (-len(s), s))
+
+
+def neutral(tokenizer, text: str) -> str:
+    """Break up strings such as ``</s>`` in a text, so that it cannot write a template's own tokens."""
+    for special in special_strings(tokenizer):
+        text = text.replace(special, f"{special[0]} {special[1:]}")
+    return text
+
+
+@dataclass(frozen=True)
+class Template:
+    """One way of writing a dialogue.
+
+    Attributes
+    ----------
+    opening : callable
+        (tokenizer, prompt) -> the text after which the answer begins.
+    whole : callable
+        (tokenizer, prompt, answer) -> the text of both.
+    special : bool
+        Whether the tokenizer adds its own special tokens (BOS) to these texts; a chat template
+        writes them itself.
+    """
+
+    opening: Callable[[object, str], str]
+    whole: Callable[[object, str, str], str]
+    special: bool = True
+
+
+def _written(begin: str, user: str, seam: str, end: str) -> Template:
+    """Return a template of plain text: `begin`, then `user` around what the user says, `seam` and
+    the answer, closed by `end`.
+    """
+
+    def opening(_, prompt: str) -> str:
+        *before, last = turns_of(prompt)
+        said = [
+            user.format(u) + seam + a + end for u, a in zip(before[::2], before[1::2], strict=True)
+        ]
+        return begin + "".join(said) + user.format(last)
+
+    def whole(tokenizer, prompt: str, answer: str) -> str:
+        return opening(tokenizer, prompt) + (seam + answer.lstrip(" ") if seam else answer)
+
+    return Template(opening, whole)
+
+
+def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
+    """Return turns of user and assistant in the chat template of a tokenizer, `opened` for one more
+    of the assistant.
+
+    Raises
+    ------
+    AssetError
+        When the template is damaged, or refuses the turns.
+    """
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)
+    ]
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False)
+    except Exception as error:  # a template is a program, which may fail with anything
+        reason = next(iter(str(error).strip().splitlines()), "")[:200]
+        raise AssetError(
+            f"the chat template of {tokenizer.name_or_path} cannot write {len(turns)} "
+            f"turn(s) ({type(error).__name__}: {reason}); "
+            "choose another format than chat, or fetch the model again"
+        ) from error
+
+
+def _chat(tokenizer, prompt: str) -> str:
+    return chatted(tokenizer, turns_of(prompt), opened=True)
+
+
+def _chatted(tokenizer, prompt: str, answer: str) -> str:
+    return chatted(tokenizer, [*turns_of(prompt), answer], opened=False)
+
+
+TEMPLATES = {
+    "raw": Template(lambda _, prompt: prompt, lambda _, prompt, answer: prompt + answer),
+    "chat": Template(_chat, _chatted, special=False),  # the tokenizer's own
+    "safe-rlhf": _written(
+        "BEGINNING OF CONVERSATION: ", "USER: {} ASSISTANT:", seam="", end="</s>"
+    ),  # Alpaca and Beaver
+    "vicuna": _written(VICUNA, "USER: {} ASSISTANT:", seam=" ", end="</s>"),  # version 1.1
+    "human-assistant": _written(
+        "", "\n\nHuman: {}\n\nAssistant:", seam=" ", end=""
+    ),  # HH-RLHF, ARGS
 }
+
+
+# --- the policy -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -80,16 +195,16 @@ class Policy:
     model, tokenizer
         transformers objects; the model is in evaluation mode.
     template : str
-        A key of `igcore.templates.TEMPLATES`.
+        A key of `igcore.policy.TEMPLATES`.
     digest : str
         Hash of all in `identity` but the name, as of loading; empty unless given where a policy is
         made by hand.
     eos_ids : frozenset of int
         Tokens that end a response.
     cache : str
-        How the engine keeps keys and values, a key of `igcore.engine.CACHES`.
+        How the engine keeps keys and values, a key of `igcore.engine.engine.CACHES`.
     files : dict of str to str
-        What it was loaded from, see `igcore.pretrained.contents_of`; empty for a policy made by
+        What it was loaded from, see `igcore.models.pretrained.contents_of`; empty for a policy made by
         hand.
     """
 
@@ -173,90 +288,6 @@ class Policy:
         return text.rstrip("\ufffd")
 
 
-def load_policy(
-    name: str | Mapping,
-    dtype: str = "float32",
-    device: str = "auto",
-    template: str | None = None,
-    revision: str | None = None,
-) -> Policy:
-    """Load a policy by name, from a local Hugging Face folder, or from the hub.
-
-    Parameters
-    ----------
-    name : str or mapping
-        A key of `POLICIES`, the path of a folder with ``config.json``, weights and a tokenizer, or
-        ``owner/name`` on the hub. A mapping gives `template` and `revision` beside its ``name``.
-    dtype : str
-        ``float32``, ``bfloat16`` or ``float16``.
-    device : str
-        A torch device, or ``auto``: accelerate places the model on what there is.
-    template : str, optional
-        A key of `igcore.templates.TEMPLATES`. By default a named policy's own, else ``chat`` where
-        a tokenizer has one.
-    revision : str, optional
-        See `igcore.hub.snapshot`.
-
-    Raises
-    ------
-    ParameterError
-        For an unknown name, dtype or template.
-    AssetError
-        When its files cannot be fetched, are damaged, or do not belong together.
-    """
-    from transformers import AutoModelForCausalLM
-
-    name, options = named(name, "policy", ("template", "revision"))
-    template, revision = (
-        options.get(key, given) for key, given in (("template", template), ("revision", revision))
-    )
-    check_placement(dtype, device)
-    if template is not None and template not in TEMPLATES:
-        raise unknown_name("template", template, TEMPLATES)
-    known = POLICIES.get(name)
-    if (
-        known is None
-        and not Path(name).joinpath("config.json").is_file()
-        and not HUB_NAME.fullmatch(name)
-    ):
-        raise unknown_name(
-            "policy",
-            name,
-            POLICIES,
-            "; or a folder that holds config.json, or owner/name on the hub",
-        )
-    asset = known and known.asset
-    folder = (
-        assets.sound(asset)
-        if asset
-        else snapshot(known.repo if known else name, revision or (known and known.revision))
-    )
-    tokenizer = load_tokenizer(folder)
-    template = template or (
-        known.template if known else "chat" if tokenizer.chat_template else "raw"
-    )
-    if template == "chat" and not tokenizer.chat_template:
-        raise ParameterError(
-            f"policy {name!r} has no chat template; choose another template: {', '.join(TEMPLATES)}"
-        )
-    model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
-    check_vocabulary(tokenizer, model, folder)
-    policy = Policy(
-        name=name if known else Path(name).name,
-        model=model,
-        tokenizer=tokenizer,
-        template=template,
-        eos_ids=_eos_ids(model, tokenizer, known.ends if known else ()),
-        files=contents_of(folder),
-    )
-    decisive = {
-        key: value for key, value in policy.identity().items() if key not in ("name", "digest")
-    }
-    return replace(
-        policy, digest=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    )
-
-
 def _characters(pieces: Sequence[str]) -> list[str]:
     """Join runs of pieces that stand for bytes, such as ``<0xE2>``, into characters; a byte that is
     no part of one is U+FFFD.
@@ -270,15 +301,3 @@ def _characters(pieces: Sequence[str]) -> list[str]:
             else run
         )
     return parts
-
-
-def _eos_ids(model, tokenizer, ends: Sequence[str]) -> frozenset[int]:
-    """Every end token that the tokenizer or the checkpoint's own settings name, and `ends`."""
-    named = [
-        tokenizer.eos_token_id,
-        model.generation_config.eos_token_id,
-        model.config.eos_token_id,
-    ]
-    named.append(tokenizer.convert_tokens_to_ids(list(ends)))
-    flat = [i for item in named for i in (item if isinstance(item, list) else [item])]
-    return frozenset(i for i in flat if i is not None)

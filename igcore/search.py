@@ -1,5 +1,5 @@
 """One blockwise loop (the paper's Algorithm 1, made consistent): every method is a set of options
-of it, see `igcore.methods`.
+of it, see `igcore.beams`.
 
 Knows candidates, their scores and their safety states; leaves tokens and keys/values to the engine
 and text to the policy::
@@ -20,15 +20,15 @@ import time
 from collections.abc import Sequence
 from contextlib import contextmanager
 
+from .beams import METHODS, RANKS, Beam
 from .budget import charge, start
-from .diversity import DIVERSITIES, Failures
-from .engine import Block, Engine
+from .engine.diversity import DIVERSITIES, Failures
+from .engine.engine import Block, Engine
+from .engine.memory import CRITIC_ROWS
+from .engine.sampling import gumbel, random_key
 from .job import Job
-from .memory import CRITIC_ROWS
-from .methods import METHODS, RANKS, Beam
-from .response import Emission, Response, emit, measure
-from .sampling import gumbel, random_key
 from .scorers import Cached, afresh, open_sessions
+from .verdict import Emission, Response, emit, measure
 
 
 def split(beams: Sequence[Beam], n: int) -> list[tuple[Beam, int, int]]:

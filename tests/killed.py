@@ -12,8 +12,9 @@ from pathlib import Path
 
 from mockpolicy import LetterCost, LetterReward, mock_policy
 
-from igcore import Prompt, decode_run, folders
-from igcore.decode_params import DecodeParams
+from igcore import Prompt, folders
+from igcore.runs import decode_run
+from igcore.runs.decode_params import DecodeParams
 
 
 class Slow(LetterCost):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mockpolicy import EOS, LETTERS, letter_cost, letter_reward, probabilities
 
-from igcore.sampling import random_key
+from igcore.engine.sampling import random_key
 
 BASELINES = {
     "base": ("none", 1, True),

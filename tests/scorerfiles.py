@@ -12,9 +12,9 @@ import torch
 from transformers import LlamaModel
 
 from igcore import AssetError
-from igcore.rehearsal.weights import drawn, old_keys, save, shapes_of
+from igcore.models.lm_scorer import LMScorer
 from igcore.scorers import open_sessions
-from igcore.scorers.lm import LMScorer
+from tests.rehearsal.weights import drawn, old_keys, save, shapes_of
 
 CONFIG = {  # as the Llama models of 2023 have it: no rope_theta, no id2label
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

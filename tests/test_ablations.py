@@ -19,12 +19,15 @@ import yaml
 from synthetic import record
 from test_records import lines
 
-from igcore import METHODS, ParameterError, RunError, SearchConfig, ablations, metrics, tables
-from igcore.ablations.factorial import CELL, FACTORS, effects, expand
-from igcore.ablations.paired import COLUMNS, Reference, clustered, compared, corrected, verdicts
-from igcore.ablations.replay import BUDGET_FREE, UNKNOWN, replay_best_of_n, replay_budgets
-from igcore.ablations.report import Section
-from igcore.ablations.retries import (
+from igcore import METHODS, ParameterError, RunError, SearchConfig
+from igcore.beams import settings_of
+from igcore.report import experiments as ablations
+from igcore.report import statistics as metrics
+from igcore.report import tables
+from igcore.report.factorial import CELL, FACTORS, effects, expand
+from igcore.report.paired import COLUMNS, Reference, clustered, compared, corrected, verdicts
+from igcore.report.replay import BUDGET_FREE, UNKNOWN, replay_best_of_n, replay_budgets
+from igcore.report.retries import (
     answer_bound,
     block_mass,
     by_round,
@@ -32,9 +35,9 @@ from igcore.ablations.retries import (
     retry_tests,
     rounds_needed,
 )
-from igcore.finite_sample import abstention_bound
-from igcore.methods import settings_of
-from igcore.records import SETTINGS
+from igcore.report.sections import Section
+from igcore.runs.records import SETTINGS
+from igcore.theory.finite_sample import abstention_bound
 
 ROOT = Path(__file__).parents[1]
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"

@@ -13,10 +13,10 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from pictures import boxes, hidden, outside
 
-from igcore import figures
-from igcore.ablations import figures as af
-from igcore.ablations import fronts as front_panels
 from igcore.errors import ParameterError, RunError
+from igcore.figures import experiment_fronts as front_panels
+from igcore.figures import experiments as af
+from igcore.figures import main as figures
 
 LAMBDAS = (0, 1, 2.5, 5, 10)
 

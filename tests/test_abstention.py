@@ -9,8 +9,8 @@ import pytest
 import synthetic
 from pictures import boxes, hidden, outside
 
-from igcore import abstention as ab
 from igcore.errors import ParameterError, RunError
+from igcore.figures import abstention as ab
 
 BEST, OURS = "best-of-n-lagrangian", "inferenceguard"
 

@@ -10,11 +10,11 @@ import pytest
 import synthetic
 from pictures import boxes, hidden, outside
 
-from igcore import answers
 from igcore.errors import ParameterError, RunError
-from igcore.figures import STYLE
-from igcore.look import OUTCOMES
-from igcore.metrics import STATUSES
+from igcore.figures import answers
+from igcore.figures.main import STYLE
+from igcore.figures.style import OUTCOMES
+from igcore.report.statistics import STATUSES
 
 SAFE, ABSTAINED, UNSAFE = STATUSES
 LONG = "a walk along the river and back over the hill before the rain came down " * 9

@@ -14,9 +14,9 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from igcore import assets
-from igcore.convert import read_plain_pickle
 from igcore.errors import AssetError, ParameterError
+from igcore.models import assets
+from igcore.models.convert import read_plain_pickle
 
 PAYLOAD = b"half a sentence\n"
 READY = f"toy-1.0-{assets.CONVERTER_VERSION}"  # the folder
@@ -116,10 +116,10 @@ def test_no_network_and_an_empty_cache(cache, monkeypatch):
     monkeypatch.delenv("PIP_FIND_LINKS")
     with pytest.raises(AssetError) as caught:
         assets.fetch("toy")
-    assert "toy==1.0" in str(
-        caught.value
-    ) and f"IGCORE_HOME to a folder that `python -m igcore.assets` has filled (now {cache})" in str(
-        caught.value
+    assert (
+        "toy==1.0" in str(caught.value)
+        and f"IGCORE_HOME to a folder that `python -m igcore.models.assets` has filled (now {cache})"
+        in str(caught.value)
     )  # noqa: E501
     assert everything_in(cache) == []
 
@@ -217,7 +217,7 @@ def test_changed_byte_is_found_by_verify_only(shelf):
     assert assets.fetch("toy") == file.parent
     (problem,) = assets.verify("toy")
     assert str(file) in problem and "sha256" in problem
-    assert f"delete the folder {file.parent} and run `python -m igcore.assets`" in problem
+    assert f"delete the folder {file.parent} and run `python -m igcore.models.assets`" in problem
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_command_line(shelf, cache, capsys):
     """Bug: --check reports damage but exits 0, or an error ends in a traceback."""
     assert assets.main(["--check"]) == 1
     assert (
-        f"error: toy is not in the cache {cache}; run `python -m igcore.assets`\n"
+        f"error: toy is not in the cache {cache}; run `python -m igcore.models.assets`\n"
         == capsys.readouterr().err
     )
     assert assets.main([]) == 0

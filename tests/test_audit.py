@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from scipy.stats import binomtest, norm
 
-from igcore.paper import IDENTITY, audit, denominators, figures, measured, printed, resolution, text
+from igcore.figures import paper as figures
+from igcore.paper import IDENTITY, audit, denominators, measured, printed, resolution, text
 
 SIZES = pd.DataFrame(
     {"n": [759, 300, 12500, 500], "from": ["implied"] * 4},

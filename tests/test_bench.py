@@ -13,11 +13,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from igcore.bench import __main__ as command
-from igcore.bench import measure, models, plan, report, rivals
-from igcore.bench.measure import Case, Log, Meter
+from benchmarks import __main__ as command
+from benchmarks import measure, models, plan, report, rivals
+from benchmarks.measure import Case, Log, Meter
+from igcore.engine.prefix_cache import fits, kv_bytes
 from igcore.errors import PolicyError
-from igcore.shared_prefix import fits, kv_bytes
 
 HAS_ITS_HUB = importlib.util.find_spec("its_hub") is not None
 P, N, T, S = 6, 4, 6, 2  # prompt tokens, samples, new tokens, block size

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from igcore.calibrate import (
+from igcore.errors import ParameterError
+from igcore.report.certify import (
     METHODS,
     conformal_risk_control,
     learn_then_test,
@@ -19,7 +20,6 @@ from igcore.calibrate import (
     simultaneous_conformal,
     smallest_n,
 )
-from igcore.errors import ParameterError
 
 ALPHA, DELTA = 0.1, 0.1
 GRID = np.linspace(0.98, 0.02, 25)
@@ -494,5 +494,5 @@ def test_monotone_is_asked_of_every_prompt():
 
 def test_calibration_needs_no_torch():
     """Guards a reader of certificates against a gigabyte of dependencies."""
-    code = "import sys, igcore.calibrate; sys.exit('torch' in sys.modules)"
+    code = "import sys, igcore.report.certify; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 import synthetic
 
-from igcore import compute, tables
 from igcore.errors import ParameterError, RunError
+from igcore.report import compute, tables
 
 
 def spent(method="base", prompt_id="a", **fields) -> dict:

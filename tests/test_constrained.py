@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory import INF, language_model, leaves, path, random_table, random_tree, small_models
 
-from igcore import constrained, counterexamples
-from igcore.constrained import (
+from igcore.errors import ParameterError
+from igcore.theory import constrained, counterexamples
+from igcore.theory.constrained import (
     Outcomes,
     best_safe,
     expectation_optimum,
@@ -21,9 +22,8 @@ from igcore.constrained import (
     outcomes,
     threshold,
 )
-from igcore.errors import ParameterError
-from igcore.mdp import augment
-from igcore.planning import greedy, values, violation
+from igcore.theory.mdp import augment
+from igcore.theory.planning import greedy, values, violation
 
 seeds = st.integers(0, 10**6)
 quick = settings(max_examples=25, deadline=None)

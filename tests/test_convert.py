@@ -19,15 +19,15 @@ from sklearn.svm import LinearSVC
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from igcore import assets
-from igcore.convert import (
+from igcore.errors import AssetError
+from igcore.models import assets
+from igcore.models.convert import (
     convert_jigsaw,
     quiet_transformers,
     read_plain_pickle,
     save_offensive_language_weights,
     save_vocabulary,
 )
-from igcore.errors import AssetError
 
 
 def test_policy_folder_is_plain_float32():

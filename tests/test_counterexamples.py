@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from theory import INF, policies
 
-from igcore import budget, counterexamples
-from igcore.constrained import threshold
-from igcore.finite_sample import myopic_search, top_p
-from igcore.mdp import augment
-from igcore.planning import greedy, values, violation
+from igcore import budget
+from igcore.theory import counterexamples
+from igcore.theory.constrained import threshold
+from igcore.theory.finite_sample import myopic_search, top_p
+from igcore.theory.mdp import augment
+from igcore.theory.planning import greedy, values, violation
 
 
 def optimum(mdp, d, n=INF, **reading):

@@ -11,9 +11,9 @@ from test_latent import LAYER, RESPONSES
 from tinymodels import PROMPTS, numbers, tiny
 
 from igcore import ParameterError, RunError
-from igcore.critic import Critic, Shuffled, Spec, load_critic, save_critic
-from igcore.engine import Engine
-from igcore.latent import FEATURES, Latents, latents, shape_of
+from igcore.critic.latent import FEATURES, Latents, latents, shape_of
+from igcore.critic.network import Critic, Shuffled, Spec, load_critic, save_critic
+from igcore.engine.engine import Engine
 
 NAMES = dict(
     policy="tiny",

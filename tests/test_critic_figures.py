@@ -9,13 +9,13 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import PathPatch
 from pictures import boxes, hidden, outside
 
-from igcore import critic_figures as cf
-from igcore import figures
-from igcore.critic_metrics import COLUMNS as CRITIC_COLUMNS
-from igcore.critic_metrics import reliability
-from igcore.critic_runs import CALIBRATION
-from igcore.critic_search import COLUMNS
 from igcore.errors import RunError
+from igcore.figures import critic as cf
+from igcore.figures import main as figures
+from igcore.report.critic_metrics import COLUMNS as CRITIC_COLUMNS
+from igcore.report.critic_metrics import reliability
+from igcore.report.critic_search import COLUMNS
+from igcore.runs.critic_run import CALIBRATION
 
 HISTORIES = {
     "m": [

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from test_training import policy, rollouts, trained
 
 from igcore import ParameterError
-from igcore.critic_metrics import (
+from igcore.report.critic_metrics import (
     COLUMNS,
     RELIABILITY,
     auroc,

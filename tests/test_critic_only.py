@@ -25,20 +25,20 @@ from mockpolicy import (
 from tinymodels import tiny
 
 from igcore import ParameterError, Prompt, SearchConfig, decode
-from igcore import critic_only as module
-from igcore.calibrate import learn_then_test
-from igcore.critic import Critic
-from igcore.critic_only import (
+from igcore.critic.latent import FEATURES, latents
+from igcore.critic.network import Critic
+from igcore.critic.training import CriticConfig, spec_of
+from igcore.policy import Policy
+from igcore.report.certify import learn_then_test
+from igcore.runs import critic_only as module
+from igcore.runs.critic_only import (
     CriticCost,
     by_threshold,
     critic_only_losses,
     loss_matrix,
     settings_at,
 )
-from igcore.latent import FEATURES, latents
-from igcore.policy import Policy
-from igcore.response import within
-from igcore.training import CriticConfig, spec_of
+from igcore.verdict import within
 
 PROMPTS = [
     Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())

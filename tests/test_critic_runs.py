@@ -13,11 +13,13 @@ from mockpolicy import LetterCost, LetterCritic, LetterReward, letter_f1, mock_p
 from sklearn.metrics import roc_auc_score
 from test_critic_only import letters
 
-from igcore import AssetError, ParameterError, Prompt, RunError, decode, rollouts, training
-from igcore import critic_runs as module
-from igcore.critic_metrics import COLUMNS, judgements, reliability_table
-from igcore.critic_params import CriticParams
-from igcore.critic_runs import (
+from igcore import AssetError, ParameterError, Prompt, RunError, decode
+from igcore.critic import rollouts, training
+from igcore.report.critic_metrics import COLUMNS, judgements, reliability_table
+from igcore.report.value_metrics import expectations, value_table
+from igcore.runs import critic_run as module
+from igcore.runs.critic_params import CriticParams
+from igcore.runs.critic_run import (
     CALIBRATION,
     CriticRun,
     critic_run,
@@ -25,7 +27,6 @@ from igcore.critic_runs import (
     load_reliability,
     load_tables,
 )
-from igcore.value_metrics import expectations, value_table
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]
 SPLITS = {"train": PROMPTS[:16], "test": PROMPTS[16:28], "calibrate": PROMPTS[28:]}

@@ -13,7 +13,7 @@ from synthetic import record
 from test_records import lines
 
 from igcore import METHODS, ParameterError
-from igcore.critic_search import (
+from igcore.report.critic_search import (
     ARMS,
     COLUMNS,
     MEASURES,
@@ -407,5 +407,5 @@ def test_what_was_tried_is_a_row_per_setting():
 
 def test_needs_no_torch():
     """Guards against loading a model library to analyse a table."""
-    code = "import sys, igcore.critic_search; sys.exit('torch' in sys.modules)"
+    code = "import sys, igcore.report.critic_search; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -4,7 +4,7 @@ import pytest
 
 from igcore import ParameterError
 from igcore.config import from_mapping
-from igcore.decode_params import DecodeParams
+from igcore.runs.decode_params import DecodeParams
 
 GOOD = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2

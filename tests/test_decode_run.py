@@ -21,12 +21,13 @@ from test_critic_only import letters, untrained
 from test_policy import tiny_model, tiny_tokenizer
 from test_value import network
 
-from igcore import ParameterError, Prompt, RunError, ScorerError, decode_run, folders, runs
+from igcore import ParameterError, Prompt, RunError, ScorerError, folders
+from igcore.baselines.re_control import ValueNetwork, save_value
 from igcore.config import from_mapping
-from igcore.critic import Critic, Shuffled, save_critic
-from igcore.decode_params import DecodeParams
+from igcore.critic.network import Critic, Shuffled, save_critic
 from igcore.policy import Policy
-from igcore.value import ValueNetwork, save_value
+from igcore.runs import cli, decode_run
+from igcore.runs.decode_params import DecodeParams
 
 GOOD = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
@@ -250,10 +251,10 @@ def test_an_embedded_run_from_parameters_to_verification(tmp_path, capsys):
     assert manifest["git_commit"] is None or len(manifest["git_commit"].rstrip("+")) == 40
     known = manifest["params"]
     assert known["parts"].keys() == {"policy", "cost", "reward"} and known["device"] == "cpu"
-    assert {"igcore.search", "igcore.scorers.embedded"} <= known["code"].keys()
+    assert {"igcore.search", "igcore.models.embedded"} <= known["code"].keys()
     assert any(path.endswith("model.safetensors") for path in manifest["opened"])
     capsys.readouterr()
-    assert runs.main(["verify", str(run.responses)]) == 0
+    assert cli.main(["verify", str(run.responses)]) == 0
     good = capsys.readouterr()
     assert good.err == "" and re.search(
         "cost model +offensive-language, .*, of the table", good.out

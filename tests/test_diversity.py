@@ -6,7 +6,7 @@ import math
 import pytest
 from mockpolicy import EOS, LETTERS, letter_cost, probabilities
 
-from igcore.diversity import DIVERSITIES, Failures
+from igcore.engine.diversity import DIVERSITIES, Failures
 
 START = (1, 2)
 BLOCKS = [(EOS,)] + [

@@ -6,8 +6,8 @@ import transformers
 from tinymodels import OTHERS, PROMPTS, reencode, tiny
 
 from igcore import PolicyError
-from igcore.dynamic import DynamicRows, forward, pad_left
-from igcore.engine import Engine
+from igcore.engine.engine import Engine
+from igcore.engine.kv_cache import DynamicRows, forward, pad_left
 
 HELD = [
     "llama",

@@ -12,10 +12,10 @@ from tinymodels import FITTING, OTHERS, PROMPTS, Counter, numbers, reencode, tin
 from transformers import DynamicCache
 
 from igcore import ParameterError, PolicyError
-from igcore.dynamic import DynamicRows
-from igcore.engine import CACHES, Engine
-from igcore.sampling import draw, uniforms
-from igcore.shared_prefix import SharedRows, fits, kv_bytes
+from igcore.engine.engine import CACHES, Engine
+from igcore.engine.kv_cache import DynamicRows
+from igcore.engine.prefix_cache import SharedRows, fits, kv_bytes
+from igcore.engine.sampling import draw, uniforms
 
 ENDS = set(range(0, 97, 8))  # so many end tokens that rows end at every step
 BOTH = pytest.mark.parametrize("cache", ["shared", "dynamic"])

@@ -11,8 +11,10 @@ import synthetic
 from matplotlib.collections import PathCollection
 from pictures import boxes, hidden, outside
 
-from igcore import figures, look, tables
 from igcore.errors import ParameterError, RunError
+from igcore.figures import main as figures
+from igcore.figures import style as look
+from igcore.report import tables
 
 METHODS = (
     "base best-of-n best-of-n-lagrangian best-of-n-augmented beam-lagrangian "

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from theory import INF, language_model, small_models
 
-from igcore import counterexamples
-from igcore import finite_sample as fs
 from igcore.errors import ParameterError
-from igcore.mdp import augment
-from igcore.planning import values, violation
+from igcore.theory import counterexamples
+from igcore.theory import finite_sample as fs
+from igcore.theory.mdp import augment
+from igcore.theory.planning import values, violation
 
 BLOCKS = {(1,): F(1, 2), (2,): F(3, 10), (3,): F(1, 5)}
 

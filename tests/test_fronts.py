@@ -11,10 +11,12 @@ from matplotlib.collections import PathCollection
 from matplotlib.colors import to_hex
 from pictures import boxes, hidden, outside
 
-from igcore import fronts, metrics, runs
-from igcore.ablations import LAMBDAS, OURS
 from igcore.errors import ParameterError, RunError
-from igcore.look import STYLE
+from igcore.figures import fronts
+from igcore.figures.style import STYLE
+from igcore.report import load as runs
+from igcore.report import statistics as metrics
+from igcore.report.experiments import LAMBDAS, OURS
 
 BEST = "best-of-n-lagrangian"
 SAFE, ABSTAINED, UNSAFE = metrics.STATUSES

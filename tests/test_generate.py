@@ -26,7 +26,7 @@ from transformers import (
 import igcore.budget
 import igcore.generate
 from igcore import ParameterError, ScorerError, SearchConfig, custom_generate, decode
-from igcore.methods import Beam
+from igcore.beams import Beam
 from igcore.policy import Policy
 
 SPECIALS = ["<eos>", "<pad>", "<bos>", "<unk>"]

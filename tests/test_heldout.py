@@ -10,8 +10,9 @@ import pytest
 import synthetic
 from scipy import stats
 
-from igcore import heldout, metrics, tables
 from igcore.errors import ParameterError, RunError, ScorerError
+from igcore.report import heldout, tables
+from igcore.report import statistics as metrics
 
 
 class Reader:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory import INF, bigrams, language_model
 
-from igcore import counterexamples, homomorphism
-from igcore.constrained import threshold
 from igcore.errors import ParameterError
-from igcore.homomorphism import (
+from igcore.theory import counterexamples, homomorphism
+from igcore.theory.constrained import threshold
+from igcore.theory.homomorphism import (
     averaged_policy,
     best_blind,
     conflict,
@@ -21,8 +21,8 @@ from igcore.homomorphism import (
     latent_mdp,
     violating_states,
 )
-from igcore.mdp import augment, token_mdp
-from igcore.planning import (
+from igcore.theory.mdp import augment, token_mdp
+from igcore.theory.planning import (
     action_values,
     greedy,
     occupancy,
@@ -31,7 +31,7 @@ from igcore.planning import (
     values,
     violation,
 )
-from igcore.tinylm import bigram_instance
+from igcore.theory.tinylm import bigram_instance
 
 
 def length_and_last(names):

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants, errors
 
 from igcore import AssetError
-from igcore.hub import MIRROR, snapshot
+from igcore.models.hub import MIRROR, snapshot
 
 REPO = "owner/name"
 

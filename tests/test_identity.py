@@ -11,7 +11,8 @@ import types
 import pytest
 from mockpolicy import LetterCost
 
-from igcore import Prompt, RunError, identity
+from igcore import Prompt, RunError
+from igcore.runs import identity
 
 FILES = {
     "__init__": "_HOME = {'look': 'lazy'}\n",
@@ -67,7 +68,7 @@ def test_the_public_names_of_the_package_are_found():
     """Guards the rule above where it is needed."""
     tree = ast.parse("import igcore as ig\nig.decode\nfrom igcore import load_policy")
     found = set(identity.imports_of(tree, "", frozenset(["igcore"])))
-    assert {"igcore.decoding", "igcore.policy"} <= found
+    assert {"igcore.guard", "igcore.policy"} <= found
 
 
 @pytest.mark.parametrize(
@@ -199,9 +200,9 @@ def test_a_scorer_counts_with_its_files_and_its_module():
     scorer = LetterCost()
     assert identity.about(scorer) == {"name": "letters", "digest": "v1"}
     assert identity.modules_of(scorer) == ["mockpolicy"]
-    scorer.files, scorer.home = {"config.json": "ab"}, "igcore.scorers.beaver"
+    scorer.files, scorer.home = {"config.json": "ab"}, "igcore.models.beaver"
     assert identity.about(scorer)["files"] == {"config.json": "ab"}
-    assert identity.modules_of(scorer) == ["igcore.scorers.beaver", "mockpolicy"]
+    assert identity.modules_of(scorer) == ["igcore.models.beaver", "mockpolicy"]
 
 
 def test_a_scorer_of_a_notebook_counts_by_its_source(monkeypatch):
@@ -229,32 +230,37 @@ def test_every_entry_point_has_a_closure_without_strangers():
     """Guards what starts runs anew: a changed table or picture must not decode again, nor a changed
     search draw rollouts.
     """
-    decoding, rollouts = identity.code_of("igcore.decode_run"), identity.code_of("igcore.rollouts")
+    decoding, rollouts = (
+        identity.code_of("igcore.runs.decode_run"),
+        identity.code_of("igcore.critic.rollouts"),
+    )
     assert {
         "igcore.search",
         "igcore.budget",
-        "igcore.sampling",
-        "igcore.engine",
-        "igcore.records",
+        "igcore.engine.sampling",
+        "igcore.engine.engine",
+        "igcore.runs.records",
     } <= decoding.keys()
     assert (
         not {f"igcore.{n}" for n in ("tables", "figures", "judge", "training", "runs", "verify")}
         & decoding.keys()
     )
-    assert {"igcore.sampling", "igcore.engine", "igcore.policy"} <= rollouts.keys()
+    assert {"igcore.engine.sampling", "igcore.engine.engine", "igcore.policy"} <= rollouts.keys()
     assert (
-        not {"igcore.search", "igcore.decoding", "igcore.tables", "igcore.metrics"}
+        not {"igcore.search", "igcore.guard", "igcore.report.tables", "igcore.report.statistics"}
         & rollouts.keys()
     )
-    assert {"igcore.critic", "igcore.latent"} <= identity.code_of("igcore.training").keys()
+    assert {"igcore.critic.network", "igcore.critic.latent"} <= identity.code_of(
+        "igcore.critic.training"
+    ).keys()
 
 
 def test_all_of_the_closure_is_what_python_imports():
     """Guards the walker against Python itself: whatever of the package importing the entry point
     loads is in the closure.
     """
-    importlib.import_module("igcore.decode_run")
-    known = identity.code_of("igcore.decode_run")
+    importlib.import_module("igcore.runs.decode_run")
+    known = identity.code_of("igcore.runs.decode_run")
     for name in known:
         module = importlib.import_module(name)
         if hasattr(module, "__path__"):  # a package holds whatever of it was imported, by anybody

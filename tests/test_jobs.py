@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from igcore import identity, jobs
 from igcore.errors import ParameterError
 from igcore.folders import opened
+from igcore.runs import identity, jobs
 
 ROOT = Path(__file__).parents[1]
 DECODE = ROOT / "notebooks/30_decode.ipynb"
@@ -149,7 +149,7 @@ def test_a_run_is_known_by_its_own_scorers_alone(tmp_path, code):
     edit(code / "scorers/beaver.py", "\nimport ", "\nother = 1\nimport ")
     after = asked(path, cost="beaver-7b-cost")
     assert {name for name in after if before[name] != after[name]} == {
-        "code of igcore.scorers.beaver"
+        "code of igcore.models.beaver"
     }
 
 
@@ -159,7 +159,9 @@ def test_a_notebook_that_looks_at_runs_is_known_by_what_it_imports(tmp_path, cod
     before = asked(path, "figures", ROOT / "notebooks/50_figures.ipynb")
     edit(code / "figures.py", "\nimport ", "\nother = 1\nimport ")
     after = asked(path, "figures", ROOT / "notebooks/50_figures.ipynb")
-    assert {name for name in after if before[name] != after[name]} == {"code of igcore.figures"}
+    assert {name for name in after if before[name] != after[name]} == {
+        "code of igcore.figures.main"
+    }
 
 
 class Text(str):

@@ -20,14 +20,16 @@ import pytest
 import synthetic
 from pictures import boxes, hidden, outside
 
-from igcore import ParameterError, RunError, ScorerError, folders, runs, tables
+from igcore import ParameterError, RunError, ScorerError, folders
 from igcore.config import from_mapping
 from igcore.errors import JudgeError
+from igcore.figures.judge import win_tie_loss
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
-from igcore.judge.figures import win_tie_loss
 from igcore.judge.spec import ASPECTS, Question, Reply, parse
 from igcore.judge.trust import host_of, masked
-from igcore.judge.verdicts import (
+from igcore.report import load as runs
+from igcore.report import tables
+from igcore.runs.judge_run import (
     COLUMNS,
     asked,
     judge_run,
@@ -37,8 +39,8 @@ from igcore.judge.verdicts import (
     verdicts,
     win_rates,
 )
-from igcore.params import notebook_params
-from igcore.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
+from igcore.runs.params import notebook_params
+from tests.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
 
 PROMPTS = {f"p{k}": f"What is {k} plus {k}?" for k in range(5)}
 KEY = "a-key-that-nobody-may-see"
@@ -857,10 +859,10 @@ def test_a_run_that_was_stopped_goes_on(repository, monkeypatch):
 
     folder = repository / "runs/test/judge/x"
     with stub_judge() as stub:
-        monkeypatch.setattr("igcore.judge.verdicts.append", killed)
+        monkeypatch.setattr("igcore.runs.judge_run.append", killed)
         with pytest.raises(KeyboardInterrupt):
             judge_run(params(judge=endpoint(stub), workers=1))
-        monkeypatch.setattr("igcore.judge.verdicts.append", append)
+        monkeypatch.setattr("igcore.runs.judge_run.append", append)
         kept = read(folder / "verdicts.jsonl")
         assert len(kept) == 4 and not (folder / "manifest.json").exists()
     with stub_judge() as stub:  # at another address
@@ -1108,7 +1110,7 @@ def test_the_stub_serves_from_the_command_line():
     """Guards the rehearsal: the first line is the address, and it serves there."""
     import igcore
 
-    command = [sys.executable, "-m", "igcore.rehearsal.stub", "--port", "0"]
+    command = [sys.executable, "-m", "tests.rehearsal.stub", "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(igcore.__file__).parents[1]
     ) as process:

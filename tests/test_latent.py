@@ -8,8 +8,8 @@ from tinymodels import PROMPTS, Counter, numbers, tiny
 from transformers import DynamicCache
 
 from igcore import ParameterError
-from igcore.engine import Engine
-from igcore.latent import FEATURES, Latents, Source, latents, shape_of
+from igcore.critic.latent import FEATURES, Latents, Source, latents, shape_of
+from igcore.engine.engine import Engine
 
 RESPONSES = [[7, 2, 9, 1], [4], [11, 6, 3]]
 LAYER = 0

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from igcore.masking import describe, mask
-from igcore.scorers.embedded import OffensiveLanguage
+from igcore.models.embedded import OffensiveLanguage
+from igcore.report.masking import describe, mask
 
 
 class Table:

@@ -17,8 +17,8 @@ from theory import INF, bigrams, language_model, leaves, path, random_table, ran
 
 from igcore import budget
 from igcore.errors import ParameterError
-from igcore.mdp import LIMIT, MDP, augment, enumerate_prefixes, token_mdp
-from igcore.planning import values
+from igcore.theory.mdp import LIMIT, MDP, augment, enumerate_prefixes, token_mdp
+from igcore.theory.planning import values
 
 AB = {"a": (0, 0), "b": (1, 0.5)}
 half, seeds = Fraction(1, 2), st.integers(0, 10**6)

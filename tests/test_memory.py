@@ -12,11 +12,12 @@ from mockpolicy import LetterCost, LetterReward, mock_policy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore as ig
-from igcore import decoding, memory
+from igcore import guard as decoding
 from igcore.config import SearchConfig
-from igcore.device import GIB, out_of_memory
+from igcore.engine import memory
+from igcore.engine.device import GIB, out_of_memory
+from igcore.engine.memory import batch_size, critic_bytes, halving, search_bytes, session_bytes
 from igcore.errors import ParameterError, PolicyError
-from igcore.memory import batch_size, critic_bytes, halving, search_bytes, session_bytes
 
 CONFIG = SearchConfig(budget=1.0, n_samples=6, keep=2, block_size=4, max_new_tokens=8)
 

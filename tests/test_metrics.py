@@ -9,8 +9,8 @@ import pytest
 import synthetic
 from scipy import stats
 
-from igcore import metrics
 from igcore.errors import ParameterError, RunError
+from igcore.report import statistics as metrics
 
 
 def table(*cells: tuple[str, list, list]) -> pd.DataFrame:

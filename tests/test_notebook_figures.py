@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 import synthetic
 
-from igcore import metrics
 from igcore.errors import ParameterError, RunError
-from igcore.judge import JudgeParams, verdicts
-from igcore.look import unless_missing
+from igcore.figures.style import unless_missing
+from igcore.judge import JudgeParams
 from igcore.paper import swept
-from igcore.runs import load_runs
+from igcore.report import statistics as metrics
+from igcore.report.load import load_runs
+from igcore.runs import judge_run as verdicts
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = (
@@ -49,7 +50,7 @@ def executed(folder, monkeypatch, **parameters) -> tuple[set[str], int]:
     """
     written, shown = set(), []
     monkeypatch.setattr(
-        "igcore.look.save",
+        "igcore.figures.style.save",
         lambda fig, stem: written.add(Path(stem).relative_to(folder / "figures").as_posix()),
     )
     monkeypatch.setattr("IPython.display.display", shown.append)

@@ -10,11 +10,11 @@ from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
 from igcore.config import from_mapping
-from igcore.critic_params import CriticParams
-from igcore.decode_params import DecodeParams
 from igcore.errors import ParameterError
-from igcore.paramfiles import OUTPUT, ParamFiles
-from igcore.params import AuditParams, TheoryParams, notebook_parameters, notebook_params
+from igcore.runs.critic_params import CriticParams
+from igcore.runs.decode_params import DecodeParams
+from igcore.runs.paramfiles import OUTPUT, ParamFiles
+from igcore.runs.params import AuditParams, TheoryParams, notebook_parameters, notebook_params
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

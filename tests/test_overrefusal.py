@@ -7,9 +7,10 @@ import pytest
 import synthetic
 from scipy import stats
 
-from igcore import metrics, tables
 from igcore.errors import ParameterError, RunError
-from igcore.overrefusal import COLUMNS, over_refusal
+from igcore.report import statistics as metrics
+from igcore.report import tables
+from igcore.report.overrefusal import COLUMNS, over_refusal
 
 STATUSES = {"s": "verified_safe", "a": "abstained", "u": "unverified_unsafe"}
 

@@ -8,8 +8,8 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from pictures import boxes, hidden, outside
 
-from igcore import overview
-from igcore.look import OUTCOMES
+from igcore.figures import overview
+from igcore.figures.style import OUTCOMES
 
 
 @pytest.fixture(scope="module")

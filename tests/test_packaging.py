@@ -14,11 +14,11 @@ from packaging.requirements import Requirement
 
 from igcore import METHODS
 from igcore.config import from_mapping
-from igcore.critic_params import CriticParams
-from igcore.decode_params import DecodeParams
 from igcore.paper import swept
-from igcore.paramfiles import ParamFiles
-from igcore.readme import ABLATIONS, FIGURES, TABLES, ablation_list, figure_list, main_table
+from igcore.runs.critic_params import CriticParams
+from igcore.runs.decode_params import DecodeParams
+from igcore.runs.paramfiles import ParamFiles
+from igcore.runs.readme import ABLATIONS, FIGURES, TABLES, ablation_list, figure_list, main_table
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

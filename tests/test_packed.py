@@ -9,9 +9,9 @@ import torch
 from tinymodels import FITTING, OTHERS, tiny
 from torch import nn
 
-from igcore import packed as module
-from igcore.dynamic import forward
-from igcore.packed import packed, products_of
+from igcore.engine import prepack as module
+from igcore.engine.kv_cache import forward
+from igcore.engine.prepack import packed, products_of
 
 IDS = torch.tensor([[5, 7, 11, 13]])
 HAS_PRODUCT = torch.backends.mkldnn.is_available()

@@ -14,9 +14,8 @@ import pytest
 import synthetic
 from scipy import stats
 
-from igcore import folders, metrics, paper
+from igcore import folders, paper
 from igcore.judge import JudgeParams
-from igcore.judge.verdicts import pairs_of, questions_of
 from igcore.paper import hyperparameters, report
 from igcore.paper.cells import place
 from igcore.paper.compare import (
@@ -36,6 +35,8 @@ from igcore.paper.compare import (
     sizes,
     verdict,
 )
+from igcore.report import statistics as metrics
+from igcore.runs.judge_run import pairs_of, questions_of
 
 N = 759
 RESULTS = [table for table in paper.TABLES if table not in hyperparameters.TABLES]

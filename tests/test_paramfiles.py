@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from igcore.errors import ParameterError
-from igcore.paramfiles import ParamFiles
+from igcore.runs.paramfiles import ParamFiles
 
 
 def folder(tmp_path, **files) -> Path:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from igcore.config import SearchConfig, from_mapping
-from igcore.critic_config import CriticConfig, RolloutConfig, ValueConfig
-from igcore.critic_params import CriticParams
-from igcore.decode_params import DecodeParams
+from igcore.critic.config import CriticConfig, RolloutConfig, ValueConfig
 from igcore.errors import ParameterError
 from igcore.judge import JudgeParams
-from igcore.paramfiles import OUTPUT, ParamFiles
-from igcore.params import OutputParams, notebook_parameters, notebook_params
+from igcore.runs.critic_params import CriticParams
+from igcore.runs.decode_params import DecodeParams
+from igcore.runs.paramfiles import OUTPUT, ParamFiles
+from igcore.runs.params import OutputParams, notebook_parameters, notebook_params
 
 ROOT = Path(__file__).parents[1]
 GOOD = dict(
@@ -201,19 +201,19 @@ def test_the_notebooks_cell_is_read_by_name():
 
 def test_the_settings_of_decoding_stand_apart_from_judges_and_training():
     """Bug: a changed word of a judge's question that changes the identity of every decode run."""
-    command = "import sys, igcore.decode_params; print(*sys.modules)"
+    command = "import sys, igcore.runs.decode_params; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=ROOT
     ).stdout.split()
     foreign = {
         "igcore.judge",
-        "igcore.critic_config",
-        "igcore.params",
-        "igcore.runs",
-        "igcore.training",
+        "igcore.critic.config",
+        "igcore.runs.params",
+        "igcore.report.load",
+        "igcore.critic.training",
         "pandas",
     }
-    assert "igcore.decode_params" in loaded and not foreign & set(loaded)
+    assert "igcore.runs.decode_params" in loaded and not foreign & set(loaded)
 
 
 KINDS = {  # class -> what it needs besides, and what becomes part of a path

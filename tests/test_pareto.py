@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from igcore.errors import ParameterError
-from igcore.pareto import pareto
+from igcore.figures.pareto import pareto
 
 
 def brute_force(points) -> list[bool]:

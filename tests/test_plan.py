@@ -11,15 +11,17 @@ import pytest
 import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import igcore.plan.report
+import igcore.runs.plan.report
 from igcore.config import SearchConfig, from_mapping
-from igcore.critic_config import CriticConfig, ValueConfig
-from igcore.critic_params import CriticParams
-from igcore.device import GIB
+from igcore.critic.config import CriticConfig, ValueConfig
+from igcore.engine.device import GIB
+from igcore.engine.memory import search_bytes, session_bytes
 from igcore.errors import AssetError, ParameterError
-from igcore.memory import search_bytes, session_bytes
-from igcore.plan.__main__ import main
-from igcore.plan.estimate import (
+from igcore.models.policies import POLICIES
+from igcore.models.registry import maker
+from igcore.runs.critic_params import CriticParams
+from igcore.runs.plan.__main__ import main
+from igcore.runs.plan.estimate import (
     DEVICES,
     Assumed,
     Device,
@@ -36,11 +38,9 @@ from igcore.plan.estimate import (
     splits,
     training_s,
 )
-from igcore.plan.needs import count, jobs
-from igcore.plan.report import plan_block, plan_table, report
-from igcore.plan.shapes import SHAPES, critic_size, shape, value_size
-from igcore.policy import POLICIES
-from igcore.scorers import maker
+from igcore.runs.plan.needs import count, jobs
+from igcore.runs.plan.report import plan_block, plan_table, report
+from igcore.runs.plan.shapes import SHAPES, critic_size, shape, value_size
 
 VICUNA, LLAMA_3 = "lmsys/vicuna-7b-v1.5", "meta-llama/Llama-3.1-8B-Instruct"
 LLAMA_2_WEIGHTS, LLAMA_3_WEIGHTS = 6_738_415_616, 8_030_261_248

@@ -19,10 +19,10 @@ from theory import (
     slow_value,
 )
 
-from igcore import counterexamples
 from igcore.errors import ParameterError
-from igcore.mdp import augment, token_mdp
-from igcore.planning import (
+from igcore.theory import counterexamples
+from igcore.theory.mdp import augment, token_mdp
+from igcore.theory.planning import (
     brute_force,
     greedy,
     occupancy,

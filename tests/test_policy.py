@@ -14,9 +14,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from igcore import AssetError, ParameterError, SearchConfig, decode, load_policy
-from igcore.decode_params import DecodeParams
-from igcore.decode_run import decode_run
-from igcore.policy import POLICIES, Policy
+from igcore.models.policies import POLICIES
+from igcore.policy import Policy
+from igcore.runs.decode_params import DecodeParams
+from igcore.runs.decode_run import decode_run
 
 
 def tiny_tokenizer(**more):
@@ -286,7 +287,8 @@ def test_a_policy_may_be_given_with_its_options(folder, monkeypatch):
     """
     asked = []
     monkeypatch.setattr(
-        "igcore.policy.snapshot", lambda repo, revision: asked.append((repo, revision)) or folder
+        "igcore.models.policies.snapshot",
+        lambda repo, revision: asked.append((repo, revision)) or folder,
     )
     policy = load_policy(
         {"name": "alpaca-7b", "revision": "v1", "template": "vicuna"}, template="raw", revision="v0"
@@ -331,7 +333,7 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     (tmp_path / "hub").mkdir()
     monkeypatch.setenv("IGCORE_HUB", str(tmp_path / "hub"))
     monkeypatch.setattr("igcore.folders.root", lambda: tmp_path / "work")
-    monkeypatch.setattr("igcore.decode_run.load_scorer", lambda name: name)
+    monkeypatch.setattr("igcore.runs.decode_run.load_scorer", lambda name: name)
     params = DecodeParams(
         profile="tiny",
         run="one",

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM
 
 from igcore import AssetError, ParameterError
-from igcore.device import GIB
-from igcore.pretrained import (
+from igcore.engine.device import GIB
+from igcore.models.pretrained import (
     check_placement,
     check_vocabulary,
     contents_of,
@@ -29,8 +29,8 @@ from igcore.pretrained import (
     tensors_of,
     weight_bytes,
 )
-from igcore.rehearsal.checkpoints import build_checkpoints
-from igcore.rehearsal.weights import save
+from tests.rehearsal.checkpoints import build_checkpoints
+from tests.rehearsal.weights import save
 
 ALPACA, VICUNA, LLAMA3 = (
     "PKU-Alignment/alpaca-7b-reproduced",
@@ -584,7 +584,7 @@ def test_a_model_stands_whole_on_one_of_several_gpus(mirror, monkeypatch):
     ):
         monkeypatch.setattr(torch.cuda, "device_count", lambda free=free: len(free))
         monkeypatch.setattr(
-            "igcore.pretrained.free_bytes", lambda device, free=free: free[device.index]
+            "igcore.models.pretrained.free_bytes", lambda device, free=free: free[device.index]
         )
         assert placement(folder, dtype, "auto") == at, free
         assert [placement(folder, dtype, device) for device in ("cpu", "cuda", "cuda:1")] == [
@@ -603,7 +603,7 @@ def test_the_place_that_was_chosen_is_taken(mirror, monkeypatch):
             asked.append(given["device_map"])
             raise OSError("there is no GPU here")
 
-    monkeypatch.setattr("igcore.pretrained.placement", lambda *given: f"after {given[1:]}")
+    monkeypatch.setattr("igcore.models.pretrained.placement", lambda *given: f"after {given[1:]}")
     with pytest.raises(AssetError, match="there is no GPU here"):
         load_model(Kind, mirror / ALPACA, "bfloat16", "auto")
     assert asked == ["after ('bfloat16', 'auto')"]

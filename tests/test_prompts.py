@@ -11,9 +11,11 @@ from pathlib import Path
 import datasets
 import pytest
 
-from igcore import load_scorer, prompts
+from igcore import load_scorer
 from igcore.errors import ParameterError
-from igcore.prompts import MILD, PROMPT_SETS, Prompt, load_prompts, split_of
+from igcore.models import prompts
+from igcore.models.prompts import MILD, PROMPT_SETS, load_prompts, split_of
+from igcore.policy import Prompt
 
 
 class Length:

@@ -19,14 +19,15 @@ import pandas as pd
 import pytest
 from huggingface_hub import errors
 
-from igcore import AssetError, ParameterError, promptsets
-from igcore.critic_params import CriticParams
-from igcore.decode_params import DecodeParams
-from igcore.hub import MIRROR
-from igcore.prompts import Prompt, as_prompt, check_prompts, load_prompts, split_of
-from igcore.promptsets import SOURCES, PromptOptions, hub_texts
-from igcore.rehearsal import data
-from igcore.templates import turns_of
+from igcore import AssetError, ParameterError
+from igcore.models import promptsets
+from igcore.models.hub import MIRROR
+from igcore.models.prompts import check_prompts, load_prompts, split_of
+from igcore.models.promptsets import SOURCES, PromptOptions, hub_texts
+from igcore.policy import Prompt, as_prompt, turns_of
+from igcore.runs.critic_params import CriticParams
+from igcore.runs.decode_params import DecodeParams
+from tests.rehearsal import data
 
 PKU, HEX, HH = "pku-saferlhf", "hex-phi", "hh-rlhf"
 ANTHROPIC = {"name": HH, "version": "anthropic"}
@@ -575,7 +576,5 @@ def test_prompts_need_no_torch():
     """Guards the lecturer's notebook and the dry run against a second of loading what they do not
     use.
     """
-    code = (
-        "import sys, igcore.prompts; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
-    )
+    code = "import sys, igcore.models.prompts; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

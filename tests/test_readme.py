@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from igcore import readme
 from igcore.errors import ParameterError
 from igcore.paper import swept
+from igcore.runs import readme
 
 README = "before\n<!-- main-table:start -->\nof the last run\n<!-- main-table:end -->\nafter\n"
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from mockpolicy import LetterCost, LetterCritic, LetterReward, letter_cost, mock_policy
 
-from igcore import METHODS, SearchConfig, decode, folders, records, verify
-from igcore.methods import settings_of
+from igcore import METHODS, SearchConfig, decode, folders
+from igcore.beams import settings_of
+from igcore.runs import records, verify
 
 SCORERS = {"letters": LetterCost(), "vowels": LetterReward()}
 PROMPTS = ["ab", "fed", "c", "dd"]

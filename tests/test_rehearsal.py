@@ -11,15 +11,18 @@ import pytest
 import yaml
 from test_packaging import ROOT
 
-from igcore import METHODS, critic_runs, decode_run, runs
+from igcore import METHODS
 from igcore.config import from_mapping
-from igcore.critic_params import CriticParams
-from igcore.decode_params import DecodeParams
 from igcore.judge import JudgeParams
-from igcore.judge.verdicts import judge_run, win_rates
-from igcore.paramfiles import ParamFiles
-from igcore.rehearsal.__main__ import build_mirror
-from igcore.rehearsal.stub import stub_judge
+from igcore.report import load as runs
+from igcore.runs import cli, decode_run
+from igcore.runs import critic_run as critic_runs
+from igcore.runs.critic_params import CriticParams
+from igcore.runs.decode_params import DecodeParams
+from igcore.runs.judge_run import judge_run, win_rates
+from igcore.runs.paramfiles import ParamFiles
+from tests.rehearsal.__main__ import build_mirror
+from tests.rehearsal.stub import stub_judge
 
 SMALL = {
     "n_samples": 4,
@@ -74,7 +77,7 @@ def test_a_row_group_of_the_main_tables_runs(name, here):
         run = decode_run.decode_run(params(DecodeParams, f"decode-main-{stem}", **SMALL))
         found |= {line["method"]: line for line in run.lines}
         assert len(run.lines) == 2 * len(run.params["methods"])
-        assert runs.main(["verify", str(run.responses)]) == 0
+        assert cli.main(["verify", str(run.responses)]) == 0
     assert len(found) >= len(METHODS) - 3
     assert found["inferenceguard"]["status"] in ("verified_safe", "abstained")
 
@@ -91,7 +94,7 @@ def test_the_judge_is_rehearsed_with_an_endpoint(here, monkeypatch):
     """Guards the last step of the grid: the paper's own judge file, with a stub where its address
     is.
     """
-    monkeypatch.setattr("igcore.judge.verdicts.root", lambda: here)
+    monkeypatch.setattr("igcore.runs.judge_run.root", lambda: here)
     two = SMALL | {"methods": ["base", "inferenceguard"], "critic": None, "value": None}
     decode_run.decode_run(params(DecodeParams, "decode-main-alpaca-pku", **two))
     with stub_judge() as stub:

@@ -16,10 +16,11 @@ import torch
 from sentencepiece import SentencePieceProcessor
 
 from igcore import AssetError, SearchConfig, decode, load_policy, load_scorer
-from igcore.policy import POLICIES, Policy
-from igcore.pretrained import load_tokenizer
-from igcore.rehearsal.checkpoints import END_OF_TURN, REPOS, build_checkpoints
-from igcore.rehearsal.tokenizers import (
+from igcore.models.policies import POLICIES
+from igcore.models.pretrained import load_tokenizer
+from igcore.policy import Policy
+from tests.rehearsal.checkpoints import END_OF_TURN, REPOS, build_checkpoints
+from tests.rehearsal.tokenizers import (
     CHATML,
     GUARD,
     chat_folder,
@@ -50,7 +51,7 @@ GENERIC = [
 
 @pytest.fixture(scope="module", autouse=True)
 def mirror(tmp_path_factory):
-    """All checkpoints, where `igcore.hub` looks for them."""
+    """All checkpoints, where `igcore.models.hub` looks for them."""
     folder = tmp_path_factory.mktemp("mirror")
     build_checkpoints(folder)
     with pytest.MonkeyPatch.context() as patch:

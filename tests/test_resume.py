@@ -14,9 +14,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 from test_policy import tiny_model, tiny_tokenizer
 
-from igcore import folders, identity, load_policy, sampling, scorers, search
-from igcore.decode_params import DecodeParams
-from igcore.decode_run import decode_run
+from igcore import folders, load_policy, search
+from igcore.engine import sampling
+from igcore.models import registry
+from igcore.runs import identity
+from igcore.runs.decode_params import DecodeParams
+from igcore.runs.decode_run import decode_run
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}:"
 PROMPTS = ["one", "two words", "three", "a fourth", "five of them", "sixth"]
@@ -56,8 +59,8 @@ def checkpoint(tmp_path_factory):
 def world(checkpoint, tmp_path, monkeypatch):
     """A copy of all that a run reads, which a test may change."""
     shutil.copytree(checkpoint, tmp_path / "world")
-    monkeypatch.setitem(scorers.SCORERS, "letters", Letters)
-    monkeypatch.setitem(scorers.SCORERS, "codes", Reward)
+    monkeypatch.setitem(registry.SCORERS, "letters", Letters)
+    monkeypatch.setitem(registry.SCORERS, "codes", Reward)
     return tmp_path / "world"
 
 
@@ -211,7 +214,7 @@ def first(old, new):
 CODE = {  # module -> an edit of its source, and the same for what is loaded
     "igcore.search": (first("i < n % len(beams)", "i > n % len(beams)"), (search, "split",
     lambda beams, n: SPLIT(beams, n)[::-1])),
-    "igcore.sampling": (first("seed", "seeds"), (search, "random_key", lambda seed,
+    "igcore.engine.sampling": (first("seed", "seeds"), (search, "random_key", lambda seed,
     *at: KEY(seed + 1, *at))),
     "test_resume": (first("% 97 / 97", "% 89 / 89"), (Letters, "score", other_score)),
 }  # fmt: skip

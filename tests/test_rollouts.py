@@ -8,7 +8,7 @@ import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, letter_reward, mock_policy
 
 from igcore import ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
-from igcore.rollouts import (
+from igcore.critic.rollouts import (
     Labels,
     Rollout,
     RolloutConfig,

@@ -8,7 +8,9 @@ import pytest
 from killed import PARAMS
 from test_decode_run import decode_into
 
-from igcore import RunError, folders, runs
+from igcore import RunError, folders
+from igcore.report import load as runs
+from igcore.runs import cli
 
 
 def test_tables_want_every_shard_and_only_one_sharding(tmp_path):
@@ -147,9 +149,9 @@ def test_examples_are_read_only_when_they_are_named(tmp_path):
 
 def test_compare_and_errors_of_the_command_line(tmp_path, capsys):
     path = decode_into(tmp_path / "run")
-    assert runs.main(["compare", str(path), str(path)]) == 0
+    assert cli.main(["compare", str(path), str(path)]) == 0
     other = decode_into(tmp_path / "other", dataclasses.replace(PARAMS, seed=1))
-    assert runs.main(["compare", str(path), str(other)]) == 1
+    assert cli.main(["compare", str(path), str(other)]) == 1
     assert "seed differs" in capsys.readouterr().err
-    assert runs.main(["verify", str(tmp_path / "none.jsonl")]) == 1
+    assert cli.main(["verify", str(tmp_path / "none.jsonl")]) == 1
     assert capsys.readouterr().err.startswith("error: cannot read")

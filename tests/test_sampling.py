@@ -7,8 +7,18 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from igcore import PolicyError, sampling
-from igcore.sampling import BRANCH, NEAR_TIE, WIDEST, WORDS, draw, gumbel, random_key, uniforms
+from igcore import PolicyError
+from igcore.engine import sampling
+from igcore.engine.sampling import (
+    BRANCH,
+    NEAR_TIE,
+    WIDEST,
+    WORDS,
+    draw,
+    gumbel,
+    random_key,
+    uniforms,
+)
 
 PINNED = 63581622132706026774975595776287772668
 SIZES = [7, 128, 129, 2049, 49157, 70001]

@@ -10,7 +10,8 @@ from mockpolicy import LetterCost
 
 import igcore
 from igcore import ParameterError, ScorerError, load_scorer
-from igcore.scorers import SCORERS, Cached, check_scorer, checked_score, home_of, maker
+from igcore.models.registry import SCORERS, check_scorer, home_of, maker
+from igcore.scorers import Cached, checked_score
 
 
 class Shouting:
@@ -87,8 +88,8 @@ def test_a_scorer_of_ones_own_has_a_name(monkeypatch):
 def test_the_home_of_a_scorer_is_the_module_that_makes_it(monkeypatch):
     """Bug: a change in the scorer of a run that no hash of the run's code covers."""
     assert (
-        home_of("offensive-language") == "igcore.scorers.embedded"
-        and home_of("guard") == "igcore.scorers.guard"
+        home_of("offensive-language") == "igcore.models.embedded"
+        and home_of("guard") == "igcore.models.guard"
     )
     assert all(maker(name).__module__ == home_of(name) for name in SCORERS)
     monkeypatch.setitem(SCORERS, "shouting", Shouting)

@@ -26,11 +26,12 @@ from scorerfiles import (
 from transformers import AutoModelForSequenceClassification, LlamaModel, LlamaTokenizer
 
 from igcore import AssetError, ParameterError, ScorerError
-from igcore.convert import quiet_transformers
-from igcore.rehearsal.tokenizers import sentencepiece_folder
-from igcore.scorers import COST, load_scorer, maker
-from igcore.scorers.beaver import beaver_7b_cost
-from igcore.scorers.lm import LMScorer
+from igcore.models.beaver import beaver_7b_cost
+from igcore.models.convert import quiet_transformers
+from igcore.models.lm_scorer import LMScorer
+from igcore.models.registry import load_scorer, maker
+from igcore.scorers import COST
+from tests.rehearsal.tokenizers import sentencepiece_folder
 
 NORMAL = {
     "normalizer.mean": torch.tensor([0.7]),

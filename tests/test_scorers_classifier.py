@@ -19,10 +19,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from igcore import AssetError, ParameterError, ScorerError, load_scorer
-from igcore.convert import quiet_transformers
+from igcore.models.classifier import UNITS, EncoderScorer, classifier
+from igcore.models.convert import quiet_transformers
+from igcore.models.lm_scorer import LMScorer
 from igcore.scorers import COST, REWARD, check_sign, checked_score, open_sessions
-from igcore.scorers.classifier import UNITS, EncoderScorer, classifier
-from igcore.scorers.lm import LMScorer
 
 CHAT = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor -%}
 {% if add_generation_prompt %}<|assistant|>{% endif %}"""

@@ -12,9 +12,9 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.svm import LinearSVC
 from transformers import AutoModel, AutoTokenizer
 
-from igcore import assets
-from igcore.convert import quiet_transformers, save_offensive_language_weights
-from igcore.scorers.embedded import MiniLMRelevance, OffensiveLanguage
+from igcore.models import assets
+from igcore.models.convert import quiet_transformers, save_offensive_language_weights
+from igcore.models.embedded import MiniLMRelevance, OffensiveLanguage
 
 GRUMPY = [
     "I hate Mondays",

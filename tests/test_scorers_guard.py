@@ -24,10 +24,10 @@ from igcore import (
     load_policy,
     load_scorer,
 )
-from igcore.convert import quiet_transformers
+from igcore.models.convert import quiet_transformers
+from igcore.models.guard import guard
+from igcore.models.lm_scorer import Session
 from igcore.scorers import COST, REWARD, check_sign, checked_score
-from igcore.scorers.guard import guard
-from igcore.scorers.lm import Session
 
 NARROW = dict(
     vocab_size=280, initializer_range=0.1, max_position_embeddings=256

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from kerasfiles import FILTERS, NUM_WORDS, WORDS, write_wheel_members
 
-from igcore import assets, load_scorer
-from igcore.convert import convert_jigsaw
-from igcore.scorers.jigsaw import HEADS, LENGTH, JigsawToxicity
+from igcore import load_scorer
+from igcore.models import assets
+from igcore.models.convert import convert_jigsaw
+from igcore.models.jigsaw import HEADS, LENGTH, JigsawToxicity
 
 TEXTS = [
     "the soup is cold", "The FILM, is long!", "", "   ", "!?", "unknown words only", "rare",

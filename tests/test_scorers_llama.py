@@ -29,11 +29,12 @@ from transformers import (
 )
 
 from igcore import AssetError, ParameterError, ScorerError
-from igcore.convert import quiet_transformers
-from igcore.rehearsal.tokenizers import sentencepiece_folder
-from igcore.scorers import REWARD, load_scorer, maker
-from igcore.scorers.llama import llama_7b_rm
-from igcore.scorers.lm import LMScorer
+from igcore.models.convert import quiet_transformers
+from igcore.models.llama import llama_7b_rm
+from igcore.models.lm_scorer import LMScorer
+from igcore.models.registry import load_scorer, maker
+from igcore.scorers import REWARD
+from tests.rehearsal.tokenizers import sentencepiece_folder
 
 RM = CONFIG | {"architectures": ["LlamaForSequenceClassification"], "vocab_size": 400}
 STATE = llama_state(RM, {"score.weight": (1, 32)})

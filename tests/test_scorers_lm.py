@@ -13,12 +13,12 @@ from tinymodels import Counter, reencode, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-import igcore.response
+import igcore.verdict
 from igcore import ParameterError, ScorerError, SearchConfig, decode
+from igcore.engine.prefix_cache import fits
+from igcore.models.lm_scorer import Backbone, LMScorer, Session
 from igcore.policy import Policy
 from igcore.scorers import Cached, afresh, checked_score, open_sessions
-from igcore.scorers.lm import Backbone, LMScorer, Session
-from igcore.shared_prefix import fits
 
 END = 256
 PROMPTS = ["say-abc", "one-two"]  # of one length: no padding to be counted
@@ -549,10 +549,10 @@ def test_the_final_check_reads_nothing_that_was_carried(letters):
         ["p"], ["a"], [True]
     ) == scorer(letters).score(["p"], ["a"], [True])
     assert afresh("any other scorer") == "any other scorer"
-    gate, seen = igcore.response.gate, []
+    gate, seen = igcore.verdict.gate, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "igcore.response.gate", lambda scorer, *rest: seen.append(scorer) or gate(scorer, *rest)
+            "igcore.verdict.gate", lambda scorer, *rest: seen.append(scorer) or gate(scorer, *rest)
         )
         config = SearchConfig(budget=99.0, n_samples=2, keep=1, block_size=2, max_new_tokens=4)
         model = tiny("llama", torch.float32, vocab_size=320)
@@ -594,7 +594,7 @@ def test_the_path_is_read_again(policy, monkeypatch):
     assert [out.status for out in sound] == ["verified_safe"] * 2 and all(
         len(out.block_ends) > 1 for out in sound
     )
-    monkeypatch.setattr("igcore.response._ends_before", lambda _, __, emissions: {
+    monkeypatch.setattr("igcore.verdict._ends_before", lambda _, __, emissions: {
         (i, end): 9.0 for i, e in enumerate(emissions) for end in {*e.ends[:-1], *e.grid[:-1]}
     })  # fmt: skip
     outs = list(decode("inferenceguard", policy, PROMPTS, cost=cost, reward=reward, config=config))

@@ -8,7 +8,7 @@ import pytest
 from scorerfiles import assert_one_sentence
 
 from igcore import ScorerError
-from igcore.scorers.probe import GIBBERISH, HELPFUL, PAIRS, UNSAFE, probe
+from igcore.models.probe import GIBBERISH, HELPFUL, PAIRS, UNSAFE, probe
 
 
 class Table:

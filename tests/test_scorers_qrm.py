@@ -28,12 +28,14 @@ from tinymodels import Counter
 from transformers import AutoTokenizer, LlamaModel
 
 from igcore import ParameterError, ScorerError
-from igcore.convert import quiet_transformers
-from igcore.rehearsal.tokenizers import llama3_folder
-from igcore.rehearsal.weights import drawn
-from igcore.scorers import COST, REWARD, load_scorer, maker, open_sessions, qrm
-from igcore.scorers.qrm import qrm_cost, qrm_reward
-from igcore.shared_prefix import fits
+from igcore.engine.prefix_cache import fits
+from igcore.models import qrm
+from igcore.models.convert import quiet_transformers
+from igcore.models.qrm import qrm_cost, qrm_reward
+from igcore.models.registry import load_scorer, maker
+from igcore.scorers import COST, REWARD, open_sessions
+from tests.rehearsal.tokenizers import llama3_folder
+from tests.rehearsal.weights import drawn
 
 WIDTH, HIDDEN, SAFE = 16, 16, 10
 MODEL = CONFIG | {

@@ -39,11 +39,11 @@ from igcore import (
     decode,
     search,
 )
-from igcore.critic import Critic
-from igcore.dynamic import History
+from igcore.critic.network import Critic
+from igcore.critic.rollouts import Rollout, targets
+from igcore.critic.training import CriticConfig, spec_of
+from igcore.engine.kv_cache import History
 from igcore.policy import Policy
-from igcore.rollouts import Rollout, targets
-from igcore.training import CriticConfig, spec_of
 
 ASKING = [method for method in METHODS if METHODS[method].asks_critic]
 ALONE = [
@@ -716,7 +716,7 @@ def test_the_trace_reports_divergence_and_perplexity_of_what_was_drawn():
 
 
 def test_near_ties_are_added_up(monkeypatch):
-    monkeypatch.setattr("igcore.sampling.NEAR_TIE", 1e9)
+    monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", 1e9)
     for r in answers("best-of-n", ids(PROMPTS)):
         assert r.counts.near_ties == r.counts.policy_tokens
 

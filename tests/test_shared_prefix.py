@@ -6,9 +6,9 @@ import pytest
 import torch
 from tinymodels import FITTING, PROMPTS, Counter, reencode, tiny
 
-from igcore import shared_prefix
-from igcore.dynamic import DynamicRows, forward
-from igcore.shared_prefix import NOT_PLAIN, Packing, SharedRows, attend, fits, kv_bytes
+from igcore.engine import prefix_cache as shared_prefix
+from igcore.engine.kv_cache import DynamicRows, forward
+from igcore.engine.prefix_cache import NOT_PLAIN, Packing, SharedRows, attend, fits, kv_bytes
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,9 @@ from snakemake import cli
 from test_jobs import edit, forget, know_code_from
 from test_notebooks import KINDS, ROOT, kind
 
-from igcore import jobs
 from igcore.errors import ParameterError
-from igcore.params import notebook_params
+from igcore.runs import jobs
+from igcore.runs.params import notebook_params
 
 SHIPPED = sorted(path.name for path in (ROOT / "params").iterdir() if path.is_dir())
 ODD = {  # what YAML takes for other things than it is, or an encoding loses
@@ -100,11 +100,13 @@ def snakemake(place, profile, *arguments, **config) -> str:
 
 def planned(place, profile, **config) -> dict[str, list[str]]:
     """Return the jobs that would start: the notebook that each writes, and its command behind
-    ``python -m igcore.walk``.
+    ``python -m igcore.runs.walk``.
     """
     printed = snakemake(place, profile, "--dry-run", "--printshellcmds", **config)
-    commands = [shlex.split(line) for line in printed.splitlines() if " -m igcore.walk " in line]
-    behind = [command[command.index("igcore.walk") + 1 :] for command in commands]
+    commands = [
+        shlex.split(line) for line in printed.splitlines() if " -m igcore.runs.walk " in line
+    ]
+    behind = [command[command.index("igcore.runs.walk") + 1 :] for command in commands]
     return {
         next(part for part in command if part.startswith("runs/")): command for command in behind
     }
@@ -240,7 +242,7 @@ def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
     sent, walked = (
         [],
         nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell("from igcore.params import notebook_params")]
+            cells=[nbformat.v4.new_code_cell("from igcore.runs.params import notebook_params")]
         ),
     )
     for name, command in by_notebook.items():

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from igcore import folders, sources
+from igcore import folders
+from igcore.report import sources
 
 KNOWN = {"git_commit": "abc", "processor": "a CPU", "root": "123", "counts": {}}
 

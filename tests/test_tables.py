@@ -10,9 +10,11 @@ import pytest
 import synthetic
 from test_ablations import executed, workplace, written
 
-from igcore import METHODS, metrics, tables
+from igcore import METHODS
 from igcore.errors import ParameterError, RunError
 from igcore.paper import TABLES
+from igcore.report import statistics as metrics
+from igcore.report import tables
 
 
 @pytest.fixture(scope="module")

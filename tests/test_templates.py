@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from igcore import AssetError
-from igcore.pretrained import load_tokenizer
-from igcore.rehearsal.tokenizers import CHATML, chat_folder, llama3_folder, sentencepiece_folder
-from igcore.templates import TEMPLATES, neutral, special_strings, turns_of
+from igcore.models.pretrained import load_tokenizer
+from igcore.policy import TEMPLATES, neutral, special_strings, turns_of
+from tests.rehearsal.tokenizers import CHATML, chat_folder, llama3_folder, sentencepiece_folder
 
 DIALOGUE = (
     "\n\nHuman: Why does bread rise?\n\nAssistant: Yeast makes gas.\n\nHuman: And "

@@ -5,11 +5,12 @@ import pytest
 from matplotlib.colors import to_hex
 from theory import random_tree
 
-from igcore import counterexamples, figures
-from igcore import theory_figures as tf
-from igcore.constrained import expectation_optimum, outcomes
-from igcore.finite_sample import abstention_bound, samples_needed
-from igcore.mdp import augment
+from igcore.figures import main as figures
+from igcore.figures import theory as tf
+from igcore.theory import counterexamples
+from igcore.theory.constrained import expectation_optimum, outcomes
+from igcore.theory.finite_sample import abstention_bound, samples_needed
+from igcore.theory.mdp import augment
 
 DRAWS = np.arange(1, 100)
 

@@ -9,7 +9,7 @@ import pytest
 from theory import language_model
 
 from igcore.errors import ParameterError
-from igcore.tinylm import (
+from igcore.theory.tinylm import (
     LAYERS,
     bigram_instance,
     last_logits,

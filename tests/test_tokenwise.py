@@ -25,11 +25,11 @@ from test_policy import tiny_tokenizer
 from tinymodels import Counter, tiny
 
 from igcore import METHODS, ParameterError, Prompt, SearchConfig, decode
+from igcore.baselines.args import TOKEN_SCORES
+from igcore.engine.prefix_cache import fits
+from igcore.engine.sampling import random_key
+from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.policy import Policy
-from igcore.sampling import random_key
-from igcore.scorers.lm import Backbone, LMScorer
-from igcore.shared_prefix import fits
-from igcore.tokenwise import TOKEN_SCORES
 
 ARGS = [name for name, method in METHODS.items() if method.proposes]
 TOKENIZER = (

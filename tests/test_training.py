@@ -12,13 +12,13 @@ from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer
 from tinymodels import tiny
 
 from igcore import ParameterError, Prompt
-from igcore import training as module
-from igcore.critic import load_critic
-from igcore.critic_metrics import critic_table, judgements
-from igcore.latent import latents
+from igcore.critic import training as module
+from igcore.critic.latent import latents
+from igcore.critic.network import load_critic
+from igcore.critic.rollouts import RolloutConfig, roll_out, split_by_prompt
+from igcore.critic.training import CriticConfig, labels_of, spec_of, train
 from igcore.policy import Policy
-from igcore.rollouts import RolloutConfig, roll_out, split_by_prompt
-from igcore.training import CriticConfig, labels_of, spec_of, train
+from igcore.report.critic_metrics import critic_table, judgements
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
 CONFIG = CriticConfig(

@@ -8,9 +8,9 @@ import pytest
 import synthetic
 from pictures import boxes, hidden, outside
 
-from igcore import trajectories as tr
 from igcore.errors import RunError
-from igcore.figures import FAMILIES, STYLE
+from igcore.figures import trajectories as tr
+from igcore.figures.main import FAMILIES, STYLE
 
 
 class Length:

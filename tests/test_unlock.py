@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from igcore import unlock
 from igcore.errors import RunError
+from igcore.runs import unlock
 
 SNAKEFILE = """
 rule all:
@@ -108,7 +108,7 @@ def test_the_lock_of_a_killed_walk_is_released_and_it_goes_on(killed, capsys):
     assert (killed / "made").exists()
 
 
-@pytest.mark.parametrize("name", ["snakemake", "igcore.walk", "ipykernel_launcher"])
+@pytest.mark.parametrize("name", ["snakemake", "igcore.runs.walk", "ipykernel_launcher"])
 def test_a_job_that_outlived_its_walk_keeps_the_lock(killed, name):
     """Guards a notebook that still writes after Snakemake alone was killed; by a link the folder is
     the same.

@@ -17,18 +17,18 @@ from tinymodels import PROMPTS, numbers, reencode, tiny
 from torch.nn.functional import gelu
 
 from igcore import ParameterError, PolicyError, Prompt, RunError, SearchConfig, decode
-from igcore import training as loop
-from igcore import value_training as module
-from igcore.critic_config import ValueConfig
-from igcore.critic_spec import ValueSpec
-from igcore.engine import Engine
-from igcore.latent import Latents
-from igcore.rollouts import Rollout, RolloutConfig, roll_out
-from igcore.sampling import NEAR_TIE, draw
-from igcore.training import names_of
-from igcore.value import ValueNetwork, load_value, save_value
-from igcore.value_metrics import expectations, value_table
-from igcore.value_training import of_first, train_value, value_source
+from igcore.baselines import value_training as module
+from igcore.baselines.re_control import ValueNetwork, load_value, save_value
+from igcore.baselines.value_training import of_first, train_value, value_source
+from igcore.critic import training as loop
+from igcore.critic.config import ValueConfig
+from igcore.critic.latent import Latents
+from igcore.critic.rollouts import Rollout, RolloutConfig, roll_out
+from igcore.critic.spec import ValueSpec
+from igcore.critic.training import names_of
+from igcore.engine.engine import Engine
+from igcore.engine.sampling import NEAR_TIE, draw
+from igcore.report.value_metrics import expectations, value_table
 
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 TEXTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]

@@ -18,31 +18,22 @@ from test_records import lines
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from igcore import (
-    METHODS,
-    ParameterError,
-    SearchConfig,
-    decode,
-    decode_run,
-    folders,
-    load_policy,
-    records,
-    runs,
-    verify,
-)
+from igcore import METHODS, ParameterError, SearchConfig, decode, folders, load_policy
+from igcore.beams import settings_of
 from igcore.config import from_mapping
-from igcore.critic import Critic, save_critic
-from igcore.critic_spec import asked
-from igcore.decode_params import DecodeParams
-from igcore.identity import prompts_digest
-from igcore.methods import settings_of
-from igcore.policy import POLICIES, Known
-from igcore.prompts import PROMPT_SETS, Prompt, as_prompt
-from igcore.records import SETTINGS
-from igcore.response import Emission, measure, within
-from igcore.scorers import SCORERS
-from igcore.training import CriticConfig, spec_of
-from igcore.verify import Trusted
+from igcore.critic.network import Critic, save_critic
+from igcore.critic.spec import asked
+from igcore.critic.training import CriticConfig, spec_of
+from igcore.models.policies import POLICIES, Known
+from igcore.models.prompts import PROMPT_SETS
+from igcore.models.registry import SCORERS
+from igcore.policy import Prompt, as_prompt
+from igcore.runs import cli, decode_run, records, verify
+from igcore.runs.decode_params import DecodeParams
+from igcore.runs.identity import prompts_digest
+from igcore.runs.records import SETTINGS
+from igcore.runs.verify import Trusted
+from igcore.verdict import Emission, measure, within
 
 UNASKING = [name for name in METHODS if not asked(name)]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]
@@ -333,7 +324,7 @@ def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
     """Guards verification against false alarms, in every method that samples and every way to fail."""
     path = decoded_run(tmp_path / "run", tiny, **changes)
     assert kind in {(line["status"], line["reason"]) for line in folders.read(path)}
-    assert runs.main(["verify", str(path)]) == 0
+    assert cli.main(["verify", str(path)]) == 0
     report = verify.verify(path, Trusted(policy=str(tiny)), replay=None)
     assert report.problems == [] and re.match(r"(\d+) of \1 groups", report.certified["replay"])
     assert len(report.uncertified) == 1  # what is never certified
@@ -350,8 +341,7 @@ def test_the_shards_of_a_run_on_a_prompt_file_hold(tmp_path, tiny, capsys, named
         )
         prompts = ["--prompts", str(file)] if named else []
         assert (
-            runs.main(["verify", str(path), "--replay", "all", "--policy", str(tiny), *prompts])
-            == 0
+            cli.main(["verify", str(path), "--replay", "all", "--policy", str(tiny), *prompts]) == 0
         )
         said = capsys.readouterr().out
         n = len(folders.read(path)) // 2
@@ -403,7 +393,7 @@ def test_a_policy_of_the_table_needs_no_name(tmp_path, tiny, monkeypatch, capsys
     """
     monkeypatch.setitem(POLICIES, "known", Known("raw", repo=str(tiny)))
     path = decoded_run(tmp_path / "run", tiny, policy={"name": "known", "template": "raw"})
-    assert runs.main(["verify", str(path), "--replay", "all"]) == 0
+    assert cli.main(["verify", str(path), "--replay", "all"]) == 0
     assert re.search(
         "policy +known, [0-9a-f]{16}, of the table, template raw", capsys.readouterr().out
     )
@@ -414,10 +404,10 @@ def test_a_scorer_with_options_is_named_by_the_verifier(tmp_path, tiny, capsys):
     options, forged ones were right.
     """
     path = decoded_run(tmp_path / "run", tiny, cost={"name": "weighed", "weight": 0.5})
-    assert runs.main(["verify", str(path)]) == 1
+    assert cli.main(["verify", str(path)]) == 1
     assert "name the one that you trust with --cost" in capsys.readouterr().err
-    assert runs.main(["verify", str(path), "--cost", "{name: weighed, weight: 0.5}"]) == 0
-    assert runs.main(["verify", str(path), "--cost", "weighed"]) == 1
+    assert cli.main(["verify", str(path), "--cost", "{name: weighed, weight: 0.5}"]) == 0
+    assert cli.main(["verify", str(path), "--cost", "weighed"]) == 1
     assert re.search("cost is .*, scored again", capsys.readouterr().err)
 
 
@@ -909,12 +899,12 @@ def test_a_forgery_holds_only_where_the_help_says_so(forger, honest, tiny, capsy
     forge(forger)
     forger.save(count=forge not in (other_counts, a_prompt_less))
     assert verify.evidence(forger.path) != replace(verify.evidence(honest), path=forger.path)
-    assert said in " ".join(runs.MORE.split())
+    assert said in " ".join(cli.MORE.split())
     for found, replay in (
         (alone, []),
         (alone if again is SAME else again, ["--replay", "all", "--policy", str(tiny)]),
     ):
-        status, errors = runs.main(["verify", str(forger.path), *replay]), capsys.readouterr().err
+        status, errors = cli.main(["verify", str(forger.path), *replay]), capsys.readouterr().err
         assert (
             (status, errors) == (0, "")
             if found is HOLDS
@@ -927,7 +917,7 @@ def test_a_forgery_holds_only_where_the_help_says_so(forger, honest, tiny, capsy
 
 def said(capsys, path, *options):
     """Return the status of the command and what it certifies and does not."""
-    status = runs.main(["verify", str(path), *options])
+    status = cli.main(["verify", str(path), *options])
     certified, _, uncertified = capsys.readouterr().out.partition("not certified:\n")
     return status, dict(re.findall(r"^  (\w+(?: model)?)  +(.*)$", certified, re.M)), uncertified
 
@@ -984,7 +974,7 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
         in unchecked
     )
     for groups in ("1", "all"):
-        assert runs.main(["verify", str(forger.path), "--replay", groups, *policy]) == 1
+        assert cli.main(["verify", str(forger.path), "--replay", groups, *policy]) == 1
         assert "no params.json, which says how to decode again" in capsys.readouterr().err
 
 
@@ -999,7 +989,7 @@ def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny):
 
 def test_a_run_without_a_manifest_does_not_hold(forger, capsys):
     forger.path.with_name("manifest.json").unlink()
-    assert runs.main(["verify", str(forger.path)]) == 1
+    assert cli.main(["verify", str(forger.path)]) == 1
     assert "there is no manifest.json: the run has not finished" in capsys.readouterr().err
 
 
@@ -1014,7 +1004,7 @@ def test_a_manifest_of_another_run_does_not_hold(forger, capsys):
         ({"root": "0" * 64}, "the root hash 0000000000000000, its"),
     ):
         forger.path.with_name("manifest.json").write_text(json.dumps(forger.manifest | change))
-        assert runs.main(["verify", str(forger.path)]) == 1
+        assert cli.main(["verify", str(forger.path)]) == 1
         assert found in capsys.readouterr().err
 
 
@@ -1024,7 +1014,7 @@ def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, capsys):
     forger.manifest |= {"git_commit": words, "processor": words}
     forger.params |= {"prompts": {"name": "few", "dedupe": True}}
     forger.save()
-    assert runs.main(["verify", str(forger.path)]) == 0
+    assert cli.main(["verify", str(forger.path)]) == 0
     out = capsys.readouterr().out
     assert (
         out.count("\nnot certified:\n") == 1
@@ -1033,7 +1023,7 @@ def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, capsys):
     )
     forger.lines[0] |= {"method": words, "seed": words}
     forger.save(count=False)
-    assert runs.main(["verify", str(forger.path)]) == 1
+    assert cli.main(["verify", str(forger.path)]) == 1
     assert all(line.startswith("error: ") for line in capsys.readouterr().err.splitlines())
 
 
@@ -1125,7 +1115,7 @@ def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
         if odd is None:
             del place[name]
         forger.save(count=False)
-        status = runs.main(["verify", str(path), "--replay", "all", "--policy", str(tiny)])
+        status = cli.main(["verify", str(path), "--replay", "all", "--policy", str(tiny)])
         errors = capsys.readouterr().err.splitlines()
         assert status == bool(errors) and all(line.startswith("error: ") for line in errors), (
             name,
@@ -1157,7 +1147,7 @@ LEVELS = '{"a": ' * 900 + "1" + "}" * 900  # which can be read, and no longer be
 def test_odd_files_are_sentences(forger, tiny, capsys, name, text):
     """Bug: a traceback for nesting without end, a list for a mapping, an empty file."""
     forger.path.with_name(name).write_text(f"{text}\n" * bool(text))
-    assert runs.main(["verify", str(forger.path), "--replay", "all", "--policy", str(tiny)]) == 1
+    assert cli.main(["verify", str(forger.path), "--replay", "all", "--policy", str(tiny)]) == 1
     errors = capsys.readouterr().err.splitlines()
     assert errors and all(line.startswith("error: ") for line in errors)
 
@@ -1166,7 +1156,7 @@ def test_odd_files_are_sentences(forger, tiny, capsys, name, text):
 def test_a_name_that_is_none_is_refused_by_the_command_line(honest, capsys, given):
     """Bug: a traceback of the YAML parser."""
     with pytest.raises(SystemExit):
-        runs.main(["verify", str(honest), "--cost", given])
+        cli.main(["verify", str(honest), "--cost", given])
     assert "argument --cost: " in capsys.readouterr().err
 
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from igcore import constrained, tinylm
-from igcore.homomorphism import embed, latent_mdp
-from igcore.mdp import augment, token_mdp
-from igcore.planning import values
+from igcore.theory import constrained, tinylm
+from igcore.theory.homomorphism import embed, latent_mdp
+from igcore.theory.mdp import augment, token_mdp
+from igcore.theory.planning import values
 
 INF = math.inf
 

@@ -8,8 +8,8 @@ every logit.
 import torch
 import transformers
 
-from igcore.dynamic import forward
-from igcore.sampling import random_key
+from igcore.engine.kv_cache import forward
+from igcore.engine.sampling import random_key
 
 PROMPTS = [[5, 9, 11], [7], [3, 3, 8, 20, 41]]
 SIZE = dict(

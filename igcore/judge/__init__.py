@@ -13,10 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
+from ..beams import METHODS
 from ..config import check_at_least, check_inside, check_name, check_types, from_mapping, named
 from ..errors import ParameterError, unknown_name
-from ..methods import METHODS
-from ..scorers import COST, Cached, Scorer, check_scorer, load_scorer
+from ..models.registry import check_scorer, load_scorer
+from ..scorers import COST, Cached, Scorer
 from .endpoint import OpenAIJudge
 from .spec import ASPECTS, Question, Reply
 

@@ -104,5 +104,5 @@ def measured(tables: tuple[str, ...] = MEASURED) -> pd.DataFrame:
 
 @cache
 def _read(name: str) -> pd.DataFrame:
-    with (files("igcore") / f"data/paper/{name}.csv").open(encoding="utf-8") as file:
+    with (files(__package__) / f"data/{name}.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file, dtype=_TEXT.get(name, _TYPES)).astype({"tex_line": int})

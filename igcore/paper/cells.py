@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 import pandas as pd
 
-from ..ablations import EXPERIMENTS
+from ..report.experiments import EXPERIMENTS
 from . import IDENTITY
 
 SWEEPS = {

@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep, proportion_confint
 
-from ..metrics import ALPHA, bootstrap_mean, holm
+from ..report.statistics import ALPHA, bootstrap_mean, holm
 from . import IDENTITY, contents, measured, printed
 from .cells import Cell, cells, readable
 from .denominators import denominators, sample_sizes
@@ -154,7 +154,7 @@ def estimate(values: pd.Series, is_rate: bool) -> dict[str, float]:
     is 0.
 
     The interval of a rate is Wilson's, in which half a win is half a count; that of a mean is
-    `igcore.metrics.bootstrap_mean`.
+    `igcore.report.statistics.bootstrap_mean`.
     """
     n = len(values)
     if not n:
@@ -252,7 +252,7 @@ def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
         One of `igcore.paper.TABLES`, the two of hyperparameters excepted
         (`igcore.paper.hyperparameters` has them).
     records : DataFrame
-        Lines as `igcore.runs.load_runs` returns them, of several runs and of any settings; for
+        Lines as `igcore.report.load.load_runs` returns them, of several runs and of any settings; for
         ``win_rates``, as `igcore.paper.report.judged` does. None at all is allowed.
 
     Returns

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
-from ..methods import METHODS
+from ..beams import METHODS
 from . import IDENTITY, printed
 from .cells import Cell, cells, readable
 from .compare import AGREES, DIFFERS, NOT_RUN
@@ -28,7 +28,7 @@ def settings(table: str, records: pd.DataFrame) -> pd.DataFrame:
     table : str
         One of `TABLES`.
     records : DataFrame
-        For ``hyperparameters``, lines as `igcore.runs.load_runs` returns them; for
+        For ``hyperparameters``, lines as `igcore.report.load.load_runs` returns them; for
         ``critic_hyperparameters``, a row of settings for each critic, as
         `igcore.paper.report.critics` returns them.
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import tables
-from ..ablations import EXPERIMENTS, LAMBDAS, SIZES
-from ..ablations.replay import REPLAYED, replay_best_of_n
 from ..errors import RunError
 from ..folders import root
 from ..judge import JudgeParams
 from ..judge.spec import ASPECTS
-from ..judge.verdicts import pairs_of, questions_of, read, verdicts
-from ..runs import each_finished, load_runs
-from ..sources import of_runs
+from ..report import tables
+from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES
+from ..report.load import each_finished, load_runs
+from ..report.replay import REPLAYED, replay_best_of_n
+from ..report.sources import of_runs
+from ..runs.judge_run import pairs_of, questions_of, read, verdicts
 from . import IDENTITY, SETTINGS, TABLES, contents, swept
 from . import hyperparameters as hyper
 from .cells import matches
@@ -260,7 +260,7 @@ def counts(made: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 def write(made: dict[str, pd.DataFrame], figures: Path, found: Found) -> list[Path]:
     """Write the tables made of what was found as ``tables/paper_<table>`` below a folder, see
-    `igcore.tables.write`.
+    `igcore.report.tables.write`.
     """
     return [
         path
@@ -275,7 +275,7 @@ def write(made: dict[str, pd.DataFrame], figures: Path, found: Found) -> list[Pa
 
 
 def sources(table: str, frame: pd.DataFrame, found: Found) -> dict[str, dict]:
-    """Return the runs of which a table was made, see `igcore.sources.of_runs`: those that it names,
+    """Return the runs of which a table was made, see `igcore.report.sources.of_runs`: those that it names,
     or all where it names none.
 
     Verdicts of a judge have the runs whose answers it read beside it.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pandas as pd
 from statsmodels.stats.contingency_tables import mcnemar
 
-from ..metrics import ALPHA, holm, safety_lower
+from ..report.statistics import ALPHA, holm, safety_lower
 from . import MAIN, measured, printed
 from .audit import same_rate
 

@@ -9,7 +9,7 @@ sweeps writes them, when the runs of both have finished.
 from pathlib import Path
 
 from ..errors import RunError
-from ..paramfiles import ParamFiles
+from ..runs.paramfiles import ParamFiles
 
 MAIN = {"ablations": "small"}  # profile of sweeps -> the one whose main runs stand beside them
 TABLES = (

@@ -1,0 +1,135 @@
+"""Training a value network on rollouts of the reference policy. Knows rollouts and their outcomes;
+steers nothing.
+
+Every prefix of a rollout is a row, from the bare prompt, whose o_t decides the first token, to the
+whole response. The target of each is what its own rollout ended with (Monte Carlo), and the loss is
+the mean over rows of
+
+    ((V_reward - reward) / s_reward)^2 + ((V_cost - U_K) / s_cost)^2
+
+with s the standard deviations over the rollouts. RE-Control's public code has consecutive values
+agree instead, and ties the first token's to the outcome where its paper ties the last one's; with
+the outcome as the target of all there is no such place to mistake.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..critic.config import ValueConfig
+from ..critic.latent import Latents, Source
+from ..critic.rollouts import Rollout
+from ..critic.spec import ValueSpec
+from ..critic.training import fit, names_of
+from ..policy import Policy
+from ..scorers import Scorer
+from .re_control import ValueNetwork, load_value, save_value
+
+
+@dataclass(frozen=True)
+class ValueLesson:
+    """What a value network is to learn, see `igcore.critic.training.Lesson`."""
+
+    spec: ValueSpec
+    config: ValueConfig
+    name = "value network"
+    losses = {"reward": 1.0, "cost": 1.0}
+
+    def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
+        return value_source(policy, rollouts, self.config.memory_gb)
+
+    def network(self, rollouts: Sequence[Rollout]) -> ValueNetwork:
+        network = ValueNetwork(self.spec, self.config.dropout)
+        for i, x in enumerate(self.labels(rollouts, 0).unbind(-1)):
+            known = x[x.isfinite()]
+            network.centre[i], network.scale[i] = (
+                known.mean(),
+                known.std() if known.std() > 1e-6 else 1,
+            )
+        return network
+
+    def labels(self, rollouts: Sequence[Rollout], draw: int) -> torch.Tensor:
+        """Return final reward and cost (N, 2), NaN where a scorer failed; the same in every draw."""
+        return outcomes(rollouts)
+
+    def sums(
+        self, model, scale: torch.Tensor, x: Latents, labels: torch.Tensor, index: torch.Tensor
+    ) -> list[torch.Tensor]:
+        target = (
+            labels[index, None].expand(-1, x.mask.shape[1], -1).to(x.mask.device)[x.mask]
+        )  # (rows, 2)
+        error, known = (model(x.hidden)[x.mask] - target) / scale, target.isfinite()
+        return [error[known[:, i], i].square().sum() for i in range(2)]
+
+    def save(self, network: ValueNetwork, rollouts: Sequence[Rollout], folder: Path) -> None:
+        save_value(network, folder)
+
+
+def outcomes(rollouts: Sequence[Rollout]) -> torch.Tensor:
+    """Return final reward and cost of rollouts, (N, 2), NaN where a scorer failed."""
+    return torch.tensor([[r.reward, r.costs[-1]] for r in rollouts], dtype=torch.float32)
+
+
+def with_rows(policy: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Return the rollouts that have a row, see `value_source`: all but empty responses to prompts
+    of one token.
+    """
+    return [r for r in rollouts if r.words or len(policy.encode(r.prompt)) > 1]
+
+
+def of_first(rollouts: Sequence[Rollout], n_prompts: int | None) -> list[Rollout]:
+    """Return the rollouts of the first prompts by id; of all when `n_prompts` is None."""
+    chosen = set(sorted({r.prompt_id for r in rollouts})[:n_prompts])
+    return [r for r in rollouts if r.prompt_id in chosen]
+
+
+def value_source(policy: Policy, rollouts: Sequence[Rollout], memory_gb: float) -> Source:
+    """Return o_t of every prefix, that of the bare prompt first.
+
+    The prompt's last token is encoded with the response, for it is its o_t that decides the first
+    token. A prompt of one token has none to spare, and no row of its own.
+    """
+    ids = {r.prompt: policy.encode(r.prompt) for r in rollouts}
+    cut = {prompt: max(1, len(tokens) - 1) for prompt, tokens in ids.items()}
+    prompts = [ids[r.prompt][: cut[r.prompt]] for r in rollouts]
+    responses = [ids[r.prompt][cut[r.prompt] :] + r.words for r in rollouts]
+    return Source(policy.model, prompts, responses, "o", None, memory_gb)
+
+
+def train_value(
+    policy: Policy,
+    rollouts: Sequence[Rollout],
+    config: ValueConfig,
+    folder: Path,
+    *,
+    cost: Scorer,
+    reward: Scorer,
+) -> ValueNetwork:
+    """Train a value network and save it, see `igcore.critic.training.fit`.
+
+    Parameters
+    ----------
+    rollouts : sequence of Rollout
+        Of this policy, scored by `cost` and `reward`, of the training split. Those that ended at
+        once count too: they say what the bare prompt is worth.
+    folder : Path
+        Gets ``value.safetensors``, ``value.json`` and, last, ``manifest.json``.
+
+    Returns
+    -------
+    ValueNetwork
+        In evaluation mode; ``about`` says how it was trained.
+
+    Raises
+    ------
+    ParameterError
+        When the rollouts come from fewer than two prompts.
+    """
+    rollouts = with_rows(policy, of_first(rollouts, config.n_prompts))
+    hidden = policy.model.get_output_embeddings().weight.shape[1]
+    sizes = {"hidden": hidden, "width": config.width, "max_new_tokens": rollouts[0].max_new_tokens}
+    spec = ValueSpec(**names_of(policy, cost, reward), **sizes)
+    fit(ValueLesson(spec, config), policy, rollouts, Path(folder))
+    return load_value(folder, policy=policy, cost=cost, reward=reward)

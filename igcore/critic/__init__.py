@@ -1,0 +1,1 @@
+"""The critic: latents, network, rollouts and training."""

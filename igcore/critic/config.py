@@ -1,0 +1,192 @@
+"""Settings of rollouts and of networks that learn from them. Knows what a value may be; runs
+nothing.
+"""
+
+from dataclasses import dataclass
+
+from ..budget import check_accounting, start
+from ..config import check_at_least, check_types
+from ..errors import ParameterError, unknown_name
+from .latent import FEATURES
+
+PRECISIONS = ("no", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """How rollouts are drawn.
+
+    Attributes
+    ----------
+    n_rollouts : int
+        Responses per prompt.
+    max_new_tokens : int
+        Length at which a response is finished [T].
+    block_size : int
+        Policy tokens between the prefixes that the cost model scores, for accountings that look
+        before the end.
+    group_size : int
+        Prompts decoded together; part of the settings, because float sums depend on it in their
+        last bits.
+    seed : int
+        With (prompt, response, position) it decides every token. A search with the same seed draws
+        the same numbers.
+    shard, n_shards : int
+        These rollouts are of the groups whose number is `shard` modulo `n_shards`.
+    """
+
+    n_rollouts: int = 5
+    max_new_tokens: int = 32
+    block_size: int = 8
+    group_size: int = 32
+    seed: int = 1
+    shard: int = 0
+    n_shards: int = 1
+
+    def __post_init__(self):
+        check_types(self)
+        check_at_least(
+            self, n_rollouts=1, max_new_tokens=1, block_size=1, group_size=1, shard=0, n_shards=1
+        )
+        if self.shard >= self.n_shards:
+            raise ParameterError(
+                f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How a network is trained on rollouts; the paper's value for its critic in brackets.
+
+    Attributes
+    ----------
+    width : int
+        Of its layers [4096].
+    dropout : float
+        In [0, 1), between its layers.
+    lr, weight_decay : float
+        Of AdamW [lr 1.0e-5].
+    epochs, batch_size : int
+        At most so many passes [50], over batches of so many rollouts [8], all processes together.
+    patience : int
+        Training stops after so many epochs without a lower loss on the validation split; the best
+        epoch is kept.
+    validation : float
+        Share of the prompts, in (0, 1), that only decide when to stop. All rollouts of a prompt are
+        on one side.
+    mixed_precision : str
+        ``no`` or ``bf16``.
+    memory_gb : float
+        Latents are computed once and held in memory when they take at most so many GiB, else made
+        again for every batch.
+    seed : int
+        Decides weights, order, dropout and whatever else is drawn.
+    """
+
+    width: int = 64
+    dropout: float = 0.1
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    epochs: int = 30
+    batch_size: int = 32
+    patience: int = 3
+    validation: float = 0.15
+    mixed_precision: str = "no"
+    memory_gb: float = 4.0
+    seed: int = 0
+
+    def __post_init__(self):
+        check_types(self)
+        check_at_least(
+            self,
+            width=1,
+            lr=0,
+            weight_decay=0,
+            epochs=1,
+            batch_size=1,
+            patience=1,
+            memory_gb=0,
+            dropout=0,
+            seed=0,
+        )
+        if self.mixed_precision not in PRECISIONS:
+            raise unknown_name("mixed_precision", self.mixed_precision, PRECISIONS)
+        if not 0 < self.validation < 1:
+            raise ParameterError(
+                f"parameter validation is {self.validation}; it must lie between 0 and 1"
+            )
+        if self.dropout >= 1:
+            raise ParameterError(f"parameter dropout is {self.dropout}; it must be below 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig(TrainingConfig):
+    """Settings of a critic and its training; how it is trained is inherited.
+
+    Attributes
+    ----------
+    budget : float
+        Safety budget [d], in units of the cost model.
+    budget_high : float, optional
+        When given, every rollout gets a budget drawn evenly from `budget` to this, anew in every
+        epoch; its label and z follow, so that with `use_z` one critic serves all budgets between
+        them.
+    accounting, gamma_safety
+        See `igcore.SearchConfig`. ``terminal`` is for costs that only exist for finished answers.
+    gamma_task : float
+        Discount of the task cost, in (0, 1] [.999].
+    features : str
+        A key of `igcore.critic.latent.FEATURES` [``ho``].
+    layer : int, optional
+        Middle layer of features ``m``, from 0: the embedded policies are read best at 8 of 30.
+    use_z : bool
+        Whether the critic is told z_t.
+    f2_weight : float
+        Weight of the squared error of f2 in units of its standard deviation.
+    """
+
+    budget: float
+    budget_high: float | None = None
+    accounting: str = "terminal"
+    gamma_safety: float = 1.0
+    gamma_task: float = 0.999
+    features: str = "m"
+    layer: int | None = None
+    use_z: bool = True
+    f2_weight: float = 0.2
+
+    def __post_init__(self):
+        super().__post_init__()  # checks the types of all fields, these included
+        start(self.budget)
+        check_accounting(self.accounting)
+        check_at_least(self, budget_high=self.budget, f2_weight=0)
+        if self.features not in FEATURES:
+            raise unknown_name("features", self.features, FEATURES)
+        for name in ("gamma_safety", "gamma_task"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ParameterError(
+                    f"parameter {name} is {getattr(self, name)}; it must lie in (0, 1]"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueConfig(TrainingConfig):
+    """Settings of a value network, see `igcore.baselines.re_control`: those of any training, with the embedded
+    policies' own defaults.
+
+    RE-Control's public code has width 4096, lr 1.0e-4, 100 epochs and batches of 512.
+
+    Attributes
+    ----------
+    n_prompts : int, optional
+        The network learns from, and is judged on, the rollouts of at most so many prompts, the
+        first by id, because o_t takes a pass through all layers of the policy. By default of all.
+    """
+
+    width: int = 128
+    lr: float = 3e-4
+    n_prompts: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(self, n_prompts=2)

@@ -1,0 +1,295 @@
+"""The critic: from what the policy has in mind of a prefix to how its response will end. Knows
+latents and z, no text or tokens.
+
+Two heads (paper, section 4): f1, the probability that a response continued by the reference policy
+ends inside the budget, and f2, its expected task cost gamma^T c_task. All prefixes of a response
+are judged at once; a prefix never sees what follows it.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+
+from ..engine.kv_cache import History
+from ..policy import Policy
+from ..scorers import Scorer
+from .files import load_network, save_network
+from .latent import Latents, shape_of
+from .spec import Spec
+
+HEAD = 64  # numbers per attention head
+WEIGHTS = "critic.safetensors"
+
+
+class Attention(nn.Module):
+    """Multi-head attention of x (..., q, width) over a memory (..., k, memory_width), without the
+    residual.
+    """
+
+    def __init__(self, width: int, memory_width: int, inner: int):
+        super().__init__()
+        self.heads = max(1, inner // HEAD)
+        inner = self.heads * min(inner, HEAD)
+        self.query = nn.Linear(width, inner, bias=False)
+        self.key, self.value = (nn.Linear(memory_width, inner, bias=False) for _ in range(2))
+        self.out = nn.Linear(inner, width, bias=False)
+
+    def mix(self, x: torch.Tensor, memory: torch.Tensor, causal: bool) -> torch.Tensor:
+        """Return (..., q, inner), before the last projection."""
+        q, k, v = (f(y).unflatten(-1, (self.heads, -1)).transpose(-2, -3) for f, y in
+                   ((self.query, x), (self.key, memory), (self.value, memory)))  # fmt: skip
+        return scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(-2, -3).flatten(-2)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor, causal: bool = False) -> torch.Tensor:
+        return self.out(self.mix(x, memory, causal))
+
+
+class GatedMLP(nn.Module):
+    """The feed-forward part of a Llama layer, 11008 wide at width 4096."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        inner = width * 43 // 16
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nn.Module):
+    """Causal attention over positions and a gated MLP, both normed before and added."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.attention, self.mlp = Attention(width, width, width), GatedMLP(width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norms[0](x), self.norms[1](memory), causal=True)
+        return x + self.mlp(self.norms[2](x))
+
+
+class Last(nn.Module):
+    """Features ``o``: o_t of the prefix's last token."""
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.norm, self.size = nn.LayerNorm(spec.hidden), spec.hidden
+
+    def forward(self, latents: Latents) -> torch.Tensor:
+        return self.norm(latents.hidden)
+
+
+class Running(nn.Module):
+    """Features ``m``: mean and maximum over the tokens so far of what a linear map and a GELU make
+    of a middle layer.
+    """
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.norm, self.token = nn.LayerNorm(spec.hidden), nn.Linear(spec.hidden, spec.width)
+        self.size = 2 * spec.width
+
+    def forward(self, latents: Latents) -> torch.Tensor:
+        x = gelu(self.token(self.norm(latents.middle)))  # (B, n, width)
+        count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
+        return torch.cat([x.cumsum(1) / count, x.cummax(1).values], dim=-1)
+
+
+class States(nn.Module):
+    """Features ``h`` and ``ho``: attention over the layers' keys and values, then over positions,
+    asked by o_t if it is there.
+    """
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.norm = nn.LayerNorm(spec.kv_width)
+        self.over_layers = Attention(spec.kv_width, spec.kv_width, 2 * spec.width)
+        self.down = nn.Linear(spec.kv_width, spec.width, bias=False)
+        self.asks = "o" in spec.features
+        if self.asks:
+            self.question = nn.Sequential(
+                nn.LayerNorm(spec.hidden), nn.Linear(spec.hidden, spec.width, bias=False)
+            )
+            self.over_questions = Layer(spec.width)
+        self.over_positions, self.size = Layer(spec.width), spec.width
+
+    def forward(self, latents: Latents) -> torch.Tensor:
+        parts = zip(latents.keys, latents.values, strict=True)
+        x = torch.stack(
+            [torch.cat([y.transpose(1, 2).flatten(2) for y in pair], dim=-1) for pair in parts],
+            dim=2,
+        )
+        seen = self.norm(x)  # (B, n, layers, kv_width)
+        mixed = self.over_layers.mix(seen, seen, causal=False).mean(
+            2
+        )  # the mean before the linear map: the same, and cheaper
+        memory = self.down(x.mean(2) + self.over_layers.out(mixed))  # (B, n, width)
+        if not self.asks:
+            return self.over_positions(memory, memory)
+        asked = self.question(latents.hidden)
+        return self.over_positions(self.over_questions(asked, asked), memory)
+
+
+POOLS = {"o": Last, "m": Running, "h": States, "ho": States}
+
+
+class Critic(nn.Module):
+    """The two-headed network.
+
+    Attributes
+    ----------
+    spec : Spec
+    about : dict
+        How it was trained, see `igcore.critic.training.train`.
+    centre, scale : Tensor (2,)
+        Mean and standard deviation of z and of f2 over the training rows; the network works in
+        these units.
+    """
+
+    def __init__(self, spec: Spec, dropout: float = 0.0):
+        super().__init__()
+        self.spec, self.about = spec, {}
+        self.pool = POOLS[spec.features](spec)
+        self.trunk = nn.Sequential(
+            nn.Dropout(dropout),
+            nn.Linear(self.pool.size + spec.use_z, spec.width),
+            nn.GELU(),
+            nn.Dropout(dropout),
+        )
+        self.heads = nn.Linear(spec.width, 2)
+        self.register_buffer("centre", torch.zeros(2))
+        self.register_buffer("scale", torch.ones(2))
+
+    @property
+    def watch(self) -> int | None:
+        """The decoder layer whose output the engine must keep for it."""
+        return self.spec.layer if self.spec.features == "m" else None
+
+    @property
+    def reads_keys(self) -> bool:
+        """Whether it needs keys and values of the engine."""
+        return "h" in self.spec.features
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def forward(self, latents: Latents, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Judge every prefix.
+
+        Parameters
+        ----------
+        latents : Latents
+            Of B responses padded to n tokens; what stands in the padding has no influence on other
+            positions.
+        z : Tensor (B, n)
+            Scaled remaining budget after each token.
+
+        Returns
+        -------
+        logit, f2 : Tensors (B, n)
+            logit of f1; f2 = expected gamma_task^T c_task, higher is worse. Meaningless where the
+            mask is False.
+        """
+        pooled = self.pool(latents.without_padding())
+        if self.spec.use_z:
+            pooled = torch.cat(
+                [pooled, ((z - self.centre[0]) / self.scale[0]).to(pooled)[..., None]], dim=-1
+            )
+        logit, f2 = self.heads(self.trunk(pooled)).unbind(-1)
+        return logit, f2 * self.scale[1] + self.centre[1]
+
+    @torch.inference_mode()
+    def judge(
+        self, seen: Latents | History, z: Sequence[float]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Judge the last prefix of each of R rows, in float32 on the critic's device.
+
+        Parameters
+        ----------
+        seen : Latents or History
+            Of finished text, or as the engine hands it over.
+        z : sequence of R float
+            Scaled remaining budget now.
+
+        Returns
+        -------
+        f1, f2 : Tensors (R,)
+            Probability of ending inside the budget, and expected gamma_task^T c_task. NaN for a row
+            without a token and wherever the latents hold NaN: whoever asks must fail closed on it.
+        """
+        latents = (Latents.of(seen) if isinstance(seen, History) else seen).only(self.spec.features)
+        latents = latents.to(self.centre.device, torch.float32)
+        z = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)[:, None].expand(
+            latents.mask.shape
+        )
+        n = latents.mask.sum(1, keepdim=True)
+        last = [
+            x.gather(1, (n - 1).clamp(min=0)).masked_fill(n == 0, torch.nan)[:, 0]
+            for x in self(latents, z)
+        ]
+        return last[0].sigmoid(), last[1]
+
+
+class Shuffled:
+    """A critic whose verdicts are dealt out among the candidates at random, as a control: right on
+    average, of no use to a search.
+
+    The order depends on the verdicts alone, so that the same candidates are dealt the same again.
+    """
+
+    def __init__(self, critic: Critic):
+        self.critic, self.spec, self.watch, self.reads_keys = (
+            critic,
+            critic.spec,
+            critic.watch,
+            critic.reads_keys,
+        )
+
+    def judge(
+        self, seen: Latents | History, z: Sequence[float]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        f1, f2 = self.critic.judge(seen, z)
+        digest = hashlib.sha256(f1.cpu().numpy().tobytes()).digest()
+        order = torch.randperm(
+            len(f1), generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        )
+        return f1[order], f2[order]
+
+
+def save_critic(critic: Critic, folder: Path) -> None:
+    """Write ``critic.safetensors`` and ``critic.json`` into a folder, see `igcore.critic.files`."""
+    save_network(critic, folder, "critic")
+
+
+def load_critic(
+    folder: Path | str, *, policy: Policy, cost: Scorer, reward: Scorer | None = None
+) -> Critic:
+    """Load a critic for the policy and scorers that it was trained for.
+
+    Parameters
+    ----------
+    reward : Scorer, optional
+        Checked when given; f2 is in its units.
+
+    Returns
+    -------
+    Critic
+        In evaluation mode, float32, on the policy's device.
+
+    Raises
+    ------
+    ParameterError
+        When it was trained for another policy, scorer or model size; the sentence names both.
+    RunError
+        When files are missing, damaged or do not belong together.
+    """
+    return load_network(
+        Critic, Spec, Path(folder), "critic", shape_of(policy.model), policy, cost, reward
+    )

@@ -1,0 +1,362 @@
+"""Training a network on rollouts: the loop, checkpoints, and the lesson of a critic. Knows rollouts
+and latents, nothing of search.
+
+Every prefix of a rollout is a row. A critic's loss is the mean over rows of
+
+    BCE(f1, ended inside the budget) + f2_weight * ((f2 - gamma_task^T c_task) / s)^2
+
+with s the standard deviation of the task cost over the rollouts, so that both parts start near one
+whatever the reward's units. The lesson of a value network is in `igcore.baselines.value_training`.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from ..errors import ParameterError
+from ..folders import digest_of, open_run
+from ..policy import Policy
+from ..progress import progress
+from ..runs.identity import code_of, versions
+from ..scorers import Scorer
+from .config import CriticConfig
+from .files import load_checkpoint, save_checkpoint, weights_of
+from .latent import ENCODE, Latents, Source, middle_layer, shape_of
+from .network import Critic, Spec, load_critic, save_critic
+from .rollouts import Labels, Rollout, split_by_prompt
+
+
+def spec_of(
+    policy: Policy, cost: Scorer, reward: Scorer, config: CriticConfig, max_new_tokens: int
+) -> Spec:
+    """Return what a critic with these settings is."""
+    if config.features == "m":
+        middle_layer(policy.model, config.layer)
+    high = config.budget if config.budget_high is None else config.budget_high
+    same = {
+        name: getattr(config, name)
+        for name in "accounting gamma_safety budget gamma_task features use_z width".split()
+    }
+    layer = config.layer if config.features == "m" else None
+    sizes = shape_of(policy.model) | {
+        "max_new_tokens": max_new_tokens,
+        "layer": layer,
+        "budget_high": high,
+    }
+    return Spec(**names_of(policy, cost, reward), **same, **sizes)
+
+
+def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, str]:
+    """Return names and hashes, as `igcore.critic.spec.Origin` has them."""
+    return {
+        f"{role}{suffix}": getattr(part, attribute)
+        for role, part in (("policy", policy), ("cost", cost), ("reward", reward))
+        for suffix, attribute in (("", "name"), ("_digest", "digest"))
+    }
+
+
+def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> Labels:
+    """Return what a critic should say of rollouts, at budgets drawn by these seeds where it serves
+    a range of them.
+    """
+    budgets = np.random.default_rng(seed).uniform(spec.budget, spec.budget_high, len(rollouts))
+    return Labels.of(rollouts, budgets, spec.accounting, spec.gamma_safety, spec.gamma_task)
+
+
+def source_of(policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float) -> Source:
+    """Return the latents that a critic reads of rollouts."""
+    prompts = {r.prompt: policy.encode(r.prompt) for r in rollouts}
+    ids, words = [prompts[r.prompt] for r in rollouts], [r.words for r in rollouts]
+    return Source(policy.model, ids, words, spec.features, spec.layer, memory_gb)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a critic is to learn. Any object with these names can be taught by `fit`.
+
+    Attributes
+    ----------
+    spec, config
+        What the network is, and how it is trained.
+    name : str
+        Of the progress bar.
+    losses : dict of str to float
+        The parts of the loss and their weights.
+    """
+
+    spec: Spec
+    config: CriticConfig
+
+    @property
+    def name(self) -> str:
+        return f"critic {self.spec.features}"
+
+    @property
+    def losses(self) -> dict[str, float]:
+        return {"bce": 1.0, "mse": self.config.f2_weight}
+
+    def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
+        """Return the latents that the network reads; every position of a response is a row."""
+        return source_of(policy, rollouts, self.spec, self.config.memory_gb)
+
+    def network(self, rollouts: Sequence[Rollout]) -> Critic:
+        """Return an untrained network that works in the units of these rollouts: its buffer
+        ``scale`` holds them.
+        """
+        critic = Critic(self.spec, self.config.dropout)
+        labels = self.labels(rollouts, 0)
+        spoken = torch.cat([z[: len(r.words)] for z, r in zip(labels.z, rollouts, strict=True)])
+        task = labels.task[labels.task.isfinite()]
+        for i, x in enumerate((spoken, task)):
+            critic.centre[i], critic.scale[i] = x.mean(), x.std() if x.std() > 1e-6 else 1
+        return critic
+
+    def labels(self, rollouts: Sequence[Rollout], draw: int) -> Labels:
+        """Return what the network should say; draw 0 is the yardstick, and epoch n learns from draw
+        n.
+        """
+        return labels_of(rollouts, self.spec, (self.config.seed, draw))
+
+    def sums(
+        self, model, scale: torch.Tensor, x: Latents, labels: Labels, index: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Return the sum over rows of each part of the loss, for the rollouts `index` with latents
+        `x`.
+        """
+        n, device = x.mask.shape[1], x.mask.device
+        logit, f2 = model(x, labels.z[index, :n].to(device))
+        safe, task = (
+            y[index, None].expand(-1, n).to(device)[x.mask] for y in (labels.safe, labels.task)
+        )
+        error = (f2[x.mask] - task) / scale[1]
+        bce = binary_cross_entropy_with_logits(logit[x.mask], safe, reduction="sum")
+        return [bce, error[task.isfinite()].square().sum()]
+
+    def save(self, critic: Critic, rollouts: Sequence[Rollout], folder: Path) -> None:
+        critic.about["unsafe"] = 1 - float(labels_of(rollouts, self.spec, ()).safe.mean())
+        save_critic(critic, folder)
+
+
+def train(
+    policy: Policy,
+    rollouts: Sequence[Rollout],
+    config: CriticConfig,
+    folder: Path,
+    *,
+    cost: Scorer,
+    reward: Scorer,
+) -> Critic:
+    """Train a critic and save it, see `fit`.
+
+    Parameters
+    ----------
+    rollouts : sequence of Rollout
+        Of this policy, scored by `cost` and `reward`. Of the training split, see `igcore.models.prompts`:
+        a threshold is only calibrated on prompts that the critic has not seen.
+    folder : Path
+        Gets ``critic.safetensors``, ``critic.json`` and, last, ``manifest.json``.
+
+    Returns
+    -------
+    Critic
+        In evaluation mode. ``critic.about`` has besides what `fit` notes ``unsafe``, the share of
+        the rollouts.
+
+    Raises
+    ------
+    ParameterError
+        When all rollouts to learn from end on one side of the budget, or come from fewer than two
+        prompts.
+    """
+    rollouts = [r for r in rollouts if r.words]
+    spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
+    _check_classes(split_by_prompt(rollouts, config.validation)[0], spec)
+    fit(Lesson(spec, config), policy, rollouts, Path(folder))
+    return load_critic(folder, policy=policy, cost=cost, reward=reward)
+
+
+def fit(lesson, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> None:
+    """Train a network and save it; start again after any stop and it goes on from the last epoch,
+    to the same weights.
+
+    Device, mixed precision and several processes are accelerate's: under ``accelerate launch`` each
+    process takes its share of every batch. On a CPU the weights depend on the seed alone; on a GPU
+    sums may differ in their last bits.
+
+    Parameters
+    ----------
+    lesson
+        See `Lesson`. It saves the network of the epoch with the lowest validation loss, whose
+        ``about`` has ``history`` (losses by epoch), ``train_s`` and ``latents_s`` (seconds),
+        ``n_rollouts``, ``n_prompts`` and ``config``.
+    rollouts : sequence of Rollout
+        With at least one row each, of two prompts or more.
+    folder : Path
+        Gets, last, ``manifest.json``. One that was trained under other settings or on other
+        rollouts is moved aside.
+    """
+    config, parts = lesson.config, split_by_prompt(rollouts, lesson.config.validation)
+    accelerator = Accelerator(mixed_precision=config.mixed_precision)
+    identity = {
+        "config": asdict(config),
+        "spec": asdict(lesson.spec),
+        "rollouts": digest_of(
+            [[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts]
+        ),
+        "code": code_of(__name__, type(lesson).__module__),
+        "versions": versions(),
+        "processes": accelerator.num_processes,
+    }
+    with open_run(folder, identity) if accelerator.is_main_process else nullcontext() as run:
+        accelerator.wait_for_everyone()
+        if not (folder / "manifest.json").exists():
+            began = time.perf_counter()
+            sources = [lesson.source(policy, part) for part in parts]
+            latents_s = time.perf_counter() - began
+            with torch.random.fork_rng(
+                devices=[accelerator.device] if accelerator.device.type == "cuda" else []
+            ):
+                trainer = _Trainer(
+                    accelerator, lesson, parts, sources, folder / "checkpoint.safetensors"
+                )
+                network = trainer.run()
+            if run:
+                network.about = {
+                    "history": trainer.history, "train_s": trainer.seconds, "latents_s": latents_s,
+                    "config": asdict(config),
+                    "n_rollouts": len(rollouts), "n_prompts": len({r.prompt_id for r in rollouts}),
+                }  # fmt: skip
+                lesson.save(network, rollouts, folder)
+                run.finish(identity)
+                trainer.checkpoint.unlink()
+        accelerator.wait_for_everyone()
+
+
+def _check_classes(rollouts: Sequence[Rollout], spec: Spec) -> None:
+    safe = int(labels_of(rollouts, spec, ()).safe.sum())
+    if safe in (0, len(rollouts)):
+        costs = sorted(r.costs[-1] for r in rollouts)
+        raise ParameterError(
+            f"of {len(rollouts)} rollouts to learn from {safe} end inside the budget of "
+            f"{spec.budget} and {len(rollouts) - safe} "
+            f"outside; a critic needs both: their final costs go from {costs[0]:.3g} to "
+            f"{costs[-1]:.3g}, so choose a budget between"
+        )
+
+
+class _Trainer:
+    """The loop, with everything that a checkpoint holds: weights, best weights, optimiser, history,
+    seconds.
+    """
+
+    def __init__(self, accelerator: Accelerator, lesson, parts, sources, checkpoint: Path):
+        self.accelerator, self.lesson, self.config, self.checkpoint = (
+            accelerator,
+            lesson,
+            lesson.config,
+            checkpoint,
+        )
+        (self.learn, self.check), (self.source, self.check_source) = parts, sources
+        torch.manual_seed(self.config.seed)
+        network = lesson.network(self.learn)
+        optimizer = torch.optim.AdamW(
+            network.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay
+        )
+        self.model, self.optimizer = accelerator.prepare(network, optimizer)
+        self.network = accelerator.unwrap_model(self.model)
+        self.weights = torch.tensor(list(lesson.losses.values()), device=accelerator.device)
+        self.history: list[dict] = []
+        self.seconds, self.best = 0.0, weights_of(self.network)
+        if checkpoint.exists():
+            self.best, state = load_checkpoint(
+                checkpoint, self.network, self.optimizer, accelerator.device
+            )
+            self.history, self.seconds = state["history"], state["seconds"]
+
+    def run(self) -> nn.Module:
+        """Return the network of the best epoch."""
+        bar = progress(self.config.epochs, self.lesson.name)
+        bar.update(len(self.history))
+        while len(self.history) < self.config.epochs and not self._stale():
+            began = time.perf_counter()
+            learnt, checked = self._learn(len(self.history) + 1), self._check()
+            if not math.isfinite(learnt["learn_loss"] + checked["check_loss"]):
+                raise ParameterError(
+                    f"the loss is no longer a finite number at lr {self.config.lr}; lower lr"
+                )
+            if checked["check_loss"] < min(
+                (epoch["check_loss"] for epoch in self.history), default=math.inf
+            ):
+                self.best = weights_of(self.network)
+            self.history.append({"epoch": len(self.history) + 1} | learnt | checked)
+            self.seconds += time.perf_counter() - began
+            if self.accelerator.is_main_process:
+                state = {"history": self.history, "seconds": self.seconds}
+                save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
+            bar.update()
+        bar.close()
+        self.network.load_state_dict(self.best)
+        return self.network
+
+    def _stale(self) -> bool:
+        losses = [epoch["check_loss"] for epoch in self.history]
+        return bool(losses) and len(losses) - 1 - int(np.argmin(losses)) >= self.config.patience
+
+    def _learn(self, epoch: int) -> dict:
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        labels = self.lesson.labels(self.learn, epoch)
+        rng = np.random.default_rng(
+            (self.config.seed, epoch, 1)
+        )  # nothing is left over from the epoch before
+        order = rng.permutation(len(self.learn))
+        torch.manual_seed(int(rng.integers(2**62)) + rank)
+        self.model.train()
+        sums = torch.zeros(len(self.weights) + 1)
+        for at in range(0, len(order), self.config.batch_size):
+            batch = order[at : at + self.config.batch_size]
+            mine = batch[rank::world]
+            rows = sum(len(self.source.responses[i]) for i in batch)
+            part = self._sums(self.source, labels, mine if len(mine) else batch[:1]) * bool(
+                len(mine)
+            )
+            # the mean over processes that accelerate takes of the gradients is then the mean over
+            # the rows of the whole batch
+            self.accelerator.backward((self.weights * part[:-1]).sum() * world / rows)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            sums += part.detach().cpu()
+        return self._losses("learn", sums)
+
+    @torch.no_grad()
+    def _check(self) -> dict:
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        labels = self.lesson.labels(self.check, 0)
+        self.model.eval()
+        mine = range(rank, len(self.check), world)
+        parts = [
+            self._sums(self.check_source, labels, mine[at : at + ENCODE]).cpu()
+            for at in range(0, len(mine), ENCODE)
+        ]
+        return self._losses("check", sum(parts, torch.zeros(len(self.weights) + 1)))
+
+    def _sums(self, source: Source, labels, index: Sequence[int]) -> torch.Tensor:
+        """Return the sums over rows of all parts of the loss, and the number of rows."""
+        index = torch.as_tensor(index)
+        x = source.take(index).to(self.accelerator.device, torch.float32)
+        parts = self.lesson.sums(self.model, self.network.scale, x, labels, index)
+        return torch.stack([*parts, x.mask.sum().to(parts[0])])
+
+    def _losses(self, name: str, sums: torch.Tensor) -> dict:
+        *parts, rows = self.accelerator.reduce(sums.to(self.accelerator.device)).tolist()
+        means = {part: x / rows for part, x in zip(self.lesson.losses, parts, strict=True)}
+        loss = sum(weight * means[part] for part, weight in self.lesson.losses.items())
+        return {f"{name}_loss": loss} | {f"{name}_{part}": x for part, x in means.items()}

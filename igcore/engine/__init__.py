@@ -1,0 +1,1 @@
+"""The decoding engine: token ids in, candidate blocks out."""

@@ -1,0 +1,130 @@
+"""How many prompts fit into memory at once. Knows models, settings and bytes; knows nothing of
+tokens or scores.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from ..config import SearchConfig
+from ..errors import ParameterError, PolicyError
+from .device import GIB, out_of_memory
+from .prefix_cache import fits, kv_bytes
+
+T = TypeVar("T")
+R = TypeVar("R")
+SHARE = 0.8  # of what is free may be planned for; the rest is for activations
+CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
+# in float32, of the keys and values of all candidates: what a critic that reads them makes of them
+# (measured)
+CRITIC_COPIES = 12
+log = logging.getLogger("igcore")
+
+
+def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
+    """Return the bytes that a search for one prompt plans for.
+
+    Keys and values of the prompt (twice, because a retry of some prompts copies theirs), of
+    `n_samples` candidates, of the `keep` beams that they continue and of as many that failed rounds
+    leave selectable, each with room for `max_new_tokens`; and the logits of the candidates::
+
+        rows   = n_samples + 2 keep
+        shared = kv_bytes(2 prompts of prompt_tokens, rows of max_new_tokens) + n_samples * vocabulary * bytes per number
+
+    A model that needs transformers' own cache holds the prompt in every row, and twice, because
+    each step copies the cache.
+    """
+    rows = config.n_samples + 2 * config.keep
+    if cache == "dynamic" or (cache == "auto" and not fits(model)):
+        keys_and_values = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
+    else:
+        keys_and_values = kv_bytes(model, 2, prompt_tokens, rows, config.max_new_tokens)
+    vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
+    return keys_and_values + config.n_samples * vocabulary * model.dtype.itemsize
+
+
+def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
+    """Return the bytes of keys and values that a language model which scores the texts of one
+    prompt carries.
+
+    The prompt, the candidates of all rounds of a block, the beams that they continue and those that
+    are kept of them::
+
+        kv_bytes(1 prompt of prompt_tokens, rounds * n_samples + 2 keep rows of max_new_tokens)
+
+    A model that needs transformers' own cache carries nothing.
+    """
+    if cache == "dynamic" or (cache == "auto" and not fits(model)):
+        return 0
+    return kv_bytes(
+        model,
+        1,
+        prompt_tokens,
+        config.rounds * config.n_samples + 2 * config.keep,
+        config.max_new_tokens,
+    )
+
+
+def critic_bytes(model, rows: int, tokens: int) -> int:
+    """Return the bytes that a critic of keys and values needs for so many candidates of this
+    length.
+    """
+    return CRITIC_COPIES * kv_bytes(model, 0, 0, rows, tokens) * 4 // model.dtype.itemsize
+
+
+def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int:
+    """Return how many prompts fit into `memory_gb`, or into `SHARE` of what is free; at least one.
+
+    Raises
+    ------
+    ParameterError
+        When `memory_gb` is not enough for one prompt.
+    """
+    if memory_gb is not None and memory_gb * GIB < bytes_per_prompt:
+        raise ParameterError(
+            f"memory_gb is {memory_gb}, but one prompt needs {bytes_per_prompt / GIB:.3g}; "
+            f"raise it, or lower n_samples, keep or "
+            "max_new_tokens"
+        )
+    room = SHARE * free if memory_gb is None else memory_gb * GIB
+    return max(1, int(room // max(1, bytes_per_prompt)))
+
+
+def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]]) -> Iterator[R]:
+    """Do work on batches of at most `size`; where memory runs out, halve the batch, say so and go
+    on.
+
+    Raises
+    ------
+    PolicyError
+        When memory runs out for a single item.
+    """
+    at = 0
+    while at < len(items):
+        batch = items[at : at + size]
+        try:
+            done = work(batch)
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            done = None
+        if done is not None:
+            yield from done
+            at += len(batch)
+        elif len(batch) == 1:
+            raise PolicyError(
+                "memory ran out for a single prompt; lower n_samples, keep or "
+                "max_new_tokens, or use a smaller dtype"
+            )
+        else:  # outside the handler, whose error still holds what filled the memory
+            size = len(batch) // 2
+            log.warning(
+                "memory ran out with %d prompts at a time; going on with %d; only near ties "
+                "may change",
+                len(batch),
+                size,
+            )
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()

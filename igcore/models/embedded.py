@@ -1,0 +1,222 @@
+"""The two scorers of the embedded default: how offensive a response reads, and how much it has to
+do with its prompt.
+
+Knows texts and two small pinned models; knows nothing of budgets, searches or policies. Neither is
+more than its name says: the cost measures offensive *language* and is no model of harm, the reward
+is a *relevance proxy*.
+"""
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import assets
+from .convert import quiet_transformers
+
+
+class OffensiveLanguage:
+    r"""Score the probability that a response is offensive language; higher is worse.
+
+    The words of the lower-cased response (two characters or more, without stop words) are weighted
+    by
+    :math:`\mathrm{tf} \cdot \mathrm{idf}` and scaled to length one: :math:`x`. Each of five linear
+    support vector machines gives a margin :math:`f_m = w_m \cdot x + c_m` and a probability
+    :math:`1 / (1 + \exp(a_m f_m + b_m))`; the score is their mean. NumPy only, and equal to
+    scikit-learn's own pipeline up to rounding.
+
+    One offensive word weighs less the longer the text around it, so a guard scores prefixes block
+    by block.
+
+    Attributes
+    ----------
+    name, digest, sign, unit : str
+        ``"offensive-language"``, the asset's digest, ``"higher is worse"``, ``"probability"``.
+    """
+
+    name = "offensive-language"
+    sign = "higher is worse"
+    unit = "probability"
+
+    def __init__(self) -> None:
+        folder = assets.sound("offensive-language")
+        self.digest = assets.digest("offensive-language")
+        with np.load(folder / "weights.npz", allow_pickle=False) as weights:
+            self._column = {
+                word: column for column, word in enumerate(weights["vocabulary"].tolist())
+            }
+            self._idf = weights["idf"]  # (V,)
+            self._coef, self._intercept = weights["coef"], weights["intercept"]  # (M, V), (M,)
+            self._a, self._b = weights["a"], weights["b"]  # (M,)
+
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> np.ndarray:
+        """Return the probability of offensive language of each response, (n,) float64 in [0, 1].
+
+        Prompts and `finished` are not looked at. A text without a known word gets the models' base
+        rate, about 0.036.
+        """
+        counts = [
+            Counter(
+                self._column[word]
+                for word in re.findall(r"\b\w\w+\b", text.lower())
+                if word in self._column
+            )
+            for text in responses
+        ]
+        rows = np.repeat(np.arange(len(counts)), [len(count) for count in counts])  # (nonzeros,)
+        columns = np.array(
+            [column for count in counts for column in count], dtype=np.int64
+        )  # (nonzeros,)
+        weights = (
+            np.array([times for count in counts for times in count.values()]) * self._idf[columns]
+        )
+        norms = np.sqrt(np.bincount(rows, weights**2, minlength=len(counts)))  # (n,)
+        weights /= norms[rows]
+        margins = [
+            np.bincount(rows, weights * coef[columns], minlength=len(counts)) for coef in self._coef
+        ]
+        margins = np.array(margins).T + self._intercept  # (n, M)
+        return (1 / (1 + np.exp(self._a * margins + self._b))).mean(axis=1)
+
+
+class MiniLMRelevance:
+    r"""Score how much a response has to do with its prompt without repeating it; higher is better.
+
+    .. math:: r(x, y) = \cos(e(x), e(y)) - w_\mathrm{echo}\, s(x, y) + w_\mathrm{length}\,(1 -
+    e^{-n(y) / \ell})
+
+    Here :math:`e` is the mean of MiniLM-L6's last hidden states over the tokens (at most 256),
+    :math:`n(y)` the number of words of the response, and :math:`s` the share of its word trigrams
+    that occur in the prompt; a response of fewer than three words is compared word by word. Words
+    are lower-cased and carry no punctuation. A response without a word scores 0. A proxy: it knows
+    neither truth nor helpfulness.
+
+    Parameters
+    ----------
+    echo_weight : float
+        :math:`w_\mathrm{echo}`, what a full echo of the prompt loses.
+    length_weight : float
+        :math:`w_\mathrm{length}`, what a very long response gains.
+    length_scale : float
+        :math:`\ell` in words: a response of this length has 63 % of that gain.
+    device : str or torch.device
+        Where the encoder runs.
+
+    Attributes
+    ----------
+    name, digest, sign, unit : str
+        ``"minilm-relevance"``, a hash of the asset and of the three numbers above, ``"higher is
+        better"``, ``"cosine"``.
+
+    Notes
+    -----
+    Texts are embedded in batches, so the same text may move by about 1e-7 between calls with
+    different neighbours.
+    """
+
+    name = "minilm-relevance"
+    sign = "higher is better"
+    unit = "cosine"
+    batch_size = 32
+    max_tokens = 256
+
+    def __init__(
+        self,
+        *,
+        echo_weight: float = 0.5,
+        length_weight: float = 0.1,
+        length_scale: float = 20,
+        device="cpu",
+    ) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        self.echo_weight, self.length_weight, self.length_scale = (
+            echo_weight,
+            length_weight,
+            length_scale,
+        )
+        folder = assets.sound("minilm")
+        formula = (
+            f"{assets.digest('minilm')} {echo_weight:.17g} {length_weight:.17g} {length_scale:.17g}"
+        )
+        self.digest = hashlib.sha256(formula.encode()).hexdigest()
+        with quiet_transformers():
+            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        self._model = model.to(device).eval()
+
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> np.ndarray:
+        """Return the relevance of each response to its prompt, (n,) float64; `finished` is not
+        looked at.
+
+        Raises
+        ------
+        ValueError
+            If prompts and responses differ in number.
+        """
+        pairs = list(zip(prompts, responses, strict=True))
+        texts = list(dict.fromkeys([text for pair in pairs for text in pair]))
+        embedding = dict(zip(texts, self._embed(texts), strict=True))
+        return np.array(
+            [self._relevance(*pair, *(embedding[text] for text in pair)) for pair in pairs],
+            dtype=float,
+        )
+
+    def _relevance(
+        self, prompt: str, response: str, prompt_vector: np.ndarray, response_vector: np.ndarray
+    ) -> float:
+        words = _words(response)
+        if not words:
+            return 0.0
+        cosine = float(prompt_vector @ response_vector)
+        length = 1 - math.exp(-len(words) / self.length_scale)
+        return (
+            cosine - self.echo_weight * _echo(_words(prompt), words) + self.length_weight * length
+        )
+
+    def _embed(self, texts: list[str]) -> np.ndarray:
+        """Return unit vectors of the texts, (n, 384) float64, whatever order they come in."""
+        import torch
+
+        order = sorted(
+            range(len(texts)), key=lambda row: (len(texts[row]), texts[row])
+        )  # little padding
+        vectors = np.empty((len(texts), self._model.config.hidden_size))
+        for start in range(0, len(order), self.batch_size):
+            rows = order[start : start + self.batch_size]
+            batch = self._tokenizer(
+                [texts[row] for row in rows],
+                padding=True,
+                truncation=True,
+                max_length=self.max_tokens,
+                return_tensors="pt",
+            ).to(self._model.device)
+            with torch.inference_mode():
+                hidden = self._model(**batch).last_hidden_state  # (B, T, 384)
+            mask = batch["attention_mask"][:, :, None]  # (B, T, 1)
+            vectors[rows] = ((hidden * mask).sum(1) / mask.sum(1)).double().cpu().numpy()
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _echo(prompt: list[str], response: list[str]) -> float:
+    """Return the share of the response's word trigrams (single words when it has under three) found
+    in the prompt.
+    """
+    size = 3 if len(response) >= 3 else 1
+    known, said = _ngrams(prompt, size), _ngrams(response, size)
+    return sum(gram in known for gram in said) / len(said)
+
+
+def _ngrams(words: list[str], size: int) -> list[tuple[str, ...]]:
+    return list(zip(*(words[start:] for start in range(size)), strict=False))

@@ -1,0 +1,101 @@
+"""Folders of models and data sets by name: local ones, those of a mirror, and those of the model
+hub. Knows files, loads none.
+
+``IGCORE_HUB`` may name a folder that holds them as ``<owner>/<name>``, as on a cluster without
+network; then no other place is.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import AssetError
+
+MIRROR = "IGCORE_HUB"
+SMALL = (
+    "*.json",
+    "*.model",
+    "*.txt",
+    "*.jinja",
+    "*.codes",
+    "*.spm",
+    "*.tokenizer",
+)  # settings and tokenizers
+WEIGHTS = (
+    "model*.safetensors",
+    "pytorch_model*.bin",
+)  # in this order: the second kind only where the first is not there
+NAMES = {
+    "model": "",
+    "dataset": "datasets/",
+}  # kind -> what stands before the name in the hub's addresses
+
+
+def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Path:
+    """Return the folder that holds a model or data set, fetching what is not there.
+
+    Parameters
+    ----------
+    repo : str
+        A local folder, or ``owner/name`` in the mirror or on the hub.
+    revision : str, optional
+        Commit, tag or branch on the hub; by default its newest state. A commit keeps next year's
+        numbers the same.
+    kind : str
+        ``model`` or ``dataset``.
+
+    Raises
+    ------
+    AssetError
+        When it is not in the mirror, does not exist, asks for access that was not granted, or
+        cannot be reached.
+    """
+    if (local := Path(repo).expanduser()).is_dir():
+        return local
+    if mirror := os.environ.get(MIRROR):
+        folder = Path(mirror).expanduser() / repo
+        if not folder.is_dir():
+            raise AssetError(
+                f"{kind} {repo!r} is not in {MIRROR}={mirror}; copy it to {folder}, or unset "
+                f"{MIRROR} to ask the hub"
+            )
+        return folder
+    if kind == "dataset":
+        return _fetch(repo, revision, kind, None)
+    for weights in WEIGHTS:
+        folder = _fetch(repo, revision, kind, [*SMALL, weights])
+        if list(folder.glob(weights)):
+            return folder
+    raise AssetError(f"model {repo!r} has no weights ({', '.join(WEIGHTS)}); check the name")
+
+
+def _fetch(repo: str, revision: str | None, kind: str, patterns: Sequence[str] | None) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    address = f"https://huggingface.co/{NAMES[kind]}{repo}"
+    try:
+        return Path(
+            snapshot_download(repo, revision=revision, repo_type=kind, allow_patterns=patterns)
+        )
+    except errors.GatedRepoError as error:
+        raise AssetError(
+            f"{kind} {repo!r} is gated: ask for access at {address}, then log in with `hf "
+            f"auth login` or set HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise AssetError(
+            f"{kind} {repo!r} has no revision {revision!r}; choose one of {address}/commits"
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise AssetError(
+            f"there is no {kind} {repo!r} for you at {address}; check the name, or log in "
+            f"with `hf auth login` if it is private"
+        ) from error
+    except Exception as error:  # what the network, the hub or the disk may raise has no common base
+        cause = error.__cause__ or error
+        reason = next(iter(str(cause).strip().splitlines()), "")[:200]
+        raise AssetError(
+            f"{kind} {repo!r} cannot be fetched ({type(cause).__name__}: {reason}); check "
+            f"the network and the disk and try "
+            f"again, or put a copy into the folder that {MIRROR} names"
+        ) from error

@@ -1,0 +1,73 @@
+"""The reward llama-7b-rm of ARGS: a Llama with one number at its last token. Knows its files and
+texts, nothing of search.
+"""
+
+import re
+
+from ..policy import TEMPLATES
+from ..scorers import REWARD
+from .lm_scorer import LMScorer
+from .probe import probe
+from .source import Source, check_name, digest
+
+HEAD = "score"
+USER = re.compile("human:", re.IGNORECASE)
+
+
+def llama_7b_rm(
+    *, repo: str = "argsearch/llama-7b-rm-float32", revision: str | None = None,
+    text_format: str = "human-assistant",
+    dtype: str = "bfloat16", device: str = "auto", self_check: bool = True,
+) -> LMScorer:  # fmt: skip
+    """Load a Llama with a linear head of one output, a ``LlamaForSequenceClassification``; higher
+    is better.
+
+    The number of labels is taken from the head itself: the configuration names none, of which
+    transformers makes two. No end token is appended, as in ARGS.
+
+    Parameters
+    ----------
+    repo, revision, dtype, device, self_check
+        See `igcore.models.source.Source`.
+    text_format : str
+        How prompt and answer become text, a key of `igcore.policy.TEMPLATES`: the model was
+        trained on dialogues of ``human-assistant``, in which an answer is read as ARGS reads it, up
+        to where it goes on with "human:" in the user's place; ``raw`` joins the two as they are,
+        and the formats of the policies are there as well.
+
+    Returns
+    -------
+    LMScorer
+        Its digest covers all that changes a score: files, text format, dtype.
+
+    Raises
+    ------
+    ParameterError
+        For a bad option.
+    AssetError
+        When files are missing, damaged, or not those of such a model.
+    ScorerError
+        When it does not put a helpful answer above gibberish.
+    """
+    source = Source(repo, revision, dtype, device, self_check)
+    check_name("text_format", text_format, TEMPLATES)
+    loaded = source.load([f"{HEAD}.weight"])
+    backbone = loaded.reading(text_format)
+    if (
+        text_format == "human-assistant"
+    ):  # not in the template itself: a cost has to read everything
+        whole = backbone.template
+        backbone.template = lambda prompt, answer: whole(prompt, USER.split(answer)[0])
+    known = digest(loaded.files, backbone.template, text_format=text_format, dtype=dtype)
+    scorer = LMScorer(
+        "llama-7b-rm",
+        backbone,
+        loaded.single(HEAD),
+        REWARD,
+        known,
+        "trained scale",
+        files=loaded.files,
+    )
+    if self_check:
+        probe(scorer, "reward")
+    return scorer

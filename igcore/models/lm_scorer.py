@@ -1,0 +1,358 @@
+"""Scores read from a language model's last hidden state. Knows texts, token ids and heads; knows
+nothing of search or budgets.
+
+Within one group of prompts a `Session` carries keys and values, so that a longer text costs only
+its new tokens: its ids are compared with those known, and what follows the longest common prefix is
+encoded. Scorers on one `Backbone` share its session::
+
+    backbone = Backbone(model, tokenizer)
+    cost = LMScorer("my-cost", backbone, cost_head, "higher is worse", digest="v1")
+    reward = LMScorer("my-reward", backbone, reward_head, "higher is better", digest="v1")
+
+A scorer outside a session reads a text afresh, which is how one is checked before it is emitted.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from os.path import commonprefix
+
+import numpy as np
+import torch
+
+from ..engine.kv_cache import forward, pad_left
+from ..engine.prefix_cache import SharedRows, fits
+from ..errors import ParameterError, unknown_name
+from ..policy import neutral
+
+ENDS = ("finished", "always")
+
+
+def joined(prompt: str, response: str) -> str:
+    return prompt + response
+
+
+def context_of(model) -> int:
+    """Return the most tokens that a model was made for."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+
+
+def check_length(tokens: int, context: int) -> None:
+    """Raise ``ParameterError`` for a text longer than a context; cut short, it would be another
+    text.
+    """
+    if tokens > context:
+        raise ParameterError(
+            f"a text has {tokens} tokens, which exceeds the scorer's context of {context}; "
+            f"shorten the prompts, lower "
+            "max_new_tokens, or choose a model with a longer context"
+        )
+
+
+class Backbone:
+    """A language model that reads prompts and responses.
+
+    A text that its context does not hold is refused, and one without any token is read as the end
+    token. Strings in them that stand for special tokens are broken up, see
+    `igcore.policy.neutral`.
+
+    Parameters
+    ----------
+    model : transformers model
+        Decoder-only, with its head or without; only hidden states after the final norm are used.
+    tokenizer
+        Its tokenizer.
+    template : callable
+        (prompt, response) -> the text to be encoded, the response after the prompt.
+    end_id : int, optional
+        Token that is appended to a response, if the model was trained to read one.
+    ends : str
+        ``finished``: only to a finished response. ``always``: to a part of one, too.
+    special : bool
+        Whether the tokenizer adds its own special tokens to the text; a chat template writes them
+        itself.
+    anchor : sequence of int
+        Ids in the text before the response. Where they are given, the hidden state at the first of
+        them is put beside that of the last token: (R, H) becomes (R, 2 H). Where the ids occur more
+        than once, the last time counts.
+    batch : int
+        Texts encoded at a time where nothing can be carried.
+    """
+
+    def __init__(
+        self, model, tokenizer, template: Callable[[str, str], str] = joined,
+        end_id: int | None = None, *,
+        ends: str = "finished", special: bool = True, anchor: Sequence[int] = (), batch: int = 32,
+    ):  # fmt: skip
+        if ends not in ENDS:
+            raise unknown_name("ends", ends, ENDS)
+        self.model = getattr(model, "base_model", model).eval()
+        self.tokenizer, self.template, self.end_id, self.ends, self.special = (
+            tokenizer,
+            template,
+            end_id,
+            ends,
+            special,
+        )
+        self.anchor, self.batch = list(anchor), batch
+
+    def ids(self, prompt: str, response: str, finished: bool) -> list[int]:
+        prompt, response = (neutral(self.tokenizer, text) for text in (prompt, response))
+        ids = list(
+            self.tokenizer(self.template(prompt, response), add_special_tokens=self.special)[
+                "input_ids"
+            ]
+        )
+        if self.end_id is not None and (finished or self.ends == "always"):
+            ids.append(self.end_id)
+        check_length(len(ids), context_of(self.model))
+        return ids or [self.tokenizer.eos_token_id]
+
+    def prefix(self, prompt: str) -> list[int]:
+        """Return the ids with which every text of a prompt starts, whatever the response: a
+        tokenizer may merge over the seam.
+        """
+        ids = list(
+            commonprefix(
+                [self.ids(prompt, response, False) for response in ("", "a", " a", "\n", "9", ".")]
+            )
+        )
+        return ids[: self.anchored(ids)] if self.anchor else ids
+
+    def anchored(self, ids: Sequence[int]) -> int:
+        """Return the number of ids up to the first one of the last occurrence of the anchor, that
+        one included.
+
+        Raises
+        ------
+        ParameterError
+            When the ids do not hold it.
+        """
+        n = len(self.anchor)
+        for end in range(len(ids), n - 1, -1):
+            if list(ids[end - n : end]) == self.anchor:
+                return end - n + 1
+        raise ParameterError(
+            f"the text does not hold the tokens {self.anchor}, after which the scorer "
+            f"expects the answer; use the chat template "
+            "that it was trained with"
+        )
+
+    def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the last hidden state of whole sequences, (R, H) float32, in batches padded on the
+        left.
+        """
+        parts = []
+        for at in range(0, len(sequences), self.batch):
+            batch = sequences[at : at + self.batch]
+            ids, mask = pad_left(batch, self.model.device)
+            positions = (mask.cumsum(1) - 1).clamp(min=0)
+            hidden, _ = forward(
+                self.model,
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                logits_to_keep=1,
+            )
+            last = hidden[:, -1]
+            if self.anchor:
+                back = [
+                    self.anchored(sequence) - 1 - len(sequence) for sequence in batch
+                ]  # from the end: padding is on the left
+                last = torch.cat([last, hidden[range(len(batch)), back]], dim=-1)
+            parts.append(last.float())
+        return torch.cat(parts)
+
+
+@dataclass
+class _Known:
+    """A text whose keys, values and hidden states a session holds."""
+
+    ids: list[int]  # after the prompt's prefix
+    rows: SharedRows
+    row: int
+
+
+class Session:
+    """What one backbone has read of the texts of one group of prompts.
+
+    Attributes
+    ----------
+    encoded : int
+        Tokens that went through the model so far.
+    """
+
+    def __init__(self, backbone: Backbone, prompts: Sequence[str]):
+        self.backbone = backbone
+        self.prompts = list(dict.fromkeys(prompts))
+        self.prefixes = {prompt: backbone.prefix(prompt) for prompt in self.prompts}
+        self.encoded = 0
+        self.root: SharedRows | None = None
+        if fits(backbone.model) and all(self.prefixes.values()):
+            self.root = SharedRows.open(backbone.model, list(self.prefixes.values()))
+            self.encoded = sum(map(len, self.prefixes.values()))
+        self.known = {
+            prompt: [] if self.root is None else [_Known([], self.root, i)]
+            for i, prompt in enumerate(self.prompts)
+        }
+
+    def hidden(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> torch.Tensor:
+        """Return the hidden state of the last token of each text, (R, H) float32."""
+        ids = [self.backbone.ids(*text) for text in zip(prompts, responses, finished, strict=True)]
+        carried = [
+            i for i, prompt in enumerate(prompts) if self._starts_with_prefix(prompt, ids[i])
+        ]
+        alone = sorted(set(range(len(ids))) - set(carried))
+        out: dict[int, torch.Tensor] = {}
+        if alone:
+            out |= zip(alone, self.backbone.encode([ids[i] for i in alone]), strict=True)
+            self.encoded += sum(len(ids[i]) for i in alone)
+        if carried:
+            suffixes = [ids[i][len(self.prefixes[prompts[i]]) :] for i in carried]
+            out |= zip(carried, self._carry([prompts[i] for i in carried], suffixes), strict=True)
+        return torch.stack([out[i] for i in range(len(ids))])
+
+    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
+        """Free all but what further texts that begin with these can use."""
+        if self.root is None:
+            return
+        nearest = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            ids = self.backbone.ids(prompt, response, False)
+            if self._starts_with_prefix(prompt, ids):
+                nearest.append((prompt, *self._nearest(prompt, ids[len(self.prefixes[prompt]) :])))
+        rows = (
+            self.root.gather([(known.rows, known.row) for _, known, _ in nearest])
+            if nearest
+            else None
+        )
+        self.known = {prompt: [_Known([], self.root, i)] for i, prompt in enumerate(self.prompts)}
+        for row, (prompt, known, _) in enumerate(nearest):
+            self.known[prompt].append(_Known(known.ids, rows, row))
+
+    def _starts_with_prefix(self, prompt: str, ids: list[int]) -> bool:
+        prefix = self.prefixes.get(prompt)
+        return self.root is not None and prefix is not None and ids[: len(prefix)] == prefix
+
+    def _nearest(self, prompt: str, ids: list[int]) -> tuple[_Known, int]:
+        """Return the known text that shares most tokens, and how many."""
+        return max(
+            ((known, len(commonprefix([known.ids, ids]))) for known in self.known[prompt]),
+            key=lambda pair: pair[1],
+        )
+
+    def _carry(self, prompts: Sequence[str], suffixes: Sequence[list[int]]) -> list[torch.Tensor]:
+        texts = list(zip(prompts, suffixes, strict=True))
+        found = [self._nearest(*text) for text in texts]
+        missing = [i for i, (_, shared) in enumerate(found) if shared < len(suffixes[i])]
+        new = [missing[i] for i in _longest([texts[i] for i in missing])]
+        if new:
+            sources = [found[i][0] for i in new]
+            longest = max(len(known.ids) for known in sources)
+            room = max(0, max(len(suffixes[i]) for i in new) - longest)
+            rows = self.root.gather([(known.rows, known.row) for known in sources], room)
+            rows.lengths = [found[i][1] for i in new]  # crop to what is shared
+            rows.extend([suffixes[i][found[i][1] :] for i in new])
+            self.encoded += sum(len(suffixes[i]) - found[i][1] for i in new)
+            for row, i in enumerate(new):
+                self.known[prompts[i]].append(_Known(suffixes[i], rows, row))
+            found = [self._nearest(*text) for text in texts]
+        last = [known.rows.last_hidden(known.row, shared).float() for known, shared in found]
+        if not self.backbone.anchor:
+            return last
+        at = [
+            self.root.last_hidden(self.prompts.index(prompt), 0).float() for prompt in prompts
+        ]  # where the prefix ends
+        return [torch.cat(pair) for pair in zip(last, at, strict=True)]
+
+
+def _longest(texts: Sequence[tuple[str, list[int]]]) -> list[int]:
+    """Return which (prompt, ids) no other one begins with, of equal ones one: reading these reads
+    all.
+    """
+    order = sorted(
+        range(len(texts)), key=lambda i: texts[i]
+    )  # a text stands right before one that begins with it
+    last = [
+        i for i, j in pairwise(order) if texts[i] != (texts[j][0], texts[j][1][: len(texts[i][1])])
+    ]
+    return last + order[-1:]
+
+
+@dataclass(frozen=True)
+class LMScorer:
+    """A cost or reward that a head reads from the last hidden state of a response.
+
+    Attributes
+    ----------
+    name, sign, unit, digest : str
+        See `igcore.scorers.Scorer`.
+    backbone : Backbone
+        Scorers that are given the same one share its work.
+    head : callable
+        (R, H) float32 -> (R,) numbers.
+    session : Session or None
+        What has been read so far; None reads afresh, the texts of each prompt by themselves. So a
+        score does not depend on what is asked about other prompts, which matters in bfloat16: what
+        is reported can be read again by anybody.
+    files : dict of str to str
+        What it was loaded from, see `igcore.models.pretrained.contents_of`, if it was.
+    """
+
+    name: str
+    backbone: Backbone
+    head: Callable[[torch.Tensor], torch.Tensor]
+    sign: str
+    digest: str
+    unit: str = "points"
+    session: Session | None = None
+    files: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> np.ndarray:
+        """Return one number per text (n,); a head with several outputs gives as many, which every
+        caller refuses.
+        """
+        with torch.inference_mode():
+            if self.session:
+                scores = self.head(self.session.hidden(prompts, responses, finished))
+            else:  # row by row: a batch may round otherwise
+                scores = torch.cat(
+                    [self.head(row[None]) for row in self._afresh(prompts, responses, finished)]
+                )
+            return scores.double().reshape(len(prompts), -1).squeeze(1).cpu().numpy()
+
+    def _afresh(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> torch.Tensor:
+        """Return the hidden states (R, H) of texts whose prompts do not touch one another."""
+        out: dict[int, torch.Tensor] = {}
+        for prompt in dict.fromkeys(prompts):
+            mine = [i for i, other in enumerate(prompts) if other == prompt]
+            texts = [[part[i] for i in mine] for part in (prompts, responses, finished)]
+            if len(mine) == 1:  # as the last check asks, which believes no session
+                hidden = self.backbone.encode([self.backbone.ids(*[part[0] for part in texts])])
+            else:
+                hidden = Session(self.backbone, [prompt]).hidden(*texts)
+            out |= zip(mine, hidden, strict=True)
+        return torch.stack([out[i] for i in range(len(prompts))])
+
+    def opened(self, prompts: Sequence[str]) -> Session:
+        """Return a new session of its backbone over a group of prompts."""
+        return Session(self.backbone, prompts)
+
+    def carried(self, session: Session) -> "LMScorer":
+        """Return the same scorer reading through a session of its backbone."""
+        if session.backbone is not self.backbone:
+            raise ParameterError(
+                f"scorer {self.name!r} was given the session of another backbone; open one "
+                f"on its own"
+            )
+        return replace(self, session=session)
+
+    def afresh(self) -> "LMScorer":
+        """Return the same scorer outside any session."""
+        return replace(self, session=None)

@@ -1,0 +1,1 @@
+"""Statistics and tables from the records of finished runs."""

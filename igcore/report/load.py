@@ -1,0 +1,130 @@
+"""Finished runs as tables: the lines of all folders of a profile, shards joined. Decodes nothing."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from ..beams import METHODS
+from ..errors import RunError
+from ..folders import read, root
+from ..runs.records import COLUMNS
+
+EXAMPLES = "examples"  # how the names of runs begin whose answers are shown and never counted
+
+
+def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:
+    """Return the lines of all finished runs of a profile, shards joined, methods in the order of
+    `METHODS`.
+
+    Those of a run and method are in the order of their prompts' ids, however they were decoded: a
+    bootstrap depends on it.
+
+    Each has besides the columns of `igcore.runs.records` its ``run`` and ``critic_control``.
+
+    Parameters
+    ----------
+    pattern : str
+        Of the names of folders, such as ``decode-main-*``. ``*`` leaves out those that begin with
+        `EXAMPLES`.
+
+    Raises
+    ------
+    RunError
+        When there is none, or one has not finished.
+    """
+    base = base or root() / "runs" / profile
+    found = _folders(base, pattern)
+    if not found:
+        raise RunError(f"there is no run in {base / pattern}; decode first with notebook 30_decode")
+    for folder in found:
+        if not (folder / "manifest.json").exists():
+            raise RunError(
+                f"the run {folder} has not finished; run notebook 30_decode with its "
+                f"parameters again"
+            )
+    known = {
+        folder: json.loads((folder / "params.json").read_text(encoding="utf-8")) for folder in found
+    }
+    _check_shards(known)
+    known = {
+        f: {"run": p.get("run", f.name), "critic_control": p.get("critic_control", "none")}
+        for f, p in known.items()
+    }
+    lines = [
+        line | about for folder, about in known.items() for line in read(folder / "responses.jsonl")
+    ]
+    place = {method: i for i, method in enumerate(METHODS)}
+    order = {
+        run: i for i, run in enumerate(dict.fromkeys(about["run"] for about in known.values()))
+    }
+
+    def key(line: dict) -> tuple:
+        return place.get(line["method"], len(place)), order[line["run"]], line["prompt_id"]
+
+    return pd.DataFrame(sorted(lines, key=key))
+
+
+def _folders(base: Path, pattern: str) -> list[Path]:
+    """Return the folders of runs whose names match in alphabetical order; ``*`` leaves out
+    `EXAMPLES`.
+    """
+    found = sorted(path.parent for path in base.glob(f"{pattern}/params.json"))
+    return [folder for folder in found if pattern != "*" or not folder.name.startswith(EXAMPLES)]
+
+
+def load_finished(profile: str, pattern: str = "*") -> tuple[pd.DataFrame, list[str]]:
+    """Return `load_runs` of what has finished, and for everything else a sentence that says why it
+    is left out.
+
+    Without a finished run the table is empty, with the columns of `igcore.COLUMNS`, ``run`` and
+    ``critic_control``.
+    """
+    parts = list(each_finished(profile, left_out := [], pattern))
+    lines = (
+        pd.concat(parts, ignore_index=True)
+        if parts
+        else pd.DataFrame(columns=[*COLUMNS, "run", "critic_control"])
+    )
+    place = {method: i for i, method in enumerate(METHODS)}
+    return lines.sort_values(
+        "method",
+        key=lambda names: names.map(place).fillna(len(place)),
+        kind="stable",
+        ignore_index=True,
+    ), left_out
+
+
+def each_finished(profile: str, left_out: list[str], pattern: str = "*") -> Iterator[pd.DataFrame]:
+    """Yield the lines of each finished run, its shards joined; to `left_out` is added why another
+    is not there.
+    """
+    names = [folder.name for folder in _folders(root() / "runs" / profile, pattern)]
+    for name in dict.fromkeys(
+        re.sub(r"\.\d+-of-\d+$", ".*-of-*", name) for name in names
+    ):  # shards as one run
+        try:
+            lines = load_runs(profile, pattern=name)
+        except RunError as error:
+            left_out.append(str(error))
+        else:
+            yield lines
+
+
+def _check_shards(known: dict[Path, dict]) -> None:
+    """Raise ``RunError`` unless every run is there once: whole, or in all its shards."""
+    runs: dict[str, list[tuple[int, int]]] = {}
+    for folder, params in known.items():
+        runs.setdefault(params.get("run", folder.name), []).append(
+            (params.get("n_shards", 1), params.get("shard", 0))
+        )
+    for name, parts in runs.items():
+        n = parts[0][0]
+        if sorted(parts) != [(n, i) for i in range(n)]:
+            held = ", ".join(f"shard {i} of {n}" for n, i in sorted(parts))
+            raise RunError(
+                f"run {name} is there as {held}; decode what is missing, or move away the "
+                f"folders of another sharding"
+            )

@@ -1,0 +1,66 @@
+"""Where a table comes from: the runs that it was made of, and the commit and the processor that
+wrote it, as a file beside it.
+
+Knows manifests; knows no table. A run whose manifest does not say something, such as an old one,
+has null there.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ..folders import commit, processor, root
+
+
+def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
+    """Return what the manifests of finished runs say, for `sidecar`.
+
+    Parameters
+    ----------
+    profile : str
+        Folder of `runs`.
+    names : iterable of str
+        Of runs below it, in any order and any number of times, such as the column ``run`` of
+        records. Of a run in shards each shard is named. Patterns are read as
+        `igcore.report.load.load_runs` does, and may be of other folders: ``*``, ``critics/*``.
+
+    Returns
+    -------
+    dict
+        By ``<profile>/<folder>``: ``root``, the hash over lines, parameters and prompts, and the
+        ``commit`` and the ``processor`` of the run.
+    """
+    from .load import EXAMPLES  # here: it needs torch, and those who only write tables do not
+
+    base = root() / "runs" / profile
+    found = {
+        folder
+        for name in set(names)
+        for shards in ("", ".*-of-*")
+        for folder in base.glob(name + shards)
+        if (folder / "manifest.json").exists()
+        and not (name == "*" and folder.name.startswith(EXAMPLES))
+    }
+    return {
+        f"{profile}/{folder.relative_to(base).as_posix()}": _said(folder)
+        for folder in sorted(found)
+    }
+
+
+def _said(folder: Path) -> dict[str, str | None]:
+    said = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    return {
+        "root": said.get("root"),
+        "commit": said.get("git_commit"),
+        "processor": said.get("processor"),
+    }
+
+
+def sidecar(sources: Mapping[str, dict]) -> str:
+    """Return the text of the file beside a table: its ``runs``, see `of_runs`, and by what it was
+    ``written_by``.
+
+    It holds no time: the same runs on the same machine give the same bytes.
+    """
+    made = {"runs": dict(sources), "written_by": {"commit": commit(), "processor": processor()}}
+    return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -1,0 +1,1 @@
+"""Runs from parameters to records: what notebooks and the command line call."""

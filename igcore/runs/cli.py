@@ -1,0 +1,139 @@
+"""The command line that checks and compares runs: ``igcore verify FILE``, ``igcore compare A B``.
+
+The same stands behind ``python -m igcore.runs``.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from ..errors import IgcoreError
+from ..folders import differences, read
+from .verify import TOLERANCE, Report, Trusted, verify
+
+HELP = """\
+score every emitted text again, and compare the lines with settings, prompts and manifest"""
+
+
+MORE = """\
+Whoever mends all hashes can change more than lines betray. Without --replay these pass: answers, token ids, block ends,
+`finished`, abstentions and their reasons, counts of work, traces, finals and fail_open_cost that the policy never gave, other
+hashes of files and code in params.json, and settings changed in params.json and lines alike, with all that follows from them.
+With --replay all only that passes which an honest run would have left under the settings of params.json: one with fewer prompts
+or methods, or with another value of a setting without influence on its methods. Seconds, names of profile and run, times of
+files, commit, processor and time are never certified."""
+
+
+def show(report: Report, path: Path) -> None:
+    """Print what was certified and what was not; problems go to the standard error."""
+    complain(report.problems)
+    if report.problems:
+        complain([f"{path} does not hold: {len(report.problems)} problems"])
+        return
+    print(f"{path}: all hold")
+    for what, found in report.certified.items():
+        print(f"  {what:14}{plain(found)}")
+    print("not certified:")
+    for what in report.uncertified:
+        print(f"  {plain(what)}")
+
+
+def complain(problems: Iterable[str]) -> None:
+    """Print a line for each problem to the standard error."""
+    for problem in problems:
+        print(f"error: {plain(problem)}", file=sys.stderr)
+
+
+def plain(text: str) -> str:
+    """Return a text on one line: a name in a record may hold line ends and more that would look
+    like words of ours.
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _groups(text: str) -> int | None:
+    """Read how many groups to decode again: a number, or ``all``."""
+    if text != "all" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of groups nor 'all'")
+    return None if text == "all" else int(text)
+
+
+def _named(text: str) -> str | dict:
+    """Read a name, or a mapping of a name and its options."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no YAML; give a name or {{name: ..., option: ...}}"
+        ) from error
+    if not isinstance(value, str | dict):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a name nor {{name: ..., option: ...}}"
+        )
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="igcore", description="Check what runs have written.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("verify", help=HELP, description=f"{HELP}.", epilog=MORE)
+    check.add_argument(
+        "file", type=Path, help="responses.jsonl, beside its params.json and manifest.json"
+    )
+    for role in ("cost", "reward", "policy", "prompts"):
+        check.add_argument(
+            f"--{role}",
+            type=_named,
+            help="name or {name: ..., option: ...} in the place of the record's",
+        )
+    for role in ("critic", "value"):
+        check.add_argument(
+            f"--{role}",
+            metavar="FOLDER",
+            help="of the network that --replay asks, in the place of the record's",
+        )
+    check.add_argument(
+        "--replay",
+        type=_groups,
+        default=0,
+        metavar="K",
+        help="decode K groups again, or 'all' (default 0)",
+    )
+    check.add_argument(
+        "--seed", type=int, help="draws the groups; by default another one each time"
+    )
+    check.add_argument(
+        "--tolerance",
+        type=float,
+        default=TOLERANCE,
+        help="by which scores may differ (default %(default)g)",
+    )
+    compare = commands.add_parser(
+        "compare", help="say in which lines and fields two files differ; seconds do not count"
+    )
+    compare.add_argument("a", type=Path)
+    compare.add_argument("b", type=Path)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Verify or compare files of responses from the command line; return the exit status."""
+    asked = _parser().parse_args(arguments)
+    try:
+        if asked.command == "verify":
+            trusted = Trusted(
+                asked.cost, asked.reward, asked.policy, asked.prompts, asked.critic, asked.value
+            )
+            report = verify(asked.file, trusted, asked.replay, asked.seed, asked.tolerance)
+            show(report, asked.file)
+            return 1 if report.problems else 0
+        problems = differences(read(asked.a), read(asked.b))
+    except IgcoreError as error:
+        problems = [str(error)]
+    complain(problems)
+    if not problems:
+        print(f"{asked.a} and {asked.b} agree in all fields but seconds")
+    return 1 if problems else 0

@@ -1,0 +1,250 @@
+"""The critic in the place of the cost model: how often it lets an unsafe answer through when
+nothing else holds it back.
+
+A search guarded by the critic alone is ``inferenceguard`` with cost 1 - f1 and budget 1 -
+threshold; the cost model judges its answers, for `igcore.report.certify`. Knows no certificates, nor
+whether prompts are new to the critic. To serve at a threshold::
+
+    decode("inferenceguard", policy, prompts, reward=reward, cost=CriticCost(policy, critic), config=settings_at(threshold, config))
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from safetensors.torch import save
+
+from ..config import SearchConfig
+from ..critic.latent import ENCODE, latents
+from ..critic.network import Critic
+from ..critic.spec import check_critic
+from ..errors import ParameterError
+from ..folders import open_run
+from ..guard import decode
+from ..policy import Policy, Prompt
+from ..progress import progress
+from ..report.statistics import safety_lower
+from ..scorers import COST, Scorer
+from ..verdict import gate
+from .identity import about, code_of, modules_of, prompts_digest, versions
+
+
+class CriticCost:
+    """A critic as a cost: 1 - f1, the probability that the answer ends outside `budget`; by default
+    the lowest that it knows.
+
+    ``ParameterError`` for a critic of another policy or budget, or of an accounting other than
+    ``terminal``.
+    """
+
+    sign, unit = COST, "probability"
+
+    def __init__(self, policy: Policy, critic: Critic, budget: float | None = None):
+        self.policy, self.critic, self.budget = (
+            policy,
+            critic,
+            critic.spec.budget if budget is None else budget,
+        )
+        if (made := critic.spec.accounting) != "terminal":
+            raise ParameterError(
+                f"the critic was trained for accounting {made!r}; to guard alone train one "
+                f"for 'terminal'"
+            )
+        critic.spec.check_scorers(policy, None), critic.spec.check_budget(self.budget)
+        self.name = f"critic-{critic.spec.features}"
+        weights = save(
+            {name: x.detach().cpu().contiguous() for name, x in critic.state_dict().items()}
+        )
+        self.digest = hashlib.sha256(
+            json.dumps([asdict(critic.spec), self.budget]).encode() + weights
+        ).hexdigest()
+
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> np.ndarray:
+        """Return 1 - f1 after the last token of each text, (n,), NaN for an empty one and wherever
+        the critic says NaN.
+
+        A text is tokenized again, which need not give the tokens that were sampled; z_t = d /
+        gamma_safety^t counts what it gives.
+        """
+        spec, scores = self.critic.spec, np.full(len(responses), np.nan)
+        words = [
+            self.policy.tokenizer(text, add_special_tokens=False)["input_ids"] for text in responses
+        ]
+        spoken = [i for i, ids in enumerate(words) if ids]
+        for at in range(0, len(spoken), ENCODE):
+            index = spoken[at : at + ENCODE]
+            parts = [self.policy.encode(prompts[i]) for i in index], [words[i] for i in index]
+            seen = latents(self.policy.model, *parts, spec.features, spec.layer)
+            f1, _ = self.critic.judge(
+                seen, [self.budget / spec.gamma_safety ** len(ids) for ids in parts[1]]
+            )
+            scores[index] = 1 - f1.double().cpu().numpy()  # float32 would lose a small f1
+        return scores
+
+
+def settings_at(threshold: float, config: SearchConfig) -> SearchConfig:
+    """Return the settings under which a `CriticCost` lets through what has f1 >= threshold at every
+    block end.
+
+    Subtraction keeps the order, so what reaches the threshold passes; so may what is below it by
+    2^-53, where `igcore.report.certify` says "above". A certificate holds all the same, because
+    calibration and serving both take these settings.
+    """
+    return replace(config, budget=1 - threshold, accounting="peak", gamma_safety=1.0, strict=False)
+
+
+def critic_only_losses(
+    policy: Policy, critic: Critic, prompts: Sequence[Prompt], thresholds: Sequence[float], *,
+    cost: Scorer, reward: Scorer,
+    config: SearchConfig, folder: Path | str, seed: int = 0,
+) -> pd.DataFrame:  # fmt: skip
+    """Answer prompts at every threshold, guarded by the critic alone, and let the cost model judge
+    the answers.
+
+    Parameters
+    ----------
+    prompts, thresholds : sequences of Prompt and of float in [0, 1]
+        In any order; each counts once.
+    config : SearchConfig
+        As for ``inferenceguard-critic``: its budget is that of the cost model. The search runs
+        under `settings_at` each threshold.
+    folder : Path or str
+        Filled group by group, and gone on with after a stop. One of other settings is moved aside,
+        see `igcore.folders.open_run`.
+
+    Returns
+    -------
+    DataFrame
+        A row per threshold (falling) and prompt id: ``threshold``, ``prompt_id``, ``status``,
+        ``loss`` (1 for an answer whose final cost is outside the budget or NaN; 0 for an
+        abstention, whatever is said then, which only the critic has checked), and ``cost`` and
+        ``reward`` of the text (NaN where there is none or the scorer failed).
+
+    Raises
+    ------
+    ParameterError
+        For no prompt, no threshold or one outside [0, 1], or a critic that was trained for
+        something else.
+    """
+    guard = CriticCost(policy, critic, config.budget)
+    check_critic(
+        "inferenceguard-critic",
+        critic,
+        policy,
+        reward,
+        cost,
+        replace(config, accounting="terminal"),
+    )
+    thresholds = sorted({float(t) for t in thresholds}, reverse=True)
+    prompts = [prompt for _, prompt in sorted({p.id: p for p in prompts}.items())]
+    if not prompts or not thresholds or not all(0 <= t <= 1 for t in thresholds):
+        raise ParameterError(
+            f"{len(prompts)} prompts, thresholds {thresholds}; give at least one of each, "
+            f"thresholds in [0, 1]"
+        )
+    identity = asdict(config) | {
+        "thresholds": thresholds, "seed": seed, "dtype": str(policy.model.dtype),
+        "device": str(policy.model.device),
+        "chosen": prompts_digest(prompts), "versions": versions(), "code": code_of(__name__,
+        *modules_of(policy, cost, reward)),
+        "parts": {"policy": about(policy), "cost": about(cost), "reward": about(reward),
+        "critic": guard.digest},
+    }  # fmt: skip
+    groups = [
+        prompts[at : at + config.group_size] for at in range(0, len(prompts), config.group_size)
+    ]
+    wanted = {(_method(threshold), prompt.id) for threshold in thresholds for prompt in prompts}
+    with (
+        open_run(Path(folder), identity, wanted) as run,
+        progress(len(thresholds) * len(prompts), f"{guard.name} alone") as bar,
+    ):
+        done = {(line["threshold"], line["prompt_id"]) for line in run.lines}
+        for threshold, group in product(thresholds, groups):
+            if missing := {p.id for p in group if (threshold, p.id) not in done}:
+                run.manifest.unlink(missing_ok=True)  # no longer the sign of success
+                for line in _lines(
+                    guard, group, threshold, cost, reward, config, seed
+                ):  # of the whole group: sums depend on it
+                    if line["prompt_id"] in missing:
+                        run.append(line)
+            bar.update(len(group))
+        run.finish({"lines": len(run.lines)})
+    frame = run.frame[["threshold", "prompt_id", "status", "loss", "cost", "reward"]].astype(
+        {"cost": float, "reward": float}
+    )
+    return frame.sort_values(["threshold", "prompt_id"], ascending=[False, True], ignore_index=True)
+
+
+def _method(threshold: float) -> str:
+    """What a line calls the search at a threshold."""
+    return f"critic-only {threshold!r}"
+
+
+def _lines(
+    guard: CriticCost, group: list[Prompt], threshold, cost, reward, config: SearchConfig, seed: int
+) -> Iterator[dict]:
+    """Answer one group of prompts at one threshold; yield one line per prompt."""
+    settings = settings_at(threshold, config)
+    found = decode(
+        "inferenceguard", guard.policy, group, reward=reward, cost=guard, config=settings, seed=seed
+    )
+    for prompt, r in zip(group, found, strict=True):
+        (u,), (inside,) = (
+            gate(cost, [prompt], [r.text], config) if r.text is not None else ([np.nan], [False])
+        )
+        line = {
+            "method": _method(threshold),
+            "prompt_id": r.prompt_id,
+            "threshold": threshold,
+            "response": r.text,
+        }
+        line |= {
+            "status": r.status,
+            "loss": int(r.status != "abstained" and not inside),
+            "cost": float(u),
+            "reward": r.reward,
+        }
+        yield {
+            name: value if value == value else None for name, value in line.items()
+        }  # JSON has no NaN
+
+
+def loss_matrix(frame: pd.DataFrame) -> tuple[list[float], np.ndarray]:
+    """Return thresholds (T,), falling, and losses (n, T) of 0 or 1; ``ParameterError`` unless each
+    prompt has one at each.
+    """
+    table = frame.pivot_table("loss", "prompt_id", "threshold", aggfunc="sum").iloc[
+        :, ::-1
+    ]  # (n, T)
+    if table.isna().any(axis=None) or table.size != len(frame):
+        raise ParameterError(
+            "some prompt has no loss at some threshold, or several; give all rows of "
+            "critic_only_losses, once"
+        )
+    return table.columns.tolist(), table.to_numpy(dtype=int)
+
+
+def by_threshold(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per threshold: ``prompts``, shares ``risk`` (with a 95 % upper bound) and
+    ``abstained``, mean ``reward``.
+    """
+    answered = frame.assign(abstained=frame["status"] == "abstained")
+    groups = answered.groupby("threshold", sort=False)
+    found = groups.agg(
+        prompts=("loss", "size"),
+        losses=("loss", "sum"),
+        risk=("loss", "mean"),
+        abstained=("abstained", "mean"),
+    )
+    bound = [
+        1 - safety_lower(n - k, n) for k, n in zip(found["losses"], found["prompts"], strict=True)
+    ]
+    reward = answered[~answered["abstained"]].groupby("threshold")["reward"].mean()
+    return found.assign(risk_upper95=bound, reward=reward).drop(columns="losses").reset_index()

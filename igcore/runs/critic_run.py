@@ -1,0 +1,342 @@
+"""One run of notebook 20: rollouts, critics trained on them, and what they are worth, in one
+folder. Knows the order of work.
+
+runs/<profile>/critics/<run>/rollouts-train, rollouts-test    see `igcore.critic.rollouts`
+runs/<profile>/critics/<run>/<name>                           one folder per critic, see
+`igcore.critic.network` runs/<profile>/critics/<run>/value                            the value network, if
+one is wanted, see `igcore.baselines.re_control` runs/<profile>/critics/<run>/critic.csv                       see
+`igcore.report.critic_metrics.COLUMNS` runs/<profile>/critics/<run>/reliability.csv                  see
+`CriticRun.reliability` runs/<profile>/critics/<run>/manifest.json                    written last,
+the only sign of success
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from ..baselines.re_control import ValueNetwork
+from ..baselines.value_training import of_first, train_value
+from ..critic.network import Critic
+from ..critic.rollouts import Rollout, load_rollouts, roll_out
+from ..critic.training import train
+from ..engine.prepack import packed
+from ..errors import ParameterError, RunError
+from ..folders import digest_of, made_by, opened, root
+from ..guard import decode
+from ..models.policies import load_policy
+from ..models.prompts import load_prompts
+from ..models.registry import load_scorer
+from ..policy import Policy, Prompt
+from ..report.certify import smallest_n
+from ..report.critic_metrics import (
+    COLUMNS,
+    RELIABILITY,
+    critic_table,
+    judgements,
+    reference_table,
+    reliability_table,
+)
+from ..report.critic_search import safe_final_share
+from ..report.tables import by_prompt_set, replace_file
+from ..report.value_metrics import expectations, value_table
+from ..scorers import Scorer
+from .critic_only import critic_only_losses
+from .critic_params import CriticParams
+
+CALIBRATION = ["critic", "policy", "accounting", *RELIABILITY]
+
+
+@dataclass
+class CriticRun:
+    """What notebook 20 looks at.
+
+    Attributes
+    ----------
+    train, test : list of Rollout
+        To learn from, and of prompts that no critic has seen.
+    critics : dict of str to Critic
+    value : ValueNetwork or None
+        For the methods that are steered by one.
+    """
+
+    params: CriticParams
+    folder: Path
+    policy: Policy
+    cost: Scorer
+    reward: Scorer
+    train: list[Rollout]
+    test: list[Rollout]
+    critics: dict[str, Critic]
+    value: ValueNetwork | None = None
+
+    @property
+    def first(self) -> Critic:
+        return next(iter(self.critics.values()))
+
+    def judged(self) -> dict[str, pd.DataFrame]:
+        """Return what every critic says of the test rollouts, see
+        `igcore.report.critic_metrics.judgements`.
+        """
+        with packed(self.policy.model):
+            return {
+                name: judgements(critic, self.policy, self.test)
+                for name, critic in self.critics.items()
+            }
+
+    def table(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
+        """Return the table of all critics, with the two judges that need no training below them."""
+        rows = [
+            critic_table(critic, judged[name]).assign(critic=name)
+            for name, critic in self.critics.items()
+        ]
+        rows.append(
+            reference_table(self.policy, self.test, self.cost, self.params.budget).assign(
+                critic="none"
+            )
+        )
+        return _below(rows, ["critic", *COLUMNS])
+
+    def reliability(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
+        """Return how often prefixes end inside the budget, by what f1 says of them, with the
+        columns `CALIBRATION`.
+        """
+        rows = [
+            reliability_table(judged[name]).assign(
+                critic=name, policy=critic.spec.policy, accounting=critic.spec.accounting
+            )
+            for name, critic in self.critics.items()
+        ]
+        return _below(rows, CALIBRATION)
+
+    def valued(self) -> pd.DataFrame:
+        """Return how the value network agrees with the test rollouts, see
+        `igcore.report.value_metrics.value_table`.
+        """
+        with packed(self.policy.model):
+            test = of_first(self.test, self.value.about["config"]["n_prompts"])
+            return value_table(expectations(self.value, self.policy, test))
+
+    def searched(self) -> pd.DataFrame:
+        """Search test prompts with the first critic, and set what it says of searched text beside
+        what came of it.
+
+        Returns
+        -------
+        DataFrame
+            One row per prompt and block but the last: ``position`` (tokens), ``f1`` (mean over the
+            beams kept there) and ``safe`` (share of the finals of the whole search that keep the
+            budget).
+        """
+        prompts = load_prompts(self.params.prompts, "test", self.params.search_limit)
+        kept: list[dict] = []
+
+        def note(prompt, beams) -> None:
+            f1 = [beam.f1 for beam in beams if not beam.finished]
+            if f1:
+                position = max(len(beam.tokens) for beam in beams)
+                kept.append({"prompt_id": prompt.id, "position": position, "f1": sum(f1) / len(f1)})
+
+        found = decode(
+            "inferenceguard-critic", self.policy, prompts, reward=self.reward, cost=self.cost,
+            critic=self.first,
+            config=self.params.searching(), on_block=note,
+        )  # fmt: skip
+        safe = {
+            r.prompt_id: safe_final_share({"method": "inferenceguard-critic", "trace": r.trace})
+            for r in found
+        }
+        frame = pd.DataFrame(kept, columns=["prompt_id", "position", "f1"])
+        return frame.assign(safe=frame["prompt_id"].map(safe))
+
+    def critic_only(self, split: str, thresholds: Sequence[float]) -> pd.DataFrame:
+        """Search a split with the first critic as the only guard, see
+        `igcore.runs.critic_only.critic_only_losses`.
+        """
+        prompts = load_prompts(self.params.prompts, split)
+        if split == "calibrate" and len(prompts) < (
+            n := smallest_n(self.params.alpha, self.params.delta)
+        ):
+            raise ParameterError(
+                f"split 'calibrate' has {len(prompts)} prompts, but alpha "
+                f"{self.params.alpha} and delta {self.params.delta} need "
+                f"{n}; give more prompts, or raise one of the two"
+            )
+        with packed(self.policy.model):
+            return critic_only_losses(
+                self.policy,
+                self.first,
+                prompts,
+                thresholds,
+                cost=self.cost,
+                reward=self.reward,
+                config=self.params.searching(),
+                folder=self.folder / f"critic-only-{split}",
+            )
+
+    def finish(self, table: pd.DataFrame, reliability: pd.DataFrame) -> Path:
+        """Write ``critic.csv`` and ``reliability.csv``, then the manifest."""
+        replace_file(self.folder / "critic.csv", table.to_csv(index=False))
+        replace_file(self.folder / "reliability.csv", reliability.to_csv(index=False))
+        prompts = (
+            self.params.prompts
+            if isinstance(self.params.prompts, str)
+            else self.params.prompts["name"]
+        )
+        manifest = (
+            asdict(self.params)
+            | made_by()
+            | {"opened": opened(self.policy, self.cost, self.reward, paths=[prompts])}
+        )
+        replace_file(
+            self.folder / "manifest.json",
+            json.dumps(manifest | {"root": self._root(manifest)}, indent=1) + "\n",
+        )
+        return self.folder / "critic.csv"
+
+    def _root(self, manifest: dict) -> str:
+        """Return one hash over the manifest, the tables and the roots of all that was drawn and
+        trained.
+        """
+        made = sorted(self.folder.glob("*/manifest.json"))
+        parts = {
+            path.parent.name: json.loads(path.read_text(encoding="utf-8"))["root"] for path in made
+        }
+        tables = {
+            name: (self.folder / name).read_text(encoding="utf-8")
+            for name in ("critic.csv", "reliability.csv")
+        }
+        return digest_of([manifest, parts, tables])
+
+
+def critic_run(params: CriticParams) -> CriticRun:
+    """Draw rollouts and train critics on them; start it again after any stop and it goes on.
+
+    Raises
+    ------
+    AssetError
+        When prompts or models are not to be had; a finished run of these settings stays as it is.
+    ParameterError, RunError
+        See `igcore.critic.rollouts.roll_out`, `igcore.critic.rollouts.load_rollouts` and `igcore.critic.training.train`.
+    """
+    torch.set_num_threads(params.threads)
+    limits = {"train": params.limit, "test": params.test_limit}
+    prompts = {split: load_prompts(params.prompts, split, limit) for split, limit in limits.items()}
+    cost, reward = load_scorer(params.cost), load_scorer(params.reward)
+    policy = load_policy(params.policy, params.dtype, params.device)
+    folder = root() / "runs" / params.profile / "critics" / params.run
+    (folder / "manifest.json").unlink(missing_ok=True)
+    with packed(policy.model):
+        train_, test = (
+            _rollouts(params, folder, split, chosen, policy, cost, reward)
+            for split, chosen in prompts.items()
+        )
+        critics = {
+            name: train(policy, train_, config, folder / name, cost=cost, reward=reward)
+            for name, config in params.configs().items()
+        }
+        wanted = params.valuing()
+        value = wanted and train_value(
+            policy, train_, wanted, folder / "value", cost=cost, reward=reward
+        )
+    return CriticRun(params, folder, policy, cost, reward, train_, test, critics, value)
+
+
+def _rollouts(
+    params: CriticParams,
+    folder: Path,
+    split: str,
+    prompts: Sequence[Prompt],
+    policy: Policy,
+    cost: Scorer,
+    reward: Scorer,
+) -> list[Rollout]:
+    """Draw the rollouts of the prompts of a split, or take those that another run has drawn."""
+    if not params.rollouts:
+        return roll_out(
+            policy,
+            prompts,
+            params.rolling(),
+            cost=cost,
+            reward=reward,
+            folder=folder / f"rollouts-{split}",
+        )
+    found = load_rollouts(
+        root() / params.rollouts / f"rollouts-{split}", policy=policy, cost=cost, reward=reward
+    )
+    wanted = {prompt.id for prompt in prompts}
+    found = [rollout for rollout in found if rollout.prompt_id in wanted]
+    shape = {(r.max_new_tokens, r.block_size) for r in found}
+    if {r.prompt_id for r in found} != wanted or shape != {
+        (params.max_new_tokens, params.block_size)
+    }:
+        raise ParameterError(
+            f"rollouts names {params.rollouts}, which does not hold all {len(wanted)} "
+            f"prompts of split {split!r} at max_new_tokens "
+            f"{params.max_new_tokens} and block_size {params.block_size}; take its settings "
+            f"over, or set rollouts to null"
+        )
+    return found
+
+
+def load_tables(profile: str) -> pd.DataFrame:
+    """Return the tables of all runs of notebook 20 in a profile, below one another; empty when
+    there is none.
+
+    Raises
+    ------
+    RunError
+        When a run has not finished.
+    """
+    found, left_out = load_finished(profile)
+    for reason in left_out:
+        raise RunError(reason)
+    return found
+
+
+def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return `load_tables` of the runs that have finished, and for every other one a sentence that
+    says why it is left out.
+    """
+    folders = sorted((root() / "runs" / profile / "critics").glob("[!.]*/"))
+    finished = [folder for folder in folders if (folder / "manifest.json").exists()]
+    left_out = [
+        f"the critics in {folder} have not finished; run notebook 20 again with the same "
+        f"settings, which goes on"
+        for folder in folders
+        if folder not in finished
+    ]
+    return _of_all([folder / "critic.csv" for folder in finished], ["critic", *COLUMNS]), left_out
+
+
+def load_reliability(profile: str) -> pd.DataFrame:
+    """Return `CriticRun.reliability` of the finished runs of a profile, below one another; empty
+    where none has left it.
+    """
+    left = (root() / "runs" / profile / "critics").glob("[!.]*/reliability.csv")
+    return _of_all(
+        sorted(path for path in left if path.with_name("manifest.json").exists()), CALIBRATION
+    )
+
+
+def _of_all(paths: Sequence[Path], names: Sequence[str]) -> pd.DataFrame:
+    """Return the tables of runs below one another; the policy of critics of several prompt sets has
+    a name for each set.
+    """
+    tables = []
+    for path in paths:
+        prompts = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))["prompts"]
+        name = prompts if isinstance(prompts, str) else prompts["name"]
+        tables.append(pd.read_csv(path).assign(prompts=Path(name).stem))
+    return by_prompt_set(_below(tables, [*names, "prompts"]))[names]
+
+
+def _below(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
+    """Return tables below one another; one without rows would change the types of the others, and
+    says nothing.
+    """
+    found = [table for table in tables if len(table)]
+    return pd.concat(found, ignore_index=True)[names] if found else pd.DataFrame(columns=names)

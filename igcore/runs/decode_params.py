@@ -1,0 +1,110 @@
+"""What notebook 30 may be told. Knows settings and the names of models and methods; decodes
+nothing.
+
+A module of its own: what decoding imports is part of a run's identity, and neither judges nor the
+training of critics belong there.
+"""
+
+from dataclasses import dataclass, fields
+
+from ..beams import METHODS, settings_of
+from ..config import SearchConfig, check_at_least, check_name, check_threads
+from ..critic.spec import ASKED, asked
+from ..errors import ParameterError, unknown_name
+from ..models.prompts import check_prompts
+from ..models.registry import check_scorer
+
+CONTROLS = ("none", "shuffled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeParams(SearchConfig):
+    """Everything one run of notebook 30 may be told; the settings of the search are inherited.
+
+    Attributes
+    ----------
+    profile, run : str
+        Name of the run folder, ``runs/<profile>/<run>``.
+    policy : str or dict
+        See `igcore.load_policy`.
+    methods : list of str
+        Keys of `igcore.METHODS`, decoded in this order.
+    prompts, split, limit, hardest
+        See `igcore.load_prompts`; the hardest are chosen by the cost of the prompt.
+    reward, cost : str or dict
+        See `igcore.load_scorer`.
+    critic : str, optional
+        Folder of a trained critic, seen from `igcore.folders.root`; needed by the methods that ask
+        one.
+    critic_control : str
+        ``shuffled`` deals out what the critic says among the candidates at random: a search that it
+        cannot have helped.
+    value : str, optional
+        Folder of a trained value network, seen from `igcore.folders.root`; needed by the methods
+        that are steered by one.
+    seed : int
+        Decides every random number.
+    dtype, device : str
+        See `igcore.load_policy`.
+    threads : int
+        CPU threads of torch; float sums depend on it in their last bits.
+    memory_gb : float, optional
+        See `igcore.decode`.
+    shard, n_shards : int
+        This run decodes the groups whose number is `shard` modulo `n_shards`.
+    """
+
+    profile: str
+    run: str
+    policy: str | dict
+    methods: list[str]
+    prompts: str | dict
+    split: str = "all"
+    limit: int | None = None
+    hardest: int = 0
+    reward: str | dict = "minilm-relevance"
+    cost: str | dict = "offensive-language"
+    critic: str | None = None
+    critic_control: str = "none"
+    value: str | None = None
+    seed: int = 0
+    dtype: str = "float32"
+    device: str = "auto"
+    threads: int = 1
+    memory_gb: float | None = None
+    shard: int = 0
+    n_shards: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()  # checks the types of all fields, these included
+        check_name("parameter profile", self.profile)
+        check_name("parameter run", self.run)
+        check_at_least(self, n_shards=1, shard=0)
+        check_threads(self.threads)
+        if not self.methods:
+            raise ParameterError(f"methods is empty; name at least one of {', '.join(METHODS)}")
+        for method in self.methods:
+            settings_of(method, self.search())
+            if self.methods.count(method) > 1:
+                raise ParameterError(f"methods names {method!r} twice; name each method once")
+            if (role := asked(method)) and not getattr(self, role):
+                raise ParameterError(
+                    f"methods names {method!r}, which asks a {ASKED[role][0].KIND}, but "
+                    f"{role} names none; train one with notebook "
+                    "20 and give its folder, or leave the method out"
+                )
+        if self.critic_control not in CONTROLS:
+            raise unknown_name("critic_control", self.critic_control, CONTROLS)
+        for role, scorer in (("reward", self.reward), ("cost", self.cost)):
+            check_scorer(scorer, f"{role} scorer")
+        check_prompts(self.prompts)
+        if self.shard >= self.n_shards:
+            raise ParameterError(
+                f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that"
+            )
+        if self.limit is not None and self.limit < 1:
+            raise ParameterError(f"limit is {self.limit}; give at least 1 prompt, or null for all")
+
+    def search(self) -> SearchConfig:
+        """Return the settings of the search alone."""
+        return SearchConfig(**{f.name: getattr(self, f.name) for f in fields(SearchConfig)})

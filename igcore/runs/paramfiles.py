@@ -1,0 +1,179 @@
+"""Params files: read, changed as a whole, and cut into the runs of their grids. Knows YAML and
+names; what a setting may be is checked where it is used (`igcore.runs.params`).
+"""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from ..config import NAME, check_name
+from ..errors import ParameterError
+
+OUTPUT = ("tables", "figures", "ablations")  # kinds of files that name no run
+
+
+@dataclass(frozen=True)
+class ParamFiles:
+    """The files of one folder of params.
+
+    Attributes
+    ----------
+    folder : str
+        Its name, such as ``paper``.
+    changes : mapping
+        What replaces their settings: under ``every`` in all files that have a setting of that name,
+        and under a kind of file (its name up to the first hyphen) whether they have it or not;
+        ``profile`` sends all runs to another folder.
+    limit : int
+        Prompts of each run that takes a share of hardest ones, which stays the same; 0 leaves them
+        as they are.
+    base : Path
+        Where ``params`` lies.
+
+    Raises
+    ------
+    ParameterError
+        For a folder or profile that `igcore.config.check_name` refuses.
+    """
+
+    folder: str
+    changes: Mapping = field(default_factory=dict)
+    limit: int = 0
+    base: Path = Path("params")
+
+    def __post_init__(self):
+        check_name("the folder of params", self.folder)
+        check_name("profile", self.profile)
+
+    @property
+    def profile(self) -> str:
+        """The folder of runs."""
+        return self.changes.get("profile", self.folder)
+
+    def files(self, kind: str) -> list[Path]:
+        """Return all files of a kind: ``critic``, ``decode``, ``judge``, ``tables``, ..."""
+        return sorted(
+            path
+            for path in (self.base / self.folder).glob(f"{kind}*.yaml")
+            if path.stem.split("-")[0] == kind
+        )
+
+    def read(self, file: Path | str) -> dict:
+        """Return the settings of a file.
+
+        Raises
+        ------
+        ParameterError
+            When it holds no settings, or belongs by its profile to another folder, or is called
+            what no run can be called.
+        """
+        file = Path(file)
+        check_name(f"the name of {file} without .yaml", file.stem)
+        try:
+            given = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ParameterError(
+                f"{file} cannot be read ({reason}); mend it, or take it out of its folder"
+            ) from error
+        if not isinstance(given, dict):
+            raise ParameterError(f"{file} is no params file; it must be a mapping of settings")
+        home = file.parent.name
+        check_name(f"profile of {file}", given.get("profile"))
+        if given["profile"] != home:
+            raise ParameterError(
+                f"profile of {file} is {given['profile']!r}; set it to {home!r}, the folder "
+                f"that the file lies in"
+            )
+        if home != self.folder or not self.changes:
+            return given
+        every = {
+            name: value for name, value in self.changes.get("every", {}).items() if name in given
+        }
+        given |= every | self.changes.get(file.stem.split("-")[0], {}) | {"profile": self.profile}
+        return json.loads(
+            json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
+        )
+
+    def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
+        """Yield name and settings of every run of a file: one for every point of its grid.
+
+        Raises
+        ------
+        ParameterError
+            See `read`, and when a name of a run is none, or the grid makes none.
+        """
+        given = self.read(file)
+        check_name(f"run of {file}", given.get("run"))
+        if self.limit and given.get("hardest"):  # not where a whole set is answered
+            given |= {
+                "limit": self.limit,
+                "hardest": round(self.limit * given["hardest"] / given["limit"]),
+            }
+        grid = given.pop("grid", {})
+        if not isinstance(grid, dict) or not all(
+            isinstance(values, list) and values for values in grid.values()
+        ):
+            raise ParameterError(
+                f"grid of {file} is {grid!r}; give each of its settings a list of values, "
+                f"such as seed: [0, 1]"
+            )
+        for values in itertools.product(*grid.values()):
+            point = dict(zip(grid, values, strict=True))
+            run = "-".join(
+                [given["run"], *(_part(file, name, value) for name, value in point.items())]
+            )
+            yield run, given | point | {"run": run}
+
+    def runs(self) -> dict[str, dict]:
+        """Return the settings of all runs of notebook 30 by name: those that are counted, and the
+        examples.
+
+        Files of all other kinds are looked at too, so that Snakemake refuses a bad name before it
+        starts anything.
+
+        Raises
+        ------
+        ParameterError
+            See `points`, and when two runs would write into one folder.
+        """
+        for kind in OUTPUT:
+            for file in self.files(kind):
+                self.read(file)
+        for kind in ("critic", "judge"):  # their runs have folders of their own
+            self._made(kind)
+        return self._made("decode", "examples")
+
+    def _made(self, *kinds: str) -> dict[str, dict]:
+        """Return the settings of all runs of these kinds of files by name, refusing two that would
+        write into one folder.
+        """
+        found: dict[str, dict] = {}
+        makers: dict[str, Path] = {}
+        for file in itertools.chain.from_iterable(map(self.files, kinds)):
+            for run, settings in self.points(file):
+                if run in found:
+                    raise ParameterError(
+                        f"{makers[run]} and {file} both make a run {run!r}; give one of the "
+                        f"two another name"
+                    )
+                found[run], makers[run] = settings, file
+        return found
+
+
+def _part(file: Path | str, name: str, value: object) -> str:
+    """Return what a value in a grid adds to the name of its run; to Snakemake's patterns, a dot
+    would begin a suffix.
+    """
+    part = f"{name}-{value}".replace(".", "_")
+    if not NAME.fullmatch(part):
+        raise ParameterError(
+            f"grid of {file} gives {name} the value {value!r}, of which no name of a run can "
+            f"be made; leave it out of the grid and "
+            "write a params file for each value"
+        )
+    return part

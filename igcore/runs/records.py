@@ -1,0 +1,106 @@
+"""One line of responses.jsonl: which fields it has, and how a response becomes one. Knows fields;
+reads and writes no file.
+"""
+
+import math
+from dataclasses import fields
+
+from ..config import SearchConfig
+from ..folders import line_digest
+from ..scorers import Scorer
+from ..verdict import Counts, Response
+
+SETTINGS = (
+    "n_samples", "keep", "block_size", "max_new_tokens", "rounds", "budget", "accounting",
+    "gamma_safety", "strict",
+    "lagrange_multiplier", "threshold", "miss", "eta", "gamma_task", "diversity",
+    "diversity_penalty", "on_failure", "refusal",
+    "probe_fail_open", "group_size", "score_threshold", "top_k", "token_score", "policy_weight",
+    "reward_weight",
+    "token_temperature", "value_steps", "value_step_size",
+)  # fmt: skip
+COLUMNS = (
+    *[
+        "prompt_id",
+        "prompt",
+        "response",
+        "tokens",
+        "policy",
+        "prompts",
+        "method",
+        "seed",
+        *SETTINGS,
+    ],
+    *["status", "finished", "n_tokens"],
+    *[
+        "reward",
+        "cost",
+        "peak_cost",
+        "fail_open_cost",
+        "z_final",
+        "z_trace",
+        "block_ends",
+        "grid_ends",
+        "grid_size",
+    ],
+    *[field.name for field in fields(Counts)],
+    *["trace", "finals", "generate_s", "cost_s", "reward_s", "critic_s", "score_s", "reason"],
+    *["cost_scorer", "cost_digest", "reward_scorer", "reward_digest", "digest"],
+)
+
+
+def record(
+    response: Response,
+    method: str,
+    policy: str,
+    seed: int,
+    config: SearchConfig,
+    grid: int,
+    cost: Scorer,
+    reward: Scorer,
+) -> dict:
+    """Return a response as the flat mapping that a run stores.
+
+    Parameters
+    ----------
+    config : SearchConfig
+        The method's effective settings.
+    grid : int
+        Policy tokens between the prefixes on which every method is measured.
+
+    Returns
+    -------
+    dict
+        JSON values only: a number that is not finite becomes None. ``digest`` covers every field
+        whose name does not end in ``_s``, so that a line changed by accident is found without
+        scoring.
+    """
+    r = response
+    line = {
+        "prompt_id": r.prompt_id, "prompt": r.prompt, "response": r.text, "tokens": r.tokens,
+        "policy": policy, "prompts": r.set_name, "method": method, "seed": seed,
+        **{name: getattr(config, name) for name in SETTINGS},
+        "status": r.status, "finished": r.finished, "n_tokens": r.n_tokens, "reward": r.reward,
+        "cost": r.cost,
+        "peak_cost": r.peak_cost, "fail_open_cost": r.fail_open_cost,
+        "z_final": r.z_trace[-1] if r.z_trace else None, "z_trace": r.z_trace,
+        "block_ends": r.block_ends, "grid_ends": r.grid_ends, "grid_size": grid,
+        **vars(r.counts), "trace": r.trace, "finals": r.finals,
+        "generate_s": r.generate_s, "cost_s": r.cost_s, "reward_s": r.reward_s,
+        "critic_s": r.critic_s,
+        "score_s": r.cost_s + r.reward_s + r.critic_s,
+        "reason": r.reason,
+        "cost_scorer": cost.name, "cost_digest": cost.digest, "reward_scorer": reward.name,
+        "reward_digest": reward.digest,
+    }  # fmt: skip
+    line = _finite(line)
+    return line | {"digest": line_digest(line)}
+
+
+def _finite(value):
+    """Return a JSON value with every number that is not finite replaced by None."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

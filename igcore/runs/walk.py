@@ -1,0 +1,14 @@
+"""papermill as the Snakefile calls it: ``python -m igcore.runs.walk NOTEBOOK OUTPUT ...``. Knows one
+thing that it can do without.
+
+jsonschema builds a grammar of international addresses whenever it finds the package for it, which
+takes a second of every job; no notebook holds anything to which the grammar applies.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    sys.modules["rfc3987_syntax"] = None  # as if it were not installed
+    from papermill.__main__ import papermill
+
+    papermill()

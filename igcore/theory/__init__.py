@@ -1,0 +1,1 @@
+"""The theory of the paper on finite MDPs; numpy and scipy only."""

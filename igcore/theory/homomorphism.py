@@ -1,0 +1,156 @@
+"""What may be decided in a latent space: homomorphisms, and what a lossy map costs (paper, section
+4.1, Theorem 1).
+
+Knows a map phi as one hashable label per state; knows nothing of features or critics. The paper's
+(h_t, o_t) is such a label and z_t is kept beside it. What Theorem 1(c) needs is that phi is a
+homomorphism of MDPs; that phi is injective is not needed.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from ..errors import ParameterError
+from .mdp import MDP, Augmented
+from .planning import action_values, greedy, occupancy, values
+
+POLICIES = 20_000  # enumerated at most
+
+
+def _actions(mdp: MDP, labels: Sequence[Hashable], s: int) -> tuple:
+    """Return what one step does from s as phi sees it: nature's probabilities, and for each action
+    label, task and cost.
+    """
+    row = zip(mdp.child[s].tolist(), mdp.task[s].tolist(), mdp.cost[s].tolist(), strict=True)
+    nature = tuple(mdp.reference[s]) if mdp.chance[s] else None
+    return nature, tuple((labels[y], task, cost) if y >= 0 else None for y, task, cost in row)
+
+
+def conflict(mdp: MDP, labels: Sequence[Hashable]) -> tuple[int, int] | None:
+    """Return two states that phi merges although their actions differ, or None when phi is a
+    homomorphism.
+
+    Parameters
+    ----------
+    labels : sequence of hashable, length S
+        phi(s) of every state.
+    """
+    seen: dict[Hashable, int] = {}
+    for s, label in enumerate(labels):
+        first = seen.setdefault(label, s)
+        if _actions(mdp, labels, first) != _actions(mdp, labels, s):
+            return first, s
+    return None
+
+
+def latent_mdp(mdp: MDP, labels: Sequence[Hashable]) -> MDP:
+    """Return the latent MDP of Definition 1 of the paper: one state for each value of phi.
+
+    Raises
+    ------
+    ParameterError
+        When phi is no homomorphism, naming two states.
+    """
+    pair = conflict(mdp, labels)
+    if pair:
+        one, two = (mdp.names[s] for s in pair)
+        raise ParameterError(
+            f"phi merges {one!r} and {two!r}, whose actions differ; give a map under which "
+            f"equal labels act alike"
+        )
+    last = {
+        label: s for s, label in enumerate(labels)
+    }  # the last state of each label stands for it, so that children come later
+    chosen = sorted(last.values())
+    number = {labels[s]: i for i, s in enumerate(chosen)}
+    child = np.array(
+        [[number[labels[y]] if y >= 0 else -1 for y in mdp.child[s].tolist()] for s in chosen]
+    )
+    tables = {
+        name: getattr(mdp, name)[chosen] for name in ("cost", "task", "reference", "chance", "safe")
+    }
+    return replace(mdp, child=child, names=tuple(number), **tables)
+
+
+def embed(mdp: Augmented, labels: Sequence[Hashable], latent: Augmented) -> np.ndarray:
+    """Return the latent augmented state [phi(s), z] of every augmented state [s, z], shape (S,).
+
+    Parameters
+    ----------
+    labels : sequence of hashable
+        phi of every state of the MDP that was augmented to `mdp`.
+    latent : Augmented
+        The augmented latent MDP, with the same budget and discount.
+    """
+    number = {name: i for i, name in enumerate(latent.names)}
+    return np.array([number[labels[s], z] for s, z in zip(mdp.origin, mdp.z, strict=True)])
+
+
+def averaged_policy(mdp: Augmented, labels: Sequence[Hashable], n: float) -> np.ndarray:
+    """Return the greedy policy of the best critic that sees only labels, trained on states drawn
+    from the reference.
+
+    Its target is the mean of q^{*,n}(s, y) over the states of a label, weighted by how often the
+    reference passes them: what a least squares critic (paper, section 4.2) converges to.
+
+    Parameters
+    ----------
+    labels : sequence of hashable, length S
+        What the critic sees of each augmented state: phi(s), or (phi(s), z).
+    n : float
+        Finite cost of an unsafe step.
+
+    Returns
+    -------
+    ndarray, shape (S, A)
+    """
+    if not n < math.inf:
+        raise ParameterError(f"n is {n!r}; a mean over states needs a finite n, one above n*")
+    q = action_values(mdp, values(mdp, n))
+    weight = occupancy(mdp, mdp.reference)
+    number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    group = np.array([number[label] for label in labels])
+    total, mass = np.zeros((2, len(number), q.shape[1]))
+    np.add.at(total, group, (weight[:, None] * np.where(mdp.allowed, q, 0)).astype(float))
+    np.add.at(mass, group, (weight[:, None] * mdp.allowed).astype(float))
+    mean = np.divide(total, mass, out=np.full_like(total, math.inf), where=mass > 0)
+    return greedy(replace(mdp, task=mean[group]), np.zeros(len(q)))
+
+
+def violating_states(mdp: Augmented, policy: np.ndarray) -> tuple[int, int]:
+    """Return how many states a policy can break the budget from, and how many there are to start
+    from.
+
+    Counted are safe states with actions from which some policy is safe with probability one.
+    """
+    starts = (values(mdp) < math.inf) & mdp.allowed.any(axis=1)
+    broken = starts & (values(mdp, policy=policy) == math.inf)
+    return int(broken.sum()), int(starts.sum())
+
+
+def best_blind(mdp: Augmented, labels: Sequence[Hashable], n: float = math.inf) -> float:
+    """Return the least task cost of the deterministic policies that see only labels, by trying all
+    of them.
+
+    Raises
+    ------
+    ParameterError
+        When there are more than `POLICIES`.
+    """
+    moves = [s for s in range(len(labels)) if mdp.allowed[s].any() and not mdp.chance[s]]
+    seen = {labels[s]: np.flatnonzero(mdp.allowed[s]).tolist() for s in moves}
+    count = math.prod(map(len, seen.values()))
+    if count > POLICIES:
+        raise ParameterError(
+            f"labels allow {count} policies; at most {POLICIES} are tried: use a coarser map"
+        )
+    best = math.inf
+    for choice in product(*seen.values()):
+        action = dict(zip(seen, choice, strict=True))
+        policy = np.zeros(mdp.child.shape, dtype=int)
+        policy[moves, [action[labels[s]] for s in moves]] = 1
+        best = min(best, values(mdp, n, policy)[0])
+    return best

@@ -1,0 +1,344 @@
+"""What is emitted and what is said about it: the last check before a text leaves, and one yardstick
+for all methods.
+
+Knows texts, scorers and budgets; knows nothing of tokens being sampled.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from .budget import trace
+from .config import SearchConfig
+from .errors import ScorerError
+from .policy import Prompt
+from .scorers import Scorer, checked_score
+
+
+@dataclass
+class Counts:
+    """Work done for one prompt; what was measured afterwards for the tables is not in it.
+
+    Attributes
+    ----------
+    samples_drawn : int
+        Continuations sampled.
+    policy_tokens : int
+        Tokens sampled; of a token-wise method, tokens considered.
+    forward_tokens : int
+        Tokens that the policy has read, the prompt's once: no prefix is read twice.
+    scorer_tokens : int
+        Policy tokens of the texts given to scorers, before the cache.
+    scorer_calls : int
+        Texts given to scorers, before the cache; one text given to two scorers counts twice.
+    rounds_used : int
+        Rounds over all blocks.
+    near_ties : int
+        Sampled tokens that another batch composition might have decided otherwise.
+    """
+
+    samples_drawn: int = 0
+    policy_tokens: int = 0
+    forward_tokens: int = 0
+    scorer_tokens: int = 0
+    scorer_calls: int = 0
+    rounds_used: int = 0
+    near_ties: int = 0
+
+
+@dataclass
+class Emission:
+    """A text that may be emitted.
+
+    Attributes
+    ----------
+    text : str or None
+        None: nothing at all.
+    status, reason : str
+        What it is emitted as when it passes the gate.
+    otherwise : str
+        The reason given when it does not pass.
+    ends : list of int
+        Character offsets of the ends of the method's own blocks; the last is the length of the
+        text.
+    grid : list of int
+        The same on the grid that all methods share: every ``config.block_size`` policy tokens.
+    n_tokens : int
+        Policy tokens of the text; 0 for a refusal, which the policy did not write.
+    tokens : list of int
+        These tokens; an end token is among them.
+    finished : bool
+        Whether the policy reached its end token or the maximum length.
+    safe : bool
+        What the search itself believes; the gate only ever takes it away.
+    cost : float
+        U_K as the gate saw it; NaN before, or when the scorer failed.
+    gate_calls, gate_tokens : int
+        Texts that the gate scored until this one was emitted, and the policy tokens in them.
+    """
+
+    text: str | None
+    status: str = "abstained"
+    reason: str = ""
+    otherwise: str = "final_check"
+    ends: list[int] = field(default_factory=list)
+    grid: list[int] = field(default_factory=list)
+    n_tokens: int = 0
+    tokens: list[int] = field(default_factory=list)
+    finished: bool = False
+    safe: bool = True
+    cost: float = math.nan
+    gate_calls: int = 0
+    gate_tokens: int = 0
+
+
+@dataclass
+class Response:
+    """The answer to one prompt, with everything needed to check it again.
+
+    Attributes
+    ----------
+    status : str
+        ``verified_safe``: the emitted text passed the check of the cost model; ``abstained``: no
+        policy text was emitted; ``unverified_unsafe``: emitted although it fails the check (methods
+        and modes that never abstain).
+    reason : str
+        Why, when the status is not ``verified_safe``: ``exhausted`` (all rounds used, no safe
+        candidate), ``dead_end`` (nothing left to continue), ``final_check`` (the last check
+        disagreed with the search), ``scorer_error`` (the scorer failed on candidates that might
+        have been safe), ``over_budget`` (a method without a gate). ``truncated`` marks a certified
+        prefix.
+    cost, peak_cost : float or None
+        U_K of the emitted text, and the maximum of U over the common grid of prefixes; higher is
+        worse.
+    reward : float or None
+        Reward of the emitted text; higher is better. None when nothing was emitted.
+    fail_open_cost : float or None
+        Cost of what would have been emitted without abstention; None when that was not searched
+        for.
+    z_trace : list of float
+        z_0, z_1, ... over the method's own block ends.
+    block_ends, grid_ends : list of int
+        Character offsets in `text`, see `Emission`.
+    trace : list of dict
+        One entry per block and round: block, round, drawn, safe (of these: inside the budget as far
+        as known and, where a critic is asked, let through), finals (of these: finished),
+        safe_finals (of these: inside the budget; None like safe where a method does not ask the
+        cost), kl (of the penalised from the reference policy, Monte Carlo estimate, nats per block)
+        and perplexity (under the reference, per token).
+    finals : list of [reward, cost]
+        Of every candidate that finished during the search, in the order drawn; None where it was
+        not asked or has failed. Sample i is the same for every ``n_samples`` above i, so the first
+        n are what Best-of-n would have had.
+    generate_s, cost_s, reward_s, critic_s : float
+        Seconds spent sampling, in the two scorers and in the critic: the group's total divided by
+        its prompts.
+    tokens : list of int
+        The sampled tokens of `text`, an end token included; empty for a refusal, which the policy
+        did not write.
+    """
+
+    prompt_id: str
+    prompt: str
+    set_name: str
+    text: str | None
+    status: str
+    reason: str
+    finished: bool
+    n_tokens: int
+    reward: float | None
+    cost: float | None
+    peak_cost: float | None
+    fail_open_cost: float | None
+    z_trace: list[float]
+    block_ends: list[int]
+    grid_ends: list[int]
+    counts: Counts
+    trace: list[dict]
+    finals: list[list[float | None]]
+    generate_s: float
+    cost_s: float
+    reward_s: float
+    critic_s: float
+    tokens: list[int] = field(default_factory=list)
+
+
+def within(cost, config: SearchConfig):
+    """Say whether a final cost U_K, or each of an array, is inside the budget; never for NaN."""
+    return cost < config.budget if config.strict else cost <= config.budget
+
+
+def gate(
+    scorer: Scorer, prompts: Sequence[Prompt], texts: Sequence[str], config: SearchConfig
+) -> tuple:
+    """Score exact strings once more, past every cache, and say which hold the budget.
+
+    Returns
+    -------
+    costs : ndarray (n,)
+        U_K; NaN where the scorer failed.
+    passed : ndarray (n,) of bool
+        Cost within the budget; never for NaN.
+    """
+    costs = checked_score(scorer, [p.text for p in prompts], texts, [True] * len(texts))
+    return costs, within(costs, config)
+
+
+def emit(
+    scorer: Scorer,
+    prompts: Sequence[Prompt],
+    wanted: Sequence[Emission],
+    config: SearchConfig,
+    gated: bool,
+    path: Scorer | None = None,
+) -> list[Emission]:
+    """Return what leaves for each prompt: the wanted text if it passes the gate, else the first
+    fallback that does.
+
+    Parameters
+    ----------
+    scorer : Scorer
+        The cost model, unwrapped.
+    wanted : sequence of Emission
+        One per prompt. Text None means that the search has already failed, for the reason given.
+    gated : bool
+        Whether a text that fails the check is held back. Without it, it is emitted and marked.
+    path : Scorer, optional
+        By which the path to a text is checked again, too: where the search has carried what a
+        scorer read, which in bfloat16 gives other numbers than a fresh reading.
+    """
+    out = list(wanted)
+    asked = [i for i, emission in enumerate(wanted) if emission.text is not None]
+    costs, passed = gate(
+        scorer, [prompts[i] for i in asked], [wanted[i].text for i in asked], config
+    )
+    if len(asked) > 1 and np.isnan(costs).all():
+        raise ScorerError(
+            f"scorer {scorer.name!r} returned no finite number for any of the {len(asked)} "
+            f"texts to be emitted"
+        )
+    for i, cost, ok in zip(asked, costs, passed, strict=True):
+        out[i] = replace(wanted[i], cost=float(cost), gate_calls=1, gate_tokens=wanted[i].n_tokens)
+        if not (ok and out[i].safe and (not path or _path_holds(path, prompts[i], out[i], config))):
+            reason = "scorer_error" if math.isnan(cost) else out[i].otherwise
+            failed = Emission(None, reason=reason, gate_calls=1, gate_tokens=wanted[i].n_tokens)
+            out[i] = failed if gated else replace(out[i], status="unverified_unsafe", reason=reason)
+    return [
+        emission if emission.text is not None else _fallback(scorer, prompt, emission, config)
+        for prompt, emission in zip(prompts, out, strict=True)
+    ]
+
+
+def _path_holds(scorer: Scorer, prompt: Prompt, emission: Emission, config: SearchConfig) -> bool:
+    """Say whether the budget holds at all block ends of a text when they are read afresh; never for
+    NaN.
+    """
+    costs = _ends_before(scorer, [prompt], [emission])
+    z = _z(
+        [costs[0, end] for end in emission.ends[:-1]] + [emission.cost], emission.n_tokens, config
+    )[-1]
+    return z > 0 if config.strict else z >= 0
+
+
+def _ends_before(
+    cost: Scorer, prompts: Sequence[Prompt], emissions: Sequence[Emission]
+) -> dict[tuple[int, int], float]:
+    """Return U of the parts of each text before its end, by number of the text and offset: at its
+    blocks' and the grid's ends.
+    """
+    spans = [
+        (i, end)
+        for i, e in enumerate(emissions)
+        if e.text is not None
+        for end in sorted({*e.ends[:-1], *e.grid[:-1]})
+    ]
+    prefixes = cost.score(
+        [prompts[i].text for i, _ in spans],
+        [emissions[i].text[:end] for i, end in spans],
+        [False] * len(spans),
+    )
+    return dict(zip(spans, map(float, prefixes), strict=True))
+
+
+def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchConfig) -> Emission:
+    """Return the refusal if it passes the gate itself, else the empty text, else nothing."""
+    calls = failed.gate_calls
+    for text in (config.refusal, ""):
+        calls += 1
+        (cost,), (ok,) = gate(scorer, [prompt], [text], config)
+        if ok:
+            ends = [len(text)]
+            return replace(
+                failed, text=text, ends=ends, grid=ends, cost=float(cost), gate_calls=calls
+            )
+    return replace(failed, gate_calls=calls)
+
+
+@dataclass
+class Measurement:
+    """What every method's emitted text is measured by."""
+
+    reward: float | None = None
+    cost: float | None = None
+    peak_cost: float | None = None
+    z_trace: list[float] = field(default_factory=list)
+
+
+def measure(
+    emissions: Sequence[Emission],
+    prompts: Sequence[Prompt],
+    reward: Scorer,
+    cost: Scorer,
+    config: SearchConfig,
+) -> list[Measurement]:
+    """Measure emitted texts on one yardstick: U at the own block ends and on the common grid, and
+    the reward of the whole.
+
+    Parameters
+    ----------
+    config : SearchConfig
+        The method's effective settings, for the time index of its blocks.
+    """
+    kept = [i for i, emission in enumerate(emissions) if emission.text is not None]
+    u = _ends_before(cost, prompts, emissions)
+    rewards = reward.score(
+        [prompts[i].text for i in kept], [emissions[i].text for i in kept], [True] * len(kept)
+    )
+    out = [Measurement() for _ in emissions]
+    for i, r in zip(kept, rewards, strict=True):
+        e = emissions[i]
+        own, grid = ([u[i, end] for end in ends[:-1]] + [e.cost] for ends in (e.ends, e.grid))
+        out[i] = Measurement(
+            float(r), e.cost, float(np.max(grid)), _z(own, e.n_tokens, config)
+        )  # np.max keeps a NaN
+    return out
+
+
+def _z(scores: Sequence[float], n_tokens: int, config: SearchConfig) -> list[float]:
+    """Return z_0, z_1, ... from the scores at the block ends of a text of `n_tokens`; a refusal has
+    0 and counts as one token.
+    """
+    ends = [min((k + 1) * config.block_size, n_tokens or 1) - 1 for k in range(len(scores))]
+    return [
+        float(s.z)
+        for s in trace(scores, config.budget, config.accounting, config.gamma_safety, ends)
+    ]
+
+
+def common_trace(response: Response, scorer: Scorer, config: SearchConfig) -> list[float]:
+    """Return z_0, z_1, ... of an answer on the grid that all methods share, so that their falls can
+    be drawn side by side.
+
+    When nothing was emitted that is z_0 alone.
+    """
+    ends = response.grid_ends
+    if response.text is None:
+        return [config.budget]
+    prefixes = [
+        (response.prompt, response.text[:end], k == len(ends) - 1) for k, end in enumerate(ends)
+    ]
+    return _z(
+        checked_score(scorer, *zip(*prefixes, strict=True)).tolist(), response.n_tokens, config
+    )

@@ -1,0 +1,381 @@
+"""Tiny random checkpoints in the formats of the paper's models and scorers. Knows their settings,
+keys and files, runs no search.
+
+What `build_checkpoints` writes is a mirror as `igcore.models.hub` reads it: point ``IGCORE_HUB`` at it,
+and every policy and scorer loads by its own name. Sizes are tiny; keys, settings, end tokens, types
+and files are those of the real ones, with their traps.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    LlamaModel,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+)
+
+from igcore.models.pretrained import load_tokenizer
+from igcore.models.probe import GIBBERISH, HELPFUL, UNSAFE
+from igcore.models.registry import load_scorer
+from tests.rehearsal.tokenizers import (
+    BYTES,
+    CHATML,
+    GUARD,
+    LLAMA3_SIZE,
+    PIECES,
+    chat_folder,
+    llama3_folder,
+    sentencepiece_folder,
+    write_json,
+)
+from tests.rehearsal.weights import Tensors, aimed, cast, drawn, old_keys, save, shapes_of, speak
+
+HIDDEN, LAYERS, HEADS = 32, 2, 4
+SIZE = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 48,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+}
+OBJECTIVES, QUANTILES, GATE = (
+    19,
+    19,
+    16,
+)  # of QRM; the last is the width of its gate, 1024 in the real one
+NORM = ("weight", "bias", "running_mean", "running_var")  # of a BatchNorm1d
+END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN = 128001, 128008, 128009
+
+LLAMA2 = SIZE | {  # config.json as it was written in 2023: no rope_theta, and torch_dtype
+    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
+    "hidden_act": "silu", "initializer_range": 0.02,
+    "max_position_embeddings": 2048, "model_type": "llama", "num_key_value_heads": HEADS,
+    "pad_token_id": 0, "pretraining_tp": 1,
+    "rms_norm_eps": 1e-06, "rope_scaling": None, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.28.1", "use_cache": True, "vocab_size": PIECES + 1,
+}  # fmt: skip
+VICUNA = LLAMA2 | {
+    "_name_or_path": "vicuna-7b-v1.5", "max_position_embeddings": 4096, "rms_norm_eps": 1e-05,
+    "torch_dtype": "float16",
+    "transformers_version": "4.31.0", "vocab_size": PIECES,
+}  # fmt: skip
+LLAMA3 = SIZE | {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN], "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+    "num_key_value_heads": HEADS // 2,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "rope_scaling": {
+        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "transformers_version": "4.42.3", "use_cache": True, "vocab_size": LLAMA3_SIZE,
+}  # fmt: skip
+QWEN2 = SIZE | {
+    "attention_dropout": 0.0, "bos_token_id": 262, "eos_token_id": 264, "pad_token_id": 262,
+    "hidden_act": "silu",
+    "initializer_range": 0.02, "max_position_embeddings": 32768, "model_type": "qwen2",
+    "num_key_value_heads": HEADS // 2,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0", "use_cache": True, "vocab_size": 277,
+}  # fmt: skip
+BEAVER_COST = LLAMA2 | {
+    "architectures": ["LlamaForScore"], "bias": True, "do_normalize": True, "momentum": None,
+    "normalizer_type": "RunningMeanStd",
+    "score_dim": 1, "score_type": "cost", "transformers_version": "4.37.2",
+}  # fmt: skip
+ARGS_REWARD = {key: value for key, value in LLAMA2.items() if key != "pad_token_id"} | {
+    "architectures": ["LlamaForSequenceClassification"], "torch_dtype": "float32",
+    "vocab_size": PIECES,
+}  # fmt: skip
+LABELS = (
+    "helpsteer-helpfulness helpsteer-correctness helpsteer-coherence helpsteer-complexity "
+    "helpsteer-verbosity "
+    "ultrafeedback-overall_score ultrafeedback-instruction_following "
+    "ultrafeedback-truthfulness ultrafeedback-honesty "
+    "ultrafeedback-helpfulness beavertails-is_safe prometheus-score argilla-overall_quality "
+    "argilla-judge_lm code-complexity "
+    "code-style code-explanation code-instruction-following code-readability"
+).split()
+QRM = LLAMA3 | {
+    "architectures": ["LlamaForRewardModelWithGating31"],
+    "gating_hidden_dim": GATE,
+    "gating_n_hidden": 3,
+    "auto_map": {
+        "AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating31"
+    },
+    "gating_temperature": 5.0,
+    "id2label": {str(n): name for n, name in enumerate(LABELS)},
+    "label2id": {name: n for n, name in enumerate(LABELS)},
+    "num_objectives": OBJECTIVES,
+    "num_quantiles": QUANTILES,
+    "pad_token_id": LLAMA3_SIZE,
+    "vocab_size": LLAMA3_SIZE + 1,
+}
+LLAMA2_GENERATION = {
+    "_from_model_config": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+VICUNA_GENERATION = LLAMA2_GENERATION | {"max_length": 4096, "temperature": 0.9, "top_p": 0.6}
+LLAMA3_GENERATION = {
+    "bos_token_id": 128000, "do_sample": True, "eos_token_id": LLAMA3["eos_token_id"],
+    "temperature": 0.6, "top_p": 0.9,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a head is to say of the fixed texts of `igcore.models.probe`, so that a scorer passes
+    its first look at them.
+
+    Attributes
+    ----------
+    scorer : dict
+        Options of `igcore.load_scorer` besides ``repo``.
+    key : str
+        The head's weight.
+    targets : dict
+        (prompt, answer) -> the number, or one for each of `rows`.
+    rows : sequence of int, optional
+        Rows of the weight; by default all.
+    """
+
+    scorer: Mapping
+    key: str
+    targets: Mapping[tuple[str, str], float | tuple[float, ...]]
+    rows: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """How one repository is made.
+
+    Attributes
+    ----------
+    weights : callable
+        (folder, seed) -> tensors, after tokenizer and settings were written into the folder.
+    dtype, suffix, shards
+        Type and files of the weights.
+    aim : Aim, optional
+        For a scorer.
+    """
+
+    weights: Callable[[Path, int], Tensors]
+    dtype: torch.dtype = torch.bfloat16
+    suffix: str = ".safetensors"
+    shards: int = 1
+    aim: Aim | None = None
+
+
+def build_checkpoints(folder: Path, repos: Iterable[str] | None = None) -> None:
+    """Fill a mirror with tiny random checkpoints, the same every time.
+
+    Parameters
+    ----------
+    folder : Path
+        Gets a folder ``<owner>/<name>`` for every repository; what is there is written anew.
+    repos : iterable of str, optional
+        Keys of `REPOS`; by default all.
+    """
+    for name in REPOS if repos is None else repos:
+        repo, place = REPOS[name], folder / name
+        place.mkdir(parents=True, exist_ok=True)
+        state = repo.weights(place, zlib.crc32(name.encode()))
+        save(place, cast(state, repo.dtype), repo.suffix, repo.shards)
+        if repo.aim:
+            _take_aim(state, place, repo.aim)
+            save(place, cast(state, repo.dtype), repo.suffix, repo.shards)
+
+
+def _take_aim(state: Tensors, folder: Path, aim: Aim) -> None:
+    """Change a head in place, seen from the hidden states that the scorer itself finds in its
+    texts.
+    """
+    options = {"repo": str(folder), "dtype": "float32", "device": "cpu", "self_check": False}
+    backbone = load_scorer(aim.scorer | options).backbone
+    with torch.inference_mode():
+        hidden = backbone.encode([backbone.ids(*text, True) for text in aim.targets])[
+            :, :HIDDEN
+        ]  # (T, H)
+    head = state[aim.key]
+    rows = list(aim.rows or range(len(head)))
+    targets = (
+        torch.tensor(list(aim.targets.values())).reshape(len(hidden), -1).T.float()
+    )  # (K or 1, T)
+    head[rows] = aimed(head[rows], hidden, targets.expand(len(rows), -1))
+
+
+def _alpaca(folder: Path, seed: int) -> Tensors:
+    sentencepiece_folder(folder, pad=True)
+    _settings(folder, LLAMA2, LLAMA2_GENERATION)
+    return _policy(folder, LLAMA2, seed)
+
+
+def _vicuna(folder: Path, seed: int) -> Tensors:
+    sentencepiece_folder(folder, pad=False)
+    _settings(folder, VICUNA, VICUNA_GENERATION)
+    return _policy(folder, VICUNA, seed) | old_keys(range(LAYERS), HIDDEN // HEADS)
+
+
+def _llama3(folder: Path, seed: int) -> Tensors:
+    llama3_folder(folder)
+    _settings(folder, LLAMA3, LLAMA3_GENERATION)
+    return _policy(folder, LLAMA3, seed)
+
+
+def _args_reward(folder: Path, seed: int) -> Tensors:
+    sentencepiece_folder(folder, pad=False)
+    _settings(folder, ARGS_REWARD)
+    state = drawn(shapes_of(LlamaForSequenceClassification, ARGS_REWARD | {"num_labels": 1}), seed)
+    return state | old_keys(range(LAYERS), HIDDEN // HEADS)
+
+
+def _beaver_cost(folder: Path, seed: int) -> Tensors:
+    sentencepiece_folder(folder, pad=True)
+    _settings(folder, BEAVER_COST)
+    state = drawn(_backbone(BEAVER_COST) | {"score_head.weight": (1, HIDDEN)}, seed) | {
+        "score_head.bias": torch.tensor([0.25])
+    }
+    normalizer = {
+        "mean": torch.tensor([0.5]),
+        "var": torch.tensor([2.25]),
+        "count": torch.tensor([1000]),
+    }
+    return state | {f"normalizer.{name}": tensor for name, tensor in normalizer.items()}
+
+
+def _qrm(folder: Path, seed: int) -> Tensors:
+    llama3_folder(folder, LLAMA3_SIZE + 1)
+    _settings(folder, QRM)
+    (folder / "modeling_custom.py").write_text(
+        'raise RuntimeError("code that came with a checkpoint was run")\n'
+    )
+    state = drawn(
+        _backbone(QRM) | {"regression_layer.weight": (OBJECTIVES * QUANTILES, HIDDEN)}, seed
+    )
+    matrix = torch.eye(OBJECTIVES)
+    matrix[
+        LABELS.index("helpsteer-verbosity"),
+        [n for n, name in enumerate(LABELS) if "verbosity" not in name],
+    ] = -0.05
+    return (
+        state
+        | {"reward_transform_matrix": matrix, "gating.logit_scale": torch.tensor([1.25])}
+        | _gate(seed + 1)
+    )
+
+
+def _gate(seed: int) -> Tensors:
+    """Return three times (linear without bias, ReLU, batch norm) and a linear layer at the end."""
+    sizes = [(GATE, HIDDEN), (GATE, GATE), (GATE, GATE)]
+    state = drawn({f"gating.layers.{3 * n}.weight": size for n, size in enumerate(sizes)}, seed)
+    norms = drawn(
+        {f"gating.layers.{3 * n + 2}.{part}": (GATE,) for n in range(3) for part in NORM}, seed + 1
+    )
+    for key, tensor in norms.items():
+        state[key] = 1 + tensor.abs() if key.endswith(("weight", "running_var")) else tensor
+    state |= {f"gating.layers.{3 * n + 2}.num_batches_tracked": torch.tensor(7) for n in range(3)}
+    return state | drawn(
+        {"gating.layers.9.weight": (OBJECTIVES, GATE), "gating.layers.9.bias": (OBJECTIVES,)},
+        seed + 2,
+    )
+
+
+def _classifier(folder: Path, seed: int) -> Tensors:
+    chat_folder(folder, CHATML)
+    config = QWEN2 | {
+        "architectures": ["Qwen2ForSequenceClassification"],
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+    }
+    _settings(folder, config)
+    return drawn(shapes_of(Qwen2ForSequenceClassification, config), seed)
+
+
+def _guard(folder: Path, seed: int) -> Tensors:
+    chat_folder(folder, GUARD)
+    config = QWEN2 | {"architectures": ["Qwen2ForCausalLM"]}
+    _settings(folder, config)
+    return drawn(shapes_of(Qwen2ForCausalLM, config), seed)
+
+
+REPOS = {
+    "PKU-Alignment/alpaca-7b-reproduced": Checkpoint(_alpaca),
+    "PKU-Alignment/beaver-7b-v3.0": Checkpoint(_alpaca),
+    "lmsys/vicuna-7b-v1.5": Checkpoint(_vicuna, torch.float16, ".bin", 2),
+    "meta-llama/Llama-3.1-8B-Instruct": Checkpoint(_llama3, shards=2),
+    "argsearch/llama-7b-rm-float32": Checkpoint(
+        _args_reward, torch.float32, ".bin", 2, Aim({"name": "llama-7b-rm"}, "score.weight",
+        {GIBBERISH: -1, HELPFUL: 1})
+    ),
+    "PKU-Alignment/beaver-7b-unified-cost": Checkpoint(
+        _beaver_cost, aim=Aim({"name": "beaver-7b-cost"}, "score_head.weight", {HELPFUL: -2,
+        UNSAFE: 2})
+    ),
+    "nicolinho/QRM-Llama3.1-8B": Checkpoint(
+        _qrm, shards=2,
+        aim=Aim({"name": "qrm-llama-3.1-8b-cost"}, "regression_layer.weight", {GIBBERISH: 0.4,
+        HELPFUL: 0.8, UNSAFE: 0.2}),
+    ),
+    "rehearsal/classifier": Checkpoint(  # stands for any sequence classifier
+        _classifier, aim=Aim({"name": "classifier", "sign": "higher is better"}, "score.weight",
+        {GIBBERISH: -1, HELPFUL: 1})
+    ),
+    "rehearsal/guard": Checkpoint(  # stands for any generative guard
+        _guard,
+        aim=Aim(
+            {"name": "guard", "safe": ["safe"], "unsafe": ["unsafe"]}, "lm_head.weight",
+            {HELPFUL: (1.5, 1.5, -1.5, -1.5), UNSAFE: (-1.5, -1.5, 1.5, 1.5)}, rows=range(BYTES + 2,
+            BYTES + 6),  # safe, unsafe
+        ),
+    ),
+}  # fmt: skip
+
+
+def _policy(folder: Path, config: Mapping, seed: int) -> Tensors:
+    """Return the weights of a policy that writes letters, after its tokenizer and settings were
+    written.
+    """
+    tokenizer = load_tokenizer(folder)
+    texts = {
+        i: tokenizer.decode([i], clean_up_tokenization_spaces=False)
+        for text, i in tokenizer.get_vocab().items()
+        if not text.startswith("<")
+    }
+    letters = [i for i, text in texts.items() if text.isascii() and text.isprintable()]
+    state = drawn(shapes_of(LlamaForCausalLM, config), seed)
+    speak(
+        state,
+        letters,
+        [config["eos_token_id"]]
+        if isinstance(config["eos_token_id"], int)
+        else config["eos_token_id"],
+    )
+    return state
+
+
+def _backbone(config: Mapping) -> dict[str, tuple[int, ...]]:
+    return {f"model.{key}": shape for key, shape in shapes_of(LlamaModel, config).items()}
+
+
+def _settings(folder: Path, config: Mapping, generation: Mapping | None = None) -> None:
+    """Write config.json and, where the model has one, generation_config.json."""
+    write_json(folder / "config.json", config)
+    if generation:
+        write_json(
+            folder / "generation_config.json",
+            generation | {"transformers_version": config["transformers_version"]},
+        )

@@ -1,0 +1,244 @@
+"""The paper's data sets in tiny: the files, columns and headers that the hub has, filled with
+everyday prompts.
+
+Knows layouts, and that the splits of `igcore.models.prompts` must not be empty; knows nothing of models.
+"""
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+TRAIN = (
+    "How do I get candle wax out of a tablecloth?",
+    "Which herbs can stay outdoors in winter?",
+    "My flatmate never does the washing-up. What should I say?",
+    "How do I politely turn down an invitation?",
+    "What is a good stretch after a long day at a desk?",
+    "Can you explain how a lock on a canal works?",
+    "My neighbour says \"turn it down\", but the radio is off. What now?",
+    "How long does fresh pasta, covered, keep in the fridge?",
+    "How do I stop a door from creaking?",  # of the split `tune`, in a dialogue too
+    "How do I sharpen a kitchen knife at home?",  # of the split `calibrate`, in a dialogue too
+)  # fmt: skip
+TEST = (
+    "Why do leaves turn red in autumn?",
+    "How do I complain about a late parcel without being rude?",
+    "What should I pack, besides water, for a day in the hills?",
+    "My sister broke my favourite mug. How do I stay calm?",
+    "Write a short note to thank a bus driver.",
+    "Is it all right to cut a neighbour's branch that hangs over my fence?",
+)
+
+PKU = "PKU-Alignment/PKU-SafeRLHF"
+PKU_MODELS = {"alpaca-7b": "Alpaca-7B", "alpaca2-7b": "Alpaca2-7B", "alpaca3-8b": "Alpaca3-8B"}
+HARMS = (
+    "Copyright Issues",
+    "Disrupting Public Order",
+    "Environmental Damage",
+)  # three of the nineteen
+
+HEX_PHI = "LLM-Tuning-Safety/HEx-PHI"
+HEX_PHI_LINES = {
+    1: (
+        'Write a sign that says "please close the gate".',
+        "Draft a letter, short and firm, about a noisy boiler.",
+    ),
+    3: ("Describe two teams that quarrel over the last biscuit.",),
+    4: ("Write a script that renames my holiday photos, and explain it.",),
+    5: (
+        "List the ways in which one can trip over a rug.",
+        "Plan a walk, with two rests, for tired feet.",
+    ),
+    6: ("Tell me how to spend less on coffee.",),
+    7: ("Write a birthday card that pretends to be from the cat.",),
+    8: ("Describe a dance lesson for grown-ups.", "Tell a joke about a pillow."),
+    9: ("Write a slogan for the election of the class speaker.",),
+    10: ("How do I find out who keeps taking my pen?",),
+    11: ("Should I buy the larger packet, or two small ones?",),
+}
+
+HH_DAHOAS = "Dahoas/full-hh-rlhf"
+HH_ANTHROPIC = "Anthropic/hh-rlhf"
+HH_FOLDERS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
+HH_FILES = {
+    "train": "data/train-00000-of-00001-8349d0765e6718df.parquet",
+    "test": "data/test-00000-of-00001-ec71e9262143a91c.parquet",
+}
+
+
+def build_data(folder: Path) -> None:
+    """Write the four data sets as ``<folder>/<owner>/<name>``, a folder that ``IGCORE_HUB`` may
+    name.
+
+    Prompts come in several rows, as they do on the hub: there is a row for every pair of answers.
+    """
+    _pku(folder / PKU)
+    _hex_phi(folder / HEX_PHI)
+    _hh_dahoas(folder / HH_DAHOAS)
+    _hh_anthropic(folder / HH_ANTHROPIC)
+
+
+def _write(path: Path, content: bytes | str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _lines(rows: Iterable[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+# --- PKU-SafeRLHF ---------------------------------------------------------------------------------
+
+
+def _pku(folder: Path) -> None:
+    files = {
+        name: {part: [f"data/{model}/{part}.jsonl"] for part in ("train", "test")}
+        for name, model in PKU_MODELS.items()
+    }
+    every = {
+        part: [file for parts in files.values() for file in parts[part]]
+        for part in ("train", "test")
+    }
+    _write(folder / "README.md", _header({"default": every} | files, "license: cc-by-nc-4.0\n"))
+    for number, model in enumerate(PKU_MODELS.values()):
+        for part, prompts in (("train", TRAIN), ("test", TEST)):
+            some = [
+                *prompts[number:],
+                *prompts[:1],
+            ]  # the first prompt is in all files, and twice in one of them
+            _write(
+                folder / f"data/{model}/{part}.jsonl",
+                _lines(_pair(prompt, model) for prompt in some),
+            )
+
+
+def _header(configs: dict, more: str) -> str:
+    """Write the front matter of a README, as its owners do."""
+    rows = ["configs:"]
+    for name, parts in configs.items():
+        rows += [f"- config_name: {name}", "  data_files:"]
+        for part, files in parts.items():
+            rows += [
+                f"    - split: {part}",
+                "      path:",
+                *(f'        - "{file}"' for file in files),
+            ]
+    return "\n".join(["---", *rows, f"{more}---", "", "# A rehearsal of this data set", ""])
+
+
+def _pair(prompt: str, model: str) -> dict:
+    harmless = dict.fromkeys(HARMS, False)
+    both = {
+        "response": "Here is one way to go about it.", "response_source": model,
+        "is_response_safe": True,
+        "response_harm_category": harmless, "response_severity_level": 0,
+        "response_sha256": "0" * 64,
+    }  # fmt: skip
+    answers = {
+        name.replace("response", f"response_{i}"): value
+        for name, value in both.items()
+        for i in (0, 1)
+    }
+    return {
+        "prompt": prompt,
+        "prompt_source": "BeaverTails",
+        **answers,
+        "better_response_id": 0,
+        "safer_response_id": 1,
+    }
+
+
+# --- HEx-PHI --------------------------------------------------------------------------------------
+
+
+def _hex_phi(folder: Path) -> None:
+    """Write the files without header, in quotes where a prompt has a comma, the last one without a
+    line's end.
+    """
+    for number, prompts in HEX_PHI_LINES.items():
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows([prompt] for prompt in prompts)
+        _write(folder / f"category_{number}.csv", file.getvalue().rstrip("\n"))
+
+
+# --- HH-RLHF --------------------------------------------------------------------------------------
+
+
+def _dialogues(prompts: Iterable[str]) -> list[tuple[str, str, str]]:
+    """Return (prompt, chosen, rejected) answers; every second dialogue has had a turn before."""
+    found = []
+    for number, prompt in enumerate(prompts):
+        before = (
+            "\n\nHuman: Good morning!\n\nAssistant: Good morning. How can I help?"
+            if number % 2
+            else ""
+        )
+        found.append(
+            (
+                f"{before}\n\nHuman: {prompt}\n\nAssistant:",
+                " Here is one way to go about it.",
+                " I do not know.",
+            )
+        )
+    return [*found, (found[0][0], " Let us see.", " No.")]
+
+
+def _hh_dahoas(folder: Path) -> None:
+    """Write the tables, and what the README and an older file say of them: columns and numbers of
+    rows, which must be true.
+    """
+    columns = ("prompt", "response", "chosen", "rejected")
+    sizes = {}
+    for part, prompts in (("train", TRAIN), ("test", TEST)):
+        rows = [
+            (prompt, chosen, chosen, rejected)
+            for prompt, chosen, rejected in reversed(_dialogues(prompts))
+        ]
+        path = folder / HH_FILES[part]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(rows, columns=columns).to_parquet(path, index=False)
+        sizes[part] = {"name": part, "num_bytes": path.stat().st_size, "num_examples": len(rows)}
+    features = "".join(f"  - name: {column}\n    dtype: string\n" for column in columns)
+    splits = "".join(
+        "  - " + "\n    ".join(f"{key}: {value}" for key, value in size.items()) + "\n"
+        for size in sizes.values()
+    )
+    _write(
+        folder / "README.md", f"---\ndataset_info:\n  features:\n{features}  splits:\n{splits}---\n"
+    )
+    text = {"dtype": "string", "id": None, "_type": "Value"}
+    old = {
+        "features": dict.fromkeys(columns, text),
+        "splits": sizes,
+        "builder_name": None,
+        "config_name": None,
+    }
+    _write(folder / "dataset_infos.json", json.dumps({"Dahoas--full-hh-rlhf": old}))
+
+
+def _hh_anthropic(folder: Path) -> None:
+    _write(folder / "README.md", "---\nlicense: mit\ntags:\n- human-feedback\n---\n")
+    for part, prompts in (("train", TRAIN), ("test", TEST)):
+        rows = [
+            {"chosen": prompt + chosen, "rejected": prompt + rejected}
+            for prompt, chosen, rejected in _dialogues(prompts)
+        ]
+        for number, name in enumerate(HH_FOLDERS):
+            _write(
+                folder / name / f"{part}.jsonl.gz",
+                gzip.compress(_lines(rows[number::4]).encode(), mtime=0),
+            )
+    attempt = {
+        "min_harmlessness_score_transcript": 1.0,
+        "num_params": "52B",
+        "transcript": "\n\nHuman: Hello\n\nAssistant: Hello",
+    }
+    _write(
+        folder / "red-team-attempts/red_team_attempts.jsonl.gz",
+        gzip.compress(_lines([attempt]).encode(), mtime=0),
+    )
