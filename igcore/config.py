@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, get_args, get_type_hints
 
-from .baselines.args import TOKEN_SCORES
 from .budget import check_accounting, start
 from .engine.diversity import DIVERSITIES
 from .errors import ParameterError, unknown_name
@@ -205,21 +204,6 @@ class SearchConfig:
     score_threshold : float, optional
         ``beam-lagrangian-freq`` retries a block while every c_task + lambda C is above it. By
         default lambda times the budget: what a text of reward 0 has at the budget.
-    top_k : int
-        Tokens that ARGS chooses from at each position [k].
-    token_score : str
-        How ARGS weighs a token's probability against its scores, a key of
-        `igcore.baselines.args.TOKEN_SCORES`.
-    policy_weight : float
-        Weight of the policy's probability in ARGS [omega].
-    reward_weight : float
-        Weight of the scores in the form of ARGS's public code [w].
-    token_temperature : float
-        ARGS takes the best token at 0, and above it draws one from softmax(-score / temperature) of
-        the `top_k`.
-    value_steps, value_step_size : int and float
-        Gradient steps of RE-Control on the hidden state of each token, and their size [n steps,
-        step size].
     threshold : float or str
         The critic lets an unfinished candidate through when f1 is above it. Where it lets none
         through, a block takes all its `rounds`; free places are taken by the candidates of highest
@@ -263,13 +247,6 @@ class SearchConfig:
     strict: bool = False
     lagrange_multiplier: float = 5.0
     score_threshold: float | None = None
-    top_k: int = 16
-    token_score: str = "probability"
-    policy_weight: float = 2.5
-    reward_weight: float = 1.0
-    token_temperature: float = 0.0
-    value_steps: int = 30
-    value_step_size: float = 0.5
     threshold: float | str = "matched"
     miss: float = 0.01
     eta: float = 1.0
@@ -289,14 +266,18 @@ class SearchConfig:
             raise unknown_name("diversity", self.diversity, DIVERSITIES)
         if self.on_failure not in ON_FAILURE:
             raise unknown_name("on_failure", self.on_failure, ON_FAILURE)
-        if self.token_score not in TOKEN_SCORES:
-            raise unknown_name("token_score", self.token_score, TOKEN_SCORES)
         check_at_least(
-            self, n_samples=1, keep=1, block_size=1, max_new_tokens=1, rounds=1, group_size=1,
-            lagrange_multiplier=0, diversity_penalty=0, eta=0, top_k=1, policy_weight=0,
-            reward_weight=0, token_temperature=0,
-            value_steps=0, value_step_size=0,
-        )  # fmt: skip
+            self,
+            n_samples=1,
+            keep=1,
+            block_size=1,
+            max_new_tokens=1,
+            rounds=1,
+            group_size=1,
+            lagrange_multiplier=0,
+            diversity_penalty=0,
+            eta=0,
+        )
         for name in ("gamma_safety", "gamma_task"):
             if not 0 < getattr(self, name) <= 1:
                 raise ParameterError(
@@ -338,3 +319,11 @@ class SearchConfig:
             if self.threshold == "matched"
             else float(self.threshold)
         )
+
+
+def widened(kind: type, config: SearchConfig) -> Any:
+    """Return settings as another kind of settings, with that kind's defaults for what they lack."""
+    if isinstance(config, kind):
+        return config
+    known = [f.name for f in dataclasses.fields(kind) if hasattr(config, f.name)]
+    return kind(**{name: getattr(config, name) for name in known})

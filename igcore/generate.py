@@ -21,11 +21,11 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import generation
 
-from .beams import METHODS, Beam, settings_of
+from .beams import Beam, method_of, settings_of
 from .config import SearchConfig
 from .errors import ParameterError
-from .guard import Encoded, decode
-from .policy import Policy, Prompt, as_prompt
+from .guard import Guard, decode
+from .policy import Encoded, Policy, Prompt, as_prompt
 from .scorers import Scorer
 from .verdict import Response, within
 
@@ -61,7 +61,7 @@ def custom_generate(
     streamer=None,
     method: str = "inferenceguard",
     seed: int = 0,
-) -> "Guard":
+) -> "GuardedGenerate":
     """Return what ``model.generate(**inputs, custom_generate=...)`` calls, so that it searches
     instead of sampling.
 
@@ -124,11 +124,11 @@ def custom_generate(
     whatever its status.
     """
     settings_of(method, config)
-    return Guard(reward, cost, config, tokenizer, streamer, method, seed)
+    return GuardedGenerate(reward, cost, config, tokenizer, streamer, method, seed)
 
 
 @dataclass
-class Guard:
+class GuardedGenerate:
     """What `custom_generate` returns."""
 
     reward: Scorer
@@ -183,17 +183,14 @@ class Guard:
         eos, pad = _special(settings, len(input_ids))
         policy = Policy("the model", model, self.tokenizer, eos_ids=frozenset(eos))
         prompts = _prompts(policy, input_ids, mask, config.max_new_tokens)
-        gated = METHODS[self.method].gated and config.on_failure != "paper"
+        gated = method_of(self.method).gated and config.on_failure != "paper"
         if gated:
             _check_refusal(config.refusal, policy)
         shown = _Shown(self.streamer, config) if self.streamer is not None else None
         on_block = shown.block if shown and gated else None
-        scorers = {"reward": self.reward, "cost": self.cost}
-        self.responses = list(
-            decode(
-                self.method, policy, prompts, **scorers, config=config, seed=seed, on_block=on_block
-            )
-        )
+        guard = Guard(policy, self.cost, self.reward, config)
+        answers = decode(self.method, guard, prompts, seed=seed, on_block=on_block)
+        self.responses = list(answers)
         answers = [_tokens(response, self.tokenizer, eos[:1]) for response in self.responses]
         if shown:
             shown.show(answers[0])
@@ -203,11 +200,9 @@ class Guard:
             padding_value=pad,
         )
         sequences = torch.cat([input_ids, new.to(input_ids)], dim=1)  # (B, L + new)
-        return (
-            generation.GenerateDecoderOnlyOutput(sequences=sequences)
-            if settings.return_dict_in_generate
-            else sequences
-        )
+        if settings.return_dict_in_generate:
+            return generation.GenerateDecoderOnlyOutput(sequences=sequences)
+        return sequences
 
 
 @dataclass
@@ -301,7 +296,7 @@ def _special(settings, rows: int) -> tuple[list[int], int]:
     return eos, pad or 0
 
 
-def _check_caller(guard: Guard) -> None:
+def _check_caller(guard: GuardedGenerate) -> None:
     """Refuse a streamer given to `generate`, which would see the prompt and no end: whoever reads
     it would wait for ever.
     """

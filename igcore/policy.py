@@ -49,6 +49,19 @@ class Prompt:
     set_name: str
 
 
+@dataclass(frozen=True)
+class Encoded(Prompt):
+    """A prompt that is decoded from given token ids; its text is what scorers see.
+
+    Attributes
+    ----------
+    ids : tuple of int
+        At least one, and short enough for the policy's context.
+    """
+
+    ids: tuple[int, ...] = ()
+
+
 def groups_of(params, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     """Return the groups of a shard: ``group_size`` consecutive prompts, those whose number is
     ``shard`` modulo ``n_shards``.

@@ -10,12 +10,11 @@ is any object with the members of `Scorer`; this is a whole one::
             return [sum(c.isupper() for c in r) / max(len(r), 1) for r in responses]
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
-from .engine.device import out_of_memory
 from .errors import ParameterError, ScorerError
 
 COST, REWARD = "higher is worse", "higher is better"
@@ -122,25 +121,57 @@ def carries(scorer: Scorer) -> bool:
     return hasattr(scorer, "carried")
 
 
-def open_sessions(
-    scorers: Mapping[str, Scorer], prompts: Sequence[str]
-) -> tuple[dict[str, Scorer], list]:
-    """Let scorers that can carry what they read of one group of prompts, one session to a backbone."""
-    sessions: dict[int, object] = {}
-    out = dict(scorers)
-    for role, scorer in scorers.items():
-        if carries(scorer):
-            key = id(scorer.backbone)
-            sessions[key] = sessions.get(key) or scorer.opened(prompts)
-            out[role] = scorer.carried(sessions[key])
-    return out, list(sessions.values())
-
-
 def afresh(scorer: Scorer) -> Scorer:
     """Return a scorer that has read nothing yet: what is emitted is checked without anything
     carried over from the search.
     """
     return scorer.afresh() if carries(scorer) else scorer
+
+
+class Scoring:
+    """The scorers of one batch of prompts: during the search, and for what is reported.
+
+    Parameters
+    ----------
+    cost, reward : Scorer
+    prompts : sequence of str
+    patience : int
+        See `Cached`.
+
+    Attributes
+    ----------
+    search : dict of str to Cached
+        By role, ``cost`` and ``reward``: carrying the KV cache of what they have read where a scorer
+        offers that. Two scorers of one backbone share it.
+    reported : dict of str to Cached
+        The same for the metrics of an answer, which anybody can recompute: nothing of it is carried.
+    final_cost : Scorer
+        The cost model of the final check, past every cache.
+    path_cost : Cached or None
+        Reads the path to an answer again; None where the search has carried nothing.
+    """
+
+    def __init__(self, cost: Scorer, reward: Scorer, prompts: Sequence[str], patience: int):
+        self.final_cost = afresh(cost)
+        self.search, self.reported = {}, {}
+        self.sessions: dict[int, object] = {}  # by backbone
+        for role, scorer in (("cost", cost), ("reward", reward)):
+            if not carries(scorer):
+                self.search[role] = self.reported[role] = Cached(scorer, patience)
+                continue
+            backbone = id(scorer.backbone)
+            if backbone not in self.sessions:
+                self.sessions[backbone] = scorer.opened(prompts)
+            carried = scorer.carried(self.sessions[backbone])
+            self.search[role] = Cached(carried, patience)
+            self.reported[role] = Cached(afresh(scorer), patience)
+        carries_cost = self.reported["cost"] is not self.search["cost"]
+        self.path_cost = self.reported["cost"] if carries_cost else None
+
+    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
+        """Keep what was read of these texts, and free the rest."""
+        for session in self.sessions.values():
+            session.retain(prompts, responses)
 
 
 def checked_score(
@@ -163,6 +194,8 @@ def checked_score(
     try:
         scores = np.asarray(scorer.score(prompts, responses, finished))
     except Exception as error:
+        from .engine.device import out_of_memory  # here: it needs torch, and a function does not
+
         if out_of_memory(error):
             raise
         raise ScorerError(

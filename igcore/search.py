@@ -1,313 +1,478 @@
-"""One blockwise loop (the paper's Algorithm 1, made consistent): every method is a set of options
-of it, see `igcore.beams`.
+"""Algorithm 1 of the paper: blockwise beam search under a safety budget.
 
-Knows candidates, their scores and their safety states; leaves tokens and keys/values to the engine
-and text to the policy::
-
-    B <- {prompt}
-    repeat until every kept beam is finished:
-        pool <- finished beams
-        for each round:
-            draw n_samples blocks, split evenly over the live beams of B;  score them;  add them to the pool
-            stop when one of the pool is accepted: safe, and let through by the critic if there is one
-            else note their tokens as failed
-        B <- the best `keep` of the pool
-    return the best of B, if it passes the gate
+It deals in candidates, their scores and their safety states. Tokens and KV caches are the engine's,
+text is the policy's, and every method is a set of options of this loop (`igcore.beams`). What the
+work amounts to is counted by an observer (`igcore.guard.Work`), which decides nothing.
 """
 
+from __future__ import annotations
+
 import math
-import time
 from collections.abc import Sequence
-from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from .beams import METHODS, RANKS, Beam
-from .budget import charge, start
+from .beams import Beam, Method
+from .budget import SIGNED, charge, start
+from .config import SearchConfig
 from .engine.diversity import DIVERSITIES, Failures
-from .engine.engine import Block, Engine
 from .engine.memory import CRITIC_ROWS
-from .engine.sampling import gumbel, random_key
-from .job import Job
-from .scorers import Cached, afresh, open_sessions
-from .verdict import Emission, Response, emit, measure
+from .engine.sampling import random_key
+from .verdict import Emission, final_check, written
+
+if TYPE_CHECKING:
+    from .engine.protocol import Engine
+    from .guard import Guard, Work
+    from .policy import Prompt
+    from .scorers import Scoring
 
 
-def split(beams: Sequence[Beam], n: int) -> list[tuple[Beam, int, int]]:
-    """Split n samples evenly over beams: one (beam, index among its samples, number of these) per
-    sample.
+@dataclass
+class Batch:
+    """A group of prompts that are searched together by one method.
+
+    Attributes
+    ----------
+    guard : Guard
+        Policy, scorers, critic, and the settings that the method runs under.
+    method : Method
+    searches : list of PromptSearch
+        One per prompt.
+    engine : Engine
+    scoring : Scoring
+        The scorers during the search and for the final check.
+    seed : int
+    work : Work
+        Observes the search: counts, trace and seconds.
+    grid : int
+        Policy tokens between the prefixes at which every method is measured, whatever blocks it
+        searches in.
+    """
+
+    guard: Guard
+    method: Method
+    searches: list[PromptSearch]
+    engine: Engine
+    scoring: Scoring
+    seed: int
+    work: Work
+    grid: int
+
+    @property
+    def config(self) -> SearchConfig:
+        return self.guard.config
+
+
+def guarded_beam_search(batch: Batch) -> list[Emission]:
+    """Search for one answer per prompt (paper, Algorithm 1, made consistent).
+
+    With B the beams kept, N = `n_samples`, K = `keep` and M = `rounds`::
+
+        B <- {prompt}
+        repeat until every kept beam is finished:
+            pool <- finished beams
+            for each of M rounds:
+                sample N blocks, split evenly over the live beams of B
+                score them and add them to the pool
+                stop when the pool holds an accepted one: safe, and let through by the critic if any
+                else make their tokens less likely in the next round
+            B <- the best K of the pool
+        return the best of B, if it passes the final check
+
+    Where no candidate of a block is safe, a guarded search abstains, truncates, or goes on as the
+    paper does (``on_failure``).
+
+    Returns
+    -------
+    list of Emission
+        What is emitted for each prompt, in their order.
+
+    Raises
+    ------
+    ScorerError
+        When a scorer fails for every text of the batch.
+    PolicyError
+        When the policy's logits are not finite.
+    """
+    open_searches(batch)
+    block = 0
+    while going := [search for search in batch.searches if search.live]:
+        for search in going:
+            search.open_block(batch)
+
+        for round_ in range(batch.config.rounds):  # M
+            # a retry is only for prompts without an accepted candidate; the others wait
+            trying = going if round_ == 0 else [search for search in going if not search.accepted]
+            if not trying:
+                break
+            if round_ > 0:
+                roll_back(batch, going)
+
+            candidates = sample(batch, trying, round_)  # N per prompt
+            charge_costs(batch, candidates)  # U -> C -> z
+            ask_critic(batch, candidates)  # f1, f2 of unfinished candidates that are safe so far
+            ask_reward(batch, candidates)  # only where the score still needs it
+
+            for candidate in candidates:
+                candidate.search.pool.append(candidate.beam)
+            batch.work.saw_round(block, round_, candidates)
+            # n_2 of the paper: what this round sampled becomes less likely in the next one
+            for candidate in candidates:
+                candidate.search.failures.add(
+                    candidate.parent.row, candidate.tokens, candidate.log_p
+                )
+
+        for search in going:
+            search.keep_best()  # K of the pool; where none is safe a guarded search has failed
+            batch.work.saw_block(search)
+        go_on(batch)
+        block += 1
+    return answers(batch)
+
+
+# --- one prompt -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Candidate:
+    """A beam with one more block, and the block as it was sampled.
+
+    Attributes
+    ----------
+    search : PromptSearch
+        Whose candidate it is.
+    parent, beam : Beam
+        Before and after the block.
+    tokens, log_p, log_q : list
+        Of the block: token ids, and their log-probabilities under the reference policy and under
+        the policy that they were sampled from (nats).
+    near_ties, encoded : int
+        See `igcore.engine.protocol.Block`.
+    """
+
+    search: PromptSearch
+    parent: Beam
+    beam: Beam
+    tokens: list[int]
+    log_p: list[float]
+    log_q: list[float]
+    near_ties: int
+    encoded: int
+
+
+@dataclass(eq=False)  # known by identity: two prompts may be equal
+class PromptSearch:
+    """The search for one prompt: its beams, what was tried, and whether it has failed.
+
+    Attributes
+    ----------
+    ids : list of int
+        Token ids of the prompt in the policy's template.
+    gated : bool
+        Whether a text that fails the final check is held back.
+    beams, pool : list of Beam
+        The beams kept, and the candidates of the current block.
+    failures : Failures
+        Tokens of this block's rounds so far.
+    failure : str
+        Why a gated search has failed; empty while it has not.
+    certified : Beam or None
+        The best safe beam before the block that failed.
+    stopped : bool
+        Whether it has failed and nobody asks what fail-open would have said.
+    """
+
+    prompt: Prompt
+    ids: list[int]
+    method: Method
+    config: SearchConfig
+    gated: bool
+    beams: list[Beam]
+    pool: list[Beam] = field(default_factory=list)
+    failures: Failures | None = None
+    failure: str = ""
+    certified: Beam | None = None
+    stopped: bool = False
+
+    @property
+    def live(self) -> list[Beam]:
+        """The beams that can be continued."""
+        return [] if self.stopped else [beam for beam in self.beams if not beam.finished]
+
+    @property
+    def best(self) -> Beam:
+        return self.best_first(self.beams)[0]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the pool holds a candidate that spares the block a further round."""
+        return any(self.method.accepts(beam, self.config) for beam in self.pool)
+
+    def open_block(self, batch: Batch) -> None:
+        """Begin a block: finished beams compete with what will be sampled."""
+        self.pool = [beam for beam in self.beams if beam.finished]
+        self.failures = Failures(batch.guard.policy.eos_ids, self.config.diversity_penalty)
+
+    def best_first(self, beams: Sequence[Beam]) -> list[Beam]:
+        return sorted(beams, key=lambda beam: self.method.score(beam, self.config))
+
+    def chosen(self) -> list[Beam]:
+        """Return the best of the pool that may be kept; under a safety-first method the safe ones,
+        if there are any.
+
+        What the critic alone rejects is ranked last, and fills the places that what it lets through
+        leaves free.
+        """
+        safe = [beam for beam in self.pool if beam.safe(self.config)]
+        eligible = safe if self.method.safety_first and safe else self.pool
+        return self.best_first(eligible)[: self.config.keep]
+
+    def keep_best(self) -> None:
+        """Go on from the best of the pool; a gated search with no safe one has failed."""
+        chosen = self.chosen()
+        # under a signed accounting a later credit may still repay what is overspent now
+        absorbing = self.config.accounting not in SIGNED
+        if self.gated and absorbing and not chosen[0].safe(self.config):
+            self.fail(why_unsafe(self.pool))
+        self.beams = chosen
+
+    def fail(self, reason: str) -> None:
+        """Mark the search as failed, once; what is found later never counts as an answer."""
+        if not self.failure:
+            self.failure, self.certified = reason, self.best
+            self.stopped = not self.config.probe_fail_open
+
+
+def why_unsafe(pool: Sequence[Beam]) -> str:
+    """Return the reason for which no candidate of a pool is safe."""
+    return "scorer_error" if any(beam.broken for beam in pool) else "exhausted"
+
+
+# --- the steps of the loop ------------------------------------------------------------------------
+
+
+def open_searches(batch: Batch) -> None:
+    """Read the prompts; a budget that is broken before the first token is a dead end."""
+    with batch.work.timed("generate"):
+        batch.engine.open([search.ids for search in batch.searches])
+    for search in batch.searches:
+        batch.work.saw_read(search, len(search.ids))
+        if search.gated and not search.best.safe(search.config):  # strict reading with budget 0
+            search.fail("dead_end")
+
+
+def roll_back(batch: Batch, going: Sequence[PromptSearch]) -> None:
+    """Return the engine to the start of the block; only what may be kept stays selectable."""
+    kept = [beam for search in going for beam in search.chosen() if not beam.finished]
+    batch.engine.rollback(keep=[beam.row for beam in kept])
+
+
+def shares_of(beams: Sequence[Beam], n: int) -> list[tuple[Beam, int, int]]:
+    """Split n samples evenly over beams.
+
+    Returns
+    -------
+    list of (Beam, int, int)
+        For each sample its beam, its index among the beam's samples, and the number of these.
     """
     shares = [n // len(beams) + (i < n % len(beams)) for i in range(len(beams))]
-    return [
-        (beam, k, share) for beam, share in zip(beams, shares, strict=True) for k in range(share)
+    pairs = zip(beams, shares, strict=True)
+    return [(beam, k, share) for beam, share in pairs for k in range(share)]
+
+
+def sample(batch: Batch, trying: Sequence[PromptSearch], round_: int) -> list[Candidate]:
+    """Sample one block per candidate, N candidates per prompt, from a penalised policy in retries.
+
+    Every token is decided by a key of its own, (seed, prompt, round, beam, position), so that
+    nothing depends on which prompts share a batch.
+    """
+    config, n = batch.config, batch.config.n_samples
+    drawn = [
+        (search, beam, k, share)
+        for search in trying
+        for beam, k, share in shares_of(search.live, n)
     ]
+    at = len(drawn[0][1].tokens)  # live beams all have the same length
+    length = min(config.block_size, config.max_new_tokens - at)
+    keys = [  # each search has n samples in a row
+        [random_key(batch.seed, search.prompt.id, round_, c % n, at + t) for t in range(length)]
+        for c, (search, *_) in enumerate(drawn)
+    ]
+    penalties = [None] * len(drawn)
+    if round_ > 0:
+        diversity = DIVERSITIES[config.diversity]
+        penalties = [
+            diversity(search.failures, beam.row, k, share) for search, beam, k, share in drawn
+        ]
 
+    def penalty(c: int, prefix: tuple[int, ...]) -> dict[int, float]:
+        return penalties[c](prefix) if penalties[c] else {}
 
-class Search:
-    """The loop for one group of prompts."""
-
-    def __init__(
-        self, method, policy, prompts, ids, reward, cost, critic, config, settings, seed, on_block
-    ):
-        self.policy, self.ids, self.config, self.seed, self.on_block = (
-            policy,
-            ids,
-            settings,
-            seed,
-            on_block,
+    with batch.work.timed("generate"):
+        block = batch.engine.sample_block(
+            [beam.row for _, beam, _, _ in drawn],
+            keys,
+            penalty if any(penalties) else None,
+            last=at + length == config.max_new_tokens,
         )
-        self.grid = (
-            config.block_size
-        )  # on which every method is measured, whatever blocks it searches in
-        self.method, self.rank = METHODS[method], RANKS[METHODS[method].rank]
-        self.critic = critic if self.rank.critic else None
-        self.seconds = {"generate": 0.0, "cost": 0.0, "reward": 0.0, "critic": 0.0}
-        self.raw_cost, given = afresh(cost), {"cost": cost, "reward": reward}
-        with self.clock("cost"):
-            carried, self.sessions = open_sessions(given, [p.text for p in prompts])
-        self.scorers = {
-            role: Cached(scorer, settings.n_samples) for role, scorer in carried.items()
-        }
-        # what is reported can be read again by anybody, so nothing of it is carried
-        self.yardstick = {
-            role: self.scorers[role]
-            if carried[role] is scorer
-            else Cached(afresh(scorer), settings.n_samples)
-            for role, scorer in given.items()
-        }
-        steering = critic.steering(policy.model, settings) if self.method.steered else None
-        self.engine = Engine(
-            policy.model,
-            policy.eos_ids,
-            policy.cache,
-            self.critic.watch if self.critic else None,
-            steering,
+    return candidates_of(batch, block, [(search, beam) for search, beam, _, _ in drawn])
+
+
+def candidates_of(batch: Batch, block, origins: Sequence[tuple[PromptSearch, Beam]]):
+    """Return the candidates of a block: each is its beam of `origins` with the sampled tokens."""
+    candidates = []
+    for c, (search, parent) in enumerate(origins):
+        tokens = parent.tokens + block.tokens[c]
+        beam = Beam(
+            tokens=tokens,
+            text=batch.guard.policy.text(tokens),
+            finished=block.ended[c] or len(tokens) == batch.config.max_new_tokens,
+            state=parent.state,
+            ends=[*parent.ends, len(tokens)],
+            row=block.first + c,
         )
-        root, gated = start(config.budget), self.method.gated and config.on_failure != "paper"
-        self.jobs = [
-            Job(prompt, self.method, settings, gated, [Beam([], "", False, root, [], row)])
-            for row, prompt in enumerate(prompts)
-        ]
-
-    @contextmanager
-    def clock(self, part: str):
-        began = time.perf_counter()
-        yield
-        self.seconds[part] += time.perf_counter() - began
-
-    def run(self) -> list[Response]:
-        with self.clock("generate"):
-            self.engine.open(self.ids)
-        for job, ids in zip(self.jobs, self.ids, strict=True):
-            job.counts.forward_tokens += len(ids)
-            if job.gated and not job.best.safe(self.config):  # strict reading with budget 0
-                job.fail("dead_end")
-        block = 0
-        while jobs := [job for job in self.jobs if job.live]:
-            self.block(block, jobs)
-            block += 1
-        return self.responses()
-
-    def block(self, number: int, jobs: list[Job]) -> None:
-        """Extend every live job by one block and keep its best beams."""
-        for job in jobs:
-            job.pool = [beam for beam in job.beams if beam.finished]
-            job.failed = Failures(self.policy.eos_ids, self.config.diversity_penalty)
-        for round_ in range(self.config.rounds):
-            asking = [job for job in jobs if round_ == 0 or not job.found]
-            if not asking:
-                break
-            if round_:
-                self.engine.rollback(
-                    keep=[beam.row for job in jobs for beam in job.chosen() if not beam.finished]
-                )
-            self.round(number, round_, asking)
-        for job in jobs:
-            job.keep()
-            if self.on_block and not job.failure:
-                self.on_block(job.prompt, job.beams)
-        survivors = [(job.prompt.text, beam) for job in self.jobs for beam in job.live]
-        with self.clock("generate"):
-            self.engine.select([beam.row for _, beam in survivors])
-        if self.method.proposes:  # what was selected has been read only now
-            for job in jobs:
-                job.counts.forward_tokens += len(job.live)
-        with self.clock("cost"):
-            for session in self.sessions:
-                session.retain(
-                    [prompt for prompt, _ in survivors], [beam.text for _, beam in survivors]
-                )
-        for row, (_, beam) in enumerate(survivors):
-            beam.row = row
-
-    def round(self, number: int, round_: int, jobs: list[Job]) -> None:
-        """Draw and score one round of candidates and add them to the pools of their jobs."""
-        drawn = [
-            (job, beam, k, n)
-            for job in jobs
-            for beam, k, n in split(job.live, self.config.n_samples)
-        ]
-        block = self.propose(jobs) if self.method.proposes else self.sample(round_, drawn)
-        new = [(job, self.extend(job, beam, block, c)) for c, (job, beam, _, _) in enumerate(drawn)]
-        self.score(new)
-        for job in jobs:
-            mine = [c for c, (owner, _) in enumerate(new) if owner is job]
-            job.pool += [new[c][1] for c in mine]
-            job.note(number, round_, [new[c][1] for c in mine], block, mine)
-            for c in mine:
-                job.failed.add(drawn[c][1].row, block.tokens[c], block.log_p[c])
-
-    def sample(self, round_: int, drawn: list[tuple[Job, Beam, int, int]]) -> Block:
-        """Draw a block from each (job, beam, index among the beam's samples, number of these)."""
-        at = len(drawn[0][1].tokens)  # live beams have all the same length
-        length = min(self.config.block_size, self.config.max_new_tokens - at)
-        keys = [  # every job draws n_samples in a row
-            [
-                random_key(self.seed, job.prompt.id, round_, c % self.config.n_samples, at + t)
-                for t in range(length)
-            ]
-            for c, (job, *_) in enumerate(drawn)
-        ]
-        avoid = [
-            DIVERSITIES[self.config.diversity](j.failed, b.row, k, n) if round_ else None
-            for j, b, k, n in drawn
-        ]
-        penalty = (lambda c, prefix: avoid[c](prefix) if avoid[c] else {}) if any(avoid) else None
-        last = at + length == self.config.max_new_tokens
-        with self.clock("generate"):
-            return self.engine.sample_block(
-                [beam.row for _, beam, _, _ in drawn], keys, penalty, last
+        candidates.append(
+            Candidate(
+                search, parent, beam, block.tokens[c], block.log_p[c], block.log_q[c],
+                block.near_ties[c], block.encoded[c],
             )
+        )  # fmt: skip
+    return candidates
 
-    def propose(self, jobs: list[Job]) -> Block:
-        """Offer the most probable tokens of the one live beam of each job."""
-        with self.clock("generate"):
-            return self.engine.propose(
-                [beam.row for job in jobs for beam in job.live], self.config.n_samples
-            )
 
-    def extend(self, job: Job, beam: Beam, block: Block, c: int) -> Beam:
-        """Return the beam with candidate `c` of a block appended."""
-        tokens = beam.tokens + block.tokens[c]
-        finished = block.ended[c] or len(tokens) == self.config.max_new_tokens
-        text, ends, log_p = self.policy.text(tokens), [*beam.ends, len(tokens)], sum(block.log_p[c])
-        new = Beam(tokens, text, finished, beam.state, ends, block.first + c, log_p=log_p)
-        if (
-            self.method.proposes and self.config.token_temperature
-        ):  # by token: how near ones are ordered must not matter
-            new.noise = gumbel(
-                random_key(self.seed, job.prompt.id, 0, tokens[-1], len(beam.tokens))
-            )
-        return new
+def scorable(method: Method, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates whose costs exist: all, or under final costs the finished ones."""
+    return [c for c in candidates if c.beam.finished or not method.final_only]
 
-    def score(self, new: list[tuple[Job, Beam]]) -> None:
-        """Charge the cost of new candidates, ask the critic, then ask the reward of those that the
-        rank still needs it for.
-        """
-        known = [(job, beam) for job, beam in new if beam.finished or not self.rank.blind]
-        if self.rank.cost:
-            for (_, beam), cost in zip(known, self.ask("cost", known), strict=True):
-                beam.broken = math.isnan(cost)
-                beam.cost = math.inf if beam.broken else cost
-            for (
-                _,
-                beam,
-                # also where the cost is not known yet: `terminal` charges nothing before the end,
-                # but z
-                # moves on
-            ) in new:
-                beam.state = charge(
-                    beam.state,
-                    beam.cost,
-                    self.config.accounting,
-                    self.config.gamma_safety,
-                    len(beam.tokens) - 1,
-                    beam.finished,
-                )
-        if self.critic is not None:
-            self.judge([beam for _, beam in new if not beam.finished and beam.safe(self.config)])
-        lazy = self.rank.safety_first
-        wanted = (
-            [(j, b) for j, b in known if not lazy or b.passes(self.config)]
-            if self.rank.reward
-            else []
+
+def charge_costs(batch: Batch, candidates: Sequence[Candidate]) -> None:
+    """Score candidates by the cost model and charge the cost to their safety state z.
+
+    Fails closed: a score that cannot be read is infinitely bad, and its candidate is broken.
+    """
+    if not batch.method.cost:
+        return
+    known = scorable(batch.method, candidates)
+    for candidate, cost in zip(known, scores(batch, "cost", known), strict=True):
+        beam = candidate.beam
+        beam.broken = math.isnan(cost)
+        beam.cost = math.inf if beam.broken else cost
+    for candidate in candidates:
+        # also where the cost is not known yet: `terminal` charges nothing before the end, but z
+        # moves on with gamma
+        beam, config = candidate.beam, batch.config
+        last = len(beam.tokens) - 1
+        beam.state = charge(
+            beam.state, beam.cost, config.accounting, config.gamma_safety, last, beam.finished
         )
-        for (_, beam), reward in zip(wanted, self.ask("reward", wanted), strict=True):
-            beam.broken |= math.isnan(reward)
-            beam.reward = -math.inf if math.isnan(reward) else reward
 
-    def judge(self, beams: list[Beam]) -> None:
-        """Ask the critic about candidates of one length, from what the engine holds of them."""
-        size = (
-            CRITIC_ROWS if self.critic.reads_keys else max(1, len(beams))
-        )  # keys and values are large
-        for at in range(0, len(beams), size):
-            some = beams[at : at + size]
-            with self.clock("critic"):
-                history = self.engine.history([beam.row for beam in some], self.critic.reads_keys)
-                f1, f2 = (
-                    x.tolist() for x in self.critic.judge(history, [beam.state.z for beam in some])
-                )
-            for beam, *judgement in zip(some, f1, f2, strict=True):
-                beam.judged(*judgement, self.config)
 
-    def ask(self, role: str, new: list[tuple[Job, Beam]]) -> list[float]:
-        """Score candidates by the cost or the reward model, and count it."""
-        for job, beam in new:
-            if not job.failure:
-                job.counts.scorer_calls += 1
-                job.counts.scorer_tokens += len(beam.tokens)
-        texts = [(job.prompt.text, beam.text, beam.finished) for job, beam in new]
-        with self.clock(role):
-            return self.scorers[role].score(*zip(*texts, strict=True)).tolist() if texts else []
+def ask_critic(batch: Batch, candidates: Sequence[Candidate]) -> None:
+    """Let the critic judge unfinished candidates that are safe so far, from what the engine holds.
 
-    def responses(self) -> list[Response]:
-        """Emit through the gate, measure all on one yardstick and report."""
-        prompts = [job.prompt for job in self.jobs]
-        with self.clock("cost"):
-            wanted = [job.emission(self.policy, self.grid) for job in self.jobs]
-            gated, read_afresh = (
-                self.jobs[0].gated,
-                self.yardstick["cost"] is not self.scorers["cost"],
-            )
-            path = self.yardstick["cost"] if gated and read_afresh else None
-            emissions = emit(self.raw_cost, prompts, wanted, self.config, gated, path)
-            for job, emission in zip(self.jobs, emissions, strict=True):
-                if job.gated:  # to a baseline the gate only adds a mark
-                    job.counts.scorer_calls += emission.gate_calls
-                    job.counts.scorer_tokens += emission.gate_tokens
-        measured = measure(emissions, prompts, **self.yardstick, config=self.config)
-        share = {f"{part}_s": s / len(self.jobs) for part, s in self.seconds.items()}
-        return [
-            Response(
-                prompt_id=job.prompt.id,
-                prompt=job.prompt.text,
-                set_name=job.prompt.set_name,
-                text=e.text,
-                status=e.status,
-                reason=e.reason,
-                finished=e.finished,
-                n_tokens=e.n_tokens,
-                reward=m.reward,
-                cost=m.cost,
-                peak_cost=m.peak_cost,
-                fail_open_cost=self.fail_open_cost(job, e),
-                z_trace=m.z_trace,
-                block_ends=e.ends,
-                grid_ends=e.grid,
-                counts=job.counts,
-                trace=job.trace,
-                finals=job.finals,
-                tokens=e.tokens,
-                **share,
-            )
-            for job, e, m in zip(self.jobs, emissions, measured, strict=True)
-        ]
+    It needs no text: the engine has their latents.
+    """
+    if not batch.method.asks_critic:
+        return
+    beams = [candidate.beam for candidate in candidates]
+    beams = [beam for beam in beams if not beam.finished and beam.safe(batch.config)]
+    critic = batch.guard.critic
+    # keys and values of many candidates are large, so a critic that reads them sees a few at a time
+    size = CRITIC_ROWS if critic.reads_keys else max(1, len(beams))
+    for at in range(0, len(beams), size):
+        part = beams[at : at + size]
+        with batch.work.timed("critic"):
+            history = batch.engine.history([beam.row for beam in part], critic.reads_keys)
+            f1, f2 = critic.judge(history, [beam.state.z for beam in part])
+            f1, f2 = f1.tolist(), f2.tolist()
+        for i, beam in enumerate(part):
+            beam.judge(f1[i], f2[i], batch.config)
 
-    def fail_open_cost(self, job: Job, emission: Emission) -> float | None:
-        """Return the cost of what would have been emitted without a gate; None when the search
-        stopped before that.
-        """
-        if emission.status != "abstained" and emission.reason != "truncated":
-            return emission.cost
-        if job.stopped:
-            return None
-        return float(self.scorers["cost"].score([job.prompt.text], [job.best.text], [True])[0])
+
+def ask_reward(batch: Batch, candidates: Sequence[Candidate]) -> None:
+    """Score candidates by the reward model; under a safety-first method only those that pass."""
+    if not batch.method.reward:
+        return
+    known = scorable(batch.method, candidates)
+    if batch.method.safety_first:
+        known = [candidate for candidate in known if candidate.beam.passes(batch.config)]
+    for candidate, reward in zip(known, scores(batch, "reward", known), strict=True):
+        beam = candidate.beam
+        beam.broken |= math.isnan(reward)
+        beam.reward = -math.inf if math.isnan(reward) else reward
+
+
+def scores(batch: Batch, role: str, candidates: Sequence[Candidate]) -> list[float]:
+    """Return the cost or the reward of the texts of candidates, NaN where the scorer failed."""
+    batch.work.saw_scored(candidates)
+    if not candidates:
+        return []
+    prompts = [candidate.search.prompt.text for candidate in candidates]
+    texts = [candidate.beam.text for candidate in candidates]
+    finished = [candidate.beam.finished for candidate in candidates]
+    with batch.work.timed(role):
+        return batch.scoring.search[role].score(prompts, texts, finished).tolist()
+
+
+def go_on(batch: Batch) -> None:
+    """Make the kept beams the rows of the engine; scorers that carry a KV cache keep theirs."""
+    live = [(search, beam) for search in batch.searches for beam in search.live]
+    with batch.work.timed("generate"):
+        batch.engine.select([beam.row for _, beam in live])
+    with batch.work.timed("cost"):
+        batch.scoring.retain(
+            [search.prompt.text for search, _ in live], [beam.text for _, beam in live]
+        )
+    for row, (_, beam) in enumerate(live):
+        beam.row = row
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def answers(batch: Batch) -> list[Emission]:
+    """Return what is emitted: the best of each search if it passes the final check."""
+    with batch.work.timed("cost"):
+        proposals = [proposal(batch, search) for search in batch.searches]
+        emissions = final_check(
+            batch.scoring,
+            [search.prompt for search in batch.searches],
+            proposals,
+            batch.config,
+            gated=batch.searches[0].gated,
+        )
+    for search, emission in zip(batch.searches, emissions, strict=True):
+        batch.work.saw_check(search, emission)
+    return emissions
+
+
+def proposal(batch: Batch, search: PromptSearch) -> Emission:
+    """Return what a search would emit before the final check."""
+    best, config = search.best, search.config
+    if search.gated and not search.failure and not best.safe(config):
+        search.fail("dead_end" if config.accounting in SIGNED else why_unsafe([best]))
+    if not search.failure:
+        # a baseline is judged by its final cost alone; in paper mode the path counts too
+        safe = best.safe(config) or not search.method.gated
+        otherwise = "over_budget"
+        if search.method.gated:
+            otherwise = "final_check" if safe else why_unsafe(search.pool)
+        text = written(best, batch.guard.policy, batch.grid)
+        return replace(text, safe=safe, otherwise=otherwise)
+    if config.on_failure == "truncate" and search.certified.tokens:
+        # under a signed accounting the failure may only show at the end
+        safe = search.certified.safe(config)
+        prefix = written(search.certified, batch.guard.policy, batch.grid)
+        return replace(
+            prefix, reason="truncated", otherwise=search.failure, finished=False, safe=safe
+        )
+    return Emission(None, reason=search.failure)
+
+
+def new_search(
+    prompt: Prompt, ids: list[int], row: int, method: Method, config: SearchConfig
+) -> PromptSearch:
+    """Return the search for a prompt with nothing sampled yet: one empty beam, z_0 = budget."""
+    gated = method.gated and config.on_failure != "paper"
+    root = Beam([], "", False, start(config.budget), [], row)
+    return PromptSearch(prompt, ids, method, config, gated, [root])

@@ -1,7 +1,8 @@
-"""What is emitted and what is said about it: the last check before a text leaves, and one yardstick
-for all methods.
+"""The verdict on an answer: the final check before a text is emitted, and the metrics of every
+method.
 
-Knows texts, scorers and budgets; knows nothing of tokens being sampled.
+The final check reads the exact text with an uncached cost model. It fails closed: what cannot be
+scored is not emitted by a guarded method.
 """
 
 import math
@@ -10,11 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from .beams import Beam
 from .budget import trace
 from .config import SearchConfig
 from .errors import ScorerError
-from .policy import Prompt
-from .scorers import Scorer, checked_score
+from .policy import Policy, Prompt
+from .scorers import Scorer, Scoring, checked_score
 
 
 @dataclass
@@ -170,10 +172,10 @@ def within(cost, config: SearchConfig):
     return cost < config.budget if config.strict else cost <= config.budget
 
 
-def gate(
+def rescore(
     scorer: Scorer, prompts: Sequence[Prompt], texts: Sequence[str], config: SearchConfig
 ) -> tuple:
-    """Score exact strings once more, past every cache, and say which hold the budget.
+    """Score exact texts again with an uncached scorer, and say which are within budget.
 
     Returns
     -------
@@ -186,45 +188,72 @@ def gate(
     return costs, within(costs, config)
 
 
-def emit(
-    scorer: Scorer,
+def written(beam: Beam, policy: Policy, grid: int) -> Emission:
+    """Return a beam as a text to emit, with the character offsets of its block ends.
+
+    Parameters
+    ----------
+    grid : int
+        Policy tokens between the prefixes at which every method is measured.
+    """
+    n = len(beam.tokens)
+    on_grid = [*range(grid, n, grid), n]
+    return Emission(
+        text=beam.text,
+        status="verified_safe",
+        ends=[len(policy.text(beam.tokens[:k])) for k in beam.ends],
+        grid=[len(policy.text(beam.tokens[:k])) for k in on_grid],
+        n_tokens=n,
+        tokens=beam.tokens,
+        finished=beam.finished,
+    )
+
+
+def final_check(
+    scoring: Scoring,
     prompts: Sequence[Prompt],
-    wanted: Sequence[Emission],
+    proposals: Sequence[Emission],
     config: SearchConfig,
     gated: bool,
-    path: Scorer | None = None,
 ) -> list[Emission]:
-    """Return what leaves for each prompt: the wanted text if it passes the gate, else the first
+    """Return what is emitted for each prompt: the proposed text if it passes, else the first
     fallback that does.
 
     Parameters
     ----------
-    scorer : Scorer
-        The cost model, unwrapped.
-    wanted : sequence of Emission
+    scoring : Scoring
+        Its uncached cost model decides. Where the search has carried what a scorer read, which in
+        bfloat16 gives other numbers than a fresh reading, the path to a text is checked again, too.
+    proposals : sequence of Emission
         One per prompt. Text None means that the search has already failed, for the reason given.
     gated : bool
         Whether a text that fails the check is held back. Without it, it is emitted and marked.
-    path : Scorer, optional
-        By which the path to a text is checked again, too: where the search has carried what a
-        scorer read, which in bfloat16 gives other numbers than a fresh reading.
+
+    Raises
+    ------
+    ScorerError
+        When the cost model gives no finite number for any of several texts.
     """
-    out = list(wanted)
-    asked = [i for i, emission in enumerate(wanted) if emission.text is not None]
-    costs, passed = gate(
-        scorer, [prompts[i] for i in asked], [wanted[i].text for i in asked], config
-    )
-    if len(asked) > 1 and np.isnan(costs).all():
+    scorer, path = scoring.final_cost, scoring.path_cost if gated else None
+    out = list(proposals)
+    scored = [i for i, emission in enumerate(proposals) if emission.text is not None]
+    texts = [proposals[i].text for i in scored]
+    costs, passed = rescore(scorer, [prompts[i] for i in scored], texts, config)
+    if len(scored) > 1 and np.isnan(costs).all():
         raise ScorerError(
-            f"scorer {scorer.name!r} returned no finite number for any of the {len(asked)} "
+            f"scorer {scorer.name!r} returned no finite number for any of the {len(scored)} "
             f"texts to be emitted"
         )
-    for i, cost, ok in zip(asked, costs, passed, strict=True):
-        out[i] = replace(wanted[i], cost=float(cost), gate_calls=1, gate_tokens=wanted[i].n_tokens)
-        if not (ok and out[i].safe and (not path or _path_holds(path, prompts[i], out[i], config))):
-            reason = "scorer_error" if math.isnan(cost) else out[i].otherwise
-            failed = Emission(None, reason=reason, gate_calls=1, gate_tokens=wanted[i].n_tokens)
-            out[i] = failed if gated else replace(out[i], status="unverified_unsafe", reason=reason)
+    for i, cost, ok in zip(scored, costs, passed, strict=True):
+        n_tokens = proposals[i].n_tokens
+        out[i] = replace(proposals[i], cost=float(cost), gate_calls=1, gate_tokens=n_tokens)
+        if ok and out[i].safe and (path is None or _path_holds(path, prompts[i], out[i], config)):
+            continue
+        reason = "scorer_error" if math.isnan(cost) else out[i].otherwise
+        if gated:
+            out[i] = Emission(None, reason=reason, gate_calls=1, gate_tokens=n_tokens)
+        else:
+            out[i] = replace(out[i], status="unverified_unsafe", reason=reason)
     return [
         emission if emission.text is not None else _fallback(scorer, prompt, emission, config)
         for prompt, emission in zip(prompts, out, strict=True)
@@ -267,7 +296,7 @@ def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchCo
     calls = failed.gate_calls
     for text in (config.refusal, ""):
         calls += 1
-        (cost,), (ok,) = gate(scorer, [prompt], [text], config)
+        (cost,), (ok,) = rescore(scorer, [prompt], [text], config)
         if ok:
             ends = [len(text)]
             return replace(
@@ -278,7 +307,7 @@ def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchCo
 
 @dataclass
 class Measurement:
-    """What every method's emitted text is measured by."""
+    """The metrics of one emitted text."""
 
     reward: float | None = None
     cost: float | None = None
@@ -293,8 +322,8 @@ def measure(
     cost: Scorer,
     config: SearchConfig,
 ) -> list[Measurement]:
-    """Measure emitted texts on one yardstick: U at the own block ends and on the common grid, and
-    the reward of the whole.
+    """Measure emitted texts: U at their own block ends and on the common grid, and the reward of
+    the whole.
 
     Parameters
     ----------

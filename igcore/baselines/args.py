@@ -1,21 +1,165 @@
-"""How ARGS weighs a token: its probability under the policy against what the scorers say of the
-text with it.
+"""ARGS (Khanov et al., 2024), a baseline of the paper: the best of the k most probable tokens.
 
-Knows numbers; lower is better, as everywhere. ARGS itself is an option of the one loop
-(`igcore.beams`): blocks of one token, of which `igcore.engine.engine.Engine.propose` offers the k most
-probable.
+At every position the policy proposes its k most probable tokens, the scorers read the text with each
+of them, and the token with the lowest
+
+    -omega pi(token) + score of the text
+
+is taken. The score is c_task (`args`), c_task + lambda C (`args-lagrangian`) or C (`args-cost`).
+Nothing is looked ahead, and nothing is checked: a baseline always emits.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-# name -> f(log pi(token), c_task + lambda C of the text with it, omega, w)
-TOKEN_SCORES: dict[str, Callable[[float, float, float, float], float]] = {
-    "probability": lambda log_p, score, omega, w: (
-        -omega * math.exp(log_p) + score
-    ),  # as the paper prints it
-    "log-probability": lambda log_p, score, omega, w: -omega * log_p + score,
-    # the public code of ARGS adds w * reward to the logit, which differs from log pi by a constant
-    # of the position
-    "public": lambda log_p, score, omega, w: -log_p + w * score,
+from ..beams import Method, lagrangian, safety_cost, task_cost
+from ..config import SearchConfig, check_at_least, widened
+from ..engine.sampling import gumbel, random_key
+from ..errors import unknown_name
+from ..search import (
+    Batch,
+    Candidate,
+    answers,
+    ask_reward,
+    candidates_of,
+    charge_costs,
+    go_on,
+    open_searches,
+)
+from ..verdict import Emission
+
+
+def probability(log_p: float, score: float, config: "ArgsConfig") -> float:
+    """Weigh as the paper prints it: -omega pi(token) + score."""
+    return -config.policy_weight * math.exp(log_p) + score
+
+
+def log_probability(log_p: float, score: float, config: "ArgsConfig") -> float:
+    """Weigh by the log-probability: -omega log pi(token) + score."""
+    return -config.policy_weight * log_p + score
+
+
+def public(log_p: float, score: float, config: "ArgsConfig") -> float:
+    """Weigh as the public code of ARGS: it adds w times the reward to the logit.
+
+    The logit differs from log pi by a constant of the position.
+    """
+    return -log_p + config.reward_weight * score
+
+
+TOKEN_SCORES: dict[str, Callable[[float, float, "ArgsConfig"], float]] = {
+    "probability": probability,
+    "log-probability": log_probability,
+    "public": public,
 }
+
+
+@dataclass(frozen=True)
+class ArgsConfig(SearchConfig):
+    """Settings of ARGS besides those of `SearchConfig`; the paper's symbol in brackets.
+
+    Attributes
+    ----------
+    top_k : int
+        Tokens that are proposed at each position [k].
+    token_score : str
+        How a token's probability is weighed against its score, a key of `TOKEN_SCORES`.
+    policy_weight : float
+        Weight of the policy's probability [omega].
+    reward_weight : float
+        Weight of the scores in the form of ARGS's public code [w].
+    token_temperature : float
+        The best token is taken at 0; above it one is sampled from softmax(-score / temperature) of
+        the `top_k`.
+    """
+
+    top_k: int = 16
+    token_score: str = "probability"
+    policy_weight: float = 2.5
+    reward_weight: float = 1.0
+    token_temperature: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()  # checks the types of all fields, these included
+        if self.token_score not in TOKEN_SCORES:
+            raise unknown_name("token_score", self.token_score, TOKEN_SCORES)
+        check_at_least(self, top_k=1, policy_weight=0, reward_weight=0, token_temperature=0)
+
+
+def args(batch: Batch) -> list[Emission]:
+    """Decode token by token (paper, section 6, Baselines; settings in the appendix "Experiment
+    Setup").
+
+    Returns
+    -------
+    list of Emission
+        One per prompt, in their order.
+
+    Raises
+    ------
+    ParameterError
+        When the vocabulary has fewer than `top_k` tokens.
+    ScorerError, PolicyError
+        As `igcore.search.guarded_beam_search`.
+    """
+    config: ArgsConfig = batch.config
+    open_searches(batch)
+    position = 0
+    while going := [search for search in batch.searches if search.live]:
+        beams = [search.live[0] for search in going]  # ARGS keeps one beam per prompt
+        with batch.work.timed("generate"):
+            block = batch.engine.propose([beam.row for beam in beams], config.top_k)
+        pairs = list(zip(going, beams, strict=True))
+        candidates = candidates_of(
+            batch, block, [pair for pair in pairs for _ in range(config.top_k)]
+        )
+        charge_costs(batch, candidates)
+        ask_reward(batch, candidates)
+        batch.work.saw_round(position, 0, candidates)
+
+        for i, search in enumerate(going):
+            own = candidates[i * config.top_k : (i + 1) * config.top_k]
+            weights = [weigh(batch, candidate) for candidate in own]
+            search.beams = [own[weights.index(min(weights))].beam]  # a tie: the more probable token
+            batch.work.saw_block(search)
+        go_on(batch)
+        for search in going:  # a proposed token is read only when it is taken
+            batch.work.saw_read(search, len(search.live))
+        position += 1
+    return answers(batch)
+
+
+def weigh(batch: Batch, candidate: Candidate) -> float:
+    """Return the weighed score of a token; lower is better, infinite where a scorer failed."""
+    if candidate.beam.broken:
+        return math.inf
+    config: ArgsConfig = batch.config
+    score = batch.method.score(candidate.beam, config)
+    weighed = TOKEN_SCORES[config.token_score](candidate.log_p[0], score, config)
+    if not config.token_temperature:
+        return weighed
+    # The best of scores with Gumbel noise is a sample from their softmax. The noise belongs to the
+    # token and not to its rank, because near ties may be ordered otherwise elsewhere.
+    position = len(candidate.parent.tokens)
+    key = random_key(batch.seed, candidate.search.prompt.id, 0, candidate.tokens[0], position)
+    return weighed - config.token_temperature * gumbel(key)
+
+
+# --- methods --------------------------------------------------------------------------------------
+
+
+def one_token(config: SearchConfig) -> ArgsConfig:
+    """Return settings under which each block is one of the `top_k` proposed tokens."""
+    config = widened(ArgsConfig, config)
+    return replace(config, n_samples=config.top_k, block_size=1, keep=1, rounds=1)
+
+
+def one_token_without_cost(config: SearchConfig) -> ArgsConfig:
+    """Return the same with no weight on the cost."""
+    return replace(one_token(config), lagrange_multiplier=0.0)
+
+
+ARGS_LAGRANGIAN = Method(lagrangian, one_token, search="igcore.baselines.args:args")
+ARGS = replace(ARGS_LAGRANGIAN, score=task_cost, settings=one_token_without_cost, cost=False)
+ARGS_COST = replace(ARGS_LAGRANGIAN, score=safety_cost, reward=False)

@@ -1,5 +1,4 @@
-"""The value network of RE-Control (Kong et al., 2024), and the logits of hidden states that it
-moves uphill. Knows o_t, no text.
+"""RE-Control (Kong et al., 2024), a baseline of the paper: hidden states that climb a value function.
 
 V(o_t) is what the reference policy's own continuation of a prefix is expected to end with: its
 reward and its cost U_K. One network with these two outputs serves every lambda: the squared error
@@ -7,26 +6,105 @@ is least at the expected target, and the expectation of -(c_task + lambda C) = r
 that of the reward minus lambda times that of C.
 
 At each token o_t alone climbs V_reward - lambda V_cost for a few gradient steps, between the final
-norm and the head. Keys and values never see what it becomes, so that the next token is read as any
+norm and the head. The KV cache never sees what it becomes, so that the next token is read as any
 other.
 """
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from ..config import SearchConfig
+from ..beams import Method, one_sample, unranked
+from ..config import SearchConfig, check_at_least, widened
 from ..critic.files import load_network, save_network
-from ..critic.spec import ValueSpec
+from ..critic.spec import Origin
 from ..engine.engine import Steering
 from ..engine.kv_cache import forward
 from ..errors import PolicyError
 from ..policy import Policy
 from ..scorers import Scorer
+from ..search import Batch, guarded_beam_search
+from ..verdict import Emission
 
 WEIGHTS = "value.safetensors"
+
+
+def re_control(batch: Batch) -> list[Emission]:
+    """Sample one response per prompt from steered logits (paper, section 6, Baselines).
+
+    Returns
+    -------
+    list of Emission
+        One per prompt, in their order.
+
+    Raises
+    ------
+    PolicyError
+        When gradient ascent leaves the finite numbers, or the policy's head is no plain product.
+    """
+    network, policy = batch.guard.critic, batch.guard.policy
+    batch.engine.steer(network.steering(policy.model, batch.config))
+    return guarded_beam_search(batch)
+
+
+# --- settings and methods -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReControlConfig(SearchConfig):
+    """Settings of RE-Control besides those of `SearchConfig`; the paper's symbol in brackets.
+
+    Attributes
+    ----------
+    value_steps : int
+        Gradient steps on the hidden state of each token [n steps].
+    value_step_size : float
+        Size of a step [step size].
+    """
+
+    value_steps: int = 30
+    value_step_size: float = 0.5
+
+    def __post_init__(self):
+        super().__post_init__()  # checks the types of all fields, these included
+        check_at_least(self, value_steps=0, value_step_size=0)
+
+
+def one_steered_sample(config: SearchConfig) -> ReControlConfig:
+    """Return settings under which a single response is sampled."""
+    return one_sample(widened(ReControlConfig, config))
+
+
+def one_sample_without_cost(config: SearchConfig) -> ReControlConfig:
+    """Return the same with no weight on the cost."""
+    return replace(one_steered_sample(config), lagrange_multiplier=0.0)
+
+
+RE_CONTROL_LAGRANGIAN = Method(
+    unranked,
+    one_steered_sample,
+    cost=False,
+    reward=False,
+    network="value network",
+    search="igcore.baselines.re_control:re_control",
+)
+RE_CONTROL = replace(RE_CONTROL_LAGRANGIAN, settings=one_sample_without_cost)
+
+
+# --- the value function ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueSpec(Origin):
+    """What a value network is and what it was trained for.
+
+    It holds for any budget and accounting, so nothing is added to what it inherits.
+    """
+
+    KIND = "value network"
 
 
 class ValueNetwork(nn.Module):
@@ -47,10 +125,14 @@ class ValueNetwork(nn.Module):
         super().__init__()
         self.spec, self.about = spec, {}
         self.layers = nn.Sequential(
-            nn.Linear(spec.hidden, spec.width), nn.GELU(), nn.Dropout(dropout),
-            nn.Linear(spec.width, spec.width), nn.GELU(), nn.Dropout(dropout), nn.Linear(spec.width,
-            2),
-        )  # fmt: skip
+            nn.Linear(spec.hidden, spec.width),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(spec.width, spec.width),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(spec.width, 2),
+        )
         self.register_buffer("centre", torch.zeros(2))
         self.register_buffer("scale", torch.ones(2))
 
@@ -69,7 +151,7 @@ class ValueNetwork(nn.Module):
         reward, cost = self(hidden).unbind(-1)
         return reward - lagrange_multiplier * cost
 
-    def ascend(self, hidden: torch.Tensor, settings: SearchConfig) -> torch.Tensor:
+    def ascend(self, hidden: torch.Tensor, settings: ReControlConfig) -> torch.Tensor:
         """Return where gradient ascent on `value` leads from o_t (R, H), in float32 and on the
         network's device.
 
@@ -78,27 +160,23 @@ class ValueNetwork(nn.Module):
         PolicyError
             When a row that was finite is no longer.
         """
-        with torch.inference_mode(
-            False
-        ):  # gradients are on again, whatever the caller has switched off
-            start = h = hidden.clone().to(
-                self.centre.device, torch.float32
-            )  # of an inference tensor only a copy has gradients
+        # gradients are on again, whatever the caller has switched off
+        with torch.inference_mode(False):
+            # of an inference tensor only a copy has gradients
+            start = h = hidden.clone().to(self.centre.device, torch.float32)
             for _ in range(settings.value_steps):
                 h.requires_grad_()
-                (slope,) = torch.autograd.grad(
-                    self.value(h, settings.lagrange_multiplier).sum(), h
-                )  # rows do not mix
+                total = self.value(h, settings.lagrange_multiplier).sum()  # rows do not mix
+                (slope,) = torch.autograd.grad(total, h)
                 h = h.detach() + settings.value_step_size * slope
         if (start.isfinite().all(-1) & ~h.isfinite().all(-1)).any():
             raise PolicyError(
                 f"{settings.value_steps} steps of value_step_size {settings.value_step_size} "
-                f"took a hidden state beyond all finite "
-                "numbers; lower value_step_size"
+                f"took a hidden state beyond all finite numbers; lower value_step_size"
             )
         return h
 
-    def steering(self, model, settings: SearchConfig) -> Steering:
+    def steering(self, model, settings: ReControlConfig) -> Steering:
         """Return what makes of o_t (R, H) and W o_t (R, V) the logits of the o_t that has climbed:
         W o_t + W (h - o_t).
 
@@ -106,7 +184,7 @@ class ValueNetwork(nn.Module):
         ----------
         model : transformers causal language model
             That of the policy.
-        settings : SearchConfig
+        settings : ReControlConfig
             Of which `value_steps`, `value_step_size` and `lagrange_multiplier` count. With 0 steps
             the logits stay what they are, bit for bit.
 
@@ -117,17 +195,21 @@ class ValueNetwork(nn.Module):
             raises what `ascend` raises.
         """
         if not settings.value_steps:
-            return lambda hidden, logits: logits
+            return unsteered
         weight = _head(model)  # (V, H)
 
         def steer(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             h = self.ascend(hidden, settings)
             change = linear((h - hidden.to(h)).to(weight), weight)
-            return logits.float() + change.to(
-                logits.device, torch.float32
-            )  # smaller than half precision can add to a logit
+            # in float32, because the change may be smaller than half precision can add to a logit
+            return logits.float() + change.to(logits.device, torch.float32)
 
         return steer
+
+
+def unsteered(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Return logits (R, V) as they are."""
+    return logits
 
 
 @torch.inference_mode()
@@ -143,8 +225,8 @@ def _head(model) -> torch.Tensor:
     if (own - logits).norm() > torch.finfo(model.dtype).eps ** 0.75 * logits.norm():
         raise PolicyError(
             f"{type(model).__name__} scales or caps the product of its head and the hidden "
-            f"state, so a steered hidden state has no "
-            "simple logits; choose another policy or a method without a value network"
+            f"state, so a steered hidden state has no simple logits; choose another policy or a "
+            f"method without a value network"
         )
     return head.weight.detach()
 

@@ -21,11 +21,10 @@ import torch
 from ..critic.config import ValueConfig
 from ..critic.latent import Latents, Source
 from ..critic.rollouts import Rollout
-from ..critic.spec import ValueSpec
 from ..critic.training import fit, names_of
 from ..policy import Policy
 from ..scorers import Scorer
-from .re_control import ValueNetwork, load_value, save_value
+from .re_control import ValueNetwork, ValueSpec, load_value, save_value
 
 
 @dataclass(frozen=True)

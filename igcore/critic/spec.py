@@ -1,12 +1,7 @@
-"""What a critic or a value network was trained for, and whether that is what it is given to. Knows
-names, hashes and settings.
-
-Runs nothing.
-"""
+"""What a network was trained for, and whether that is what it is used for."""
 
 from dataclasses import dataclass
 
-from ..beams import METHODS
 from ..config import SearchConfig, check_types
 from ..errors import ParameterError
 from ..policy import Policy
@@ -118,63 +113,3 @@ class Spec(Origin):
                 f"{self.budget} to {self.budget_high}; choose one "
                 "of these, or train a critic for this one"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValueSpec(Origin):
-    """What a value network is and what it was trained for: nothing but what is inherited, and so
-    any budget and accounting.
-    """
-
-    KIND = "value network"
-
-
-# what a method may ask: the name of the parameter of notebook 30 that gives it, what it is, and
-# which methods ask it
-ASKED = {
-    "critic": (Spec, lambda method: method.asks_critic),
-    "value": (ValueSpec, lambda method: method.steered),
-}
-
-
-def asked(method: str) -> str | None:
-    """Return the key of `ASKED` that a method needs, None for one that asks nothing."""
-    return next((name for name, (_, asks) in ASKED.items() if asks(METHODS[method])), None)
-
-
-def check_critic(
-    method: str, critic, policy: Policy, reward: Scorer, cost: Scorer, settings: SearchConfig
-) -> None:
-    """Refuse a missing critic or value network, and one that was trained for something else.
-
-    Parameters
-    ----------
-    critic : Critic, ValueNetwork or None
-        Not looked at for a method that asks none. One without a ``spec`` does not say what it was
-        trained for and is believed.
-    settings : SearchConfig
-        The method's effective settings, see `igcore.beams.settings_of`.
-
-    Raises
-    ------
-    ParameterError
-        Naming what it was trained for and what it was given to.
-    """
-    if not (role := asked(method)):
-        return
-    kind, _ = ASKED[role]
-    if critic is None:
-        raise ParameterError(
-            f"method {method!r} asks a {kind.KIND}; train one with notebook 20 and give it "
-            f"to decode as critic="
-        )
-    spec = getattr(critic, "spec", None)
-    if spec is None:
-        return
-    if not isinstance(spec, kind):
-        raise ParameterError(
-            f"method {method!r} asks a {kind.KIND}, but critic= gives it a {spec.KIND}; give "
-            f"it a {kind.KIND}"
-        )
-    spec.check_scorers(policy, cost, reward)
-    spec.check_settings(method, settings)

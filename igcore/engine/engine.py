@@ -129,6 +129,10 @@ class Engine:
         self._drawn = 0  # candidates drawn since the last select
         self._unread: dict[int, int] = {}  # candidate -> proposed token that is not encoded yet
 
+    def steer(self, steering: Steering) -> None:
+        """Change the logits that blocks are drawn from."""
+        self.steering = steering
+
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
         """Encode the prompts, one row each: B sequences of at least one token id."""
         self.rows = self.kind.open(self.model, prompts, self.watch)
