@@ -19,7 +19,7 @@ LETTERS = "|abcdef"  # token 0 ends a response
 
 
 def logits_of(prefix: tuple[int, ...]) -> list[float]:
-    """Return seven logits in [-1.5, 1.5], fixed by the prefix alone; the end token is made rarer."""
+    """Return seven logits in [-1.5, 1.5], fixed by the prefix alone; the end token is rarer."""
     raw = hashlib.sha256(repr(prefix).encode()).digest()[: len(LETTERS)]
     return [3 * b / 255 - 1.5 - (1.5 if token == EOS else 0) for token, b in enumerate(raw)]
 

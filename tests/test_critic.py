@@ -230,7 +230,7 @@ def test_a_critic_of_something_else_is_refused_by_name(tmp_path, changes, senten
 
 
 def test_damaged_files_are_refused(tmp_path):
-    """Guards against a broken download or a half-written file: neither may be loaded as a critic."""
+    """Guards against a broken download or a half-written file: neither may load as a critic."""
     with pytest.raises(RunError, match="no critic can be read from"):
         load_critic(tmp_path, **given())
     save_critic(critic(), tmp_path)

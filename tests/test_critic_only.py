@@ -291,7 +291,7 @@ def test_every_block_end_of_an_answer_reaches_the_threshold(tmp_path):
 
 
 def test_a_critic_that_trusts_everything_loses_like_an_unguarded_search(says, tmp_path):
-    """Guards against a gate that still holds unsafe answers back: the certificate would be vacuous."""
+    """Guards against a gate that still holds unsafe answers back: a vacuous certificate."""
     says(lambda text: 1.0)
     whole = dict(block_size=6, keep=1)
     found = losses(tmp_path / "a", (1.0, 0.5), **whole)

@@ -382,7 +382,8 @@ def test_tables_of_an_unfinished_run_are_refused(left, folder):
             path.unlink()
     with pytest.raises(
         RunError,
-        match="the critics in .*two have not finished; run notebook 20 again with the same settings",
+        match="the critics in .*two have not finished; "
+        "run notebook 20 again with the same settings",
     ):
         load_tables("x")
     found, (why,) = load_finished("x")

@@ -48,7 +48,7 @@ def decode_into(folder, p=PARAMS):
 
 @pytest.fixture
 def mocked(tmp_path, monkeypatch):
-    """Runs whose policy, scorers and prompts are mocks, and whose root is the folder of the test."""
+    """Runs whose policy, scorers and prompts are mocks, and whose root is the test's folder."""
     monkeypatch.setattr(decode_run, "root", lambda: tmp_path)
     monkeypatch.setattr(decode_run, "load_policy", lambda *_: letters())
     monkeypatch.setattr(

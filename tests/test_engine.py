@@ -121,7 +121,7 @@ def test_other_models_decode_in_transformers_own_cache(name):
 @BOTH
 @pytest.mark.parametrize("prompts", [[[4]], [[4], [4]], [[4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]])
 def test_prompts_of_one_token_and_prompts_alone(llama, cache, prompts):
-    """Guards the smallest shapes: no padding, only padding but one, and two prompts that are alike."""
+    """Guards the smallest shapes: no padding, only padding but one, and two equal prompts."""
     engine = Engine(llama, ENDS, cache)
     assert_as_reencoded(llama, engine, *walk(engine, prompts))
 
@@ -176,7 +176,7 @@ def test_every_end_token_ends():
 
 
 def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
-    """Guards EOS: the token is kept, nothing follows it, and no step of an ended row is computed."""
+    """Guards EOS: the token is kept, nothing follows it, and no ended row takes a step."""
     model = MockModel()
     engine = Engine(model, {EOS})
     engine.open([[1], [2, 3]])

@@ -571,7 +571,7 @@ def test_an_encoder_decoder_model_is_refused(tokenizer):
 
 
 def test_costs_of_answers_are_those_of_their_texts(model, tokenizer):
-    """Guards the status a caller relies on: the decoded answer, scored again, is inside the budget."""
+    """Guards the status a caller relies on: the decoded answer, scored again, is within budget."""
     guard = a_guard(tokenizer, budget=1.0)
     for seed in range(5):
         for tokens, r in zip(

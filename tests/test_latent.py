@@ -17,7 +17,7 @@ LAYER = 0
 
 @torch.inference_mode()
 def token_by_token(model, prompt, response, layer=LAYER, keys=True):
-    """The slow reference: encode every prefix alone, without padding, and look at its last token."""
+    """The slow reference: encode every prefix alone, without padding, and read its last token."""
     out = {"hidden": [], "middle": [], "keys": [], "values": []}
     for n in range(1, len(response) + 1):
         seen, cache = {}, DynamicCache(config=model.config)

@@ -980,9 +980,13 @@ ADVERSARIES = {
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
-    d=st.sampled_from([0.0, 0.5, 1.0, 2.5]), seed=st.integers(0, 999), threshold=st.sampled_from([-1.0, 0.0, 0.5, 1.0, "matched"]),
-    as_f2=st.booleans(), on_failure=st.sampled_from(["abstain", "truncate"]), strict=st.booleans(),
-)  # fmt: skip
+    d=st.sampled_from([0.0, 0.5, 1.0, 2.5]),
+    seed=st.integers(0, 999),
+    threshold=st.sampled_from([-1.0, 0.0, 0.5, 1.0, "matched"]),
+    as_f2=st.booleans(),
+    on_failure=st.sampled_from(["abstain", "truncate"]),
+    strict=st.booleans(),
+)
 def test_whatever_the_critic_says_verified_text_is_inside_the_budget(
     method, adversary, d, seed, threshold, as_f2, on_failure, strict
 ):

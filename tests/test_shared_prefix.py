@@ -36,7 +36,7 @@ def assert_rows(model, rows, sequences, atol=1e-4):
 
 
 def grown(root, owners, counts, seed=0):
-    """Rows of `root`'s prompts with so many new tokens, and what each row is: (prompt, new tokens)."""
+    """Rows of `root`'s prompts with so many new tokens, and each row's (prompt, new tokens)."""
     rows = root.gather([(root, owner) for owner in owners], room=max(counts))
     new = [tokens_of(n, seed + i) for i, n in enumerate(counts)]
     rows.extend(new)
@@ -117,7 +117,7 @@ def test_a_cropped_row_forgets_what_followed(llama):
     "first", [[0, 0, 0, 0], [3, 3, 3, 3], [1, 4, 2, 3]], ids=["new", "level", "ragged"]
 )
 def test_single_steps(llama, prompts, order, first):
-    """Guards the short cuts of a step in which all rows are alike: no mask, or nothing to scatter."""
+    """Guards the short cuts of a step whose rows are all alike: no mask, or nothing to scatter."""
     root = SharedRows.open(llama, prompts)
     rows = root.gather([(root, owner) for owner in order], room=4 + max(first))
     new = [tokens_of(n, 90 + i) for i, n in enumerate(first)]

@@ -415,5 +415,5 @@ def test_bad_settings_are_named(settings, message):
 
 
 def test_all_of_the_vocabulary_may_be_considered():
-    """Guards the edge of the check above, and of the near ties, where no token is left to come in."""
+    """Guards the edge of the check above, and of near ties, where no token is left to come in."""
     assert all(r.counts.near_ties == 0 for r in mock_answers("args", ["ab", "fed"], top_k=7))

@@ -143,7 +143,7 @@ def test_interrupted_training_goes_on_to_the_same_weights(after, rollouts, tmp_p
 def test_finished_training_is_not_repeated_and_other_settings_start_anew(
     rollouts, tmp_path, monkeypatch, capsys
 ):
-    """Guards the folder's identity: the same settings load, other settings or other rollouts train."""
+    """Guards the folder's identity: the same settings load, other settings or rollouts train."""
     first = trained(rollouts, tmp_path / "c", epochs=1)
     runs = []
     run = module._Trainer.run
@@ -225,7 +225,7 @@ def test_randomised_budgets_change_labels_and_z_together(rollouts, tmp_path, mon
 
 
 def test_the_network_works_in_units_of_its_data(rollouts, tmp_path):
-    """Guards f2 and z of any size: both heads see z, and f2 is learnt, with mean 0 and deviation 1."""
+    """Guards f2 and z of any size: both heads see z, and f2 learns with mean 0 and deviation 1."""
     critic = trained(rollouts, tmp_path / "c", budget=0.0, budget_high=6.0, epochs=1)
     assert critic.centre[0] == pytest.approx(3, abs=0.5) and critic.scale[0] == pytest.approx(
         6 / 12**0.5, abs=0.3

@@ -246,7 +246,10 @@ def test_a_policy_in_half_precision_is_steered_in_float32():
 
 def test_a_step_too_large_is_one_sentence():
     """Bug: tokens drawn from NaN, or an error that blames the policy."""
-    sentence = r"5 steps of value_step_size 1e\+38 took a hidden state beyond all finite numbers; lower value_step_size"
+    sentence = (
+        r"5 steps of value_step_size 1e\+38 took a hidden state beyond all finite numbers; "
+        r"lower value_step_size"
+    )
     with pytest.raises(PolicyError, match=sentence):
         decoded("re-control", value=network(wide=1e4), value_step_size=1e38)
 
@@ -297,7 +300,7 @@ def rollout(prompt, words, reward, cost, ended=False):
 
 
 class Linear:
-    """Latents of which the outcomes are a linear function, the same at every position up to noise."""
+    """Latents whose outcomes are a linear function, the same at every position up to noise."""
 
     def __init__(self, rollouts, truth, seed):
         rng = np.random.default_rng(seed)
@@ -590,7 +593,8 @@ def test_a_saved_network_is_the_same(tmp_path):
         ),
         (
             {"policy_digest": "l2"},
-            "for policy 'letters' of hash 'l2', not for 'letters' of hash 'l1'; give it that policy",
+            "for policy 'letters' of hash 'l2', not for 'letters' of hash 'l1'; "
+            "give it that policy",
         ),
         ({"cost": "harm"}, "for cost 'harm' .* or train a value network for this one"),
         ({"reward_digest": "v2"}, "for reward 'vowels' of hash 'v2'"),
