@@ -12,7 +12,7 @@ from benchmarks.measure import Case
 from benchmarks.models import Models
 from benchmarks.rivals import BUDGET, OMEGA, Variant
 from igcore.config import SearchConfig
-from igcore.engine.engine import Engine
+from igcore.engine.local import LocalEngine
 from igcore.engine.prepack import packed
 from igcore.engine.sampling import draw, random_key, uniforms
 from igcore.guard import decode
@@ -24,7 +24,7 @@ def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Va
     Parameters
     ----------
     cache : str
-        How the engine keeps keys and values, see `igcore.engine.engine.CACHES`.
+        How the engine keeps keys and values, see `igcore.engine.local.CACHES`.
     free : collection of str
         Scorers that cost nothing, of ``cost`` and ``reward``; with both only decoding is measured.
     """
@@ -48,7 +48,7 @@ def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Va
 
 def engine_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
     """Sample all answers in one block: no text, no scores, no search."""
-    engine = Engine(models.policy.model, models.policy.eos_ids, "shared")
+    engine = LocalEngine(models.policy.model, models.policy.eos_ids, "shared")
     rows = [row for row in range(len(prompts)) for _ in range(case.n_samples)]
     with packed(models.policy.model):
         engine.open([models.policy.encode(prompt) for prompt in prompts])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from .beams import Beam, Method, imported, method_of
 from .config import SearchConfig
 from .engine.device import free_bytes
-from .engine.engine import Engine
+from .engine.local import LocalEngine
 from .engine.memory import (
     CRITIC_ROWS,
     batch_size,
@@ -217,7 +217,7 @@ def open_batch(
         scoring = Scoring(guard.cost, guard.reward, prompts, guard.config.n_samples)
     policy = guard.policy
     watch = guard.critic.watch if method.asks_critic else None
-    engine = Engine(policy.model, policy.eos_ids, policy.cache, watch)
+    engine = LocalEngine(policy.model, policy.eos_ids, policy.cache, watch)
     return Batch(guard, method, searches, engine, scoring, seed, work, grid)
 
 

@@ -13,7 +13,7 @@ from tinymodels import PROMPTS, numbers, tiny
 from igcore import ParameterError, RunError
 from igcore.critic.latent import FEATURES, Latents, latents, shape_of
 from igcore.critic.network import Critic, Shuffled, Spec, load_critic, save_critic
-from igcore.engine.engine import Engine
+from igcore.engine.local import LocalEngine
 
 NAMES = dict(
     policy="tiny",
@@ -141,7 +141,7 @@ def test_what_the_engine_hands_over_is_judged_like_finished_text(features, dtype
     policy's type.
     """
     model, net = tiny("llama", dtype), critic(features)
-    engine = Engine(model, {-1}, watch=LAYER)
+    engine = LocalEngine(model, {-1}, watch=LAYER)
     engine.open(PROMPTS)
     block = engine.sample_block([0, 1, 2], numbers(3, 4))
     ours = net.judge(engine.history([0, 1, 2]), Z)

@@ -6,8 +6,8 @@ import transformers
 from tinymodels import OTHERS, PROMPTS, reencode, tiny
 
 from igcore import PolicyError
-from igcore.engine.engine import Engine
 from igcore.engine.kv_cache import DynamicRows, forward, pad_left
+from igcore.engine.local import LocalEngine
 
 HELD = [
     "llama",
@@ -101,7 +101,7 @@ def test_a_model_that_ignores_its_past_is_refused():
     settings = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
     model = transformers.MambaForCausalLM(transformers.MambaConfig(**settings)).eval()
     with pytest.raises(PolicyError, match="MambaForCausalLM does not carry"):
-        Engine(model, {-1}).open(PROMPTS)
+        LocalEngine(model, {-1}).open(PROMPTS)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", *OTHERS])

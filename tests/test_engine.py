@@ -1,6 +1,7 @@
 """Tests of the decoding state, on the mock model (exact) and on tiny random models (float32)."""
 
 import copy
+import inspect
 import math
 from collections import Counter as Tally
 
@@ -12,9 +13,10 @@ from tinymodels import FITTING, OTHERS, PROMPTS, Counter, numbers, reencode, tin
 from transformers import DynamicCache
 
 from igcore import ParameterError, PolicyError
-from igcore.engine.engine import CACHES, Engine
 from igcore.engine.kv_cache import DynamicRows
+from igcore.engine.local import CACHES, LocalEngine
 from igcore.engine.prefix_cache import SharedRows, fits, kv_bytes
+from igcore.engine.protocol import Engine
 from igcore.engine.sampling import draw, uniforms
 
 ENDS = set(range(0, 97, 8))  # so many end tokens that rows end at every step
@@ -24,6 +26,13 @@ BOTH = pytest.mark.parametrize("cache", ["shared", "dynamic"])
 @pytest.fixture(scope="module")
 def llama():
     return tiny("llama")
+
+
+@pytest.mark.parametrize("name", ["open", "sample_block", "rollback", "select"])
+def test_the_local_engine_keeps_the_protocol(name):
+    """Guards engines that come later: a search written against the protocol must run with each."""
+    ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (LocalEngine, Engine))
+    assert ours == theirs
 
 
 def walk(engine, prompts=PROMPTS):
@@ -78,7 +87,7 @@ def assert_as_reencoded(model, engine, drawn, sequences, atol=1e-4):
 
 def test_tokens_follow_the_policy():
     """Guards the sampler as a whole against the mock's own probabilities, by chi-square."""
-    engine = Engine(MockModel(), {EOS})
+    engine = LocalEngine(MockModel(), {EOS})
     engine.open([[1, 2]])
     n = 4000
     block = engine.sample_block([0] * n, numbers(n, 1))
@@ -93,10 +102,10 @@ def test_both_caches_decode_as_one_sequence_read_alone(name):
     the logits far more than 1e-4.
     """
     model = tiny(name)
-    assert fits(model) and Engine(model, ENDS).kind is SharedRows
+    assert fits(model) and LocalEngine(model, ENDS).kind is SharedRows
     found = {}
     for cache in ("shared", "dynamic"):
-        engine = Engine(model, ENDS, cache)
+        engine = LocalEngine(model, ENDS, cache)
         drawn, sequences = found[cache] = walk(engine)
         assert_as_reencoded(model, engine, drawn, sequences)
         assert (
@@ -113,8 +122,8 @@ def test_other_models_decode_in_transformers_own_cache(name):
     none of the shared cache's.
     """
     model = tiny(name)
-    assert not fits(model) and Engine(model, ENDS).kind is DynamicRows
-    engine = Engine(model, ENDS)
+    assert not fits(model) and LocalEngine(model, ENDS).kind is DynamicRows
+    engine = LocalEngine(model, ENDS)
     assert_as_reencoded(model, engine, *walk(engine))
 
 
@@ -122,14 +131,14 @@ def test_other_models_decode_in_transformers_own_cache(name):
 @pytest.mark.parametrize("prompts", [[[4]], [[4], [4]], [[4], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]]])
 def test_prompts_of_one_token_and_prompts_alone(llama, cache, prompts):
     """Guards the smallest shapes: no padding, only padding but one, and two equal prompts."""
-    engine = Engine(llama, ENDS, cache)
+    engine = LocalEngine(llama, ENDS, cache)
     assert_as_reencoded(llama, engine, *walk(engine, prompts))
 
 
 @BOTH
 def test_one_candidate_is_enough(llama, cache):
     """Guards N = 1, where every shape has a one in it."""
-    engine = Engine(llama, {-1}, cache)
+    engine = LocalEngine(llama, {-1}, cache)
     engine.open([PROMPTS[0]])
     sequence = list(PROMPTS[0])
     for number in range(4):
@@ -144,7 +153,7 @@ def test_all_candidates_may_end_at_once(llama, cache):
     """Guards an empty batch: no step is taken, the rest of the search goes on, and nothing can be
     selected.
     """
-    engine = Engine(llama, set(range(97)), cache)
+    engine = LocalEngine(llama, set(range(97)), cache)
     engine.open(PROMPTS)
     with Counter(llama) as counter:
         block = engine.sample_block([0, 1, 1], numbers(3, 5))
@@ -166,7 +175,7 @@ def test_all_candidates_may_end_at_once(llama, cache):
 
 def test_every_end_token_ends():
     """Guards checkpoints with several end tokens, of which configurations often name only one."""
-    engine = Engine(MockModel(), {EOS, 3, 5})
+    engine = LocalEngine(MockModel(), {EOS, 3, 5})
     engine.open([[1]])
     block = engine.sample_block([0] * 60, numbers(60, 3))
     assert {
@@ -178,7 +187,7 @@ def test_every_end_token_ends():
 def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
     """Guards EOS: the token is kept, nothing follows it, and no ended row takes a step."""
     model = MockModel()
-    engine = Engine(model, {EOS})
+    engine = LocalEngine(model, {EOS})
     engine.open([[1], [2, 3]])
     block = engine.sample_block([0] * 20 + [1] * 20, numbers(40, 6))
     assert 0 < sum(block.ended) < 40
@@ -198,7 +207,7 @@ def test_no_token_is_encoded_twice(llama, cache):
     token once, over all blocks.
     """
     prompts = [[5, 9, 11], [7, 8, 9]]
-    engine = Engine(llama, ENDS, cache)
+    engine = LocalEngine(llama, ENDS, cache)
     with Counter(llama) as counter:
         drawn, _ = walk(engine, prompts)
     assert counter.tokens == 6 + sum(
@@ -213,7 +222,7 @@ def test_tokens_forwarded_are_flat_in_the_number_of_blocks_and_linear_in_rows(ll
     """
 
     def forwarded(n, length, block):
-        engine = Engine(llama, {-1}, cache)
+        engine = LocalEngine(llama, {-1}, cache)
         with Counter(llama) as counter:
             engine.open([[1, 2, 3, 4]] * 2)
             rows = [0, 1] * (n // 2)
@@ -235,7 +244,7 @@ def test_bytes_of_keys_and_values_are_those_of_the_formula(name):
     tokens and no longer.
     """
     model = tiny(name)
-    engine = Engine(model, {-1}, "shared")
+    engine = LocalEngine(model, {-1}, "shared")
     engine.open(PROMPTS)
     for n, length in ((3, 2), (6, 2), (6, 7)):
         engine.sample_block([0, 1, 2] * (n // 3), numbers(n, length))
@@ -253,7 +262,7 @@ def test_history_is_what_one_forward_pass_gives(name, cache):
     candidates, over both rounds.
     """
     model = tiny(name)
-    engine = Engine(model, {-1}, cache)
+    engine = LocalEngine(model, {-1}, cache)
     engine.open(PROMPTS)
     first = engine.sample_block([0, 1, 2], numbers(3, 4))
     engine.select([2, 0, 1])
@@ -301,7 +310,7 @@ def test_a_watched_layer_is_in_the_history(llama, cache, dtype, near):
     o_t stays o_t.
     """
     model = copy.deepcopy(llama).to(dtype)
-    engine = Engine(model, {-1}, cache, watch=0)
+    engine = LocalEngine(model, {-1}, cache, watch=0)
     engine.open(PROMPTS)
     first = engine.sample_block([0, 1, 2], numbers(3, 4))
     engine.select([2, 0])
@@ -326,7 +335,7 @@ def test_a_watched_layer_is_in_the_history(llama, cache, dtype, near):
 @BOTH
 def test_watching_a_layer_changes_nothing(llama, cache):
     """Guards tokens and o_t while a layer is watched, and the user's model afterwards."""
-    engines = [Engine(llama, ENDS, cache, watch=watch) for watch in (0, None)]
+    engines = [LocalEngine(llama, ENDS, cache, watch=watch) for watch in (0, None)]
     for engine in engines:
         engine.open(PROMPTS)
     blocks = [engine.sample_block([0, 1, 2] * 6, numbers(18, 4)) for engine in engines]
@@ -345,7 +354,7 @@ def test_the_last_block_forwards_one_token_less(llama, cache):
     """
     found = []
     for last in (False, True):
-        engine = Engine(llama, ENDS, cache)
+        engine = LocalEngine(llama, ENDS, cache)
         engine.open(PROMPTS)
         with Counter(llama) as counter:
             block = engine.sample_block([0, 1, 2] * 2, numbers(6, 3), last=last)
@@ -366,7 +375,7 @@ def test_the_last_block_forwards_one_token_less(llama, cache):
 @BOTH
 def test_a_critic_can_be_trained_on_the_history(llama, cache):
     """Guards against inference tensors, which torch refuses to keep for a gradient."""
-    engine = Engine(llama, {-1}, cache)
+    engine = LocalEngine(llama, {-1}, cache)
     engine.open(PROMPTS)
     engine.sample_block([0, 1], numbers(2, 3))
     history = engine.history([0, 1])
@@ -381,7 +390,7 @@ def test_rollback_is_bit_equal(llama, cache):
     """Guards the state at the block's start: a retry with the same numbers must repeat the same
     tokens and logits.
     """
-    engine = Engine(llama, {-1}, cache)
+    engine = LocalEngine(llama, {-1}, cache)
     engine.open(PROMPTS)
     engine.sample_block([0, 1, 2], numbers(3, 2, "before"))
     engine.select([1, 2, 0])
@@ -399,7 +408,7 @@ def test_rollback_is_bit_equal(llama, cache):
 @BOTH
 def test_candidates_that_ended_or_were_freed_cannot_be_selected(llama, cache):
     """Guards against a state that belongs to another candidate."""
-    engine = Engine(llama, ENDS, cache)
+    engine = LocalEngine(llama, ENDS, cache)
     engine.open([[1]])
     block = engine.sample_block([0] * 12, numbers(12, 2))
     ended, live = (
@@ -418,7 +427,7 @@ def test_a_penalty_sees_the_tokens_of_its_own_candidate(llama):
     """Guards the numbering under raggedness: a penalty asked about another row would ban the wrong
     tokens.
     """
-    engine = Engine(llama, ENDS)
+    engine = LocalEngine(llama, ENDS)
     engine.open(PROMPTS)
     plain = engine.sample_block([0, 0, 1, 1, 2, 2], numbers(6, 5))
     engine.rollback()
@@ -442,7 +451,7 @@ def test_tokens_do_not_depend_on_the_batch_up_to_counted_near_ties(llama, cache)
     """Guards padding and the coordinates of the keys; float32 sums differ, so only a near tie may
     part the ways.
     """
-    engine = Engine(llama, {-1}, cache)
+    engine = LocalEngine(llama, {-1}, cache)
     engine.open(PROMPTS)
     together = engine.sample_block([0, 1, 2], [numbers(1, 40, str(i))[0] for i in range(3)])
     for i, prompt in enumerate(PROMPTS):
@@ -459,7 +468,7 @@ def test_proposed_tokens_are_the_most_probable_and_are_read_when_selected(name, 
     another order.
     """
     model = tiny(name)
-    engine, sequences = Engine(model, {-1}, cache), [list(prompt) for prompt in PROMPTS]
+    engine, sequences = LocalEngine(model, {-1}, cache), [list(prompt) for prompt in PROMPTS]
     engine.open(PROMPTS)
     for rows, choice in (
         ([0, 1, 2], [1, 4, 6]),
@@ -501,7 +510,7 @@ def test_tokens_read_are_those_that_blocks_report(llama):
     """Guards the count of forward tokens, row by row: every live token, and none that nothing
     follows.
     """
-    engine = Engine(llama, ENDS, "shared")
+    engine = LocalEngine(llama, ENDS, "shared")
     engine.open(PROMPTS)
     for last in (False, True):
         with Counter(llama) as counter:
@@ -519,7 +528,7 @@ def test_a_proposal_is_a_near_tie_when_the_next_token_could_take_its_place(k, ga
     only the last place is at stake.
     """
     logits = [-9.0, 2.0 - gap * 1e-4, 5.0, 2.0, -1.0, -2.0, -3.0]
-    engine = Engine(MockModel(lambda prefix: logits), {EOS})
+    engine = LocalEngine(MockModel(lambda prefix: logits), {EOS})
     engine.open([[1], [2, 3]])
     block = engine.propose([0, 1], k)
     assert block.near_ties == [*[0] * (k - 1), near] * 2
@@ -528,7 +537,7 @@ def test_a_proposal_is_a_near_tie_when_the_next_token_could_take_its_place(k, ga
 
 def test_a_proposed_end_token_ends_and_cannot_be_selected():
     """Guards EOS among proposals: it is offered, marked, and has nothing to go on from."""
-    engine = Engine(MockModel(lambda prefix: [2.0, 0.0, 1.0, 3.0, -1.0, -2.0, -3.0]), {EOS})
+    engine = LocalEngine(MockModel(lambda prefix: [2.0, 0.0, 1.0, 3.0, -1.0, -2.0, -3.0]), {EOS})
     engine.open([[1]])
     block = engine.propose([0], 3)
     assert block.tokens == [[3], [EOS], [2]] and block.ended == [False, True, False]
@@ -542,17 +551,29 @@ def test_a_proposed_end_token_ends_and_cannot_be_selected():
     assert engine.rows.mask.sum(1).tolist() == [2, 2]
 
 
+@BOTH
+def test_proposals_that_a_retry_keeps_keep_their_rows(llama, cache):
+    """Guards `rollback` where several candidates stand for one row: none may go on from another's."""
+    engine = LocalEngine(llama, {-1}, cache)
+    engine.open(PROMPTS)
+    block = engine.propose([2, 0], 2)
+    engine.rollback(keep=[0, 1, 2, 3])
+    engine.select([3, 0])
+    sequences = [PROMPTS[0] + block.tokens[3], PROMPTS[2] + block.tokens[0]]
+    assert_as_reencoded(llama, engine, [], sequences)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_propose_nothing(bad):
     """Guards against a broken model, whose NaN would be the most probable token."""
-    engine = Engine(MockModel(lambda prefix: [0.0, bad, 0.0, 0.0, 0.0, 0.0, 0.0]), {EOS})
+    engine = LocalEngine(MockModel(lambda prefix: [0.0, bad, 0.0, 0.0, 0.0, 0.0, 0.0]), {EOS})
     engine.open([[1]])
     with pytest.raises(PolicyError, match="logits that are not finite"):
         engine.propose([0], 2)
 
 
 def test_more_proposals_than_tokens_are_refused():
-    engine = Engine(MockModel(), {EOS})
+    engine = LocalEngine(MockModel(), {EOS})
     engine.open([[1], [2]])
     assert sorted(t for (t,) in engine.propose([0], 7).tokens) == list(range(7))
     with pytest.raises(
@@ -565,4 +586,4 @@ def test_an_unknown_cache_is_refused():
     """Guards the table of caches: the nearest name is offered."""
     assert set(CACHES) == {"auto", "shared", "dynamic"}
     with pytest.raises(ParameterError, match="did you mean 'shared'"):
-        Engine(MockModel(), {EOS}, "share")
+        LocalEngine(MockModel(), {EOS}, "share")

@@ -238,14 +238,14 @@ def test_every_entry_point_has_a_closure_without_strangers():
         "igcore.search",
         "igcore.budget",
         "igcore.engine.sampling",
-        "igcore.engine.engine",
+        "igcore.engine.local",
         "igcore.runs.records",
     } <= decoding.keys()
     assert (
         not {f"igcore.{n}" for n in ("tables", "figures", "judge", "training", "runs", "verify")}
         & decoding.keys()
     )
-    assert {"igcore.engine.sampling", "igcore.engine.engine", "igcore.policy"} <= rollouts.keys()
+    assert {"igcore.engine.sampling", "igcore.engine.local", "igcore.policy"} <= rollouts.keys()
     assert (
         not {"igcore.search", "igcore.guard", "igcore.report.tables", "igcore.report.statistics"}
         & rollouts.keys()

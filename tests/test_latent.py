@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from igcore import ParameterError
 from igcore.critic.latent import FEATURES, Latents, Source, latents, shape_of
-from igcore.engine.engine import Engine
+from igcore.engine.local import LocalEngine
 
 RESPONSES = [[7, 2, 9, 1], [4], [11, 6, 3]]
 LAYER = 0
@@ -96,7 +96,7 @@ def test_features_of_training_are_those_of_the_search(cache, dtype):
     positions, another attention path.
     """
     model = tiny("llama", dtype)
-    engine = Engine(model, {-1}, cache, watch=LAYER)
+    engine = LocalEngine(model, {-1}, cache, watch=LAYER)
     engine.open(PROMPTS)
     first = engine.sample_block([0, 0, 1, 2], numbers(4, 3))
     engine.select([3, 1])

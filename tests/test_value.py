@@ -26,7 +26,7 @@ from igcore.critic.latent import Latents
 from igcore.critic.rollouts import Rollout, RolloutConfig, roll_out
 from igcore.critic.spec import ValueSpec
 from igcore.critic.training import names_of
-from igcore.engine.engine import Engine
+from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE, draw
 from igcore.report.value_metrics import expectations, value_table
 
@@ -61,7 +61,7 @@ def speaking(name, dtype=torch.float32, **more):
 
 def states(model):
     """The state of an engine after prompts: its o_t and logits are inference tensors."""
-    engine = Engine(model, {-1})
+    engine = LocalEngine(model, {-1})
     engine.open([[token % model.config.vocab_size for token in prompt] for prompt in PROMPTS])
     return engine.rows
 
@@ -181,10 +181,11 @@ def test_keys_and_values_are_those_of_the_tokens(cache):
     model, keys = tiny("llama"), numbers(3, 5)
     made = network(replace(letters(), model=model))
     steering = made.steering(model, replace(CONFIG, value_steps=5, value_step_size=0.5))
-    engine = Engine(model, {-1}, cache, steering=steering)
+    engine = LocalEngine(model, {-1}, cache)
+    engine.steer(steering)
     engine.open(PROMPTS)
     block = engine.sample_block([0, 1, 2], keys)
-    plain = Engine(model, {-1}, cache)
+    plain = LocalEngine(model, {-1}, cache)
     plain.open(PROMPTS)
     assert plain.sample_block([0, 1, 2], keys).tokens != block.tokens
     rows = plain.rows.gather([(plain.rows, row) for row in range(3)], room=5)

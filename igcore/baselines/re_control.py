@@ -21,7 +21,7 @@ from ..beams import Method, one_sample, unranked
 from ..config import SearchConfig, check_at_least, widened
 from ..critic.files import load_network, save_network
 from ..critic.spec import Origin
-from ..engine.engine import Steering
+from ..engine.protocol import Steering
 from ..engine.kv_cache import forward
 from ..errors import PolicyError
 from ..policy import Policy

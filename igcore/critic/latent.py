@@ -3,7 +3,7 @@ whole. Knows models and ids only.
 
 The paper's footnote: o_t is the last hidden state after the final norm, h_t the keys and values of
 all layers at all positions so far. During a search the engine has them already
-(`igcore.engine.engine.Engine.history`); for text that has been written they are made again here, and are
+(`igcore.engine.local.LocalEngine.history`); for text that has been written they are made again here, and are
 the same numbers up to rounding. Neither is stored: at 7B the two take megabytes a token.
 """
 

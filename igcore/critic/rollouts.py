@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from ..budget import is_safe, trace
-from ..engine.engine import Engine
+from ..engine.local import LocalEngine
 from ..engine.memory import halving
 from ..engine.prepack import packed
 from ..engine.sampling import random_key
@@ -286,7 +286,7 @@ def _lines(
     """Draw and score the responses to one group of prompts; return one line per prompt."""
     began = time.perf_counter()
     n, size, length = config.n_rollouts, config.block_size, config.max_new_tokens
-    engine = Engine(policy.model, policy.eos_ids, policy.cache)
+    engine = LocalEngine(policy.model, policy.eos_ids, policy.cache)
     engine.open([encoded[prompt.id] for prompt in prompts])
     keys = [
         [random_key(config.seed, p.id, 0, i, t) for t in range(length)]

@@ -89,7 +89,7 @@ class Shape:
     model
         A transformers model on the meta device.
     cache : str
-        How the engine keeps its keys and values, a key of `igcore.engine.engine.CACHES`. That a plain
+        How the engine keeps its keys and values, a key of `igcore.engine.local.CACHES`. That a plain
         model fits the shared cache is taken for granted: nothing can be tried on a model without
         weights.
     """

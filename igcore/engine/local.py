@@ -1,0 +1,235 @@
+"""The engine of this process: a transformers model whose KV cache is carried from block to block.
+
+For every row it holds the keys and values of all layers at all positions so far (the paper's h_t),
+the last hidden state after the final norm (o_t) and the reference logits W o_t, so that no prefix
+is encoded twice. Every sampled token is forwarded, so that o_t and h_t describe the block's end,
+except the last one of a response; a proposed one only when it is selected. A row leaves the batch
+as soon as it ends.
+
+All rows of a prompt read one copy of its keys and values where the model allows it
+(`igcore.engine.prefix_cache`); for other models every row has transformers' own cache
+(`igcore.engine.kv_cache`).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..errors import ParameterError, PolicyError, unknown_name
+from .kv_cache import DynamicRows, History
+from .prefix_cache import SharedRows, fits
+from .protocol import Block, Penalty, Steering
+from .sampling import NEAR_TIE, WORDS, draw, uniforms
+
+Rows = DynamicRows | SharedRows
+
+# how the KV cache is kept; `auto` is `shared` for the models that it fits
+CACHES: dict[str, type[Rows] | None] = {"auto": None, "shared": SharedRows, "dynamic": DynamicRows}
+
+
+class LocalEngine:
+    """An `igcore.engine.protocol.Engine` with all its optional methods.
+
+    Parameters
+    ----------
+    model : transformers causal language model
+        Decoder-only, in evaluation mode. Its weights are never touched.
+    eos_ids : collection of int
+        Tokens that end a sequence.
+    cache : str
+        How keys and values are kept, a key of `CACHES`: ``shared`` (prompts once), ``dynamic``
+        (transformers' own), or ``auto``, which is ``shared`` for the models that it fits.
+    watch : int, optional
+        Decoder layer whose output `history` returns besides, as ``middle``.
+
+    Attributes
+    ----------
+    rows
+        The current state, see `igcore.engine.kv_cache`.
+    """
+
+    def __init__(
+        self, model, eos_ids: Sequence[int], cache: str = "auto", watch: int | None = None
+    ):
+        if cache not in CACHES:
+            raise unknown_name("cache", cache, CACHES)
+        self.model = model
+        self.eos_ids = frozenset(eos_ids)
+        self.kind = CACHES[cache] or (SharedRows if fits(model) else DynamicRows)
+        self.watch = watch
+        self.steering: Steering | None = None
+        self._start(None)
+
+    def _start(self, rows: Rows | None) -> None:
+        """Begin a block from these rows."""
+        self.rows = rows
+        # of each round the state of its live candidates, and candidate -> row of that state
+        self._rounds: list[tuple[Rows, dict[int, int]]] = []
+        self._drawn = 0  # candidates of all rounds
+        self._unread: dict[int, int] = {}  # candidate -> proposed token that is not encoded yet
+
+    def open(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Prefill the prompts, one row each: B sequences of at least one token id."""
+        self._start(self.kind.open(self.model, prompts, self.watch))
+
+    def steer(self, steering: Steering | None) -> None:
+        """Draw all further blocks from changed logits; None draws from the reference again.
+
+        Only the draw changes: keys and values stay those of the tokens drawn.
+        """
+        self.steering = steering
+
+    def sample_block(
+        self,
+        rows: Sequence[int],
+        keys: Sequence[Sequence[int]],
+        penalty: Penalty | None = None,
+        last: bool = False,
+    ) -> Block:
+        """Draw one continuation from each given row; see `igcore.engine.protocol.Engine`."""
+        length = len(keys[0])
+        state = self.rows.gather([(self.rows, row) for row in rows], room=length)
+        u = torch.from_numpy(uniforms([key for row in keys for key in row]))
+        u = u.view(len(rows), length, WORDS)
+        block = Block.empty(self._drawn, len(rows))
+        live = list(range(len(rows)))  # candidate of each row of the state
+        for step in range(length):
+            factors = {}
+            if penalty:
+                factors = {i: penalty(c, tuple(block.tokens[c])) for i, c in enumerate(live)}
+            tokens, log_p, log_q, near = self._draw(state, u[live, step], factors)
+            for i, c in enumerate(live):
+                block.tokens[c].append(tokens[i])
+                block.log_p[c].append(log_p[i])
+                block.log_q[c].append(log_q[i])
+                block.near_ties[c] += near[i]
+                block.ended[c] = tokens[i] in self.eos_ids
+            going = [i for i, c in enumerate(live) if not block.ended[c]]
+            live = [live[i] for i in going]
+            if last and step == length - 1:  # nobody continues them: spare the forward pass
+                live = []
+            if not live:
+                break
+            for c in live:
+                block.encoded[c] += 1
+            state = state.step(going, [tokens[i] for i in going])
+        self._rounds.append((state, {self._drawn + c: i for i, c in enumerate(live)}))
+        self._drawn += len(rows)
+        return block
+
+    def _draw(self, state: Rows, u: torch.Tensor, factors: Mapping):
+        """Draw one token per row of a state; see `igcore.engine.sampling.draw`."""
+        if self.steering is None:
+            return draw(state.logits, u, factors)
+        tokens, _, log_q, near = draw(self.steering(state.hidden, state.logits), u, factors)
+        # log_p is that of the reference policy, whatever the token was drawn from
+        return tokens, _log_p(state.logits, tokens), log_q, near
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[int], k: int) -> Block:
+        """Offer the k most probable next tokens of each row, the most probable first.
+
+        Each is a candidate of one token. Nothing is drawn and nothing encoded: the model reads a
+        token when `select` takes it. A k-th token that logits moved by
+        `igcore.engine.sampling.NEAR_TIE` would replace counts as a near tie.
+
+        Raises
+        ------
+        ParameterError
+            When the vocabulary has fewer than k tokens.
+        PolicyError
+            When a logit is not finite.
+        """
+        log_p = self.rows.logits[list(rows)].log_softmax(-1, dtype=torch.float32)  # (R, V)
+        vocabulary = log_p.shape[1]
+        if k > vocabulary:
+            raise ParameterError(
+                f"{k} candidates per token were asked of a vocabulary of {vocabulary}; lower top_k"
+            )
+        if log_p.isnan().any():
+            raise PolicyError(
+                "the policy gave logits that are not finite; load it in float32, or check "
+                "its weights"
+            )
+        best, ids = log_p.topk(min(k + 1, vocabulary))  # (R, k + 1), the last to see near ties
+        block = Block.empty(self._drawn, len(rows) * k)
+        for c, token in enumerate(ids[:, :k].flatten().tolist()):
+            block.tokens[c].append(token)
+            block.ended[c] = token in self.eos_ids
+        for c, value in enumerate(best[:, :k].flatten().tolist()):
+            block.log_p[c].append(value)
+            block.log_q[c].append(value)
+        if k < vocabulary:
+            near = best[:, k - 1] - best[:, k] < 2 * NEAR_TIE
+            block.near_ties[k - 1 :: k] = near.int().tolist()
+        live = [c for c in range(len(block.tokens)) if not block.ended[c]]
+        self._rounds.append((self.rows, {self._drawn + c: rows[c // k] for c in live}))
+        self._unread |= {self._drawn + c: block.tokens[c][0] for c in live}
+        self._drawn += len(block.tokens)
+        return block
+
+    def rollback(self, keep: Sequence[int] = ()) -> None:
+        """Return to the rows at the block's start; see `igcore.engine.protocol.Engine`.
+
+        Blocks are drawn on copies of the rows, so they are the same bit for bit, and nothing is
+        copied back.
+        """
+        kept, rounds = set(keep), []
+        for state, row_of in self._rounds:
+            chosen = [c for c in row_of if c in kept]
+            if not chosen:
+                continue
+            if len(chosen) < len(row_of):  # a smaller copy frees the KV cache of the others
+                state = state.gather([(state, row_of[c]) for c in chosen])
+                row_of = {c: i for i, c in enumerate(chosen)}
+            rounds.append((state, row_of))
+        self._rounds = rounds
+
+    def select(self, candidates: Sequence[int]) -> None:
+        """Make these live candidates the rows of the state; see `igcore.engine.protocol.Engine`."""
+        if not candidates:
+            self._start(None)
+            return
+        unread = [self._unread[c] for c in candidates if c in self._unread]
+        rows = self.rows.gather(self._places(candidates), room=1 if unread else 0)
+        if unread:
+            rows = rows.step(range(len(candidates)), unread)
+        self._start(rows)
+
+    def history(self, candidates: Sequence[int], keys: bool = True) -> History:
+        """Return o_t and h_t of all tokens so far of live candidates; no token is encoded for it.
+
+        Parameters
+        ----------
+        candidates : sequence of int
+            Of one length.
+        keys : bool
+            Whether keys and values are wanted, which are many times larger than o_t. What is
+            returned is a copy.
+
+        Raises
+        ------
+        KeyError
+            As `select`.
+        """
+        places = self._places(candidates)
+        state, rows = places[0][0], [row for _, row in places]
+        if any(other is not state for other, _ in places):  # candidates of several rounds
+            state, rows = self.rows.gather(places), range(len(places))
+        return state.history(rows, keys)
+
+    def _places(self, candidates: Sequence[int]) -> list[tuple[Rows, int]]:
+        """Return the state that holds each candidate, and its row there."""
+        place = {c: (state, row) for state, row_of in self._rounds for c, row in row_of.items()}
+        if missing := set(candidates) - set(place):
+            raise KeyError(
+                f"candidates {sorted(missing)} have no state; select live candidates of this block"
+            )
+        return [place[c] for c in candidates]
+
+
+@torch.inference_mode()
+def _log_p(logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
+    """Return the logprob of one token per row of logits (R, V), in nats."""
+    index = torch.tensor(tokens, device=logits.device)[:, None]
+    return logits.log_softmax(-1, dtype=torch.float32).gather(1, index)[:, 0].tolist()

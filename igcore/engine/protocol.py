@@ -1,0 +1,128 @@
+"""What the search asks of a decoding engine. Token ids only: no text, no scores, no budget.
+
+An engine carries the state of many sequences at once, its rows, from block to block::
+
+    engine.open(prompts)               one row per prompt
+    engine.sample_block(rows, keys)    candidates drawn from the given rows
+    engine.rollback(keep)              back to the block's start, for a retry
+    engine.select(candidates)          the chosen candidates, of all rounds, become the rows
+
+`igcore.engine.local.LocalEngine` does this with a transformers model in this process.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+# (index of the candidate in the call, tokens of its block so far) -> {token: factor on its reference
+# probability}. Tokens that are not named keep theirs; the draw renormalises.
+Penalty = Callable[[int, tuple[int, ...]], Mapping[int, float]]
+
+# o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to draw from
+Steering = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+
+
+@dataclass
+class Block:
+    """Candidates of one call of `sample_block` or `propose`, in the order of its rows.
+
+    Attributes
+    ----------
+    first : int
+        Number of the first candidate; they are numbered on over all rounds of a block.
+    tokens : list of list of int
+        Up to `length` tokens each; shorter when an end token was drawn, which is then the last.
+    ended : list of bool
+        Whether an end token was drawn.
+    log_p, log_q : list of list of float
+        Logprob of each token under the reference policy, and under the distribution it was drawn
+        from, penalised or steered (nats).
+    near_ties : list of int
+        Number of tokens that were a near tie, see `igcore.engine.sampling`.
+    encoded : list of int
+        Number of tokens that the model has read.
+    """
+
+    first: int
+    tokens: list[list[int]]
+    ended: list[bool]
+    log_p: list[list[float]]
+    log_q: list[list[float]]
+    near_ties: list[int]
+    encoded: list[int]
+
+    @classmethod
+    def empty(cls, first: int, size: int) -> "Block":
+        """Return a block of candidates without tokens."""
+        tokens, log_p, log_q = ([[] for _ in range(size)] for _ in range(3))
+        return cls(first, tokens, [False] * size, log_p, log_q, [0] * size, [0] * size)
+
+
+class Engine(Protocol):
+    """Samples blocks of tokens for many sequences at once.
+
+    Every engine promises three things, on which results, resumes and replays rest:
+
+    * Keys decide tokens. A token depends on the logits and on its own key alone, never on the batch
+      it is drawn in; logits that differ by rounding change it only where `Block.near_ties` says so.
+    * `rollback` is bit-equal. A retry with the same keys gives the same tokens and logprobs.
+    * Candidates are numbered from 0 over all rounds since the last `open` or `select`, ended ones
+      included. Row i is prompt i after `open`, and ``candidates[i]`` after `select`.
+
+    Notes
+    -----
+    An engine may have more, and a method that needs it cannot run without it:
+
+    * ``history(candidates, keys=True)`` gives a critic o_t and the KV cache of live candidates, see
+      `igcore.engine.kv_cache.History`.
+    * ``propose(rows, k)`` offers the k most probable next tokens of each row as a `Block`.
+    * ``steer(steering)`` sets what changes the logits that blocks are drawn from, see `Steering`.
+    """
+
+    def open(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Prefill the prompts, one row each: B sequences of at least one token id."""
+
+    def sample_block(
+        self,
+        rows: Sequence[int],
+        keys: Sequence[Sequence[int]],
+        penalty: Penalty | None = None,
+        last: bool = False,
+    ) -> Block:
+        """Draw one continuation from each given row, at temperature 1 without top-k or top-p.
+
+        Parameters
+        ----------
+        rows : sequence of R int
+            Row of the current state from which each candidate starts; may repeat.
+        keys : sequence of R sequences of `length` int
+            One `igcore.engine.sampling.random_key` per candidate and position.
+        penalty : callable, optional
+            Factors on the reference probabilities, see `Penalty`. Where they leave no mass the
+            reference is used.
+        last : bool
+            Whether no candidate will be continued: its last token is then not read by the model,
+            and none can be selected.
+        """
+
+    def rollback(self, keep: Sequence[int] = ()) -> None:
+        """Return to the rows at the block's start, so that the next `sample_block` is a retry.
+
+        Parameters
+        ----------
+        keep : sequence of int
+            Live candidates that may still be selected; the KV cache of all others is freed.
+        """
+
+    def select(self, candidates: Sequence[int]) -> None:
+        """Make these live candidates of any round the rows of the state, in this order.
+
+        Raises
+        ------
+        KeyError
+            When a candidate has ended, was freed or was never drawn: it has no state to continue
+            from.
+        """
