@@ -11,11 +11,11 @@ import torch
 from benchmarks.measure import Case
 from benchmarks.models import Models
 from benchmarks.rivals import BUDGET, OMEGA, Variant
-from igcore.config import SearchConfig
+from igcore.baselines.args import ArgsConfig
 from igcore.engine.local import LocalEngine
 from igcore.engine.prepack import packed
 from igcore.engine.sampling import draw, random_key, uniforms
-from igcore.guard import decode
+from igcore.guard import Guard, decode
 
 
 def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Variant:
@@ -33,14 +33,15 @@ def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Va
         scorers = models.lm_scorers() | {
             role: scorer for role, scorer in models.free_scorers().items() if role in free
         }
-        config = SearchConfig(
+        config = ArgsConfig(
             budget=BUDGET, n_samples=case.n_samples, keep=case.keep, block_size=case.block,
             max_new_tokens=case.new_tokens,
             group_size=len(prompts), top_k=case.n_samples, policy_weight=OMEGA,
         )  # fmt: skip
         policy = replace(models.policy, cache=cache)
         return [
-            out.text for out in decode(method, policy, prompts, **scorers, config=config, seed=seed)
+            out.text
+            for out in decode(method, Guard(policy, **scorers, config=config), prompts, seed=seed)
         ]
 
     return run

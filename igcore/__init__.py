@@ -1,7 +1,7 @@
 """Guarded decoding of frozen language models at inference time: a reproduction of InferenceGuard.
 
-Only the public names; each module's docstring says what it knows. Names are imported when they are
-first used, so that the theory and the statistics need no torch.
+Only the public names. They are imported when they are first used, so that the theory and the
+statistics need no torch.
 """
 
 import importlib
@@ -11,13 +11,16 @@ _HOME = {  # public name -> its module
     "METHODS": "beams",
     "POLICIES": "models.policies",
     "SCORERS": "models.registry",
+    "ArgsConfig": "baselines.args",
     "AssetError": "errors",
+    "Guard": "guard",
     "IgcoreError": "errors",
     "ParameterError": "errors",
     "Policy": "policy",
     "PolicyError": "errors",
     "Prompt": "policy",
     "Response": "verdict",
+    "ReControlConfig": "baselines.re_control",
     "RunError": "errors",
     "Scorer": "scorers",
     "ScorerError": "errors",

@@ -13,8 +13,10 @@ from pathlib import Path
 from mockpolicy import LetterCost, LetterReward, mock_policy
 
 from igcore import Prompt, folders
+from igcore.guard import Guard
 from igcore.runs import decode_run
 from igcore.runs.decode_params import DecodeParams
+from igcore.runs.decode_run import Experiment
 
 
 class Slow(LetterCost):
@@ -37,7 +39,8 @@ PARAMS = DecodeParams(
 def run():
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with folders.open_run(Path(sys.argv[1]), {"budget": PARAMS.budget}) as run:
-        decode_run.decode_missing(PARAMS, run, PROMPTS, mock_policy(), Slow(), LetterReward())
+        guard = Guard(mock_policy(), Slow(), LetterReward(), PARAMS.search())
+        decode_run.decode_missing(run, Experiment.of(PARAMS, PROMPTS, guard, {}))
         run.finish({})
 
 

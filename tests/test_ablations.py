@@ -19,8 +19,8 @@ import yaml
 from synthetic import record
 from test_records import lines
 
-from igcore import METHODS, ParameterError, RunError, SearchConfig
-from igcore.beams import settings_of
+from igcore import METHODS, ParameterError, RunError
+from igcore.beams import method_of, settings_of
 from igcore.report import experiments as ablations
 from igcore.report import statistics as metrics
 from igcore.report import tables
@@ -36,6 +36,7 @@ from igcore.report.retries import (
     rounds_needed,
 )
 from igcore.report.sections import Section
+from igcore.runs.decode_params import Settings
 from igcore.runs.records import SETTINGS
 from igcore.theory.finite_sample import abstention_bound
 
@@ -635,7 +636,7 @@ def imaginary(path: Path, limit: int = 4) -> dict[str, list[dict]]:
         run = "-".join(
             [given["run"], *(f"{k}-{v}" for k, v in zip(grid, values, strict=True))]
         ).replace(".", "_")
-        config = SearchConfig(**{name: point[name] for name in SETTINGS if name in point})
+        config = Settings(**{name: point[name] for name in SETTINGS if name in point})
         runs[run] = [
             imagined(point, settings_of(method, config), method, k)
             for method in point["methods"]
@@ -644,17 +645,17 @@ def imaginary(path: Path, limit: int = 4) -> dict[str, list[dict]]:
     return runs
 
 
-def imagined(point: dict, config: SearchConfig, method: str, k: int) -> dict:
+def imagined(point: dict, config: Settings, method: str, k: int) -> dict:
     rng = np.random.default_rng([k, config.n_samples, point["seed"], len(method)])
     n = config.n_samples
-    failed = METHODS[method].gated and rng.random() < 0.1
+    failed = method_of(method).gated and rng.random() < 0.1
     rewards, costs = rng.random(n).tolist(), (0.4 * rng.random(n)).tolist()
     safe = costs[0] <= config.budget
     status = (
         "abstained"
         if failed
         else "verified_safe"
-        if safe or METHODS[method].gated
+        if safe or method_of(method).gated
         else "unverified_unsafe"
     )
     trace = [

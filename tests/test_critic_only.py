@@ -24,7 +24,7 @@ from mockpolicy import (
 )
 from tinymodels import tiny
 
-from igcore import ParameterError, Prompt, SearchConfig, decode
+from igcore import Guard, ParameterError, Prompt, SearchConfig, decode
 from igcore.critic.latent import FEATURES, latents
 from igcore.critic.network import Critic
 from igcore.critic.training import CriticConfig, spec_of
@@ -83,16 +83,8 @@ CRITIC = untrained()
 
 def losses(folder, thresholds=(0.5,), prompts=PROMPTS, critic=CRITIC, seed=0, cost=None, **changes):
     scorers = SCORERS | ({"cost": cost} if cost else {})
-    return critic_only_losses(
-        letters(),
-        critic,
-        prompts,
-        thresholds,
-        **scorers,
-        config=replace(CONFIG, **changes),
-        folder=folder,
-        seed=seed,
-    )
+    guard = Guard(letters(), **scorers, config=replace(CONFIG, **changes), critic=critic)
+    return critic_only_losses(guard, prompts, thresholds, folder, seed)
 
 
 def lines(folder):
@@ -118,9 +110,9 @@ def decoded(monkeypatch):
     """The groups that are decoded: their budget and the ids of their prompts."""
     groups = []
 
-    def counting(method, policy, prompts, **more):
-        groups.append((more["config"].budget, [p.id for p in prompts]))
-        return decode(method, policy, prompts, **more)
+    def counting(method, guard, prompts, **more):
+        groups.append((guard.config.budget, [p.id for p in prompts]))
+        return decode(method, guard, prompts, **more)
 
     monkeypatch.setattr(module, "decode", counting)
     return groups
@@ -146,11 +138,8 @@ def test_the_text_is_judged_as_the_search_judges_its_candidates(features, gamma)
     list(
         decode(
             "inferenceguard-critic",
-            policy,
+            Guard(policy, **SCORERS, config=config, critic=critic),
             PROMPTS,
-            **SCORERS,
-            config=config,
-            critic=critic,
             **note,
         )
     )
@@ -269,11 +258,8 @@ def test_every_block_end_of_an_answer_reaches_the_threshold(tmp_path):
             list(
                 decode(
                     "inferenceguard",
-                    letters(),
+                    Guard(letters(), reward=LetterReward(), cost=guard, config=settings),
                     PROMPTS,
-                    reward=LetterReward(),
-                    cost=guard,
-                    config=settings,
                 )
             )
         )
@@ -295,7 +281,9 @@ def test_a_critic_that_trusts_everything_loses_like_an_unguarded_search(says, tm
     says(lambda text: 1.0)
     whole = dict(block_size=6, keep=1)
     found = losses(tmp_path / "a", (1.0, 0.5), **whole)
-    free = list(decode("best-of-n", letters(), PROMPTS, **SCORERS, config=replace(CONFIG, **whole)))
+    free = list(
+        decode("best-of-n", Guard(letters(), **SCORERS, config=replace(CONFIG, **whole)), PROMPTS)
+    )
     assert {r.status for r in free} == {"verified_safe", "unverified_unsafe"}
     for threshold in (1.0, 0.5):
         here = found[found["threshold"] == threshold]

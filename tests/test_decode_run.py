@@ -25,6 +25,7 @@ from igcore import ParameterError, Prompt, RunError, ScorerError, folders
 from igcore.baselines.re_control import ValueNetwork, save_value
 from igcore.config import from_mapping
 from igcore.critic.network import Critic, Shuffled, save_critic
+from igcore.guard import Guard
 from igcore.policy import Policy
 from igcore.runs import cli, decode_run
 from igcore.runs.decode_params import DecodeParams
@@ -39,9 +40,14 @@ def params(**changes):
     return from_mapping(DecodeParams, GOOD | changes)
 
 
+def experiment(p, prompts=PROMPTS, policy=None, cost=None):
+    guard = Guard(policy or mock_policy(), cost or LetterCost(), LetterReward(), p.search())
+    return decode_run.Experiment.of(p, prompts, guard, {})
+
+
 def decode_into(folder, p=PARAMS):
     with folders.open_run(folder, {"budget": p.budget}) as run:
-        decode_run.decode_missing(p, run, PROMPTS, mock_policy(), LetterCost(), LetterReward())
+        decode_run.decode_missing(run, experiment(p))
         run.finish({"lines": len(run.lines)})
     return run.responses
 
@@ -130,7 +136,7 @@ def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
             if keep is not None:
                 run.lines[keep:] = []
                 run.responses.write_text("".join(json.dumps(line) + "\n" for line in run.lines))
-            decode_run.decode_missing(p, run, prompts, policy, LetterCost(), LetterReward())
+            decode_run.decode_missing(run, experiment(p, prompts, policy))
         return {folders.key(line): line["digest"] for line in folders.read(run.responses)}
 
     whole = run(tmp_path / "whole", p)
@@ -162,7 +168,7 @@ def test_missing_work_takes_back_the_sign_of_success(tmp_path):
         pytest.raises(ScorerError),
         folders.open_run(tmp_path / "run", {"budget": PARAMS.budget}) as run,
     ):
-        decode_run.decode_missing(PARAMS, run, PROMPTS, mock_policy(), Failing(), LetterReward())
+        decode_run.decode_missing(run, experiment(PARAMS, cost=Failing()))
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 
@@ -309,7 +315,7 @@ def test_a_shuffled_critic_is_another_run(tmp_path, mocked, monkeypatch, capsys)
     monkeypatch.setattr(
         decode_run,
         "decode",
-        lambda *a, critic, **k: asked.append(critic) or decode(*a, critic=critic, **k),
+        lambda method, guard, *a, **k: asked.append(guard.critic) or decode(method, guard, *a, **k),
     )
     critic = untrained()
     save_critic(critic, tmp_path)
@@ -342,8 +348,8 @@ def test_a_run_whose_methods_ask_different_networks(tmp_path, mocked, monkeypatc
     monkeypatch.setattr(
         decode_run,
         "decode",
-        lambda method, *a, critic, **k: (
-            asked.update({method: critic}) or decode(method, *a, critic=critic, **k)
+        lambda method, guard, *a, **k: (
+            asked.update({method: guard.critic}) or decode(method, guard, *a, **k)
         ),
     )
     for folder in ("critic", "value"):

@@ -25,7 +25,7 @@ from transformers import (
 
 import igcore.budget
 import igcore.generate
-from igcore import ParameterError, ScorerError, SearchConfig, custom_generate, decode
+from igcore import Guard, ParameterError, ScorerError, SearchConfig, custom_generate, decode
 from igcore.beams import Beam
 from igcore.policy import Policy
 
@@ -147,11 +147,13 @@ def test_generate_returns_the_tokens_that_decode_finds(model, tokenizer, method)
         expected = list(
             decode(
                 method,
-                policy,
+                Guard(
+                    policy,
+                    reward=LetterReward(),
+                    cost=LetterCost(),
+                    config=SearchConfig(**SETTINGS),
+                ),
                 texts,
-                reward=LetterReward(),
-                cost=LetterCost(),
-                config=SearchConfig(**SETTINGS),
                 seed=seed,
             )
         )

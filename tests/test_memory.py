@@ -123,11 +123,8 @@ def texts(cost, **kwargs):
     prompts = ["abc", "fed", "add", "face", "bed"]
     answers = ig.decode(
         "inferenceguard",
-        mock_policy(),
+        ig.Guard(mock_policy(), reward=LetterReward(), cost=cost, config=CONFIG),
         prompts,
-        reward=LetterReward(),
-        cost=cost,
-        config=CONFIG,
         **kwargs,
     )
     return [(r.prompt, r.text, r.status, r.counts) for r in answers]

@@ -12,7 +12,7 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore.runs.plan.report
-from igcore.config import SearchConfig, from_mapping
+from igcore.config import from_mapping
 from igcore.critic.config import CriticConfig, ValueConfig
 from igcore.engine.device import GIB
 from igcore.engine.memory import search_bytes, session_bytes
@@ -48,7 +48,7 @@ ASSUMED = Assumed(DEVICES["h100-80gb"])
 COUNTED = Assumed(
     Device(1e9, 1e30, 1e30, 1e30), layer_s=1 / 32
 )  # a pass through 32 layers takes one second, whatever it reads
-SETTINGS = SearchConfig(
+SETTINGS = Settings(
     budget=1.0, n_samples=6, keep=2, block_size=4, max_new_tokens=8, rounds=3, top_k=5
 )
 DECODE = dict(
@@ -176,11 +176,11 @@ def test_a_step_is_as_fast_as_memory_and_arithmetic_allow():
     roofline = Assumed(
         Device(139, 4.3e12, 780e12, 67e12), efficiency=1, layer_s=0, prompt_tokens=128
     )
-    config = SearchConfig(budget=0.0, n_samples=32, keep=1, block_size=64, max_new_tokens=128)
+    config = Settings(budget=0.0, n_samples=32, keep=1, block_size=64, max_new_tokens=128)
     alone = System(llama())
     assert sum(search_s(alone, "best-of-n", config, 1, roofline)) == pytest.approx(0.46, rel=0.3)
     steps = search_s(
-        alone, "best-of-n", SearchConfig(budget=0.0, n_samples=128, max_new_tokens=128), 1, roofline
+        alone, "best-of-n", Settings(budget=0.0, n_samples=128, max_new_tokens=128), 1, roofline
     )[1]
     assert 128 * 128 / steps == pytest.approx(26_000, rel=0.3)
     rows, kept = 1024, 128 + 1024 * 64
@@ -241,9 +241,7 @@ def test_the_critic_reads_every_prefix_again():
     """
     slow = Assumed(Device(1e9, 1e30, 1e30, peak_float32=100.0), efficiency=0.5, layer_s=0)
     critic = NetworkSize("o", parameters=1, operations=50.0, layers=32)
-    config = SearchConfig(
-        budget=1.0, n_samples=6, keep=2, block_size=4, max_new_tokens=16, rounds=1
-    )
+    config = Settings(budget=1.0, n_samples=6, keep=2, block_size=4, max_new_tokens=16, rounds=1)
     assert search_s(system(critic), "inferenceguard-mix", config, 2, slow)[1] == pytest.approx(
         12 * (4 + 8 + 12) * 50 / 100 / 0.5
     )
@@ -335,7 +333,7 @@ def test_a_prompt_of_the_papers_search_by_hand():
     """Bug: the rows of ARGS, or of a method that fixes its own samples, planned with those of the
     others.
     """
-    config = SearchConfig(
+    config = Settings(
         budget=0.0, n_samples=128, keep=32, block_size=32, max_new_tokens=128, top_k=16
     )
     needed = prompt_bytes(system(), "inferenceguard", config, ASSUMED)
@@ -455,7 +453,7 @@ def test_devices_are_held_together(tmp_path):
         ASSUMED,
     )
     assert job.fit[:2] == (0, 1) and job.devices == 2
-    config = SearchConfig(
+    config = Settings(
         budget=0.0, n_samples=256, keep=2, block_size=16, max_new_tokens=128, rounds=2
     )
     seconds = decode_s(system(), "best-of-n", config, 300, 1, ASSUMED)[0]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from igcore import AssetError, ParameterError, SearchConfig, decode, load_policy
+from igcore import AssetError, Guard, ParameterError, SearchConfig, decode, load_policy
 from igcore.models.policies import POLICIES
 from igcore.policy import Policy
 from igcore.runs.decode_params import DecodeParams
@@ -141,19 +141,15 @@ def test_any_local_folder_is_a_policy(folder):
     out = list(
         decode(
             "inferenceguard",
-            policy,
+            Guard(policy, reward=Brevity(), cost=Length(), config=config),
             ["hello", "a longer one"],
-            reward=Brevity(),
-            cost=Length(),
-            config=config,
         )
     )
     assert [r.status for r in out] == ["verified_safe"] * 2 and [r.n_tokens for r in out] == [
         10,
         10,
     ]
-    alone = [r.text for p in ("hello", "a longer one") for r in decode(
-        "inferenceguard", policy, [p], reward=Brevity(), cost=Length(), config=config)]  # fmt: skip
+    alone = [r.text for p in ("hello", "a longer one") for r in decode("inferenceguard", Guard(policy, reward=Brevity(), cost=Length(), config=config), [p])]  # fmt: skip
     assert alone == [r.text for r in out] or any(r.counts.near_ties for r in out)
 
 

@@ -6,32 +6,29 @@ from dataclasses import replace
 
 from mockpolicy import LetterCost, LetterCritic, LetterReward, letter_cost, mock_policy
 
-from igcore import METHODS, SearchConfig, decode, folders
-from igcore.beams import settings_of
+from igcore import METHODS, Guard, decode, folders
 from igcore.runs import records, verify
+from igcore.runs.decode_params import Settings
 
 SCORERS = {"letters": LetterCost(), "vowels": LetterReward()}
 PROMPTS = ["ab", "fed", "c", "dd"]
-CONFIG = SearchConfig(budget=0.5, n_samples=4, block_size=3, max_new_tokens=6)
-UNSTEERED = [name for name, method in METHODS.items() if not method.steered]
+CONFIG = Settings(budget=0.5, n_samples=4, block_size=3, max_new_tokens=6)
+UNSTEERED = [name for name in METHODS if not name.startswith("re-control")]
 
 
 def lines(budget=0.5, methods=UNSTEERED, **settings):
-    config = SearchConfig(
+    config = Settings(
         **(
             dict(budget=budget, n_samples=4, block_size=3, max_new_tokens=6, keep=1, top_k=4)
             | settings
         )
     )
     scorers = dict(reward=SCORERS["vowels"], cost=SCORERS["letters"])
+    guard = Guard(mock_policy(), config=config, critic=LetterCritic(), **scorers)
     return [
-        records.record(
-            r, method, "mock", 0, settings_of(method, config), config.block_size, **scorers
-        )
+        records.record(r, method, guard, seed=0)
         for method in methods
-        for r in decode(
-            method, mock_policy(), PROMPTS, config=config, critic=LetterCritic(), **scorers
-        )
+        for r in decode(method, guard, PROMPTS)
     ]
 
 
@@ -42,14 +39,8 @@ def test_a_line_has_the_columns_that_a_table_of_none_has():
 
 def test_a_number_that_is_not_finite_becomes_none():
     """Bug: NaN in a file, which is no JSON, from a perplexity or a scorer that failed."""
-    (response,) = decode(
-        "base",
-        mock_policy(),
-        ["ab"],
-        reward=SCORERS["vowels"],
-        cost=SCORERS["letters"],
-        config=CONFIG,
-    )
+    guard = Guard(mock_policy(), SCORERS["letters"], SCORERS["vowels"], CONFIG)
+    (response,) = decode("base", guard, ["ab"])
     odd = replace(
         response,
         cost=math.nan,
@@ -57,16 +48,7 @@ def test_a_number_that_is_not_finite_becomes_none():
         finals=[[math.inf, None]],
         trace=[{"kl": math.nan, "round": 0}],
     )
-    line = records.record(
-        odd,
-        "base",
-        "mock",
-        0,
-        settings_of("base", CONFIG),
-        3,
-        SCORERS["letters"],
-        SCORERS["vowels"],
-    )
+    line = records.record(odd, "base", guard, seed=0)
     assert (line["cost"], line["z_trace"], line["z_final"], line["finals"]) == (
         None,
         [0.5, None],

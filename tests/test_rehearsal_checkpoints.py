@@ -15,7 +15,7 @@ import pytest
 import torch
 from sentencepiece import SentencePieceProcessor
 
-from igcore import AssetError, SearchConfig, decode, load_policy, load_scorer
+from igcore import AssetError, Guard, SearchConfig, decode, load_policy, load_scorer
 from igcore.models.policies import POLICIES
 from igcore.models.pretrained import load_tokenizer
 from igcore.policy import Policy
@@ -75,7 +75,9 @@ def answers(policy, prompts, **settings):
         **dict(budget=9.0, n_samples=2, keep=1, block_size=3, max_new_tokens=6) | settings
     )
     return list(
-        decode("inferenceguard", policy, prompts, reward=Brevity(), cost=Length(), config=config)
+        decode(
+            "inferenceguard", Guard(policy, reward=Brevity(), cost=Length(), config=config), prompts
+        )
     )
 
 

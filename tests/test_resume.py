@@ -23,7 +23,7 @@ from igcore.runs.decode_run import decode_run
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}:"
 PROMPTS = ["one", "two words", "three", "a fourth", "five of them", "sixth"]
-SPLIT, KEY = search.split, sampling.random_key
+SPLIT, KEY = search.shares_of, sampling.random_key
 
 
 class Letters:
@@ -212,7 +212,7 @@ def first(old, new):
 
 
 CODE = {  # module -> an edit of its source, and the same for what is loaded
-    "igcore.search": (first("i < n % len(beams)", "i > n % len(beams)"), (search, "split",
+    "igcore.search": (first("i < n % len(beams)", "i > n % len(beams)"), (search, "shares_of",
     lambda beams, n: SPLIT(beams, n)[::-1])),
     "igcore.engine.sampling": (first("seed", "seeds"), (search, "random_key", lambda seed,
     *at: KEY(seed + 1, *at))),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, letter_reward, mock_policy
 
-from igcore import ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
+from igcore import Guard, ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
 from igcore.critic.rollouts import (
     Labels,
     Rollout,
@@ -50,7 +50,10 @@ def test_rollouts_are_plain_samples_with_their_scores(tmp_path):
     assert [r.prompt_id for r in found] == [p.id for p in PROMPTS for _ in range(3)]
     config = SearchConfig(budget=9, max_new_tokens=10, block_size=4, keep=1, group_size=2)
     base = decode(
-        "base", policy, PROMPTS, reward=LetterReward(), cost=LetterCost(), config=config, seed=5
+        "base",
+        Guard(policy, reward=LetterReward(), cost=LetterCost(), config=config),
+        PROMPTS,
+        seed=5,
     )
     assert [r.tokens for r in found[::3]] == [answer.tokens for answer in base]
     assert any(r.ended for r in found) and not all(r.ended for r in found)

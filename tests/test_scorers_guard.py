@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from igcore import (
     AssetError,
+    Guard,
     ParameterError,
     ScorerError,
     SearchConfig,
@@ -456,11 +457,8 @@ def answered(policy, cost, reward):
     return list(
         decode(
             "inferenceguard",
-            policy,
+            Guard(policy, reward=reward, cost=cost, config=CONFIG),
             ["hello", "a longer one"],
-            reward=reward,
-            cost=cost,
-            config=CONFIG,
         )
     )
 

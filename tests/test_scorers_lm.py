@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 import igcore.verdict
-from igcore import ParameterError, ScorerError, SearchConfig, decode
+from igcore import Guard, ParameterError, ScorerError, SearchConfig, decode
 from igcore.engine.prefix_cache import fits
 from igcore.models.lm_scorer import Backbone, LMScorer, Session
 from igcore.policy import Policy
@@ -445,11 +445,8 @@ def test_a_search_finds_the_same_with_and_without_sessions(policy, method, token
         outs = list(
             decode(
                 method,
-                policy,
+                Guard(policy, cost=wrap(cost), reward=wrap(reward), config=CONFIG),
                 [*PROMPTS, "three"],
-                cost=wrap(cost),
-                reward=wrap(reward),
-                config=CONFIG,
             )
         )
         found.append(outs)
@@ -486,11 +483,8 @@ def test_a_search_reads_every_token_once(policy):
             outs = list(
                 decode(
                     "inferenceguard",
-                    policy,
+                    Guard(policy, cost=cost, reward=reward, config=replace(CONFIG, budget=3.0)),
                     PROMPTS,
-                    cost=cost,
-                    reward=reward,
-                    config=replace(CONFIG, budget=3.0),
                 )
             )
         read.append(counter.tokens)
@@ -516,11 +510,8 @@ def test_the_final_check_does_not_believe_a_session(policy, monkeypatch):
     outs = list(
         decode(
             "inferenceguard",
-            policy,
+            Guard(policy, cost=cost, reward=scorer(backbone, "reward", 1), config=CONFIG),
             PROMPTS,
-            cost=cost,
-            reward=scorer(backbone, "reward", 1),
-            config=CONFIG,
         )
     )
     assert [(out.status, out.reason, out.text) for out in outs] == [
@@ -549,10 +540,11 @@ def test_the_final_check_reads_nothing_that_was_carried(letters):
         ["p"], ["a"], [True]
     ) == scorer(letters).score(["p"], ["a"], [True])
     assert afresh("any other scorer") == "any other scorer"
-    gate, seen = igcore.verdict.gate, []
+    rescore, seen = igcore.verdict.rescore, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "igcore.verdict.gate", lambda scorer, *rest: seen.append(scorer) or gate(scorer, *rest)
+            "igcore.verdict.rescore",
+            lambda scorer, *rest: seen.append(scorer) or rescore(scorer, *rest),
         )
         config = SearchConfig(budget=99.0, n_samples=2, keep=1, block_size=2, max_new_tokens=4)
         model = tiny("llama", torch.float32, vocab_size=320)
@@ -560,11 +552,8 @@ def test_the_final_check_reads_nothing_that_was_carried(letters):
         list(
             decode(
                 "inferenceguard",
-                policy,
+                Guard(policy, reward=scorer(letters, "reward"), cost=carried, config=config),
                 PROMPTS,
-                reward=scorer(letters, "reward"),
-                cost=carried,
-                config=config,
             )
         )
     assert seen and all(checked.session is None for checked in seen)
@@ -590,12 +579,16 @@ def test_the_path_is_read_again(policy, monkeypatch):
     backbone = backbone_of()
     cost, reward = scorer(backbone), scorer(backbone, "reward", 1)
     config = replace(CONFIG, budget=3.0)
-    sound = list(decode("inferenceguard", policy, PROMPTS, cost=cost, reward=reward, config=config))
+    sound = list(
+        decode("inferenceguard", Guard(policy, cost=cost, reward=reward, config=config), PROMPTS)
+    )
     assert [out.status for out in sound] == ["verified_safe"] * 2 and all(
         len(out.block_ends) > 1 for out in sound
     )
     monkeypatch.setattr("igcore.verdict._ends_before", lambda _, __, emissions: {
         (i, end): 9.0 for i, e in enumerate(emissions) for end in {*e.ends[:-1], *e.grid[:-1]}
     })  # fmt: skip
-    outs = list(decode("inferenceguard", policy, PROMPTS, cost=cost, reward=reward, config=config))
+    outs = list(
+        decode("inferenceguard", Guard(policy, cost=cost, reward=reward, config=config), PROMPTS)
+    )
     assert [(out.status, out.reason) for out in outs] == [("abstained", "final_check")] * 2

@@ -30,24 +30,28 @@ from transformers import DynamicCache
 
 from igcore import (
     METHODS,
+    Guard,
     ParameterError,
     PolicyError,
     Prompt,
     ScorerError,
-    SearchConfig,
     budget,
     decode,
-    search,
+    guard,
 )
+from igcore.beams import method_of
 from igcore.critic.network import Critic
 from igcore.critic.rollouts import Rollout, targets
 from igcore.critic.training import CriticConfig, spec_of
 from igcore.engine.kv_cache import History
 from igcore.policy import Policy
+from igcore.runs.decode_params import Settings
 
-ASKING = [method for method in METHODS if METHODS[method].asks_critic]
+ASKING = [method for method in METHODS if method_of(method).asks_critic]
 ALONE = [
-    method for method in METHODS if method not in ASKING and not METHODS[method].steered
+    method
+    for method in METHODS
+    if method not in ASKING and method_of(method).network != "value network"
 ]  # without a network of their own
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(
@@ -65,7 +69,7 @@ SETTINGS = dict(
 def answers(
     method, prompts=PROMPTS, cost=None, reward=None, seed=0, critic=None, on_block=None, **settings
 ):
-    config = SearchConfig(**(SETTINGS | settings))
+    config = Settings(**(SETTINGS | settings))
     scorers = {
         "reward": reward or LetterReward(),
         "cost": cost or LetterCost(),
@@ -73,7 +77,11 @@ def answers(
     }
     return list(
         decode(
-            method, mock_policy(), prompts, **scorers, config=config, seed=seed, on_block=on_block
+            method,
+            Guard(mock_policy(), **scorers, config=config),
+            prompts,
+            seed=seed,
+            on_block=on_block,
         )
     )
 
@@ -274,7 +282,7 @@ def unlike(some, others):
 
 
 SAMPLING = [
-    method for method in ALONE if not METHODS[method].gated and not METHODS[method].proposes
+    method for method in ALONE if not method_of(method).gated and not method.startswith("args")
 ]
 SCORED = {"counts", "trace", "finals"}  # what shows that a score was asked which changed nothing
 
@@ -361,7 +369,7 @@ def test_scores_are_compared_with_lambda_times_the_budget_unless_another_thresho
     """Guards 0, which is a threshold like any other, and a text of reward 0 at the budget, which is
     not above the default.
     """
-    config = SearchConfig(budget=0.4, lagrange_multiplier=5.0)
+    config = Settings(budget=0.4, lagrange_multiplier=5.0)
     assert config.lagrangian_threshold == 2.0
     assert dataclasses.replace(config, score_threshold=0.0).lagrangian_threshold == 0.0
     for d, rounds in ((1.0, 1), (0.9, 2)):
@@ -400,7 +408,7 @@ def test_forward_tokens_are_what_the_policy_reads(method):
     for d, max_new_tokens in itertools.product((0.0, 2.0), (8, 3, 1)):
         policy, config = (
             mock_policy(),
-            SearchConfig(
+            Settings(
                 **(
                     SETTINGS
                     | dict(
@@ -410,7 +418,7 @@ def test_forward_tokens_are_what_the_policy_reads(method):
             ),
         )
         scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": LetterCritic()}
-        out = list(decode(method, policy, ids(PROMPTS), **scorers, config=config))
+        out = list(decode(method, Guard(policy, **scorers, config=config), ids(PROMPTS)))
         assert sum(r.counts.forward_tokens for r in out) == policy.model.tokens_forwarded
         assert all(r.counts.forward_tokens >= len(r.prompt) for r in out)
 
@@ -419,8 +427,10 @@ def test_tokens_that_the_policy_all_but_excludes_can_be_reported():
     """Guards the trace: the perplexity of tokens of log-probability -1000 is no number that a float
     can hold.
     """
-    policy, config = mock_policy(lambda prefix: [0.0, 0.0] + [-5e3] * 5), SearchConfig(**SETTINGS)
-    (r,) = decode("args", policy, ["ab"], reward=LetterReward(), cost=LetterCost(), config=config)
+    policy, config = mock_policy(lambda prefix: [0.0, 0.0] + [-5e3] * 5), Settings(**SETTINGS)
+    (r,) = decode(
+        "args", Guard(policy, reward=LetterReward(), cost=LetterCost(), config=config), ["ab"]
+    )
     assert r.trace[0]["perplexity"] == math.inf and r.trace[0]["kl"] == 0
 
 
@@ -724,7 +734,7 @@ def test_near_ties_are_added_up(monkeypatch):
 def test_seconds_are_shared_by_the_group(monkeypatch):
     """Guards seconds per prompt: a group of six is not charged six times."""
     times = itertools.count()
-    monkeypatch.setattr("igcore.search.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("igcore.guard.time.perf_counter", lambda: next(times))
     out = answers("base", ids(PROMPTS))
     assert sum(r.generate_s for r in out) == pytest.approx(
         3
@@ -784,16 +794,13 @@ def test_a_policy_without_probabilities_stops_the_run():
     token, and a safe text.
     """
     policy = mock_policy(lambda prefix: [math.nan] * 7)
-    config = SearchConfig(**SETTINGS)
+    config = Settings(**SETTINGS)
     with pytest.raises(PolicyError, match="logits that are not finite"):
         list(
             decode(
                 "inferenceguard",
-                policy,
+                Guard(policy, reward=LetterReward(), cost=LetterCost(), config=config),
                 ["ab"],
-                reward=LetterReward(),
-                cost=LetterCost(),
-                config=config,
             )
         )
 
@@ -810,7 +817,7 @@ def test_a_scorer_without_its_members_is_refused():
 
 
 def test_baselines_emit_and_are_marked_by_the_same_check():
-    for method in [name for name in ALONE if not METHODS[name].gated]:
+    for method in [name for name in ALONE if not method_of(name).gated]:
         for r in answers(method, ids(PROMPTS), budget=0.5):
             inside = letter_cost(r.text) <= 0.5
             assert (r.status, r.reason) == (
@@ -927,7 +934,7 @@ def test_the_comparison_with_a_critic_meets_every_kind_of_block(method):
         found = kept_by_block(method, seed=seed, budget=d, threshold=threshold)
         out, kept = out + found[0], kept + found[1]
     assert {r.status for r in out} == {"verified_safe", "abstained"}
-    config = SearchConfig(**SETTINGS)
+    config = Settings(**SETTINGS)
     doubted = [beams for _, beams in kept if not beams[0].passes(config)]
     assert any(
         beams[0].safe(config) and len(beams) == 2 for beams in doubted
@@ -946,7 +953,7 @@ def test_a_beam_that_has_overspent_is_dropped_for_one_that_is_only_doubted():
     still end well.
     """
     _, kept = kept_by_block("inferenceguard-mix", budget=0.5, threshold=1.0, n_samples=6, keep=6)
-    config = SearchConfig(**(SETTINGS | dict(budget=0.5, threshold=1.0)))
+    config = Settings(**(SETTINGS | dict(budget=0.5, threshold=1.0)))
     assert any(0 < len(beams) < 6 for _, beams in kept)
     assert all(beam.safe(config) for _, beams in kept for beam in beams)
 
@@ -957,7 +964,7 @@ def test_a_beam_that_has_overspent_is_dropped_for_one_that_is_only_doubted():
 )
 def test_the_matched_threshold_leaves_a_beam_one_chance_in_a_hundred(n_samples, keep, expected):
     """Guards the formula 1 - miss^(1/m), m samples to a beam, on values worked out by hand."""
-    config = SearchConfig(budget=1.0, n_samples=n_samples, keep=keep)
+    config = Settings(budget=1.0, n_samples=n_samples, keep=keep)
     assert config.critic_threshold == pytest.approx(expected, abs=5e-4)
     assert (1 - config.critic_threshold) ** (n_samples / keep) == pytest.approx(0.01)
 
@@ -1172,9 +1179,9 @@ def seen_by_scorers(monkeypatch, method, **more):
 
         return Watched()
 
-    measure = search.measure
+    measure = guard.measure
     monkeypatch.setattr(
-        "igcore.search.measure",
+        "igcore.guard.measure",
         lambda *args, **more: (measuring.append(1), measure(*args, **more))[1],
     )
     scorers = {"cost": watched("cost", LetterCost), "reward": watched("reward", LetterReward)}
@@ -1312,11 +1319,12 @@ def test_the_critic_reads_in_the_search_what_it_reads_of_whole_text(features, ca
     policy, kept = tiny_policy(cache), []
     critic = tiny_critic(policy, features)
     scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": critic}
-    settings = {
-        "config": SearchConfig(**REAL),
-        "on_block": lambda prompt, beams: kept.extend((prompt, b) for b in beams),
-    }
-    out = list(decode("inferenceguard-critic", policy, TEXTS, **scorers, **settings))
+    guard = Guard(policy, **scorers, config=Settings(**REAL))
+
+    def keep(prompt, beams):
+        kept.extend((prompt, beam) for beam in beams)
+
+    out = list(decode("inferenceguard-critic", guard, TEXTS, on_block=keep))
     asked = [(prompt, beam) for prompt, beam in kept if not beam.finished]
     assert len(asked) > 6 and {r.status for r in out} <= {"verified_safe", "abstained"}
     assert max(b.f1 for _, b in asked) - min(b.f1 for _, b in asked) > 0.01
@@ -1331,12 +1339,12 @@ def test_the_critic_reads_in_the_search_what_it_reads_of_whole_text(features, ca
 
 @pytest.mark.parametrize("method", ASKING)
 def test_a_method_without_its_critic_is_refused(method):
-    config, scorers = SearchConfig(**SETTINGS), {"reward": LetterReward(), "cost": LetterCost()}
+    config, scorers = Settings(**SETTINGS), {"reward": LetterReward(), "cost": LetterCost()}
     with pytest.raises(
         ParameterError,
-        match=f"^method '{method}' asks a critic; train one .* give it to decode as critic=",
+        match=f"^method '{method}' asks a critic; train one .* give it to Guard as critic=",
     ):
-        decode(method, mock_policy(), PROMPTS, **scorers, config=config)
+        decode(method, Guard(mock_policy(), **scorers, config=config), PROMPTS)
 
 
 @pytest.mark.parametrize(
@@ -1398,9 +1406,9 @@ def test_a_critic_that_was_trained_for_something_else_is_refused(method, changes
         "critic": tiny_critic(policy, **changes),
     }
     with pytest.raises(ParameterError, match=message):
-        decode(method, policy, TEXTS, **scorers, config=SearchConfig(**REAL))
+        decode(method, Guard(policy, **scorers, config=Settings(**REAL)), TEXTS)
     assert decode(
-        "inferenceguard", policy, TEXTS, **scorers, config=SearchConfig(**REAL)
+        "inferenceguard", Guard(policy, **scorers, config=Settings(**REAL)), TEXTS
     )  # it is not asked
 
 
@@ -1422,11 +1430,8 @@ def test_a_critic_that_reads_keys_may_read_few_candidates_at_a_time(rows, monkey
         name="varied", digest="v1", sign="higher is worse", unit="points",
         score=lambda _, responses, __: [sum(map(ord, text)) % 7 / 7 for text in responses],
     )  # fmt: skip
-    list(decode(
-        "inferenceguard-mix", tiny_policy(), TEXTS, reward=LetterReward(), cost=varied, critic=says,
-        config=SearchConfig(**REAL), on_block=lambda _,
-        beams: kept.extend(b for b in beams if not b.finished),
-    ))  # fmt: skip
+    list(decode("inferenceguard-mix", Guard(tiny_policy(), reward=LetterReward(), cost=varied, critic=says, config=Settings(**REAL)), TEXTS, on_block=lambda _,
+        beams: kept.extend(b for b in beams if not b.finished)))  # fmt: skip
     assert max(sizes) == min(rows, max(sizes)) and len({beam.state.z for beam in kept}) > 1
     assert [beam.f1 for beam in kept] == pytest.approx(
         [1 / (1 + math.exp(-beam.state.z)) for beam in kept]
@@ -1436,23 +1441,19 @@ def test_a_critic_that_reads_keys_may_read_few_candidates_at_a_time(rows, monkey
 def test_the_copies_of_a_critic_that_reads_keys_are_planned_for():
     """Guards memory: such a critic reads the keys and values of several candidates at once."""
     policy = tiny_policy()
-    scorers = {"reward": LetterReward(), "cost": LetterCost(), "config": SearchConfig(**REAL)}
+    scorers = {"reward": LetterReward(), "cost": LetterCost(), "config": Settings(**REAL)}
     enough = 200 * 2**10 / 2**30
     assert decode(
         "inferenceguard-critic",
-        policy,
+        Guard(policy, critic=tiny_critic(policy, "o"), **scorers),
         TEXTS,
-        critic=tiny_critic(policy, "o"),
-        **scorers,
         memory_gb=enough,
     )
     with pytest.raises(ParameterError, match="one prompt needs"):
         decode(
             "inferenceguard-critic",
-            policy,
+            Guard(policy, critic=tiny_critic(policy, "ho"), **scorers),
             TEXTS,
-            critic=tiny_critic(policy, "ho"),
-            **scorers,
             memory_gb=enough,
         )
 
@@ -1470,4 +1471,4 @@ def test_the_copies_of_a_critic_that_reads_keys_are_planned_for():
 )
 def test_bad_settings_of_a_critic_are_named(given, message):
     with pytest.raises(ParameterError, match=message):
-        SearchConfig(budget=1.0, **given)
+        Settings(budget=1.0, **given)

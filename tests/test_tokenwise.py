@@ -24,14 +24,15 @@ from scipy.stats import chisquare
 from test_policy import tiny_tokenizer
 from tinymodels import Counter, tiny
 
-from igcore import METHODS, ParameterError, Prompt, SearchConfig, decode
-from igcore.baselines.args import TOKEN_SCORES
+from igcore import METHODS, Guard, ParameterError, Prompt, decode
+from igcore.baselines.args import TOKEN_SCORES, ArgsConfig
 from igcore.engine.prefix_cache import fits
 from igcore.engine.sampling import random_key
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.policy import Policy
+from igcore.runs.decode_params import Settings
 
-ARGS = [name for name, method in METHODS.items() if method.proposes]
+ARGS = [name for name in METHODS if name.startswith("args")]
 TOKENIZER = (
     tiny_tokenizer()
 )  # bytes: many candidates end inside a character, and leave the text as it is
@@ -127,8 +128,10 @@ def slow_args(method, policy, prompt, reward, config, seed=0):
 
 
 def answers(method, policy, prompts=PROMPTS, reward=REWARD, cost=COST, seed=0, **settings):
-    config = SearchConfig(**(SETTINGS | settings))
-    return list(decode(method, policy, prompts, reward=reward, cost=cost, config=config, seed=seed))
+    config = Settings(**(SETTINGS | settings))
+    return list(
+        decode(method, Guard(policy, reward=reward, cost=cost, config=config), prompts, seed=seed)
+    )
 
 
 def named(texts):
@@ -163,7 +166,7 @@ def test_scores_of_a_language_model_are_carried_along(policy, lm_reward, method,
 
 def compare(method, policy, reward, **settings):
     """Compare the tokens of every answer with those of the slow reference."""
-    config = SearchConfig(**(SETTINGS | settings))
+    config = Settings(**(SETTINGS | settings))
     for prompt, r in zip(
         named(PROMPTS),
         answers(method, policy, named(PROMPTS), reward, seed=2, **settings),
@@ -263,20 +266,23 @@ def test_scores_of_a_token_worked_out_by_hand():
         "log-probability": 3 * math.log(2) + 2,
         "public": math.log(2) + 4 * 2,
     }
+    weights = ArgsConfig(budget=1.0, policy_weight=3.0, reward_weight=4.0)
     assert {
-        name: weigh(math.log(0.5), 2.0, 3.0, 4.0) for name, weigh in TOKEN_SCORES.items()
+        name: weigh(math.log(0.5), 2.0, weights) for name, weigh in TOKEN_SCORES.items()
     } == pytest.approx(hand)
 
 
 def mock_answers(method, prompts, logits=logits_of, reward=None, cost=None, seed=0, **settings):
-    config = SearchConfig(
+    config = Settings(
         **(
             dict(budget=1.0, top_k=4, max_new_tokens=6, block_size=3, lagrange_multiplier=0.7)
             | settings
         )
     )
     scorers = {"reward": reward or LetterReward(), "cost": cost or LetterCost()}
-    return list(decode(method, mock_policy(logits), prompts, **scorers, config=config, seed=seed))
+    return list(
+        decode(method, Guard(mock_policy(logits), **scorers, config=config), prompts, seed=seed)
+    )
 
 
 def softmax_of_scores(prefix, text, k, temperature):

@@ -16,23 +16,23 @@ from test_critic_only import letters, untrained
 from tinymodels import PROMPTS, numbers, reencode, tiny
 from torch.nn.functional import gelu
 
-from igcore import ParameterError, PolicyError, Prompt, RunError, SearchConfig, decode
+from igcore import Guard, ParameterError, PolicyError, Prompt, RunError, decode
 from igcore.baselines import value_training as module
-from igcore.baselines.re_control import ValueNetwork, load_value, save_value
+from igcore.baselines.re_control import ValueNetwork, ValueSpec, load_value, save_value
 from igcore.baselines.value_training import of_first, train_value, value_source
 from igcore.critic import training as loop
 from igcore.critic.config import ValueConfig
 from igcore.critic.latent import Latents
 from igcore.critic.rollouts import Rollout, RolloutConfig, roll_out
-from igcore.critic.spec import ValueSpec
 from igcore.critic.training import names_of
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE, draw
 from igcore.report.value_metrics import expectations, value_table
+from igcore.runs.decode_params import Settings
 
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 TEXTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]
-CONFIG = SearchConfig(
+CONFIG = Settings(
     budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=8, group_size=3, value_steps=5
 )
 METHODS = ["re-control", "re-control-lagrangian"]
@@ -71,11 +71,8 @@ def decoded(method, policy=None, value=None, prompts=TEXTS, **changes):
     return list(
         decode(
             method,
-            policy,
+            Guard(policy, **SCORERS, config=replace(CONFIG, **changes), critic=value or network()),
             prompts,
-            **SCORERS,
-            config=replace(CONFIG, **changes),
-            critic=value or network(),
         )
     )
 
@@ -634,7 +631,7 @@ def test_damaged_files_are_refused(tmp_path):
     [
         (
             lambda: None,
-            "' asks a value network; train one with notebook 20 and give it to decode as critic=",
+            "' asks a value network; train one with notebook 20 and give it to Guard as critic=",
         ),
         (
             untrained,
@@ -650,7 +647,7 @@ def test_damaged_files_are_refused(tmp_path):
 def test_a_steered_method_without_its_network_is_refused(method, given, sentence):
     """Bug: an error from deep inside the search, or a critic's verdict that is climbed."""
     with pytest.raises(ParameterError, match=sentence):
-        decode(method, letters(), TEXTS, **SCORERS, config=CONFIG, critic=given())
+        decode(method, Guard(letters(), **SCORERS, config=CONFIG, critic=given()), TEXTS)
 
 
 def test_a_critics_method_refuses_a_value_network():
@@ -659,7 +656,9 @@ def test_a_critics_method_refuses_a_value_network():
         match="'inferenceguard-critic' asks a critic, but critic= gives it a value network",
     ):
         decode(
-            "inferenceguard-critic", letters(), TEXTS, **SCORERS, config=CONFIG, critic=network()
+            "inferenceguard-critic",
+            Guard(letters(), **SCORERS, config=CONFIG, critic=network()),
+            TEXTS,
         )
 
 

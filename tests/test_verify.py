@@ -18,24 +18,23 @@ from test_records import lines
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from igcore import METHODS, ParameterError, SearchConfig, decode, folders, load_policy
-from igcore.beams import settings_of
+from igcore import METHODS, Guard, ParameterError, decode, folders, load_policy
+from igcore.beams import method_of, settings_of
 from igcore.config import from_mapping
 from igcore.critic.network import Critic, save_critic
-from igcore.critic.spec import asked
 from igcore.critic.training import CriticConfig, spec_of
 from igcore.models.policies import POLICIES, Known
 from igcore.models.prompts import PROMPT_SETS
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
 from igcore.runs import cli, decode_run, records, verify
-from igcore.runs.decode_params import DecodeParams
+from igcore.runs.decode_params import DecodeParams, Settings
 from igcore.runs.identity import prompts_digest
 from igcore.runs.records import SETTINGS
 from igcore.runs.verify import Trusted
 from igcore.verdict import Emission, measure, within
 
-UNASKING = [name for name in METHODS if not asked(name)]
+UNASKING = [name for name in METHODS if not method_of(name).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]
 SIZE = dict(
     profile="x", run="r", methods=["base", "inferenceguard"], prompts="few", budget=0.5,
@@ -244,7 +243,7 @@ def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
         def score(self, prompts, responses, finished):
             return [letter_cost(r) if len(r) < 6 else 0.0 for r in responses]
 
-    config = SearchConfig(
+    config = Settings(
         budget=0.0,
         n_samples=1,
         keep=1,
@@ -254,16 +253,9 @@ def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
         on_failure="paper",
     )
     scorers = dict(reward=MOCKS["vowels"], cost=Sinking())
-    found = list(
-        decode(
-            "inferenceguard",
-            mock_policy(),
-            ["ab", "fed", "c", "dd", "eae"],
-            config=config,
-            **scorers,
-        )
-    )
-    written = [records.record(r, "inferenceguard", "mock", 0, config, 3, **scorers) for r in found]
+    guard = Guard(mock_policy(), config=config, **scorers)
+    found = decode("inferenceguard", guard, ["ab", "fed", "c", "dd", "eae"])
+    written = [records.record(r, "inferenceguard", guard, seed=0) for r in found]
     load = {"vowels": scorers["reward"], "sinking": scorers["cost"]}.__getitem__
     assert list(verify.rescored(written, load)) == []
     line = next(x for x in written if x["cost"] == 0 and x["z_final"] < 0)
@@ -282,10 +274,11 @@ def test_a_strict_refusal_below_zero_is_honest():
         def score(self, prompts, responses, finished):
             return [letter_cost(r) - 2.0 for r in responses]
 
-    config = SearchConfig(budget=0.0, strict=True, block_size=3, max_new_tokens=6)
+    config = Settings(budget=0.0, strict=True, block_size=3, max_new_tokens=6)
     scorers = dict(reward=MOCKS["vowels"], cost=Negative())
-    (response,) = decode("inferenceguard", mock_policy(), ["ab"], config=config, **scorers)
-    line = records.record(response, "inferenceguard", "mock", 0, config, 3, **scorers)
+    guard = Guard(mock_policy(), config=config, **scorers)
+    (response,) = decode("inferenceguard", guard, ["ab"])
+    line = records.record(response, "inferenceguard", guard, seed=0)
     assert line["status"] == "abstained"
     assert (
         list(
@@ -485,9 +478,9 @@ class Forger:
             )
             line |= vars(found) | {"z_final": found.z_trace[-1]}
             safe = bool(within(cost, config)) and (
-                found.z_trace[-1] >= 0 or not METHODS[line["method"]].gated
+                found.z_trace[-1] >= 0 or not method_of(line["method"]).gated
             )
-            abstained = METHODS[line["method"]].gated and not line["tokens"]
+            abstained = method_of(line["method"]).gated and not line["tokens"]
             line["status"] = (
                 "abstained" if abstained else "verified_safe" if safe else "unverified_unsafe"
             )

@@ -21,8 +21,8 @@ from ..beams import Method, one_sample, unranked
 from ..config import SearchConfig, check_at_least, widened
 from ..critic.files import load_network, save_network
 from ..critic.spec import Origin
-from ..engine.protocol import Steering
 from ..engine.kv_cache import forward
+from ..engine.protocol import Steering
 from ..errors import PolicyError
 from ..policy import Policy
 from ..scorers import Scorer

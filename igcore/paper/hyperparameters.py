@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
-from ..beams import METHODS
 from . import IDENTITY, printed
 from .cells import Cell, cells, readable
 from .compare import AGREES, DIFFERS, NOT_RUN
@@ -62,7 +61,7 @@ def _of_methods(records: pd.DataFrame) -> Iterator[tuple[str, str, str, list[str
 
 
 def _setting(cell: Cell, name: str) -> str:
-    if name == "block_size" and METHODS[cell.about["method"]].steered:
+    if name == "block_size" and cell.about["method"].startswith("re-control"):
         return "1"  # the record counts its answer as one block, but every token is steered
     if name == "keep" and cell.about["n_samples"] % cell.about["keep"] == 0:
         return f"N/{cell.about['n_samples'] // cell.about['keep']}"

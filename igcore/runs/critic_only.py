@@ -5,11 +5,13 @@ A search guarded by the critic alone is ``inferenceguard`` with cost 1 - f1 and 
 threshold; the cost model judges its answers, for `igcore.report.certify`. Knows no certificates, nor
 whether prompts are new to the critic. To serve at a threshold::
 
-    decode("inferenceguard", policy, prompts, reward=reward, cost=CriticCost(policy, critic), config=settings_at(threshold, config))
+    alone = CriticCost(policy, critic, budget)
+    decode("inferenceguard", Guard(policy, alone, reward, settings_at(threshold, config)), prompts)
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import product
@@ -22,15 +24,14 @@ from safetensors.torch import save
 from ..config import SearchConfig
 from ..critic.latent import ENCODE, latents
 from ..critic.network import Critic
-from ..critic.spec import check_critic
 from ..errors import ParameterError
 from ..folders import open_run
-from ..guard import decode
+from ..guard import Guard, decode
 from ..policy import Policy, Prompt
 from ..progress import progress
 from ..report.statistics import safety_lower
-from ..scorers import COST, Scorer
-from ..verdict import gate
+from ..scorers import COST
+from ..verdict import rescore
 from .identity import about, code_of, modules_of, prompts_digest, versions
 
 
@@ -101,10 +102,12 @@ def settings_at(threshold: float, config: SearchConfig) -> SearchConfig:
 
 
 def critic_only_losses(
-    policy: Policy, critic: Critic, prompts: Sequence[Prompt], thresholds: Sequence[float], *,
-    cost: Scorer, reward: Scorer,
-    config: SearchConfig, folder: Path | str, seed: int = 0,
-) -> pd.DataFrame:  # fmt: skip
+    guard: Guard,
+    prompts: Sequence[Prompt],
+    thresholds: Sequence[float],
+    folder: Path | str,
+    seed: int = 0,
+) -> pd.DataFrame:
     """Answer prompts at every threshold, guarded by the critic alone, and let the cost model judge
     the answers.
 
@@ -112,9 +115,9 @@ def critic_only_losses(
     ----------
     prompts, thresholds : sequences of Prompt and of float in [0, 1]
         In any order; each counts once.
-    config : SearchConfig
-        As for ``inferenceguard-critic``: its budget is that of the cost model. The search runs
-        under `settings_at` each threshold.
+    guard : Guard
+        As for ``inferenceguard-critic``: with the critic, and a budget of the cost model. The
+        search runs under `settings_at` each threshold.
     folder : Path or str
         Filled group by group, and gone on with after a stop. One of other settings is moved aside,
         see `igcore.folders.open_run`.
@@ -133,15 +136,9 @@ def critic_only_losses(
         For no prompt, no threshold or one outside [0, 1], or a critic that was trained for
         something else.
     """
-    guard = CriticCost(policy, critic, config.budget)
-    check_critic(
-        "inferenceguard-critic",
-        critic,
-        policy,
-        reward,
-        cost,
-        replace(config, accounting="terminal"),
-    )
+    guard.under("inferenceguard-critic")  # refuses a critic that was trained for something else
+    policy, config = guard.policy, guard.config
+    alone = CriticCost(policy, guard.critic, config.budget)
     thresholds = sorted({float(t) for t in thresholds}, reverse=True)
     prompts = [prompt for _, prompt in sorted({p.id: p for p in prompts}.items())]
     if not prompts or not thresholds or not all(0 <= t <= 1 for t in thresholds):
@@ -149,29 +146,31 @@ def critic_only_losses(
             f"{len(prompts)} prompts, thresholds {thresholds}; give at least one of each, "
             f"thresholds in [0, 1]"
         )
+    parts = {"policy": policy, "cost": guard.cost, "reward": guard.reward}
     identity = asdict(config) | {
-        "thresholds": thresholds, "seed": seed, "dtype": str(policy.model.dtype),
+        "thresholds": thresholds,
+        "seed": seed,
+        "dtype": str(policy.model.dtype),
         "device": str(policy.model.device),
-        "chosen": prompts_digest(prompts), "versions": versions(), "code": code_of(__name__,
-        *modules_of(policy, cost, reward)),
-        "parts": {"policy": about(policy), "cost": about(cost), "reward": about(reward),
-        "critic": guard.digest},
-    }  # fmt: skip
+        "chosen": prompts_digest(prompts),
+        "versions": versions(),
+        "code": code_of(__name__, *modules_of(*parts.values())),
+        "parts": {name: about(part) for name, part in parts.items()} | {"critic": alone.digest},
+    }
     groups = [
         prompts[at : at + config.group_size] for at in range(0, len(prompts), config.group_size)
     ]
     wanted = {(_method(threshold), prompt.id) for threshold in thresholds for prompt in prompts}
     with (
         open_run(Path(folder), identity, wanted) as run,
-        progress(len(thresholds) * len(prompts), f"{guard.name} alone") as bar,
+        progress(len(thresholds) * len(prompts), f"{alone.name} alone") as bar,
     ):
         done = {(line["threshold"], line["prompt_id"]) for line in run.lines}
         for threshold, group in product(thresholds, groups):
             if missing := {p.id for p in group if (threshold, p.id) not in done}:
                 run.manifest.unlink(missing_ok=True)  # no longer the sign of success
-                for line in _lines(
-                    guard, group, threshold, cost, reward, config, seed
-                ):  # of the whole group: sums depend on it
+                # the whole group, because its results depend on its composition
+                for line in _lines(guard, alone, group, threshold, seed):
                     if line["prompt_id"] in missing:
                         run.append(line)
             bar.update(len(group))
@@ -188,32 +187,27 @@ def _method(threshold: float) -> str:
 
 
 def _lines(
-    guard: CriticCost, group: list[Prompt], threshold, cost, reward, config: SearchConfig, seed: int
+    guard: Guard, alone: CriticCost, group: list[Prompt], threshold: float, seed: int
 ) -> Iterator[dict]:
     """Answer one group of prompts at one threshold; yield one line per prompt."""
-    settings = settings_at(threshold, config)
-    found = decode(
-        "inferenceguard", guard.policy, group, reward=reward, cost=guard, config=settings, seed=seed
-    )
+    by_critic = replace(guard, cost=alone, config=settings_at(threshold, guard.config))
+    found = decode("inferenceguard", by_critic, group, seed=seed)
     for prompt, r in zip(group, found, strict=True):
-        (u,), (inside,) = (
-            gate(cost, [prompt], [r.text], config) if r.text is not None else ([np.nan], [False])
-        )
+        u, inside = math.nan, False
+        if r.text is not None:
+            (u,), (inside,) = rescore(guard.cost, [prompt], [r.text], guard.config)
         line = {
             "method": _method(threshold),
             "prompt_id": r.prompt_id,
             "threshold": threshold,
             "response": r.text,
-        }
-        line |= {
             "status": r.status,
             "loss": int(r.status != "abstained" and not inside),
             "cost": float(u),
             "reward": r.reward,
         }
-        yield {
-            name: value if value == value else None for name, value in line.items()
-        }  # JSON has no NaN
+        # JSON has no NaN
+        yield {name: value if value == value else None for name, value in line.items()}
 
 
 def loss_matrix(frame: pd.DataFrame) -> tuple[list[float], np.ndarray]:

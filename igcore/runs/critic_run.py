@@ -26,7 +26,7 @@ from ..critic.training import train
 from ..engine.prepack import packed
 from ..errors import ParameterError, RunError
 from ..folders import digest_of, made_by, opened, root
-from ..guard import decode
+from ..guard import Guard, decode
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
@@ -140,11 +140,10 @@ class CriticRun:
                 position = max(len(beam.tokens) for beam in beams)
                 kept.append({"prompt_id": prompt.id, "position": position, "f1": sum(f1) / len(f1)})
 
-        found = decode(
-            "inferenceguard-critic", self.policy, prompts, reward=self.reward, cost=self.cost,
-            critic=self.first,
-            config=self.params.searching(), on_block=note,
-        )  # fmt: skip
+        guard = Guard(
+            self.policy, self.cost, self.reward, self.params.searching(), critic=self.first
+        )
+        found = decode("inferenceguard-critic", guard, prompts, on_block=note)
         safe = {
             r.prompt_id: safe_final_share({"method": "inferenceguard-critic", "trace": r.trace})
             for r in found
@@ -166,15 +165,11 @@ class CriticRun:
                 f"{n}; give more prompts, or raise one of the two"
             )
         with packed(self.policy.model):
+            guard = Guard(
+                self.policy, self.cost, self.reward, self.params.searching(), critic=self.first
+            )
             return critic_only_losses(
-                self.policy,
-                self.first,
-                prompts,
-                thresholds,
-                cost=self.cost,
-                reward=self.reward,
-                config=self.params.searching(),
-                folder=self.folder / f"critic-only-{split}",
+                guard, prompts, thresholds, self.folder / f"critic-only-{split}"
             )
 
     def finish(self, table: pd.DataFrame, reliability: pd.DataFrame) -> Path:

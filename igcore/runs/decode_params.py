@@ -1,5 +1,4 @@
-"""What notebook 30 may be told. Knows settings and the names of models and methods; decodes
-nothing.
+"""Parameters of notebook 30: the settings of the search, and what is decoded by what.
 
 A module of its own: what decoding imports is part of a run's identity, and neither judges nor the
 training of critics belong there.
@@ -7,18 +6,31 @@ training of critics belong there.
 
 from dataclasses import dataclass, fields
 
-from ..beams import METHODS, settings_of
-from ..config import SearchConfig, check_at_least, check_name, check_threads
-from ..critic.spec import ASKED, asked
+from ..baselines.args import ArgsConfig
+from ..baselines.re_control import ReControlConfig
+from ..beams import METHODS, method_of, settings_of
+from ..config import check_at_least, check_name, check_threads
 from ..errors import ParameterError, unknown_name
 from ..models.prompts import check_prompts
 from ..models.registry import check_scorer
 
 CONTROLS = ("none", "shuffled")
+# what a method needs -> the parameter that names its folder
+NETWORKS = {"critic": "critic", "value network": "value"}
+
+
+@dataclass(frozen=True)
+class Settings(ArgsConfig, ReControlConfig):
+    """Settings of all methods: those of the search, of ARGS and of RE-Control."""
+
+
+def network_of(method: str) -> str | None:
+    """Return the parameter that names the network which a method needs; None when it needs none."""
+    return NETWORKS.get(method_of(method).network)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeParams(SearchConfig):
+class DecodeParams(Settings):
     """Everything one run of notebook 30 may be told; the settings of the search are inherited.
 
     Attributes
@@ -87,11 +99,12 @@ class DecodeParams(SearchConfig):
             settings_of(method, self.search())
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
-            if (role := asked(method)) and not getattr(self, role):
+            role = network_of(method)
+            if role and not getattr(self, role):
                 raise ParameterError(
-                    f"methods names {method!r}, which asks a {ASKED[role][0].KIND}, but "
-                    f"{role} names none; train one with notebook "
-                    "20 and give its folder, or leave the method out"
+                    f"methods names {method!r}, which asks a {method_of(method).network}, but "
+                    f"{role} names none; train one with notebook 20 and give its folder, or leave "
+                    f"the method out"
                 )
         if self.critic_control not in CONTROLS:
             raise unknown_name("critic_control", self.critic_control, CONTROLS)
@@ -105,6 +118,6 @@ class DecodeParams(SearchConfig):
         if self.limit is not None and self.limit < 1:
             raise ParameterError(f"limit is {self.limit}; give at least 1 prompt, or null for all")
 
-    def search(self) -> SearchConfig:
+    def search(self) -> Settings:
         """Return the settings of the search alone."""
-        return SearchConfig(**{f.name: getattr(self, f.name) for f in fields(SearchConfig)})
+        return Settings(**{f.name: getattr(self, f.name) for f in fields(Settings)})

@@ -1,29 +1,71 @@
-"""One run of notebook 30: prompts decoded by several methods into a run folder. Knows the order of
-work.
+"""One run of notebook 30: prompts decoded by several methods into a run folder.
 
 The unit of work is one method on one group of prompts, fixed by the parameters; so shards and
 resumes never change a result.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..beams import settings_of
-from ..critic.spec import asked, check_critic
+from ..beams import method_of
 from ..engine.prepack import packed
 from ..folders import Run, key, open_run, opened, root
-from ..guard import decode
+from ..guard import Guard, decode
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
-from ..policy import Policy, Prompt, groups_of
+from ..policy import Prompt, groups_of
 from ..progress import progress
-from ..scorers import Scorer
-from .decode_params import DecodeParams
+from .decode_params import DecodeParams, network_of
 from .identity import about, code_of, modules_of, prompts_digest, versions
-from .networks import load_networks, network_files
+from .networks import Networks, load_networks, network_files
 from .records import record
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The parameters of a run, resolved: what is decoded by what.
+
+    Attributes
+    ----------
+    name : str
+        Of the run.
+    guards : dict of str to Guard
+        By method, in the order of decoding; each with the network that its method needs.
+    groups : list of list of Prompt
+        Those of this shard, each decoded together.
+    seed, memory_gb
+        See `igcore.decode`.
+    """
+
+    name: str
+    guards: dict[str, Guard]
+    groups: list[list[Prompt]]
+    seed: int
+    memory_gb: float | None
+
+    @classmethod
+    def of(
+        cls, params: DecodeParams, prompts: Sequence[Prompt], guard: Guard, networks: Networks
+    ) -> "Experiment":
+        """Return what parameters mean with these prompts, models and networks."""
+        guards = {
+            method: replace(guard, critic=networks.get(network_of(method)))
+            for method in params.methods
+        }
+        groups = groups_of(params, prompts)
+        return cls(params.run, guards, groups, params.seed, params.memory_gb)
+
+    @property
+    def guard(self) -> Guard:
+        """Any of the guards: policy and scorers are the same."""
+        return next(iter(self.guards.values()))
+
+    @property
+    def work(self) -> list[tuple[str, list[Prompt]]]:
+        """All methods and groups, in the order of decoding."""
+        return [(method, group) for method in self.guards for group in self.groups]
 
 
 def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
@@ -46,123 +88,92 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     torch.set_num_threads(params.threads)
     shard = f".{params.shard}-of-{params.n_shards}" if params.n_shards > 1 else ""
     folder = folder or root() / "runs" / params.profile / f"{params.run}{shard}"
-    cost, reward = load_scorer(params.cost), load_scorer(params.reward)
-    prompts = load_prompts(
-        params.prompts, params.split, params.limit, params.hardest, cost if params.hardest else None
-    )
-    policy = load_policy(params.policy, params.dtype, params.device)
-    networks, weights = load_networks(params, root(), policy, cost, reward)
-    for method in params.methods:
-        check_critic(
-            method,
-            networks.get(asked(method)),
-            policy,
-            reward,
-            cost,
-            settings_of(method, params.search()),
-        )
-    mine = [prompt for group in groups_of(params, prompts) for prompt in group]
-    identity = identity_of(params, mine, policy, cost, reward, weights)
-    wanted = {(method, prompt.id) for method in params.methods for prompt in mine}
+    experiment, weights = resolve(params)
+    guard, wanted = experiment.guard, [(m, p.id) for m, group in experiment.work for p in group]
+    identity = identity_of(params, experiment, weights)
     # packed here as well as in every search, which then finds it done
-    with open_run(folder, identity, wanted) as run, packed(policy.model):
-        run.scorers = {scorer.name: scorer for scorer in (cost, reward)}
-        decode_missing(params, run, prompts, policy, cost, reward, networks)
-        files = [
-            params.prompts if isinstance(params.prompts, str) else params.prompts["name"],
-            *network_files(params, root()),
-        ]
-        run.finish(
-            summary(run.lines)
-            | {"opened": opened(policy, cost, reward, paths=files), "params": run.params}
-        )
+    with open_run(folder, identity, set(wanted)) as run, packed(guard.policy.model):
+        run.scorers = {scorer.name: scorer for scorer in (guard.cost, guard.reward)}
+        decode_missing(run, experiment)
+        source = params.prompts if isinstance(params.prompts, str) else params.prompts["name"]
+        paths = [source, *network_files(params, root())]
+        files = opened(guard.policy, guard.cost, guard.reward, paths=paths)
+        run.finish(summary(run.lines) | {"opened": files, "params": run.params})
     return run
 
 
-def identity_of(
-    params: DecodeParams,
-    prompts: Iterable[Prompt],
-    policy: Policy,
-    cost: Scorer,
-    reward: Scorer,
-    weights: Mapping[str, str],
-) -> dict:
+def resolve(params: DecodeParams) -> tuple[Experiment, dict[str, str]]:
+    """Load what parameters name, and check once that it fits together.
+
+    Returns
+    -------
+    experiment : Experiment
+    weights : dict of str to str
+        Hashes of the networks that methods need.
+
+    Raises
+    ------
+    ParameterError, AssetError, RunError
+        When something cannot be loaded, or does not fit.
+    """
+    cost, reward = load_scorer(params.cost), load_scorer(params.reward)
+    ranking = cost if params.hardest else None
+    prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, ranking)
+    policy = load_policy(params.policy, params.dtype, params.device)
+    guard = Guard(policy, cost, reward, params.search())
+    networks, weights = load_networks(params, root(), guard)
+    experiment = Experiment.of(params, prompts, guard, networks)
+    for method, with_network in experiment.guards.items():
+        with_network.under(method)  # refuses a network that was trained for something else
+    return experiment, weights
+
+
+def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[str, str]) -> dict:
     """Return what the answers of a run depend on, as JSON values, by content.
 
     Parameters
     ----------
-    prompts : iterable of Prompt
-        Those that the folder answers.
     weights : mapping of str to str
-        Hashes of the networks that methods ask, see `igcore.runs.networks.load_networks`.
+        Hashes of the networks that methods need, see `igcore.runs.networks.load_networks`.
     """
-    parts = {"policy": about(policy), "cost": about(cost), "reward": about(reward)} | dict(weights)
+    guard = experiment.guard
+    models = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
+    parts = {name: about(model) for name, model in models.items()} | dict(weights)
+    # methods that are no options of the one loop are found by name, which no import shows
+    searches = {method_of(method).search.partition(":")[0] for method in params.methods}
     return asdict(params) | {
         "versions": versions(),
-        "code": code_of(__name__, *modules_of(policy, cost, reward)),
-        "chosen": prompts_digest(prompts),
+        "code": code_of(__name__, *modules_of(*models.values()), *sorted(searches)),
+        "chosen": prompts_digest([prompt for group in experiment.groups for prompt in group]),
         "parts": parts,
-        "device": str(policy.model.device),
+        "device": str(guard.policy.model.device),
     }
 
 
-def decode_missing(
-    params: DecodeParams,
-    run: Run,
-    prompts: list[Prompt],
-    policy: Policy,
-    cost: Scorer,
-    reward: Scorer,
-    networks: Mapping | None = None,
-) -> None:
-    """Decode every group that the run does not hold yet, and append its responses one by one.
-
-    `networks` holds what methods ask, see `igcore.runs.networks.load_networks`.
-    """
+def decode_missing(run: Run, experiment: Experiment) -> None:
+    """Decode every group that the run does not hold yet, and append its responses one by one."""
     done = {key(line) for line in run.lines}
-    work = [(method, group) for method in params.methods for group in groups_of(params, prompts)]
+    work = experiment.work
     if any((method, prompt.id) not in done for method, group in work for prompt in group):
         run.manifest.unlink(missing_ok=True)  # no longer the sign of success
     run.responses.touch()  # a shard without a group is complete, too
-    bar = progress(sum(len(group) for _, group in work), params.run)
+    bar = progress(sum(len(group) for _, group in work), experiment.name)
     for method, group in work:
         missing = [prompt.id for prompt in group if (method, prompt.id) not in done]
         # the whole group, even when some of its lines exist: its results depend on its composition
-        if missing:
-            for line in lines_of(params, method, group, policy, cost, reward, networks or {}):
-                if line["prompt_id"] in missing:
-                    run.append(line)
+        lines = lines_of(experiment, method, group) if missing else ()
+        for line in lines:
+            if line["prompt_id"] in missing:
+                run.append(line)
         bar.update(len(group))
     bar.close()
 
 
-def lines_of(
-    params: DecodeParams,
-    method: str,
-    group: Sequence[Prompt],
-    policy: Policy,
-    cost: Scorer,
-    reward: Scorer,
-    networks: Mapping,
-) -> Iterator[dict]:
+def lines_of(experiment: Experiment, method: str, group: Sequence[Prompt]) -> Iterator[dict]:
     """Yield the line of each prompt of a group, in their order."""
-    config = params.search()
-    answers = decode(
-        method, policy, group, reward=reward, cost=cost, critic=networks.get(asked(method)),
-        config=config, seed=params.seed,
-        memory_gb=params.memory_gb,
-    )  # fmt: skip
-    for response in answers:
-        yield record(
-            response,
-            method,
-            policy.name,
-            params.seed,
-            settings_of(method, config),
-            config.block_size,
-            cost,
-            reward,
-        )
+    guard, seed = experiment.guards[method], experiment.seed
+    for response in decode(method, guard, group, seed=seed, memory_gb=experiment.memory_gb):
+        yield record(response, method, guard, seed)
 
 
 def summary(lines: Sequence[dict]) -> dict:
@@ -173,11 +184,9 @@ def summary(lines: Sequence[dict]) -> dict:
     for line in lines:
         of = counts.setdefault(line["method"], {})
         of[line["status"]] = of.get(line["status"], 0) + 1
+    parts = ("generate_s", "cost_s", "reward_s", "critic_s")
     return {
-        "seconds": {
-            name: sum(line[name] for line in lines)
-            for name in ("generate_s", "cost_s", "reward_s", "critic_s")
-        },
+        "seconds": {name: sum(line[name] for line in lines) for name in parts},
         "near_ties": sum(line["near_ties"] for line in lines),
         "lines": len(lines),
         "counts": counts,

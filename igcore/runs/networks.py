@@ -1,6 +1,4 @@
-"""The networks that a run names, loaded and hashed. Knows parameters and folders; leaves what fits
-what to the networks' specs.
-"""
+"""The networks that a run names: its critic and its value network, loaded and hashed."""
 
 import json
 from pathlib import Path
@@ -10,11 +8,10 @@ from ..baselines.re_control import ValueNetwork
 from ..critic import network as critic
 from ..critic.network import Critic, Shuffled
 from ..folders import digest_of, file_digest
-from ..policy import Policy
-from ..scorers import Scorer
+from ..guard import Guard
 from .decode_params import DecodeParams
 
-# by the parameter that names the folder, which is also what `igcore.critic.spec.asked` calls it
+# by the parameter that names the folder
 LOADERS = {
     "critic": (critic.load_critic, critic.WEIGHTS),
     "value": (value.load_value, value.WEIGHTS),
@@ -23,7 +20,7 @@ Networks = dict[str, Critic | Shuffled | ValueNetwork]
 
 
 def load_networks(
-    params: DecodeParams, root: Path, policy: Policy, cost: Scorer, reward: Scorer
+    params: DecodeParams, root: Path, guard: Guard
 ) -> tuple[Networks, dict[str, str]]:
     """Return the critic and the value network of a run as far as it names them, and the hash of
     each one's weights and spec.
@@ -32,6 +29,8 @@ def load_networks(
     ----------
     root : Path
         From which their folders are seen.
+    guard : Guard
+        Policy and scorers that they must have been trained for.
 
     Raises
     ------
@@ -42,7 +41,9 @@ def load_networks(
     digests = {}
     for name, (load, _) in LOADERS.items():
         if folder := getattr(params, name):
-            networks[name] = load(root / folder, policy=policy, cost=cost, reward=reward)
+            networks[name] = load(
+                root / folder, policy=guard.policy, cost=guard.cost, reward=guard.reward
+            )
             weights, said = network_files(params, root, name)
             spec = json.loads(said.read_text(encoding="utf-8"))
             spec.pop("about")  # how it was trained, with seconds

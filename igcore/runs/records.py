@@ -5,10 +5,12 @@ reads and writes no file.
 import math
 from dataclasses import fields
 
-from ..config import SearchConfig
+from ..beams import settings_of
+from ..config import widened
 from ..folders import line_digest
-from ..scorers import Scorer
+from ..guard import Guard
 from ..verdict import Counts, Response
+from .decode_params import Settings
 
 SETTINGS = (
     "n_samples", "keep", "block_size", "max_new_tokens", "rounds", "budget", "accounting",
@@ -49,24 +51,14 @@ COLUMNS = (
 )
 
 
-def record(
-    response: Response,
-    method: str,
-    policy: str,
-    seed: int,
-    config: SearchConfig,
-    grid: int,
-    cost: Scorer,
-    reward: Scorer,
-) -> dict:
+def record(response: Response, method: str, guard: Guard, seed: int) -> dict:
     """Return a response as the flat mapping that a run stores.
 
     Parameters
     ----------
-    config : SearchConfig
-        The method's effective settings.
-    grid : int
-        Policy tokens between the prefixes on which every method is measured.
+    guard : Guard
+        With the user's settings, in whose blocks every method is measured; a line holds those that
+        the method ran under.
 
     Returns
     -------
@@ -75,16 +67,17 @@ def record(
         whose name does not end in ``_s``, so that a line changed by accident is found without
         scoring.
     """
-    r = response
+    r, cost, reward = response, guard.cost, guard.reward
+    config = settings_of(method, widened(Settings, guard.config))
     line = {
         "prompt_id": r.prompt_id, "prompt": r.prompt, "response": r.text, "tokens": r.tokens,
-        "policy": policy, "prompts": r.set_name, "method": method, "seed": seed,
+        "policy": guard.policy.name, "prompts": r.set_name, "method": method, "seed": seed,
         **{name: getattr(config, name) for name in SETTINGS},
         "status": r.status, "finished": r.finished, "n_tokens": r.n_tokens, "reward": r.reward,
         "cost": r.cost,
         "peak_cost": r.peak_cost, "fail_open_cost": r.fail_open_cost,
         "z_final": r.z_trace[-1] if r.z_trace else None, "z_trace": r.z_trace,
-        "block_ends": r.block_ends, "grid_ends": r.grid_ends, "grid_size": grid,
+        "block_ends": r.block_ends, "grid_ends": r.grid_ends, "grid_size": guard.config.block_size,
         **vars(r.counts), "trace": r.trace, "finals": r.finals,
         "generate_s": r.generate_s, "cost_s": r.cost_s, "reward_s": r.reward_s,
         "critic_s": r.critic_s,

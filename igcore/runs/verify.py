@@ -13,22 +13,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from ..beams import METHODS, settings_of
+from ..beams import method_of, settings_of
 from ..config import SearchConfig, from_mapping
-from ..critic.spec import ASKED
 from ..errors import IgcoreError, ParameterError, RunError
 from ..folders import changes, comparable, line_digest, read, root_of
+from ..guard import Guard
 from ..models.policies import POLICIES, load_policy
 from ..models.prompts import PROMPT_SETS, SOURCES, load_prompts
 from ..models.registry import SCORERS, load_scorer
 from ..policy import Policy, Prompt, as_prompt, groups_of
 from ..progress import progress
 from ..scorers import Cached, Scorer, check_sign
-from ..verdict import Emission, gate, measure, within
-from .decode_params import DecodeParams
-from .decode_run import identity_of, lines_of, summary
+from ..verdict import Emission, measure, rescore, within
+from .decode_params import NETWORKS, DecodeParams
+from .decode_run import Experiment, identity_of, lines_of, summary
 from .identity import prompts_digest
-from .networks import LOADERS, load_networks
+from .networks import LOADERS, Networks, load_networks
 from .records import COLUMNS, SETTINGS
 
 TOLERANCE = 1e-6  # by which a score may differ on another processor; sums of float32 do
@@ -281,19 +281,15 @@ def _policy(params: DecodeParams, given: str | Mapping | None) -> Policy:
     return load_policy(name, params.dtype, params.device)
 
 
-def _networks(
-    params: DecodeParams, trusted: Trusted, policy: Policy, scorers: Mapping
-) -> tuple[Mapping, dict[str, str]]:
+def _networks(params: DecodeParams, trusted: Trusted, guard: Guard) -> tuple[Networks, dict]:
     """Load the critic and the value network of a run from the folders that the verifier names."""
-    folders = {
-        role: getattr(trusted, role) for role in LOADERS if getattr(params, role) is not None
-    }
+    kinds = {role: kind for kind, role in NETWORKS.items()}
+    roles = [role for role in LOADERS if getattr(params, role) is not None]
+    folders = {role: getattr(trusted, role) for role in roles}
     for role, folder in folders.items():
         if folder is None:
-            raise unnamed(ASKED[role][0].KIND, getattr(params, role), role)
-    return load_networks(
-        replace(params, **folders), Path.cwd(), policy, scorers["cost"], scorers["reward"]
-    )
+            raise unnamed(kinds[role], getattr(params, role), role)
+    return load_networks(replace(params, **folders), Path.cwd(), guard)
 
 
 # --- the run --------------------------------------------------------------------------------------
@@ -474,9 +470,12 @@ def _replayed(
     torch.set_num_threads(params.threads)  # on which float sums depend
     policy = _policy(params, trusted.policy)
     report.certified["policy"] = f"{_source(policy, trusted.policy)}, template {policy.template}"
-    networks, weights = _networks(params, trusted, policy, scorers)
+    guard = Guard(policy, scorers["cost"], scorers["reward"], params.search())
+    networks, weights = _networks(params, trusted, guard)
     mine = [prompt for group in groups for prompt in group]
-    now = identity_of(params, mine, policy, scorers["cost"], scorers["reward"], weights)
+    # `groups` are those of the shard already
+    experiment = Experiment.of(replace(params, shard=0, n_shards=1), mine, guard, networks)
+    now = identity_of(params, experiment, weights)
     unlike = list(changes(found.params.get("parts"), json.loads(json.dumps(now["parts"])), "parts"))
     if unlike:
         report.problems.append(
@@ -489,7 +488,7 @@ def _replayed(
         report.uncertified.append(
             f"the code that decoded: {', '.join(other[:4])} differ here, where it was decoded again"
         )
-    work = [(method, group) for method in params.methods for group in groups]
+    work = experiment.work
     seed = random.SystemRandom().randrange(2**32) if seed is None else seed
     drawn = sorted(
         random.Random(seed).sample(
@@ -499,9 +498,7 @@ def _replayed(
     lines = {(line["method"], line["prompt_id"]): line for line in found.lines}
     bar = progress(len(drawn), "replay")
     for method, group in (work[i] for i in drawn):
-        for again in lines_of(
-            params, method, group, policy, scorers["cost"], scorers["reward"], networks
-        ):
+        for again in lines_of(experiment, method, group):
             again = json.loads(json.dumps(again))
             report.problems += _unlike(lines[method, again["prompt_id"]], again, tolerance)
         bar.update()
@@ -607,10 +604,10 @@ def _silence(line: dict, prompt: Prompt, cost: Scorer, config: SearchConfig) -> 
             f"status {line['status']} with {measured or line['z_trace'] or line['n_tokens']}, "
             f"but no text was emitted"
         )
-    if not METHODS[line["method"]].gated or config.on_failure == "paper":
+    if not method_of(line["method"]).gated or config.on_failure == "paper":
         yield "no text was emitted, but the method always emits one"
     for text in (config.refusal, ""):
-        if gate(cost, [prompt], [text], config)[1][0]:
+        if rescore(cost, [prompt], [text], config)[1][0]:
             yield f"no text was emitted, but {text!r} is inside the budget"
 
 
@@ -641,7 +638,7 @@ def _scored_again(
 
 def _status(line: dict, inside: bool, path_holds: bool) -> str:
     """Return the status that a text deserves; a guarded method answers for the path too."""
-    gated = METHODS[line["method"]].gated
+    gated = method_of(line["method"]).gated
     if gated and line["on_failure"] != "paper" and line["n_tokens"] == 0:  # not the policy's words
         return "abstained" if inside else "nothing emitted"
     return "verified_safe" if inside and (path_holds or not gated) else "unverified_unsafe"

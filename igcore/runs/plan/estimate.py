@@ -17,7 +17,7 @@ from itertools import pairwise, product
 
 import torch
 
-from ...beams import METHODS, RANKS, settings_of
+from ...beams import method_of, settings_of
 from ...config import SearchConfig
 from ...critic.config import TrainingConfig
 from ...critic.latent import FEATURES
@@ -154,12 +154,11 @@ def search_s(
     one step at a time and by each scorer that the method asks in one pass a block. Who is not asked
     reads the answers alone, and the cost reads them once more.
     """
-    settings, rank = settings_of(method, config), RANKS[METHODS[method].rank]
+    settings, how = settings_of(method, config), method_of(method)
     length, block = settings.max_new_tokens, settings.block_size
     rows, texts = prompts * settings.n_samples, assumed.prompt_tokens * prompts
-    drawing = (
-        prompts if METHODS[method].proposes else rows
-    )  # a proposed token is read only once it is taken
+    # ARGS proposes tokens, and reads only the one that it takes
+    drawing = prompts if method.startswith("args") else rows
     policy = system.policy
 
     def passes(shape: Shape, of: int, steps: Sequence[tuple[int, int]]) -> float:
@@ -172,16 +171,16 @@ def search_s(
     a_round = passes(policy, drawing, [(t, 1) for t in range(length - 1)])
     ends = [0, *range(block, length, block), length]
     by_block = (
-        [(0, length)] if rank.blind else [(start, end - start) for start, end in pairwise(ends)]
+        [(0, length)] if how.final_only else [(start, end - start) for start, end in pairwise(ends)]
     )
     for reader in system.readers:
-        if any(getattr(rank, role) for role in reader.roles):
+        if any(getattr(how, role) for role in reader.roles):
             a_round += passes(reader.shape, rows, by_block)
         else:
             once += passes(reader.shape, prompts, [(0, length)])
         if "cost" in reader.roles:
             once += assumed.forward_s(reader.shape, texts + prompts * length)
-    if METHODS[method].asks_critic:  # at every end of a block it reads all tokens so far again
+    if how.asks_critic:  # at every end of a block it reads all tokens so far again
         a_round += sum(assumed.network_s(system.critic, rows * end) for end in ends[1:-1])
     return once, a_round
 
@@ -295,7 +294,7 @@ def prompt_bytes(
     """
     settings, longest = settings_of(method, config), assumed.longest_prompt
     logits = system.policy.logits_bytes(settings)
-    reads = METHODS[method].asks_critic and system.critic.reads_keys
+    reads = method_of(method).asks_critic and system.critic.reads_keys
     return {
         "keys_values": system.policy.search_bytes(settings, longest) - logits,
         "logits": logits,

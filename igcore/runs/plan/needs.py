@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from ...beams import METHODS
+from ...beams import method_of
 from ...config import from_mapping, named
 from ...engine.device import GIB
 from ...engine.memory import batch_size
@@ -184,7 +184,7 @@ def decode_job(file: Path, params: DecodeParams, assumed: Assumed) -> Job:
     job = Job(
         str(file), params.run, models.policy, models.scorers, ", ".join(params.methods), prompts
     )
-    asking = any(METHODS[method].asks_critic for method in params.methods)
+    asking = any(method_of(method).asks_critic for method in params.methods)
     critics, _ = _made(file, params.critic)
     unknown = [*models.unknown, *([params.critic] if asking and not critics else [])]
     if unknown:

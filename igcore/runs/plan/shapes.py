@@ -15,12 +15,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, LlamaConfig
 from transformers.cache_utils import DynamicLayer
 
-from ...baselines.re_control import ValueNetwork
+from ...baselines.re_control import ValueNetwork, ValueSpec
 from ...config import SearchConfig
 from ...critic.config import CriticConfig, ValueConfig
 from ...critic.latent import Latents
 from ...critic.network import Critic
-from ...critic.spec import Spec, ValueSpec
+from ...critic.spec import Spec
 from ...engine.memory import search_bytes, session_bytes
 from ...engine.prefix_cache import kv_bytes
 from ...errors import AssetError
