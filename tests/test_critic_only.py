@@ -498,7 +498,7 @@ class Other(LetterCost):
         ),
         (
             dict(cost=LetterReward()),
-            "trained for cost 'letters' of hash 'v1', not for 'vowels' of hash 'v1'",
+            "cost 'vowels' says 'higher is better'; a cost must say 'higher is worse'",
         ),
     ],
 )

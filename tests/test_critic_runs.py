@@ -403,7 +403,7 @@ def test_what_a_search_keeps_worked_by_hand(monkeypatch):
     def beam(n, finished, f1):
         return SimpleNamespace(tokens=[1] * n, finished=finished, f1=f1)
 
-    def decoding(method, policy, prompts, *, on_block, **more):
+    def decoding(method, guard, prompts, *, on_block, **more):
         on_block(cd, [beam(4, False, 0.9), beam(2, True, 0.1), beam(4, False, 0.4)])
         on_block(bare, [beam(4, False, 0.5)])
         on_block(cd, [beam(2, True, 0.1), beam(8, False, 0.75)])
@@ -417,7 +417,8 @@ def test_what_a_search_keeps_worked_by_hand(monkeypatch):
         yield SimpleNamespace(prompt_id=bare.id, trace=[{"finals": 0, "safe_finals": 0}])
 
     monkeypatch.setattr(module, "decode", decoding)
-    found = CriticRun(PARAMS, None, None, None, None, [], [], {"x": None}).searched()
+    scorers = LetterCost(), LetterReward()
+    found = CriticRun(PARAMS, None, None, *scorers, [], [], {"x": None}).searched()
     assert list(found.columns) == ["prompt_id", "position", "f1", "safe"]
     rows = found.fillna(-1.0).to_records(index=False).tolist()
     assert rows == [(cd.id, 4, 0.65, 0.6), (bare.id, 4, 0.5, -1.0), (cd.id, 8, 0.75, 0.6)]
@@ -494,12 +495,8 @@ def test_the_first_critic_alone_guards_a_split(first, monkeypatch, tmp_path):
         and found["threshold"].tolist() == [0.6] * 8 + [0.2] * 8
     )
     assert found["prompt_id"].tolist() == [p.id for p in SPLITS["calibrate"]] * 2
-    ((_, critic, *_), more), *_ = given
-    assert (
-        critic is run.first
-        and more["config"] == PARAMS.searching()
-        and more["config"].budget == 3.0
-    )
-    assert (more["cost"], more["reward"]) == (run.cost, run.reward) and (
-        tmp_path / "critic-only-calibrate/manifest.json"
-    ).exists()
+    ((guard, *_), _), *_ = given
+    assert guard.critic is run.first
+    assert guard.config == PARAMS.searching() and guard.config.budget == 3.0
+    assert (guard.cost, guard.reward) == (run.cost, run.reward)
+    assert (tmp_path / "critic-only-calibrate/manifest.json").exists()

@@ -3,7 +3,6 @@ told to.
 """
 
 import logging
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore as ig
 from igcore import guard as decoding
+from igcore.beams import method_of
 from igcore.config import SearchConfig
 from igcore.engine import memory
 from igcore.engine.device import GIB, out_of_memory
@@ -162,22 +162,16 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
         "free_bytes": free.get, "missing_bytes": lambda *models: 0,
     }.items():  # fmt: skip
         monkeypatch.setattr(decoding, name, does)
-    room = partial(
-        decoding.room_for,
-        "inferenceguard",
-        SimpleNamespace(model=policy, cache=None),
-        critic=None,
-        settings=CONFIG,
-    )
+    drawing = SimpleNamespace(model=policy, cache=None)
+
+    def room(readers, memory_gb=None):
+        monkeypatch.setattr(decoding, "readers_of", lambda guard: set(readers))
+        guard = SimpleNamespace(policy=drawing, critic=None, config=CONFIG)
+        return decoding.room_for(method_of("inferenceguard"), guard, 3, memory_gb)
+
     share = memory.SHARE
-    assert room([], prompt_tokens=3, memory_gb=None) == int(share * 100 / 4)
-    assert room([beside], prompt_tokens=3, memory_gb=None) == int(share * 100 / (4 + 2))
-    assert room([policy], prompt_tokens=3, memory_gb=None) == int(
-        share * 100 / (4 + 2)
-    )  # one model draws and scores
-    assert (
-        room([elsewhere], prompt_tokens=3, memory_gb=None)
-        == int(share * 30 / 2)
-        < int(share * 100 / 4)
-    )
-    assert room([beside, elsewhere], prompt_tokens=3, memory_gb=12) == 2
+    assert room([]) == int(share * 100 / 4)
+    assert room([beside]) == int(share * 100 / (4 + 2))
+    assert room([policy]) == int(share * 100 / (4 + 2))  # one model draws and scores
+    assert room([elsewhere]) == int(share * 30 / 2) < int(share * 100 / 4)
+    assert room([beside, elsewhere], memory_gb=12) == 2

@@ -20,6 +20,7 @@ from igcore.errors import AssetError, ParameterError
 from igcore.models.policies import POLICIES
 from igcore.models.registry import maker
 from igcore.runs.critic_params import CriticParams
+from igcore.runs.decode_params import Settings
 from igcore.runs.plan.__main__ import main
 from igcore.runs.plan.estimate import (
     DEVICES,

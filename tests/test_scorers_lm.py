@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from mockpolicy import LetterReward
 from test_policy import tiny_tokenizer
 from tinymodels import Counter, reencode, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
@@ -18,7 +19,7 @@ from igcore import Guard, ParameterError, ScorerError, SearchConfig, decode
 from igcore.engine.prefix_cache import fits
 from igcore.models.lm_scorer import Backbone, LMScorer, Session
 from igcore.policy import Policy
-from igcore.scorers import Cached, afresh, checked_score, open_sessions
+from igcore.scorers import Cached, Scoring, afresh, checked_score
 
 END = 256
 PROMPTS = ["say-abc", "one-two"]  # of one length: no padding to be counted
@@ -342,25 +343,21 @@ def test_scorers_on_one_backbone_read_once(letters):
     other = backbone_of("gpt2")
     assert fits(other.model)
     with Counter(letters.model) as counter, Counter(other.model) as others:
-        roles = {
-            "cost": scorer(letters),
-            "reward": scorer(letters, "reward", 1),
-            "third": scorer(other),
-            "plain": object(),
-        }
-        carried, sessions = open_sessions(roles, PROMPTS)
-        assert [s.backbone for s in sessions] == [letters, other] and carried["plain"] is roles[
-            "plain"
-        ]
-        assert roles["cost"].session is None  # a final check still reads afresh
+        cost, reward = scorer(letters), scorer(letters, "reward", 1)
+        shared = Scoring(cost, reward, PROMPTS, patience=1)
+        apart = Scoring(scorer(other), LetterReward(), PROMPTS, patience=1)
+        found = [session.backbone for s in (shared, apart) for session in s.sessions.values()]
+        assert found == [letters, other]
+        assert apart.search["reward"] is apart.reported["reward"]  # it carries nothing
+        assert shared.final_cost.session is cost.session is None  # a final check reads afresh
         texts = [[PROMPTS[0]] * 3, ["safe", "unsafe", "sad"], [False] * 3]
-        cost = carried["cost"].score(*texts)
+        costs = shared.search["cost"].score(*texts)
         assert counter.tokens == 14 + 4 + 6 + 3 and others.tokens == 14
-        reward = carried["reward"].score(*(part[::2] for part in texts))
-        carried["third"].score(*texts)
+        rewards = shared.search["reward"].score(*(part[::2] for part in texts))
+        apart.search["cost"].score(*texts)
         assert counter.tokens == 14 + 4 + 6 + 3 and others.tokens == 14 + 13
-    assert cost == pytest.approx(roles["cost"].score(*texts), abs=1e-6)
-    assert reward == pytest.approx(roles["reward"].score(*(part[::2] for part in texts)), abs=1e-6)
+    assert costs == pytest.approx(cost.score(*texts), abs=1e-6)
+    assert rewards == pytest.approx(reward.score(*(part[::2] for part in texts)), abs=1e-6)
 
 
 def test_the_session_of_another_backbone_is_refused(letters):

@@ -136,9 +136,9 @@ def critic_only_losses(
         For no prompt, no threshold or one outside [0, 1], or a critic that was trained for
         something else.
     """
-    guard.under("inferenceguard-critic")  # refuses a critic that was trained for something else
     policy, config = guard.policy, guard.config
     alone = CriticCost(policy, guard.critic, config.budget)
+    guard.under("inferenceguard-critic")  # refuses a critic that was trained for something else
     thresholds = sorted({float(t) for t in thresholds}, reverse=True)
     prompts = [prompt for _, prompt in sorted({p.id: p for p in prompts}.items())]
     if not prompts or not thresholds or not all(0 <= t <= 1 for t in thresholds):

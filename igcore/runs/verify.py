@@ -25,7 +25,7 @@ from ..policy import Policy, Prompt, as_prompt, groups_of
 from ..progress import progress
 from ..scorers import Cached, Scorer, check_sign
 from ..verdict import Emission, measure, rescore, within
-from .decode_params import NETWORKS, DecodeParams
+from .decode_params import NETWORKS, DecodeParams, Settings
 from .decode_run import Experiment, identity_of, lines_of, summary
 from .identity import prompts_digest
 from .networks import LOADERS, Networks, load_networks
@@ -585,7 +585,7 @@ def _problems(
         yield (
             f"z_final is {line['z_final']}, but z_trace ends with {(line['z_trace'] or [None])[-1]}"
         )
-    config = SearchConfig(**{name: line[name] for name in SETTINGS})
+    config = Settings(**{name: line[name] for name in SETTINGS})
     if line["response"] is None:
         yield from _silence(line, prompt, scorers[line["cost_scorer"]], config)
     else:
