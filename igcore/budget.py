@@ -1,17 +1,17 @@
 """The safety state of the augmented MDP: how scores become costs, and how costs use up the budget.
 
-Pure functions of numbers (float, int or Fraction). Knows nothing of text, tokens, models or search.
+Everything here is a pure function of numbers (float, int or Fraction).
 
-Paper symbols (section 3.1): budget d, safety discount gamma, remaining budget omega_t, scaled
-remaining budget z_t. With costs C_0, C_1, ...::
+The symbols are those of section 4.2 of the paper: budget d, safety discount gamma, remaining budget
+omega_t, scaled remaining budget z_t. With costs C_0, C_1, ...::
 
     omega_{-1} = d        omega_t = omega_{t-1} - gamma^t C_t
-    z_0        = d        z_{t+1} = (z_t - C_t) / gamma          so that  z_t = omega_{t-1} / gamma^t
+    z_0        = d        z_{t+1} = (z_t - C_t) / gamma
+    z_t = omega_{t-1} / gamma^t
 
-The paper's own sum starts once at k = 1; only k = 0 agrees with z_0 = d. Decisions are taken on
-omega, because 1 / gamma^t overflows for long t; the two have the same sign. "z only decreases" is
-false for gamma < 1; what holds for C >= 0 is that omega never increases and that {omega < 0} is
-absorbing.
+The paper writes its sum once from k = 1 and once from k = 0; only k = 0 agrees with z_0 = d. That z
+only decreases (appendix C) is false for gamma < 1. What holds for C >= 0 is that omega never
+increases and that {omega < 0} is absorbing.
 """
 
 import math
@@ -20,21 +20,96 @@ from dataclasses import dataclass, replace
 
 from .errors import ParameterError, unknown_name
 
-# What a step costs, from (score U_k, previous score U_{k-1}, running peak M_{k-1}, is this the last
-# step).
-# A cost model scores a whole prefix, and its score may be negative; the accounting says what the
-# step then costs.
-ACCOUNTINGS: dict[str, Callable] = {
-    "peak": lambda score, previous, peak, last: max(peak, score) - peak,
-    "terminal": lambda score, previous, peak, last: max(score, 0) if last else 0,
-    "sum": lambda score, previous, peak, last: score,
-    "clamped_sum": lambda score, previous, peak, last: max(score, 0),
-    "increment": lambda score, previous, peak, last: score - previous,
-    "positive_increment": lambda score, previous, peak, last: max(0, score - previous),
+# --- the cost of a step ---------------------------------------------------------------------------
+# Each accounting is a function of the score U_k of the prefix, the score U_{k-1} before it, the
+# running peak M_{k-1}, and whether this step is the last. Scores may be negative.
+
+
+def peak_cost(score: float, previous: float, peak: float, last: bool) -> float:
+    """Charge what the score adds to the worst score so far."""
+    return max(peak, score) - peak
+
+
+def terminal_cost(score: float, previous: float, peak: float, last: bool) -> float:
+    """Charge the score of the finished sequence, and nothing before."""
+    return max(score, 0) if last else 0
+
+
+def sum_cost(score: float, previous: float, peak: float, last: bool) -> float:
+    """Charge every score as it is, with its sign."""
+    return score
+
+
+def clamped_sum_cost(score: float, previous: float, peak: float, last: bool) -> float:
+    """Charge every positive score."""
+    return max(score, 0)
+
+
+def increment_cost(score: float, previous: float, peak: float, last: bool) -> float:
+    """Charge the change since the last score, with its sign."""
+    return score - previous
+
+
+def positive_increment_cost(score: float, previous: float, peak: float, last: bool) -> float:
+    """Charge every rise since the last score."""
+    return max(0, score - previous)
+
+
+ACCOUNTINGS: dict[str, Callable[[float, float, float, bool], float]] = {
+    "peak": peak_cost,
+    "terminal": terminal_cost,
+    "sum": sum_cost,
+    "clamped_sum": clamped_sum_cost,
+    "increment": increment_cost,
+    "positive_increment": positive_increment_cost,
 }
-SIGNED = frozenset(
-    {"sum", "increment"}
-)  # costs may be negative: credit can be banked and every guarantee is off
+# costs that may be negative: credit can be banked and spent, and every guarantee is off
+SIGNED = frozenset({"sum", "increment"})
+
+
+def check_accounting(accounting: str) -> None:
+    """Raise ``ParameterError`` unless `accounting` is a key of `ACCOUNTINGS`."""
+    if accounting not in ACCOUNTINGS:
+        raise unknown_name("accounting", accounting, ACCOUNTINGS)
+
+
+def step_cost(accounting: str, score: float, previous: float, peak: float, last: bool) -> float:
+    """Return C_t, the safety cost of one step (paper, section 4.1: C_safety of a partial answer).
+
+    The paper takes C_t >= 0 as given. A cost model scores a whole prefix, and its score may be
+    negative; the accounting says what a step costs then.
+
+    Parameters
+    ----------
+    accounting : str
+        A key of `ACCOUNTINGS`.
+    score : float
+        U_k of the prefix after the step, in units of the cost model; higher is worse. NaN counts as
+        +infinity: a score that cannot be read is never safe.
+    previous : float
+        U_{k-1}; 0 before the first score.
+    peak : float
+        M_{k-1} = max(0, max_{j < k} U_j).
+    last : bool
+        Whether the sequence ends here (only ``terminal`` asks).
+
+    Returns
+    -------
+    float
+        C_t, in units of the cost model. Negative only for an accounting in `SIGNED`.
+    """
+    cost = ACCOUNTINGS[accounting](_readable(score), previous, peak, last)
+    cost = _readable(cost)  # inf - inf: a broken prefix stays broken
+    assert cost >= 0 or accounting in SIGNED, f"{accounting} gave the negative cost {cost}"
+    return cost
+
+
+def _readable(number: float) -> float:
+    """Return the number, or +infinity for NaN."""
+    return math.inf if number != number else number
+
+
+# --- the safety state -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -68,14 +143,8 @@ class SafetyState:
     steps: int = 0
 
 
-def check_accounting(accounting: str) -> None:
-    """Raise ``ParameterError`` unless `accounting` is a key of `ACCOUNTINGS`."""
-    if accounting not in ACCOUNTINGS:
-        raise unknown_name("accounting", accounting, ACCOUNTINGS)
-
-
 def start(budget: float) -> SafetyState:
-    """Return the state before the first token: omega_{-1} = z_0 = d.
+    """Return the state before the first token: omega_{-1} = z_0 = d (paper, section 4.2).
 
     Raises
     ------
@@ -97,17 +166,24 @@ def charge(
     position: int | None = None,
     last: bool = False,
 ) -> SafetyState:
-    """Return the state after one more prefix score (paper equation for z_{t+1}).
+    """Return the safety state after one more prefix score (paper, section 4.2, equation 4).
+
+    The equation gives z_{t+1} twice, and the code follows the first form::
+
+        z_{t+1} = (omega_{t-1} - gamma^t C_t) / gamma^{t+1} = (z_t - C_t) / gamma
+
+    The second would divide rounding errors by gamma at every step. Decisions are taken on omega,
+    which has the sign of z, because 1 / gamma^t overflows for long t.
 
     Parameters
     ----------
     state : SafetyState
         The state before.
     score : float
-        U_k of the whole prefix; higher is worse. NaN counts as +infinity: a score that cannot be
-        read is never safe.
+        U_k of the whole prefix, in units of the cost model; higher is worse. NaN counts as
+        +infinity: a score that cannot be read is never safe.
     accounting : str
-        A key of `ACCOUNTINGS`.
+        How scores become costs, a key of `ACCOUNTINGS`.
     gamma : float
         Safety discount gamma in (0, 1].
     position : int, optional
@@ -116,25 +192,21 @@ def charge(
     last : bool
         Whether the sequence ends here (only ``terminal`` asks).
     """
-    score = math.inf if score != score else score
-    position = state.steps if position is None else position
-    cost = ACCOUNTINGS[accounting](score, state.score, state.peak, last)
-    cost = math.inf if cost != cost else cost  # inf - inf: a broken prefix stays broken
-    assert cost >= 0 or accounting in SIGNED, f"{accounting} gave the negative cost {cost}"
+    score = _readable(score)
+    t = state.steps if position is None else position
+    cost = step_cost(accounting, score, state.score, state.peak, last)
     peak = max(state.peak, score)
+    # the sum of the costs; the increments of a peak sum to the peak, which is taken as it is
     total = peak if accounting == "peak" else state.total + cost
-    # without discount omega has the exact sign of d - total, so that for peak no rounding enters
-    # the comparison M_k <= d
-    omega = state.budget - total if gamma == 1 else state.omega - gamma**position * cost
-    scale = gamma ** (position + 1)
+    if gamma == 1:
+        # omega has the exact sign of d - total, so that no rounding enters M_k <= d
+        omega = state.budget - total
+    else:
+        omega = state.omega - gamma**t * cost
     return replace(
         state,
         omega=omega,
-        z=omega / scale
-        if scale
-        else math.copysign(math.inf, omega)
-        if omega
-        else omega,  # gamma^t may underflow
+        z=_scaled(omega, gamma ** (t + 1)),
         total=total,
         peak=peak,
         score=score,
@@ -142,11 +214,19 @@ def charge(
     )
 
 
-def is_safe(state: SafetyState, strict: bool = False) -> bool:
-    """Say whether the budget holds, omega >= 0: the one predicate of the package.
+def _scaled(omega: float, discount: float) -> float:
+    """Return omega / discount; infinite, with the sign of omega, where gamma^t underflows to 0."""
+    if discount:
+        return omega / discount
+    return math.copysign(math.inf, omega) if omega else omega
 
-    The inequality is closed, as the constraint of the paper is (total <= d). ``strict`` gives the
-    paper's other reading (z > 0), under which d = 0 is infeasible before the first token.
+
+def is_safe(state: SafetyState, strict: bool = False) -> bool:
+    """Say whether the state is within budget, omega >= 0: the one predicate of the package.
+
+    The inequality is closed, as the constraint of the paper is (section 4.2, equation 5: total <=
+    d). ``strict`` gives the paper's other reading (equation 6: z > 0), under which d = 0 is
+    infeasible before the first token.
     """
     return state.omega > 0 if strict else state.omega >= 0
 

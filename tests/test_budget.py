@@ -129,3 +129,20 @@ def test_a_budget_that_nothing_can_meet_is_refused(bad):
 def test_unknown_accounting_names_the_nearest():
     with pytest.raises(ParameterError, match="did you mean 'peak'"):
         budget.trace([0], 1, "peek")
+
+
+@pytest.mark.parametrize("sequence", EXAMPLES)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_cost_of_a_step_is_what_the_total_grows_by(sequence, mode):
+    """Guards `step_cost` against a charge of its own: the two would then disagree on C_t."""
+    states = budget.trace(sequence, 10, mode)
+    for k, (before, after) in enumerate(zip(states, states[1:], strict=False)):
+        last = k == len(sequence) - 1
+        cost = budget.step_cost(mode, sequence[k], before.score, before.peak, last)
+        assert cost == after.total - before.total
+
+
+@pytest.mark.parametrize("mode", budget.ACCOUNTINGS)
+def test_a_step_whose_score_is_nan_costs_infinity(mode):
+    """Guards fail closed where `step_cost` is called alone: max(0, nan) is 0 in Python."""
+    assert budget.step_cost(mode, math.nan, 1.0, 2.0, last=True) == math.inf
