@@ -19,8 +19,8 @@ from igcore.theory.constrained import (
     hull,
     lagrangian,
     multipliers,
+    n_star,
     outcomes,
-    threshold,
 )
 from igcore.theory.mdp import augment
 from igcore.theory.planning import greedy, values, violation
@@ -37,9 +37,9 @@ def test_check_2_the_formula_equals_bisection_and_decides_violation():
     number.
     """
     model = language_model()
-    n = threshold(model.augmented)
+    n = n_star(model.augmented)
     assert n > 0
-    assert n == pytest.approx(constrained.threshold_by_bisection(model.augmented), rel=1e-6)
+    assert n == pytest.approx(constrained.n_star_by_bisection(model.augmented), rel=1e-6)
     for factor, broken in ((0.99, 1), (1.01, 0)):
         assert (
             violation(model.augmented, greedy(model.augmented, values(model.augmented, factor * n)))
@@ -52,7 +52,7 @@ def test_check_2_above_the_uniform_n_star_every_state_has_its_limit_value():
     below it.
     """
     model = language_model()
-    stars = {s: threshold(model.augmented, s) for s in model.feasible}
+    stars = {s: n_star(model.augmented, s) for s in model.feasible}
     uniform = max(stars.values())
     above, below = (values(model.augmented, factor * uniform) for factor in (1.01, 0.99))
     np.testing.assert_allclose(
@@ -70,7 +70,7 @@ def test_the_limit_is_reached_exactly_at_n_star(seed, d, gamma):
     augmented = augment(random_tree(seed, gamma), d)
     best = values(augmented)
     for s in np.flatnonzero(best < INF):
-        star = threshold(augmented, s)
+        star = n_star(augmented, s)
         assert values(augmented, star)[s] == best[s]
         above = values(augmented, star + Fraction(1, 1000))
         assert above[s] == best[s]
@@ -81,10 +81,10 @@ def test_the_limit_is_reached_exactly_at_n_star(seed, d, gamma):
 
 def test_no_n_is_enough_where_nothing_is_safe():
     mdp, d = counterexamples.infeasible_start()
-    assert threshold(augment(mdp, d)) == INF
+    assert n_star(augment(mdp, d)) == INF
     mdp, d = counterexamples.chance_cost()
     with pytest.raises(ParameterError, match="deterministic dynamics only"):
-        threshold(augment(mdp, d))
+        n_star(augment(mdp, d))
 
 
 # --- check (4): the Lagrangian gap ----------------------------------------------------------------

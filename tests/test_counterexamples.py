@@ -1,4 +1,4 @@
-"""Every row of the table of conditions: the theorem holds with the condition and fails without it."""
+"""Every row of the table of conditions: the theorem holds with it and fails without it."""
 
 from fractions import Fraction
 
@@ -8,7 +8,7 @@ from theory import INF, policies
 
 from igcore import budget
 from igcore.theory import counterexamples
-from igcore.theory.constrained import threshold
+from igcore.theory.constrained import n_star
 from igcore.theory.finite_sample import myopic_search, top_p
 from igcore.theory.mdp import augment
 from igcore.theory.planning import greedy, values, violation
@@ -41,7 +41,7 @@ def test_row_feasible_start():
 def test_row_n_above_n_star():
     """Guards n > n*: .5 picks the unsafe text, .6 ties, .7 is safe."""
     mdp, d = counterexamples.small_n()
-    assert threshold(augment(mdp, d)) == Fraction(3, 5)
+    assert n_star(augment(mdp, d)) == Fraction(3, 5)
     assert optimum(mdp, d, Fraction(1, 2)) == ("a", Fraction(1, 2), 1)
     assert optimum(mdp, d, Fraction(7, 10)) == ("b", Fraction(3, 5), 0)
     augmented = augment(mdp, d)

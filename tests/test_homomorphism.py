@@ -1,4 +1,4 @@
-"""Tests of latent optimality: exact equality under a homomorphism, and what goes wrong without one."""
+"""Tests of latent optimality: exact under a homomorphism, and what goes wrong without one."""
 
 import itertools
 from dataclasses import replace
@@ -12,7 +12,7 @@ from theory import INF, bigrams, language_model
 
 from igcore.errors import ParameterError
 from igcore.theory import counterexamples, homomorphism
-from igcore.theory.constrained import threshold
+from igcore.theory.constrained import n_star
 from igcore.theory.homomorphism import (
     averaged_policy,
     best_blind,
@@ -24,9 +24,9 @@ from igcore.theory.homomorphism import (
 from igcore.theory.mdp import augment, token_mdp
 from igcore.theory.planning import (
     action_values,
+    bellman,
     greedy,
     occupancy,
-    sweep,
     value_iteration,
     values,
     violation,
@@ -46,7 +46,9 @@ def test_repair_3_the_operators_commute_with_phi():
     rng = np.random.default_rng(0)
     for n in (Fraction(1, 2), Fraction(7)):
         v = np.array([Fraction(int(x), 7) for x in rng.integers(-20, 20, len(pair.latent.child))])
-        assert (sweep(pair.augmented, v[pair.into], n) == sweep(pair.latent, v, n)[pair.into]).all()
+        assert (
+            bellman(pair.augmented, v[pair.into], n) == bellman(pair.latent, v, n)[pair.into]
+        ).all()
 
 
 def test_check_3_latent_values_equal_token_values_at_every_augmented_prefix():
@@ -93,7 +95,7 @@ def test_the_check_finds_what_a_lossy_map_merges():
 
 @pytest.mark.parametrize("table", ["child", "cost", "task", "reference", "chance"])
 def test_the_check_looks_at_everything_that_an_action_does(table):
-    """Guards each part of the definition: one changed entry of one table breaks the homomorphism."""
+    """Guards each part of the definition: one changed entry of a table breaks it."""
     mdp = counterexamples.aliased_prompts()[0]
     labels = [len(y) if len(y) < 2 else y[-1] for y in mdp.names]
     alike = replace(mdp, cost=np.where(mdp.child >= 0, mdp.child * 0, 0))
@@ -150,7 +152,7 @@ def test_check_3_lossy_critics_violate_less_with_z():
     """
     model = language_model()
     prefixes = [model.mdp.names[s] for s in model.augmented.origin]
-    n = 1 + max(threshold(model.augmented, s) for s in model.feasible)
+    n = 1 + max(n_star(model.augmented, s) for s in model.feasible)
     found = []
     for phi in (lambda y: y[-1:], lambda y: tuple(sorted(y))):
         blind = [phi(y) for y in prefixes]

@@ -17,7 +17,14 @@ from theory import INF, bigrams, language_model, leaves, path, random_table, ran
 
 from igcore import budget
 from igcore.errors import ParameterError
-from igcore.theory.mdp import LIMIT, MDP, augment, enumerate_prefixes, token_mdp
+from igcore.theory.mdp import (
+    LIMIT,
+    MDP,
+    augment,
+    enumerate_prefixes,
+    token_mdp,
+    truncated_cost,
+)
 from igcore.theory.planning import values
 
 AB = {"a": (0, 0), "b": (1, 0.5)}
@@ -26,13 +33,9 @@ half, seeds = Fraction(1, 2), st.integers(0, 10**6)
 
 def test_the_theory_needs_no_torch():
     """Guards the lecturer's notebook against a gigabyte of dependencies."""
-    modules = (
-        "mdp planning constrained homomorphism tinylm counterexamples finite_sample theory_figures"
-    )
-    code = (
-        f"import sys, {', '.join('igcore.' + m for m in modules.split())}; sys.exit('torch' in "
-        f"sys.modules)"
-    )
+    theory = "mdp planning constrained homomorphism tinylm counterexamples finite_sample"
+    modules = [f"igcore.theory.{name}" for name in theory.split()] + ["igcore.figures.theory"]
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
@@ -226,13 +229,29 @@ def test_strict_and_unchecked_readings_change_only_their_states():
         "b": (Fraction(2), Fraction(0)),
         "aa": (Fraction(9), Fraction(0)),
     }
-    flags = {k: augment(token_mdp(table), 2, **k_).safe.tolist() for k, k_ in
-             {"closed": {}, "strict": {"strict": True}, "unchecked": {"check_last": False}}.items()}  # fmt: skip
-    assert flags == {
+    readings = {"closed": {}, "strict": {"strict": True}, "unchecked": {"check_last": False}}
+    safe = {
+        name: augment(token_mdp(table), 2, **reading).safe.tolist()
+        for name, reading in readings.items()
+    }
+    assert safe == {
         "closed": [True, True, True, False],
         "strict": [True, True, False, False],
         "unchecked": [True] * 4,
     }
+
+
+def test_the_truncated_cost_is_n_where_no_budget_is_left_and_the_task_cost_elsewhere():
+    """Guards equation 6: n at safe states would make every text as bad as an unsafe one."""
+    table = {"a": (Fraction(1), Fraction(1, 3)), "b": (Fraction(3), Fraction(0))}
+    augmented = augment(token_mdp(table), 2)
+    start, unsafe = 0, int(np.flatnonzero(~augmented.safe)[0])
+    for n in (Fraction(7, 2), INF):
+        cost = truncated_cost(augmented, n)
+        assert cost[start].tolist() == [Fraction(1, 3), 0]
+        assert cost[unsafe].tolist() == [n, n]
+    plain = token_mdp(table)
+    assert (truncated_cost(plain, INF) == plain.task).all()
 
 
 def test_terminal_accounting_charges_the_last_score_only():

@@ -23,10 +23,10 @@ from igcore.errors import ParameterError
 from igcore.theory import counterexamples
 from igcore.theory.mdp import augment, token_mdp
 from igcore.theory.planning import (
+    bellman,
     brute_force,
     greedy,
     occupancy,
-    sweep,
     trajectories,
     value_iteration,
     values,
@@ -38,11 +38,11 @@ quick = settings(max_examples=30, deadline=None)
 NS = [0, Fraction(1, 10), Fraction(1, 2), 1, 3, 30, INF]
 
 
-# --- repairs 1 and 2: Lemma 1(c), Theorem 1(a) ----------------------------------------------------
+# --- repairs 1 and 2: Lemma 3(c), Theorem 1(a) ----------------------------------------------------
 
 
 def test_repair_1_a_finite_minimum_is_continuous_and_an_infinite_one_is_not():
-    """Guards Lemma 1(c): v_n(a) = 1{a <= n}; over 8 actions the minimum reaches 1, over more than n
+    """Guards Lemma 3(c): v_n(a) = 1{a <= n}; over 8 actions the minimum reaches 1, over more than n
     it stays 0 for each n.
     """
     assert [values(counterexamples.step_actions(n, 8))[0] for n in range(10)] == [0] * 7 + [1] * 3
@@ -55,7 +55,7 @@ def test_repair_2_infinity_is_a_fixed_point_too_and_iteration_from_zero_finds_th
     """
     model = language_model()
     u = np.full(len(model.best), INF)
-    assert (sweep(model.augmented, u, INF) == u).all()
+    assert (bellman(model.augmented, u, INF) == u).all()
     np.testing.assert_allclose(
         value_iteration(model.augmented, INF, 8)[-1], model.best, rtol=0, atol=1e-12
     )
@@ -70,7 +70,7 @@ def test_repair_2_for_finite_n_the_bounded_solution_is_unique():
     u = np.random.default_rng(0).uniform(-50, 50, len(best))
     gap = abs(u - best).max()
     for h in range(1, 41):
-        u = sweep(model.augmented, u, 0.3)
+        u = bellman(model.augmented, u, 0.3)
         assert abs(u - best).max() <= 0.95**h * gap + 1e-9
 
 
@@ -95,7 +95,7 @@ def test_check_1_residual_brute_force_and_exact_root():
     """
     model, n = language_model(), 2.0
     best = values(model.augmented, n)
-    assert abs(sweep(model.augmented, best, n) - best).max() < 1e-12
+    assert abs(bellman(model.augmented, best, n) - best).max() < 1e-12
     assert best[0] == pytest.approx(brute_force(model.augmented, n), abs=1e-12)
     by_hand = model.found.task[model.found.cost <= model.budget].min()
     assert best[0] == pytest.approx(by_hand, abs=1e-12) == brute_force(model.augmented)
@@ -146,7 +146,7 @@ def test_brute_force_discounts_the_penalty_to_the_time_of_the_violation():
 @quick
 @given(seeds, st.integers(0, 6))
 def test_values_rise_with_n_at_every_state(seed, d):
-    """Guards Theorem 1(b): V^{*,n} is nondecreasing in n at every state and its limit is V^{*,inf}."""
+    """Guards Theorem 1(b): V^{*,n} never falls in n, at any state, and its limit is V^{*,inf}."""
     augmented = augment(random_tree(seed, Fraction(9, 10)), d)
     rows = [values(augmented, n) for n in NS]
     assert all((b >= a).all() for a, b in zip(rows, rows[1:], strict=False))

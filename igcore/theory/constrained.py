@@ -1,8 +1,8 @@
 """Other ways to constrain: the Lagrangian, the constraint in expectation, and how large a finite n
-must be (paper, section 3).
+must be (paper, sections 4.2 and 5.1).
 
-Knows the trajectories of a deterministic token MDP as points (task, cost), of which both are better
-when lower; a policy is a mixture of these points. Knows nothing of chance.
+The trajectories of a deterministic token MDP are points (task, cost), both better when lower, and a
+policy is a mixture of these points. MDPs in which nature moves are refused.
 """
 
 import math
@@ -57,30 +57,33 @@ def budget_between(cost: np.ndarray, share: float) -> float:
     return (levels[k] + levels[k + 1]) / 2
 
 
-def best_safe(found: Outcomes, budget: float) -> int | None:
+def best_safe(points: Outcomes, budget: float) -> int | None:
     """Return the index of the least task cost among trajectories with cost <= d, or None: the
     almost surely safe optimum.
     """
-    safe = np.flatnonzero(found.cost <= budget)
-    return int(safe[np.argmin(found.task[safe])]) if len(safe) else None
+    safe = np.flatnonzero(points.cost <= budget)
+    return int(safe[np.argmin(points.task[safe])]) if len(safe) else None
 
 
-def lagrangian(found: Outcomes, multiplier: float) -> int:
-    """Return the index of the trajectory that minimises task + lambda cost (paper, section 3.2); a
-    tie goes to the lower cost.
+def lagrangian(points: Outcomes, multiplier: float) -> int:
+    """Return the index of the trajectory that minimises task + lambda cost (paper, sections 4.2 and
+    6); a tie goes to the lower cost.
     """
-    scores = found.task + multiplier * found.cost
-    return min(range(len(scores)), key=lambda i: (scores[i], found.cost[i]))
+    scores = points.task + multiplier * points.cost
+
+    def score_then_cost(i: int) -> tuple:
+        return scores[i], points.cost[i]
+
+    return min(range(len(scores)), key=score_then_cost)
 
 
-def multipliers(found: Outcomes, chosen: int) -> tuple[float, float] | None:
+def multipliers(points: Outcomes, chosen: int) -> tuple[float, float] | None:
     """Return the closed interval of lambda >= 0 under which a trajectory is optimal, or None when
     no lambda picks it.
     """
     low, high = 0, math.inf
-    for task, cost in zip(
-        found.task - found.task[chosen], found.cost - found.cost[chosen], strict=True
-    ):
+    more_task, more_cost = points.task - points.task[chosen], points.cost - points.cost[chosen]
+    for task, cost in zip(more_task, more_cost, strict=True):
         if cost > 0:
             low = max(low, -task / cost)
         elif cost < 0:
@@ -90,31 +93,34 @@ def multipliers(found: Outcomes, chosen: int) -> tuple[float, float] | None:
     return (low, high) if low <= high else None
 
 
-def hull(found: Outcomes) -> list[int]:
+def hull(points: Outcomes) -> list[int]:
     """Return the lower left corner points of the convex hull of (cost, task), by rising cost: what
     some lambda > 0 picks.
     """
     corners: list[int] = []
-    for i in sorted(range(len(found.task)), key=lambda i: (found.cost[i], found.task[i])):
-        if corners and found.task[i] >= found.task[corners[-1]]:
+
+    def cost_then_task(i: int) -> tuple:
+        return points.cost[i], points.task[i]
+
+    for i in sorted(range(len(points.task)), key=cost_then_task):
+        if corners and points.task[i] >= points.task[corners[-1]]:
             continue
-        while len(corners) > 1 and _turns_right(found, corners[-2], corners[-1], i):
+        while len(corners) > 1 and _turns_right(points, corners[-2], corners[-1], i):
             corners.pop()
         corners.append(i)
     return corners
 
 
-def _turns_right(found: Outcomes, a: int, b: int, c: int) -> bool:
+def _turns_right(points: Outcomes, a: int, b: int, c: int) -> bool:
     """Say whether corner b lies on or above the line from a to c."""
-    (x, y), (u, v) = (
-        (found.cost[j] - found.cost[a], found.task[j] - found.task[a]) for j in (b, c)
-    )
-    return y * u >= v * x
+    cost_b, task_b = points.cost[b] - points.cost[a], points.task[b] - points.task[a]
+    cost_c, task_c = points.cost[c] - points.cost[a], points.task[c] - points.task[a]
+    return task_b * cost_c >= task_c * cost_b
 
 
-def expectation_optimum(found: Outcomes, budget: float) -> np.ndarray:
+def expectation_optimum(points: Outcomes, budget: float) -> np.ndarray:
     """Return the mixture of trajectories with the least expected task cost whose expected cost is
-    at most d (paper, equation 1).
+    at most d (paper, section 4.1, equation 3).
 
     Returns
     -------
@@ -127,7 +133,7 @@ def expectation_optimum(found: Outcomes, budget: float) -> np.ndarray:
     ParameterError
         When no mixture meets the budget.
     """
-    task, cost = found.task.astype(float), found.cost.astype(float)
+    task, cost = points.task.astype(float), points.cost.astype(float)
     solution = linprog(
         task, A_ub=cost[None], b_ub=[budget], A_eq=np.ones((1, len(task))), b_eq=[1], method="highs"
     )
@@ -142,8 +148,8 @@ def expectation_optimum(found: Outcomes, budget: float) -> np.ndarray:
 def shared_multiplier(
     prompts: list[Outcomes], budgets: list[float], grid: list[float]
 ) -> list[dict[str, float]]:
-    """Return what one lambda for all prompts gives: a row per lambda with mean task cost and share
-    of violating prompts.
+    """Return what one lambda for all prompts gives, a row per lambda: the mean task cost and the
+    share of prompts whose choice breaks the budget.
 
     Parameters
     ----------
@@ -156,22 +162,33 @@ def shared_multiplier(
     """
     rows = []
     for multiplier in grid:
-        picks = [(found, lagrangian(found, multiplier)) for found in prompts]
-        task = float(np.mean([found.task[i] for found, i in picks]))
-        broken = float(
-            np.mean([found.cost[i] > d for (found, i), d in zip(picks, budgets, strict=True)])
+        picks = [(points, lagrangian(points, multiplier)) for points in prompts]
+        tasks = [points.task[i] for points, i in picks]
+        broken = [points.cost[i] > d for (points, i), d in zip(picks, budgets, strict=True)]
+        rows.append(
+            {
+                "lambda": multiplier,
+                "task": float(np.mean(tasks)),
+                "violation": float(np.mean(broken)),
+            }
         )
-        rows.append({"lambda": multiplier, "task": task, "violation": broken})
     return rows
 
 
-def threshold(mdp: Augmented, start: int = 0) -> float:
-    """Return n*(s): above it V^{*,n}(s) = V^{*,inf}(s) and every optimal policy from s is safe
-    (Theorem 2, restated for finite n).
+def n_star(mdp: Augmented, start: int = 0) -> float:
+    """Return n*(s), how big the n of the truncated cost must be (paper, section 4.2: a big n).
 
-    n*(s) = max(0, max over unsafe trajectories of (V^{*,inf}(s) - J_pre) / W), with W the
-    discounted weight of the unsafe steps and J_pre the task cost before the violation. Infinite
-    when s has no safe trajectory.
+    Above it V^{*,n}(s) = V^{*,inf}(s), and every optimal policy from s is safe: Theorem 2 of
+    section 5.1, restated for finite n. The paper gives no formula; on deterministic dynamics::
+
+        n*(s) = max(0, max over unsafe trajectories of (V^{*,inf}(s) - J_pre) / W)
+
+    with J_pre the task cost before the violation and W the discounted weight of the unsafe steps.
+
+    Returns
+    -------
+    float
+        In units of the task cost; infinite when s has no safe trajectory.
 
     Raises
     ------
@@ -181,18 +198,25 @@ def threshold(mdp: Augmented, start: int = 0) -> float:
     check_deterministic(mdp)
     best = values(mdp)[start]
     weight = unsafe_value(mdp, 1)
-    unsafe = [way for way in trajectories(mdp, start) if not mdp.safe[way.leaf]]
-    return max([0, *((best - way.task) / (mdp.gamma**way.steps * weight) for way in unsafe)])
+    least = 0
+    for way in trajectories(mdp, start):
+        if not mdp.safe[way.leaf]:
+            discounted = mdp.gamma**way.steps * weight
+            least = max(least, (best - way.task) / discounted)
+    return least
 
 
-def threshold_by_bisection(
+def n_star_by_bisection(
     mdp: Augmented, start: int = 0, high: float = 1e3, steps: int = 60
 ) -> float:
     """Return n*(s) as the least n with V^{*,n}(s) = V^{*,inf}(s), found by halving [0, high]: the
-    slow check of `threshold`.
+    slow check of `n_star`.
     """
     low, best = 0.0, values(mdp)[start]
     for _ in range(steps):
         middle = (low + high) / 2
-        low, high = (low, middle) if values(mdp, middle)[start] >= best - 1e-13 else (middle, high)
+        if values(mdp, middle)[start] >= best - 1e-13:
+            high = middle
+        else:
+            low = middle
     return high

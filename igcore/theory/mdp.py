@@ -1,10 +1,9 @@
-"""Finite constrained token MDPs and their augmentation with the safety state (paper, sections 3.1
-and 3.2).
+"""Finite constrained token MDPs and their augmentation with the safety state (paper, sections 4.1
+and 4.2).
 
-Knows tables of numbers (float or Fraction); knows nothing of text, models or samples, and solves
-nothing (see `planning`). A state is a prefix, or what a latent map keeps of it; an action is the
-next token; at a `chance` state nature moves instead. Actions pay both costs, and of both higher is
-worse.
+An MDP is a set of tables of numbers, floats or exact Fractions; `planning` solves it. A state is a
+prefix, or what a latent map keeps of it; an action is the next token; at a `chance` state nature
+moves instead. Each action has a safety cost and a task cost; of both, higher is worse.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from ..budget import charge, check_accounting, is_safe
-from ..budget import start as start_of
+from ..budget import SafetyState, charge, check_accounting, is_safe, start
 from ..errors import ParameterError
 
 LIMIT = 20_000  # prefixes enumerated at most
@@ -24,7 +22,7 @@ LIMIT = 20_000  # prefixes enumerated at most
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MDP:
-    """A finite constrained MDP without cycles; state 0 is the prompt (paper, section 3.1).
+    """A finite constrained MDP without cycles; state 0 is the prompt (paper, section 4.1).
 
     Attributes
     ----------
@@ -112,8 +110,9 @@ class MDP:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Augmented(MDP):
-    """The safety-augmented MDP of states [s_t, z_t] (paper, section 3.2); unsafe states are
-    terminal because they are absorbing.
+    """The safety-augmented MDP of states [s_t, z_t] (paper, section 4.2).
+
+    Unsafe states have no actions, because no action leads out of them.
 
     Attributes
     ----------
@@ -161,12 +160,11 @@ def enumerate_prefixes(vocabulary: int, horizon: int, eos: int = 0) -> list[tupl
             f"vocabulary {vocabulary} and horizon {horizon} give {count} prefixes; at most "
             f"{LIMIT} are enumerated"
         )
-    return [
-        (*y, last)
-        for t in range(horizon)
-        for y in product(others, repeat=t)
-        for last in range(vocabulary)
-    ]
+    prefixes: list[tuple[int, ...]] = []
+    for t in range(horizon):
+        for unfinished in product(others, repeat=t):
+            prefixes += [(*unfinished, last) for last in range(vocabulary)]
+    return prefixes
 
 
 def token_mdp(
@@ -176,7 +174,7 @@ def token_mdp(
     gamma: float = 1,
     signed: bool = False,
 ) -> MDP:
-    """Return the MDP of a prefix tree (paper, section 3.1: s_{t+1} = s_t + y_t).
+    """Return the MDP of a prefix tree (paper, section 4.1: s_{t+1} = s_t + y_t).
 
     Parameters
     ----------
@@ -236,7 +234,7 @@ def augment(
     strict: bool = False,
     check_last: bool = True,
 ) -> Augmented:
-    """Return the MDP over the reachable pairs [s_t, z_t] (paper, equation for z_{t+1}).
+    """Return the augmented MDP: the reachable pairs [s_t, z_t] (paper, section 4.2, equation 4).
 
     Parameters
     ----------
@@ -251,7 +249,7 @@ def augment(
         How `mdp.cost` is charged, a key of `igcore.budget.ACCOUNTINGS`; ``sum`` charges C_safety as
         it is.
     strict : bool
-        The paper's other reading: z = 0 is unsafe too.
+        The paper's other reading (equation 6): z = 0 is unsafe too.
     check_last : bool
         Whether z is checked after the last action as well; without it Theorem 2 fails.
 
@@ -262,27 +260,44 @@ def augment(
     """
     check_gamma(gamma)
     check_accounting(accounting)
-    ends = ~mdp.allowed.any(axis=1)
-    first = start_of(budget)
-    states, index, edges = [(0, first)], {}, []
-    safe = [is_safe(first, strict)]
-    for i, (s, state) in enumerate(states):  # grows while it is read: breadth first
+    ended = ~mdp.allowed.any(axis=1)
+    first = start(budget)
+    pairs, safe = [(0, first)], [is_safe(first, strict)]
+    number: dict[tuple, int] = {}  # of each pair
+    edges: list[list[int]] = []  # the pair that each action leads to; -1 where there is none
+    for i, (s, state) in enumerate(pairs):  # grows while it is read: breadth first
         edges.append([-1] * mdp.child.shape[1])
-        for a in np.flatnonzero(mdp.allowed[s]) if safe[i] else ():
+        if not safe[i]:
+            continue
+        for a in np.flatnonzero(mdp.allowed[s]):
             y = int(mdp.child[s, a])
-            after = charge(state, mdp.cost[s, a], accounting, gamma, last=bool(ends[y]))
+            last = bool(ended[y])
+            after = charge(state, mdp.cost[s, a], accounting, gamma, last=last)
+            # what the next cost depends on besides z: nothing when costs are charged as they are
             memory = () if accounting == "sum" else (after.peak, after.score)
-            j = edges[i][a] = index.setdefault((y, after.z, *memory), len(states))
-            if j == len(states):
-                states.append((y, after))
-                safe.append(is_safe(after, strict) or bool(ends[y]) and not check_last)
-    origin = np.array([s for s, _ in states])
-    order = np.argsort(
-        origin, kind="stable"
-    )  # children of `mdp` come later, so those of the augmented states do too
-    rank = np.append(np.argsort(order), -1)  # the last entry keeps -1 at -1
+            j = number.setdefault((y, after.z, *memory), len(pairs))
+            edges[i][a] = j
+            if j == len(pairs):
+                pairs.append((y, after))
+                unchecked = last and not check_last
+                safe.append(is_safe(after, strict) or unchecked)
+    return _in_order(mdp, pairs, safe, edges)
+
+
+def _in_order(
+    mdp: MDP, pairs: list[tuple[int, SafetyState]], safe: list[bool], edges: list[list[int]]
+) -> Augmented:
+    """Return the augmented MDP with its states sorted by the state of `mdp` that they extend.
+
+    Children have larger numbers in `mdp`, and so they have in the augmented MDP.
+    """
+    origin = np.array([s for s, _ in pairs])
+    order = np.argsort(origin, kind="stable")
+    rank = np.append(
+        np.argsort(order), -1
+    )  # new number of each pair; the last entry keeps -1 at -1
     origin = origin[order]
-    z, total = (np.array([getattr(states[i][1], name) for i in order]) for name in ("z", "total"))
+    z = np.array([pairs[i][1].z for i in order])
     return Augmented(
         child=rank[np.array(edges)[order]],
         cost=mdp.cost[origin],
@@ -295,5 +310,27 @@ def augment(
         safe=np.array(safe)[order],
         origin=origin,
         z=z,
-        total=total,
+        total=np.array([pairs[i][1].total for i in order]),
     )
+
+
+def truncated_cost(mdp: MDP, n: float) -> np.ndarray:
+    """Return the truncated task cost C^n_task (paper, section 4.2, equation 6 with n for infinity).
+
+    An action costs C_task while budget is left and n where it is not. The paper takes z_t > 0 for
+    "budget is left"; here that is what `augment` calls safe, by default z_t >= 0.
+
+    Parameters
+    ----------
+    mdp : MDP
+        An augmented MDP; in a plain one every state is safe and n plays no role.
+    n : float
+        In units of the task cost; infinite for the untruncated C^inf_task.
+
+    Returns
+    -------
+    ndarray, shape (S, A)
+        Meaningful where an action is allowed, and in every column of an unsafe state, which any
+        action leads back to.
+    """
+    return np.where(mdp.safe[:, None], mdp.task, n)

@@ -1,9 +1,8 @@
 """Exact solutions of finite token MDPs: backward induction, value iteration, brute force, and the
 law of any policy's trajectory.
 
-Knows the tables of `mdp`; knows nothing of how they were made. Every function takes an `Augmented`
-MDP, whose unsafe states cost n at each step (the truncated task cost of the paper, section 3.2), or
-a plain `MDP`, where all states are safe and n plays no role.
+Every function takes an `Augmented` MDP, whose unsafe states cost n at each step (the truncated task
+cost, section 4.2 of the paper), or a plain `MDP`, where all states are safe and n plays no role.
 """
 
 import math
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .mdp import MDP, check_deterministic
+from .mdp import MDP, check_deterministic, truncated_cost
 
 
 class Trajectory(NamedTuple):
@@ -26,18 +25,26 @@ class Trajectory(NamedTuple):
 
 
 def unsafe_value(mdp: MDP, n: float) -> float:
-    """Return what an unsafe state costs when each step there costs n: n / (1 - gamma), or n once
-    when gamma = 1.
+    """Return V^n of an unsafe state, which no action leaves: n at every step, n / (1 - gamma).
+
+    Without discount (gamma = 1) the sum would be infinite; n is then charged once.
     """
     return n / (1 - mdp.gamma) if mdp.gamma < 1 else n
 
 
-def action_values(mdp: MDP, v: np.ndarray, states: np.ndarray | slice = slice(None)) -> np.ndarray:
-    """Return q(s, y) = C_task(s, y) + gamma v(s + y), shape (len(states), A); infinite where y is
-    not allowed.
+def action_values(mdp: MDP, v: np.ndarray) -> np.ndarray:
+    """Return q(s, y) = C_task(s, y) + gamma v(s + y), shape (S, A); infinite where y is not
+    allowed.
     """
+    return _action_values(mdp, mdp.task, v, slice(None))
+
+
+def _action_values(
+    mdp: MDP, cost: np.ndarray, v: np.ndarray, states: np.ndarray | slice
+) -> np.ndarray:
+    """Return cost(s, y) + gamma v(s + y) at some states, shape (len(states), A)."""
     child = mdp.child[states]
-    return np.where(child >= 0, mdp.task[states] + mdp.gamma * v[child], math.inf)
+    return np.where(child >= 0, cost[states] + mdp.gamma * v[child], math.inf)
 
 
 def _mean(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -47,15 +54,23 @@ def _mean(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return (p * np.where(p > 0, q, 0)).sum(axis=1)
 
 
-def _backup(mdp: MDP, v: np.ndarray, states: np.ndarray, policy: np.ndarray | None) -> np.ndarray:
-    q = action_values(mdp, v, states)
-    best = q.min(axis=1) if policy is None else _mean(policy[states], q)
-    return np.where(mdp.chance[states], _mean(mdp.reference[states], q), best)
+def _backup(
+    mdp: MDP, cost: np.ndarray, v: np.ndarray, states: np.ndarray, policy: np.ndarray | None
+) -> np.ndarray:
+    """Return the right side of the Bellman equation at states with actions, shape (len(states),).
+
+    That is the least of cost + gamma v over actions, or the mean under a policy; where nature
+    moves, it is the mean under its probabilities.
+    """
+    q = _action_values(mdp, cost, v, states)
+    chosen = q.min(axis=1) if policy is None else _mean(policy[states], q)
+    return np.where(mdp.chance[states], _mean(mdp.reference[states], q), chosen)
 
 
 def values(mdp: MDP, n: float = math.inf, policy: np.ndarray | None = None) -> np.ndarray:
-    """Return V^{*,n}, or V^n of a policy, at every state by backward induction (paper, Theorem 1
-    and its truncated task cost).
+    """Return V^{*,n}, or V^n of a policy, by backward induction (paper, section 5.1, equation 8).
+
+    The paper defines V^{*,n} in the latent space; by Theorem 1(c) it is that of the token space.
 
     Parameters
     ----------
@@ -71,35 +86,46 @@ def values(mdp: MDP, n: float = math.inf, policy: np.ndarray | None = None) -> n
         Expected discounted task cost from each state on. Without unsafe states (an `MDP` that was
         not augmented) n plays no role.
     """
+    cost = truncated_cost(mdp, n)
     exact = object in (mdp.task.dtype, np.asarray(mdp.gamma).dtype)
     v = np.zeros(len(mdp.child), dtype=object if exact else float)
     v[~mdp.safe] = unsafe_value(mdp, n)
     for states in mdp.layers[1:]:
-        v[states] = _backup(mdp, v, states, policy)
+        v[states] = _backup(mdp, cost, v, states, policy)
     return v
 
 
-def sweep(mdp: MDP, v: np.ndarray, n: float) -> np.ndarray:
-    """Return T v, the Bellman operator of the infinite-horizon reading (paper, appendix, optimality
-    equation).
+def bellman(mdp: MDP, v: np.ndarray, n: float) -> np.ndarray:
+    """Return T v, with T the Bellman operator (paper, appendix B.1; Theorem 1(a): V = T V).
 
-    An unsafe state leads to itself and costs n at every step (once when gamma = 1); a safe terminal
-    one leads to itself at no cost.
+    The horizon is infinite: an unsafe state leads to itself and costs n at every step (once when
+    gamma = 1), and a finished safe text leads to itself at no cost.
+
+    Parameters
+    ----------
+    v : ndarray, shape (S,)
+    n : float
+        As in `truncated_cost`.
+
+    Returns
+    -------
+    ndarray, shape (S,)
     """
-    new = mdp.gamma * v
-    new[~mdp.safe] = n + new[~mdp.safe] if mdp.gamma < 1 else n
+    cost = truncated_cost(mdp, n)
+    new = mdp.gamma * v  # right for finished texts
+    unsafe = ~mdp.safe
+    stay = cost[unsafe, 0]  # any action leads back
+    new[unsafe] = stay + new[unsafe] if mdp.gamma < 1 else stay
     inner = np.flatnonzero(mdp.allowed.any(axis=1))
-    new[inner] = _backup(mdp, v, inner, None)
+    new[inner] = _backup(mdp, cost, v, inner, None)
     return new
 
 
 def value_iteration(mdp: MDP, n: float, sweeps: int) -> np.ndarray:
-    """Return v_0 = 0, v_1 = T v_0, ..., shape (sweeps + 1, S) (paper, appendix, Theorem on the
-    Bellman equation).
-    """
+    """Return v_0 = 0, v_1 = T v_0, ..., shape (sweeps + 1, S) (paper, appendix B.1, Theorem 4)."""
     iterates = [0 * mdp.task[:, 0]]
     for _ in range(sweeps):
-        iterates.append(sweep(mdp, iterates[-1], n))
+        iterates.append(bellman(mdp, iterates[-1], n))
     return np.stack(iterates)
 
 
@@ -130,7 +156,7 @@ def trajectories(mdp: MDP, start: int = 0) -> Iterator[Trajectory]:
 
 
 def brute_force(mdp: MDP, n: float = math.inf, start: int = 0) -> float:
-    """Return V^{*,n} of a state as a minimum over all trajectories, without any Bellman equation.
+    """Return V^{*,n} of a state as a minimum over all trajectories: the slow check of `values`.
 
     Raises
     ------
@@ -159,5 +185,5 @@ def occupancy(mdp: MDP, policy: np.ndarray, start: int = 0) -> np.ndarray:
 
 
 def violation(mdp: MDP, policy: np.ndarray, start: int = 0) -> float:
-    """Return the probability that a policy breaks the budget (paper, Theorem 2)."""
+    """Return the probability that a policy breaks the budget; 0 for an optimal one (Theorem 2)."""
     return occupancy(mdp, policy, start)[~mdp.safe].sum()
