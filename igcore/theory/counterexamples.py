@@ -1,9 +1,8 @@
 """The smallest instances on which a theorem fails once a condition is dropped, and two that
 separate the methods.
 
-Knows only numbers, exact ones (Fraction); solves nothing. Tokens are letters and digits, a prefix
-is a string; an entry of a table is (safety cost, task cost) of the prefix's last token, and of both
-higher is worse.
+All numbers are exact (Fraction). Tokens are letters and digits, a prefix is a string; an entry of a
+table is (safety cost, task cost) of the prefix's last token, and of both, higher is worse.
 """
 
 from fractions import Fraction as F
@@ -112,8 +111,8 @@ def lagrangian_gap() -> tuple[MDP, int]:
 
 
 def step_actions(n: int, actions: int) -> MDP:
-    """Return one choice whose values are v_n(a) = 1{a <= n} for a < `actions` (Lemma 1(c) of the
-    appendix).
+    """Return one choice whose values are v_n(a) = 1{a <= n} for a < `actions` (appendix B, Lemma
+    3(c)).
 
     For any finite number of actions the minimum rises to 1 with n; with more actions than n,
     however large n, it stays 0.

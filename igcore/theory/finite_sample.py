@@ -1,9 +1,9 @@
-"""What the theorems do not say about Algorithm 1: it looks one block ahead, draws from the
-reference, and draws finitely often.
+"""What the theorems do not say about Algorithm 1: it looks one block ahead, samples from the
+reference policy, and samples finitely often.
 
-Knows token MDPs, exact block probabilities and counts; draws nothing and knows nothing of models.
-p_b is the reference's mass of safe and viable next blocks at block b, N the samples in a round and
-M the rounds (paper, Algorithm 1). Costs: higher is worse.
+All probabilities are exact; nothing is sampled here. p_b is the reference's mass of safe and viable
+next blocks at block b, N the samples in a round and M the rounds (paper, appendix C, Algorithm 1).
+Costs: higher is worse.
 """
 
 import math
@@ -15,7 +15,7 @@ from scipy.special import betaln
 
 from ..engine.diversity import DIVERSITIES, Failures
 from ..errors import ParameterError
-from .mdp import Augmented
+from .mdp import MDP, Augmented
 from .planning import values
 
 Block = tuple[int, ...]
@@ -47,11 +47,15 @@ def myopic_search(
     beams = [0] if not hopeless[0] else []
     while any(mdp.allowed[s].any() for s in beams):
         for _ in range(block):
-            beams = [
-                y for s in beams for y in ([c for c in mdp.child[s].tolist() if c >= 0] or [s])
-            ]
-        beams = sorted((s for s in beams if not hopeless[s]), key=lambda s: partial[s])[:keep]
+            beams = [y for s in beams for y in _continuations(mdp, s)]
+        beams = sorted((s for s in beams if not hopeless[s]), key=partial.__getitem__)[:keep]
     return beams[0] if beams else None
+
+
+def _continuations(mdp: MDP, s: int) -> list[int]:
+    """Return the states one token after s; s itself when it has ended."""
+    children = mdp.child[s]
+    return children[children >= 0].tolist() or [s]
 
 
 def top_p(probabilities: np.ndarray, p: float) -> np.ndarray:
@@ -71,9 +75,8 @@ def top_p(probabilities: np.ndarray, p: float) -> np.ndarray:
     ranked[np.cumsum(ranked, axis=1) - ranked >= p] = 0
     cut = np.zeros_like(probabilities)
     np.put_along_axis(cut, order, ranked, axis=1)
-    return np.divide(
-        cut, cut.sum(axis=1, keepdims=True), out=cut, where=cut.sum(axis=1, keepdims=True) > 0
-    )
+    mass = cut.sum(axis=1, keepdims=True)  # 0 where nothing follows
+    return np.divide(cut, mass, out=cut, where=mass > 0)
 
 
 # --- the chance of finding nothing ----------------------------------------------------------------
@@ -145,7 +148,7 @@ def retry_mass(
     n_samples: int = 1,
 ) -> float:
     """Return the chance that one sample of the next round is safe after a round that drew only
-    `failed` blocks.
+    `failed` blocks (paper, section 5.2, "Sampling Diversity").
 
     Under the ban by position (``paper``) one-token blocks have sum over safe y not banned / (1 -
     banned mass); under ``sequence`` it is p / (1 - m) with m the mass of the failed blocks, which
@@ -160,7 +163,7 @@ def retry_mass(
     failed : sequence of tuple
         What the failed round drew, from one parent.
     diversity : str
-        A key of `igcore.engine.diversity.DIVERSITIES`; token ids are all banned alike and n_2 is infinite.
+        A key of `igcore.engine.diversity.DIVERSITIES`; no token is spared and n_2 is infinite.
     sample, n_samples : int
         Which sample of the next round is asked about, from 0, and N: ``half`` draws the first
         ceil(N / 2) from the reference.
@@ -173,9 +176,15 @@ def retry_mass(
     chances = _conditionals(blocks)
     failures = Failures(frozenset(), None)
     for y in failed:
-        failures.add(0, y, [math.log(chances[y[:i]][token]) for i, token in enumerate(y)])
-    avoid = DIVERSITIES[diversity](failures, 0, sample, n_samples) or (lambda prefix: {})
+        log_p = [math.log(chances[y[:i]][token]) for i, token in enumerate(y)]
+        failures.add(0, y, log_p)
+    avoid = DIVERSITIES[diversity](failures, 0, sample, n_samples) or _no_penalty
     return sum(_probability(y, chances, avoid) for y in safe)
+
+
+def _no_penalty(prefix: Block) -> dict[int, float]:
+    """Return no factors: every token keeps its reference probability."""
+    return {}
 
 
 def _conditionals(blocks: Mapping[Block, float]) -> dict[Block, dict[int, float]]:
@@ -203,9 +212,8 @@ def _probability(
     for i, token in enumerate(y):
         row, factors = chances[y[:i]], avoid(y[:i])
         weighted = {t: p * factors.get(t, 1) for t, p in row.items()}
-        weighted = (
-            weighted if sum(weighted.values()) > 0 else row
-        )  # everything is banned: the reference
+        if not sum(weighted.values()) > 0:
+            weighted = row  # every token is banned: the reference
         total *= weighted[token] / sum(weighted.values())
     return total
 

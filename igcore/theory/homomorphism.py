@@ -1,9 +1,8 @@
 """What may be decided in a latent space: homomorphisms, and what a lossy map costs (paper, section
-4.1, Theorem 1).
+5.1, Theorem 1).
 
-Knows a map phi as one hashable label per state; knows nothing of features or critics. The paper's
-(h_t, o_t) is such a label and z_t is kept beside it. What Theorem 1(c) needs is that phi is a
-homomorphism of MDPs; that phi is injective is not needed.
+A map phi is one hashable label per state. The paper's (h_t, o_t) is such a label and z_t is kept
+beside it. Theorem 1(c) needs phi to be a homomorphism of MDPs; it need not be injective.
 """
 
 import math
@@ -47,7 +46,7 @@ def conflict(mdp: MDP, labels: Sequence[Hashable]) -> tuple[int, int] | None:
 
 
 def latent_mdp(mdp: MDP, labels: Sequence[Hashable]) -> MDP:
-    """Return the latent MDP of Definition 1 of the paper: one state for each value of phi.
+    """Return the latent MDP (paper, section 5.1, Definition 5.1): one state for each value of phi.
 
     Raises
     ------
@@ -61,18 +60,23 @@ def latent_mdp(mdp: MDP, labels: Sequence[Hashable]) -> MDP:
             f"phi merges {one!r} and {two!r}, whose actions differ; give a map under which "
             f"equal labels act alike"
         )
-    last = {
-        label: s for s, label in enumerate(labels)
-    }  # the last state of each label stands for it, so that children come later
+    # the last state of each label stands for it, so that children come later
+    last = {label: s for s, label in enumerate(labels)}
     chosen = sorted(last.values())
     number = {labels[s]: i for i, s in enumerate(chosen)}
-    child = np.array(
-        [[number[labels[y]] if y >= 0 else -1 for y in mdp.child[s].tolist()] for s in chosen]
+    latent_of = np.array(
+        [number[label] for label in labels] + [-1]
+    )  # the last entry keeps -1 at -1
+    return replace(
+        mdp,
+        child=latent_of[mdp.child[chosen]],
+        cost=mdp.cost[chosen],
+        task=mdp.task[chosen],
+        reference=mdp.reference[chosen],
+        chance=mdp.chance[chosen],
+        safe=mdp.safe[chosen],
+        names=tuple(number),
     )
-    tables = {
-        name: getattr(mdp, name)[chosen] for name in ("cost", "task", "reference", "chance", "safe")
-    }
-    return replace(mdp, child=child, names=tuple(number), **tables)
 
 
 def embed(mdp: Augmented, labels: Sequence[Hashable], latent: Augmented) -> np.ndarray:
@@ -94,7 +98,7 @@ def averaged_policy(mdp: Augmented, labels: Sequence[Hashable], n: float) -> np.
     from the reference.
 
     Its target is the mean of q^{*,n}(s, y) over the states of a label, weighted by how often the
-    reference passes them: what a least squares critic (paper, section 4.2) converges to.
+    reference passes them: what a least squares critic (paper, section 5.2) converges to.
 
     Parameters
     ----------

@@ -1,9 +1,7 @@
-"""A tiny honest autoregressive language model, small enough to enumerate: a random two-layer
-transformer.
+"""A tiny autoregressive language model, small enough to enumerate: a random two-layer transformer.
 
-Knows numpy arrays of token ids; learns nothing and knows nothing of costs. Honest means causal,
-with a softmax over the next token: the probability of a text is the product of its conditionals, as
-for the models of the paper (section 2).
+It is causal, with a softmax over the next token, so that the probability of a text is the product
+of its conditionals, as for the models of the paper (section 3). Nothing is trained.
 """
 
 from fractions import Fraction
@@ -106,7 +104,7 @@ def tiny_instance(
 
     Token 0 ends a text. `MDP.cost` holds standardised safety scores U of prefixes: charge them with
     the accounting ``peak``. The task cost in (0, 1) is paid by the last token of a finished text
-    (paper, section 3.1, equation for C_task).
+    (paper, section 4.1, equation 2).
 
     Returns
     -------
