@@ -1,0 +1,89 @@
+"""Tests that docs/paper-to-code.md and the README lead from the paper to the code."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "paper-to-code.md"
+README = ROOT / "README.md"
+
+LINK = re.compile(r"\]\(([^)#\s]+)\)")
+PLACE = re.compile(r"sections? \d|equations? \d|algorithm 1|appendix", re.IGNORECASE)
+ROWS = 17
+
+
+def table() -> list[list[str]]:
+    """The cells of each row of the page's table: object, file, functions, place in the paper."""
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def functions() -> list[tuple[str, str]]:
+    """Every (file, function) of the table, the file relative to the repository."""
+    pairs = []
+    for _, file, names, _ in table():
+        path = (PAGE.parent / LINK.search(file)[1]).resolve().relative_to(ROOT)
+        pairs += [(str(path), name) for name in re.findall(r"`([^`]+)`", names)]
+    return pairs
+
+
+def find(source: str, name: str) -> ast.AST | None:
+    """Return the top-level function, or the method named Class.method, without importing it."""
+    node = ast.parse(source)
+    for part in name.split("."):
+        node = next((child for child in node.body if getattr(child, "name", None) == part), None)
+        if node is None:
+            return None
+    return node
+
+
+def links(text: str) -> set[str]:
+    return {target for target in LINK.findall(text) if "://" not in target}
+
+
+def reading_section() -> str:
+    """The README's section about reading the code."""
+    readme = README.read_text(encoding="utf-8")
+    return readme.partition("\n## Reading the code\n")[2].partition("\n## ")[0]
+
+
+def test_the_table_has_a_row_for_each_object():
+    """Bug: a row that a broken table hides, so that its function is never looked for."""
+    rows = table()
+    assert len(rows) == ROWS and all(len(row) == 4 and all(row) for row in rows)
+    assert len({row[0] for row in rows}) == ROWS
+    assert all(PLACE.search(row[3]) for row in rows)
+    assert len(set(functions())) == len(functions()) >= ROWS
+
+
+@pytest.mark.parametrize(("path", "name"), functions())
+def test_each_object_is_a_function_that_cites_the_paper(path, name):
+    """Bug: a function renamed or moved and a reader of the paper sent to nothing, or a docstring
+    that does not say which part of the paper it is.
+    """
+    file = ROOT / path
+    assert file.is_file(), f"{path} is not there"
+    node = find(file.read_text(encoding="utf-8"), name)
+    assert isinstance(node, ast.FunctionDef), f"{path} has no function {name}"
+    cited = " ".join((ast.get_docstring(node) or "").split())
+    assert PLACE.search(cited), f"the docstring of {name} cites no place of the paper: {cited!r}"
+
+
+def test_the_readme_is_in_step_with_the_page():
+    """Bug: a README that promises another number of objects, or lists a room that is gone."""
+    section = reading_section()
+    assert "docs/paper-to-code.md" in links(section)
+    assert re.findall(r"(\d+) objects of the paper", section) == [str(ROWS)]
+    rooms = {path.parent.name for path in (ROOT / "igcore").glob("*/__init__.py")}
+    assert set(re.findall(r"\]\(igcore/(\w+)\)", section)) == rooms
+
+
+@pytest.mark.parametrize("document", [PAGE, README], ids=["page", "readme"])
+def test_every_link_to_a_file_leads_somewhere(document):
+    """Bug: a link to a module that has moved."""
+    targets = links(document.read_text(encoding="utf-8"))
+    missing = sorted(target for target in targets if not (document.parent / target).exists())
+    assert targets and not missing
