@@ -64,9 +64,8 @@ def latent_mdp(mdp: MDP, labels: Sequence[Hashable]) -> MDP:
     last = {label: s for s, label in enumerate(labels)}
     chosen = sorted(last.values())
     number = {labels[s]: i for i, s in enumerate(chosen)}
-    latent_of = np.array(
-        [number[label] for label in labels] + [-1]
-    )  # the last entry keeps -1 at -1
+    # the latent state of each state; the last entry keeps -1 at -1
+    latent_of = np.array([number[label] for label in labels] + [-1])
     return replace(
         mdp,
         child=latent_of[mdp.child[chosen]],

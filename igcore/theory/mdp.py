@@ -293,9 +293,8 @@ def _in_order(
     """
     origin = np.array([s for s, _ in pairs])
     order = np.argsort(origin, kind="stable")
-    rank = np.append(
-        np.argsort(order), -1
-    )  # new number of each pair; the last entry keeps -1 at -1
+    # the new number of each pair; the last entry keeps -1 at -1
+    rank = np.append(np.argsort(order), -1)
     origin = origin[order]
     z = np.array([pairs[i][1].z for i in order])
     return Augmented(
