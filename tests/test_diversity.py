@@ -2,11 +2,13 @@
 
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 from mockpolicy import EOS, LETTERS, letter_cost, probabilities
 
-from igcore.engine.diversity import DIVERSITIES, Failures
+from igcore.engine.diversity import DIVERSITIES, Failures, diversity_penalty
 
 START = (1, 2)
 BLOCKS = [(EOS,)] + [
@@ -93,3 +95,24 @@ def test_a_finite_penalty_is_a_factor_on_the_probability():
     failures = Failures(frozenset(), 2.0)
     failures.add(0, (4,), [-1.0])
     assert DIVERSITIES["paper"](failures, 0, 0, 1)(()) == {4: pytest.approx(math.exp(-2))}
+
+
+def test_diversity_needs_no_torch():
+    """Guards notebooks of theory, which run where torch is not installed."""
+    said = "import sys, igcore.engine.diversity; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", said]).returncode == 0
+
+
+@pytest.mark.parametrize("n_2", [None, 2.0])
+def test_the_penalty_is_a_softmax_of_shifted_logits(n_2):
+    """Guards the paper's formula: softmax(W o - n_2 [F > 0]) against logits that are shifted."""
+    failures = Failures(frozenset({EOS}), n_2)
+    failures.add(0, (1, 2), [-1.0, -1.0])
+    failures.add(5, (3, EOS), [-1.0, -1.0])  # F counts the failed blocks of all beams
+    penalty = diversity_penalty(failures, 0, 0, 1)
+    for prefix, seen in (((), {1, 3}), ((4,), {2})):
+        p = probabilities(START + prefix)
+        shift = [math.exp(-(n_2 or math.inf)) if t in seen else 1.0 for t in range(7)]
+        q = [x * f for x, f in zip(p, shift, strict=True)]
+        ours = [x * penalty(prefix).get(t, 1.0) for t, x in enumerate(p)]
+        assert ours == pytest.approx(q)

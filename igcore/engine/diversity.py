@@ -1,8 +1,7 @@
-"""How a retry avoids what failed: the paper's sampling diversity (section 4, "Sampling Diversity")
-and safer forms of it.
+"""How a retry avoids what failed: the paper's sampling diversity, and safer forms of it.
 
-Knows token ids and probabilities; knows nothing of models, scores or budgets. One `Failures` is
-kept per prompt and block and is thrown away with the block.
+Knows token ids and probabilities; imports no torch. One `Failures` is kept per prompt and block and
+is thrown away with the block.
 """
 
 import math
@@ -10,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
+Prefix = tuple[int, ...]  # tokens of the block so far
 Factors = dict[int, float]  # token -> factor on its reference probability
 
 
@@ -19,63 +19,112 @@ class Failures:
     Parameters
     ----------
     spared : collection of int
-        End tokens; a position-wise ban never touches them.
+        End tokens; the penalty by position never touches them.
     penalty : float or None
-        n_2 of the paper, subtracted from the logits of banned tokens (nats); None stands for
+        n_2 of the paper, subtracted from the logits of penalised tokens (nats); None stands for
         infinity.
+
+    Attributes
+    ----------
+    seen : dict of int to set of int
+        Position in the block -> tokens that failed blocks have there, the paper's F > 0.
+    trees : dict of int to dict
+        Parent -> tree of its failed blocks: token -> (reference probability, subtree).
     """
 
     def __init__(self, spared: frozenset[int], penalty: float | None):
         self.spared = spared
         self.factor = 0.0 if penalty is None else math.exp(-penalty)
-        self._at: dict[int, set[int]] = defaultdict(
-            set
-        )  # position in the block -> tokens seen there, F > 0
-        self._trees: dict[int, dict] = defaultdict(
-            dict
-        )  # parent -> tree: token -> (probability, subtree)
+        self.seen: dict[int, set[int]] = defaultdict(set)
+        self.trees: dict[int, dict] = defaultdict(dict)
 
     def add(self, parent: int, tokens: Sequence[int], log_p: Sequence[float]) -> None:
-        """Note a failed block drawn from beam `parent`; `log_p` are the reference log-probabilities
-        of its tokens (nats).
-        """
-        node = self._trees[parent]
+        """Note a failed block of beam `parent`; `log_p` are its tokens' reference logprobs (nats)."""
+        node = self.trees[parent]
         for i, (token, logp) in enumerate(zip(tokens, log_p, strict=True)):
-            self._at[i].add(token)
+            self.seen[i].add(token)
             node = node.setdefault(token, (math.exp(logp), {}))[1]
 
-    def by_position(self, prefix: tuple[int, ...]) -> Factors:
-        """Ban every token seen at this position in a failed round: softmax(W o - n_2 [F > 0])."""
-        return dict.fromkeys(self._at[len(prefix)] - self.spared, self.factor)
 
-    def by_sequence(self, parent: int, prefix: tuple[int, ...]) -> Factors:
-        """Remove the probability mass of whole failed blocks of the same parent: sampling without
-        replacement.
+def diversity_penalty(
+    failures: Failures, parent: int, sample: int, n_samples: int
+) -> Callable[[Prefix], Factors] | None:
+    """Return the paper's sampling diversity (section 4, "Sampling Diversity").
 
-        Below `prefix` a token keeps the share of its mass that no failed block has used, so that
-        the next block is drawn from the reference conditioned on not being one of them. The chance
-        of a safe block never falls.
-        """
-        node = self._trees[parent]
-        for token in prefix:
-            if token not in node:
-                return {}
-            node = node[token][1]
-        return {token: 1 - _removed(child) for token, (_, child) in node.items()}
+    Step i of a retry draws from softmax(W o - n_2 [F_i > 0]): every token that a failed block has
+    at this position loses n_2 from its logit, whatever stands before it. Subtracting n_2 from a
+    logit multiplies the probability by exp(-n_2).
 
+    Parameters
+    ----------
+    failures : Failures
+        The failed rounds of this block, with n_2.
+    parent : int
+        Beam from which the sample is drawn.
+    sample, n_samples : int
+        Which of its parent's samples this is, from 0, and how many there are.
 
-def _removed(node: dict) -> float:
-    """Share of the probability mass below a node that failed blocks have used; a node without
-    children is a whole block.
+    Returns
+    -------
+    callable or None
+        From the block's tokens so far to factors on reference probabilities; None changes nothing.
     """
-    return min(1.0, sum(p * _removed(child) for p, child in node.values())) if node else 1.0
+
+    def factors(prefix: Prefix) -> Factors:
+        # end tokens are spared, or a retry could not end where a failed block did
+        penalised = failures.seen[len(prefix)] - failures.spared
+        return dict.fromkeys(penalised, failures.factor)
+
+    return factors
 
 
-# (failures, parent, index among the parent's samples, number of these) -> factors as a function of
-# the block's prefix, or None
+def penalty_of_half(
+    failures: Failures, parent: int, sample: int, n_samples: int
+) -> Callable[[Prefix], Factors] | None:
+    """Penalise the smaller half of a parent's samples; the others stay reference samples.
+
+    The chance that all fail is then bounded, see `igcore.theory.finite_sample.half_bound`; the
+    penalty alone may ban the only safe block.
+    """
+    if sample < math.ceil(n_samples / 2):
+        return None
+    return diversity_penalty(failures, parent, sample, n_samples)
+
+
+def without_replacement(
+    failures: Failures, parent: int, sample: int, n_samples: int
+) -> Callable[[Prefix], Factors] | None:
+    """Draw from the reference, conditioned on the block being none of its parent's failed ones.
+
+    The chance of a safe block never falls.
+    """
+    return partial(_unused_shares, failures.trees[parent])
+
+
+def no_penalty(failures: Failures, parent: int, sample: int, n_samples: int) -> None:
+    """Draw every retry from the reference."""
+
+
+def _unused_shares(node: dict, prefix: Prefix) -> Factors:
+    """Return for each token below `prefix` the share of its mass that no failed block has used."""
+    for token in prefix:
+        if token not in node:
+            return {}
+        node = node[token][1]
+    return {token: 1 - _used_share(child) for token, (_, child) in node.items()}
+
+
+def _used_share(node: dict) -> float:
+    """Return the share of the mass below a node that failed blocks have used."""
+    if not node:  # the end of a failed block
+        return 1.0
+    return min(1.0, sum(p * _used_share(child) for p, child in node.values()))
+
+
+# what a search may be told -> (failures, parent, sample, n_samples) -> factors by prefix, or None
 DIVERSITIES: dict[str, Callable] = {
-    "none": lambda failures, parent, i, n: None,
-    "paper": lambda failures, parent, i, n: failures.by_position,
-    "half": lambda failures, parent, i, n: None if i < math.ceil(n / 2) else failures.by_position,
-    "sequence": lambda failures, parent, i, n: partial(failures.by_sequence, parent),
+    "none": no_penalty,
+    "paper": diversity_penalty,
+    "half": penalty_of_half,
+    "sequence": without_replacement,
 }
