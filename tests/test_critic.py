@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_latent import LAYER, RESPONSES
+from test_latent import LAYER, RESPONSES, read
 from tinymodels import PROMPTS, numbers, tiny
 
 from igcore import ParameterError, RunError
-from igcore.critic.latent import FEATURES, Latents, latents, shape_of
+from igcore.critic.latent import FEATURES, Latents, encode, shape_of
 from igcore.critic.network import Critic, Shuffled, Spec, load_critic, save_critic
 from igcore.engine.local import LocalEngine
 
@@ -55,7 +55,7 @@ def critic(features="ho", **more):
 
 
 def seen(features="ho", responses=RESPONSES):
-    return latents(tiny("llama"), PROMPTS, responses, features, LAYER)
+    return read(tiny("llama"), PROMPTS, responses, features, LAYER)
 
 
 def test_size_at_the_papers_model():
@@ -79,7 +79,7 @@ def test_a_prefix_is_judged_as_if_it_were_alone(features):
     for row, response in enumerate(RESPONSES):
         for n in range(1, len(response) + 1):
             alone = net(
-                latents(tiny("llama"), [PROMPTS[row]], [response[:n]], features, LAYER), z[:, :n]
+                read(tiny("llama"), [PROMPTS[row]], [response[:n]], features, LAYER), z[:, :n]
             )
             for ours, theirs in zip(alone, whole, strict=True):
                 torch.testing.assert_close(ours[0, -1], theirs[row, n - 1], atol=1e-4, rtol=1e-4)
@@ -145,7 +145,7 @@ def test_what_the_engine_hands_over_is_judged_like_finished_text(features, dtype
     engine.open(PROMPTS)
     block = engine.sample_block([0, 1, 2], numbers(3, 4))
     ours = net.judge(engine.history([0, 1, 2]), Z)
-    theirs = net.judge(latents(model, PROMPTS, block.tokens, features, LAYER), Z)
+    theirs = net.judge(encode(model, PROMPTS, block.tokens, features, LAYER), Z)
     assert ours[0].dtype == torch.float32
     torch.testing.assert_close(ours, theirs, atol=1e-5 if dtype == torch.float32 else 0.05, rtol=0)
 

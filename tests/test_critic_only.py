@@ -25,7 +25,7 @@ from mockpolicy import (
 from tinymodels import tiny
 
 from igcore import Guard, ParameterError, Prompt, SearchConfig, decode
-from igcore.critic.latent import FEATURES, latents
+from igcore.critic.latent import FEATURES, encode
 from igcore.critic.network import Critic
 from igcore.critic.training import CriticConfig, spec_of
 from igcore.policy import Policy
@@ -164,7 +164,7 @@ def test_more_texts_than_fit_a_batch_keep_their_order(monkeypatch):
         if text:
             words = [policy.tokenizer(text, add_special_tokens=False)["input_ids"]]
             f1, _ = CRITIC.judge(
-                latents(policy.model, [policy.encode(prompt)], words, "m", 0), [1.0]
+                encode(policy.model, [policy.encode(prompt)], words, "m", 0), [1.0]
             )
             assert score == pytest.approx(1 - f1.item(), abs=1e-5)
         else:

@@ -8,11 +8,16 @@ from tinymodels import PROMPTS, Counter, numbers, tiny
 from transformers import DynamicCache
 
 from igcore import ParameterError
-from igcore.critic.latent import FEATURES, Latents, Source, latents, shape_of
+from igcore.critic.latent import FEATURES, Source, encode, latents, shape_of
 from igcore.engine.local import LocalEngine
 
 RESPONSES = [[7, 2, 9, 1], [4], [11, 6, 3]]
 LAYER = 0
+
+
+def read(model, prompts, responses, features="ho", layer=None):
+    """What a critic reads of finished text."""
+    return latents(encode(model, prompts, responses, features, layer), features)
 
 
 @torch.inference_mode()
@@ -57,8 +62,8 @@ def test_one_forward_pass_gives_what_every_prefix_alone_gives(name):
     """
     model = tiny(name)
     both, middle = (
-        latents(model, PROMPTS, RESPONSES, "ho"),
-        latents(model, PROMPTS, RESPONSES, "m", LAYER),
+        read(model, PROMPTS, RESPONSES, "ho"),
+        read(model, PROMPTS, RESPONSES, "m", LAYER),
     )
     assert (
         both.mask.tolist()
@@ -80,8 +85,8 @@ def test_models_with_another_state(name):
     """
     model = tiny(name)
     hidden, middle = (
-        latents(model, PROMPTS, RESPONSES, "o").hidden,
-        latents(model, PROMPTS, RESPONSES, "m", LAYER).middle,
+        read(model, PROMPTS, RESPONSES, "o").hidden,
+        read(model, PROMPTS, RESPONSES, "m", LAYER).middle,
     )
     for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
         want, n = token_by_token(model, prompt, response, keys=False), len(response)
@@ -101,7 +106,8 @@ def test_features_of_training_are_those_of_the_search(cache, dtype):
     first = engine.sample_block([0, 0, 1, 2], numbers(4, 3))
     engine.select([3, 1])
     second = engine.sample_block([1, 0, 1], numbers(3, 2, "then"))
-    found = Latents.of(engine.history([2, 0, 1]))
+    states = engine.history([2, 0, 1])
+    found, watched = latents(states, "ho"), latents(states, "m")
     owners = [
         (0, 1, 2),
         (0, 1, 0),
@@ -112,11 +118,11 @@ def test_features_of_training_are_those_of_the_search(cache, dtype):
         [first.tokens[a] + second.tokens[b] for _, a, b in owners],
     )
     want, middle = (
-        latents(model, prompts, responses, "ho"),
-        latents(model, prompts, responses, "m", LAYER),
+        read(model, prompts, responses, "ho"),
+        read(model, prompts, responses, "m", LAYER),
     )
-    assert found.mask.tolist() == want.mask.tolist()
-    pairs = [(found.hidden, want.hidden), (found.middle, middle.middle)]
+    assert found.mask.tolist() == watched.mask.tolist() == want.mask.tolist()
+    pairs = [(found.hidden, want.hidden), (watched.middle, middle.middle)]
     pairs += zip([*found.keys, *found.values], [*want.keys, *want.values], strict=True)
     for ours, theirs in pairs:
         scale = (
@@ -134,7 +140,7 @@ def test_layers_above_the_middle_one_are_not_run():
         layer.register_forward_hook(lambda *_, i=i: ran.add(i))
         for i, layer in enumerate(model.get_decoder().layers)
     ]
-    latents(model, PROMPTS, RESPONSES, "m", 0)
+    read(model, PROMPTS, RESPONSES, "m", 0)
     assert ran == {0}
     [counter.remove() for counter in counters]
     assert model(input_ids=torch.tensor([[1, 2]])).logits.shape == (1, 2, 97)
@@ -144,7 +150,7 @@ def test_a_prompt_is_encoded_once_for_all_its_responses():
     """Guards the time of training: five responses to a long prompt must not cost five prompts."""
     model = tiny("llama")
     with Counter(model) as count:
-        latents(model, [PROMPTS[2], PROMPTS[0], PROMPTS[2], PROMPTS[2]], [[1, 2]] * 4)
+        read(model, [PROMPTS[2], PROMPTS[0], PROMPTS[2], PROMPTS[2]], [[1, 2]] * 4)
     assert count.tokens == 2 * 5 + 4 * 2  # two prompts padded to five tokens, four responses of two
 
 
@@ -152,7 +158,7 @@ def test_only_what_is_read_is_kept():
     """Guards memory: keys and values of all layers are some hundred times the rest."""
     model = tiny("llama")
     for features, parts in FEATURES.items():
-        found = latents(model, PROMPTS, RESPONSES, features, 0)
+        found = read(model, PROMPTS, RESPONSES, features, 0)
         assert [
             name
             for name in ("hidden", "middle", "keys", "values")
@@ -180,7 +186,7 @@ def test_held_in_memory_or_made_again_is_the_same(features):
 
 def test_rows_of_one_class_train():
     """Guards against inference tensors, which autograd refuses to save."""
-    x = latents(tiny("llama"), PROMPTS, RESPONSES, "o").without_padding()
+    x = read(tiny("llama"), PROMPTS, RESPONSES, "o").without_padding()
     torch.nn.Linear(32, 1)(x.hidden).sum().backward()
 
 
@@ -204,4 +210,4 @@ def test_shapes_are_those_of_the_latents():
 )
 def test_bad_input_is_one_sentence(name, responses, features, layer, sentence):
     with pytest.raises(ParameterError, match=sentence):
-        latents(tiny(name), PROMPTS, responses, features, layer)
+        read(tiny(name), PROMPTS, responses, features, layer)

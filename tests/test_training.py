@@ -13,7 +13,7 @@ from tinymodels import tiny
 
 from igcore import ParameterError, Prompt
 from igcore.critic import training as module
-from igcore.critic.latent import latents
+from igcore.critic.latent import encode
 from igcore.critic.network import load_critic
 from igcore.critic.rollouts import RolloutConfig, roll_out, split_by_prompt
 from igcore.critic.training import CriticConfig, labels_of, spec_of, train
@@ -236,7 +236,7 @@ def test_the_network_works_in_units_of_its_data(rollouts, tmp_path):
     assert critic.centre[1] == pytest.approx(task.mean().item()) and critic.scale[
         1
     ] == pytest.approx(task.std().item())
-    z, seen = [0.5, 2.5], latents(policy().model, [[1], [1]], [[2], [2]], "m", 0)
+    z, seen = [0.5, 2.5], encode(policy().model, [[1], [1]], [[2], [2]], "m", 0)
     want = critic.judge(seen, z)
     critic.centre[0], critic.scale[0] = 0.0, 1.0
     units = [(x - 3.0) / 2.0 for x in z]

@@ -1,10 +1,8 @@
-"""What a critic reads of responses: o_t and h_t of every prefix, from one forward pass over the
-whole. Knows models and ids only.
+"""The latent map phi: what a critic reads of responses, o_t and h_t of every prefix.
 
-The paper's footnote: o_t is the last hidden state after the final norm, h_t the keys and values of
-all layers at all positions so far. During a search the engine has them already
-(`igcore.engine.local.LocalEngine.history`); for text that has been written they are made again here, and are
-the same numbers up to rounding. Neither is stored: at 7B the two take megabytes a token.
+`latents` picks them from carried states. A search has these in its engine already
+(`igcore.engine.local.LocalEngine.history`); of text that has been written, `encode` makes them again
+in one forward pass, the same up to rounding. Neither is stored: at 7B they take megabytes a token.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +14,14 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from ..engine.device import GIB
-from ..engine.kv_cache import History, pad_left
+from ..engine.kv_cache import History, pad_left, positions_of
 from ..engine.prepack import products_of
 from ..errors import ParameterError, unknown_name
 from ..progress import progress
 
 ENCODE = 32  # responses encoded at a time where all are held in memory
 
-# which parts of `Latents` a critic reads, by its features
+# which parts of the states a critic reads, by its features
 FEATURES = {
     "o": ("hidden",),
     "h": ("keys", "values"),
@@ -34,7 +32,7 @@ FEATURES = {
 
 @dataclass
 class Latents:
-    """Hidden states of B responses, padded on the right to n tokens.
+    """What a critic reads of B responses, padded on the right to n tokens.
 
     Attributes
     ----------
@@ -55,79 +53,109 @@ class Latents:
     values: list[torch.Tensor] | None = None
 
     @classmethod
-    def of(cls, history: History) -> "Latents":
-        """Take what the engine hands over: rows of one length."""
-        mask = torch.ones(history.hidden.shape[:2], dtype=torch.bool, device=history.hidden.device)
-        return cls(mask, history.hidden, history.middle, history.keys, history.values)
-
-    def only(self, features: str) -> "Latents":
-        """Return the parts that a critic with these features reads."""
-        return Latents(self.mask, **{name: getattr(self, name) for name in FEATURES[features]})
-
-    @classmethod
     def join(cls, parts: Sequence["Latents"]) -> "Latents":
         """Return the responses of all parts, padded to one length."""
         n = max(part.mask.shape[1] for part in parts)
-        parts = [
-            part._map(
-                pad(part.mask, (0, n - part.mask.shape[1])),
-                lambda x: pad(x, (0, 0, 0, n - x.shape[-2])),
-            )
-            for part in parts
-        ]
-
-        def cat(name: str):
-            found = [getattr(part, name) for part in parts]
-            if isinstance(found[0], list):
-                return [torch.cat(layer) for layer in zip(*found, strict=True)]
-            return None if found[0] is None else torch.cat(found)
-
-        return cls(**{f.name: cat(f.name) for f in fields(cls)})
+        padded = [part._padded(n) for part in parts]
+        joined = {}
+        for name in (f.name for f in fields(cls)):
+            tensors = [getattr(part, name) for part in padded]
+            if isinstance(tensors[0], list):
+                joined[name] = [torch.cat(layer) for layer in zip(*tensors, strict=True)]
+            elif tensors[0] is not None:
+                joined[name] = torch.cat(tensors)
+        return cls(**joined)
 
     def rows(self, index: torch.Tensor) -> "Latents":
         """Return some of the responses, without the columns that only padding fills."""
         mask = self.mask[index]
         n = int(mask.sum(1).max())
-        return self._map(mask[:, :n], lambda x: x[index, ..., :n, :])
+
+        def take(x: torch.Tensor) -> torch.Tensor:
+            return x[index, ..., :n, :]
+
+        return self._map(mask[:, :n], take)
 
     def to(self, device, dtype: torch.dtype) -> "Latents":
         """Return the same on a device, numbers as `dtype`."""
-        return self._map(self.mask.to(device), lambda x: x.to(device, dtype))
+
+        def convert(x: torch.Tensor) -> torch.Tensor:
+            return x.to(device, dtype)
+
+        return self._map(self.mask.to(device), convert)
 
     def without_padding(self) -> "Latents":
         """Return the same with zeros where no token stands."""
         empty = ~self.mask[..., None]  # (B, n, 1)
-        return self._map(
-            self.mask, lambda x: x.masked_fill(empty if x.dim() == 3 else empty[:, None], 0)
-        )
+
+        def clear(x: torch.Tensor) -> torch.Tensor:
+            return x.masked_fill(empty if x.dim() == 3 else empty[:, None], 0)
+
+        return self._map(self.mask, clear)
+
+    def _padded(self, n: int) -> "Latents":
+        more = n - self.mask.shape[1]
+
+        def widen(x: torch.Tensor) -> torch.Tensor:
+            return pad(x, (0, 0, 0, more))
+
+        return self._map(pad(self.mask, (0, more)), widen)
 
     def _map(self, mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> "Latents":
-        """Return the same with another mask and every other tensor changed; their last two axes are
-        positions and numbers.
-        """
-        parts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "mask"}
-        return Latents(
-            mask,
-            **{
-                name: [change(x) for x in part]
-                if isinstance(part, list)
-                else None
-                if part is None
-                else change(part)
-                for name, part in parts.items()
-            },
+        """Return the same with another mask, and all other tensors (..., n, numbers) changed."""
+        changed = {}
+        for name in (f.name for f in fields(self) if f.name != "mask"):
+            part = getattr(self, name)
+            if isinstance(part, list):
+                changed[name] = [change(x) for x in part]
+            elif part is not None:
+                changed[name] = change(part)
+        return Latents(mask, **changed)
+
+
+def latents(states: History | Latents, features: str) -> Latents:
+    """Return what a critic reads of carried states: phi of the paper (section 4).
+
+    phi maps a prompt with the response so far to (h_t, o_t). As the paper has it (section 2, its
+    footnote, and the footnote of section 4), h_t are the keys and values of all layers at all
+    positions so far, and o_t is the last layer's hidden state, which W maps to logits. Training and
+    search go through this function, so that a critic is asked about what it was trained on.
+
+    Parameters
+    ----------
+    states : History or Latents
+        Of rows of n tokens, from `encode` or from the engine. Of latents a part is taken.
+    features : str
+        A key of `FEATURES`; parts that it does not name are None.
+
+    Raises
+    ------
+    ParameterError
+        For unknown features, or ``h`` and ``ho`` of a model that keeps keys and values of its last
+        tokens only.
+    """
+    _check_features(features)
+    mask = states.mask
+    if mask is None:  # rows of one length
+        mask = torch.ones(states.hidden.shape[:2], dtype=torch.bool, device=states.hidden.device)
+    parts = {name: getattr(states, name) for name in FEATURES[features]}
+    if any(keys.shape[2] != mask.shape[1] for keys in parts.get("keys", ())):
+        raise ParameterError(
+            f"features {features!r} need keys and values of every token, but the model keeps "
+            "those of its last tokens only; choose features 'o' or 'm'"
         )
+    return Latents(mask, **parts)
 
 
 @torch.no_grad()  # not inference mode, whose tensors cannot be trained on
-def latents(
+def encode(
     model,
     prompts: Sequence[Sequence[int]],
     responses: Sequence[Sequence[int]],
     features: str = "ho",
     layer: int | None = None,
-) -> Latents:
-    """Encode B sequences at once and return what describes the prefixes of their responses.
+) -> History:
+    """Encode B whole sequences at once; return the states of their responses, as an engine would.
 
     Parameters
     ----------
@@ -137,55 +165,55 @@ def latents(
         Token ids; prompts of at least one. An end token does not belong to a response: the engine
         never encodes it.
     features : str
-        A key of `FEATURES`; parts that it does not name are None. For ``m`` the layers above
-        `layer` are not run.
+        A key of `FEATURES`. For ``m`` the layers above `layer` are not run, and `middle` alone is
+        there.
     layer : int, optional
         The middle layer of ``m``, counted from 0.
 
     Raises
     ------
     ParameterError
-        For unknown features, a layer that the model does not have, responses that are all empty, or
-        ``h`` and ``ho`` of a model that keeps keys and values of its last tokens only.
+        For unknown features, a layer that the model does not have, or responses that are all empty.
     """
-    if features not in FEATURES:
-        raise unknown_name("features", features, FEATURES)
+    _check_features(features)
     if not any(map(len, responses)):
         raise ParameterError(
             "all responses are empty, and an empty response has no prefix; give at least one token"
         )
     stop = middle_layer(model, layer) if features == "m" else None
+    # each prompt is encoded once for all its responses
     first = list(dict.fromkeys(map(tuple, prompts)))
     owner = torch.tensor([first.index(tuple(prompt)) for prompt in prompts], device=model.device)
     ids, mask = pad_left(first, model.device)
-    at, n = ids.shape[1], max(map(len, responses))
-    words = torch.tensor(
-        [[*r, *[0] * (n - len(r))] for r in responses], device=model.device
-    )  # (B, n)
-    spoken = torch.arange(n, device=model.device) < torch.tensor(
-        [[len(r)] for r in responses], device=model.device
-    )  # (B, n)
-    whole = torch.cat([mask[owner], spoken.to(mask)], dim=1)
+    words, spoken = _pad_right(responses, model.device)
+    whole = torch.cat([mask[owner], spoken.to(mask)], dim=1)  # (B, L + n)
+    length = ids.shape[1]  # L
     cache = DynamicCache(config=model.config)
-    if all(
-        type(x) is DynamicLayer for x in cache.layers
-    ):  # a prompt is encoded once for all its responses
+    if all(type(x) is DynamicLayer for x in cache.layers):
         _run(model, stop, ids, mask, cache)
         cache.batch_select_indices(owner)
         states = _run(model, stop, words, whole, cache)
-    else:
-        states = _run(model, stop, torch.cat([ids[owner], words], dim=1), whole, cache)[:, at:]
+    else:  # a window or a recurrent state cannot go on with several tokens at once
+        states = _run(model, stop, torch.cat([ids[owner], words], dim=1), whole, cache)[:, length:]
     if features == "m":
-        return Latents(spoken, middle=states)
+        return History(None, states, [], [], spoken)
     layers = [x for x in cache.layers if getattr(x, "keys", None) is not None]
-    if "h" in features and any(x.keys.shape[2] != whole.shape[1] for x in layers):
-        raise ParameterError(
-            f"features {features!r} need keys and values of every token, but "
-            f"{type(model).__name__} keeps those of its last tokens "
-            "only; choose features 'o' or 'm'"
-        )
-    keys, values = ([getattr(x, name)[:, :, at:] for x in layers] for name in ("keys", "values"))
-    return Latents(spoken, states, None, keys, values).only(features)
+    keys = [x.keys[:, :, length:] for x in layers]
+    values = [x.values[:, :, length:] for x in layers]
+    return History(states, None, keys, values, spoken)
+
+
+def _check_features(features: str) -> None:
+    if features not in FEATURES:
+        raise unknown_name("features", features, FEATURES)
+
+
+def _pad_right(responses: Sequence[Sequence[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids (B, n) and a mask (B, n), True where a token stands."""
+    n = max(map(len, responses))
+    ids = torch.tensor([[*r, *[0] * (n - len(r))] for r in responses], device=device)
+    lengths = torch.tensor([[len(r)] for r in responses], device=device)
+    return ids, torch.arange(n, device=device) < lengths
 
 
 class _Enough(Exception):
@@ -195,30 +223,27 @@ class _Enough(Exception):
 def _run(
     model, stop: torch.nn.Module | None, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache
 ) -> torch.Tensor:
-    """Run a model on ids (B, S), up to the output of a module or else to the input of its head;
-    return that, (B, S, H).
+    """Run a model on ids (B, S) up to the output of a module, or else to the input of its head.
 
-    `mask` (B, L) covers what the cache holds, too.
+    Return that, (B, S, H). `mask` (B, L) covers what the cache holds, too.
     """
     seen = []
 
-    def note(states) -> None:
+    def catch(_, inputs, output=None) -> None:
+        states = inputs if output is None else output
         seen.append(states[0] if isinstance(states, tuple) else states)
         raise _Enough
 
     if stop is None:
-        hook = model.get_output_embeddings().register_forward_pre_hook(
-            lambda _, states: note(states)
-        )
+        hook = model.get_output_embeddings().register_forward_pre_hook(catch)
     else:
-        hook = stop.register_forward_hook(lambda _, __, states: note(states))
-    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        hook = stop.register_forward_hook(catch)
     try:
         with products_of(model):
             model(
                 input_ids=ids,
                 attention_mask=mask,
-                position_ids=positions,
+                position_ids=positions_of(mask)[:, -ids.shape[1] :],
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=0,
@@ -249,13 +274,14 @@ def middle_layer(model, layer: int | None) -> torch.nn.Module:
 
 
 class Source:
-    """Latents of N responses by number: held in memory when they take at most `memory_gb` GiB, else
-    made again when asked for.
+    """Latents of N responses by number.
+
+    They are held in memory when they take at most `memory_gb` GiB, else made again when asked for.
 
     Parameters
     ----------
     model, prompts, responses, features, layer
-        See `latents`.
+        See `encode`.
     """
 
     def __init__(
@@ -267,39 +293,38 @@ class Source:
         layer: int | None,
         memory_gb: float,
     ):
-        self.model, self.prompts, self.responses, self.features, self.layer = (
-            model,
-            prompts,
-            responses,
-            features,
-            layer,
-        )
-        self.held = None
-        if (
-            token_bytes(model, features) * len(responses) * max(map(len, responses))
-            <= memory_gb * GIB
-        ):
-            bar = progress(len(responses), f"latents {features}")
-            # so that little is padded, and a prompt rarely encoded twice
-            order = sorted(
-                range(len(responses)),
-                key=lambda i: (len(prompts[i]), prompts[i], len(responses[i])),
-            )
-            parts = []
-            for at in range(0, len(order), ENCODE):
-                parts.append(self._encode(order[at : at + ENCODE]))
-                bar.update(len(parts[-1].mask))
-            bar.close()
-            self.held, self.place = Latents.join(parts), torch.tensor(order).argsort()
+        self.model, self.prompts, self.responses = model, prompts, responses
+        self.features, self.layer = features, layer
+        self.held: Latents | None = None
+        size = token_bytes(model, features) * len(responses) * max(map(len, responses))
+        if size <= memory_gb * GIB:
+            self._hold()
 
     def take(self, index: Sequence[int]) -> Latents:
+        """Return the latents of some of the responses, in this order."""
         if self.held is None:
             return self._encode(index)
         return self.held.rows(self.place[torch.as_tensor(index)].to(self.held.mask.device))
 
+    def _hold(self) -> None:
+        def by_length(i: int) -> tuple:
+            return len(self.prompts[i]), self.prompts[i], len(self.responses[i])
+
+        # like lengths together pad little, and like prompts together are rarely encoded twice
+        order = sorted(range(len(self.responses)), key=by_length)
+        bar = progress(len(order), f"latents {self.features}")
+        parts = []
+        for at in range(0, len(order), ENCODE):
+            parts.append(self._encode(order[at : at + ENCODE]))
+            bar.update(len(parts[-1].mask))
+        bar.close()
+        self.held, self.place = Latents.join(parts), torch.tensor(order).argsort()
+
     def _encode(self, index: Sequence[int]) -> Latents:
-        prompts, responses = ([part[i] for i in index] for part in (self.prompts, self.responses))
-        return latents(self.model, prompts, responses, self.features, self.layer)
+        prompts = [self.prompts[i] for i in index]
+        responses = [self.responses[i] for i in index]
+        states = encode(self.model, prompts, responses, self.features, self.layer)
+        return latents(states, self.features)
 
 
 def shape_of(model) -> dict[str, int]:
@@ -311,7 +336,7 @@ def shape_of(model) -> dict[str, int]:
         ``n_layers`` with attention, ``kv_width`` (keys and values of a token in one of them) and
         ``hidden``.
     """
-    one = latents(model, [[0]], [[0]], "ho")
+    one = latents(encode(model, [[0]], [[0]]), "ho")
     widths = [
         k.shape[1] * k.shape[3] + v.shape[1] * v.shape[3]
         for k, v in zip(one.keys, one.values, strict=True)

@@ -18,7 +18,7 @@ from ..engine.kv_cache import History
 from ..policy import Policy
 from ..scorers import Scorer
 from .files import load_network, save_network
-from .latent import Latents, shape_of
+from .latent import Latents, latents, shape_of
 from .spec import Spec
 
 HEAD = 64  # numbers per attention head
@@ -81,8 +81,8 @@ class Last(nn.Module):
         super().__init__()
         self.norm, self.size = nn.LayerNorm(spec.hidden), spec.hidden
 
-    def forward(self, latents: Latents) -> torch.Tensor:
-        return self.norm(latents.hidden)
+    def forward(self, x: Latents) -> torch.Tensor:
+        return self.norm(x.hidden)
 
 
 class Running(nn.Module):
@@ -95,10 +95,10 @@ class Running(nn.Module):
         self.norm, self.token = nn.LayerNorm(spec.hidden), nn.Linear(spec.hidden, spec.width)
         self.size = 2 * spec.width
 
-    def forward(self, latents: Latents) -> torch.Tensor:
-        x = gelu(self.token(self.norm(latents.middle)))  # (B, n, width)
-        count = torch.arange(1, x.shape[1] + 1, device=x.device)[:, None]
-        return torch.cat([x.cumsum(1) / count, x.cummax(1).values], dim=-1)
+    def forward(self, x: Latents) -> torch.Tensor:
+        tokens = gelu(self.token(self.norm(x.middle)))  # (B, n, width)
+        count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)[:, None]
+        return torch.cat([tokens.cumsum(1) / count, tokens.cummax(1).values], dim=-1)
 
 
 class States(nn.Module):
@@ -119,20 +119,19 @@ class States(nn.Module):
             self.over_questions = Layer(spec.width)
         self.over_positions, self.size = Layer(spec.width), spec.width
 
-    def forward(self, latents: Latents) -> torch.Tensor:
-        parts = zip(latents.keys, latents.values, strict=True)
-        x = torch.stack(
-            [torch.cat([y.transpose(1, 2).flatten(2) for y in pair], dim=-1) for pair in parts],
-            dim=2,
-        )
-        seen = self.norm(x)  # (B, n, layers, kv_width)
-        mixed = self.over_layers.mix(seen, seen, causal=False).mean(
-            2
-        )  # the mean before the linear map: the same, and cheaper
-        memory = self.down(x.mean(2) + self.over_layers.out(mixed))  # (B, n, width)
+    def forward(self, x: Latents) -> torch.Tensor:
+        layers = [
+            torch.cat([y.transpose(1, 2).flatten(2) for y in pair], dim=-1)  # (B, n, kv_width)
+            for pair in zip(x.keys, x.values, strict=True)
+        ]
+        kv = torch.stack(layers, dim=2)  # (B, n, layers, kv_width)
+        normed = self.norm(kv)
+        # the mean over layers before the linear map: the same as after it, and cheaper
+        mixed = self.over_layers.mix(normed, normed, causal=False).mean(2)
+        memory = self.down(kv.mean(2) + self.over_layers.out(mixed))  # (B, n, width)
         if not self.asks:
             return self.over_positions(memory, memory)
-        asked = self.question(latents.hidden)
+        asked = self.question(x.hidden)
         return self.over_positions(self.over_questions(asked, asked), memory)
 
 
@@ -180,12 +179,12 @@ class Critic(nn.Module):
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
-    def forward(self, latents: Latents, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: Latents, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Judge every prefix.
 
         Parameters
         ----------
-        latents : Latents
+        x : Latents
             Of B responses padded to n tokens; what stands in the padding has no influence on other
             positions.
         z : Tensor (B, n)
@@ -197,7 +196,7 @@ class Critic(nn.Module):
             logit of f1; f2 = expected gamma_task^T c_task, higher is worse. Meaningless where the
             mask is False.
         """
-        pooled = self.pool(latents.without_padding())
+        pooled = self.pool(x.without_padding())
         if self.spec.use_z:
             pooled = torch.cat(
                 [pooled, ((z - self.centre[0]) / self.scale[0]).to(pooled)[..., None]], dim=-1
@@ -207,14 +206,14 @@ class Critic(nn.Module):
 
     @torch.inference_mode()
     def judge(
-        self, seen: Latents | History, z: Sequence[float]
+        self, states: History | Latents, z: Sequence[float]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Judge the last prefix of each of R rows, in float32 on the critic's device.
 
         Parameters
         ----------
-        seen : Latents or History
-            Of finished text, or as the engine hands it over.
+        states : History or Latents
+            As the engine hands them over, or of finished text, see `igcore.critic.latent`.
         z : sequence of R float
             Scaled remaining budget now.
 
@@ -224,17 +223,13 @@ class Critic(nn.Module):
             Probability of ending inside the budget, and expected gamma_task^T c_task. NaN for a row
             without a token and wherever the latents hold NaN: whoever asks must fail closed on it.
         """
-        latents = (Latents.of(seen) if isinstance(seen, History) else seen).only(self.spec.features)
-        latents = latents.to(self.centre.device, torch.float32)
-        z = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)[:, None].expand(
-            latents.mask.shape
-        )
-        n = latents.mask.sum(1, keepdim=True)
-        last = [
-            x.gather(1, (n - 1).clamp(min=0)).masked_fill(n == 0, torch.nan)[:, 0]
-            for x in self(latents, z)
-        ]
-        return last[0].sigmoid(), last[1]
+        x = latents(states, self.spec.features).to(self.centre.device, torch.float32)
+        z = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)
+        logit, f2 = self(x, z[:, None].expand(x.mask.shape))  # (R, n) each
+        n = x.mask.sum(1, keepdim=True)  # (R, 1)
+        end = (n - 1).clamp(min=0)
+        logit, f2 = (y.gather(1, end).masked_fill(n == 0, torch.nan)[:, 0] for y in (logit, f2))
+        return logit.sigmoid(), f2
 
 
 class Shuffled:
@@ -253,9 +248,10 @@ class Shuffled:
         )
 
     def judge(
-        self, seen: Latents | History, z: Sequence[float]
+        self, states: History | Latents, z: Sequence[float]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        f1, f2 = self.critic.judge(seen, z)
+        """Judge as the critic does, and permute the pairs (f1, f2) among the rows."""
+        f1, f2 = self.critic.judge(states, z)
         digest = hashlib.sha256(f1.cpu().numpy().tobytes()).digest()
         order = torch.randperm(
             len(f1), generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

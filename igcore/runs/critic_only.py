@@ -22,7 +22,7 @@ import pandas as pd
 from safetensors.torch import save
 
 from ..config import SearchConfig
-from ..critic.latent import ENCODE, latents
+from ..critic.latent import ENCODE, encode
 from ..critic.network import Critic
 from ..errors import ParameterError
 from ..folders import open_run
@@ -82,9 +82,9 @@ class CriticCost:
         for at in range(0, len(spoken), ENCODE):
             index = spoken[at : at + ENCODE]
             parts = [self.policy.encode(prompts[i]) for i in index], [words[i] for i in index]
-            seen = latents(self.policy.model, *parts, spec.features, spec.layer)
+            states = encode(self.policy.model, *parts, spec.features, spec.layer)
             f1, _ = self.critic.judge(
-                seen, [self.budget / spec.gamma_safety ** len(ids) for ids in parts[1]]
+                states, [self.budget / spec.gamma_safety ** len(ids) for ids in parts[1]]
             )
             scores[index] = 1 - f1.double().cpu().numpy()  # float32 would lose a small f1
         return scores

@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from ...baselines.re_control import ValueNetwork, ValueSpec
 from ...config import SearchConfig
 from ...critic.config import CriticConfig, ValueConfig
-from ...critic.latent import Latents
+from ...critic.latent import Latents, latents
 from ...critic.network import Critic
 from ...critic.spec import Spec
 from ...engine.memory import search_bytes, session_bytes
@@ -213,11 +213,9 @@ def critic_size(policy: Shape, config: CriticConfig) -> NetworkSize:
     with torch.device("meta"):
         critic, states = Critic(spec), torch.zeros(1, TRIED, hidden)
         keys = [torch.zeros(1, heads, TRIED, d)] * n
-        seen = Latents(torch.ones(1, TRIED, dtype=torch.bool), states, states, keys, keys).only(
-            config.features
-        )
+        states = Latents(torch.ones(1, TRIED, dtype=torch.bool), states, states, keys, keys)
         with FlopCounterMode(display=False) as counter:
-            critic(seen, torch.zeros(1, TRIED))
+            critic(latents(states, config.features), torch.zeros(1, TRIED))
     layers = n if config.layer is None or config.features != "m" else config.layer + 1
     return NetworkSize(
         config.features, critic.parameter_count, counter.get_total_flops() / TRIED, layers
