@@ -16,7 +16,14 @@ from igcore.critic import training as module
 from igcore.critic.latent import encode
 from igcore.critic.network import load_critic
 from igcore.critic.rollouts import RolloutConfig, roll_out, split_by_prompt
-from igcore.critic.training import CriticConfig, labels_of, spec_of, train
+from igcore.critic.training import (
+    CriticConfig,
+    bce_loss,
+    labels_of,
+    mse_loss,
+    spec_of,
+    train,
+)
 from igcore.policy import Policy
 from igcore.report.critic_metrics import critic_table, judgements
 
@@ -66,6 +73,14 @@ def same(a, b, **close):
     """Whether two critics have the same weights, bit for bit unless told how close."""
     pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
     return all(torch.allclose(x, y, **close) if close else torch.equal(x, y) for x, y in pairs)
+
+
+def test_the_losses_worked_by_hand():
+    """Guards J_1 and J_2: sign, sum and units; a reward that failed is left out."""
+    logit, safe = torch.tensor([0.0, math.log(3)]), torch.tensor([1.0, 0.0])
+    assert bce_loss(logit, safe).item() == pytest.approx(math.log(2) + math.log(4))
+    f2, task = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, math.nan, 2.5])
+    assert mse_loss(f2, task, torch.tensor(2.0)).item() == pytest.approx(1 + 0.25**2)
 
 
 def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path):

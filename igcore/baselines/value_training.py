@@ -21,20 +21,20 @@ import torch
 from ..critic.config import ValueConfig
 from ..critic.latent import Latents, Source
 from ..critic.rollouts import Rollout
-from ..critic.training import fit, names_of
+from ..critic.training import fit, mse_loss, names_of
 from ..policy import Policy
 from ..scorers import Scorer
 from .re_control import ValueNetwork, ValueSpec, load_value, save_value
 
 
 @dataclass(frozen=True)
-class ValueLesson:
-    """What a value network is to learn, see `igcore.critic.training.Lesson`."""
+class ValueObjective:
+    """What a value network learns, see `igcore.critic.training.CriticObjective`."""
 
     spec: ValueSpec
     config: ValueConfig
     name = "value network"
-    losses = {"reward": 1.0, "cost": 1.0}
+    weights = {"reward": 1.0, "cost": 1.0}
 
     def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
         return value_source(policy, rollouts, self.config.memory_gb)
@@ -53,14 +53,14 @@ class ValueLesson:
         """Return final reward and cost (N, 2), NaN where a scorer failed; the same in every draw."""
         return outcomes(rollouts)
 
-    def sums(
+    def losses(
         self, model, scale: torch.Tensor, x: Latents, labels: torch.Tensor, index: torch.Tensor
     ) -> list[torch.Tensor]:
-        target = (
-            labels[index, None].expand(-1, x.mask.shape[1], -1).to(x.mask.device)[x.mask]
-        )  # (rows, 2)
-        error, known = (model(x.hidden)[x.mask] - target) / scale, target.isfinite()
-        return [error[known[:, i], i].square().sum() for i in range(2)]
+        """Return the squared errors of reward and cost, summed over the rows of these rollouts."""
+        n, device = x.mask.shape[1], x.mask.device
+        target = labels[index, None].expand(-1, n, -1).to(device)[x.mask]  # (rows, 2)
+        value = model(x.hidden)[x.mask]  # (rows, 2)
+        return [mse_loss(value[:, i], target[:, i], scale[i]) for i in range(2)]
 
     def save(self, network: ValueNetwork, rollouts: Sequence[Rollout], folder: Path) -> None:
         save_value(network, folder)
@@ -130,5 +130,5 @@ def train_value(
     hidden = policy.model.get_output_embeddings().weight.shape[1]
     sizes = {"hidden": hidden, "width": config.width, "max_new_tokens": rollouts[0].max_new_tokens}
     spec = ValueSpec(**names_of(policy, cost, reward), **sizes)
-    fit(ValueLesson(spec, config), policy, rollouts, Path(folder))
+    fit(ValueObjective(spec, config), policy, rollouts, Path(folder))
     return load_value(folder, policy=policy, cost=cost, reward=reward)

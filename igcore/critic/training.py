@@ -1,12 +1,12 @@
-"""Training a network on rollouts: the loop, checkpoints, and the lesson of a critic. Knows rollouts
-and latents, nothing of search.
+"""Training a network on rollouts: the losses of the critic, then the loop and its checkpoints.
 
 Every prefix of a rollout is a row. A critic's loss is the mean over rows of
 
     BCE(f1, ended inside the budget) + f2_weight * ((f2 - gamma_task^T c_task) / s)^2
 
 with s the standard deviation of the task cost over the rollouts, so that both parts start near one
-whatever the reward's units. The lesson of a value network is in `igcore.baselines.value_training`.
+whatever the reward's units. Knows rollouts and latents, nothing of search; what a value network
+learns is in `igcore.baselines.value_training`.
 """
 
 import math
@@ -34,39 +34,72 @@ from .latent import ENCODE, Latents, Source, middle_layer, shape_of
 from .network import Critic, Spec, load_critic, save_critic
 from .rollouts import Labels, Rollout, split_by_prompt
 
+# --- what a critic learns -------------------------------------------------------------------------
+
+
+def bce_loss(logit: torch.Tensor, safe: torch.Tensor) -> torch.Tensor:
+    """Return J_1 of the paper summed over rows: binary cross-entropy of f1 (section 4.2).
+
+    Parameters
+    ----------
+    logit : Tensor (rows,)
+        f1 = sigmoid(logit), the probability that the response ends inside the budget.
+    safe : Tensor (rows,)
+        1 where it does, 0 where it does not; the paper asks for the sign of z_T.
+    """
+    return binary_cross_entropy_with_logits(logit, safe, reduction="sum")
+
+
+def mse_loss(f2: torch.Tensor, task: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return J_2 of the paper summed over rows: the squared error of f2 (section 4.2).
+
+    Parameters
+    ----------
+    f2, task : Tensor (rows,)
+        Predicted and true gamma_task^T c_task, higher is worse. Rows whose truth is NaN, because
+        the reward model failed, are left out.
+    scale : Tensor ()
+        Unit of the error: the standard deviation of the task cost.
+    """
+    error = (f2 - task) / scale
+    return error[task.isfinite()].square().sum()
+
 
 def spec_of(
     policy: Policy, cost: Scorer, reward: Scorer, config: CriticConfig, max_new_tokens: int
 ) -> Spec:
     """Return what a critic with these settings is."""
-    if config.features == "m":
-        middle_layer(policy.model, config.layer)
-    high = config.budget if config.budget_high is None else config.budget_high
-    same = {
-        name: getattr(config, name)
-        for name in "accounting gamma_safety budget gamma_task features use_z width".split()
-    }
     layer = config.layer if config.features == "m" else None
-    sizes = shape_of(policy.model) | {
-        "max_new_tokens": max_new_tokens,
-        "layer": layer,
-        "budget_high": high,
-    }
-    return Spec(**names_of(policy, cost, reward), **same, **sizes)
+    if config.features == "m":
+        middle_layer(policy.model, layer)  # raises unless the model has it
+    return Spec(
+        **names_of(policy, cost, reward),
+        **shape_of(policy.model),
+        max_new_tokens=max_new_tokens,
+        accounting=config.accounting,
+        gamma_safety=config.gamma_safety,
+        budget=config.budget,
+        budget_high=config.budget if config.budget_high is None else config.budget_high,
+        gamma_task=config.gamma_task,
+        features=config.features,
+        layer=layer,
+        use_z=config.use_z,
+        width=config.width,
+    )
 
 
 def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, str]:
     """Return names and hashes, as `igcore.critic.spec.Origin` has them."""
-    return {
-        f"{role}{suffix}": getattr(part, attribute)
-        for role, part in (("policy", policy), ("cost", cost), ("reward", reward))
-        for suffix, attribute in (("", "name"), ("_digest", "digest"))
-    }
+    names = {}
+    for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
+        names |= {role: part.name, f"{role}_digest": part.digest}
+    return names
 
 
 def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> Labels:
-    """Return what a critic should say of rollouts, at budgets drawn by these seeds where it serves
-    a range of them.
+    """Return what a critic should say of rollouts.
+
+    Where it serves a range of budgets, each rollout has one that this seed draws.
     """
     budgets = np.random.default_rng(seed).uniform(spec.budget, spec.budget_high, len(rollouts))
     return Labels.of(rollouts, budgets, spec.accounting, spec.gamma_safety, spec.gamma_task)
@@ -74,14 +107,14 @@ def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> L
 
 def source_of(policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float) -> Source:
     """Return the latents that a critic reads of rollouts."""
-    prompts = {r.prompt: policy.encode(r.prompt) for r in rollouts}
-    ids, words = [prompts[r.prompt] for r in rollouts], [r.words for r in rollouts]
-    return Source(policy.model, ids, words, spec.features, spec.layer, memory_gb)
+    encoded = {r.prompt: policy.encode(r.prompt) for r in rollouts}
+    prompts, responses = [encoded[r.prompt] for r in rollouts], [r.words for r in rollouts]
+    return Source(policy.model, prompts, responses, spec.features, spec.layer, memory_gb)
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What a critic is to learn. Any object with these names can be taught by `fit`.
+class CriticObjective:
+    """What a critic learns. `fit` takes any object with these names.
 
     Attributes
     ----------
@@ -89,7 +122,7 @@ class Lesson:
         What the network is, and how it is trained.
     name : str
         Of the progress bar.
-    losses : dict of str to float
+    weights : dict of str to float
         The parts of the loss and their weights.
     """
 
@@ -101,7 +134,7 @@ class Lesson:
         return f"critic {self.spec.features}"
 
     @property
-    def losses(self) -> dict[str, float]:
+    def weights(self) -> dict[str, float]:
         return {"bce": 1.0, "mse": self.config.f2_weight}
 
     def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
@@ -109,39 +142,39 @@ class Lesson:
         return source_of(policy, rollouts, self.spec, self.config.memory_gb)
 
     def network(self, rollouts: Sequence[Rollout]) -> Critic:
-        """Return an untrained network that works in the units of these rollouts: its buffer
-        ``scale`` holds them.
-        """
+        """Return an untrained network in the units of these rollouts, its buffer ``scale``."""
         critic = Critic(self.spec, self.config.dropout)
         labels = self.labels(rollouts, 0)
-        spoken = torch.cat([z[: len(r.words)] for z, r in zip(labels.z, rollouts, strict=True)])
+        z = torch.cat([row[: len(r.words)] for row, r in zip(labels.z, rollouts, strict=True)])
         task = labels.task[labels.task.isfinite()]
-        for i, x in enumerate((spoken, task)):
-            critic.centre[i], critic.scale[i] = x.mean(), x.std() if x.std() > 1e-6 else 1
+        for i, x in enumerate((z, task)):
+            critic.centre[i] = x.mean()
+            critic.scale[i] = x.std() if x.std() > 1e-6 else 1  # one budget: z does not vary
         return critic
 
     def labels(self, rollouts: Sequence[Rollout], draw: int) -> Labels:
-        """Return what the network should say; draw 0 is the yardstick, and epoch n learns from draw
-        n.
-        """
+        """Return what the network should say; epoch n learns from draw n, validation is draw 0."""
         return labels_of(rollouts, self.spec, (self.config.seed, draw))
 
-    def sums(
+    def losses(
         self, model, scale: torch.Tensor, x: Latents, labels: Labels, index: torch.Tensor
     ) -> list[torch.Tensor]:
-        """Return the sum over rows of each part of the loss, for the rollouts `index` with latents
-        `x`.
+        """Return each part of the loss, summed over the rows of the rollouts `index`.
+
+        `x` are their latents, and `scale` the units of the network.
         """
         n, device = x.mask.shape[1], x.mask.device
-        logit, f2 = model(x, labels.z[index, :n].to(device))
-        safe, task = (
-            y[index, None].expand(-1, n).to(device)[x.mask] for y in (labels.safe, labels.task)
-        )
-        error = (f2[x.mask] - task) / scale[1]
-        bce = binary_cross_entropy_with_logits(logit[x.mask], safe, reduction="sum")
-        return [bce, error[task.isfinite()].square().sum()]
+        logit, f2 = model(x, labels.z[index, :n].to(device))  # (B, n) each
+        # the label of a rollout is that of all its prefixes
+        safe = labels.safe[index, None].expand(-1, n).to(device)
+        task = labels.task[index, None].expand(-1, n).to(device)
+        return [
+            bce_loss(logit[x.mask], safe[x.mask]),
+            mse_loss(f2[x.mask], task[x.mask], scale[1]),
+        ]
 
     def save(self, critic: Critic, rollouts: Sequence[Rollout], folder: Path) -> None:
+        """Write the critic's files, with the share of these rollouts that is unsafe."""
         critic.about["unsafe"] = 1 - float(labels_of(rollouts, self.spec, ()).safe.mean())
         save_critic(critic, folder)
 
@@ -180,11 +213,11 @@ def train(
     rollouts = [r for r in rollouts if r.words]
     spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
     _check_classes(split_by_prompt(rollouts, config.validation)[0], spec)
-    fit(Lesson(spec, config), policy, rollouts, Path(folder))
+    fit(CriticObjective(spec, config), policy, rollouts, Path(folder))
     return load_critic(folder, policy=policy, cost=cost, reward=reward)
 
 
-def fit(lesson, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> None:
+def fit(objective, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> None:
     """Train a network and save it; start again after any stop and it goes on from the last epoch,
     to the same weights.
 
@@ -194,8 +227,8 @@ def fit(lesson, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> No
 
     Parameters
     ----------
-    lesson
-        See `Lesson`. It saves the network of the epoch with the lowest validation loss, whose
+    objective
+        See `CriticObjective`. It saves the network of the epoch with the lowest validation loss, whose
         ``about`` has ``history`` (losses by epoch), ``train_s`` and ``latents_s`` (seconds),
         ``n_rollouts``, ``n_prompts`` and ``config``.
     rollouts : sequence of Rollout
@@ -204,15 +237,15 @@ def fit(lesson, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> No
         Gets, last, ``manifest.json``. One that was trained under other settings or on other
         rollouts is moved aside.
     """
-    config, parts = lesson.config, split_by_prompt(rollouts, lesson.config.validation)
+    config, parts = objective.config, split_by_prompt(rollouts, objective.config.validation)
     accelerator = Accelerator(mixed_precision=config.mixed_precision)
     identity = {
         "config": asdict(config),
-        "spec": asdict(lesson.spec),
+        "spec": asdict(objective.spec),
         "rollouts": digest_of(
             [[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts]
         ),
-        "code": code_of(__name__, type(lesson).__module__),
+        "code": code_of(__name__, type(objective).__module__),
         "versions": versions(),
         "processes": accelerator.num_processes,
     }
@@ -220,13 +253,13 @@ def fit(lesson, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> No
         accelerator.wait_for_everyone()
         if not (folder / "manifest.json").exists():
             began = time.perf_counter()
-            sources = [lesson.source(policy, part) for part in parts]
+            sources = [objective.source(policy, part) for part in parts]
             latents_s = time.perf_counter() - began
             with torch.random.fork_rng(
                 devices=[accelerator.device] if accelerator.device.type == "cuda" else []
             ):
                 trainer = _Trainer(
-                    accelerator, lesson, parts, sources, folder / "checkpoint.safetensors"
+                    accelerator, objective, parts, sources, folder / "checkpoint.safetensors"
                 )
                 network = trainer.run()
             if run:
@@ -235,7 +268,7 @@ def fit(lesson, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> No
                     "config": asdict(config),
                     "n_rollouts": len(rollouts), "n_prompts": len({r.prompt_id for r in rollouts}),
                 }  # fmt: skip
-                lesson.save(network, rollouts, folder)
+                objective.save(network, rollouts, folder)
                 run.finish(identity)
                 trainer.checkpoint.unlink()
         accelerator.wait_for_everyone()
@@ -254,28 +287,24 @@ def _check_classes(rollouts: Sequence[Rollout], spec: Spec) -> None:
 
 
 class _Trainer:
-    """The loop, with everything that a checkpoint holds: weights, best weights, optimiser, history,
-    seconds.
-    """
+    """The loop, with all that a checkpoint holds: weights, best weights, optimiser, history."""
 
-    def __init__(self, accelerator: Accelerator, lesson, parts, sources, checkpoint: Path):
-        self.accelerator, self.lesson, self.config, self.checkpoint = (
-            accelerator,
-            lesson,
-            lesson.config,
-            checkpoint,
-        )
+    def __init__(self, accelerator: Accelerator, objective, parts, sources, checkpoint: Path):
+        self.accelerator, self.objective, self.config = accelerator, objective, objective.config
+        self.checkpoint = checkpoint
         (self.learn, self.check), (self.source, self.check_source) = parts, sources
         torch.manual_seed(self.config.seed)
-        network = lesson.network(self.learn)
+        network = objective.network(self.learn)
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay
         )
         self.model, self.optimizer = accelerator.prepare(network, optimizer)
         self.network = accelerator.unwrap_model(self.model)
-        self.weights = torch.tensor(list(lesson.losses.values()), device=accelerator.device)
-        self.history: list[dict] = []
-        self.seconds, self.best = 0.0, weights_of(self.network)
+        weights = list(objective.weights.values())
+        self.weights = torch.tensor(weights, device=accelerator.device)
+        self.history: list[dict] = []  # losses by epoch
+        self.seconds = 0.0
+        self.best = weights_of(self.network)
         if checkpoint.exists():
             self.best, state = load_checkpoint(
                 checkpoint, self.network, self.optimizer, accelerator.device
@@ -284,79 +313,85 @@ class _Trainer:
 
     def run(self) -> nn.Module:
         """Return the network of the best epoch."""
-        bar = progress(self.config.epochs, self.lesson.name)
+        bar = progress(self.config.epochs, self.objective.name)
         bar.update(len(self.history))
         while len(self.history) < self.config.epochs and not self._stale():
-            began = time.perf_counter()
-            learnt, checked = self._learn(len(self.history) + 1), self._check()
-            if not math.isfinite(learnt["learn_loss"] + checked["check_loss"]):
-                raise ParameterError(
-                    f"the loss is no longer a finite number at lr {self.config.lr}; lower lr"
-                )
-            if checked["check_loss"] < min(
-                (epoch["check_loss"] for epoch in self.history), default=math.inf
-            ):
-                self.best = weights_of(self.network)
-            self.history.append({"epoch": len(self.history) + 1} | learnt | checked)
-            self.seconds += time.perf_counter() - began
-            if self.accelerator.is_main_process:
-                state = {"history": self.history, "seconds": self.seconds}
-                save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
+            self._epoch()
             bar.update()
         bar.close()
         self.network.load_state_dict(self.best)
         return self.network
 
     def _stale(self) -> bool:
+        """Say whether validation has not fallen for `patience` epochs."""
         losses = [epoch["check_loss"] for epoch in self.history]
         return bool(losses) and len(losses) - 1 - int(np.argmin(losses)) >= self.config.patience
 
+    def _epoch(self) -> None:
+        """Learn from all rollouts once, look at the others, and write a checkpoint."""
+        began = time.perf_counter()
+        learnt, checked = self._learn(len(self.history) + 1), self._check()
+        if not math.isfinite(learnt["learn_loss"] + checked["check_loss"]):
+            raise ParameterError(
+                f"the loss is no longer a finite number at lr {self.config.lr}; lower lr"
+            )
+        lowest = min((epoch["check_loss"] for epoch in self.history), default=math.inf)
+        if checked["check_loss"] < lowest:
+            self.best = weights_of(self.network)
+        self.history.append({"epoch": len(self.history) + 1} | learnt | checked)
+        self.seconds += time.perf_counter() - began
+        if self.accelerator.is_main_process:
+            state = {"history": self.history, "seconds": self.seconds}
+            save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
+
     def _learn(self, epoch: int) -> dict:
+        """Take one step per batch, in an order that the epoch decides; return the mean losses."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        labels = self.lesson.labels(self.learn, epoch)
-        rng = np.random.default_rng(
-            (self.config.seed, epoch, 1)
-        )  # nothing is left over from the epoch before
+        labels = self.objective.labels(self.learn, epoch)
+        # seeded by the epoch, so that a resumed training goes on as if it had never stopped
+        rng = np.random.default_rng((self.config.seed, epoch, 1))
         order = rng.permutation(len(self.learn))
-        torch.manual_seed(int(rng.integers(2**62)) + rank)
+        torch.manual_seed(int(rng.integers(2**62)) + rank)  # of dropout
         self.model.train()
         sums = torch.zeros(len(self.weights) + 1)
         for at in range(0, len(order), self.config.batch_size):
             batch = order[at : at + self.config.batch_size]
             mine = batch[rank::world]
             rows = sum(len(self.source.responses[i]) for i in batch)
-            part = self._sums(self.source, labels, mine if len(mine) else batch[:1]) * bool(
-                len(mine)
-            )
+            # a process without a share takes part in the step all the same, with weight 0
+            part = self._sums(self.source, labels, mine if len(mine) else batch[:1])
+            part = part * bool(len(mine))
             # the mean over processes that accelerate takes of the gradients is then the mean over
             # the rows of the whole batch
             self.accelerator.backward((self.weights * part[:-1]).sum() * world / rows)
             self.optimizer.step()
             self.optimizer.zero_grad()
             sums += part.detach().cpu()
-        return self._losses("learn", sums)
+        return self._means("learn", sums)
 
     @torch.no_grad()
     def _check(self) -> dict:
+        """Return the mean losses of the validation rollouts."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        labels = self.lesson.labels(self.check, 0)
+        labels = self.objective.labels(self.check, 0)
         self.model.eval()
         mine = range(rank, len(self.check), world)
-        parts = [
-            self._sums(self.check_source, labels, mine[at : at + ENCODE]).cpu()
-            for at in range(0, len(mine), ENCODE)
-        ]
-        return self._losses("check", sum(parts, torch.zeros(len(self.weights) + 1)))
+        sums = torch.zeros(len(self.weights) + 1)
+        for at in range(0, len(mine), ENCODE):
+            sums += self._sums(self.check_source, labels, mine[at : at + ENCODE]).cpu()
+        return self._means("check", sums)
 
     def _sums(self, source: Source, labels, index: Sequence[int]) -> torch.Tensor:
         """Return the sums over rows of all parts of the loss, and the number of rows."""
         index = torch.as_tensor(index)
         x = source.take(index).to(self.accelerator.device, torch.float32)
-        parts = self.lesson.sums(self.model, self.network.scale, x, labels, index)
+        parts = self.objective.losses(self.model, self.network.scale, x, labels, index)
         return torch.stack([*parts, x.mask.sum().to(parts[0])])
 
-    def _losses(self, name: str, sums: torch.Tensor) -> dict:
+    def _means(self, name: str, sums: torch.Tensor) -> dict:
+        """Return the loss and its parts as means over the rows of all processes."""
         *parts, rows = self.accelerator.reduce(sums.to(self.accelerator.device)).tolist()
-        means = {part: x / rows for part, x in zip(self.lesson.losses, parts, strict=True)}
-        loss = sum(weight * means[part] for part, weight in self.lesson.losses.items())
+        weights = self.objective.weights
+        means = {part: x / rows for part, x in zip(weights, parts, strict=True)}
+        loss = sum(weight * means[part] for part, weight in weights.items())
         return {f"{name}_loss": loss} | {f"{name}_{part}": x for part, x in means.items()}
