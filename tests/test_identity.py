@@ -12,6 +12,7 @@ import pytest
 from mockpolicy import LetterCost
 
 from igcore import Prompt, RunError
+from igcore.models.registry import SCORERS
 from igcore.runs import identity
 
 FILES = {
@@ -68,7 +69,7 @@ def test_the_public_names_of_the_package_are_found():
     """Guards the rule above where it is needed."""
     tree = ast.parse("import igcore as ig\nig.decode\nfrom igcore import load_policy")
     found = set(identity.imports_of(tree, "", frozenset(["igcore"])))
-    assert {"igcore.guard", "igcore.policy"} <= found
+    assert {"igcore.guard", "igcore.models.policies"} <= found
 
 
 @pytest.mark.parametrize(
@@ -241,10 +242,10 @@ def test_every_entry_point_has_a_closure_without_strangers():
         "igcore.engine.local",
         "igcore.runs.records",
     } <= decoding.keys()
-    assert (
-        not {f"igcore.{n}" for n in ("tables", "figures", "judge", "training", "runs", "verify")}
-        & decoding.keys()
-    )
+    strangers = ("report", "figures", "judge", "critic.training", "report.load", "runs.verify")
+    assert not {f"igcore.{name}" for name in strangers} & decoding.keys()
+    adapters = {home.partition(":")[0] for home in SCORERS.values()}
+    assert not adapters & decoding.keys()  # the scorers that a run names are added to it
     assert {"igcore.engine.sampling", "igcore.engine.local", "igcore.policy"} <= rollouts.keys()
     assert (
         not {"igcore.search", "igcore.guard", "igcore.report.tables", "igcore.report.statistics"}

@@ -31,7 +31,7 @@ def know_code_from(monkeypatch, folder: Path) -> Path:
     """
     copied = Path(
         shutil.copytree(
-            Path(jobs.__file__).parent,
+            Path(jobs.__file__).parents[1],
             folder / "igcore",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
@@ -84,9 +84,8 @@ def test_the_file_of_a_job_is_left_alone_until_its_content_changes(tmp_path, cod
     written = path.read_bytes()
     edit(code / "search.py", '"""', '"""Another word. ')
     edit(code / "search.py", "\nimport ", "\n# why\nimport ")
-    edit(
-        code / "figures.py", "\nimport ", "\nother = 1\nimport "
-    )  # of the notebook that looks at the run, not of the run
+    # of the notebook that draws the run, not of the run
+    edit(code / "figures/style.py", "\nimport ", "\nother = 1\nimport ")
     assert asked(path) == before
     assert (path.stat().st_mtime, path.read_bytes()) == (1, written)
     edit(code / "search.py", "\nimport ", "\nother = 1 + 2\nimport ")
@@ -128,7 +127,7 @@ def test_a_run_is_known_by_its_own_scorers_alone(tmp_path, code):
     path = tmp_path / "job.yaml"
 
     def homes(**changes):
-        names = [name.removeprefix("code of igcore.scorers.") for name in asked(path, **changes)]
+        names = [name.removeprefix("code of igcore.models.") for name in asked(path, **changes)]
         return {"embedded", "beaver", "qrm", "jigsaw"} & {*names}
 
     assert homes() == {"embedded"}
@@ -146,7 +145,7 @@ def test_a_run_is_known_by_its_own_scorers_alone(tmp_path, code):
         homes(kind="judge", judge={"name": "openai", "model": "beaver", "max_tokens": 5}) == set()
     )
     before = asked(path, cost="beaver-7b-cost")
-    edit(code / "scorers/beaver.py", "\nimport ", "\nother = 1\nimport ")
+    edit(code / "models/beaver.py", "\nimport ", "\nother = 1\nimport ")
     after = asked(path, cost="beaver-7b-cost")
     assert {name for name in after if before[name] != after[name]} == {
         "code of igcore.models.beaver"
@@ -157,10 +156,10 @@ def test_a_notebook_that_looks_at_runs_is_known_by_what_it_imports(tmp_path, cod
     """Bug: a changed table or picture was never made anew."""
     path = tmp_path / "job.yaml"
     before = asked(path, "figures", ROOT / "notebooks/50_figures.ipynb")
-    edit(code / "figures.py", "\nimport ", "\nother = 1\nimport ")
+    edit(code / "figures/style.py", "\nimport ", "\nother = 1\nimport ")
     after = asked(path, "figures", ROOT / "notebooks/50_figures.ipynb")
     assert {name for name in after if before[name] != after[name]} == {
-        "code of igcore.figures.main"
+        "code of igcore.figures.style"
     }
 
 

@@ -114,13 +114,11 @@ def test_benign_set_holds_what_only_sounds_dangerous():
 
 def test_benign_set_is_shipped():
     """Bug: the text is read from the repository but missing from an installed package."""
-    root = Path(prompts.__file__).parents[1]
-    shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"][
-        "package-data"
-    ]["igcore"]
-    assert root / "igcore/data/benign.txt" in [
-        path for pattern in shipped for path in (root / "igcore").glob(pattern)
-    ]
+    room = Path(prompts.__file__).parent
+    project = tomllib.loads((room.parents[1] / "pyproject.toml").read_text())
+    shipped = project["tool"]["setuptools"]["package-data"]["igcore.models"]
+    files = [path for pattern in shipped for path in room.glob(pattern)]
+    assert room / "data/benign.txt" in files
 
 
 def test_limit_and_hardest():
