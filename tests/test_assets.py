@@ -354,7 +354,7 @@ def test_a_digest_of_a_damaged_file_is_not_given(shelf):
 FETCH = """
 import sys, time
 from pathlib import Path
-from igcore import assets
+from igcore.models import assets
 wheel, desk, sha256 = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def convert(source, target):
     (target / "words.txt").write_bytes((source / "words.txt").read_bytes())
@@ -375,7 +375,7 @@ def desk(shelf, cache):
     folder = cache.parent / "desk"
     folder.mkdir()
     sha256 = hashlib.sha256(shelf.read_bytes()).hexdigest()
-    environment = os.environ | {"PYTHONPATH": str(Path(assets.__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(assets.__file__).parents[2])}
     started = []
 
     def start(who: str, until: str) -> subprocess.Popen:

@@ -96,6 +96,24 @@ def test_each_import_is_a_declared_dependency():
                 assert names.get(name, name) in declared, f"{path.name} imports {name}"
 
 
+def test_the_package_is_all_of_igcore_and_nothing_else():
+    """Bug: a room without an `__init__`, or a file of data that no pattern names, is missing from
+    an installed package; the benchmark and the rehearsal in it.
+    """
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert setup["packages"]["find"]["include"] == ["igcore*"]
+    package_data = setup["package-data"]
+    shipped = set()
+    for room, patterns in package_data.items():
+        folder = ROOT.joinpath(*room.split("."))
+        shipped |= {path for pattern in patterns for path in folder.glob(pattern)}
+    for path in (ROOT / "igcore").rglob("*.*"):
+        if path.suffix == ".py":
+            assert (path.parent / "__init__.py").is_file(), f"{path.parent} is no package"
+        elif path.suffix != ".pyc":
+            assert path in shipped, f"{path} is not installed"
+
+
 def points(path):
     """Yield the checked parameters of every run of a decode file."""
     for _, given in ParamFiles(path.parent.name, base=ROOT / "params").points(path):

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import random
-import sys
 
 import pytest
 import torch
@@ -318,8 +317,8 @@ def test_the_revision_of_every_scorer_is_asked_for(monkeypatch, scorer):
     def snapshot(repo, revision=None):
         raise AssetError(f"asked for {repo} at {revision}")
 
-    for module in ("source", "classifier", "guard"):  # of which functions have the names, too
-        monkeypatch.setattr(sys.modules[f"igcore.scorers.{module}"], "snapshot", snapshot)
+    for module in ("source", "classifier", "guard"):
+        monkeypatch.setattr(f"igcore.models.{module}.snapshot", snapshot)
     repo = scorer.get("repo", READERS.get(scorer["name"]))
     with pytest.raises(AssetError, match=f"asked for {repo} at 1234abc"):
         load_scorer(scorer | {"revision": "1234abc"})

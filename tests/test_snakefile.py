@@ -346,7 +346,7 @@ def test_changed_code_runs_again_and_changed_words_do_not(walked, code):
     """Bug: who mended the search and walked again got the old tables; who mended a docstring lost
     hours of runs.
     """
-    for module in ("search", "scorers/embedded", "figures", "critic_runs"):
+    for module in ("search", "models/embedded", "figures/style", "runs/critic_run"):
         edit(code / f"{module}.py", '"""', '"""Another word. ')
     forget()
     assert waiting(walked) == set()
