@@ -1,4 +1,4 @@
-"""Beams, the scores by which the paper's methods rank them, and the table of methods.
+"""Beams, the scores by which the paper's methods rank them, and the beams of one prompt.
 
 Every score is a number or a tuple of numbers; lower is better, because costs are what is minimised.
 The penalty n of the paper stands for infinity here: a tuple (1, ...) is worse than every (0, ...).
@@ -6,12 +6,14 @@ The penalty n of the paper stands for infinity here: a tuple (1, ...) is worse t
 
 import importlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from .budget import SafetyState, is_safe
+from .budget import SIGNED, SafetyState, is_safe, start
 from .config import SearchConfig
+from .engine.diversity import Failures
 from .errors import unknown_name
+from .policy import Prompt
 
 Score = float | tuple[float, ...]
 
@@ -273,3 +275,106 @@ def settings_of(method: str, config: SearchConfig) -> SearchConfig:
         For a name that is not in `METHODS`.
     """
     return method_of(method).settings(config)
+
+
+# --- the search for one prompt --------------------------------------------------------------------
+
+
+@dataclass(eq=False)  # known by identity: two prompts may be equal
+class PromptSearch:
+    """The search for one prompt: its beams, what was tried, and whether it has failed.
+
+    Attributes
+    ----------
+    ids : list of int
+        Token ids of the prompt in the policy's template.
+    gated : bool
+        Whether a text that fails the final check is held back.
+    beams, pool : list of Beam
+        The beams kept, and the candidates of the current block.
+    failures : Failures
+        Tokens of this block's rounds so far.
+    failure : str
+        Why a gated search has failed; empty while it has not.
+    certified : Beam or None
+        The best safe beam before the block that failed.
+    stopped : bool
+        Whether it has failed and nobody asks what fail-open would have said.
+    """
+
+    prompt: Prompt
+    ids: list[int]
+    method: Method
+    config: SearchConfig
+    gated: bool
+    beams: list[Beam]
+    pool: list[Beam] = field(default_factory=list)
+    failures: Failures | None = None
+    failure: str = ""
+    certified: Beam | None = None
+    stopped: bool = False
+
+    @property
+    def live(self) -> list[Beam]:
+        """The beams that can be continued."""
+        return [] if self.stopped else [beam for beam in self.beams if not beam.finished]
+
+    @property
+    def best(self) -> Beam:
+        return self.best_first(self.beams)[0]
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the pool holds a candidate that spares the block a further round."""
+        return any(self.method.accepts(beam, self.config) for beam in self.pool)
+
+    def open_block(self, spared: frozenset[int]) -> None:
+        """Begin a block: finished beams compete with what will be sampled.
+
+        `spared` are end tokens, which no penalty touches.
+        """
+        self.pool = [beam for beam in self.beams if beam.finished]
+        self.failures = Failures(spared, self.config.diversity_penalty)
+
+    def best_first(self, beams: Sequence[Beam]) -> list[Beam]:
+        return sorted(beams, key=lambda beam: self.method.score(beam, self.config))
+
+    def chosen(self) -> list[Beam]:
+        """Return the best of the pool that may be kept; under a safety-first method the safe ones,
+        if there are any.
+
+        What the critic alone rejects is ranked last, and fills the places that what it lets through
+        leaves free.
+        """
+        safe = [beam for beam in self.pool if beam.safe(self.config)]
+        eligible = safe if self.method.safety_first and safe else self.pool
+        return self.best_first(eligible)[: self.config.keep]
+
+    def keep_best(self) -> None:
+        """Go on from the best of the pool; a gated search with no safe one has failed."""
+        chosen = self.chosen()
+        # under a signed accounting a later credit may still repay what is overspent now
+        absorbing = self.config.accounting not in SIGNED
+        if self.gated and absorbing and not chosen[0].safe(self.config):
+            self.fail(why_unsafe(self.pool))
+        self.beams = chosen
+
+    def fail(self, reason: str) -> None:
+        """Mark the search as failed, once; what is found later never counts as an answer."""
+        if not self.failure:
+            self.failure, self.certified = reason, self.best
+            self.stopped = not self.config.probe_fail_open
+
+
+def why_unsafe(pool: Sequence[Beam]) -> str:
+    """Return the reason for which no candidate of a pool is safe."""
+    return "scorer_error" if any(beam.broken for beam in pool) else "exhausted"
+
+
+def new_search(
+    prompt: Prompt, ids: list[int], row: int, method: Method, config: SearchConfig
+) -> PromptSearch:
+    """Return the search for a prompt with nothing sampled yet: one empty beam, z_0 = budget."""
+    gated = method.gated and config.on_failure != "paper"
+    root = Beam([], "", False, start(config.budget), [], row)
+    return PromptSearch(prompt, ids, method, config, gated, [root])

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, get_args, get_type_hints
@@ -94,37 +94,6 @@ def from_mapping(cls: type, values: Mapping[str, Any], remedy: str = "give it a 
         ):
             raise ParameterError(f"parameter {name} is missing; it has no default, so {remedy}")
     return cls(**values)
-
-
-def named(
-    value: str | Mapping[str, Any], kind: str, allowed: Iterable[str]
-) -> tuple[str, dict[str, Any]]:
-    """Return a name and the options beside it: ``beaver`` is short for ``{"name": "beaver"}``.
-
-    Parameters
-    ----------
-    kind : str
-        What the name stands for, such as ``"policy"``.
-    allowed : iterable of str
-        Every option there is.
-
-    Raises
-    ------
-    ParameterError
-        When there is no name, or for an unknown option.
-    """
-    if isinstance(value, str):
-        return value, {}
-    options = dict(value)
-    name = options.pop("name", None)
-    if not isinstance(name, str):
-        raise ParameterError(
-            f"{kind} {dict(value)!r} has no name; give it as name, with its options beside it"
-        )
-    for option in options:
-        if option not in allowed:
-            raise unknown_name(f"option of {kind} {name!r}:", option, allowed)
-    return name, options
 
 
 def check_at_least(settings: Any, **lowest: float) -> None:

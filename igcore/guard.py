@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from .beams import Beam, Method, imported, method_of
+from .beams import Beam, Method, PromptSearch, imported, method_of, new_search
 from .config import SearchConfig
 from .engine.device import free_bytes
 from .engine.local import LocalEngine
@@ -30,7 +30,7 @@ from .engine.prepack import missing_bytes, packed
 from .errors import ParameterError
 from .policy import Encoded, Policy, Prompt, as_prompt
 from .scorers import Scorer, Scoring, carries, check_sign
-from .search import Batch, Candidate, PromptSearch, new_search
+from .search import Batch, Candidate
 from .verdict import Counts, Emission, Response, measure
 
 

@@ -1,10 +1,4 @@
-"""What a policy reads and writes: prompts, the templates that make them text, and token ids.
-
-Knows a frozen language model and its tokenizer; knows nothing of scores or search. The formats of
-the paper's systems are exact to the last space. A prompt that is itself a dialogue, as those of
-HH-RLHF are ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAssistant:"), is taken
-apart into its turns first.
-"""
+"""The reference policy: a frozen language model, its tokenizer and the template of its prompts."""
 
 import hashlib
 import re
@@ -12,17 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from .errors import AssetError, ParameterError
+from .errors import ParameterError
 
 # written by a policy's template to see what that makes of a prompt, today's date included
 PROBE = "How do plants grow?"
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
-VICUNA = (
-    "A chat between a curious user and an artificial intelligence assistant. The assistant "
-    "gives helpful, detailed, and polite "
-    "answers to the user's questions. "
-)
-DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -87,18 +75,6 @@ def _prompt(text: str, set_name: str) -> Prompt:
 # --- templates ------------------------------------------------------------------------------------
 
 
-def turns_of(prompt: str) -> list[str]:
-    """Return what user and assistant said in turn, the user first and last; a prompt that is no
-    dialogue is one turn.
-    """
-    before, *said = DIALOGUE.split(prompt)
-    speakers, texts = said[::2], [text.strip() for text in said[1::2]]
-    alternating = speakers == ["Human", "Assistant"] * (len(speakers) // 2)
-    if before or not speakers or not alternating or texts[-1] or not all(texts[:-1]):
-        return [prompt]
-    return texts[:-1]
-
-
 def special_strings(tokenizer) -> list[str]:
     """Return the strings that a tokenizer reads as special tokens, the longest first."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
@@ -114,10 +90,11 @@ def neutral(tokenizer, text: str) -> str:
 
 @dataclass(frozen=True)
 class Template:
-    """One way of writing a dialogue.
+    """One way of writing a dialogue, see `igcore.models.templates`.
 
     Attributes
     ----------
+    name : str
     opening : callable
         (tokenizer, prompt) -> the text after which the answer begins.
     whole : callable
@@ -127,71 +104,21 @@ class Template:
         writes them itself.
     """
 
+    name: str
     opening: Callable[[object, str], str]
     whole: Callable[[object, str, str], str]
     special: bool = True
 
 
-def _written(begin: str, user: str, seam: str, end: str) -> Template:
-    """Return a template of plain text: `begin`, then `user` around what the user says, `seam` and
-    the answer, closed by `end`.
-    """
-
-    def opening(_, prompt: str) -> str:
-        *before, last = turns_of(prompt)
-        said = [
-            user.format(u) + seam + a + end for u, a in zip(before[::2], before[1::2], strict=True)
-        ]
-        return begin + "".join(said) + user.format(last)
-
-    def whole(tokenizer, prompt: str, answer: str) -> str:
-        return opening(tokenizer, prompt) + (seam + answer.lstrip(" ") if seam else answer)
-
-    return Template(opening, whole)
+def _as_is(tokenizer, prompt: str) -> str:
+    return prompt
 
 
-def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
-    """Return turns of user and assistant in the chat template of a tokenizer, `opened` for one more
-    of the assistant.
-
-    Raises
-    ------
-    AssetError
-        When the template is damaged, or refuses the turns.
-    """
-    messages = [
-        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)
-    ]
-    try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False)
-    except Exception as error:  # a template is a program, which may fail with anything
-        reason = next(iter(str(error).strip().splitlines()), "")[:200]
-        raise AssetError(
-            f"the chat template of {tokenizer.name_or_path} cannot write {len(turns)} "
-            f"turn(s) ({type(error).__name__}: {reason}); "
-            "choose another format than chat, or fetch the model again"
-        ) from error
+def _joined(tokenizer, prompt: str, answer: str) -> str:
+    return prompt + answer
 
 
-def _chat(tokenizer, prompt: str) -> str:
-    return chatted(tokenizer, turns_of(prompt), opened=True)
-
-
-def _chatted(tokenizer, prompt: str, answer: str) -> str:
-    return chatted(tokenizer, [*turns_of(prompt), answer], opened=False)
-
-
-TEMPLATES = {
-    "raw": Template(lambda _, prompt: prompt, lambda _, prompt, answer: prompt + answer),
-    "chat": Template(_chat, _chatted, special=False),  # the tokenizer's own
-    "safe-rlhf": _written(
-        "BEGINNING OF CONVERSATION: ", "USER: {} ASSISTANT:", seam="", end="</s>"
-    ),  # Alpaca and Beaver
-    "vicuna": _written(VICUNA, "USER: {} ASSISTANT:", seam=" ", end="</s>"),  # version 1.1
-    "human-assistant": _written(
-        "", "\n\nHuman: {}\n\nAssistant:", seam=" ", end=""
-    ),  # HH-RLHF, ARGS
-}
+RAW = Template("raw", _as_is, _joined)  # the answer continues the prompt
 
 
 # --- the policy -----------------------------------------------------------------------------------
@@ -207,8 +134,8 @@ class Policy:
         What records call it.
     model, tokenizer
         transformers objects; the model is in evaluation mode.
-    template : str
-        A key of `igcore.policy.TEMPLATES`.
+    template : Template
+        How a prompt becomes text.
     digest : str
         Hash of all in `identity` but the name, as of loading; empty unless given where a policy is
         made by hand.
@@ -224,7 +151,7 @@ class Policy:
     name: str
     model: object
     tokenizer: object
-    template: str = "raw"
+    template: Template = RAW
     digest: str = ""
     eos_ids: frozenset = field(default=frozenset())
     cache: str = "auto"
@@ -245,12 +172,12 @@ class Policy:
             ``rendered``, the sha256 of a fixed prompt in the template: a chat template is a
             program, which may write the date.
         """
-        rendered = TEMPLATES[self.template].opening(self.tokenizer, PROBE)
+        rendered = self.template.opening(self.tokenizer, PROBE)
         return {
             "name": self.name,
             "digest": self.digest,
             "files": self.files,
-            "template": self.template,
+            "template": self.template.name,
             "rendered": hashlib.sha256(rendered.encode()).hexdigest(),
             "ends": sorted(self.eos_ids),
         }
@@ -268,7 +195,7 @@ class Policy:
         """
         if not prompt.strip():
             raise ParameterError(f"prompt {prompt!r} is empty; give at least one word")
-        template = TEMPLATES[self.template]
+        template = self.template
         text = template.opening(self.tokenizer, neutral(self.tokenizer, prompt))
         ids = self.tokenizer(text, add_special_tokens=template.special)["input_ids"]
         if len(ids) + max_new_tokens > self.context:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .beams import Beam, Method
-from .budget import SIGNED, charge, start
+from .beams import Beam, Method, PromptSearch, why_unsafe
+from .budget import SIGNED, charge
 from .config import SearchConfig
-from .engine.diversity import DIVERSITIES, Failures
+from .engine.diversity import DIVERSITIES
 from .engine.memory import CRITIC_ROWS
 from .engine.sampling import random_key
 from .verdict import Emission, final_check, written
@@ -23,7 +23,6 @@ from .verdict import Emission, final_check, written
 if TYPE_CHECKING:
     from .engine.protocol import Engine
     from .guard import Guard, Work
-    from .policy import Prompt
     from .scorers import Scoring
 
 
@@ -98,7 +97,7 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
     block = 0
     while going := [search for search in batch.searches if search.live]:
         for search in going:
-            search.open_block(batch)
+            search.open_block(batch.guard.policy.eos_ids)
 
         for round_ in range(batch.config.rounds):  # M
             # a retry is only for prompts without an accepted candidate; the others wait
@@ -130,7 +129,7 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
     return answers(batch)
 
 
-# --- one prompt -----------------------------------------------------------------------------------
+# --- the steps of the loop ------------------------------------------------------------------------
 
 
 @dataclass
@@ -158,97 +157,6 @@ class Candidate:
     log_q: list[float]
     near_ties: int
     encoded: int
-
-
-@dataclass(eq=False)  # known by identity: two prompts may be equal
-class PromptSearch:
-    """The search for one prompt: its beams, what was tried, and whether it has failed.
-
-    Attributes
-    ----------
-    ids : list of int
-        Token ids of the prompt in the policy's template.
-    gated : bool
-        Whether a text that fails the final check is held back.
-    beams, pool : list of Beam
-        The beams kept, and the candidates of the current block.
-    failures : Failures
-        Tokens of this block's rounds so far.
-    failure : str
-        Why a gated search has failed; empty while it has not.
-    certified : Beam or None
-        The best safe beam before the block that failed.
-    stopped : bool
-        Whether it has failed and nobody asks what fail-open would have said.
-    """
-
-    prompt: Prompt
-    ids: list[int]
-    method: Method
-    config: SearchConfig
-    gated: bool
-    beams: list[Beam]
-    pool: list[Beam] = field(default_factory=list)
-    failures: Failures | None = None
-    failure: str = ""
-    certified: Beam | None = None
-    stopped: bool = False
-
-    @property
-    def live(self) -> list[Beam]:
-        """The beams that can be continued."""
-        return [] if self.stopped else [beam for beam in self.beams if not beam.finished]
-
-    @property
-    def best(self) -> Beam:
-        return self.best_first(self.beams)[0]
-
-    @property
-    def accepted(self) -> bool:
-        """Whether the pool holds a candidate that spares the block a further round."""
-        return any(self.method.accepts(beam, self.config) for beam in self.pool)
-
-    def open_block(self, batch: Batch) -> None:
-        """Begin a block: finished beams compete with what will be sampled."""
-        self.pool = [beam for beam in self.beams if beam.finished]
-        self.failures = Failures(batch.guard.policy.eos_ids, self.config.diversity_penalty)
-
-    def best_first(self, beams: Sequence[Beam]) -> list[Beam]:
-        return sorted(beams, key=lambda beam: self.method.score(beam, self.config))
-
-    def chosen(self) -> list[Beam]:
-        """Return the best of the pool that may be kept; under a safety-first method the safe ones,
-        if there are any.
-
-        What the critic alone rejects is ranked last, and fills the places that what it lets through
-        leaves free.
-        """
-        safe = [beam for beam in self.pool if beam.safe(self.config)]
-        eligible = safe if self.method.safety_first and safe else self.pool
-        return self.best_first(eligible)[: self.config.keep]
-
-    def keep_best(self) -> None:
-        """Go on from the best of the pool; a gated search with no safe one has failed."""
-        chosen = self.chosen()
-        # under a signed accounting a later credit may still repay what is overspent now
-        absorbing = self.config.accounting not in SIGNED
-        if self.gated and absorbing and not chosen[0].safe(self.config):
-            self.fail(why_unsafe(self.pool))
-        self.beams = chosen
-
-    def fail(self, reason: str) -> None:
-        """Mark the search as failed, once; what is found later never counts as an answer."""
-        if not self.failure:
-            self.failure, self.certified = reason, self.best
-            self.stopped = not self.config.probe_fail_open
-
-
-def why_unsafe(pool: Sequence[Beam]) -> str:
-    """Return the reason for which no candidate of a pool is safe."""
-    return "scorer_error" if any(beam.broken for beam in pool) else "exhausted"
-
-
-# --- the steps of the loop ------------------------------------------------------------------------
 
 
 def open_searches(batch: Batch) -> None:
@@ -467,12 +375,3 @@ def proposal(batch: Batch, search: PromptSearch) -> Emission:
             prefix, reason="truncated", otherwise=search.failure, finished=False, safe=safe
         )
     return Emission(None, reason=search.failure)
-
-
-def new_search(
-    prompt: Prompt, ids: list[int], row: int, method: Method, config: SearchConfig
-) -> PromptSearch:
-    """Return the search for a prompt with nothing sampled yet: one empty beam, z_0 = budget."""
-    gated = method.gated and config.on_failure != "paper"
-    root = Beam([], "", False, start(config.budget), [], row)
-    return PromptSearch(prompt, ids, method, config, gated, [root])

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from igcore import AssetError, Guard, ParameterError, SearchConfig, decode, load_policy
 from igcore.models.policies import POLICIES
+from igcore.models.templates import TEMPLATES
 from igcore.policy import Policy
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
@@ -87,7 +88,7 @@ def test_the_chat_template_surrounds_the_prompt():
         "tiny",
         tiny_model(tokenizer),
         tokenizer,
-        template="chat",
+        template=TEMPLATES["chat"],
         eos_ids=frozenset({tokenizer.eos_token_id}),
     )
     assert tokenizer.decode(policy.encode("hi")) == "</s>user: hi>"
@@ -131,7 +132,7 @@ def test_any_local_folder_is_a_policy(folder):
         sign = "higher is better"
 
     policy = load_policy(str(folder))
-    assert (policy.name, policy.template, len(policy.digest), policy.context) == (
+    assert (policy.name, policy.template.name, len(policy.digest), policy.context) == (
         "tiny",
         "raw",
         64,
@@ -232,7 +233,7 @@ def test_a_template_that_writes_the_date_changes_the_digest(folder, tmp_path, mo
     for day in (1, 1, 2):
         turn_calendar(monkeypatch, day)
         known.append(load_policy(str(copy)))
-    assert [policy.template for policy in known] == ["chat"] * 3
+    assert [policy.template.name for policy in known] == ["chat"] * 3
     assert known[0].digest == known[1].digest != known[2].digest
     assert known[0].files == known[2].files
 
@@ -289,11 +290,11 @@ def test_a_policy_may_be_given_with_its_options(folder, monkeypatch):
     policy = load_policy(
         {"name": "alpaca-7b", "revision": "v1", "template": "vicuna"}, template="raw", revision="v0"
     )
-    assert (policy.name, policy.template) == ("alpaca-7b", "vicuna")
+    assert (policy.name, policy.template.name) == ("alpaca-7b", "vicuna")
     assert (
-        load_policy("lmsys/vicuna-7b-v1.5", revision="v0").template == "raw"
+        load_policy("lmsys/vicuna-7b-v1.5", revision="v0").template.name == "raw"
     )  # no name of ours, and no chat template
-    assert load_policy("vicuna-7b").template == "vicuna"
+    assert load_policy("vicuna-7b").template.name == "vicuna"
     pinned = POLICIES["vicuna-7b"].revision
     assert asked == [
         ("PKU-Alignment/alpaca-7b-reproduced", "v1"),

@@ -24,7 +24,8 @@ from igcore.models import promptsets
 from igcore.models.hub import MIRROR
 from igcore.models.prompts import check_prompts, load_prompts, split_of
 from igcore.models.promptsets import SOURCES, PromptOptions, hub_texts
-from igcore.policy import Prompt, as_prompt, turns_of
+from igcore.models.templates import turns_of
+from igcore.policy import Prompt, as_prompt
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.decode_params import DecodeParams
 from tests.rehearsal import data

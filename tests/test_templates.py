@@ -9,7 +9,8 @@ import pytest
 
 from igcore import AssetError
 from igcore.models.pretrained import load_tokenizer
-from igcore.policy import TEMPLATES, neutral, special_strings, turns_of
+from igcore.models.templates import TEMPLATES, turns_of
+from igcore.policy import neutral, special_strings
 from tests.rehearsal.tokenizers import CHATML, chat_folder, llama3_folder, sentencepiece_folder
 
 DIALOGUE = (

@@ -14,9 +14,9 @@ from typing import Protocol
 import numpy as np
 
 from ..beams import METHODS
-from ..config import check_at_least, check_inside, check_name, check_types, from_mapping, named
+from ..config import check_at_least, check_inside, check_name, check_types, from_mapping
 from ..errors import ParameterError, unknown_name
-from ..models.registry import check_scorer, load_scorer
+from ..models.registry import check_scorer, load_scorer, named
 from ..scorers import COST, Cached, Scorer
 from .endpoint import OpenAIJudge
 from .spec import ASPECTS, Question, Reply

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import torch
 
 from ..errors import AssetError
-from ..policy import TEMPLATES
 from ..scorers import COST
 from .lm_scorer import ENDS, LMScorer
 from .probe import probe
 from .source import Loaded, Source, check_name, digest
+from .templates import TEMPLATES
 
 HEAD, EPSILON = "score_head", 1e-8
 OPTIONAL = (
@@ -37,7 +37,7 @@ def beaver_7b_cost(
     repo, revision, dtype, device, self_check
         See `igcore.models.source.Source`.
     text_format : str
-        How prompt and answer become text, a key of `igcore.policy.TEMPLATES`.
+        How prompt and answer become text, a key of `igcore.models.templates.TEMPLATES`.
     ends : str
         Which answers are closed by an end token, at which the model was trained to give its score:
         ``always``, also parts of an answer, or ``finished`` ones alone.

@@ -17,7 +17,7 @@ from torch.nn.functional import linear, logsigmoid
 
 from ..config import check_types
 from ..errors import AssetError, ParameterError
-from ..policy import TEMPLATES, neutral
+from ..policy import neutral
 from ..scorers import COST, REWARD
 from .convert import quiet_transformers
 from .hub import snapshot
@@ -32,6 +32,7 @@ from .pretrained import (
 )
 from .probe import probe
 from .source import Source, check_name, digest
+from .templates import TEMPLATES
 
 ROLES = {COST: "cost", REWARD: "reward"}
 HEAD = "score.weight"  # of transformers' decoders: a linear head on the last token
@@ -101,7 +102,7 @@ class Options:
 
     @property
     def written(self) -> str:
-        """The key of `igcore.policy.TEMPLATES` that holds."""
+        """The key of `igcore.models.templates.TEMPLATES` that holds."""
         return (self.text_format or "chat") if self.reads == "pair" else "raw"
 
 
@@ -213,7 +214,7 @@ def classifier(
         exclude each other: ``softmax``, the probability of those that count together; ``log-odds``,
         its logit.
     text_format : str, optional
-        How a pair is written, a key of `igcore.policy.TEMPLATES`; ``chat`` by default.
+        How a pair is written, a key of `igcore.models.templates.TEMPLATES`; ``chat`` by default.
     reads : str
         ``pair``: prompt and response in one text. ``response``: the response alone, as it is.
         ``segments``: the two texts that an encoder's tokenizer joins in its own way.

@@ -18,7 +18,6 @@ from torch.nn.functional import linear
 from ..config import check_types
 from ..engine.kv_cache import forward
 from ..errors import ParameterError
-from ..policy import TEMPLATES, chatted, turns_of
 from ..scorers import COST
 from .classifier import check_chat
 from .hub import snapshot
@@ -26,6 +25,7 @@ from .lm_scorer import Backbone, LMScorer
 from .pretrained import check_vocabulary, contents_of, load_model, load_tokenizer
 from .probe import probe
 from .source import EXAMPLE, Source, check_name, digest
+from .templates import TEMPLATES, chatted, turns_of
 
 SLOT = re.compile(r"\{(prompt|response)\}")
 COMPARED = 256  # rows of the output embedding by which the logits are compared with the model's own
@@ -68,7 +68,7 @@ class Options:
 
     @property
     def written(self) -> str | None:
-        """The key of `igcore.policy.TEMPLATES` that holds, None under a template of one's own."""
+        """The key of `igcore.models.templates.TEMPLATES` that holds, None under a template of one's own."""
         return None if self.template is not None else self.text_format or "chat"
 
 
@@ -94,7 +94,7 @@ def guard(
         The words of the two verdicts. Each must be one token where it stands; of a longer word give
         the beginning that is one.
     text_format : str, optional
-        How prompt and response are written, a key of `igcore.policy.TEMPLATES`. By default
+        How prompt and response are written, a key of `igcore.models.templates.TEMPLATES`. By default
         ``chat``, the guard's own template over the turns of both, up to where the guard begins to
         speak.
     template : str, optional

@@ -4,11 +4,11 @@ texts, nothing of search.
 
 import re
 
-from ..policy import TEMPLATES
 from ..scorers import REWARD
 from .lm_scorer import LMScorer
 from .probe import probe
 from .source import Source, check_name, digest
+from .templates import TEMPLATES
 
 HEAD = "score"
 USER = re.compile("human:", re.IGNORECASE)
@@ -30,7 +30,7 @@ def llama_7b_rm(
     repo, revision, dtype, device, self_check
         See `igcore.models.source.Source`.
     text_format : str
-        How prompt and answer become text, a key of `igcore.policy.TEMPLATES`: the model was
+        How prompt and answer become text, a key of `igcore.models.templates.TEMPLATES`: the model was
         trained on dialogues of ``human-assistant``, in which an answer is read as ARGS reads it, up
         to where it goes on with "human:" in the user's place; ``raw`` joins the two as they are,
         and the formats of the policies are there as well.

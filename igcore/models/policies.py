@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..config import named
 from ..errors import ParameterError, unknown_name
-from ..policy import TEMPLATES, Policy
+from ..policy import Policy
 from . import assets
 from .hub import snapshot
 from .pretrained import check_placement, check_vocabulary, contents_of, load_model, load_tokenizer
+from .registry import named
+from .templates import TEMPLATES
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -24,7 +25,7 @@ class Known:
     Attributes
     ----------
     template : str
-        How a prompt becomes text, a key of `igcore.policy.TEMPLATES`.
+        How a prompt becomes text, a key of `igcore.models.templates.TEMPLATES`.
     asset : str, optional
         Name of the asset of `igcore.models.assets` that holds it.
     repo, revision : str, optional
@@ -81,7 +82,7 @@ def load_policy(
     device : str
         A torch device, or ``auto``: accelerate places the model on what there is.
     template : str, optional
-        A key of `igcore.policy.TEMPLATES`. By default a named policy's own, else ``chat`` where
+        A key of `igcore.models.templates.TEMPLATES`. By default a named policy's own, else ``chat`` where
         a tokenizer has one.
     revision : str, optional
         See `igcore.models.hub.snapshot`.
@@ -134,7 +135,7 @@ def load_policy(
         name=name if known else Path(name).name,
         model=model,
         tokenizer=tokenizer,
-        template=template,
+        template=TEMPLATES[template],
         eos_ids=_eos_ids(model, tokenizer, known.ends if known else ()),
         files=contents_of(folder),
     )

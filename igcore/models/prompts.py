@@ -17,11 +17,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..config import named
 from ..errors import ParameterError, unknown_name
 from ..policy import Prompt, as_prompt
 from . import assets
 from .promptsets import SOURCES, PromptOptions, allowed_options, check_options, hub_texts
+from .registry import named
 from .tabular import Unreadable, opened
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
 """The table of scorers: from a name and its options to a loaded cost or reward model."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
+from typing import Any
 
-from ..config import named
 from ..errors import ParameterError, unknown_name
 from ..scorers import Scorer
 
@@ -21,6 +21,37 @@ SCORERS: dict[str, str | Callable[..., Scorer]] = {
     "classifier": "igcore.models.classifier:classifier",
     "guard": "igcore.models.guard:guard",
 }
+
+
+def named(
+    value: str | Mapping[str, Any], kind: str, allowed: Iterable[str]
+) -> tuple[str, dict[str, Any]]:
+    """Return a name and the options beside it: ``beaver`` is short for ``{"name": "beaver"}``.
+
+    Parameters
+    ----------
+    kind : str
+        What the name stands for, such as ``"policy"``.
+    allowed : iterable of str
+        Every option there is.
+
+    Raises
+    ------
+    ParameterError
+        When there is no name, or for an unknown option.
+    """
+    if isinstance(value, str):
+        return value, {}
+    options = dict(value)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise ParameterError(
+            f"{kind} {dict(value)!r} has no name; give it as name, with its options beside it"
+        )
+    for option in options:
+        if option not in allowed:
+            raise unknown_name(f"option of {kind} {name!r}:", option, allowed)
+    return name, options
 
 
 def maker(name: str) -> Callable[..., Scorer]:

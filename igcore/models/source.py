@@ -16,10 +16,10 @@ from torch.nn.functional import linear
 
 from ..config import check_types
 from ..errors import AssetError, ParameterError, unknown_name
-from ..policy import TEMPLATES
 from .hub import snapshot
 from .lm_scorer import Backbone
 from .pretrained import check_placement, check_vocabulary, contents_of, load_model, load_tokenizer
+from .templates import TEMPLATES
 
 EXAMPLE = ("How do plants grow?", "They need light and water.")
 

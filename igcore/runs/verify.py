@@ -469,7 +469,9 @@ def _replayed(
 
     torch.set_num_threads(params.threads)  # on which float sums depend
     policy = _policy(params, trusted.policy)
-    report.certified["policy"] = f"{_source(policy, trusted.policy)}, template {policy.template}"
+    report.certified["policy"] = (
+        f"{_source(policy, trusted.policy)}, template {policy.template.name}"
+    )
     guard = Guard(policy, scorers["cost"], scorers["reward"], params.search())
     networks, weights = _networks(params, trusted, guard)
     mine = [prompt for group in groups for prompt in group]

@@ -17,14 +17,14 @@ from pathlib import Path
 import yaml
 
 from ...beams import method_of
-from ...config import from_mapping, named
+from ...config import from_mapping
 from ...engine.device import GIB
 from ...engine.memory import batch_size
 from ...errors import IgcoreError, ParameterError
 from ...models.policies import POLICIES
 from ...models.prompts import SPLITS, check_prompts, load_prompts
 from ...models.promptsets import SOURCES, PromptOptions
-from ...models.registry import check_scorer, maker
+from ...models.registry import check_scorer, maker, named
 from ..critic_params import CriticParams
 from ..decode_params import DecodeParams
 from ..paramfiles import ParamFiles

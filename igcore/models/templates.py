@@ -1,0 +1,95 @@
+"""How a prompt and an answer become the text that a model was trained to read.
+
+The formats of the paper's systems are exact to the last space. A prompt that is itself a dialogue,
+as those of HH-RLHF are ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAssistant:"), is
+taken apart into its turns first.
+"""
+
+import re
+from collections.abc import Sequence
+
+from ..errors import AssetError
+from ..policy import RAW, Template
+
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant "
+    "gives helpful, detailed, and polite "
+    "answers to the user's questions. "
+)
+
+
+DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
+
+
+def turns_of(prompt: str) -> list[str]:
+    """Return what user and assistant said in turn, the user first and last; a prompt that is no
+    dialogue is one turn.
+    """
+    before, *said = DIALOGUE.split(prompt)
+    speakers, texts = said[::2], [text.strip() for text in said[1::2]]
+    alternating = speakers == ["Human", "Assistant"] * (len(speakers) // 2)
+    if before or not speakers or not alternating or texts[-1] or not all(texts[:-1]):
+        return [prompt]
+    return texts[:-1]
+
+
+def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
+    """Return a template of plain text: `begin`, then `user` around what the user says, `seam` and
+    the answer, closed by `end`.
+    """
+
+    def opening(_, prompt: str) -> str:
+        *before, last = turns_of(prompt)
+        said = [
+            user.format(u) + seam + a + end for u, a in zip(before[::2], before[1::2], strict=True)
+        ]
+        return begin + "".join(said) + user.format(last)
+
+    def whole(tokenizer, prompt: str, answer: str) -> str:
+        return opening(tokenizer, prompt) + (seam + answer.lstrip(" ") if seam else answer)
+
+    return Template(name, opening, whole)
+
+
+def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
+    """Return turns of user and assistant in the chat template of a tokenizer, `opened` for one more
+    of the assistant.
+
+    Raises
+    ------
+    AssetError
+        When the template is damaged, or refuses the turns.
+    """
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)
+    ]
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False)
+    except Exception as error:  # a template is a program, which may fail with anything
+        reason = next(iter(str(error).strip().splitlines()), "")[:200]
+        raise AssetError(
+            f"the chat template of {tokenizer.name_or_path} cannot write {len(turns)} "
+            f"turn(s) ({type(error).__name__}: {reason}); "
+            "choose another format than chat, or fetch the model again"
+        ) from error
+
+
+def _chat(tokenizer, prompt: str) -> str:
+    return chatted(tokenizer, turns_of(prompt), opened=True)
+
+
+def _chatted(tokenizer, prompt: str, answer: str) -> str:
+    return chatted(tokenizer, [*turns_of(prompt), answer], opened=False)
+
+
+CHAT = Template("chat", _chat, _chatted, special=False)  # the tokenizer's own
+SAFE_RLHF = _written(  # Alpaca and Beaver
+    "safe-rlhf", "BEGINNING OF CONVERSATION: ", "USER: {} ASSISTANT:", seam="", end="</s>"
+)
+VICUNA_1_1 = _written("vicuna", VICUNA, "USER: {} ASSISTANT:", seam=" ", end="</s>")
+HUMAN_ASSISTANT = _written(  # HH-RLHF, ARGS
+    "human-assistant", "", "\n\nHuman: {}\n\nAssistant:", seam=" ", end=""
+)
+TEMPLATES = {
+    template.name: template for template in (RAW, CHAT, SAFE_RLHF, VICUNA_1_1, HUMAN_ASSISTANT)
+}
