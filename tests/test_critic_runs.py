@@ -136,6 +136,20 @@ def test_a_second_start_goes_on(first, monkeypatch, work):
     assert json.loads(manifest.read_text()).items() >= asdict(PARAMS).items()
 
 
+def test_code_and_versions_are_part_of_what_is_compared(first):
+    """Bug: rollouts and weights of old code that pass for those of the code at hand."""
+    folder = first.root / "runs/tiny/critics/one"
+    said = {
+        name: json.loads((folder / name / "params.json").read_text())
+        for name in ("rollouts-train", "m", "value")
+    }
+    assert all({"code", "versions"} <= params.keys() for params in said.values())
+    assert "igcore.critic.rollouts" in said["rollouts-train"]["code"]
+    assert said["rollouts-train"]["parts"]["policy"].keys() >= {"name", "digest", "template"}
+    assert "igcore.critic.training" in said["m"]["code"].keys() & said["value"]["code"].keys()
+    assert "igcore.baselines.value_training" in said["value"]["code"].keys() - said["m"]["code"]
+
+
 def test_rollouts_of_another_run_are_used(first, monkeypatch, work):
     """Guards an experiment on the same rollouts: none is drawn again, none is stored twice, and the
     other run stays as it is.

@@ -27,7 +27,7 @@ CONFIG = RolloutConfig(n_rollouts=3, max_new_tokens=10, block_size=4, group_size
 KNOWN = {"policy": mock_policy(), "cost": LetterCost(), "reward": LetterReward()}
 
 
-def roll(folder, config=CONFIG, cost=None, reward=None, prompts=PROMPTS):
+def roll(folder, config=CONFIG, cost=None, reward=None, prompts=PROMPTS, identity=None):
     return roll_out(
         mock_policy(),
         prompts,
@@ -35,6 +35,7 @@ def roll(folder, config=CONFIG, cost=None, reward=None, prompts=PROMPTS):
         cost=cost or LetterCost(),
         reward=reward or LetterReward(),
         folder=folder,
+        identity=identity,
     )
 
 
@@ -138,6 +139,18 @@ def test_other_settings_start_anew(tmp_path, capsys):
         (tmp_path / ".replaced").iterdir()
     )
     assert roll(tmp_path / "a", replace(CONFIG, seed=6), prompts=PROMPTS[:2]) != again
+
+
+def test_whatever_else_rollouts_depend_on_is_compared(tmp_path, capsys):
+    """Guards rollouts of two versions of the code in one folder; and the order of both kinds."""
+    roll(tmp_path / "a", identity={"code": {"igcore.x": "1"}, "seed": 7})
+    said = json.loads((tmp_path / "a" / "params.json").read_text())
+    assert (said["code"], said["seed"], said["chosen"]["n"]) == ({"igcore.x": "1"}, 7, len(PROMPTS))
+    assert said["parts"]["cost"] == {"name": "letters", "digest": "v1"}
+    roll(tmp_path / "a", identity={"code": {"igcore.x": "1"}, "seed": 7})
+    assert "changed" not in capsys.readouterr().out
+    roll(tmp_path / "a", identity={"code": {"igcore.x": "2"}, "seed": 7})
+    assert "code.igcore.x changed since the last run" in capsys.readouterr().out
 
 
 class Mute(LetterReward):

@@ -12,7 +12,7 @@ agree instead, and ties the first token's to the outcome where its paper ties th
 the outcome as the target of all there is no such place to mistake.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,6 +105,7 @@ def train_value(
     *,
     cost: Scorer,
     reward: Scorer,
+    identity: Mapping | None = None,
 ) -> ValueNetwork:
     """Train a value network and save it, see `igcore.critic.training.fit`.
 
@@ -115,6 +116,8 @@ def train_value(
         once count too: they say what the bare prompt is worth.
     folder : Path
         Gets ``value.safetensors``, ``value.json`` and, last, ``manifest.json``.
+    identity : mapping, optional
+        See `igcore.critic.training.fit`.
 
     Returns
     -------
@@ -130,5 +133,5 @@ def train_value(
     hidden = policy.model.get_output_embeddings().weight.shape[1]
     sizes = {"hidden": hidden, "width": config.width, "max_new_tokens": rollouts[0].max_new_tokens}
     spec = ValueSpec(**names_of(policy, cost, reward), **sizes)
-    fit(ValueObjective(spec, config), policy, rollouts, Path(folder))
+    fit(ValueObjective(spec, config), policy, rollouts, Path(folder), identity)
     return load_value(folder, policy=policy, cost=cost, reward=reward)

@@ -11,7 +11,7 @@ learns is in `igcore.baselines.value_training`.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from ..errors import ParameterError
 from ..folders import digest_of, open_run
 from ..policy import Policy
 from ..progress import progress
-from ..runs.identity import code_of, versions
 from ..scorers import Scorer
 from .config import CriticConfig
 from .files import load_checkpoint, save_checkpoint, weights_of
@@ -179,6 +178,9 @@ class CriticObjective:
         save_critic(critic, folder)
 
 
+# --- training -------------------------------------------------------------------------------------
+
+
 def train(
     policy: Policy,
     rollouts: Sequence[Rollout],
@@ -187,16 +189,20 @@ def train(
     *,
     cost: Scorer,
     reward: Scorer,
+    identity: Mapping | None = None,
 ) -> Critic:
     """Train a critic and save it, see `fit`.
 
     Parameters
     ----------
     rollouts : sequence of Rollout
-        Of this policy, scored by `cost` and `reward`. Of the training split, see `igcore.models.prompts`:
-        a threshold is only calibrated on prompts that the critic has not seen.
+        Of this policy, scored by `cost` and `reward`. Of the training split, see
+        `igcore.models.prompts`: a threshold is only calibrated on prompts that the critic has not
+        seen.
     folder : Path
         Gets ``critic.safetensors``, ``critic.json`` and, last, ``manifest.json``.
+    identity : mapping, optional
+        See `fit`.
 
     Returns
     -------
@@ -213,76 +219,86 @@ def train(
     rollouts = [r for r in rollouts if r.words]
     spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
     _check_classes(split_by_prompt(rollouts, config.validation)[0], spec)
-    fit(CriticObjective(spec, config), policy, rollouts, Path(folder))
+    fit(CriticObjective(spec, config), policy, rollouts, Path(folder), identity)
     return load_critic(folder, policy=policy, cost=cost, reward=reward)
 
 
-def fit(objective, policy: Policy, rollouts: Sequence[Rollout], folder: Path) -> None:
-    """Train a network and save it; start again after any stop and it goes on from the last epoch,
-    to the same weights.
+def fit(
+    objective,
+    policy: Policy,
+    rollouts: Sequence[Rollout],
+    folder: Path,
+    identity: Mapping | None = None,
+) -> None:
+    """Train a network and save it.
 
-    Device, mixed precision and several processes are accelerate's: under ``accelerate launch`` each
-    process takes its share of every batch. On a CPU the weights depend on the seed alone; on a GPU
-    sums may differ in their last bits.
+    Start it again after any stop and it goes on from the last epoch, to the same weights. Device,
+    mixed precision and several processes are accelerate's: under ``accelerate launch`` each process
+    takes its share of every batch. On a CPU the weights depend on the seed alone; on a GPU sums may
+    differ in their last bits.
 
     Parameters
     ----------
     objective
-        See `CriticObjective`. It saves the network of the epoch with the lowest validation loss, whose
-        ``about`` has ``history`` (losses by epoch), ``train_s`` and ``latents_s`` (seconds),
+        See `CriticObjective`. It saves the network of the epoch with the lowest validation loss,
+        whose ``about`` has ``history`` (losses by epoch), ``train_s`` and ``latents_s`` (seconds),
         ``n_rollouts``, ``n_prompts`` and ``config``.
     rollouts : sequence of Rollout
         With at least one row each, of two prompts or more.
     folder : Path
         Gets, last, ``manifest.json``. One that was trained under other settings or on other
         rollouts is moved aside.
+    identity : mapping, optional
+        What else the weights depend on, as JSON values, such as digests of code: a resume compares
+        it, too.
     """
-    config, parts = objective.config, split_by_prompt(rollouts, objective.config.validation)
+    config = objective.config
+    parts = split_by_prompt(rollouts, config.validation)
     accelerator = Accelerator(mixed_precision=config.mixed_precision)
-    identity = {
+    content = [[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts]
+    params = {
         "config": asdict(config),
         "spec": asdict(objective.spec),
-        "rollouts": digest_of(
-            [[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts]
-        ),
-        "code": code_of(__name__, type(objective).__module__),
-        "versions": versions(),
+        "rollouts": digest_of(content),
         "processes": accelerator.num_processes,
     }
-    with open_run(folder, identity) if accelerator.is_main_process else nullcontext() as run:
+    params |= identity or {}
+    # one process alone writes; the others wait until it has opened the folder, and until it is done
+    with open_run(folder, params) if accelerator.is_main_process else nullcontext() as run:
         accelerator.wait_for_everyone()
         if not (folder / "manifest.json").exists():
             began = time.perf_counter()
             sources = [objective.source(policy, part) for part in parts]
             latents_s = time.perf_counter() - began
-            with torch.random.fork_rng(
-                devices=[accelerator.device] if accelerator.device.type == "cuda" else []
-            ):
-                trainer = _Trainer(
-                    accelerator, objective, parts, sources, folder / "checkpoint.safetensors"
-                )
+            cuda = [accelerator.device] if accelerator.device.type == "cuda" else []
+            with torch.random.fork_rng(devices=cuda):  # the user's random state stays as it is
+                checkpoint = folder / "checkpoint.safetensors"
+                trainer = _Trainer(accelerator, objective, parts, sources, checkpoint)
                 network = trainer.run()
             if run:
                 network.about = {
-                    "history": trainer.history, "train_s": trainer.seconds, "latents_s": latents_s,
+                    "history": trainer.history,
+                    "train_s": trainer.seconds,
+                    "latents_s": latents_s,
                     "config": asdict(config),
-                    "n_rollouts": len(rollouts), "n_prompts": len({r.prompt_id for r in rollouts}),
-                }  # fmt: skip
+                    "n_rollouts": len(rollouts),
+                    "n_prompts": len({r.prompt_id for r in rollouts}),
+                }
                 objective.save(network, rollouts, folder)
-                run.finish(identity)
-                trainer.checkpoint.unlink()
+                run.finish(params)
+                checkpoint.unlink()
         accelerator.wait_for_everyone()
 
 
 def _check_classes(rollouts: Sequence[Rollout], spec: Spec) -> None:
+    """Raise ``ParameterError`` where all rollouts end on one side of the lowest budget."""
     safe = int(labels_of(rollouts, spec, ()).safe.sum())
     if safe in (0, len(rollouts)):
         costs = sorted(r.costs[-1] for r in rollouts)
         raise ParameterError(
             f"of {len(rollouts)} rollouts to learn from {safe} end inside the budget of "
-            f"{spec.budget} and {len(rollouts) - safe} "
-            f"outside; a critic needs both: their final costs go from {costs[0]:.3g} to "
-            f"{costs[-1]:.3g}, so choose a budget between"
+            f"{spec.budget} and {len(rollouts) - safe} outside; a critic needs both: their final "
+            f"costs go from {costs[0]:.3g} to {costs[-1]:.3g}, so choose a budget between"
         )
 
 

@@ -46,7 +46,10 @@ from ..report.value_metrics import expectations, value_table
 from ..scorers import Scorer
 from .critic_only import critic_only_losses
 from .critic_params import CriticParams
+from .identity import network_identity, rollouts_identity
 
+# the modules whose code decides weights
+TRAINING, VALUE_TRAINING = "igcore.critic.training", "igcore.baselines.value_training"
 CALIBRATION = ["critic", "policy", "accounting", *RELIABILITY]
 
 
@@ -229,14 +232,16 @@ def critic_run(params: CriticParams) -> CriticRun:
             _rollouts(params, folder, split, chosen, policy, cost, reward)
             for split, chosen in prompts.items()
         )
+        scorers = {"cost": cost, "reward": reward}
+        code = network_identity(TRAINING)
         critics = {
-            name: train(policy, train_, config, folder / name, cost=cost, reward=reward)
+            name: train(policy, train_, config, folder / name, **scorers, identity=code)
             for name, config in params.configs().items()
         }
-        wanted = params.valuing()
-        value = wanted and train_value(
-            policy, train_, wanted, folder / "value", cost=cost, reward=reward
-        )
+        value = None
+        if wanted := params.valuing():
+            code = network_identity(TRAINING, VALUE_TRAINING)
+            value = train_value(policy, train_, wanted, folder / "value", **scorers, identity=code)
     return CriticRun(params, folder, policy, cost, reward, train_, test, critics, value)
 
 
@@ -258,6 +263,7 @@ def _rollouts(
             cost=cost,
             reward=reward,
             folder=folder / f"rollouts-{split}",
+            identity=rollouts_identity(policy, cost, reward),
         )
     found = load_rollouts(
         root() / params.rollouts / f"rollouts-{split}", policy=policy, cost=cost, reward=reward

@@ -68,6 +68,22 @@ def modules_of(*parts) -> list[str]:
     return sorted(homes - {None})
 
 
+def rollouts_identity(policy, cost, reward) -> dict:
+    """Return what rollouts depend on besides their settings and prompts, as JSON values."""
+    return {
+        "versions": versions(),
+        "code": code_of("igcore.critic.rollouts", *modules_of(policy, cost, reward)),
+        "parts": {"policy": about(policy), "cost": about(cost), "reward": about(reward)},
+    }
+
+
+def network_identity(*modules: str) -> dict:
+    """Return what weights depend on besides settings and rollouts: code, from the modules that
+    train, and versions.
+    """
+    return {"code": code_of(*modules), "versions": versions()}
+
+
 def _has_source(part) -> bool:
     name = type(part).__module__
     return source_of(name, frozenset([name.partition(".")[0]])) is not None
