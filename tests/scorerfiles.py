@@ -13,7 +13,6 @@ from transformers import LlamaModel
 
 from igcore import AssetError
 from igcore.models.lm_scorer import LMScorer
-from igcore.scorers import open_sessions
 from tests.rehearsal.weights import drawn, old_keys, save, shapes_of
 
 CONFIG = {  # as the Llama models of 2023 have it: no rope_theta, no id2label
@@ -116,7 +115,7 @@ def assert_growing_equal_to(
     """Read answers word by word, ended and not, and others that part from them; two of the prompts
     have several turns or marks.
     """
-    carried = open_sessions({"scorer": scorer}, PROMPTS)[0]["scorer"]
+    carried = scorer.carried(scorer.opened(PROMPTS))
     words = words.split(" ")
     for n in range(0, len(words) + 1, 2):
         answers = [
