@@ -63,6 +63,7 @@ dry-run: $(VENV)/installed
 
 test: assets
 	@$(BIN)/ruff check --quiet
+	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/python -m pytest
 
 bench: assets

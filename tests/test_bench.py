@@ -363,6 +363,14 @@ def test_quick_writes_table_notes_and_picture_and_resumes(tmp_path, monkeypatch,
     assert len((folder / "raw.jsonl").read_text().splitlines()) == 9
 
 
+def test_a_measurement_is_known_by_the_code_that_was_measured():
+    """Bug: a rival was changed and its old numbers stood, or an hour was lost to a new picture."""
+    known = command._identity()["code"].keys()
+    measured = {f"benchmarks.{name}" for name in ("measure", "models", "ours", "plan", "rivals")}
+    assert measured | {"igcore.search", "igcore.models.lm_scorer"} <= known
+    assert not {"benchmarks.report", "benchmarks.__main__"} & known
+
+
 def test_only_keeps_the_rows_that_it_does_not_measure(tiny, tmp_path, monkeypatch):
     """Guards an hour of measuring: after a change of the code the log is empty, and a look at one
     case once left one row.
