@@ -27,11 +27,11 @@ from igcore.models.policies import POLICIES, Known
 from igcore.models.prompts import PROMPT_SETS
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
-from igcore.runs import cli, decode_run, records, verify
+from igcore.runs import cli, decode_run, records, trusted, verify
 from igcore.runs.decode_params import DecodeParams, Settings
 from igcore.runs.identity import prompts_digest
 from igcore.runs.records import SETTINGS
-from igcore.runs.verify import Trusted
+from igcore.runs.trusted import Trusted
 from igcore.verdict import Emission, measure, within
 
 UNASKING = [name for name in METHODS if not method_of(name).network]
@@ -1039,9 +1039,9 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
     repository may be anybody's, too.
     """
     loaded = []
-    for load in (verify.load_scorer, verify.load_policy, verify.load_prompts):
+    for load in (trusted.load_scorer, trusted.load_policy, trusted.load_prompts):
         monkeypatch.setattr(
-            verify, load.__name__, lambda *args, load=load: loaded.append(args) or load(*args)
+            trusted, load.__name__, lambda *args, load=load: loaded.append(args) or load(*args)
         )
     networks = verify.load_networks
     monkeypatch.setattr(
@@ -1051,16 +1051,16 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
     )
     forger.params[role] = named
     forger.save()
-    trusted = Trusted(policy=None if role == "policy" else str(tiny))
+    verifier = Trusted(policy=None if role == "policy" else str(tiny))
     if role == "prompts":
-        report = verify.verify(forger.path, trusted, replay=None)
+        report = verify.verify(forger.path, verifier, replay=None)
         assert (
             report.problems == [] and report.certified["prompts"] == "6, as the record itself says"
         )
         assert re.search("these are all prompts of .*own.* --prompts", report.uncertified[0])
     else:
         with pytest.raises(ParameterError, match=f"the record names the .*own.* with --{role}"):
-            verify.verify(forger.path, trusted, replay=None)
+            verify.verify(forger.path, verifier, replay=None)
     assert (loaded or role == "cost") and not [names for names in loaded if "own" in repr(names)]
 
 

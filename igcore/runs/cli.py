@@ -12,7 +12,9 @@ import yaml
 
 from ..errors import IgcoreError
 from ..folders import differences, read
-from .verify import TOLERANCE, Report, Trusted, verify
+from .rescore import TOLERANCE
+from .trusted import Trusted
+from .verify import Report, verify
 
 HELP = """\
 score every emitted text again, and compare the lines with settings, prompts and manifest"""
