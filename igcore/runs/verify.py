@@ -166,8 +166,7 @@ def _check_run(
     if replay == 0 or report.problems:
         return
     try:
-        mine = [prompt for group in groups for prompt in group]
-        experiment, parts = _experiment(params, mine, scorers, trusted)
+        experiment, parts = _experiment(params, prompts, scorers, trusted)
         policy = experiment.guard.policy
         report.certified["policy"] = (
             f"{_source(policy, trusted.policy)}, template {policy.template.name}"
