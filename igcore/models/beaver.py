@@ -88,4 +88,8 @@ def _scaled(loaded: Loaded) -> Callable[[torch.Tensor], torch.Tensor]:
         )
     head = loaded.single(HEAD)
     deviation = loaded.tensors["normalizer.var"].float().sqrt().to(loaded.model.device) + EPSILON
-    return lambda states: head(states) / deviation
+
+    def scaled(states: torch.Tensor) -> torch.Tensor:
+        return head(states) / deviation
+
+    return scaled

@@ -37,40 +37,83 @@ from .templates import TEMPLATES
 ROLES = {COST: "cost", REWARD: "reward"}
 HEAD = "score.weight"  # of transformers' decoders: a linear head on the last token
 BATCH = 32
+
+
+# --- what is read of a pair -----------------------------------------------------------------------
+
+
+def _pair(write: Callable[[str, str], str], prompt: str, response: str) -> tuple[str]:
+    return (write(prompt, response),)
+
+
+def _response(write: Callable[[str, str], str], prompt: str, response: str) -> tuple[str]:
+    return (response,)
+
+
+def _segments(write: Callable[[str, str], str], prompt: str, response: str) -> tuple[str, str]:
+    return prompt, response
+
+
 # (how prompt and response are written, prompt, response) -> the text, or two that the tokenizer
 # joins
-READS = {
-    "pair": lambda write, prompt, response: (write(prompt, response),),
-    "response": lambda _, prompt, response: (response,),
-    "segments": lambda _, prompt, response: (prompt, response),
-}
+READS = {"pair": _pair, "response": _response, "segments": _segments}
 
 
-@dataclass(frozen=True)
-class Unit:
-    """A way of making one number of a text's logits."""
+# --- which number is made of the logits -----------------------------------------------------------
 
-    name: str  # what one point means
-    of: Callable[
-        [torch.Tensor, list[int]], torch.Tensor
-    ]  # logits (R, C), indices of the classes that count -> (R,)
-    compares: bool = (
-        False  # sets the classes that count against the others, so that there must be others
-    )
+
+def _logit(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
+    """Return the highest logit of the classes that count: logits (R, C) -> (R,)."""
+    return logits[:, counted].amax(1)
+
+
+def _sigmoid(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
+    """Return the probability of the likeliest class that counts."""
+    return _logit(logits, counted).sigmoid()
+
+
+def _any(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
+    """Return 1 - prod(1 - sigmoid(z)), exact for small probabilities, too."""
+    return -logsigmoid(-logits[:, counted]).sum(1).expm1()
+
+
+def _softmax(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
+    """Return the probability of the classes that count together, of classes that exclude each
+    other.
+    """
+    return logits.softmax(1)[:, counted].sum(1)
 
 
 def _log_odds(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
+    """Return the logit of `_softmax`."""
     others = [i for i in range(logits.shape[1]) if i not in counted]
     return logits[:, counted].logsumexp(1) - logits[:, others].logsumexp(1)
 
 
+@dataclass(frozen=True)
+class Unit:
+    """A way of making one number of a text's logits.
+
+    Attributes
+    ----------
+    name : str
+        What one point means.
+    of : callable
+        Logits (R, C) and the indices of the classes that count -> (R,).
+    compares : bool
+        Whether it sets the classes that count against the others, so that there must be others.
+    """
+
+    name: str
+    of: Callable[[torch.Tensor, list[int]], torch.Tensor]
+    compares: bool = False
+
+
 UNITS = {
-    "logit": Unit("logit", lambda z, counted: z[:, counted].amax(1)),
-    "sigmoid": Unit("probability", lambda z, counted: z[:, counted].amax(1).sigmoid()),
-    "any": Unit("probability", lambda z, counted: -logsigmoid(-z[:, counted]).sum(1).expm1()),
-    "softmax": Unit(
-        "probability", lambda z, counted: z.softmax(1)[:, counted].sum(1), compares=True
-    ),
+    "logit": Unit("logit", _logit),
+    "sigmoid": Unit("probability", _sigmoid),
+    "any": Unit("probability", _any),
+    "softmax": Unit("probability", _softmax, compares=True),
     "log-odds": Unit("log-odds", _log_odds, compares=True),
 }
 
@@ -88,16 +131,14 @@ class Options:
 
     def __post_init__(self):
         check_types(self)
-        for kind, name, allowed in (
-            ("sign", self.sign, ROLES), ("unit", self.unit, UNITS), ("reads", self.reads, READS),
-            ("text_format", self.text_format or "chat", TEMPLATES),
-        ):  # fmt: skip
-            check_name(kind, name, allowed)
+        check_name("sign", self.sign, ROLES)
+        check_name("unit", self.unit, UNITS)
+        check_name("reads", self.reads, READS)
+        check_name("text_format", self.text_format or "chat", TEMPLATES)
         if self.text_format and self.reads != "pair":
             raise ParameterError(
-                f"text_format is {self.text_format!r}, but reads is {self.reads!r}, which "
-                f"writes nothing around the texts; leave "
-                "out text_format, or choose pair"
+                f"text_format is {self.text_format!r}, but reads is {self.reads!r}, which writes "
+                f"nothing around the texts; leave out text_format, or choose pair"
             )
 
     @property
@@ -159,9 +200,8 @@ class EncoderScorer:
         """
         pairs = zip(prompts, responses, strict=True)
         texts = [self.texts(*(neutral(self.tokenizer, text) for text in pair)) for pair in pairs]
-        order = sorted(
-            range(len(texts)), key=lambda row: (sum(map(len, texts[row])), texts[row])
-        )  # little padding
+        lengths = [(sum(map(len, text)), text) for text in texts]
+        order = sorted(range(len(texts)), key=lengths.__getitem__)  # little padding
         scores = np.empty(len(texts))
         for at in range(0, len(order), BATCH):
             rows = order[at : at + BATCH]
@@ -185,12 +225,19 @@ class EncoderScorer:
 
 
 def classifier(
-    *, repo: str, sign: str, revision: str | None = None, labels: list | None = None,
+    *,
+    repo: str,
+    sign: str,
+    revision: str | None = None,
+    labels: list | None = None,
     unit: str = "logit",
-    text_format: str | None = None, reads: str = "pair", tokenizer: str | None = None,
+    text_format: str | None = None,
+    reads: str = "pair",
+    tokenizer: str | None = None,
     dtype: str = "bfloat16",
-    device: str = "auto", self_check: bool = True,
-) -> LMScorer | EncoderScorer:  # fmt: skip
+    device: str = "auto",
+    self_check: bool = True,
+) -> LMScorer | EncoderScorer:
     """Load a sequence classifier: what transformers calls an
     ``AutoModelForSequenceClassification``.
 
@@ -243,12 +290,13 @@ def classifier(
     file; these are examples from their cards, not run here::
 
         reward: {name: classifier, repo: Skywork/Skywork-Reward-V2-Qwen3-8B, sign: higher is better}
-        reward: {name: classifier, repo: OpenAssistant/reward-model-deberta-v3-large-v2, sign: higher is better, reads: segments,
-                 dtype: float32}
-        cost: {name: classifier, repo: DuoGuard/DuoGuard-0.5B, tokenizer: Qwen/Qwen2.5-0.5B, sign: higher is worse,
-               labels: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], unit: sigmoid, reads: response}
-        cost: {name: classifier, repo: unitary/toxic-bert, sign: higher is worse, labels: [toxic], unit: sigmoid, reads: response,
-               dtype: float32}
+        reward: {name: classifier, repo: OpenAssistant/reward-model-deberta-v3-large-v2,
+                 sign: higher is better, reads: segments, dtype: float32}
+        cost: {name: classifier, repo: DuoGuard/DuoGuard-0.5B, tokenizer: Qwen/Qwen2.5-0.5B,
+               sign: higher is worse, labels: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11],
+               unit: sigmoid, reads: response}
+        cost: {name: classifier, repo: unitary/toxic-bert, sign: higher is worse, labels: [toxic],
+               unit: sigmoid, reads: response, dtype: float32}
     """
     from transformers import AutoModel, AutoModelForSequenceClassification
 
@@ -260,10 +308,8 @@ def classifier(
     check_chat(reader, options.written, repo)
     keys, classes = _classes(folder)
     counted = _counted(classes, options, repo)
-    write, special = (
-        partial(TEMPLATES[options.written].whole, reader),
-        TEMPLATES[options.written].special,
-    )
+    template = TEMPLATES[options.written]
+    write, special = partial(template.whole, reader), template.special
     texts, number = partial(READS[reads], write), partial(UNITS[unit].of, counted=counted)
     files = contents_of(folder)
     if beside:
@@ -286,18 +332,11 @@ def classifier(
             raise ParameterError(
                 f"reads is 'segments', but {repo} is no encoder; choose pair or response"
             )
-        model, tensors = load_model(
-            AutoModel, folder, dtype, device, keys, pad_token_id=0
-        )  # what is padded is masked
+        # what is padded is masked, so that any id serves
+        model, tensors = load_model(AutoModel, folder, dtype, device, keys, pad_token_id=0)
         weight = tensors[HEAD].float().to(model.device)  # (C, H)
-        backbone = Backbone(
-            model, reader, lambda prompt, response: texts(prompt, response)[0], special=special
-        )
-        scorer = LMScorer(
-            backbone=backbone,
-            head=lambda hidden: number(linear(hidden.to(weight.device), weight).double()),
-            **about,
-        )
+        backbone = Backbone(model, reader, partial(_only_text, texts), special=special)
+        scorer = LMScorer(backbone=backbone, head=partial(_head, weight, number), **about)
     else:
         model, _ = load_model(
             AutoModelForSequenceClassification, folder, dtype, device, num_labels=len(classes)
@@ -309,6 +348,20 @@ def classifier(
     if self_check:
         probe(scorer, ROLES[sign])
     return scorer
+
+
+def _only_text(texts: Callable[[str, str], tuple[str, ...]], prompt: str, response: str) -> str:
+    """Return the one text that a decoder reads."""
+    (text,) = texts(prompt, response)
+    return text
+
+
+def _head(
+    weight: torch.Tensor, number: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor
+) -> torch.Tensor:
+    """Return the number of hidden states (R, H) under a head's weight (C, H), (R,)."""
+    logits = linear(hidden.to(weight.device), weight)  # (R, C)
+    return number(logits.double())
 
 
 def _classes(folder: Path) -> tuple[list[str], list[str]]:
@@ -331,8 +384,7 @@ def _classes(folder: Path) -> tuple[list[str], list[str]]:
         if missing := [key for key in keys if key not in tensors]:
             raise AssetError(
                 f"{folder} lacks the weights {missing}, so it is no sequence classifier; a "
-                f"language model that writes its verdict "
-                "is read by the scorer guard"
+                f"language model that writes its verdict is read by the scorer guard"
             )
         names = config(num_labels=len(tensors[keys[0]])).id2label
     return keys, [names[i] for i in sorted(names)]
@@ -355,7 +407,6 @@ def _counted(classes: list[str], options: Options, repo: str) -> list[int]:
     if UNITS[options.unit].compares and len(counted) == len(classes):
         raise ParameterError(
             f"unit {options.unit!r} sets the classes that count against the others, but all "
-            f"{len(classes)} of {repo} count; choose "
-            "logit or sigmoid, or name fewer labels"
+            f"{len(classes)} of {repo} count; choose logit or sigmoid, or name fewer labels"
         )
     return counted

@@ -117,10 +117,15 @@ class _Attributes(dict):
     __setstate__ = dict.update
 
 
+def _empty_dict(factory: object) -> dict:
+    """Stand for ``defaultdict``, without the function that would make missing values."""
+    return {}
+
+
 _PLAIN = {  # what a pickle may name -> what is called instead
     ("keras.src.legacy.preprocessing.text", "Tokenizer"): _Attributes,
     ("collections", "OrderedDict"): dict,
-    ("collections", "defaultdict"): lambda factory: {},
+    ("collections", "defaultdict"): _empty_dict,
     ("builtins", "int"): int,
 }
 

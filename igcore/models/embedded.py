@@ -185,9 +185,8 @@ class MiniLMRelevance:
         """Return unit vectors of the texts, (n, 384) float64, whatever order they come in."""
         import torch
 
-        order = sorted(
-            range(len(texts)), key=lambda row: (len(texts[row]), texts[row])
-        )  # little padding
+        lengths = [(len(text), text) for text in texts]
+        order = sorted(range(len(texts)), key=lengths.__getitem__)  # little padding
         vectors = np.empty((len(texts), self._model.config.hidden_size))
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import truediv
 from pathlib import Path
 
 import torch
@@ -29,9 +30,16 @@ from .templates import TEMPLATES, chatted, turns_of
 
 SLOT = re.compile(r"\{(prompt|response)\}")
 COMPARED = 256  # rows of the output embedding by which the logits are compared with the model's own
-FINAL = {  # what a configuration may ask to be done to logits: (logits, its number) -> logits
-    "final_logit_softcapping": lambda logits, cap: cap * torch.tanh(logits / cap),  # Gemma 2
-    "logits_scaling": lambda logits, scale: logits / scale,  # Granite
+
+
+def _softcapped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    return cap * torch.tanh(logits / cap)
+
+
+# what a configuration may ask to be done to logits: (logits, its number) -> logits
+FINAL = {
+    "final_logit_softcapping": _softcapped,  # Gemma 2
+    "logits_scaling": truediv,  # Granite
 }
 
 
@@ -52,8 +60,8 @@ class Options:
             if not labels or not all(isinstance(label, str) and label for label in labels):
                 raise ParameterError(
                     f"{role} is {labels}; list the words with which the guard begins that "
-                    f"verdict, as texts: in YAML, Yes and No "
-                    "mean true and false unless they stand in quotes"
+                    f"verdict, as texts: in YAML, Yes and No mean true and false unless they "
+                    f"stand in quotes"
                 )
         if self.template is not None:
             if self.text_format:
@@ -152,6 +160,10 @@ def guard(
     backbone = Backbone(model, tokenizer, write, special=special)
     _check_logits(model, backbone, repo)
     logits, n = _logits(model, ids), len(unsafe)
+
+    def verdict(hidden: torch.Tensor) -> torch.Tensor:
+        return _gap(logits(hidden), n)
+
     files = contents_of(folder)
     known = digest(
         files,
@@ -166,7 +178,7 @@ def guard(
     scorer = LMScorer(
         f"guard:{Path(repo).name}",
         backbone,
-        lambda hidden: _gap(logits(hidden), n),
+        verdict,
         COST,
         known,
         "logit gap",
@@ -180,8 +192,11 @@ def guard(
 def _written(tokenizer, options: Options, prompt: str, response: str) -> str:
     """Return the text after which the guard says its verdict."""
     if options.written is None:
+        # in one go: a prompt may itself hold {response}
+        parts = SLOT.split(options.template)  # text, slot, text, slot, ..., text
         texts = {"prompt": prompt, "response": response}
-        text = SLOT.sub(lambda slot: texts[slot[1]], options.template)
+        parts[1::2] = [texts[slot] for slot in parts[1::2]]
+        text = "".join(parts)
     elif options.written == "chat":
         text = chatted(tokenizer, [*turns_of(prompt), response], opened=True)
     else:
@@ -206,14 +221,13 @@ def _label_ids(tokenizer, text: str, special: bool, options: Options) -> list[in
         if after[: len(before)] != before:
             raise ParameterError(
                 f"label {label!r} changes the tokens before it, which end in {end!r}; move a "
-                f"space from the end of prefix to the "
-                "start of the label"
+                f"space from the end of prefix to the start of the label"
             )
         if len(new) != 1:
             raise ParameterError(
                 f"label {label!r} is {len(new)} tokens after {end!r}; give a label of one "
-                f"token, such as its beginning "
-                f"{tokenizer.decode(new[:1])!r} if no other verdict begins so"
+                f"token, such as its beginning {tokenizer.decode(new[:1])!r} if no other "
+                f"verdict begins so"
             )
         if new[0] in found:
             raise ParameterError(
@@ -267,7 +281,6 @@ def _check_logits(model, backbone: Backbone, repo: str) -> None:
     ours, theirs = _logits(model, rows)(backbone.encode([sequence]))[0], theirs[rows]
     if (ours - theirs).norm() > 4 * torch.finfo(model.dtype).eps ** 0.75 * theirs.norm():
         raise ParameterError(
-            f"the logits of {repo}, a {type(model).__name__}, are not those of its last "
-            f"hidden state, output embedding and "
-            f"{', '.join(FINAL)}; choose a guard of another family"
+            f"the logits of {repo}, a {type(model).__name__}, are not those of its last hidden "
+            f"state, output embedding and {', '.join(FINAL)}; choose a guard of another family"
         )

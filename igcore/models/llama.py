@@ -3,6 +3,8 @@ texts, nothing of search.
 """
 
 import re
+from collections.abc import Callable
+from functools import partial
 
 from ..scorers import REWARD
 from .lm_scorer import LMScorer
@@ -12,6 +14,11 @@ from .templates import TEMPLATES
 
 HEAD = "score"
 USER = re.compile("human:", re.IGNORECASE)
+
+
+def _first_turn(whole: Callable[[str, str], str], prompt: str, answer: str) -> str:
+    """Write a pair of which the answer ends where a user would speak again."""
+    return whole(prompt, USER.split(answer)[0])
 
 
 def llama_7b_rm(
@@ -53,11 +60,9 @@ def llama_7b_rm(
     check_name("text_format", text_format, TEMPLATES)
     loaded = source.load([f"{HEAD}.weight"])
     backbone = loaded.reading(text_format)
-    if (
-        text_format == "human-assistant"
-    ):  # not in the template itself: a cost has to read everything
-        whole = backbone.template
-        backbone.template = lambda prompt, answer: whole(prompt, USER.split(answer)[0])
+    if text_format == "human-assistant":
+        # not in the template itself: a cost has to read everything
+        backbone.template = partial(_first_turn, backbone.template)
     known = digest(loaded.files, backbone.template, text_format=text_format, dtype=dtype)
     scorer = LMScorer(
         "llama-7b-rm",

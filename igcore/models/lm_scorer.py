@@ -15,6 +15,7 @@ A scorer outside a session reads a text afresh, which is how one is checked befo
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import itemgetter
 from os.path import commonprefix
 
 import numpy as np
@@ -240,7 +241,7 @@ class Session:
         """Return the known text that shares most tokens, and how many."""
         return max(
             ((known, len(commonprefix([known.ids, ids]))) for known in self.known[prompt]),
-            key=lambda pair: pair[1],
+            key=itemgetter(1),
         )
 
     def _carry(self, prompts: Sequence[str], suffixes: Sequence[list[int]]) -> list[torch.Tensor]:
@@ -272,9 +273,8 @@ def _longest(texts: Sequence[tuple[str, list[int]]]) -> list[int]:
     """Return which (prompt, ids) no other one begins with, of equal ones one: reading these reads
     all.
     """
-    order = sorted(
-        range(len(texts)), key=lambda i: texts[i]
-    )  # a text stands right before one that begins with it
+    # a text stands right before one that begins with it
+    order = sorted(range(len(texts)), key=texts.__getitem__)
     last = [
         i for i, j in pairwise(order) if texts[i] != (texts[j][0], texts[j][1][: len(texts[i][1])])
     ]

@@ -155,9 +155,9 @@ def placement(folder: Path, dtype: str, device: str) -> str:
         return device
     needed, free = weight_bytes(folder, dtype), {gpu: free_bytes(torch.device(gpu)) for gpu in gpus}
     holding = [gpu for gpu in gpus if needed <= free[gpu]]
-    return max(
-        holding, key=lambda gpu: free[gpu] // GIB, default="auto"
-    )  # whole GiB: a run that goes on stands where it stood
+    # whole GiB: a run that goes on stands where it stood
+    room = {gpu: free[gpu] // GIB for gpu in holding}
+    return max(holding, key=room.__getitem__, default="auto")
 
 
 def weight_bytes(folder: Path, dtype: str) -> int:

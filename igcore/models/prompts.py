@@ -13,7 +13,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +70,7 @@ def _benign() -> list[str]:
 
 PROMPT_SETS: dict[str, Callable[[], list[str]]] = {
     "rtp": _rtp,
-    "mild": lambda: list(MILD),
+    "mild": partial(list, MILD),
     "benign": _benign,
 }
 
@@ -79,9 +81,8 @@ _CSV = {
     "index_col": False,  # an unquoted comma must not shift the columns
     "encoding": "utf-8-sig",
 }
-READERS: dict[
-    str, tuple[str, str, dict]
-] = {  # suffix: format of the datasets library, column, its options
+# suffix -> format of the datasets library, column, its options
+READERS: dict[str, tuple[str, str, dict]] = {
     ".txt": ("text", "text", {"encoding": "utf-8-sig"}),
     ".csv": ("csv", "prompt", _CSV),
     ".jsonl": ("json", "prompt", {}),
@@ -89,8 +90,7 @@ READERS: dict[
 }
 
 # upper edge of each split's share: critics learn from `train`, settings are chosen on `tune`,
-# thresholds get their guarantee on
-# `calibrate`, and what is reported comes from `test`
+# thresholds get their guarantee on `calibrate`, and what is reported comes from `test`
 SPLITS = {"train": 0.50, "tune": 0.58, "calibrate": 0.74, "test": 1.0}
 
 log = logging.getLogger("igcore")
@@ -160,11 +160,11 @@ def load_prompts(
         raise ParameterError(
             f"prompt set {source!r} has no prompts in split {split!r}; choose another split or set"
         )
-    prompts = sorted(_prompts(found, set_name), key=lambda prompt: prompt.id)
+    prompts = sorted(_prompts(found, set_name), key=attrgetter("id"))
     hard = _hardest(prompts, hardest, cost) if hardest else []
     taken = set(hard)
     others = [prompt for prompt in prompts if prompt not in taken]
-    chosen = sorted((hard + others)[:limit], key=lambda prompt: prompt.id)
+    chosen = sorted((hard + others)[:limit], key=attrgetter("id"))
     counts = "; ".join(
         f"{part} {len(texts)} rows, {len(set(texts))} unique" for part, texts in parts.items()
     )
@@ -268,8 +268,9 @@ def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:
         cost, [""] * len(prompts), [prompt.text for prompt in prompts], [True] * len(prompts)
     )
     costs = [score if math.isfinite(score) else math.inf for score in scores]
-    ranked = sorted(zip(costs, prompts, strict=True), key=lambda pair: (-pair[0], pair[1].id))
-    return [prompt for _, prompt in ranked[:count]]
+    ranks = [(-cost, prompt.id) for cost, prompt in zip(costs, prompts, strict=True)]
+    ranked = sorted(range(len(prompts)), key=ranks.__getitem__)
+    return [prompts[i] for i in ranked[:count]]
 
 
 def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]]]:

@@ -114,6 +114,14 @@ def _without_answer(chosen: object) -> str | None:
     return before + seam or None
 
 
+def _no_options(config: str | None) -> dict:
+    return {}
+
+
+def _config_name(config: str) -> dict:
+    return {"name": config}
+
+
 def _hh_files(config: str) -> dict:
     folders = HH_FOLDERS if config == "default" else (config,)
     return {
@@ -149,14 +157,14 @@ SOURCES: dict[str, dict[str, Source]] = {  # set -> version -> where it is
     "pku-saferlhf": {
         "pku-alignment": Source(
             "PKU-Alignment/PKU-SafeRLHF",
-            partial(_tables, column="prompt", options=lambda config: {"name": config}),
+            partial(_tables, column="prompt", options=_config_name),
             configs=("default", "alpaca-7b", "alpaca2-7b", "alpaca3-8b"),
         ),
     },
     "hex-phi": {"llm-tuning-safety": Source("LLM-Tuning-Safety/HEx-PHI", _hex_phi, parts=())},
     "hh-rlhf": {
         "dahoas": Source(
-            "Dahoas/full-hh-rlhf", partial(_tables, column="prompt", options=lambda _: {})
+            "Dahoas/full-hh-rlhf", partial(_tables, column="prompt", options=_no_options)
         ),
         "anthropic": Source(
             "Anthropic/hh-rlhf",

@@ -7,6 +7,7 @@ version of the model knows the objective of safety.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakValueDictionary
 
 import torch
@@ -96,21 +97,6 @@ class Head(nn.Module):
 
 
 @dataclass(frozen=True)
-class QRM:
-    """A loaded model: what reward and cost share.
-
-    Attributes
-    ----------
-    files : dict of str to str
-        See `igcore.models.pretrained.contents_of`.
-    """
-
-    backbone: Backbone
-    head: Head
-    files: dict[str, str]
-
-
-@dataclass(frozen=True)
 class CostOptions:
     """How the objective of safety becomes a cost; see `qrm_cost`."""
 
@@ -127,9 +113,32 @@ class CostOptions:
             )
 
 
-_SHARED: WeakValueDictionary[tuple, QRM] = (
-    WeakValueDictionary()
-)  # a model stays for as long as the head of a scorer holds it
+@dataclass(frozen=True)
+class QRM:
+    """A loaded model: what reward and cost share.
+
+    Attributes
+    ----------
+    files : dict of str to str
+        See `igcore.models.pretrained.contents_of`.
+    """
+
+    backbone: Backbone
+    head: Head
+    files: dict[str, str]
+
+    def reward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the reward of states (R, 2 H), (R,)."""
+        return self.head.reward(states)
+
+    def cost(self, options: CostOptions, states: torch.Tensor) -> torch.Tensor:
+        """Return scale * (threshold - is_safe) of states (R, 2 H), (R,)."""
+        safe = self.head.is_safe(states, options.adjusted)
+        return options.scale * (options.threshold - safe)
+
+
+# a model stays for as long as a scorer holds `QRM.reward` or `QRM.cost`
+_SHARED: WeakValueDictionary[tuple, QRM] = WeakValueDictionary()
 
 
 def qrm_reward(
@@ -162,20 +171,30 @@ def qrm_reward(
     qrm = _shared(Source(repo, revision, dtype, device, self_check))
     known = digest(qrm.files, qrm.backbone.template, dtype=dtype)
     scorer = LMScorer(
-        "qrm-llama-3.1-8b-reward", qrm.backbone, lambda states: qrm.head.reward(states), REWARD,
-        known, "trained scale",
+        "qrm-llama-3.1-8b-reward",
+        qrm.backbone,
+        qrm.reward,
+        REWARD,
+        known,
+        "trained scale",
         files=qrm.files,
-    )  # fmt: skip
+    )
     if self_check:
         probe(scorer, "reward")
     return scorer
 
 
 def qrm_cost(
-    *, repo: str = REPO, revision: str | None = None, scale: float = 1.0, threshold: float = 0.5,
+    *,
+    repo: str = REPO,
+    revision: str | None = None,
+    scale: float = 1.0,
+    threshold: float = 0.5,
     adjusted: bool = True,
-    dtype: str = "bfloat16", device: str = "auto", self_check: bool = True,
-) -> LMScorer:  # fmt: skip
+    dtype: str = "bfloat16",
+    device: str = "auto",
+    self_check: bool = True,
+) -> LMScorer:
     """Load the cost of QRM, scale * (threshold - is_safe); higher is worse.
 
     It shares model and passes with a `qrm_reward` of the same repository, dtype and device.
@@ -200,19 +219,25 @@ def qrm_cost(
         When it does not put an unsafe answer above a harmless one.
     """
     source = Source(repo, revision, dtype, device, self_check)
-    CostOptions(scale, threshold, adjusted)
+    options = CostOptions(scale, threshold, adjusted)
     qrm = _shared(source)
-    options = {
-        "dtype": dtype,
-        "scale": float(scale),
-        "threshold": float(threshold),
-        "adjusted": adjusted,
-    }
+    known = digest(
+        qrm.files,
+        qrm.backbone.template,
+        dtype=dtype,
+        scale=float(scale),
+        threshold=float(threshold),
+        adjusted=adjusted,
+    )
     scorer = LMScorer(
-        "qrm-llama-3.1-8b-cost", qrm.backbone,
-        lambda states: scale * (threshold - qrm.head.is_safe(states, adjusted)), COST,
-        digest(qrm.files, qrm.backbone.template, **options), "trained scale", files=qrm.files,
-    )  # fmt: skip
+        "qrm-llama-3.1-8b-cost",
+        qrm.backbone,
+        partial(qrm.cost, options),
+        COST,
+        known,
+        "trained scale",
+        files=qrm.files,
+    )
     if self_check:
         probe(scorer, "cost")
     return scorer
@@ -232,9 +257,8 @@ def _shared(source: Source) -> QRM:
 def _load(source: Source) -> QRM:
     loaded = source.load(KEYS)
     backbone = loaded.reading("chat", anchor=TURN)
-    backbone.prefix(
-        ""
-    )  # raises when the chat template does not write what stands between prompt and answer
+    # raises when the chat template does not write what stands between prompt and answer
+    backbone.prefix("")
     config = loaded.model.config
     temperature = float(getattr(config, "gating_temperature", TEMPERATURE))
     head = Head(config.hidden_size, len(loaded.tensors["gating.layers.0.weight"]), temperature)
@@ -243,10 +267,7 @@ def _load(source: Source) -> QRM:
     except RuntimeError as error:
         raise AssetError(
             f"{loaded.folder} has a head of other sizes than {OBJECTIVES} objectives of "
-            f"{QUANTILES} quantiles; only the first "
-            "version of QRM has the objective of safety"
+            f"{QUANTILES} quantiles; only the first version of QRM has the objective of safety"
         ) from error
-    head = head.to(
-        loaded.model.device
-    ).eval()  # the gate's normalisation uses the statistics of its training
-    return QRM(backbone, head, loaded.files)
+    # eval: the gate's normalisation uses the statistics of its training
+    return QRM(backbone, head.to(loaded.model.device).eval(), loaded.files)

@@ -74,10 +74,9 @@ class Loaded:
         if weight.shape != (1, hidden := self.model.config.hidden_size):
             raise AssetError(
                 f"{self.folder} has a layer {name} of shape {tuple(weight.shape)} where "
-                f"{(1, hidden)} is expected; choose the "
-                "adapter that it was made for"
+                f"{(1, hidden)} is expected; choose the adapter that it was made for"
             )
-        return lambda states: linear(states, weight, bias)
+        return partial(linear, weight=weight, bias=bias)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -155,8 +156,7 @@ def judge_missing(
     """
     path = run.folder / "verdicts.jsonl"
     scores = {
-        line["question"]: _scores(line)
-        for line in sound_lines(path, by=lambda line: line["question"])
+        line["question"]: _scores(line) for line in sound_lines(path, by=itemgetter("question"))
     }
     missing = [question for digest, question in questions.items() if digest not in scores]
     if missing:

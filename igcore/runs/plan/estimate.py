@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from operator import itemgetter
 
 import torch
 
@@ -342,7 +343,7 @@ def splits(
         places = [(0, *rest) for rest in product(range(n), repeat=len(weights) - 1)]
         yield max(
             ((fitting(weights, prompt, place, device), place) for place in places),
-            key=lambda found: found[0],
+            key=itemgetter(0),
         )
 
 

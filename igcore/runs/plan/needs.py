@@ -264,9 +264,12 @@ def _made(file: Path, folder: str | None) -> tuple[list, list]:
         return [], []
     (params,) = _runs(made, CriticParams)
     value = params.valuing()
-    return [critic for key, critic in params.configs().items() if key == name], [
-        value
-    ] if value else []
+    critics = [critic for key, critic in params.configs().items() if key == name]
+    return critics, [value] if value else []
+
+
+def _total(needs: Mapping[str, int]) -> int:
+    return sum(needs.values())
 
 
 def _placed(
@@ -280,7 +283,7 @@ def _placed(
     a time for each of `needed`.
     """
     fixed = sum(4 * network.parameters for network in networks)
-    worst = max(needed.values(), key=lambda needs: sum(needs.values()))
+    worst = max(needed.values(), key=_total)
     found = list(estimate.splits(system, fixed, worst, assumed.device))
     fit = tuple(n for n, _ in found)
     place = next((place for n, place in found if n), tuple(range(len(found))))
@@ -290,14 +293,20 @@ def _placed(
         for here in sorted(set(place))
     ]
     weights = [system.policy.weights, sum(reader.shape.weights for reader in system.readers)]
+    sums = {
+        f"{name}_gib": sum(worst.get(part, 0) for part in parts) / GIB
+        for name, parts in PARTS.items()
+    }
     job = replace(
-        job, policy_gib=weights[0] / GIB, scorers_gib=weights[1] / GIB, fit=fit,
+        job,
+        policy_gib=weights[0] / GIB,
+        scorers_gib=weights[1] / GIB,
+        fit=fit,
         split=", ".join(together),
         devices=len(together) if any(fit) else math.nan,
-        total_gib=(sum(weights) + fixed + sum(worst.values())) / GIB,
-        **{f"{name}_gib": sum(worst.get(part, 0) for part in parts) / GIB for name,
-        parts in PARTS.items()},
-    )  # fmt: skip
+        total_gib=(sum(weights) + fixed + _total(worst)) / GIB,
+        **sums,
+    )
     loads = {method: estimate.loads(system, fixed, needs) for method, needs in needed.items()}
     return (
         job,

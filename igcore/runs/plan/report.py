@@ -5,7 +5,7 @@ Knows how to say it; what every run needs is found by `needs`, from formulas. Lo
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -18,8 +18,7 @@ from .needs import KINDS, Job, Span, jobs
 DEVICE = "h100-80gb"
 FITTING = (
     "Prompts at a time are those that fit on 1 / 2 / ... devices with no model cut; 0 where "
-    "not even one does. The parameter "
-    "device of policy and scorers makes the split."
+    "not even one does. The parameter device of policy and scorers makes the split."
 )
 
 
@@ -43,36 +42,34 @@ def _devices(job: Job) -> str:
     return "none" if job.fit and not any(job.fit) else _short(job.devices)
 
 
-WORK: dict[str, Callable[[Job], str]] = {  # header -> its text
-    "job": lambda job: job.job,
-    "policy": lambda job: job.policy,
-    "reward, cost": lambda job: job.scorers,
-    "prompts": lambda job: _short(job.prompts),
-    "million tokens": lambda job: _span((job.tokens[0] / 1e6, job.tokens[1] / 1e6)),
-    "GPU hours": lambda job: _span(job.gpu_hours),
-    "methods": lambda job: job.methods,
-}
-MEMORY: dict[str, Callable[[Job], str]] = {
-    "GiB of job": lambda job: job.job,
-    "policy": lambda job: _short(job.policy_gib),
-    "scorers": lambda job: _short(job.scorers_gib),
-    "keys and values": lambda job: _short(job.keys_values_gib),
-    "logits": lambda job: _short(job.logits_gib),
-    "scorer sessions": lambda job: _short(job.sessions_gib),
-    "critic": lambda job: _short(job.critic_gib),
-    "total": lambda job: _short(job.total_gib),
-    "prompts at a time": _ways,
-    "devices": _devices,
-    "split": lambda job: job.split or MISSING,
-}
+def _work(job: Job) -> dict[str, str]:
+    """Return what a job does, as text by column."""
+    return {
+        "job": job.job,
+        "policy": job.policy,
+        "reward, cost": job.scorers,
+        "prompts": _short(job.prompts),
+        "million tokens": _span((job.tokens[0] / 1e6, job.tokens[1] / 1e6)),
+        "GPU hours": _span(job.gpu_hours),
+        "methods": job.methods,
+    }
 
 
-def table(found: Sequence[Job], columns: dict[str, Callable[[Job], str]]) -> pd.DataFrame:
-    """Return a table of jobs, as text."""
-    return pd.DataFrame(
-        [{name: text(job) for name, text in columns.items()} for job in found],
-        columns=list(columns),
-    )
+def _memory(job: Job) -> dict[str, str]:
+    """Return what a job needs, as text by column."""
+    return {
+        "GiB of job": job.job,
+        "policy": _short(job.policy_gib),
+        "scorers": _short(job.scorers_gib),
+        "keys and values": _short(job.keys_values_gib),
+        "logits": _short(job.logits_gib),
+        "scorer sessions": _short(job.sessions_gib),
+        "critic": _short(job.critic_gib),
+        "total": _short(job.total_gib),
+        "prompts at a time": _ways(job),
+        "devices": _devices(job),
+        "split": job.split or MISSING,
+    }
 
 
 def aligned(frame: pd.DataFrame) -> str:
@@ -91,16 +88,13 @@ def how(assumed: Assumed, device: str) -> str:
     of = assumed.device
     return (
         f"Estimated by formula, not measured: a forward pass takes the longer of bytes / "
-        f"{of.bandwidth / 1e12:.3g} TB/s and "
-        f"operations / {of.peak / 1e12:.0f} TFLOP/s ({device}; {of.peak_float32 / 1e12:.3g} "
-        f"in float32), divided by an assumed "
+        f"{of.bandwidth / 1e12:.3g} TB/s and operations / {of.peak / 1e12:.0f} TFLOP/s "
+        f"({device}; {of.peak_float32 / 1e12:.3g} in float32), divided by an assumed "
         f"efficiency of {assumed.efficiency:g}, and at least {1000 * assumed.layer_s:g} ms a "
-        f"layer; prompts have "
-        f"{assumed.prompt_tokens} tokens (for memory {assumed.longest_prompt}), no answer "
-        f"ends early, models on several devices "
-        "work in turn and the hours of all devices count; a range goes from one round in "
-        "every block to all rounds, and in "
-        "training from the fewest epochs to all."
+        f"layer; prompts have {assumed.prompt_tokens} tokens (for memory "
+        f"{assumed.longest_prompt}), no answer ends early, models on several devices work in "
+        f"turn and the hours of all devices count; a range goes from one round in every block "
+        f"to all rounds, and in training from the fewest epochs to all."
     )
 
 
@@ -110,7 +104,7 @@ def plan_table(files: Sequence[Path | str], assumed: Assumed) -> pd.DataFrame:
     Parameters
     ----------
     assumed : Assumed
-        See `igcore.estimate.Assumed`.
+        See `igcore.runs.plan.estimate.Assumed`.
 
     Returns
     -------
@@ -123,19 +117,18 @@ def plan_table(files: Sequence[Path | str], assumed: Assumed) -> pd.DataFrame:
     Raises
     ------
     ParameterError, AssetError
-        See `igcore.needs.jobs`.
+        See `igcore.runs.plan.needs.jobs`.
     """
     rows = []
     for file in map(Path, files):
         if found := jobs([file], assumed):
-            neediest = max(found, key=lambda job: (not any(job.fit), job.devices, job.total_gib))
-            comment = file.read_text(encoding="utf-8").partition("\n")[0]
+            neediest = max(found, key=_need)
+            first = file.read_text(encoding="utf-8").partition("\n")[0]
+            comment = first.removeprefix("#").strip() if first.startswith("#") else ""
             rows.append(
                 {
                     "file": file.name,
-                    "what it is": comment.removeprefix("#").strip()
-                    if comment.startswith("#")
-                    else "",
+                    "what it is": comment,
                     "jobs": str(len(found)),
                     "prompts": _short(max(job.prompts for job in found)),
                     "GiB": _short(max(job.total_gib for job in found)),
@@ -151,7 +144,13 @@ def plan_block(folder: Path | str, device: str = DEVICE) -> str:
     estimated, for the README.
     """
     assumed = Assumed(DEVICES[device])
-    return f"{markdown(plan_table(sorted(Path(folder).glob('*.yaml')), assumed))}\n{how(assumed, device)}"
+    table = plan_table(sorted(Path(folder).glob("*.yaml")), assumed)
+    return f"{markdown(table)}\n{how(assumed, device)}"
+
+
+def _need(job: Job) -> tuple:
+    """Return what ranks jobs by what they need; one that fits nowhere needs most."""
+    return not any(job.fit), job.devices, job.total_gib
 
 
 def _sum(found: Sequence[Job]) -> Span:
@@ -164,7 +163,7 @@ def report(files: Sequence[Path | str], assumed: Assumed, device: str) -> str:
     Raises
     ------
     ParameterError, AssetError
-        See `igcore.needs.jobs`; also when no file has a run.
+        See `igcore.runs.plan.needs.jobs`; also when no file has a run.
     """
     found = jobs(files, assumed)
     if not found:
@@ -177,8 +176,8 @@ def report(files: Sequence[Path | str], assumed: Assumed, device: str) -> str:
     others = [Path(file).name for file in files if Path(file).stem.split("-")[0] not in KINDS]
     return "\n\n".join(
         [
-            aligned(table(found, WORK)),
-            aligned(table(found, MEMORY)),
+            aligned(pd.DataFrame(map(_work, found))),
+            aligned(pd.DataFrame(map(_memory, found))),
             f"{len(found)} jobs, {_span(_sum(known))} GPU hours{partly}",
             how(assumed, device),
             f"Memory is that of the neediest method: weights, what the engine plans for one "
