@@ -142,10 +142,10 @@ def test_other_settings_start_anew(tmp_path, capsys):
 
 
 def test_whatever_else_rollouts_depend_on_is_compared(tmp_path, capsys):
-    """Guards rollouts of two versions of the code in one folder; and the order of both kinds."""
+    """Guards rollouts of two versions of the code in one folder, and settings that are hidden."""
     roll(tmp_path / "a", identity={"code": {"igcore.x": "1"}, "seed": 7})
     said = json.loads((tmp_path / "a" / "params.json").read_text())
-    assert (said["code"], said["seed"], said["chosen"]["n"]) == ({"igcore.x": "1"}, 7, len(PROMPTS))
+    assert (said["code"], said["seed"], said["chosen"]["n"]) == ({"igcore.x": "1"}, 5, len(PROMPTS))
     assert said["parts"]["cost"] == {"name": "letters", "digest": "v1"}
     roll(tmp_path / "a", identity={"code": {"igcore.x": "1"}, "seed": 7})
     assert "changed" not in capsys.readouterr().out

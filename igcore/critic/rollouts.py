@@ -206,16 +206,14 @@ def roll_out(
     groups = groups_of(config, list(prompts))
     mine = [prompt for group in groups for prompt in group]
     texts = sorted([prompt.id, prompt.text] for prompt in mine)
-    params = asdict(config) | {
+    named = {"policy": policy, "cost": cost, "reward": reward}
+    parts = {role: {"name": part.name, "digest": part.digest} for role, part in named.items()}
+    params = {"parts": parts} | dict(identity or {}) | asdict(config)
+    params |= {
         "dtype": str(policy.model.dtype),
         "device": str(policy.model.device),
         "chosen": {"n": len(texts), "digest": digest_of(texts)[:DIGITS]},
-        "parts": {
-            role: {"name": part.name, "digest": part.digest}
-            for role, part in (("policy", policy), ("cost", cost), ("reward", reward))
-        },
     }
-    params |= identity or {}
     wanted = {(METHOD, prompt.id) for prompt in mine}
     with open_run(Path(folder), params, wanted) as run, packed(policy.model):
         _fill(run, policy, groups, encoded, config, cost, reward)

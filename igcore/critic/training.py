@@ -256,13 +256,12 @@ def fit(
     parts = split_by_prompt(rollouts, config.validation)
     accelerator = Accelerator(mixed_precision=config.mixed_precision)
     content = [[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts]
-    params = {
+    params = dict(identity or {}) | {
         "config": asdict(config),
         "spec": asdict(objective.spec),
         "rollouts": digest_of(content),
         "processes": accelerator.num_processes,
     }
-    params |= identity or {}
     # one process alone writes; the others wait until it has opened the folder, and until it is done
     with open_run(folder, params) if accelerator.is_main_process else nullcontext() as run:
         accelerator.wait_for_everyone()
