@@ -180,7 +180,7 @@ def test_a_changed_line_fails_by_name(field):
         ({"prompt_id": "0123456789abcdef"}, "prompt_id should be"),
         ({"budget": None}, "cannot be checked .ParameterError: parameter budget"),
         ({"keep": 99}, "cannot be checked .ParameterError: keep is 99"),
-        ({"method": "zzz"}, "cannot be checked .KeyError: 'zzz'"),
+        ({"method": "zzz"}, "cannot be checked .ParameterError: unknown method 'zzz'"),
         ({"block_ends": None}, "cannot be checked .TypeError"),
         ({"cost": "x"}, "cost is x, scored again 0.0"),
         ({"cost_scorer": "nope"}, "cannot be checked .KeyError"),
