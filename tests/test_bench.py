@@ -16,7 +16,8 @@ from transformers import DynamicCache
 from benchmarks import __main__ as command
 from benchmarks import measure, models, plan, report, rivals
 from benchmarks.measure import Case, Log, Meter
-from igcore.engine.prefix_cache import fits, kv_bytes
+from igcore.engine.memory import kv_bytes
+from igcore.engine.prefix_cache import fits
 from igcore.errors import PolicyError
 
 HAS_ITS_HUB = importlib.util.find_spec("its_hub") is not None

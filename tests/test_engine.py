@@ -15,7 +15,8 @@ from transformers import DynamicCache
 from igcore import ParameterError, PolicyError
 from igcore.engine.kv_cache import DynamicRows
 from igcore.engine.local import CACHES, LocalEngine
-from igcore.engine.prefix_cache import SharedRows, fits, kv_bytes
+from igcore.engine.memory import kv_bytes
+from igcore.engine.prefix_cache import SharedRows, fits
 from igcore.engine.protocol import Engine
 from igcore.engine.sampling import draw, uniforms
 

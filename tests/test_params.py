@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from igcore.baselines.re_control import ValueConfig
 from igcore.config import SearchConfig, from_mapping
-from igcore.critic.config import CriticConfig, RolloutConfig, ValueConfig
+from igcore.critic.config import CriticConfig, RolloutConfig
 from igcore.errors import ParameterError
 from igcore.judge import JudgeParams
 from igcore.runs.critic_params import CriticParams

@@ -12,8 +12,9 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore.runs.plan.report
+from igcore.baselines.re_control import ValueConfig
 from igcore.config import from_mapping
-from igcore.critic.config import CriticConfig, ValueConfig
+from igcore.critic.config import CriticConfig
 from igcore.engine.device import GIB
 from igcore.engine.memory import search_bytes, session_bytes
 from igcore.errors import AssetError, ParameterError

@@ -7,8 +7,10 @@ import torch
 from tinymodels import FITTING, PROMPTS, Counter, reencode, tiny
 
 from igcore.engine import prefix_cache as shared_prefix
+from igcore.engine.attention import NOT_PLAIN, Packing, attend
 from igcore.engine.kv_cache import DynamicRows, forward
-from igcore.engine.prefix_cache import NOT_PLAIN, Packing, SharedRows, attend, fits, kv_bytes
+from igcore.engine.memory import kv_bytes
+from igcore.engine.prefix_cache import SharedRows, fits
 
 
 @pytest.fixture(scope="module")

@@ -18,13 +18,12 @@ from pathlib import Path
 
 import torch
 
-from ..critic.config import ValueConfig
 from ..critic.latent import Latents, Source
 from ..critic.rollouts import Rollout
 from ..critic.training import fit, mse_loss, names_of
 from ..policy import Policy
 from ..scorers import Scorer
-from .re_control import ValueNetwork, ValueSpec, load_value, save_value
+from .re_control import ValueConfig, ValueNetwork, ValueSpec, load_value, save_value
 
 
 @dataclass(frozen=True)

@@ -167,26 +167,3 @@ class CriticConfig(TrainingConfig):
                 raise ParameterError(
                     f"parameter {name} is {getattr(self, name)}; it must lie in (0, 1]"
                 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValueConfig(TrainingConfig):
-    """Settings of a value network, see `igcore.baselines.re_control`: those of any training, with the embedded
-    policies' own defaults.
-
-    RE-Control's public code has width 4096, lr 1.0e-4, 100 epochs and batches of 512.
-
-    Attributes
-    ----------
-    n_prompts : int, optional
-        The network learns from, and is judged on, the rollouts of at most so many prompts, the
-        first by id, because o_t takes a pass through all layers of the policy. By default of all.
-    """
-
-    width: int = 128
-    lr: float = 3e-4
-    n_prompts: int | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(self, n_prompts=2)

@@ -1,5 +1,6 @@
-"""How many prompts fit into memory at once. Knows models, settings and bytes; knows nothing of
-tokens or scores.
+"""How many prompts fit into memory at once, from the sizes of a model and the settings of a search.
+
+Knows bytes; knows nothing of tokens or scores.
 """
 
 import logging
@@ -11,43 +12,59 @@ import torch
 from ..config import SearchConfig
 from ..errors import ParameterError, PolicyError
 from .device import GIB, out_of_memory
-from .prefix_cache import fits, kv_bytes
+from .prefix_cache import fits
 
 T = TypeVar("T")
 R = TypeVar("R")
 SHARE = 0.8  # of what is free may be planned for; the rest is for activations
 CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
-# in float32, of the keys and values of all candidates: what a critic that reads them makes of them
-# (measured)
+# measured peak of such a critic, in float32 copies of the candidates' KV cache
 CRITIC_COPIES = 12
 log = logging.getLogger("igcore")
+
+
+def kv_bytes(model, prompts: int, prompt_tokens: int, rows: int, capacity: int) -> int:
+    """Return the bytes of the KV cache of prompts and of `rows` slots of `capacity` new tokens.
+
+    layers * 2 * key heads * head_dim * bytes per number
+        * (prompts * prompt_tokens + rows * capacity)
+    """
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = config.num_hidden_layers * 2 * heads * head_dim * model.dtype.itemsize
+    return per_token * (prompts * prompt_tokens + rows * capacity)
+
+
+def _shares_prompts(model, cache: str) -> bool:
+    return cache == "shared" or (cache == "auto" and fits(model))
 
 
 def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
     """Return the bytes that a search for one prompt plans for.
 
-    Keys and values of the prompt (twice, because a retry of some prompts copies theirs), of
+    The KV cache of the prompt (twice, because a retry of some prompts copies theirs), of
     `n_samples` candidates, of the `keep` beams that they continue and of as many that failed rounds
     leave selectable, each with room for `max_new_tokens`; and the logits of the candidates::
 
         rows   = n_samples + 2 keep
-        shared = kv_bytes(2 prompts of prompt_tokens, rows of max_new_tokens) + n_samples * vocabulary * bytes per number
+        shared = kv_bytes(2 prompts of prompt_tokens, rows of max_new_tokens)
+                 + n_samples * vocabulary * bytes per number
 
     A model that needs transformers' own cache holds the prompt in every row, and twice, because
     each step copies the cache.
     """
     rows = config.n_samples + 2 * config.keep
-    if cache == "dynamic" or (cache == "auto" and not fits(model)):
-        keys_and_values = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
+    if _shares_prompts(model, cache):
+        kv = kv_bytes(model, 2, prompt_tokens, rows, config.max_new_tokens)
     else:
-        keys_and_values = kv_bytes(model, 2, prompt_tokens, rows, config.max_new_tokens)
+        kv = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
     vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
-    return keys_and_values + config.n_samples * vocabulary * model.dtype.itemsize
+    return kv + config.n_samples * vocabulary * model.dtype.itemsize
 
 
 def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
-    """Return the bytes of keys and values that a language model which scores the texts of one
-    prompt carries.
+    """Return the bytes of the KV cache that a scorer carries for the texts of one prompt.
 
     The prompt, the candidates of all rounds of a block, the beams that they continue and those that
     are kept of them::
@@ -56,15 +73,10 @@ def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = 
 
     A model that needs transformers' own cache carries nothing.
     """
-    if cache == "dynamic" or (cache == "auto" and not fits(model)):
+    if not _shares_prompts(model, cache):
         return 0
-    return kv_bytes(
-        model,
-        1,
-        prompt_tokens,
-        config.rounds * config.n_samples + 2 * config.keep,
-        config.max_new_tokens,
-    )
+    rows = config.rounds * config.n_samples + 2 * config.keep
+    return kv_bytes(model, 1, prompt_tokens, rows, config.max_new_tokens)
 
 
 def critic_bytes(model, rows: int, tokens: int) -> int:
@@ -85,16 +97,14 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
     if memory_gb is not None and memory_gb * GIB < bytes_per_prompt:
         raise ParameterError(
             f"memory_gb is {memory_gb}, but one prompt needs {bytes_per_prompt / GIB:.3g}; "
-            f"raise it, or lower n_samples, keep or "
-            "max_new_tokens"
+            "raise it, or lower n_samples, keep or max_new_tokens"
         )
     room = SHARE * free if memory_gb is None else memory_gb * GIB
     return max(1, int(room // max(1, bytes_per_prompt)))
 
 
 def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]]) -> Iterator[R]:
-    """Do work on batches of at most `size`; where memory runs out, halve the batch, say so and go
-    on.
+    """Do work on batches of at most `size`; where memory runs out, halve the batch and go on.
 
     Raises
     ------

@@ -7,8 +7,9 @@ import, and certificates are no part of it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
+from ..baselines.re_control import ValueConfig
 from ..config import SearchConfig, check_at_least, check_name, check_threads, from_mapping
-from ..critic.config import CriticConfig, RolloutConfig, ValueConfig
+from ..critic.config import CriticConfig, RolloutConfig
 from ..errors import ParameterError
 from ..models.prompts import check_prompts
 from ..report.certify import smallest_n

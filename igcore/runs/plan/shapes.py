@@ -15,14 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, LlamaConfig
 from transformers.cache_utils import DynamicLayer
 
-from ...baselines.re_control import ValueNetwork, ValueSpec
+from ...baselines.re_control import ValueConfig, ValueNetwork, ValueSpec
 from ...config import SearchConfig
-from ...critic.config import CriticConfig, ValueConfig
+from ...critic.config import CriticConfig
 from ...critic.latent import Latents, latents
 from ...critic.network import Critic
 from ...critic.spec import Spec
-from ...engine.memory import search_bytes, session_bytes
-from ...engine.prefix_cache import kv_bytes
+from ...engine.memory import kv_bytes, search_bytes, session_bytes
 from ...errors import AssetError
 from ...models.hub import MIRROR
 from ...models.pretrained import DTYPES

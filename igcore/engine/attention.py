@@ -1,0 +1,238 @@
+"""Attention of new tokens over their prompt's keys, which all rows of a prompt share, and their own.
+
+The keys and values of a prompt lie once in `Prompts`, those of new tokens in the slots of a `Slab`,
+equally many to a prompt. New tokens are packed into one sequence without padding for the matrix
+products, and scattered into their slots for the attention alone: a `Packing` says where each
+stands. The attention is registered with transformers, so that no model is patched.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from transformers import AttentionInterface
+
+NAME = "igcore_shared_prefix"
+# arguments by which models ask for an attention that is not plain: a capped or windowed score, a
+# sink, a bias
+NOT_PLAIN = ("softcap", "sliding_window", "s_aux", "position_bias", "attention_bias")
+
+
+@dataclass
+class Prompts:
+    """The KV cache of P prompts, left-padded to one length.
+
+    Attributes
+    ----------
+    ids : list of int
+        Number of each prompt among those that were opened.
+    keys, values : list of Tensor (P, heads, L, head_dim)
+        One pair per layer.
+    mask : Tensor (P, L) bool
+        Where a token stands.
+    """
+
+    ids: list[int]
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    mask: torch.Tensor
+
+    @cached_property
+    def padded(self) -> bool:
+        return not self.mask.all()
+
+    def take(self, ids: Sequence[int]) -> "Prompts":
+        """Return some of the prompts, in this order; of all of them nothing is copied."""
+        if list(ids) == self.ids:
+            return self
+        at = [self.ids.index(i) for i in ids]
+        keys, values = [k[at] for k in self.keys], [v[at] for v in self.values]
+        return Prompts(list(ids), keys, values, self.mask[at])
+
+
+@dataclass
+class Slab:
+    """The KV cache and last hidden states of new tokens, in C = P * `width` slots.
+
+    Those of prompt p begin at slot p * `width`; some may be empty.
+    """
+
+    width: int
+    keys: list[torch.Tensor]  # (C, heads, capacity, head_dim) per layer
+    values: list[torch.Tensor]
+    hidden: torch.Tensor  # (C, capacity, H), or 2 H, see `igcore.engine.kv_cache.forward`
+
+    @classmethod
+    def empty(cls, prompts: Prompts, width: int, capacity: int, hidden: torch.Tensor) -> "Slab":
+        """Return empty slots for `capacity` tokens; numbers are of the type of `hidden` (R, H)."""
+        slots = len(prompts.ids) * width
+
+        def zeros(like: torch.Tensor) -> torch.Tensor:
+            return like.new_zeros(slots, like.shape[1], capacity, like.shape[3])
+
+        keys, values = map(zeros, prompts.keys), map(zeros, prompts.values)
+        states = hidden.new_zeros(slots, capacity, hidden.shape[-1])
+        return cls(width, list(keys), list(values), states)
+
+    def copy_from(self, to: list[int], other: "Slab", slots: list[int], length: int) -> None:
+        """Copy the first `length` columns of the other's slots."""
+        ours, theirs = [*self.keys, *self.values], [*other.keys, *other.values]
+        for new, old in zip(ours, theirs, strict=True):
+            new[to, :, :length] = old[slots, :, :length]
+        self.hidden[to, :length] = other.hidden[slots, :length]
+
+
+class Packing:
+    """Where T packed tokens stand and what each may see; made anew for every forward pass.
+
+    It takes the place of transformers' cache: every layer writes its keys and values through
+    `update` and hands the packing on to `attend`.
+
+    Parameters
+    ----------
+    slots, starts, counts : sequences of R int
+        Of each row: its slot, how many new tokens stand there already, and how many follow now.
+
+    Attributes
+    ----------
+    slot, step, column, position : Tensor (T,)
+        Of each token: its slot, which of its row's tokens of this pass it is, its column in the
+        slab, and its position in the text, counted without the padding.
+    n_slots, n_steps, filled : int
+        C, S (most tokens of a row in this pass), and n (columns in use afterwards).
+    dense : bool
+        Whether tokens are slots, one to each in their order, so that nothing is to be scattered.
+    mask : Tensor (P, 1, width, 1, S, L + n) bool, or None
+        True where a query may look; None where all may look everywhere.
+    """
+
+    def __init__(
+        self,
+        prompts: Prompts,
+        slab: Slab,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+    ):
+        self.prompts, self.slab = prompts, slab
+        device = prompts.mask.device
+        row = [i for i, n in enumerate(counts) for _ in range(n)]  # of each token
+        step = [s for n in counts for s in range(n)]
+        column = [starts[i] + s for i, s in zip(row, step, strict=True)]
+        self.slot = torch.tensor([slots[i] for i in row], device=device)
+        self.step = torch.tensor(step, device=device)
+        self.column = torch.tensor(column, device=device)
+        self.n_slots, self.n_steps = len(prompts.ids) * slab.width, max(counts)
+        self.filled = max(column) + 1
+        self.dense = list(slots) == list(range(self.n_slots)) and self.n_steps == 1
+        self.position = prompts.mask.sum(1)[self.slot // slab.width] + self.column
+        self.mask = self._mask(slots, starts)
+
+    def _mask(self, slots: Sequence[int], starts: Sequence[int]) -> torch.Tensor | None:
+        prompt = self.prompts.mask
+        if self.n_steps == 1 and len(set(starts)) == 1 and not self.prompts.padded:
+            return None  # every query is its row's last token, and all rows are equally long
+        first = torch.zeros(self.n_slots, dtype=torch.long, device=prompt.device)
+        first[list(slots)] = torch.tensor(starts, device=prompt.device)
+        columns = torch.arange(self.filled, device=prompt.device)
+        steps = torch.arange(self.n_steps, device=prompt.device)
+        suffix = columns <= (first[:, None] + steps)[:, :, None]  # (C, S, n): causal
+        suffix = suffix.view(len(prompt), 1, self.slab.width, 1, self.n_steps, self.filled)
+        prefix = prompt[:, None, None, None, None].expand(*suffix.shape[:-1], -1)
+        return torch.cat([prefix, suffix], dim=-1)
+
+    def scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """(T, ...) -> (C, S, ...), zero where no token stands."""
+        if self.dense:
+            return x[:, None]
+        out = x.new_zeros(self.n_slots, self.n_steps, *x.shape[1:])
+        out[self.slot, self.step] = x
+        return out
+
+    def collect(self, x: torch.Tensor) -> torch.Tensor:
+        """(C, S, ...) -> (T, ...)"""
+        return x[:, 0] if self.dense else x[self.slot, self.step]
+
+    # what transformers asks of a cache
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_, **__):
+        """Write keys and values (1, heads, T, head_dim) of a layer into their slots.
+
+        `attend` gets the packing in their place.
+        """
+        for slab, new in ((self.slab.keys[layer], keys), (self.slab.values[layer], values)):
+            if self.dense and self.mask is None:  # a slice is cheaper than an index
+                slab[:, :, self.filled - 1] = new[0].transpose(0, 1)
+            else:
+                slab[self.slot, :, self.column] = new[0].transpose(0, 1)
+        return self, self
+
+    def get_seq_length(self, *_) -> int:
+        return self.filled
+
+
+def attend(
+    module,
+    query: torch.Tensor,
+    key: Packing,
+    value: Packing,
+    attention_mask,
+    scaling=None,
+    **options,
+):
+    """Attend with packed queries (1, heads, T, head_dim) to their prompt's and their own keys.
+
+    All queries of a prompt read its keys in one matrix product. Scores over both parts are
+    normalised together. Returns (1, T, heads, head_dim).
+    """
+    if unusual := [name for name in NOT_PLAIN if options.get(name) is not None]:
+        raise NotImplementedError(f"attention with {unusual}")
+    packing, layer = key, module.layer_idx
+    prompt_keys, prompt_values = packing.prompts.keys[layer], packing.prompts.values[layer]
+    keys = packing.slab.keys[layer][:, :, : packing.filled]  # (C, h, n, d)
+    values = packing.slab.values[layer][:, :, : packing.filled]
+    p, h, length, d = prompt_keys.shape
+    width, s, n = packing.slab.width, packing.n_steps, packing.filled
+    g = query.shape[1] // h  # query heads to a key head
+
+    scaled = query[0].transpose(0, 1) * (d**-0.5 if scaling is None else scaling)
+    q = packing.scatter(scaled).view(p * width, s, h, g, d)
+    q = q.permute(0, 2, 3, 1, 4).reshape(p * width, h, g * s, d)  # by slot
+    by_prompt = q.view(p, width, h, g * s, d).transpose(1, 2).reshape(p, h, width * g * s, d)
+
+    over_prompt = by_prompt @ prompt_keys.transpose(2, 3)  # (P, h, width g S, L)
+    over_suffix = q @ keys.transpose(2, 3)  # (C, h, g S, n)
+    over_prompt = over_prompt.view(p, h, width, g * s, length)
+    over_suffix = over_suffix.view(p, width, h, g * s, n).transpose(1, 2)
+    scores = torch.cat([over_prompt, over_suffix], dim=-1)  # (P, h, width, g S, L + n)
+    if packing.mask is not None:
+        by_query = scores.view(p, h, width, g, s, -1)
+        scores = by_query.masked_fill_(~packing.mask, -torch.inf).view_as(scores)
+    weights = scores.softmax(-1)  # accumulates in float32 whatever the type
+
+    on_prompt = weights[..., :length].reshape(p, h, width * g * s, length)
+    on_suffix = weights[..., length:].transpose(1, 2).reshape(p * width, h, g * s, n)
+    of_prompt = (on_prompt @ prompt_values).view(p, h, width, g * s, d).transpose(1, 2)
+    out = of_prompt + (on_suffix @ values).view(p, width, h, g * s, d)
+    out = out.reshape(p * width, h, g, s, d).permute(0, 3, 1, 2, 4)
+    return packing.collect(out.reshape(p * width, s, h * g, d))[None], None
+
+
+AttentionInterface.register(NAME, attend)
+
+
+@contextmanager
+def attention_of(model) -> Iterator[None]:
+    """Let a model use `attend`, and give it back as it was.
+
+    transformers builds no mask for an attention that has not registered one.
+    """
+    config = model.config.get_text_config(decoder=True)
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
