@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from igcore.baselines.re_control import ValueConfig
+from igcore.baselines.value_training import ValueConfig
 from igcore.config import SearchConfig, from_mapping
 from igcore.critic.config import CriticConfig, RolloutConfig
 from igcore.errors import ParameterError

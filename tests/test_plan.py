@@ -12,7 +12,7 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore.runs.plan.report
-from igcore.baselines.re_control import ValueConfig
+from igcore.baselines.value_training import ValueConfig
 from igcore.config import from_mapping
 from igcore.critic.config import CriticConfig
 from igcore.engine.device import GIB

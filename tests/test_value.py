@@ -18,8 +18,8 @@ from torch.nn.functional import gelu
 
 from igcore import Guard, ParameterError, PolicyError, Prompt, RunError, decode
 from igcore.baselines import value_training as module
-from igcore.baselines.re_control import ValueConfig, ValueNetwork, ValueSpec, load_value, save_value
-from igcore.baselines.value_training import of_first, train_value, value_source
+from igcore.baselines.re_control import ValueNetwork, ValueSpec, load_value, save_value
+from igcore.baselines.value_training import ValueConfig, of_first, train_value, value_source
 from igcore.critic import training as loop
 from igcore.critic.latent import Latents
 from igcore.critic.rollouts import Rollout, RolloutConfig, roll_out

@@ -19,7 +19,6 @@ from torch.nn.functional import linear
 
 from ..beams import Method, one_sample, unranked
 from ..config import SearchConfig, check_at_least, widened
-from ..critic.config import TrainingConfig
 from ..critic.files import load_network, save_network
 from ..critic.spec import Origin
 from ..engine.kv_cache import forward
@@ -106,29 +105,6 @@ class ValueSpec(Origin):
     """
 
     KIND = "value network"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValueConfig(TrainingConfig):
-    """Settings of a value network: those of any training, with the embedded
-    policies' own defaults.
-
-    RE-Control's public code has width 4096, lr 1.0e-4, 100 epochs and batches of 512.
-
-    Attributes
-    ----------
-    n_prompts : int, optional
-        The network learns from, and is judged on, the rollouts of at most so many prompts, the
-        first by id, because o_t takes a pass through all layers of the policy. By default of all.
-    """
-
-    width: int = 128
-    lr: float = 3e-4
-    n_prompts: int | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(self, n_prompts=2)
 
 
 class ValueNetwork(nn.Module):

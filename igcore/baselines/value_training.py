@@ -18,12 +18,37 @@ from pathlib import Path
 
 import torch
 
+from ..config import check_at_least
+from ..critic.config import TrainingConfig
 from ..critic.latent import Latents, Source
 from ..critic.rollouts import Rollout
 from ..critic.training import fit, mse_loss, names_of
 from ..policy import Policy
 from ..scorers import Scorer
-from .re_control import ValueConfig, ValueNetwork, ValueSpec, load_value, save_value
+from .re_control import ValueNetwork, ValueSpec, load_value, save_value
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueConfig(TrainingConfig):
+    """Settings of a value network: those of any training, with the embedded
+    policies' own defaults.
+
+    RE-Control's public code has width 4096, lr 1.0e-4, 100 epochs and batches of 512.
+
+    Attributes
+    ----------
+    n_prompts : int, optional
+        The network learns from, and is judged on, the rollouts of at most so many prompts, the
+        first by id, because o_t takes a pass through all layers of the policy. By default of all.
+    """
+
+    width: int = 128
+    lr: float = 3e-4
+    n_prompts: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(self, n_prompts=2)
 
 
 @dataclass(frozen=True)

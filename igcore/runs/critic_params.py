@@ -7,7 +7,7 @@ import, and certificates are no part of it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from ..baselines.re_control import ValueConfig
+from ..baselines.value_training import ValueConfig
 from ..config import SearchConfig, check_at_least, check_name, check_threads, from_mapping
 from ..critic.config import CriticConfig, RolloutConfig
 from ..errors import ParameterError

@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, LlamaConfig
 from transformers.cache_utils import DynamicLayer
 
-from ...baselines.re_control import ValueConfig, ValueNetwork, ValueSpec
+from ...baselines.re_control import ValueNetwork, ValueSpec
+from ...baselines.value_training import ValueConfig
 from ...config import SearchConfig
 from ...critic.config import CriticConfig
 from ...critic.latent import Latents, latents
