@@ -233,7 +233,7 @@ def test_every_entry_point_has_a_closure_without_strangers():
     """
     decoding, rollouts = (
         identity.code_of("igcore.runs.decode_run"),
-        identity.code_of("igcore.critic.rollouts"),
+        identity.code_of("igcore.runs.rollout_run"),
     )
     assert {
         "igcore.search",

@@ -8,15 +8,10 @@ import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, letter_reward, mock_policy
 
 from igcore import Guard, ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
-from igcore.critic.rollouts import (
-    Labels,
-    Rollout,
-    RolloutConfig,
-    load_rollouts,
-    roll_out,
-    split_by_prompt,
-    targets,
-)
+from igcore.critic.config import RolloutConfig
+from igcore.critic.rollouts import Labels, Rollout, split_by_prompt, targets
+from igcore.runs import rollout_run
+from igcore.runs.rollout_run import load_rollouts, roll_out
 
 PROMPTS = [
     Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())
@@ -27,7 +22,7 @@ CONFIG = RolloutConfig(n_rollouts=3, max_new_tokens=10, block_size=4, group_size
 KNOWN = {"policy": mock_policy(), "cost": LetterCost(), "reward": LetterReward()}
 
 
-def roll(folder, config=CONFIG, cost=None, reward=None, prompts=PROMPTS, identity=None):
+def roll(folder, config=CONFIG, cost=None, reward=None, prompts=PROMPTS):
     return roll_out(
         mock_policy(),
         prompts,
@@ -35,7 +30,6 @@ def roll(folder, config=CONFIG, cost=None, reward=None, prompts=PROMPTS, identit
         cost=cost or LetterCost(),
         reward=reward or LetterReward(),
         folder=folder,
-        identity=identity,
     )
 
 
@@ -141,15 +135,17 @@ def test_other_settings_start_anew(tmp_path, capsys):
     assert roll(tmp_path / "a", replace(CONFIG, seed=6), prompts=PROMPTS[:2]) != again
 
 
-def test_whatever_else_rollouts_depend_on_is_compared(tmp_path, capsys):
-    """Guards rollouts of two versions of the code in one folder, and settings that are hidden."""
-    roll(tmp_path / "a", identity={"code": {"igcore.x": "1"}, "seed": 7})
+def test_whatever_else_rollouts_depend_on_is_compared(tmp_path, capsys, monkeypatch):
+    """Guards rollouts of two versions of the code in one folder."""
+    monkeypatch.setattr(rollout_run, "code_of", lambda *_: {"igcore.x": "1"})
+    roll(tmp_path / "a")
     said = json.loads((tmp_path / "a" / "params.json").read_text())
     assert (said["code"], said["seed"], said["chosen"]["n"]) == ({"igcore.x": "1"}, 5, len(PROMPTS))
-    assert said["parts"]["cost"] == {"name": "letters", "digest": "v1"}
-    roll(tmp_path / "a", identity={"code": {"igcore.x": "1"}, "seed": 7})
+    assert (said["parts"]["cost"]["name"], said["parts"]["cost"]["digest"]) == ("letters", "v1")
+    roll(tmp_path / "a")
     assert "changed" not in capsys.readouterr().out
-    roll(tmp_path / "a", identity={"code": {"igcore.x": "2"}, "seed": 7})
+    monkeypatch.setattr(rollout_run, "code_of", lambda *_: {"igcore.x": "2"})
+    roll(tmp_path / "a")
     assert "code.igcore.x changed since the last run" in capsys.readouterr().out
 
 

@@ -13,9 +13,10 @@ from tinymodels import tiny
 
 from igcore import ParameterError, Prompt
 from igcore.critic import training as module
+from igcore.critic.config import RolloutConfig
 from igcore.critic.latent import encode
 from igcore.critic.network import load_critic
-from igcore.critic.rollouts import RolloutConfig, roll_out, split_by_prompt
+from igcore.critic.rollouts import split_by_prompt
 from igcore.critic.training import (
     CriticConfig,
     bce_loss,
@@ -26,6 +27,7 @@ from igcore.critic.training import (
 )
 from igcore.policy import Policy
 from igcore.report.critic_metrics import critic_table, judgements
+from igcore.runs.rollout_run import roll_out
 
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
 CONFIG = CriticConfig(

@@ -21,13 +21,15 @@ from igcore.baselines import value_training as module
 from igcore.baselines.re_control import ValueNetwork, ValueSpec, load_value, save_value
 from igcore.baselines.value_training import ValueConfig, of_first, train_value, value_source
 from igcore.critic import training as loop
+from igcore.critic.config import RolloutConfig
 from igcore.critic.latent import Latents
-from igcore.critic.rollouts import Rollout, RolloutConfig, roll_out
+from igcore.critic.rollouts import Rollout
 from igcore.critic.training import names_of
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE, draw
 from igcore.report.value_metrics import expectations, value_table
 from igcore.runs.decode_params import Settings
+from igcore.runs.rollout_run import roll_out
 
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 TEXTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]

@@ -1,7 +1,7 @@
 """One run of notebook 20: rollouts, critics trained on them, and what they are worth, in one
 folder. Knows the order of work.
 
-runs/<profile>/critics/<run>/rollouts-train, rollouts-test    see `igcore.critic.rollouts`
+runs/<profile>/critics/<run>/rollouts-train, rollouts-test    see `igcore.runs.rollout_run`
 runs/<profile>/critics/<run>/<name>                           one folder per critic, see
 `igcore.critic.network` runs/<profile>/critics/<run>/value                            the value network, if
 one is wanted, see `igcore.baselines.re_control` runs/<profile>/critics/<run>/critic.csv                       see
@@ -21,7 +21,7 @@ import torch
 from ..baselines.re_control import ValueNetwork
 from ..baselines.value_training import of_first, train_value
 from ..critic.network import Critic
-from ..critic.rollouts import Rollout, load_rollouts, roll_out
+from ..critic.rollouts import Rollout
 from ..critic.training import train
 from ..engine.prepack import packed
 from ..errors import ParameterError, RunError
@@ -46,7 +46,8 @@ from ..report.value_metrics import expectations, value_table
 from ..scorers import Scorer
 from .critic_only import critic_only_losses
 from .critic_params import CriticParams
-from .identity import network_identity, rollouts_identity
+from .identity import network_identity
+from .rollout_run import load_rollouts, roll_out
 
 # the modules whose code decides weights
 TRAINING, VALUE_TRAINING = "igcore.critic.training", "igcore.baselines.value_training"
@@ -218,7 +219,7 @@ def critic_run(params: CriticParams) -> CriticRun:
     AssetError
         When prompts or models are not to be had; a finished run of these settings stays as it is.
     ParameterError, RunError
-        See `igcore.critic.rollouts.roll_out`, `igcore.critic.rollouts.load_rollouts` and `igcore.critic.training.train`.
+        See `igcore.runs.rollout_run` and `igcore.critic.training.train`.
     """
     torch.set_num_threads(params.threads)
     limits = {"train": params.limit, "test": params.test_limit}
@@ -263,7 +264,6 @@ def _rollouts(
             cost=cost,
             reward=reward,
             folder=folder / f"rollouts-{split}",
-            identity=rollouts_identity(policy, cost, reward),
         )
     found = load_rollouts(
         root() / params.rollouts / f"rollouts-{split}", policy=policy, cost=cost, reward=reward

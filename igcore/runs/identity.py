@@ -68,15 +68,6 @@ def modules_of(*parts) -> list[str]:
     return sorted(homes - {None})
 
 
-def rollouts_identity(policy, cost, reward) -> dict:
-    """Return what rollouts depend on besides their settings and prompts, as JSON values."""
-    return {
-        "versions": versions(),
-        "code": code_of("igcore.critic.rollouts", *modules_of(policy, cost, reward)),
-        "parts": {"policy": about(policy), "cost": about(cost), "reward": about(reward)},
-    }
-
-
 def network_identity(*modules: str) -> dict:
     """Return what weights depend on besides settings and rollouts: code, from the modules that
     train, and versions.

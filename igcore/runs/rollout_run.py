@@ -1,0 +1,241 @@
+"""Rollouts drawn from the reference policy, scored and stored.
+
+A folder of rollouts is a run folder, see `igcore.folders`: one line of ``responses.jsonl`` holds
+all responses to one prompt as token ids with costs and rewards. Hidden states are not stored;
+`igcore.critic.latent` makes them again from the ids.
+"""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ..critic.config import RolloutConfig
+from ..critic.rollouts import Rollout
+from ..engine.local import LocalEngine
+from ..engine.memory import halving
+from ..engine.prepack import packed
+from ..engine.protocol import Block
+from ..engine.sampling import random_key
+from ..errors import ParameterError, RunError
+from ..folders import Run, open_run, read
+from ..policy import Policy, Prompt, groups_of
+from ..progress import progress
+from ..scorers import Scorer, check_sign, checked_score
+from .identity import about, code_of, modules_of, prompts_digest, versions
+
+METHOD = "rollouts"  # what the lines call it
+
+
+# --- drawing and scoring --------------------------------------------------------------------------
+
+
+def roll_out(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    config: RolloutConfig,
+    *,
+    cost: Scorer,
+    reward: Scorer,
+    folder: Path,
+) -> list[Rollout]:
+    """Draw responses at temperature 1 without top-k or top-p, score them and store them.
+
+    Start it again after any stop and it goes on.
+
+    Parameters
+    ----------
+    prompts : sequence of Prompt
+        In the order of their ids, as `igcore.load_prompts` gives them.
+    folder : Path
+        Filled group by group. A folder that holds other rollouts is moved aside, see
+        `igcore.folders.open_run`.
+
+    Raises
+    ------
+    ParameterError
+        For a scorer with the wrong sign, a prompt that is too long, more shards than groups, or no
+        prompt.
+    RunError
+        When the folder cannot be written, or another process is writing to it.
+    """
+    check_sign(reward, "reward")
+    check_sign(cost, "cost")
+    if not prompts:
+        raise ParameterError("there are no prompts; give at least one")
+    encoded = {prompt.id: policy.encode(prompt.text, config.max_new_tokens) for prompt in prompts}
+    groups = groups_of(config, list(prompts))
+    mine = [prompt for group in groups for prompt in group]
+    models = {"policy": policy, "cost": cost, "reward": reward}
+    params = asdict(config) | {
+        "parts": {role: about(model) for role, model in models.items()},
+        "code": code_of(__name__, *modules_of(*models.values())),
+        "versions": versions(),
+        "dtype": str(policy.model.dtype),
+        "device": str(policy.model.device),
+        "chosen": prompts_digest(mine),
+    }
+    wanted = {(METHOD, prompt.id) for prompt in mine}
+    with open_run(Path(folder), params, wanted) as run, packed(policy.model):
+        _fill(run, policy, groups, encoded, config, cost, reward)
+        seconds = sum(line["generate_s"] + line["score_s"] for line in run.lines)
+        run.finish({"lines": len(run.lines), "seconds": seconds})
+    return _rollouts(run.lines)
+
+
+def _fill(
+    run: Run,
+    policy: Policy,
+    groups: list[list[Prompt]],
+    encoded: dict,
+    config: RolloutConfig,
+    cost: Scorer,
+    reward: Scorer,
+) -> None:
+    """Append a line for every prompt that the run does not hold yet."""
+    done = {line["prompt_id"] for line in run.lines}
+    if any(prompt.id not in done for group in groups for prompt in group):
+        run.manifest.unlink(missing_ok=True)  # no longer the sign of success
+    run.responses.touch()  # a shard without a group is complete, too
+    bar = progress(sum(map(len, groups)), f"rollouts {policy.name}")
+
+    def draw(batch: Sequence[Prompt]) -> list[dict]:
+        return _lines(policy, batch, encoded, config, cost, reward)
+
+    for group in groups:
+        missing = {prompt.id for prompt in group} - done
+        # the whole group, even when some of its lines exist: its results depend on its composition
+        for line in halving(group, len(group), draw) if missing else ():
+            if line["prompt_id"] in missing:
+                run.append(line)
+        bar.update(len(group))
+    bar.close()
+
+
+def _lines(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    encoded: dict,
+    config: RolloutConfig,
+    cost: Scorer,
+    reward: Scorer,
+) -> list[dict]:
+    """Draw and score the responses to one group of prompts; return one line per prompt."""
+    n, size = config.n_rollouts, config.block_size
+    began = time.perf_counter()
+    block = _draw(policy, prompts, encoded, config)
+    drawn = time.perf_counter()
+    # each response up to every block end, the whole response last, and whose prefix it is
+    texts, owners = [], []
+    for i, tokens in enumerate(block.tokens):
+        for end in [*range(size, len(tokens), size), len(tokens)]:
+            texts.append((prompts[i // n].text, policy.text(tokens[:end]), end == len(tokens)))
+            owners.append(i)
+    costs: list[list] = [[] for _ in block.tokens]
+    for i, score in zip(owners, _scores(cost, texts), strict=True):
+        costs[i].append(score)
+    whole = [text for text in texts if text[2]]
+    rewards = _scores(reward, whole)
+    scored = time.perf_counter()
+    lines = []
+    for k, prompt in enumerate(prompts):
+        mine = slice(k * n, (k + 1) * n)
+        lines.append(
+            {
+                "method": METHOD,
+                "prompt_id": prompt.id,
+                "prompt": prompt.text,
+                "prompts": prompt.set_name,
+                "policy": policy.name,
+                "block_size": size,
+                "max_new_tokens": config.max_new_tokens,
+                "seed": config.seed,
+                "tokens": block.tokens[mine],
+                "texts": [text for _, text, _ in whole[mine]],
+                "ended": block.ended[mine],
+                "costs": costs[mine],
+                "rewards": rewards[mine],
+                "generate_s": (drawn - began) / len(prompts),
+                "score_s": (scored - drawn) / len(prompts),
+            }
+        )
+    return lines
+
+
+def _draw(policy: Policy, prompts: Sequence[Prompt], encoded: dict, config: RolloutConfig) -> Block:
+    """Draw `n_rollouts` whole responses to each prompt; those of one prompt are neighbours."""
+    engine = LocalEngine(policy.model, policy.eos_ids, policy.cache)
+    engine.open([encoded[prompt.id] for prompt in prompts])
+    rows, keys = [], []
+    for row, prompt in enumerate(prompts):
+        for i in range(config.n_rollouts):
+            rows.append(row)
+            # those of beam i in round 0 of a search: `base` draws the first rollout of a prompt
+            places = range(config.max_new_tokens)
+            keys.append([random_key(config.seed, prompt.id, 0, i, t) for t in places])
+    return engine.sample_block(rows, keys, last=True)
+
+
+def _scores(scorer: Scorer, texts: Sequence[tuple[str, str, bool]]) -> list[float | None]:
+    """Score texts; None where the scorer failed, for JSON has no NaN."""
+    scores = checked_score(scorer, *zip(*texts, strict=True)).tolist()
+    return [None if math.isnan(x) else x for x in scores]
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def load_rollouts(*folders: Path, policy: Policy, cost: Scorer, reward: Scorer) -> list[Rollout]:
+    """Return the rollouts of finished folders, such as all shards.
+
+    Raises
+    ------
+    RunError
+        When one has not finished.
+    ParameterError
+        When one is of another policy, or was scored by others.
+    """
+    rollouts = []
+    for folder in map(Path, folders):
+        if not (folder / "manifest.json").exists():
+            raise RunError(
+                f"the rollouts in {folder} have not finished; draw them again with the same "
+                f"settings, which goes on"
+            )
+        parts = json.loads((folder / "params.json").read_text(encoding="utf-8"))["parts"]
+        for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
+            name, digest = parts[role]["name"], parts[role]["digest"]
+            if digest != part.digest:
+                raise ParameterError(
+                    f"the rollouts in {folder} are of {role} {name!r} of hash {digest[:12]!r}, "
+                    f"not of {part.name!r} of hash {part.digest[:12]!r}; draw rollouts with it"
+                )
+        rollouts += _rollouts(read(folder / "responses.jsonl"))
+    return rollouts
+
+
+def _rollouts(lines: list[dict]) -> list[Rollout]:
+    """Return the rollouts of all lines, in their order."""
+    rollouts = []
+    for line in lines:
+        parts = (line[name] for name in ("tokens", "ended", "costs", "rewards"))
+        for tokens, ended, costs, reward in zip(*parts, strict=True):
+            rollouts.append(
+                Rollout(
+                    prompt_id=line["prompt_id"],
+                    prompt=line["prompt"],
+                    tokens=tokens,
+                    ended=ended,
+                    costs=[_known(cost) for cost in costs],
+                    reward=_known(reward),
+                    block_size=line["block_size"],
+                    max_new_tokens=line["max_new_tokens"],
+                )
+            )
+    return rollouts
+
+
+def _known(score: float | None) -> float:
+    return math.nan if score is None else score
