@@ -1,8 +1,7 @@
 """Run folders: lines appended as they finish, the manifest written last, resume after any stop.
 
-Knows files and the order of writing; knows nothing of decoding, scores or tables. A folder holds
-``params.json``, which says what its lines depend on, ``responses.jsonl`` and, as the only sign of
-success, ``manifest.json``.
+A folder holds ``params.json``, which says what its lines depend on, ``responses.jsonl`` and, as the
+only sign of success, ``manifest.json``.
 """
 
 import fcntl
@@ -15,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,32 +24,19 @@ from .errors import RunError
 
 ASIDE = ".replaced"  # where what was replaced is kept
 PART = ".part"  # of a file that is being written
-NOTEBOOK = (
-    "executed.ipynb"  # written by whoever runs the notebook, before and after this module writes
-)
-CODE = (
-    "igcore",
-    "notebooks",
-    "params",
-    "Snakefile",
-)  # what a walk writes, figures above all, is no change of what wrote it
+# written by whoever runs the notebook, before and after this module writes
+NOTEBOOK = "executed.ipynb"
 Key = tuple[str, str]
 DIGITS = 16  # hex digits of the digests of modules, prompts and lines
 
 
 def root() -> Path:
-    """Return the nearest folder above the current one that holds ``notebooks`` and ``params``, else
-    the current one.
-    """
+    """Return the nearest folder upwards that holds ``notebooks`` and ``params``, else this one."""
     here = Path.cwd()
-    return next(
-        (
-            p
-            for p in (here, *here.parents)
-            if (p / "notebooks").is_dir() and (p / "params").is_dir()
-        ),
-        here,
-    )
+    for folder in (here, *here.parents):
+        if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
+            return folder
+    return here
 
 
 @dataclass
@@ -78,13 +64,6 @@ class Run:
     def manifest(self) -> Path:
         return self.folder / "manifest.json"
 
-    @property
-    def frame(self):
-        """The lines, one row each (DataFrame)."""
-        import pandas as pd
-
-        return pd.DataFrame(self.lines)
-
     def append(self, line: dict) -> None:
         """Append a line with its digest."""
         line = line | {"digest": line_digest(line)}
@@ -94,10 +73,9 @@ class Run:
     def finish(self, manifest: dict) -> None:
         """Write the manifest with commit, processor and root hash, atomically and last."""
         manifest = json.loads(json.dumps(manifest | made_by(), allow_nan=False))
+        digest = root_of(self.params, self.lines, manifest)
         with disk(self.folder):
-            _write_json(
-                self.manifest, manifest | {"root": root_of(self.params, self.lines, manifest)}
-            )
+            _write_json(self.manifest, manifest | {"root": digest})
 
 
 # --- digests ------------------------------------------------------------------------------------
@@ -124,9 +102,8 @@ def comparable(line: dict) -> dict:
 
 def line_digest(line: dict) -> str:
     """Hash the comparable fields of a line, its own digest excepted."""
-    return digest_of({name: value for name, value in comparable(line).items() if name != "digest"})[
-        :DIGITS
-    ]
+    content = {name: value for name, value in comparable(line).items() if name != "digest"}
+    return digest_of(content)[:DIGITS]
 
 
 def key(line: dict) -> Key:
@@ -138,9 +115,7 @@ def key(line: dict) -> Key:
 
 
 def root_of(params: dict, lines: Sequence[dict], manifest: dict) -> str:
-    """Return one hash over a run: params, lines in any order, and the manifest without the hash
-    itself.
-    """
+    """Return one hash over a run: params, lines in any order, and the manifest but for the hash."""
     about = {name: value for name, value in manifest.items() if name != "root"}
     return digest_of([params, sorted(line_digest(line) for line in lines), about])
 
@@ -182,20 +157,6 @@ def read(path: Path) -> list[dict]:
             )
         lines.append(line)
     return lines
-
-
-def differences(a: Sequence[dict], b: Sequence[dict]) -> list[str]:
-    """Say in which fields two runs differ, in any order of lines; seconds do not count."""
-    left, right = ({key(line): comparable(line) for line in lines} for lines in (a, b))
-    out = [f"{name} is in only one file" for name in sorted(left.keys() ^ right.keys())]
-    for name in sorted(left.keys() & right.keys()):
-        fields = left[name].keys() | right[name].keys()
-        out += [
-            f"{name}: {f} differs"
-            for f in sorted(fields)
-            if left[name].get(f) != right[name].get(f)
-        ]
-    return out
 
 
 # --- opening --------------------------------------------------------------------------------------
@@ -240,8 +201,8 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
                 folder.rename(aside)
                 folder.mkdir()
                 print(
-                    f"{why} in {folder.name}: its files are now in {aside}, and everything "
-                    f"is made anew"
+                    f"{why} in {folder.name}: its files are now in {aside}, and everything is "
+                    f"made anew"
                 )
             _write_json(folder / "params.json", identity)
             run.lines = sound_lines(run.responses, wanted)
@@ -249,19 +210,14 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
 
 
 def _foreign(folder: Path, identity: dict) -> str:
-    """Say why what a folder holds is not of this identity; nothing when it is, or when the folder
-    is fresh.
-    """
+    """Say why what a folder holds is not of this identity; nothing when it is, or holds nothing."""
     known = folder / "params.json"
     if not known.exists():
-        held = [
-            path.name for path in folder.iterdir() if path.name != NOTEBOOK and path.suffix != PART
-        ]
-        return (
-            f"{', '.join(sorted(held)[:3])} without a params.json that says what they are lay"
-            if held
-            else ""
-        )
+        held = sorted(path.name for path in folder.iterdir() if path.suffix != PART)
+        held = [name for name in held if name != NOTEBOOK]
+        if not held:
+            return ""
+        return f"{', '.join(held[:3])} without a params.json that says what they are lay"
     try:
         old = json.loads(known.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -269,25 +225,23 @@ def _foreign(folder: Path, identity: dict) -> str:
     if not isinstance(old, dict):
         return "params.json was damaged"
     changed = list(changes(old, identity))
-    return (
-        f"{', '.join(changed[:6])}{' and more' * (len(changed) > 6)} changed since the last run"
-        if changed
-        else ""
-    )
+    if not changed:
+        return ""
+    more = " and more" if len(changed) > 6 else ""
+    return f"{', '.join(changed[:6])}{more} changed since the last run"
 
 
 def changes(old: object, new: object, name: str = "") -> Iterator[str]:
-    """Name what differs between two identities, inside mappings by path, such as
-    ``policy.files.tokenizer.json``.
-    """
+    """Name what differs between two identities; inside mappings by path, such as ``parts.cost``."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted(old.keys() | new.keys()):
-            yield from changes(old.get(key), new.get(key), f"{name}.{key}".lstrip("."))
+        for part in sorted(old.keys() | new.keys()):
+            yield from changes(old.get(part), new.get(part), f"{name}.{part}".lstrip("."))
     elif old != new:
         yield name
 
 
 def _place_aside(path: Path) -> Path:
+    """Return where a path is kept that is replaced now."""
     aside = path.parent / ASIDE / f"{path.name}.{time.time_ns()}"
     aside.parent.mkdir(exist_ok=True)
     return aside
@@ -325,8 +279,7 @@ def sound_lines(
         _write(path, b"".join(text + b"\n" for text, _ in kept.values()))
         print(
             f"{lost} lines of {path} were changed since they were written, or answer what is "
-            f"not asked for: the file as it was is "
-            f"now in {aside}, and these lines are left out"
+            f"not asked for: the file as it was is now in {aside}, and these lines are left out"
         )
     return [line for _, line in kept.values()]
 
@@ -335,7 +288,8 @@ def _line(raw: bytes, by: Callable[[dict], Hashable]) -> dict | None:
     """Return a line that is as it was written, else None."""
     try:
         line = json.loads(raw)
-        return line if line["digest"] == line_digest(line) and hash(by(line)) is not None else None
+        hash(by(line))  # raises for a key that is none
+        return line if line["digest"] == line_digest(line) else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -388,6 +342,7 @@ def _write_json(path: Path, value: dict) -> None:
 
 
 def _write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
     part = path.with_suffix(PART)
     part.write_bytes(data)
     part.replace(path)
@@ -404,30 +359,21 @@ def disk(folder: Path) -> Iterator[None]:
         ) from error
 
 
-# --- where and by what ----------------------------------------------------------------------------
+# --- by what a run was made -----------------------------------------------------------------------
 
-
-def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
-    """Return size and time (ns) of the files of policies and scorers, and of others: a change is
-    seen without reading them.
-    """
-    known = [getattr(part, "files", {}) for part in parts]
-    models = [
-        Path(files.folder) / name for files in known if hasattr(files, "folder") for name in files
-    ]
-    found = [path.absolute() for path in (*models, *map(Path, paths)) if path.is_file()]
-    return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in found}
+# changes of these mark a commit; what a walk writes, figures above all, is no change of the code
+CODE = ("igcore", "notebooks", "params", "Snakefile")
 
 
 def made_by() -> dict[str, str | None]:
-    """Return commit, processor and time, which nobody can check afterwards."""
+    """Return commit, processor and time, as a manifest has them."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return {"git_commit": commit(), "processor": processor(), "finished_at": now}
 
 
 def processor() -> str:
     """Return the name of the CPU and, where torch is in use and has one, of the GPU."""
-    torch = sys.modules.get("torch")
+    torch = sys.modules.get("torch")  # never imported for it: tables are written without
     gpu = [torch.cuda.get_device_name()] if torch and torch.cuda.is_available() else []
     return ", ".join([_cpu(), *gpu])
 
@@ -438,23 +384,17 @@ def _cpu(described: Path = Path("/proc/cpuinfo")) -> str:
     return named[1].strip() if named else platform.processor() or platform.machine()
 
 
-@cache
+@cache  # asked once: what a process runs is what it began with
 def commit() -> str | None:
-    """Return the commit of the code, with ``+`` when `CODE` has changes; None outside a repository.
-
-    Asked once: what a process runs is what it began with.
-    """
-    git = ["git", "-C", str(Path(__file__).parents[1])]
+    """Return the commit, with ``+`` when `CODE` has changes; None outside a repository."""
     try:
-        head = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "-uno", "--", *CODE],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "-uno", "--", *CODE)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head + ("+" if changed.strip() else "")
+    return f"{head}+" if changed else head
+
+
+def _git(*command: str) -> str:
+    git = ["git", "-C", str(Path(__file__).parents[1]), *command]
+    return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

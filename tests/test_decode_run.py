@@ -28,6 +28,7 @@ from igcore.critic.network import Critic, Shuffled, save_critic
 from igcore.guard import Guard
 from igcore.policy import Policy
 from igcore.runs import cli, decode_run
+from igcore.runs.cli import differences
 from igcore.runs.decode_params import DecodeParams
 
 GOOD = dict(
@@ -96,10 +97,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
     resumed = decode_into(path.parent)
     assert folders.read(resumed)[: len(after_kill)] == after_kill
     assert len(folders.read(resumed)) == 30
-    assert (
-        folders.differences(folders.read(resumed), folders.read(decode_into(tmp_path / "whole")))
-        == []
-    )
+    assert differences(folders.read(resumed), folders.read(decode_into(tmp_path / "whole"))) == []
     assert (path.parent / "manifest.json").exists()
 
 
@@ -114,7 +112,7 @@ def test_shards_hold_the_same_lines_as_the_whole(tmp_path, n_shards):
         part = dataclasses.replace(PARAMS, shard=shard, n_shards=n_shards)
         parts += folders.read(decode_into(tmp_path / str(shard), part))
     assert len(parts) == len(whole) == 30
-    assert folders.differences(parts, whole) == []
+    assert differences(parts, whole) == []
 
 
 def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
@@ -195,7 +193,7 @@ def test_a_resume_decodes_edited_lines_anew_and_ends_as_a_fresh_run(tmp_path, mo
     run.responses.write_text("".join(texts))
     again = decode_run.decode_run(p, tmp_path / "run")
     assert run.responses.read_text().splitlines(keepends=True)[:-1] == texts[:3] + texts[4:-1]
-    assert folders.differences(folders.read(again.responses), folders.read(fresh.responses)) == []
+    assert differences(folders.read(again.responses), folders.read(fresh.responses)) == []
     manifests = [json.loads(made.manifest.read_text()) for made in (again, fresh)]
     assert manifests[0]["counts"] == manifests[1]["counts"] and manifests[0]["lines"] == 20
 
@@ -233,7 +231,7 @@ def test_what_changed_under_the_same_parameters_starts_a_run_anew(
         decode_run.decode_run(p, tmp_path / "run"),
         decode_run.decode_run(p, tmp_path / "fresh"),
     )
-    assert folders.differences(now.lines, fresh.lines) == []
+    assert differences(now.lines, fresh.lines) == []
     out = capsys.readouterr().out
     assert re.search(f"{said} since the last run in run", out), out
 

@@ -12,6 +12,7 @@ from test_decode_run import decode_into
 from test_records import lines
 
 from igcore import RunError, folders
+from igcore.runs.cli import differences
 
 LINES = [
     {"method": method, "prompt_id": name, "cost": 0.5, "cost_s": 1.0}
@@ -48,7 +49,7 @@ def test_a_line_is_json_and_survives_the_file(tmp_path):
     path = tmp_path / "responses.jsonl"
     for line in lines():
         folders.append(path, line)
-    assert folders.differences(folders.read(path), lines()) == []
+    assert differences(folders.read(path), lines()) == []
 
 
 def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_path):
@@ -134,11 +135,11 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
 def test_differences_ignore_seconds_and_order_but_nothing_else():
     a = lines(methods=["base"])
     b = [line | {"generate_s": 9.0} for line in reversed(a)]
-    assert folders.differences(a, b) == []
+    assert differences(a, b) == []
     b[0] = b[0] | {"reward": 7.0}
     name = (b[0]["method"], b[0]["prompt_id"])
-    assert folders.differences(a, b) == [f"{name}: reward differs"]
-    assert folders.differences(a, b[1:]) == [f"{name} is in only one file"]
+    assert differences(a, b) == [f"{name}: reward differs"]
+    assert differences(a, b[1:]) == [f"{name} is in only one file"]
 
 
 def test_the_root_hash_is_over_everything_but_seconds_and_order(tmp_path):

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from igcore.errors import ParameterError
-from igcore.folders import opened
 from igcore.runs import identity, jobs
 
 ROOT = Path(__file__).parents[1]
@@ -235,7 +234,7 @@ def finished(folder: Path, kind: str) -> Path:
     for name in left[kind]:
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text("{}\n")
-    known = {} if kind == "judge" else {"opened": opened(paths=[model / "tokenizer.json"])}
+    known = {} if kind == "judge" else {"opened": identity.opened(paths=[model / "tokenizer.json"])}
     (run / "manifest.json").write_text(json.dumps(known))
     return run
 

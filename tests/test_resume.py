@@ -18,6 +18,7 @@ from igcore import folders, load_policy, search
 from igcore.engine import sampling
 from igcore.models import registry
 from igcore.runs import identity
+from igcore.runs.cli import differences
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
 
@@ -171,7 +172,7 @@ def resumed_like_fresh(world, folder, tmp_path, **changes):
     """Resume a run and make it anew elsewhere; return the lines of both."""
     again = folders.read(decode_run(params(world, **changes), folder).responses)
     fresh = folders.read(decode_run(params(world, **changes), tmp_path / "fresh").responses)
-    assert folders.differences(again, fresh) == []
+    assert differences(again, fresh) == []
     assert (folder / "manifest.json").exists()
     return again
 
@@ -186,7 +187,7 @@ def test_a_changed_file_is_noticed_and_the_run_ends_as_a_fresh_one(
     (folder, whole), (change, named) = stopped, FILES[what]
     change(world)
     again = resumed_like_fresh(world, folder, tmp_path)
-    assert folders.differences(again, whole)  # the change does alter answers
+    assert differences(again, whole)  # the change does alter answers
     said = capsys.readouterr().out
     assert "changed since the last run in run" in said and named in said
     (aside,) = (tmp_path / ".replaced").glob("run.*/responses.jsonl")
@@ -228,7 +229,7 @@ def test_changed_code_is_noticed(module, world, stopped, tmp_path, monkeypatch, 
     pretend(monkeypatch, tmp_path, module, change)
     monkeypatch.setattr(*loaded)
     again = resumed_like_fresh(world, folder, tmp_path)
-    assert folders.differences(again, whole)
+    assert differences(again, whole)
     assert f"code.{module} changed since the last run in run" in capsys.readouterr().out
 
 
@@ -246,7 +247,7 @@ def test_what_alters_nothing_costs_nothing(change, world, stopped, tmp_path, mon
     folder, whole = stopped
     pretend(monkeypatch, tmp_path, "igcore.search", change)
     run = decode_run(params(world), folder)
-    assert folders.differences(run.lines, whole) == []
+    assert differences(run.lines, whole) == []
     assert run.responses.read_text().startswith(
         "".join(json.dumps(line) + "\n" for line in whole[:5])
     )
@@ -255,7 +256,7 @@ def test_what_alters_nothing_costs_nothing(change, world, stopped, tmp_path, mon
 
 def test_other_params_are_another_run(world, stopped, tmp_path, capsys):
     folder, whole = stopped
-    assert folders.differences(resumed_like_fresh(world, folder, tmp_path, seed=1), whole)
+    assert differences(resumed_like_fresh(world, folder, tmp_path, seed=1), whole)
     assert "seed changed since the last run in run" in capsys.readouterr().out
 
 
@@ -290,7 +291,7 @@ def test_a_folder_that_was_tampered_with_is_made_whole(
     capsys.readouterr()
     change(folder)
     again = resumed_like_fresh(world, folder, tmp_path)
-    assert folders.differences(again, whole) == []
+    assert differences(again, whole) == []
     out = capsys.readouterr().out
     assert re.search(said, out) if said else ".replaced" not in out
 
@@ -304,7 +305,7 @@ def test_a_model_that_moved_is_the_same_model(world, stopped, tmp_path, capsys):
     shutil.move(world / "model", world / "elsewhere")
     (world / "model").symlink_to(world / "elsewhere")
     assert identity.about(load_policy(str(world / "model"), device="cpu")) == before
-    assert folders.differences(decode_run(params(world), folder).lines, whole) == []
+    assert differences(decode_run(params(world), folder).lines, whole) == []
     assert "changed" not in capsys.readouterr().out
 
 

@@ -5,13 +5,13 @@ The same stands behind ``python -m igcore.runs``.
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import yaml
 
 from ..errors import IgcoreError
-from ..folders import differences, read
+from ..folders import comparable, key, read
 from .rescore import TOLERANCE
 from .trusted import Trusted
 from .verify import Report, verify
@@ -54,6 +54,18 @@ def plain(text: str) -> str:
     like words of ours.
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def differences(a: Sequence[dict], b: Sequence[dict]) -> list[str]:
+    """Say in which fields two runs differ, in any order of lines; seconds do not count."""
+    left = {key(line): comparable(line) for line in a}
+    right = {key(line): comparable(line) for line in b}
+    out = [f"{name} is in only one file" for name in sorted(left.keys() ^ right.keys())]
+    for name in sorted(left.keys() & right.keys()):
+        one, other = left[name], right[name]
+        fields = sorted(one.keys() | other.keys())
+        out += [f"{name}: {f} differs" for f in fields if one.get(f) != other.get(f)]
+    return out
 
 
 def _groups(text: str) -> int | None:

@@ -175,9 +175,9 @@ def critic_only_losses(
                         run.append(line)
             bar.update(len(group))
         run.finish({"lines": len(run.lines)})
-    frame = run.frame[["threshold", "prompt_id", "status", "loss", "cost", "reward"]].astype(
-        {"cost": float, "reward": float}
-    )
+    frame = pd.DataFrame(run.lines)[
+        ["threshold", "prompt_id", "status", "loss", "cost", "reward"]
+    ].astype({"cost": float, "reward": float})
     return frame.sort_values(["threshold", "prompt_id"], ascending=[False, True], ignore_index=True)
 
 

@@ -25,7 +25,7 @@ from ..critic.rollouts import Rollout
 from ..critic.training import train
 from ..engine.prepack import packed
 from ..errors import ParameterError, RunError
-from ..folders import digest_of, made_by, opened, root
+from ..folders import digest_of, made_by, root
 from ..guard import Guard, decode
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
@@ -46,7 +46,7 @@ from ..report.value_metrics import expectations, value_table
 from ..scorers import Scorer
 from .critic_only import critic_only_losses
 from .critic_params import CriticParams
-from .identity import network_identity
+from .identity import network_identity, opened
 from .rollout_run import load_rollouts, roll_out
 
 # the modules whose code decides weights

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..beams import method_of
 from ..engine.prepack import packed
-from ..folders import Run, key, open_run, opened, root
+from ..folders import Run, key, open_run, root
 from ..guard import Guard, decode
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
@@ -18,7 +18,7 @@ from ..models.registry import load_scorer
 from ..policy import Prompt, groups_of
 from ..progress import progress
 from .decode_params import DecodeParams, network_of
-from .identity import about, code_of, modules_of, prompts_digest, versions
+from .identity import about, code_of, modules_of, opened, prompts_digest, versions
 from .networks import Networks, load_networks, network_files
 from .records import record
 

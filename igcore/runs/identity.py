@@ -75,6 +75,18 @@ def network_identity(*modules: str) -> dict:
     return {"code": code_of(*modules), "versions": versions()}
 
 
+def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
+    """Return size and time (ns) of the files of policies and scorers, and of others: a change is
+    seen without reading them.
+    """
+    known = [getattr(part, "files", {}) for part in parts]
+    models = [
+        Path(files.folder) / name for files in known if hasattr(files, "folder") for name in files
+    ]
+    found = [path.absolute() for path in (*models, *map(Path, paths)) if path.is_file()]
+    return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in found}
+
+
 def _has_source(part) -> bool:
     name = type(part).__module__
     return source_of(name, frozenset([name.partition(".")[0]])) is not None
