@@ -21,6 +21,7 @@ from igcore.runs.jobs import check_run, request, shards_of
 from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
 from igcore.runs.paramfiles import ParamFiles
+from igcore.runs.sweeps import unfinished
 
 
 @contextmanager
@@ -120,7 +121,7 @@ ABLATIONS = [
     ],
 ]
 MAIN, MAIN_RUNS = swept.MAIN.get(PROFILE), []  # the profile beside whose runs these are the sweeps
-if MAIN and not swept.unfinished(MAIN, Path()):  # else notebook 45 says what is missing
+if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missing
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
     ABLATIONS += [f"{FIGURES}/tables/paper_{table}.{end}" for table in swept.TABLES for end in TABLE]
     ABLATIONS += [f"{FIGURES}/{swept.PICTURE}.{end}" for end in PICTURE]

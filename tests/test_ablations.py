@@ -689,7 +689,7 @@ def workplace(folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
-    for module in ("ablations.report", "look"):
+    for module in ("report.sections", "report.pictures"):
         monkeypatch.setattr(
             f"igcore.{module}.save",
             lambda fig, stem: [stem.with_suffix(end).touch() for end in (".png", ".pdf")],

@@ -11,15 +11,14 @@ from sklearn.metrics import roc_auc_score
 from test_training import policy, rollouts, trained
 
 from igcore import ParameterError
+from igcore.report.calibration import calibration_error, reliability
 from igcore.report.critic_metrics import (
     COLUMNS,
     RELIABILITY,
     auroc,
-    calibration_error,
     critic_table,
     judgements,
     reference_table,
-    reliability,
     reliability_table,
     wins,
     within_difference,

@@ -14,6 +14,7 @@ from pictures import boxes, hidden, outside
 from igcore.errors import ParameterError, RunError
 from igcore.figures import main as figures
 from igcore.figures import style as look
+from igcore.figures.labels import spread
 from igcore.report import tables
 
 METHODS = (
@@ -232,7 +233,7 @@ def test_tradeoff_names_methods_without_any_text(main):
 def test_spread_keeps_order_gap_and_panel():
     """Guards against labels that change places, touch, or leave the panel."""
     values = np.array([0.9, 0.1, 0.91, 0.92, 0.5, 0.93])
-    heights = figures._spread(values, (0, 1), gap=0.1)
+    heights = spread(values, (0, 1), gap=0.1)
     assert (np.argsort(heights) == np.argsort(values)).all()
     assert np.diff(np.sort(heights)).min() >= 0.1 - 1e-12
     assert heights.min() >= 0 and heights.max() <= 1

@@ -29,16 +29,16 @@ from igcore.judge.spec import ASPECTS, Question, Reply, parse
 from igcore.judge.trust import host_of, masked
 from igcore.report import load as runs
 from igcore.report import tables
-from igcore.runs.judge_run import (
+from igcore.report.verdicts import (
     COLUMNS,
     asked,
-    judge_run,
     pairs_of,
     questions_of,
     read,
     verdicts,
     win_rates,
 )
+from igcore.runs.judge_run import judge_run
 from igcore.runs.params import notebook_params
 from tests.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
 

@@ -13,8 +13,8 @@ from igcore.figures.style import unless_missing
 from igcore.judge import JudgeParams
 from igcore.paper import swept
 from igcore.report import statistics as metrics
+from igcore.report import verdicts
 from igcore.report.load import load_runs
-from igcore.runs import judge_run as verdicts
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = (
@@ -50,7 +50,7 @@ def executed(folder, monkeypatch, **parameters) -> tuple[set[str], int]:
     """
     written, shown = set(), []
     monkeypatch.setattr(
-        "igcore.figures.style.save",
+        "igcore.report.pictures.save",
         lambda fig, stem: written.add(Path(stem).relative_to(folder / "figures").as_posix()),
     )
     monkeypatch.setattr("IPython.display.display", shown.append)

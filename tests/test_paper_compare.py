@@ -36,7 +36,7 @@ from igcore.paper.compare import (
     verdict,
 )
 from igcore.report import statistics as metrics
-from igcore.runs.judge_run import pairs_of, questions_of
+from igcore.report.verdicts import pairs_of, questions_of
 
 N = 759
 RESULTS = [table for table in paper.TABLES if table not in hyperparameters.TABLES]

@@ -15,11 +15,12 @@ from igcore import METHODS
 from igcore.config import from_mapping
 from igcore.judge import JudgeParams
 from igcore.report import load as runs
+from igcore.report.verdicts import win_rates
 from igcore.runs import cli, decode_run
 from igcore.runs import critic_run as critic_runs
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.decode_params import DecodeParams
-from igcore.runs.judge_run import judge_run, win_rates
+from igcore.runs.judge_run import judge_run
 from igcore.runs.paramfiles import ParamFiles
 from tests.rehearsal.__main__ import build_mirror
 from tests.rehearsal.stub import stub_judge

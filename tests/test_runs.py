@@ -10,7 +10,7 @@ from test_decode_run import decode_into
 
 from igcore import RunError, folders
 from igcore.report import load as runs
-from igcore.runs import cli
+from igcore.runs import cli, records
 
 
 def test_tables_want_every_shard_and_only_one_sharding(tmp_path):
@@ -133,6 +133,13 @@ def test_what_has_not_finished_is_left_out_and_said(tmp_path, monkeypatch):
         "args",
     ]
     assert len(why) == 1 and "c has not finished" in why[0]
+
+
+def test_the_report_reads_fields_that_a_run_writes():
+    """Bug: a misspelled or forgotten field in one of the two lists: an empty table lacks a column,
+    or a setting that varies passes for constant.
+    """
+    assert set(runs.COLUMNS) <= set(records.COLUMNS) and set(runs.SETTINGS) == set(records.SETTINGS)
 
 
 def test_examples_are_read_only_when_they_are_named(tmp_path):

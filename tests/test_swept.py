@@ -10,6 +10,7 @@ from test_ablations import executed, outputs, workplace, written
 
 from igcore import RunError, paper
 from igcore.paper import report, swept
+from igcore.runs import sweeps
 
 ROOT = Path(__file__).parents[1]
 TOGETHER = ("45-swept-tables", "45-pareto-fig")
@@ -60,7 +61,7 @@ def test_all_runs_of_both_must_have_finished(repository):
         RunError,
         match=r"the run main/decode-a-seed-0 has not finished, nor have 3 others.*`make reproduce` and then",
     ):
-        swept.check("sweeps", repository)
+        sweeps.check_finished("sweeps", repository)
     finish(
         repository,
         "main/decode-a-seed-0",
@@ -68,18 +69,18 @@ def test_all_runs_of_both_must_have_finished(repository):
         "sweeps/decode-a-seed-0",
         "sweeps/decode-a-seed-1",
     )
-    assert swept.unfinished("main", repository) == ["decode-a-seed-1"] and not swept.unfinished(
+    assert sweeps.unfinished("main", repository) == ["decode-a-seed-1"] and not sweeps.unfinished(
         "sweeps", repository
     )
     with pytest.raises(RunError, match="main/decode-a-seed-1 has not finished, so"):
-        swept.check("sweeps", repository)
+        sweeps.check_finished("sweeps", repository)
     finish(repository, "main/decode-a-seed-1.1-of-2")
-    swept.check("sweeps", repository)
+    sweeps.check_finished("sweeps", repository)
     with pytest.raises(
         RunError,
         match="'main' sweeps for no other, as sweeps does; its notebooks 40 and 50 write everything",
     ):
-        swept.check("main", repository)
+        sweeps.check_finished("main", repository)
 
 
 def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys):

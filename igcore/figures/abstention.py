@@ -17,9 +17,8 @@ from statsmodels.stats.proportion import proportion_confint
 from ..errors import RunError
 from ..report import statistics as metrics
 from ..report.experiments import OURS
-from ..report.replay import REPLAYED
+from ..report.replay import REPLAYED, unsafe_samples
 from ..theory.finite_sample import abstention_bound
-from ..verdict import within
 from .style import WIDTH, percent, style, styled, whiskers
 
 OBSERVED, BOUND = "observed", "bound"
@@ -96,15 +95,6 @@ def abstention_table(records: pd.DataFrame) -> pd.DataFrame:
         ]
         rows += [(policy, *row) for row in found]
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def unsafe_samples(lines: pd.DataFrame) -> np.ndarray:
-    """Return which samples of each line are not inside its budget; shape (lines, N), True where the
-    cost is unknown.
-    """
-    settings = pd.Series({"strict": False} | lines.iloc[0].to_dict())
-    costs = [[final[1] for final in line.finals[: line.n_samples]] for line in lines.itertuples()]
-    return ~within(np.array(costs, dtype=float), settings)
 
 
 def nothing_safe(unsafe: np.ndarray, n: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from ..errors import RunError
-from ..report.critic_metrics import reliability
+from ..report.calibration import reliability
 from .main import INK, WIDTH, styled, whiskers
 from .theory import MARKERS, panels
 

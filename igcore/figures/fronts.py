@@ -8,7 +8,6 @@ worse; reward: higher is better.
 
 import math
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,13 +15,12 @@ from matplotlib.lines import Line2D
 
 from ..beams import METHODS
 from ..errors import RunError
-from ..report import statistics as metrics
 from ..report import tables
 from ..report.experiments import LAMBDAS, OURS
 from ..report.load import each_finished
-from ..report.replay import REPLAYED, replay_best_of_n
-from ..verdict import within
-from .experiment_fronts import LIMITS, names, place
+from ..report.replay import REPLAYED, judged_under, replay_best_of_n
+from .experiment_fronts import LIMITS, names
+from .labels import place
 from .pareto import pareto
 from .style import WIDTH, percent, style, styled
 
@@ -35,7 +33,6 @@ VARIED = {method: "lagrange_multiplier" for method in METHODS if "lagrangian" in
     OURS: "budget"
 }
 COLUMNS = ["panel", *tables.COLUMNS, "value"]
-SAFE, ABSTAINED, UNSAFE = metrics.STATUSES
 FRONT = "#d9d9d9"  # of all methods together, behind everything
 
 
@@ -94,16 +91,6 @@ def alike(records: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
             ]
         )
     return pd.concat(found)
-
-
-def judged_under(records: pd.DataFrame, budget: float) -> pd.DataFrame:
-    """Return the same answers as another budget judges them: safe where the cost of the text is
-    inside; an abstention stays one.
-    """
-    settings = pd.Series({"strict": bool(records["strict"].iloc[0]), "budget": budget})
-    inside = within(records["cost"].astype(float), settings)  # never for NaN
-    status = np.select([records["status"] == ABSTAINED, inside], [ABSTAINED, SAFE], UNSAFE)
-    return records.assign(status=status, budget=budget)
 
 
 # --- the table ------------------------------------------------------------------------------------

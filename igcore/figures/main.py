@@ -19,6 +19,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from ..errors import ParameterError, RunError
+from ..report.pictures import RC as RC
+from ..report.pictures import save as save
+from ..report.tables import FAMILIES
+from .labels import spread
 from .style import (
     INK,
     OUTCOMES,
@@ -31,17 +35,8 @@ from .style import (
     styled,
     whiskers,
 )
-from .style import RC as RC
-from .style import save as save
 
 LABEL = 0.26  # inches from one label of `tradeoff` to the next
-FAMILIES = (
-    "best-of-n",
-    "beam",
-    "args",
-    "re-control",
-    "inferenceguard",
-)  # how the names of methods begin; base has none
 
 
 def _policies(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -119,7 +114,7 @@ def _tradeoff_panel(
         yerr=whiskers(rows["reward_mean"], rows["reward_low"], rows["reward_high"]),
     )  # fmt: skip
     ax.set_ylim(ax.get_ylim())
-    places = _spread(rows["reward_mean"].to_numpy(), ax.get_ylim(), gap)
+    places = spread(rows["reward_mean"].to_numpy(), ax.get_ylim(), gap)
     for (k, row), place in zip(rows.iterrows(), places, strict=True):
         colour, marker = style(row["method"])
         point = (row["safety_rate"], row["reward_mean"])
@@ -137,21 +132,6 @@ def _tradeoff_panel(
         ax.annotate(
             "", point, xytext=(1.03, place), textcoords="axes fraction", arrowprops=line, zorder=2
         )
-
-
-def _spread(values: np.ndarray, limits: tuple[float, float], gap: float) -> np.ndarray:
-    """Return a height in [0, 1] for the label of each value: in the order of the values, near them,
-    `gap` apart.
-    """
-    rank = np.argsort(values, kind="stable")
-    steps = gap * np.arange(len(values))
-    free = (values[rank] - limits[0]) / (limits[1] - limits[0]) - steps
-    # the mean of the nondecreasing hulls from above and below: neighbours stay a gap apart and push
-    # each other equally
-    free = (np.maximum.accumulate(free) + np.minimum.accumulate(free[::-1])[::-1]) / 2
-    heights = np.empty(len(values))
-    heights[rank] = np.clip(free, 0, 1 - gap * (len(values) - 1)) + steps
-    return heights
 
 
 @styled

@@ -1,20 +1,15 @@
-"""How every picture looks, and how it is written: colours, markers, whiskers, files, and a sentence
-where there is nothing to draw.
-
-Knows no table and draws nothing.
-"""
+"""How every picture looks: colours, markers, whiskers and the names of methods."""
 
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from ..errors import RunError, unknown_name
+from ..report.pictures import RC
 
 # One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is
 # in the picture.
@@ -35,38 +30,11 @@ STYLE: dict[str, tuple[str, str | tuple]] = {
     "inferenceguard-critic": ("#8b2500", "P"),
     "inferenceguard-mix": ("#ff9e6b", (4, 1, 45)),
 }
-OUTCOMES = {
-    "safe": "#0173b2",
-    "abstained": "#c9c9c9",
-    "unsafe": "#d55e00",
-}  # columns of the main table
-RC = {
-    "font.family": "DejaVu Sans",  # ships with matplotlib: the same picture everywhere
-    "font.size": 11,
-    **{"axes.titlesize": 12, "axes.titleweight": "bold"},
-    **{"axes.spines.top": False, "axes.spines.right": False},
-    "axes.axisbelow": True,
-    "image.cmap": "viridis",  # perceptually uniform
-    "grid.color": "#e6e6e6",
-    "pdf.fonttype": 42,
-}
+# column of the main table -> colour
+OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}
 WIDTH = 9.0  # inches: a README shows 900 pixels, so 11 points are 15 pixels
 INK = "#222222"
 styled = matplotlib.rc_context(RC)
-
-
-def save(fig: Figure, stem: Path | str) -> list[Path]:
-    """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch) and return the two paths; same
-    figure, same bytes.
-    """
-    stem = Path(stem)
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
-    paths = [stem.with_name(stem.name + suffix) for suffix in metadata]
-    for path in paths:
-        with matplotlib.rc_context(RC), path.open("wb") as file:
-            fig.savefig(file, format=path.suffix[1:], dpi=200, metadata=metadata[path.suffix])
-    return paths
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import RunError
+from ..report.tables import FAMILIES
 from ..scorers import Scorer, checked_score
-from .main import FAMILIES
 from .style import INK, OUTCOMES, WIDTH, rows_of_panels, style, styled
 
 SHARES = {

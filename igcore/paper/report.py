@@ -20,7 +20,7 @@ from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES
 from ..report.load import each_finished, load_runs
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import of_runs
-from ..runs.judge_run import pairs_of, questions_of, read, verdicts
+from ..report.verdicts import pairs_of, questions_of, read, verdicts
 from . import IDENTITY, SETTINGS, TABLES, contents, swept
 from . import hyperparameters as hyper
 from .cells import matches

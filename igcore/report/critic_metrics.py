@@ -23,10 +23,10 @@ from ..critic.training import source_of
 from ..errors import ParameterError
 from ..policy import Policy
 from ..scorers import Scorer, checked_score
+from .calibration import bins_of, calibration_error
 
 POSITIONS = (8, 16, 24, 32)
 RESAMPLES = 2000
-BINS = 10
 COLUMNS = (
     "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman "
     "ece parameters train_s "
@@ -151,37 +151,6 @@ def _interval(won: np.ndarray, pairs: np.ndarray, confidence: float) -> tuple[fl
     )
 
 
-def calibration_error(
-    safe: Sequence[bool], probability: Sequence[float], bins: int = BINS
-) -> float:
-    """Return the expected calibration error over bins of equal width: mean |share of safe - mean
-    probability|, weighted by size.
-    """
-    table = reliability(safe, probability, bins)
-    return float(
-        (table["n"] * (table["safe"] - table["probability"]).abs()).sum() / table["n"].sum()
-    )
-
-
-def reliability(
-    safe: Sequence[bool], probability: Sequence[float], bins: int = BINS
-) -> pd.DataFrame:
-    """Return one row per bin that is not empty: mean ``probability``, share of ``safe``, and ``n``;
-    the data of a diagram.
-    """
-    frame = pd.DataFrame(
-        {"safe": np.asarray(safe, dtype=float), "probability": np.asarray(probability, dtype=float)}
-    )
-    found = frame.groupby(_bins(frame["probability"], bins)).agg(
-        probability=("probability", "mean"), safe=("safe", "mean"), n=("safe", "size")
-    )
-    return found.reset_index(drop=True)
-
-
-def _bins(probability: pd.Series, bins: int = BINS) -> pd.Series:
-    return (probability * bins).astype(int).clip(upper=bins - 1)
-
-
 def reliability_table(judged: pd.DataFrame, positions: Sequence[int] = POSITIONS) -> pd.DataFrame:
     """Return `reliability` at each position with intervals, columns `RELIABILITY`: the data of a
     diagram with whiskers.
@@ -199,7 +168,7 @@ def reliability_table(judged: pd.DataFrame, positions: Sequence[int] = POSITIONS
     rows = []
     for position in positions:
         here = judged[judged["position"] == position]
-        for _, part in here.groupby(_bins(here["f1"])):
+        for _, part in here.groupby(bins_of(here["f1"])):
             of_prompt = part.groupby("prompt_id").size()
             effective, share = of_prompt.sum() ** 2 / (of_prompt**2).sum(), part["safe"].mean()
             low, high = proportion_confint(share * effective, effective, method="wilson")

@@ -16,10 +16,10 @@ import pandas as pd
 
 from ..beams import METHODS
 from ..errors import ParameterError, RunError
-from ..runs.records import SETTINGS
 from . import compute, critic_search, overrefusal, tables
 from . import statistics as metrics
 from .factorial import effects, expand
+from .load import SETTINGS
 from .paired import Reference, compared, corrected, is_safe, reward
 from .replay import BUDGET_FREE, REPLAYED, replay_best_of_n, replay_budgets
 from .retries import block_mass, retry_table, retry_tests

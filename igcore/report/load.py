@@ -10,9 +10,26 @@ import pandas as pd
 from ..beams import METHODS
 from ..errors import RunError
 from ..folders import read, root
-from ..runs.records import COLUMNS
 
 EXAMPLES = "examples"  # how the names of runs begin whose answers are shown and never counted
+# the fields of a line of ``responses.jsonl`` that the report reads: what a method was told, and all
+SETTINGS = (
+    *("n_samples", "keep", "block_size", "max_new_tokens", "rounds", "group_size"),
+    *("budget", "accounting", "gamma_safety", "strict", "on_failure", "refusal"),
+    *("lagrange_multiplier", "score_threshold", "probe_fail_open"),
+    *("threshold", "miss", "eta", "gamma_task", "diversity", "diversity_penalty"),
+    *("top_k", "token_score", "policy_weight", "reward_weight", "token_temperature"),
+    *("value_steps", "value_step_size"),
+)
+COLUMNS = (
+    *("prompt_id", "prompt", "response", "policy", "prompts", "method", "seed"),
+    *SETTINGS,
+    *("status", "reason", "n_tokens", "reward", "cost", "peak_cost", "fail_open_cost"),
+    *("z_trace", "grid_ends", "grid_size", "trace", "finals"),
+    *("samples_drawn", "policy_tokens", "forward_tokens", "rounds_used", "near_ties"),
+    *("scorer_tokens", "scorer_calls", "cost_scorer", "cost_digest", "reward_digest"),
+    *("generate_s", "cost_s", "reward_s", "critic_s", "score_s"),
+)
 
 
 def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..figures.style import save
 from . import tables
 from .paired import verdicts
+from .pictures import save
 
 Tables = dict[str, pd.DataFrame]  # suffix of the file -> table; "" is the experiment's main table
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..folders import commit, processor, root
+from .load import EXAMPLES
 
 
 def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
@@ -30,8 +31,6 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
         By ``<profile>/<folder>``: ``root``, the hash over lines, parameters and prompts, and the
         ``commit`` and the ``processor`` of the run.
     """
-    from .load import EXAMPLES  # here: it needs torch, and those who only write tables do not
-
     base = root() / "runs" / profile
     found = {
         folder

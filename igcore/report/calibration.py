@@ -1,0 +1,39 @@
+"""Whether a probability means what it says: bins of equal width, and the error over them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+BINS = 10
+
+
+def calibration_error(
+    safe: Sequence[bool], probability: Sequence[float], bins: int = BINS
+) -> float:
+    """Return the expected calibration error over bins of equal width: mean |share of safe - mean
+    probability|, weighted by size.
+    """
+    table = reliability(safe, probability, bins)
+    return float(
+        (table["n"] * (table["safe"] - table["probability"]).abs()).sum() / table["n"].sum()
+    )
+
+
+def reliability(
+    safe: Sequence[bool], probability: Sequence[float], bins: int = BINS
+) -> pd.DataFrame:
+    """Return one row per bin that is not empty: mean ``probability``, share of ``safe``, and ``n``;
+    the data of a diagram.
+    """
+    frame = pd.DataFrame(
+        {"safe": np.asarray(safe, dtype=float), "probability": np.asarray(probability, dtype=float)}
+    )
+    found = frame.groupby(bins_of(frame["probability"], bins)).agg(
+        probability=("probability", "mean"), safe=("safe", "mean"), n=("safe", "size")
+    )
+    return found.reset_index(drop=True)
+
+
+def bins_of(probability: pd.Series, bins: int = BINS) -> pd.Series:
+    return (probability * bins).astype(int).clip(upper=bins - 1)
