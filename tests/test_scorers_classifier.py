@@ -22,7 +22,7 @@ from igcore import AssetError, ParameterError, ScorerError, load_scorer
 from igcore.models.classifier import UNITS, EncoderScorer, classifier
 from igcore.models.convert import quiet_transformers
 from igcore.models.lm_scorer import LMScorer
-from igcore.scorers import COST, REWARD, check_sign, checked_score, open_sessions
+from igcore.scorers import COST, REWARD, carries, check_sign, checked_score
 
 CHAT = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor -%}
 {% if add_generation_prompt %}<|assistant|>{% endif %}"""
@@ -176,14 +176,15 @@ def assert_everywhere(scorer, expected_of, texts, carried: bool = True) -> None:
     assert scorer.score(*columns, [True] * len(texts)) == pytest.approx(expected, **EXACT)
     alone = [scorer.score([prompt], [response], [False])[0] for prompt, response in texts]
     assert alone == pytest.approx(expected, **EXACT)
-    opened, sessions = open_sessions({"scorer": scorer}, columns[0])
+    sessions = [scorer.opened(columns[0])] if carries(scorer) else []
+    opened = scorer.carried(sessions[0]) if sessions else scorer
     words = "Water it when the </s> soil is dry".split(" ")
     for n in range(0, len(words) + 1, 2):
         answers = [" ".join(words[:n]), " ".join([*words[:n], "tea"])]
         prompts, responses = zip(
             *((p, r) for p in dict.fromkeys(columns[0]) for r in answers), strict=True
         )
-        found = opened["scorer"].score(prompts, responses, [False] * len(prompts))
+        found = opened.score(prompts, responses, [False] * len(prompts))
         assert found == pytest.approx(expected_of(prompts, responses), **EXACT)
     assert all((session.root is not None) == carried for session in sessions)
 

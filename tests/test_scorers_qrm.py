@@ -33,7 +33,7 @@ from igcore.models import qrm
 from igcore.models.convert import quiet_transformers
 from igcore.models.qrm import qrm_cost, qrm_reward
 from igcore.models.registry import load_scorer, maker
-from igcore.scorers import COST, REWARD, open_sessions
+from igcore.scorers import COST, REWARD, Scoring
 from tests.rehearsal.tokenizers import llama3_folder
 from tests.rehearsal.weights import drawn
 
@@ -266,12 +266,12 @@ def test_reward_and_cost_come_from_one_pass(folder):
     model = roles["cost"].backbone.model
     assert roles["reward"].backbone is roles["cost"].backbone and fits(model)
     with Counter(model) as counter:
-        carried, sessions = open_sessions(roles, PROMPTS)
+        scoring = Scoring(roles["cost"], roles["reward"], PROMPTS, patience=1)
         columns = list(zip(*TEXTS, strict=True))
-        cost = carried["cost"].score(*columns)
+        cost = scoring.search["cost"].score(*columns)
         read = counter.tokens
-        reward = carried["reward"].score(*columns)
-        assert len(sessions) == 1 and counter.tokens == read > 0
+        reward = scoring.search["reward"].score(*columns)
+        assert len(scoring.sessions) == 1 and counter.tokens == read > 0
     assert cost == pytest.approx(roles["cost"].score(*columns), **EXACT)
     assert reward == pytest.approx(roles["reward"].score(*columns), **EXACT)
 
