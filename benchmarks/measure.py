@@ -16,12 +16,17 @@ import torch
 from igcore import folders
 from igcore.engine.prepack import packed, products_of
 
-SETTING = (
-    "variant prompts prompt_tokens n_samples new_tokens dtype".split()
-)  # tells the rows of a table apart
+# tells the rows of a table apart
+SETTING = ["variant", "prompts", "prompt_tokens", "n_samples", "new_tokens", "dtype"]
 COLUMNS = [
     *SETTING,
-    *"device cpu_s_per_prompt wall_s_per_prompt tokens_per_s gemm_share kv_bytes forward_tokens".split(),
+    "device",
+    "cpu_s_per_prompt",
+    "wall_s_per_prompt",
+    "tokens_per_s",
+    "gemm_share",
+    "kv_bytes",
+    "forward_tokens",
 ]
 
 
@@ -80,13 +85,11 @@ class Meter:
 
     def __init__(self, models: Sequence):
         self.models, self.kv_bytes = list({id(m): m for m in models}.values()), 0
-        self._sums: list[
-            tuple[torch.Tensor, torch.Tensor, int, object]
-        ] = []  # real tokens, pairs, positions, model
+        # real tokens, pairs, positions, model
+        self._sums: list[tuple[torch.Tensor, torch.Tensor, int, object]] = []
         self._head_flops = 0
-        self._alive: dict[
-            int, tuple[weakref.ref, int]
-        ] = {}  # keys of a first layer, and how many layers there are
+        # keys of a first layer, and how many layers there are
+        self._alive: dict[int, tuple[weakref.ref, int]] = {}
 
     def __enter__(self) -> "Meter":
         self._hooks = []
@@ -124,9 +127,8 @@ class Meter:
             kwargs["input_ids"] if "input_ids" in kwargs else args[0],
             kwargs.get("attention_mask"),
         )
-        positions = kwargs.get(
-            "position_ids"
-        )  # (R, S): a token at position p looks at p + 1 tokens
+        # positions (R, S): a token at position p looks at p + 1 tokens
+        positions = kwargs.get("position_ids")
         if positions is None and mask is not None:
             positions = (mask.cumsum(1) - 1)[:, -ids.shape[1] :]
         elif positions is None:
@@ -141,7 +143,7 @@ class Meter:
         self._head_flops += 2 * head.weight.numel() * args[0][..., 0].numel()
 
     def _watch(self, model, kwargs: dict) -> None:
-        """Note the cache of a forward pass. All layers are alike, so that the first one is enough."""
+        """Note the cache of a forward pass; all layers are alike, so the first one is enough."""
         cache = kwargs.get("past_key_values")
         if cache is None:
             return

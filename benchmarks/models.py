@@ -23,14 +23,17 @@ from igcore.policy import Policy
 from igcore.scorers import COST, REWARD
 
 SIGNS = {"cost": COST, "reward": REWARD}
-LLAMA_7B = LlamaConfig(
-    max_position_embeddings=4096
-)  # the other defaults of transformers are those of Llama-2-7B
+# the other defaults of transformers are those of Llama-2-7B
+LLAMA_7B = LlamaConfig(max_position_embeddings=4096)
 TINY = LlamaConfig(
-    vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
     num_key_value_heads=2,
     max_position_embeddings=512,
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -100,9 +103,8 @@ def _models(make: Callable[[], object], policy: Callable[[object], Policy], prom
     first.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0
     )
-    heads = torch.randn(2, first.config.hidden_size, generator=torch.Generator().manual_seed(0)).to(
-        first.device
-    )  # (2, H)
+    generator = torch.Generator().manual_seed(0)
+    heads = torch.randn(2, first.config.hidden_size, generator=generator).to(first.device)  # (2, H)
     return Models(
         policy(first),
         {role: (m, w) for role, m, w in zip(SIGNS, others, heads, strict=True)},

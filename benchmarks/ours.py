@@ -34,10 +34,15 @@ def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Va
             role: scorer for role, scorer in models.free_scorers().items() if role in free
         }
         config = ArgsConfig(
-            budget=BUDGET, n_samples=case.n_samples, keep=case.keep, block_size=case.block,
+            budget=BUDGET,
+            n_samples=case.n_samples,
+            keep=case.keep,
+            block_size=case.block,
             max_new_tokens=case.new_tokens,
-            group_size=len(prompts), top_k=case.n_samples, policy_weight=OMEGA,
-        )  # fmt: skip
+            group_size=len(prompts),
+            top_k=case.n_samples,
+            policy_weight=OMEGA,
+        )
         policy = replace(models.policy, cache=cache)
         return [
             out.text
@@ -62,9 +67,8 @@ def draw_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) ->
     other.
     """
     rows = len(prompts) * case.n_samples
-    logits = torch.randn(
-        rows, models.policy.model.config.vocab_size, device=models.device
-    )  # (R, V)
+    # logits (R, V)
+    logits = torch.randn(rows, models.policy.model.config.vocab_size, device=models.device)
     keys = _keys(rows, case.new_tokens, seed)
     steps = [
         draw(logits, torch.from_numpy(uniforms([row[step] for row in keys])).to(models.device), {})[

@@ -83,17 +83,29 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
     """
     plan = {
         "guarded search": [
-            A1, A2, A3, B, C, replace(C, prompts=8),
+            A1,
+            A2,
+            A3,
+            B,
+            C,
+            replace(C, prompts=8),
             # the naive ones go prompt by prompt: eight cost each what one does
-            *(replace(case, dtype="bfloat16") for case in (replace(A2, prompts=2), B, C, replace(C,
-            prompts=8))),
+            *(
+                replace(case, dtype="bfloat16")
+                for case in (replace(A2, prompts=2), B, C, replace(C, prompts=8))
+            ),
         ],
         "long prompts": [
-            replace(case, prompt_tokens=512, n_samples=32, dtype=dtype) for dtype in ("float32",
-            "bfloat16") for case in SAMPLE
-        ] + [replace(GENERATE, prompt_tokens=512, n_samples=32, new_tokens=64, dtype="bfloat16")],
+            replace(case, prompt_tokens=512, n_samples=32, dtype=dtype)
+            for dtype in ("float32", "bfloat16")
+            for case in SAMPLE
+        ]
+        + [replace(GENERATE, prompt_tokens=512, n_samples=32, new_tokens=64, dtype="bfloat16")],
         "overheads": [
-            GUARDED, UNGUARDED, ONE_BLOCK, ENGINE,
+            GUARDED,
+            UNGUARDED,
+            ONE_BLOCK,
+            ENGINE,
             *(replace(case, n_samples=128, new_tokens=16) for case in (ENGINE, DRAW)),
         ],
         "token by token": [ARGS, *ARGS_RIVALS],
@@ -102,10 +114,13 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
             *(replace(GUARDED, n_samples=n) for n in (4, 16, 64)),
             *(replace(GUARDED, new_tokens=n) for n in (32, 64, 128)),
             *(replace(GUARDED, prompts=n) for n in (1, 4, 8)),
-            *(replace(GUARDED, variant=f"{GUARDED.variant}, {n} blocks", block=64 // n) for n in (1,
-            2, 8)),  # above: 4
+            # above: 4 blocks
+            *(
+                replace(GUARDED, variant=f"{GUARDED.variant}, {n} blocks", block=64 // n)
+                for n in (1, 2, 8)
+            ),
         ],
-    }  # fmt: skip
+    }
     if quick or torch.cuda.is_available():
         seven = {"models": "random 7B", "dtype": "bfloat16", "new_tokens": 128, "block": 64}
         plan["7B"] = [
@@ -160,12 +175,15 @@ def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
 def _tiny(case: Case) -> Case:
     """Return a case of the same shape on a tiny random model."""
     return replace(
-        case, models="random tiny", prompts=min(case.prompts, 2),
+        case,
+        models="random tiny",
+        prompts=min(case.prompts, 2),
         prompt_tokens=case.prompt_tokens // 8,
-        n_samples=case.n_samples // 4, keep=1 if case.n_samples < 8 else 2,
+        n_samples=case.n_samples // 4,
+        keep=1 if case.n_samples < 8 else 2,
         new_tokens=case.new_tokens // 8,
         block=max(case.block // 8, 1),
-    )  # fmt: skip
+    )
 
 
 def warm_up(case: Case) -> Case:

@@ -87,7 +87,8 @@ def ratio_table(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -
 def summary(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -> str:
     """Return the comparisons as Markdown, and what a 7B model does on a GPU, if one was there."""
     lines = [
-        "| first / second | first, CPU s / prompt | second | ratio | ratio of key and value bytes |",
+        "| first / second | first, CPU s / prompt | second | ratio "
+        "| ratio of key and value bytes |",
         "| :-- | --: | --: | --: | --: |",
     ]
     for r in ratio_table(table, ratios).itertuples():

@@ -1,7 +1,7 @@
 """The rivals: the same search as a competent user of transformers writes it, and living libraries.
 Each gets its best options.
 
-Knows models, prompts and the sizes of a case; knows nothing of `igcore.search` and `igcore.engine.local`,
+Knows models, prompts and the sizes of a case; knows nothing of `igcore.search` and `igcore.engine`,
 which they are compared with. A variant answers for ``(models, case, prompts, seed)`` with one text
 per prompt.
 """

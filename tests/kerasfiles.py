@@ -38,7 +38,7 @@ def write_weights(path: Path, seed: int = 0) -> None:
 
 
 def write_tokenizer(path: Path, **changes) -> None:
-    """Pickle an object of Keras's class name with the attributes that it has, `changes` among them."""
+    """Pickle an object of Keras's class name with its attributes, `changes` among them."""
     name = "keras.src.legacy.preprocessing.text"
     packages = [name.rsplit(".", depth)[0] for depth in range(5)]
     modules = {package: types.ModuleType(package) for package in packages}
@@ -46,12 +46,19 @@ def write_tokenizer(path: Path, **changes) -> None:
     tokenizer = modules[name].Tokenizer()
     index_word = dict(enumerate(WORDS, start=1))
     vars(tokenizer).update(
-        word_counts=OrderedDict.fromkeys(WORDS, 2), word_docs=defaultdict(int, dict.fromkeys(WORDS,
-        1)), filters=FILTERS, split=" ",
-        lower=True, num_words=NUM_WORDS, document_count=3, char_level=False, oov_token=None,
-        analyzer=None, index_word=index_word,
+        word_counts=OrderedDict.fromkeys(WORDS, 2),
+        word_docs=defaultdict(int, dict.fromkeys(WORDS, 1)),
+        filters=FILTERS,
+        split=" ",
+        lower=True,
+        num_words=NUM_WORDS,
+        document_count=3,
+        char_level=False,
+        oov_token=None,
+        analyzer=None,
+        index_word=index_word,
         word_index={word: index for index, word in index_word.items()},
-    )  # fmt: skip
+    )
     vars(tokenizer).update(changes)
     with patch.dict(sys.modules, modules):
         path.write_bytes(pickle.dumps(tokenizer))

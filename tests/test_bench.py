@@ -324,7 +324,7 @@ def test_every_planned_case_can_be_run(quick):
 
 
 def test_prompts_have_the_wanted_length_and_differ(tiny):
-    """Guards the prompt_tokens column: text cut between tokens may be read back as fewer or more."""
+    """Guards the prompt_tokens column: text cut between tokens may be read back as others."""
     prompts = tiny.prompts(3, 8)
     assert [len(tiny.policy.encode(prompt)) for prompt in prompts] == [8, 8, 8] and len(
         set(prompts)

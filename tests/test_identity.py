@@ -17,9 +17,21 @@ from igcore.runs import identity
 
 FILES = {
     "__init__": "_HOME = {'look': 'lazy'}\n",
-    "entry": "import json\nfrom . import near\nfrom .deep.leaf import x\ndef f():\n    from . import late\n",
-    "near": "import numpy\nfrom typing import TYPE_CHECKING as TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import typed\n"
-    "else:\n    from . import other\n",
+    "entry": """\
+import json
+from . import near
+from .deep.leaf import x
+def f():
+    from . import late
+""",
+    "near": """\
+import numpy
+from typing import TYPE_CHECKING as TYPE_CHECKING
+if TYPE_CHECKING:
+    from . import typed
+else:
+    from . import other
+""",
     "late": "import importlib\nimportlib.import_module('.named', __package__)\n",
     "deep/__init__": "from . import beside\n",
     "deep/leaf": "x = 1\n",
@@ -97,7 +109,8 @@ def test_a_comment_a_docstring_and_a_layout_change_nothing(house):
     path.write_text("def f(a, b):\n    return a + b\nclass C:\n    pass\n")
     before = identity.code_of("house.entry")
     path.write_text(
-        '"""Head."""\n# why\ndef f(\n    a,\n    b,\n):\n    """Sum."""\n    return (a\n            + b)\n\n\n'
+        '"""Head."""\n# why\ndef f(\n    a,\n    b,\n):\n    """Sum."""\n'
+        "    return (a\n            + b)\n\n\n"
         'class C:\n    """Text."""\n'
     )
     assert identity.code_of("house.entry") == before
@@ -131,7 +144,8 @@ class A:
     pass
 async def g():
     async with a as b, c: pass
-    return {**a, 1: 2}, {*x}, [*y], lambda *a, k=1: 0, x[1:2, ::3, ...], -1, 1j, b"x", 1e-5, None, True
+    return ({**a, 1: 2}, {*x}, [*y], lambda *a, k=1: 0, x[1:2, ::3, ...], -1, 1j, b"x", 1e-5, None,
+            True)
 match x:
     case {"a": 1, **rest}: pass
     case [1, *_, A(b=2) | None as q] if q: pass
@@ -145,12 +159,23 @@ print(u"x", r"\\d", 0xFF, 1_000)
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("x = 1", "x = 1.0"), ("x = 1", "x = True"), ("x = 'a'", "x = b'a'"), ("a < b", "a <= b"), ("f(a, b)", "f(b, a)"),
-        ("{**a}", "{None: a}"), ("x[1:]", "x[:1]"), ("def f(a=None): x", "def f(a): x"), ("return_ = 1", "return_ = 2"),
-        ("f'{x}a'", "f'a{x}'"), ("f'{x!r}'", "f'{x}'"), ("def f(*, a, b=1): x", "def f(*, a=1, b): x"), ("x: int = 1", "x = 1"),
-        ("@a\ndef f(): x", "def f(): x"), ("if a:\n  x\nelse:\n  y", "if a:\n  x\ny"),
+        ("x = 1", "x = 1.0"),
+        ("x = 1", "x = True"),
+        ("x = 'a'", "x = b'a'"),
+        ("a < b", "a <= b"),
+        ("f(a, b)", "f(b, a)"),
+        ("{**a}", "{None: a}"),
+        ("x[1:]", "x[:1]"),
+        ("def f(a=None): x", "def f(a): x"),
+        ("return_ = 1", "return_ = 2"),
+        ("f'{x}a'", "f'a{x}'"),
+        ("f'{x!r}'", "f'{x}'"),
+        ("def f(*, a, b=1): x", "def f(*, a=1, b): x"),
+        ("x: int = 1", "x = 1"),
+        ("@a\ndef f(): x", "def f(): x"),
+        ("if a:\n  x\nelse:\n  y", "if a:\n  x\ny"),
     ],
-)  # fmt: skip
+)
 def test_what_python_tells_apart_has_two_digests(one, other):
     """Guards the canonical form: fields that are left out must not make two programs one."""
     a, b = (identity.digest_of(identity.canonical(ast.parse(text))) for text in (one, other))

@@ -16,5 +16,6 @@ def test_safety_state_and_statistics_need_no_torch():
     """Guards the lecturer's notebook against a gigabyte of dependencies that its theory does not
     use.
     """
-    code = "import sys, igcore.budget, igcore.report.statistics, igcore.report.tables; sys.exit('torch' in sys.modules)"
+    modules = "igcore.budget, igcore.report.statistics, igcore.report.tables"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -169,11 +169,22 @@ class Text(str):
 @pytest.mark.parametrize(
     "value",
     [
-        float("nan"), float("inf"), [1.0, float("nan")], (1, 2), {"m": {"layers": (1,)}}, Text("a"), {Text("a"): 1},
-        "\ud83d", ["a\udc00"], datetime.date(2024, 1, 1), b"a", {1, 2}, 1j,
+        float("nan"),
+        float("inf"),
+        [1.0, float("nan")],
+        (1, 2),
+        {"m": {"layers": (1,)}},
+        Text("a"),
+        {Text("a"): 1},
+        "\ud83d",
+        ["a\udc00"],
+        datetime.date(2024, 1, 1),
+        b"a",
+        {1, 2},
+        1j,
     ],
     ids=ascii,
-)  # fmt: skip
+)
 def test_what_a_notebook_would_get_otherwise_is_refused_by_name(tmp_path, value):
     """Bug: half of an emoji, or a date where a text was meant, stopped a run hours later."""
     path = tmp_path / "job.yaml"
@@ -249,7 +260,7 @@ def everything(folder: Path) -> dict:
 
 @pytest.mark.parametrize("kind", ["decode", "judge", "critic"])
 def test_a_sound_run_is_left_as_it_is(tmp_path, kind):
-    """Guards hours of work: what has finished and holds is not touched, nor what has not finished."""
+    """Guards hours of work: what has finished and holds is not touched, nor what goes on."""
     run = finished(tmp_path, kind)
     before = everything(tmp_path)
     assert jobs.check_run(run, kind, CRITIC) == ""
@@ -265,11 +276,17 @@ def test_a_sound_run_is_left_as_it_is(tmp_path, kind):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("decode", "responses.jsonl"), ("decode", "params.json"), ("judge", "verdicts.jsonl"), ("critic", "m/critic.safetensors"),
-        ("critic", "o/critic.safetensors"), ("critic", "value/value.safetensors"), ("critic", "rollouts-train/responses.jsonl"),
-        ("critic", "critic.csv"), ("critic", "reliability.csv"),
+        ("decode", "responses.jsonl"),
+        ("decode", "params.json"),
+        ("judge", "verdicts.jsonl"),
+        ("critic", "m/critic.safetensors"),
+        ("critic", "o/critic.safetensors"),
+        ("critic", "value/value.safetensors"),
+        ("critic", "rollouts-train/responses.jsonl"),
+        ("critic", "critic.csv"),
+        ("critic", "reliability.csv"),
     ],
-)  # fmt: skip
+)
 def test_a_run_without_one_of_its_files_runs_again(tmp_path, kind, name):
     """Bug: answers were deleted, the sign of success stayed, and nothing was decoded."""
     run = finished(tmp_path, kind)

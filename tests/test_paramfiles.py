@@ -33,9 +33,12 @@ def test_a_grid_has_a_run_for_every_point(tmp_path):
     runs = files.runs()
     assert list(runs) == [f"decode-a-keep-{k}-budget-{b}" for k in (1, 2) for b in ("0_5", "1_0")]
     assert runs["decode-a-keep-2-budget-0_5"] == {
-        "profile": "paper", "run": "decode-a-keep-2-budget-0_5", "seed": 3, "keep": 2,
+        "profile": "paper",
+        "run": "decode-a-keep-2-budget-0_5",
+        "seed": 3,
+        "keep": 2,
         "budget": 0.5,
-    }  # fmt: skip
+    }
 
 
 def test_examples_are_runs_too(tmp_path):

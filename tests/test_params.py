@@ -20,11 +20,17 @@ from igcore.runs.params import OutputParams, notebook_parameters, notebook_param
 
 ROOT = Path(__file__).parents[1]
 GOOD = dict(
-    profile="ci", run="raw", policy="smollm2-raw", prompts="rtp", budget=0.2, max_new_tokens=16,
-    block_size=4, seed=5,
-    critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}}, search={"n_samples": 4,
-    "threshold": 1.0},
-)  # fmt: skip
+    profile="ci",
+    run="raw",
+    policy="smollm2-raw",
+    prompts="rtp",
+    budget=0.2,
+    max_new_tokens=16,
+    block_size=4,
+    seed=5,
+    critics={"m": {"layer": 8}, "o": {"features": "o", "lr": 0.01}},
+    search={"n_samples": 4, "threshold": 1.0},
+)
 DECODE = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2
 )
@@ -168,7 +174,7 @@ def test_a_missing_parameter_is_named(name):
 
 
 def test_parameters_of_a_notebook_include_a_misspelt_injected_one():
-    """Guards against papermill's habit of only printing a line about a parameter that no cell has."""
+    """Guards against papermill's habit of only printing a line about an unknown parameter."""
     cells = [
         "",
         "# Parameters of this run\nbudget = 0.2\nseed = 0",

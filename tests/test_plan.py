@@ -54,19 +54,37 @@ SETTINGS = Settings(
     budget=1.0, n_samples=6, keep=2, block_size=4, max_new_tokens=8, rounds=3, top_k=5
 )
 DECODE = dict(
-    profile="paper", run="decode-a", policy="vicuna-7b", methods=["base", "inferenceguard"],
+    profile="paper",
+    run="decode-a",
+    policy="vicuna-7b",
+    methods=["base", "inferenceguard"],
     prompts={"name": "hex-phi"},
-    budget=0.0, reward="llama-7b-rm", cost="beaver-7b-cost", n_samples=8, keep=2, block_size=16,
-    max_new_tokens=64, rounds=2,
+    budget=0.0,
+    reward="llama-7b-rm",
+    cost="beaver-7b-cost",
+    n_samples=8,
+    keep=2,
+    block_size=16,
+    max_new_tokens=64,
+    rounds=2,
     dtype="bfloat16",
-)  # fmt: skip
+)
 CRITIC = dict(
-    profile="paper", run="a", policy="vicuna-7b", prompts="hex-phi", budget=0.0,
-    reward="llama-7b-rm", cost="beaver-7b-cost",
-    critics={"terminal": {"features": "ho", "width": 4096}}, value={"width": 4096}, n_rollouts=5,
-    max_new_tokens=64, block_size=16,
-    search={"n_samples": 128, "keep": 32}, dtype="bfloat16",
-)  # fmt: skip
+    profile="paper",
+    run="a",
+    policy="vicuna-7b",
+    prompts="hex-phi",
+    budget=0.0,
+    reward="llama-7b-rm",
+    cost="beaver-7b-cost",
+    critics={"terminal": {"features": "ho", "width": 4096}},
+    value={"width": 4096},
+    n_rollouts=5,
+    max_new_tokens=64,
+    block_size=16,
+    search={"n_samples": 128, "keep": 32},
+    dtype="bfloat16",
+)
 
 
 def llama(repo=VICUNA, head=True):
@@ -228,7 +246,7 @@ def test_scorers_that_share_weights_read_once():
 
 
 def test_hours_go_from_one_round_to_all():
-    """Bug: retries counted for methods that have none, or the prompts encoded anew in every round."""
+    """Bug: retries counted for methods that have none, or prompts encoded in every round."""
     assert decode_s(system(), "inferenceguard", SETTINGS, 4, 4, COUNTED) == pytest.approx(
         (4 + 11, 4 + 3 * 11)
     )
@@ -282,7 +300,7 @@ def test_tokens_drawn_and_considered():
 
 
 def test_training_encodes_in_every_epoch_unless_it_may_keep_what_it_read():
-    """Bug: the policy's passes counted once, or for all of its layers where a middle one is enough."""
+    """Bug: the policy's passes counted once, or for all layers where a middle one is enough."""
     network = NetworkSize("o", 10, 0.0, 32)
     config = ValueConfig(epochs=9, patience=3, batch_size=8, memory_gb=0.0)
     assert training_s(llama(), network, config, 80, 64, COUNTED) == pytest.approx((4 * 10, 9 * 10))

@@ -35,11 +35,16 @@ def tiny_tokenizer(**more):
 def tiny_model(tokenizer):
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, eos_token_id=tokenizer.eos_token_id,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
-    )  # fmt: skip
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -150,7 +155,10 @@ def test_any_local_folder_is_a_policy(folder):
         10,
         10,
     ]
-    alone = [r.text for p in ("hello", "a longer one") for r in decode("inferenceguard", Guard(policy, reward=Brevity(), cost=Length(), config=config), [p])]  # fmt: skip
+    guard = Guard(policy, reward=Brevity(), cost=Length(), config=config)
+    alone = [
+        r.text for p in ("hello", "a longer one") for r in decode("inferenceguard", guard, [p])
+    ]
     assert alone == [r.text for r in out] or any(r.counts.near_ties for r in out)
 
 
@@ -247,10 +255,13 @@ def test_a_policy_made_by_hand_has_an_identity(policy):
     """Guards scripts that never touch a folder."""
     assert policy.digest == "" and policy.files == {}
     assert policy.identity() == {
-        "name": "tiny", "digest": "", "files": {}, "template": "raw",
+        "name": "tiny",
+        "digest": "",
+        "files": {},
+        "template": "raw",
         "ends": [policy.tokenizer.eos_token_id],
         "rendered": hashlib.sha256(b"How do plants grow?").hexdigest(),
-    }  # fmt: skip
+    }
 
 
 def test_a_folder_without_all_its_weights_is_refused(folder, tmp_path):
@@ -369,7 +380,7 @@ def test_what_cannot_be_loaded_is_named(arguments, message):
 
 
 def test_the_embedded_policy_reads_both_templates():
-    """Guards the conversion and the end tokens: raw continues the prompt, chat wraps it in turns."""
+    """Guards conversion and end tokens: raw continues the prompt, chat wraps it in turns."""
     raw, chat = load_policy("smollm2-raw"), load_policy("smollm2-chat")
     assert raw.tokenizer.decode(raw.encode("Bread rises because")) == "Bread rises because"
     templated = chat.tokenizer.decode(chat.encode("Why does bread rise?"))

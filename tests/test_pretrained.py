@@ -424,10 +424,14 @@ def test_what_reads_a_lone_tokenizer_model_is_installed():
 @pytest.mark.parametrize(
     "name",
     [
-        "config.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json", "added_tokens.json",
+        "config.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
         "tokenizer.json",
     ],
-)  # fmt: skip
+)
 def test_a_damaged_settings_file_is_refused(copy, name):
     """Bug: transformers goes on without the end tokens of a generation_config.json of which half is
     there.
@@ -511,7 +515,7 @@ def test_pickles_in_the_format_of_long_ago_are_read(copy):
 
 
 def test_a_trainers_pickles_are_no_weights(copy):
-    """Bug: training_args.bin, a pickle of settings, in the hash of the weights or among their keys."""
+    """Bug: training_args.bin, a pickle of settings, in the hash of the weights or their keys."""
     folder = copy(VICUNA)
     torch.save({"anything": 1}, folder / "training_args.bin")
     assert len(files_of(folder)) == 2
@@ -528,10 +532,18 @@ def changed(before, after):
 @pytest.mark.parametrize(
     "name",
     [
-        "model.safetensors", "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.model",
-        "special_tokens_map.json", "chat_template.jinja", "additional_chat_templates/tools.jinja", "bpe.codes", "source.spm",
+        "model.safetensors",
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "additional_chat_templates/tools.jinja",
+        "bpe.codes",
+        "source.spm",
     ],
-)  # fmt: skip
+)
 def test_every_file_that_is_read_has_a_hash(copy, name):
     """Bug: another template, tokenizer or end token under the digest of before."""
     folder = copy(ALPACA)

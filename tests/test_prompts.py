@@ -132,7 +132,7 @@ def test_limit_and_hardest():
 
 
 def test_score_that_is_not_finite_counts_as_hardest():
-    """Bug: one NaN makes the order of the sort arbitrary, or hides the prompt that broke the cost."""
+    """Bug: one NaN makes the order arbitrary, or hides the prompt that broke the cost."""
     for value in (math.nan, -math.inf):
         (only,) = load_prompts("mild", limit=1, hardest=1, cost=Length(**{MILD[5]: value}))
         assert only.text == MILD[5]

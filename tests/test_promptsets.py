@@ -388,7 +388,7 @@ def test_options_are_checked_before_anything_is_read(given, sentence, monkeypatc
 
 
 def test_counts_are_logged_once(hub, caplog):
-    """Bug: a set that its owners have revised in silence gives other numbers, and nothing says so."""
+    """Bug: a set that its owners have revised gives other numbers, and nothing says so."""
     with caplog.at_level(logging.INFO, "igcore"):
         load_prompts({"name": PKU, "config": "alpaca-7b"}, "tune", limit=3)
     assert [record.getMessage() for record in caplog.records] == [
@@ -435,7 +435,8 @@ BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
         PKU,
         "PKU-Alignment/PKU-SafeRLHF/data/*/*.jsonl",
         lambda path: path.write_text('{"question": "Why?", "answer": "So."}\n'),
-        r"'PKU-Alignment/PKU-SafeRLHF' .* \(its part 'train' has the columns question, answer, but not 'prompt'\)",
+        r"'PKU-Alignment/PKU-SafeRLHF' .* "
+        r"\(its part 'train' has the columns question, answer, but not 'prompt'\)",
     ),
     "other columns in one part": (
         PKU,
@@ -453,7 +454,8 @@ BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
         PKU,
         "PKU-Alignment/PKU-SafeRLHF/data/Alpaca2-7B/test.jsonl",
         Path.unlink,
-        r"\(FileNotFoundError: Unable to find 'data/Alpaca2-7B/test.jsonl'.*it holds README.md, data/Alpaca-7B/test.jsonl",
+        r"\(FileNotFoundError: Unable to find 'data/Alpaca2-7B/test.jsonl'.*"
+        r"it holds README.md, data/Alpaca-7B/test.jsonl",
     ),
     "a missing folder": (
         ANTHROPIC,
@@ -495,7 +497,8 @@ BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
         HEX,
         "LLM-Tuning-Safety/HEx-PHI/category_7.csv",
         Path.unlink,
-        r"\(category_7.csv cannot be read, FileNotFoundError: .*it holds category_1.csv, category_10.csv",
+        r"\(category_7.csv cannot be read, FileNotFoundError: .*"
+        r"it holds category_1.csv, category_10.csv",
     ),
     "another encoding": (
         HEX,
@@ -577,5 +580,7 @@ def test_prompts_need_no_torch():
     """Guards the lecturer's notebook and the dry run against a second of loading what they do not
     use.
     """
-    code = "import sys, igcore.models.prompts; sys.exit('torch' in sys.modules or 'datasets' in sys.modules)"
+    code = (
+        "import sys, igcore.models.prompts; sys.exit(bool({'torch', 'datasets'} & {*sys.modules}))"
+    )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -67,12 +67,21 @@ def world(checkpoint, tmp_path, monkeypatch):
 
 def params(world, **changes):
     settings = dict(
-        profile="test", run="run", policy=str(world / "model"), prompts=str(world / "prompts.txt"),
-        cost="letters", reward="codes",
-        methods=["base", "best-of-n-augmented", "inferenceguard"], budget=0.5, n_samples=4, keep=2,
-        block_size=3, max_new_tokens=6,
-        group_size=2, device="cpu",
-    )  # fmt: skip
+        profile="test",
+        run="run",
+        policy=str(world / "model"),
+        prompts=str(world / "prompts.txt"),
+        cost="letters",
+        reward="codes",
+        methods=["base", "best-of-n-augmented", "inferenceguard"],
+        budget=0.5,
+        n_samples=4,
+        keep=2,
+        block_size=3,
+        max_new_tokens=6,
+        group_size=2,
+        device="cpu",
+    )
     return DecodeParams(**(settings | changes))
 
 
@@ -213,12 +222,16 @@ def first(old, new):
 
 
 CODE = {  # module -> an edit of its source, and the same for what is loaded
-    "igcore.search": (first("i < n % len(beams)", "i > n % len(beams)"), (search, "shares_of",
-    lambda beams, n: SPLIT(beams, n)[::-1])),
-    "igcore.engine.sampling": (first("seed", "seeds"), (search, "random_key", lambda seed,
-    *at: KEY(seed + 1, *at))),
+    "igcore.search": (
+        first("i < n % len(beams)", "i > n % len(beams)"),
+        (search, "shares_of", lambda beams, n: SPLIT(beams, n)[::-1]),
+    ),
+    "igcore.engine.sampling": (
+        first("seed", "seeds"),
+        (search, "random_key", lambda seed, *at: KEY(seed + 1, *at)),
+    ),
     "test_resume": (first("% 97 / 97", "% 89 / 89"), (Letters, "score", other_score)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("module", CODE)

@@ -39,10 +39,16 @@ NORMAL = {
     "normalizer.count": torch.tensor([9]),
 }
 COST_MODEL = CONFIG | {
-    "architectures": ["LlamaForScore"], "vocab_size": 401, "pad_token_id": 400, "score_dim": 1,
+    "architectures": ["LlamaForScore"],
+    "vocab_size": 401,
+    "pad_token_id": 400,
+    "score_dim": 1,
     "bias": False,
-    "score_type": "cost", "do_normalize": False, "normalizer_type": None, "momentum": None,
-}  # fmt: skip
+    "score_type": "cost",
+    "do_normalize": False,
+    "normalizer_type": None,
+    "momentum": None,
+}
 STATE = llama_state(COST_MODEL, {"score_head.weight": (1, 32)}) | NORMAL
 BIAS = {"score_head.bias": torch.tensor([0.25])}
 
@@ -241,7 +247,7 @@ def test_weights_in_half_precision(folder):
     ],
 )
 def test_other_keys_and_shapes_are_refused(folder, state, match):
-    """Guards against random numbers in the place of weights, and against weights that nobody reads."""
+    """Guards against random numbers in the place of weights, and weights that nobody reads."""
     assert_refused(load, folder, COST_MODEL, state, match)
 
 

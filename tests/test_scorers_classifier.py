@@ -395,7 +395,8 @@ def test_names_of_a_configuration_with_too_few(tmp_path):
         ),
         (
             {},
-            r"has 4 classes \(0 rude, 1 harmless, 2 threatening, 3 false\); say in labels which of them count",
+            r"has 4 classes \(0 rude, 1 harmless, 2 threatening, 3 false\); say in labels which of "
+            r"them count",
         ),
         (
             {"labels": ["rud"]},
@@ -468,7 +469,7 @@ def test_a_text_longer_than_the_context_is_refused(hub):
 
 
 def test_a_response_without_tokens(tmp_path):
-    """Guards the empty answer of an abstention: a row of nothing but padding would give any number."""
+    """Guards an abstention's empty answer: a row of nothing but padding gives any number."""
     save(tmp_path, "qwen2")
     scorer = load(tmp_path, reads="response")
     found = scorer.score(["p", "p"], ["", "a longer one"], [True, True])
@@ -489,7 +490,7 @@ def test_not_a_number_is_never_safe(tmp_path):
 
 
 def test_the_head_is_exact_in_half_precision(hub):
-    """Guards against a head cast down with its model: a reward near 5 would move in steps of 0.03."""
+    """Guards against a head cast down with its model: near 5 it would move in steps of 0.03."""
     folder = hub("llama")
     scorer = load(folder, dtype="bfloat16")
     assert scorer.backbone.model.dtype == torch.bfloat16
@@ -586,10 +587,15 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
     """Guards records: two scorers that may give other numbers must not pass for the same."""
     folder, known = hub("qwen2", 4), []
     for options in (
-        {}, {"labels": ["false"]}, {"labels": [0, 3]}, {"unit": "sigmoid"}, {"text_format": "raw"},
+        {},
+        {"labels": ["false"]},
+        {"labels": [0, 3]},
+        {"unit": "sigmoid"},
+        {"text_format": "raw"},
         {"reads": "response"},
-        {"dtype": "bfloat16"}, {"tokenizer": str(folder)},
-    ):  # fmt: skip
+        {"dtype": "bfloat16"},
+        {"tokenizer": str(folder)},
+    ):
         known.append(load(folder, **{"labels": ["rude"]} | options).digest)
     known.append(load(save(tmp_path, "qwen2", 4, seed=1), labels=["rude"]).digest)
     assert len(set(known)) == len(known)

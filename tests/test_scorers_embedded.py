@@ -31,10 +31,19 @@ KIND = [
     "lovely music",
 ]
 TEXTS = [
-    *GRUMPY, *KIND, "", "the of and", "SOUP soup Soup awful", "a b c", "awful_soup",
+    *GRUMPY,
+    *KIND,
+    "",
+    "the of and",
+    "SOUP soup Soup awful",
+    "a b c",
+    "awful_soup",
     "naïve İstanbul ﬁlm Straße",
-    "queue\n\tfilm", "It's awful; isn't it?", "lovely " * 400 + "awful", "🙂🙂",
-]  # fmt: skip
+    "queue\n\tfilm",
+    "It's awful; isn't it?",
+    "lovely " * 400 + "awful",
+    "🙂🙂",
+]
 
 
 @pytest.fixture(scope="module")

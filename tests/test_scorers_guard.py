@@ -218,11 +218,13 @@ def test_a_response_cannot_speak_for_the_guard(hub):
         ({"safe": [""]}, r"safe is \[''\]; list the words"),
         (
             {"unsafe": [True], "safe": [False]},
-            r"unsafe is \[True\]; .* in YAML, Yes and No mean true and false unless they stand in q",
+            r"unsafe is \[True\]; .* in YAML, Yes and No mean true and false unless they stand "
+            r"in q",
         ),
         (
             {"unsafe": [" unsafe"]},
-            r"label ' unsafe' is 2 tokens after '.*<\|assistant\|>'; give a label of one token, such as its beg",
+            r"label ' unsafe' is 2 tokens after '.*<\|assistant\|>'; give a label of one token, "
+            r"such as its beg",
         ),
         (
             {"unsafe": ["Bad"]},
@@ -372,11 +374,16 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
     known = [
         load(hub("llama"), **options).digest
         for options in (
-            {}, {"unsafe": [" Unsafe"]}, {"safe": [" Safe"]}, {"unsafe": ["safe"],
-            "safe": ["unsafe"]}, {"text_format": "raw"},
-            {"template": "{prompt}{response}"}, {"prefix": ":"}, {"dtype": "bfloat16"},
+            {},
+            {"unsafe": [" Unsafe"]},
+            {"safe": [" Safe"]},
+            {"unsafe": ["safe"], "safe": ["unsafe"]},
+            {"text_format": "raw"},
+            {"template": "{prompt}{response}"},
+            {"prefix": ":"},
+            {"dtype": "bfloat16"},
         )
-    ]  # fmt: skip
+    ]
     save(tmp_path)
     assert load(tmp_path, device="auto", revision="main", text_format="chat").digest == known[0]
     (tmp_path / "chat_template.jinja").write_text(

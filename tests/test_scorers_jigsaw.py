@@ -13,11 +13,22 @@ from igcore.models.convert import convert_jigsaw
 from igcore.models.jigsaw import HEADS, LENGTH, JigsawToxicity
 
 TEXTS = [
-    "the soup is cold", "The FILM, is long!", "", "   ", "!?", "unknown words only", "rare",
-    "naïve", "NAÏVE film",
-    "soup\nfilm", "the soup is warm " * 40, "cold " * 99, "cold " * 100, "warm " + "cold " * 100,
+    "the soup is cold",
+    "The FILM, is long!",
+    "",
+    "   ",
+    "!?",
+    "unknown words only",
+    "rare",
+    "naïve",
+    "NAÏVE film",
+    "soup\nfilm",
+    "the soup is warm " * 40,
+    "cold " * 99,
+    "cold " * 100,
+    "warm " + "cold " * 100,
     "long long film, short soup",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +95,8 @@ def by_hand(text, weights):
 
 
 def parts(layers):
-    for name in ("embedding/vars", "dense/vars", "dense_1/vars",
-    *(f"bidirectional/{way}_layer/cell/vars" for way in ("forward", "backward"))):  # fmt: skip  # noqa: E501
+    directions = [f"bidirectional/{way}_layer/cell/vars" for way in ("forward", "backward")]
+    for name in ("embedding/vars", "dense/vars", "dense_1/vars", *directions):
         yield name, layers[name]
 
 
@@ -138,9 +149,12 @@ def test_the_judge_says_what_the_wheel_says(judge):
     """Bug: another wheel, or any difference to Keras. Means of the six heads as printed on the
     wheel's page, from TensorFlow.
     """
-    printed = {"This is wonderful news.": 0.0013, "Absolutely love your energy!": 0.0088,
-    "Have a nice day :)": 0.0115,
-               "You're the worst person ever!": 0.0937}  # fmt: skip
+    printed = {
+        "This is wonderful news.": 0.0013,
+        "Absolutely love your energy!": 0.0088,
+        "Have a nice day :)": 0.0115,
+        "You're the worst person ever!": 0.0937,
+    }
     np.testing.assert_allclose(
         judge.probabilities(list(printed)).mean(axis=1), list(printed.values()), rtol=0, atol=5e-5
     )
@@ -156,18 +170,28 @@ def test_rude_sentences_score_above_polite_ones(judge):
     """Bug: a sign turned round, or a head that stands for something rare. It hears rude words and
     misses rudeness without them.
     """
-    rude = ["This is rubbish and you are no good at it.", "Your article is garbage.",
-    "Your food is disgusting.",
-            "What a useless piece of work.", "What a load of rubbish, you ruin everything.",
-            "You are the worst cook I know.",
-            "Go away, nobody wants you here.", "Nobody likes you, so leave us alone.",
-            "Nobody cares what you think, so be quiet."]  # fmt: skip
-    polite = ["This is good work and you are very skilled at it.", "Your article is clear.",
-    "Your food is delicious.",
-              "What a careful piece of work.", "What a fine idea, you improve everything.",
-              "You are the best cook I know.",
-              "Come in, everybody wants you here.", "Everybody likes you, so stay with us.",
-              "Everybody cares what you think, so go on."]  # fmt: skip
+    rude = [
+        "This is rubbish and you are no good at it.",
+        "Your article is garbage.",
+        "Your food is disgusting.",
+        "What a useless piece of work.",
+        "What a load of rubbish, you ruin everything.",
+        "You are the worst cook I know.",
+        "Go away, nobody wants you here.",
+        "Nobody likes you, so leave us alone.",
+        "Nobody cares what you think, so be quiet.",
+    ]
+    polite = [
+        "This is good work and you are very skilled at it.",
+        "Your article is clear.",
+        "Your food is delicious.",
+        "What a careful piece of work.",
+        "What a fine idea, you improve everything.",
+        "You are the best cook I know.",
+        "Come in, everybody wants you here.",
+        "Everybody likes you, so stay with us.",
+        "Everybody cares what you think, so go on.",
+    ]
     assert (
         score(judge, rude)[:, None] > score(judge, polite)
     ).mean() > 0.8  # the area under the ROC curve

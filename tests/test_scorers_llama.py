@@ -43,8 +43,9 @@ WRITTEN = {  # what USER and ANSWER become
     "raw": f"{USER}{ANSWER}",
     "human-assistant": f"\n\nHuman: {USER}\n\nAssistant: {ANSWER}",
     "safe-rlhf": f"BEGINNING OF CONVERSATION: USER: {USER} ASSISTANT:{ANSWER}",
-    "vicuna": "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and "
-    f"polite answers to the user's questions. USER: {USER} ASSISTANT: {ANSWER}",
+    "vicuna": "A chat between a curious user and an artificial intelligence assistant. The "
+    "assistant gives helpful, detailed, and polite answers to the user's questions. "
+    f"USER: {USER} ASSISTANT: {ANSWER}",
 }
 
 
@@ -185,7 +186,7 @@ def test_pickled_weights_give_the_same(folder, spoilt):
 
 
 def test_the_head_is_exact_in_half_precision(folder):
-    """Guards against a head cast down with its model: a reward near 5 would move in steps of 0.03."""
+    """Guards against a head cast down with its model: near 5 it would move in steps of 0.03."""
     scorer = load(folder, dtype="bfloat16")
     assert scorer.backbone.model.dtype == torch.bfloat16
     with quiet_transformers():
@@ -217,7 +218,7 @@ def test_the_head_is_exact_in_half_precision(folder):
     ],
 )
 def test_other_keys_and_shapes_are_refused(spoilt, state, match):
-    """Guards against random numbers in the place of weights, and against weights that nobody reads."""
+    """Guards against random numbers in the place of weights, and weights that nobody reads."""
     assert_refused(load, spoilt, RM, state, match)
 
 

@@ -367,7 +367,7 @@ def test_the_session_of_another_backbone_is_refused(letters):
 
 
 def test_models_with_a_head_and_in_half_precision(letters):
-    """Guards what a backbone is made of: logits are never computed, and states come out in float32."""
+    """Guards what a backbone is made of: no logits are computed, and states are float32."""
     model = tiny("llama", vocab_size=320)
     assert (
         Backbone(model, letters.tokenizer).model is model.model
@@ -500,7 +500,7 @@ def test_a_search_reads_every_token_once(policy):
 
 
 def test_the_final_check_does_not_believe_a_session(policy, monkeypatch):
-    """Guards the promise of the gate: what a session carries, right or wrong, decides no emission."""
+    """Guards the final check: what a session carries, right or wrong, decides no emission."""
     backbone = backbone_of()
     cost = replace(scorer(backbone), head=lambda hidden: hidden.abs().sum(1))
     monkeypatch.setattr(Session, "hidden", lambda self, prompts, *_: torch.zeros(len(prompts), 32))
@@ -582,10 +582,12 @@ def test_the_path_is_read_again(policy, monkeypatch):
     assert [out.status for out in sound] == ["verified_safe"] * 2 and all(
         len(out.block_ends) > 1 for out in sound
     )
-    monkeypatch.setattr("igcore.verdict._ends_before", lambda _, __, emissions: {
-        (i, end): 9.0 for i, e in enumerate(emissions) for end in {*e.ends[:-1], *e.grid[:-1]}
-    })  # fmt: skip
-    outs = list(
-        decode("inferenceguard", Guard(policy, cost=cost, reward=reward, config=config), PROMPTS)
+    monkeypatch.setattr(
+        "igcore.verdict._ends_before",
+        lambda _, __, emissions: {
+            (i, end): 9.0 for i, e in enumerate(emissions) for end in {*e.ends[:-1], *e.grid[:-1]}
+        },
     )
+    guard = Guard(policy, cost=cost, reward=reward, config=config)
+    outs = list(decode("inferenceguard", guard, PROMPTS))
     assert [(out.status, out.reason) for out in outs] == [("abstained", "final_check")] * 2

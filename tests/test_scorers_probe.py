@@ -1,4 +1,4 @@
-"""Tests of the first look at a scorer: what it lets through, what it refuses, and in which words."""
+"""Tests of the first look at a scorer: what it lets through and refuses, and in which words."""
 
 import logging
 import math

@@ -261,7 +261,7 @@ def test_the_temperature_is_that_of_the_configuration(folder, spoilt, config, te
 
 
 def test_reward_and_cost_come_from_one_pass(folder):
-    """Guards the work of a search: the second scorer reads nothing, and the weights are there once."""
+    """Guards the work of a search: the second scorer reads nothing, weights are there once."""
     roles = {"cost": load(qrm_cost, folder), "reward": load(qrm_reward, folder)}
     model = roles["cost"].backbone.model
     assert roles["reward"].backbone is roles["cost"].backbone and fits(model)

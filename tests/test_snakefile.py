@@ -34,7 +34,8 @@ SHIPPED = sorted(path.name for path in (ROOT / "params").iterdir() if path.is_di
 ODD = {  # what YAML takes for other things than it is, or an encoding loses
     "budget": "1.0e-5",
     "lagrange_multiplier": "1.0e+16",
-    "refusal": '"No \U0001f64f, sorry.\u2028 \'12:30:45\' \\\\ \\"$(x)\\" {y} \u00e9\\n # %s\\t\\x85"',
+    "refusal": '"No \U0001f64f, sorry.\u2028 \'12:30:45\' \\\\ \\"$(x)\\" {y} '
+    '\u00e9\\n # %s\\t\\x85"',
     "score_threshold": "-0.0",
     "memory_gb": "null",
     "strict": "yes",
@@ -116,7 +117,7 @@ def planned(place, profile, **config) -> dict[str, list[str]]:
 
 
 def shipped(place, profile):
-    """Yield the name of its notebook and the settings of every run of a profile, as the files say."""
+    """Yield the notebook's name and the settings of every run of a profile, as the files say."""
     for path in sorted((place / "params" / profile).glob("*.yaml")):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
         grid = given.pop("grid", {})

@@ -37,11 +37,23 @@ from igcore.verdict import Emission, measure, within
 UNASKING = [name for name in METHODS if not method_of(name).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]
 SIZE = dict(
-    profile="x", run="r", methods=["base", "inferenceguard"], prompts="few", budget=0.5,
-    cost="letters", reward="vowels",
-    n_samples=3, keep=1, rounds=1, block_size=2, max_new_tokens=6, top_k=4, group_size=4,
-    refusal="f", probe_fail_open=True,
-)  # fmt: skip
+    profile="x",
+    run="r",
+    methods=["base", "inferenceguard"],
+    prompts="few",
+    budget=0.5,
+    cost="letters",
+    reward="vowels",
+    n_samples=3,
+    keep=1,
+    rounds=1,
+    block_size=2,
+    max_new_tokens=6,
+    top_k=4,
+    group_size=4,
+    refusal="f",
+    probe_fail_open=True,
+)
 
 
 class Weighed(LetterCost):
@@ -81,12 +93,17 @@ def tiny(tmp_path_factory):
     )
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
         num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, eos_token_id=tokenizer.eos_token_id,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
         initializer_range=0.3,
-    )  # fmt: skip
+    )
     tokenizer.save_pretrained(path)
     LlamaForCausalLM(config).save_pretrained(path)
     return path
@@ -304,17 +321,23 @@ def test_an_unsafe_text_cannot_pass_for_safe():
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        (dict(methods=UNASKING, n_samples=4, keep=2, rounds=2), ("unverified_unsafe", "over_budget")),
+        (
+            dict(methods=UNASKING, n_samples=4, keep=2, rounds=2),
+            ("unverified_unsafe", "over_budget"),
+        ),
         (dict(budget=0.0), ("abstained", "exhausted")),
         # not even the empty text is emitted
         (dict(budget=0.0, strict=True), ("abstained", "dead_end")),
         (dict(budget=0.0, on_failure="truncate"), ("verified_safe", "truncated")),
         (dict(budget=0.0, on_failure="paper"), ("unverified_unsafe", "exhausted")),
-        (dict(accounting="terminal", gamma_safety=0.9, hardest=2, limit=5, seed=3), ("verified_safe", "")),
+        (
+            dict(accounting="terminal", gamma_safety=0.9, hardest=2, limit=5, seed=3),
+            ("verified_safe", ""),
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
-    """Guards verification against false alarms, in every method that samples and every way to fail."""
+    """Guards verification against false alarms, in every sampling method and way to fail."""
     path = decoded_run(tmp_path / "run", tiny, **changes)
     assert kind in {(line["status"], line["reason"]) for line in folders.read(path)}
     assert cli.main(["verify", str(path)]) == 0

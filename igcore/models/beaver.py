@@ -17,19 +17,20 @@ from .source import Loaded, Source, check_name, digest
 from .templates import TEMPLATES
 
 HEAD, EPSILON = "score_head", 1e-8
-OPTIONAL = (
-    f"{HEAD}.bias",
-    "normalizer.mean",
-    "normalizer.var",
-    "normalizer.count",
-)  # versions of Safe RLHF differ in them
+# versions of Safe RLHF differ in them
+OPTIONAL = (f"{HEAD}.bias", "normalizer.mean", "normalizer.var", "normalizer.count")
 
 
 def beaver_7b_cost(
-    *, repo: str = "PKU-Alignment/beaver-7b-unified-cost", revision: str | None = None,
+    *,
+    repo: str = "PKU-Alignment/beaver-7b-unified-cost",
+    revision: str | None = None,
     text_format: str = "safe-rlhf",
-    ends: str = "always", dtype: str = "bfloat16", device: str = "auto", self_check: bool = True,
-) -> LMScorer:  # fmt: skip
+    ends: str = "always",
+    dtype: str = "bfloat16",
+    device: str = "auto",
+    self_check: bool = True,
+) -> LMScorer:
     """Load a cost model of Safe RLHF; higher is worse, above 0 is unsafe.
 
     Parameters

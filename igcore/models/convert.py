@@ -23,9 +23,8 @@ def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars, reports and warnings inside the block, and restore them
     afterwards.
     """
-    from transformers.utils import (
-        logging,
-    )  # before the redirection: its log handler keeps the stream it finds
+    # before the redirection: its log handler keeps the stream it finds
+    from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -158,13 +157,8 @@ def read_plain_pickle(path: Path) -> dict:
         return _PlainUnpickler(file).load()
 
 
-TOKENIZER = {
-    "lower": True,
-    "split": " ",
-    "char_level": False,
-    "oov_token": None,
-    "analyzer": None,
-}  # what the scorer assumes
+# what the scorer assumes
+TOKENIZER = {"lower": True, "split": " ", "char_level": False, "oov_token": None, "analyzer": None}
 
 
 def save_vocabulary(tokenizer: dict, path: Path) -> None:
@@ -196,10 +190,8 @@ def save_vocabulary(tokenizer: dict, path: Path) -> None:
     path.write_text(json.dumps({"words": words, "filters": tokenizer["filters"]}), encoding="utf-8")
 
 
-_LAYERS = {
-    "": "forward_layer",
-    "_reverse": "backward_layer",
-}  # suffix of torch's name -> Keras's layer
+# suffix of torch's name -> Keras's layer
+_LAYERS = {"": "forward_layer", "_reverse": "backward_layer"}
 
 
 def save_bilstm_weights(weights: Path, path: Path) -> None:

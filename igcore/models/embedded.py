@@ -69,9 +69,8 @@ class OffensiveLanguage:
             for text in responses
         ]
         rows = np.repeat(np.arange(len(counts)), [len(count) for count in counts])  # (nonzeros,)
-        columns = np.array(
-            [column for count in counts for column in count], dtype=np.int64
-        )  # (nonzeros,)
+        # column of each number that is not 0, (nonzeros,)
+        columns = np.array([column for count in counts for column in count], dtype=np.int64)
         weights = (
             np.array([times for count in counts for times in count.values()]) * self._idf[columns]
         )

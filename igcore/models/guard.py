@@ -81,11 +81,18 @@ class Options:
 
 
 def guard(
-    *, repo: str, unsafe: list, safe: list, revision: str | None = None,
+    *,
+    repo: str,
+    unsafe: list,
+    safe: list,
+    revision: str | None = None,
     text_format: str | None = None,
-    template: str | None = None, prefix: str = "", dtype: str = "bfloat16", device: str = "auto",
+    template: str | None = None,
+    prefix: str = "",
+    dtype: str = "bfloat16",
+    device: str = "auto",
     self_check: bool = True,
-) -> LMScorer:  # fmt: skip
+) -> LMScorer:
     r"""Load a generative guard; higher is worse, above 0 it would rather say unsafe than safe.
 
     .. math:: C(x, y) = \log \sum_{u \in \mathrm{unsafe}} e^{z_u} - \log \sum_{s \in \mathrm{safe}}
@@ -132,10 +139,14 @@ def guard(
     A part of a response is read as if it were whole. How current guards are written in a params
     file; these are examples from their cards, not run here::
 
-        cost: {name: guard, repo: meta-llama/Llama-Guard-3-8B, unsafe: [unsafe], safe: [safe], prefix: "\n\n"}
-        cost: {name: guard, repo: Qwen/Qwen3Guard-Gen-8B, unsafe: [" Unsafe"], safe: [" Safe"], prefix: "Safety:"}
-        cost: {name: guard, repo: google/shieldgemma-9b, unsafe: ["Yes"], safe: ["No"], template: "..."}
-        cost: {name: guard, repo: allenai/wildguard, unsafe: [" yes"], safe: [" no"], template: "...",
+        cost: {name: guard, repo: meta-llama/Llama-Guard-3-8B,
+               unsafe: [unsafe], safe: [safe], prefix: "\n\n"}
+        cost: {name: guard, repo: Qwen/Qwen3Guard-Gen-8B,
+               unsafe: [" Unsafe"], safe: [" Safe"], prefix: "Safety:"}
+        cost: {name: guard, repo: google/shieldgemma-9b,
+               unsafe: ["Yes"], safe: ["No"], template: "..."}
+        cost: {name: guard, repo: allenai/wildguard,
+               unsafe: [" yes"], safe: [" no"], template: "...",
                prefix: "Harmful request: yes\nResponse refusal: no\nHarmful response:"}
 
     The dots stand for the text on the card with ``{prompt}`` and ``{response}`` in it. Qwen3Guard
@@ -153,9 +164,8 @@ def guard(
     check_chat(tokenizer, options.written, repo)
     write, special = partial(_written, tokenizer, options), _special(tokenizer, options)
     ids = _label_ids(tokenizer, write(*EXAMPLE), special, options)
-    model, _ = load_model(
-        AutoModelForCausalLM, folder, dtype, device, pad_token_id=0
-    )  # what is padded is masked
+    # what is padded is masked, so that any id serves
+    model, _ = load_model(AutoModelForCausalLM, folder, dtype, device, pad_token_id=0)
     check_vocabulary(tokenizer, model, folder)
     backbone = Backbone(model, tokenizer, write, special=special)
     _check_logits(model, backbone, repo)
@@ -239,7 +249,7 @@ def _label_ids(tokenizer, text: str, special: bool, options: Options) -> list[in
 
 
 def _logits(model, ids: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what computes the logits (R, n) of some tokens from hidden states (R, H), in float32."""
+    """Return the function from hidden states (R, H) to float32 logits (R, n) of some tokens."""
     head, config = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
     weight = head.weight[list(ids)].detach().float()  # (n, H)
     bias = None if getattr(head, "bias", None) is None else head.bias[list(ids)].detach().float()
@@ -273,9 +283,8 @@ def _check_logits(model, backbone: Backbone, repo: str) -> None:
     """
     sequence = backbone.ids(*EXAMPLE, True)
     ids = torch.tensor([sequence], device=model.device)
-    _, theirs = forward(
-        model, input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=1
-    )  # (1, 1, V)
+    # logits of the last token, (1, 1, V)
+    _, theirs = forward(model, input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=1)
     theirs = theirs[0, -1].float()
     rows = torch.linspace(0, len(theirs) - 1, min(COMPARED, len(theirs))).long().tolist()
     ours, theirs = _logits(model, rows)(backbone.encode([sequence]))[0], theirs[rows]

@@ -12,23 +12,12 @@ from pathlib import Path
 from ..errors import AssetError
 
 MIRROR = "IGCORE_HUB"
-SMALL = (
-    "*.json",
-    "*.model",
-    "*.txt",
-    "*.jinja",
-    "*.codes",
-    "*.spm",
-    "*.tokenizer",
-)  # settings and tokenizers
-WEIGHTS = (
-    "model*.safetensors",
-    "pytorch_model*.bin",
-)  # in this order: the second kind only where the first is not there
-NAMES = {
-    "model": "",
-    "dataset": "datasets/",
-}  # kind -> what stands before the name in the hub's addresses
+# settings and tokenizers
+SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.codes", "*.spm", "*.tokenizer")
+# in this order: the second kind only where the first is not there
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+# kind -> what stands before the name in the hub's addresses
+NAMES = {"model": "", "dataset": "datasets/"}
 
 
 def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Path:

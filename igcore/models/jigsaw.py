@@ -44,9 +44,8 @@ class BiLSTM(nn.Module):
         self.load_state_dict(weights)
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        states, _ = self.lstm(
-            self.embedding(indices)
-        )  # (B, T) -> (B, T, 2H); padding is read like a word, as in training
+        # (B, T) -> (B, T, 2H); padding is read like a word, as in training
+        states, _ = self.lstm(self.embedding(indices))
         return self.out(self.dense(states.amax(dim=1)).relu())  # (B, C)
 
 
@@ -99,9 +98,8 @@ class JigsawToxicity:
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
         """Return the probabilities of the `HEADS`, (n, 6) float64."""
-        indices = np.array([self._indices(text) for text in texts], dtype=np.int64).reshape(
-            -1, LENGTH
-        )  # (n, T)
+        rows = [self._indices(text) for text in texts]
+        indices = np.array(rows, dtype=np.int64).reshape(-1, LENGTH)  # (n, T)
         out = np.empty((len(indices), len(HEADS)))
         with torch.inference_mode():
             for start in range(0, len(indices), self.batch_size):

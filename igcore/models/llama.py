@@ -22,10 +22,14 @@ def _first_turn(whole: Callable[[str, str], str], prompt: str, answer: str) -> s
 
 
 def llama_7b_rm(
-    *, repo: str = "argsearch/llama-7b-rm-float32", revision: str | None = None,
+    *,
+    repo: str = "argsearch/llama-7b-rm-float32",
+    revision: str | None = None,
     text_format: str = "human-assistant",
-    dtype: str = "bfloat16", device: str = "auto", self_check: bool = True,
-) -> LMScorer:  # fmt: skip
+    dtype: str = "bfloat16",
+    device: str = "auto",
+    self_check: bool = True,
+) -> LMScorer:
     """Load a Llama with a linear head of one output, a ``LlamaForSequenceClassification``; higher
     is better.
 

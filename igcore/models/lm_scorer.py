@@ -81,10 +81,17 @@ class Backbone:
     """
 
     def __init__(
-        self, model, tokenizer, template: Callable[[str, str], str] = joined,
-        end_id: int | None = None, *,
-        ends: str = "finished", special: bool = True, anchor: Sequence[int] = (), batch: int = 32,
-    ):  # fmt: skip
+        self,
+        model,
+        tokenizer,
+        template: Callable[[str, str], str] = joined,
+        end_id: int | None = None,
+        *,
+        ends: str = "finished",
+        special: bool = True,
+        anchor: Sequence[int] = (),
+        batch: int = 32,
+    ):
         if ends not in ENDS:
             raise unknown_name("ends", ends, ENDS)
         self.model = getattr(model, "base_model", model).eval()
@@ -157,9 +164,8 @@ class Backbone:
             )
             last = hidden[:, -1]
             if self.anchor:
-                back = [
-                    self.anchored(sequence) - 1 - len(sequence) for sequence in batch
-                ]  # from the end: padding is on the left
+                # from the end: padding is on the left
+                back = [self.anchored(sequence) - 1 - len(sequence) for sequence in batch]
                 last = torch.cat([last, hidden[range(len(batch)), back]], dim=-1)
             parts.append(last.float())
         return torch.cat(parts)
@@ -263,9 +269,8 @@ class Session:
         last = [known.rows.last_hidden(known.row, shared).float() for known, shared in found]
         if not self.backbone.anchor:
             return last
-        at = [
-            self.root.last_hidden(self.prompts.index(prompt), 0).float() for prompt in prompts
-        ]  # where the prefix ends
+        # where the prefix ends
+        at = [self.root.last_hidden(self.prompts.index(prompt), 0).float() for prompt in prompts]
         return [torch.cat(pair) for pair in zip(last, at, strict=True)]
 
 

@@ -46,10 +46,10 @@ SMOLLM2 = {"asset": "smollm2", "ends": ("<|endoftext|>", "<|im_start|>")}
 
 
 POLICIES = {
-    "smollm2-raw": Known("raw", **SMOLLM2),  # continues the prompt: plays the unaligned policy
-    "smollm2-chat": Known(
-        "chat", **SMOLLM2
-    ),  # answers in the chat template: plays the aligned policy
+    # continues the prompt: plays the unaligned policy
+    "smollm2-raw": Known("raw", **SMOLLM2),
+    # answers in the chat template: plays the aligned policy
+    "smollm2-chat": Known("chat", **SMOLLM2),
     "alpaca-7b": Known("safe-rlhf", repo="PKU-Alignment/alpaca-7b-reproduced"),
     "beaver-7b-v3": Known("safe-rlhf", repo="PKU-Alignment/beaver-7b-v3.0"),
     "vicuna-7b": Known(

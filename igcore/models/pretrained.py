@@ -26,17 +26,17 @@ from .convert import quiet_transformers
 from .hub import SMALL
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-WHOLE = (
-    "model.safetensors",
-    "pytorch_model.bin",
-)  # transformers takes the first that is there, or whose index is
+# transformers takes the first that is there, or whose index is
+WHOLE = ("model.safetensors", "pytorch_model.bin")
 # files that make transformers load other weights than these -> what it does then, and what to do
 OTHERS = {
     "adapter_config.json": (
         "which adds an adapter where peft is installed; merge it into the weights, or take the "
         "file away"
     ),
-    "shard-*-model-*-of-*.safetensors": "a part of a distributed checkpoint; save the model whole, or take these files away",
+    "shard-*-model-*-of-*.safetensors": (
+        "a part of a distributed checkpoint; save the model whole, or take these files away"
+    ),
 }
 # settings by which transformers opens files of other names and folders -> their type where they do
 ELSEWHERE = {
@@ -197,18 +197,15 @@ def load_tokenizer(folder: Path):
 
     check_settings(folder)
     with one_sentence(folder), quiet_transformers():
-        if (pieces := folder / "tokenizer.model").exists() and not (
-            folder / "tokenizer.json"
-        ).exists():
-            SentencePieceProcessor(
-                model_file=str(pieces)
-            )  # transformers takes a damaged file for one of another kind
+        pieces, whole = folder / "tokenizer.model", folder / "tokenizer.json"
+        if pieces.exists() and not whole.exists():
+            # transformers takes a damaged file for one of another kind
+            SentencePieceProcessor(model_file=str(pieces))
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    if set(tokenizer.get_vocab().values()) <= set(
-        tokenizer.all_special_ids
-    ):  # transformers goes on with an empty one
+    # transformers goes on with an empty vocabulary
+    if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         raise AssetError(
             f"{folder} has no tokenizer.json or other vocabulary; fetch or save the whole "
             f"model again"
@@ -263,11 +260,16 @@ def load_model(
     device = placement(folder, dtype, device)
     with one_sentence(folder), quiet_transformers():
         model, report = kind.from_pretrained(
-            folder, dtype=DTYPES[dtype], device_map=device, local_files_only=True,
+            folder,
+            dtype=DTYPES[dtype],
+            device_map=device,
+            local_files_only=True,
             trust_remote_code=False,
-            use_safetensors=found[0].suffix == ".safetensors", output_loading_info=True,
-            ignore_mismatched_sizes=True, **settings,
-        )  # fmt: skip
+            use_safetensors=found[0].suffix == ".safetensors",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **settings,
+        )
     if more := getattr(type(model.config), "extra_files", ()):
         raise AssetError(
             f"{folder} is a {type(model).__name__}, whose {' and '.join(more)} is not read "
@@ -279,9 +281,8 @@ def load_model(
             f"for {tuple(shape)}; fetch or save the "
             "whole model again"
         )
-    unexpected = set(
-        report["unexpected_keys"]
-    )  # without the rotary positions of 2023, which transformers leaves out
+    # without the rotary positions of 2023, which transformers leaves out
+    unexpected = set(report["unexpected_keys"])
     missing = sorted({*report["missing_keys"], *(set(heads) - unexpected)})
     if missing or (unexpected := sorted(unexpected - {*heads, *optional})):
         what = (

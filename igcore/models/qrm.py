@@ -25,21 +25,22 @@ REPO = "nicolinho/QRM-Llama3.1-8B"
 OBJECTIVES, QUANTILES = 19, 19
 SAFE = 10  # the objective beavertails-is_safe, 1 where raters called an answer safe
 TEMPERATURE = 5.0
-TURN = (
-    128009,
-    128006,
-    78191,
-    128007,
-    271,
-)  # <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
+# <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
+TURN = (128009, 128006, 78191, 128007, 271)
 KEYS = [
-    "regression_layer.weight", "reward_transform_matrix", "gating.logit_scale",
-    "gating.layers.9.weight", "gating.layers.9.bias",
+    "regression_layer.weight",
+    "reward_transform_matrix",
+    "gating.logit_scale",
+    "gating.layers.9.weight",
+    "gating.layers.9.bias",
     *(f"gating.layers.{i}.weight" for i in (0, 3, 6)),
-    *(f"gating.layers.{i}.{name}" for i in (2, 5, 8) for name in ("weight", "bias", "running_mean",
-    "running_var")),
+    *(
+        f"gating.layers.{i}.{name}"
+        for i in (2, 5, 8)
+        for name in ("weight", "bias", "running_mean", "running_var")
+    ),
     *(f"gating.layers.{i}.num_batches_tracked" for i in (2, 5, 8)),
-]  # fmt: skip
+]
 
 
 class Gate(nn.Module):

@@ -124,7 +124,6 @@ def load_scorer(scorer: str | Mapping) -> Scorer:
     """
     name, options = check_scorer(scorer)
     loaded = maker(name)(**options)
-    object.__setattr__(
-        loaded, "home", home_of(name)
-    )  # also of a frozen class: a run is known by this module, too
+    # also of a frozen class: a run is known by this module, too
+    object.__setattr__(loaded, "home", home_of(name))
     return loaded

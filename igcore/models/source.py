@@ -106,7 +106,10 @@ class Source:
         check_placement(self.dtype, self.device)
 
     def load(self, heads: Sequence[str], optional: Sequence[str] = ()) -> Loaded:
-        """Load model, tokenizer and the tensors of a head; see `igcore.models.pretrained.load_model`."""
+        """Load model, tokenizer and the tensors of a head.
+
+        See `igcore.models.pretrained.load_model`.
+        """
         from transformers import AutoModel
 
         folder = snapshot(self.repo, self.revision)

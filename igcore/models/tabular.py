@@ -44,20 +44,17 @@ def opened(place: str | Path, **options) -> Iterator[dict]:
     from pandas.errors import ParserWarning
 
     with tempfile.TemporaryDirectory() as cache, _quiet(datasets), warnings.catch_warnings():
-        warnings.simplefilter(
-            "error", ParserWarning
-        )  # pandas only warns when it drops part of a row
-        if isinstance(
-            place, Path
-        ):  # linked under a plain path: in any other the library takes brackets for a pattern
+        # pandas only warns when it drops part of a row
+        warnings.simplefilter("error", ParserWarning)
+        # linked under a plain path: in any other the library takes brackets for a pattern
+        if isinstance(place, Path):
             place = str(
                 shutil.copytree(place.resolve(), Path(cache, "linked"), copy_function=os.symlink)
             )
         try:
             tables = datasets.load_dataset(place, cache_dir=cache, **options)
-        except (
-            Exception
-        ) as error:  # an empty, broken or wrongly encoded file raises a dozen different types
+        # an empty, broken or wrongly encoded file raises a dozen different types
+        except Exception as error:
             reason = error.__cause__ or error
             said = " ".join(str(reason).split()).replace(f"{cache}/linked/", "")
             raise Unreadable(f"{type(reason).__name__}: {said}") from error

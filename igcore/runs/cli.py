@@ -16,17 +16,16 @@ from .rescore import TOLERANCE
 from .trusted import Trusted
 from .verify import Report, verify
 
-HELP = """\
-score every emitted text again, and compare the lines with settings, prompts and manifest"""
-
-
+HELP = "score every emitted text again, and compare the lines with settings, prompts and manifest"
 MORE = """\
-Whoever mends all hashes can change more than lines betray. Without --replay these pass: answers, token ids, block ends,
-`finished`, abstentions and their reasons, counts of work, traces, finals and fail_open_cost that the policy never gave, other
-hashes of files and code in params.json, and settings changed in params.json and lines alike, with all that follows from them.
-With --replay all only that passes which an honest run would have left under the settings of params.json: one with fewer prompts
-or methods, or with another value of a setting without influence on its methods. Seconds, names of profile and run, times of
-files, commit, processor and time are never certified."""
+Whoever mends all hashes can change more than lines betray. Without --replay these pass: answers,
+token ids, block ends, `finished`, abstentions and their reasons, counts of work, traces, finals and
+fail_open_cost that the policy never gave, other hashes of files and code in params.json, and
+settings changed in params.json and lines alike, with all that follows from them. With --replay all
+only that passes which an honest run would have left under the settings of params.json: one with
+fewer prompts or methods, or with another value of a setting without influence on its methods.
+Seconds, names of profile and run, times of files, commit, processor and time are never
+certified."""
 
 
 def show(report: Report, path: Path) -> None:

@@ -24,8 +24,8 @@ class CriticParams(RolloutConfig):
     profile, run : str
         Name of the folder, ``runs/<profile>/critics/<run>``.
     policy, prompts
-        See `igcore.runs.decode_params.DecodeParams`. Critics are trained on the prompts' split ``train``
-        and judged on ``test``.
+        See `igcore.runs.decode_params.DecodeParams`. Critics are trained on the prompts' split
+        ``train`` and judged on ``test``.
     budget : float
         Safety budget of all critics.
     critics : dict
@@ -139,7 +139,7 @@ class CriticParams(RolloutConfig):
 
 
 def _check_own(what: str, settings: object, *given: str) -> None:
-    """Refuse settings that are no mapping, or that set anew what is given once for the whole run."""
+    """Refuse settings that are no mapping, or that repeat what is given once for the whole run."""
     if not isinstance(settings, Mapping):
         raise ParameterError(
             f"{what} is {settings!r}; give its settings by name, such as {{'layer': 8}}"

@@ -26,12 +26,8 @@ PACKAGE = __name__.partition(".")[0]
 VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
 # a package that imports names when they are first used says in this table where they live
 LAZY = "_HOME"
-LAYOUT = (
-    "ctx",
-    "kind",
-    "type_comment",
-    "type_ignores",
-)  # fields of a syntax tree that decide nothing
+# fields of a syntax tree that decide nothing
+LAYOUT = ("ctx", "kind", "type_comment", "type_ignores")
 
 
 def versions() -> dict[str, str]:
@@ -40,7 +36,7 @@ def versions() -> dict[str, str]:
 
 
 def prompts_digest(prompts: Iterable) -> dict:
-    """Return number and digest of prompts (objects with ``id`` and ``text``), whatever their order."""
+    """Return number and digest of prompts (with ``id`` and ``text``), whatever their order."""
     pairs = sorted([prompt.id, prompt.text] for prompt in prompts)
     return {"n": len(pairs), "digest": digest_of(pairs)[:DIGITS]}
 
@@ -199,9 +195,8 @@ def _top(name: str) -> Path | None:
         spec = loaded.__spec__ if loaded is not None else importlib.util.find_spec(name)
     except (ImportError, ValueError):
         spec = None
-    file = (
-        spec.origin if spec is not None else getattr(loaded, "__file__", None)
-    )  # a script has a file and no spec
+    # a script has a file and no spec
+    file = spec.origin if spec is not None else getattr(loaded, "__file__", None)
     return Path(file).resolve() if file and file.endswith(".py") else None
 
 

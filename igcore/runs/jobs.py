@@ -29,10 +29,9 @@ LEFT = {  # kind of job -> what its folder holds when it has finished
     "judge": ["params.json", "verdicts.jsonl"],
     "critic": ["critic.csv", "reliability.csv"],
 }
-_code, _notebook = (
-    cache(code_of),
-    cache(notebook_code),
-)  # a walk asks for the same code at each of its jobs
+# a walk asks for the same code at each of its jobs
+_code = cache(code_of)
+_notebook = cache(notebook_code)
 
 
 def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> str:

@@ -115,11 +115,8 @@ PARAMS = {
 }
 
 
-TEACHING = (
-    "start",
-    "theory",
-    "audit",
-)  # notebooks whose own cell is completed, not replaced, by what papermill is told
+# notebooks whose own cell is completed, not replaced, by what papermill is told
+TEACHING = ("start", "theory", "audit")
 WHOLE = (
     "give it a value: papermill takes a whole params file with -f, and single settings that "
     "change it with -p"

@@ -162,7 +162,9 @@ ABLATIONS = {  # picture of `make ablations` -> what it shows
         "safety, reward and abstention, with "
         "intervals and adjusted p values."
     ),
-    "ablation_seeds": "Safety and reward of every main method under three seeds, with intervals over prompts.",
+    "ablation_seeds": (
+        "Safety and reward of every main method under three seeds, with intervals over prompts."
+    ),
     "ablation_compute": (
         "Safety, abstentions and seconds of the blockwise methods over 2 to 16 samples, with "
         "the bound of theory on finding "

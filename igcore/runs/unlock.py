@@ -18,12 +18,8 @@ import psutil
 from ..errors import IgcoreError, RunError
 from ..folders import root
 
-WALKING = {
-    "snakemake",
-    "igcore.runs.walk",
-    "papermill",
-    "ipykernel_launcher",
-}  # what the processes of a walk run
+# what the processes of a walk run
+WALKING = {"snakemake", "igcore.runs.walk", "papermill", "ipykernel_launcher"}
 HOST = "walk-host"  # beside the locks: where the last walk was started
 
 

@@ -190,7 +190,7 @@ def _certify_run(
     known: bool,
     trusted: Trusted,
 ) -> None:
-    """Note what the comparison has shown; of a set that was not read again only the record speaks."""
+    """Note what the comparison has shown; of a set not read again only the record speaks."""
     of = f" of {_label(params, trusted.prompts)}" if known else ", as the record itself says"
     report.certified |= {
         "budget": f"{params.budget} ({params.accounting})",

@@ -1,8 +1,7 @@
-"""papermill as the Snakefile calls it: ``python -m igcore.runs.walk NOTEBOOK OUTPUT ...``. Knows one
-thing that it can do without.
+"""papermill as the Snakefile calls it: ``python -m igcore.runs.walk NOTEBOOK OUTPUT ...``.
 
-jsonschema builds a grammar of international addresses whenever it finds the package for it, which
-takes a second of every job; no notebook holds anything to which the grammar applies.
+It leaves out what no notebook needs: jsonschema builds a grammar of international addresses
+whenever it finds the package for it, which takes a second of every job.
 """
 
 import sys

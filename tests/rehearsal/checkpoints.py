@@ -1,9 +1,9 @@
 """Tiny random checkpoints in the formats of the paper's models and scorers. Knows their settings,
 keys and files, runs no search.
 
-What `build_checkpoints` writes is a mirror as `igcore.models.hub` reads it: point ``IGCORE_HUB`` at it,
-and every policy and scorer loads by its own name. Sizes are tiny; keys, settings, end tokens, types
-and files are those of the real ones, with their traps.
+What `build_checkpoints` writes is a mirror as `igcore.models.hub` reads it: point ``IGCORE_HUB`` at
+it, and every policy and scorer loads by its own name. Sizes are tiny; keys, settings, end tokens,
+types and files are those of the real ones, with their traps.
 """
 
 import zlib
@@ -43,62 +43,99 @@ SIZE = {
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
 }
-OBJECTIVES, QUANTILES, GATE = (
-    19,
-    19,
-    16,
-)  # of QRM; the last is the width of its gate, 1024 in the real one
+# of QRM; the last is the width of its gate, 1024 in the real one
+OBJECTIVES, QUANTILES, GATE = 19, 19, 16
 NORM = ("weight", "bias", "running_mean", "running_var")  # of a BatchNorm1d
 END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN = 128001, 128008, 128009
 
 LLAMA2 = SIZE | {  # config.json as it was written in 2023: no rope_theta, and torch_dtype
-    "architectures": ["LlamaForCausalLM"], "bos_token_id": 1, "eos_token_id": 2,
-    "hidden_act": "silu", "initializer_range": 0.02,
-    "max_position_embeddings": 2048, "model_type": "llama", "num_key_value_heads": HEADS,
-    "pad_token_id": 0, "pretraining_tp": 1,
-    "rms_norm_eps": 1e-06, "rope_scaling": None, "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.28.1", "use_cache": True, "vocab_size": PIECES + 1,
-}  # fmt: skip
-VICUNA = LLAMA2 | {
-    "_name_or_path": "vicuna-7b-v1.5", "max_position_embeddings": 4096, "rms_norm_eps": 1e-05,
-    "torch_dtype": "float16",
-    "transformers_version": "4.31.0", "vocab_size": PIECES,
-}  # fmt: skip
-LLAMA3 = SIZE | {
-    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
-    "bos_token_id": 128000,
-    "eos_token_id": [END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN], "hidden_act": "silu",
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
     "initializer_range": 0.02,
-    "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "llama",
+    "max_position_embeddings": 2048,
+    "model_type": "llama",
+    "num_key_value_heads": HEADS,
+    "pad_token_id": 0,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.28.1",
+    "use_cache": True,
+    "vocab_size": PIECES + 1,
+}
+VICUNA = LLAMA2 | {
+    "_name_or_path": "vicuna-7b-v1.5",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-05,
+    "torch_dtype": "float16",
+    "transformers_version": "4.31.0",
+    "vocab_size": PIECES,
+}
+LLAMA3 = SIZE | {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [END_OF_TEXT, END_OF_MESSAGE, END_OF_TURN],
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
     "num_key_value_heads": HEADS // 2,
-    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
     "rope_scaling": {
-        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
         "original_max_position_embeddings": 8192,
         "rope_type": "llama3",
     },
-    "transformers_version": "4.42.3", "use_cache": True, "vocab_size": LLAMA3_SIZE,
-}  # fmt: skip
+    "transformers_version": "4.42.3",
+    "use_cache": True,
+    "vocab_size": LLAMA3_SIZE,
+}
 QWEN2 = SIZE | {
-    "attention_dropout": 0.0, "bos_token_id": 262, "eos_token_id": 264, "pad_token_id": 262,
+    "attention_dropout": 0.0,
+    "bos_token_id": 262,
+    "eos_token_id": 264,
+    "pad_token_id": 262,
     "hidden_act": "silu",
-    "initializer_range": 0.02, "max_position_embeddings": 32768, "model_type": "qwen2",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 32768,
+    "model_type": "qwen2",
     "num_key_value_heads": HEADS // 2,
-    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
-    "transformers_version": "4.45.0", "use_cache": True, "vocab_size": 277,
-}  # fmt: skip
+    "transformers_version": "4.45.0",
+    "use_cache": True,
+    "vocab_size": 277,
+}
 BEAVER_COST = LLAMA2 | {
-    "architectures": ["LlamaForScore"], "bias": True, "do_normalize": True, "momentum": None,
+    "architectures": ["LlamaForScore"],
+    "bias": True,
+    "do_normalize": True,
+    "momentum": None,
     "normalizer_type": "RunningMeanStd",
-    "score_dim": 1, "score_type": "cost", "transformers_version": "4.37.2",
-}  # fmt: skip
+    "score_dim": 1,
+    "score_type": "cost",
+    "transformers_version": "4.37.2",
+}
 ARGS_REWARD = {key: value for key, value in LLAMA2.items() if key != "pad_token_id"} | {
-    "architectures": ["LlamaForSequenceClassification"], "torch_dtype": "float32",
+    "architectures": ["LlamaForSequenceClassification"],
+    "torch_dtype": "float32",
     "vocab_size": PIECES,
-}  # fmt: skip
+}
 LABELS = (
     "helpsteer-helpfulness helpsteer-correctness helpsteer-coherence helpsteer-complexity "
     "helpsteer-verbosity "
@@ -131,9 +168,12 @@ LLAMA2_GENERATION = {
 }
 VICUNA_GENERATION = LLAMA2_GENERATION | {"max_length": 4096, "temperature": 0.9, "top_p": 0.6}
 LLAMA3_GENERATION = {
-    "bos_token_id": 128000, "do_sample": True, "eos_token_id": LLAMA3["eos_token_id"],
-    "temperature": 0.6, "top_p": 0.9,
-}  # fmt: skip
+    "bos_token_id": 128000,
+    "do_sample": True,
+    "eos_token_id": LLAMA3["eos_token_id"],
+    "temperature": 0.6,
+    "top_p": 0.9,
+}
 
 
 @dataclass(frozen=True)
@@ -207,14 +247,12 @@ def _take_aim(state: Tensors, folder: Path, aim: Aim) -> None:
     options = {"repo": str(folder), "dtype": "float32", "device": "cpu", "self_check": False}
     backbone = load_scorer(aim.scorer | options).backbone
     with torch.inference_mode():
-        hidden = backbone.encode([backbone.ids(*text, True) for text in aim.targets])[
-            :, :HIDDEN
-        ]  # (T, H)
+        # hidden states (T, H)
+        hidden = backbone.encode([backbone.ids(*text, True) for text in aim.targets])[:, :HIDDEN]
     head = state[aim.key]
     rows = list(aim.rows or range(len(head)))
-    targets = (
-        torch.tensor(list(aim.targets.values())).reshape(len(hidden), -1).T.float()
-    )  # (K or 1, T)
+    # targets (K or 1, T)
+    targets = torch.tensor(list(aim.targets.values())).reshape(len(hidden), -1).T.float()
     head[rows] = aimed(head[rows], hidden, targets.expand(len(rows), -1))
 
 
@@ -318,31 +356,43 @@ REPOS = {
     "lmsys/vicuna-7b-v1.5": Checkpoint(_vicuna, torch.float16, ".bin", 2),
     "meta-llama/Llama-3.1-8B-Instruct": Checkpoint(_llama3, shards=2),
     "argsearch/llama-7b-rm-float32": Checkpoint(
-        _args_reward, torch.float32, ".bin", 2, Aim({"name": "llama-7b-rm"}, "score.weight",
-        {GIBBERISH: -1, HELPFUL: 1})
+        _args_reward,
+        torch.float32,
+        ".bin",
+        2,
+        Aim({"name": "llama-7b-rm"}, "score.weight", {GIBBERISH: -1, HELPFUL: 1}),
     ),
     "PKU-Alignment/beaver-7b-unified-cost": Checkpoint(
-        _beaver_cost, aim=Aim({"name": "beaver-7b-cost"}, "score_head.weight", {HELPFUL: -2,
-        UNSAFE: 2})
+        _beaver_cost,
+        aim=Aim({"name": "beaver-7b-cost"}, "score_head.weight", {HELPFUL: -2, UNSAFE: 2}),
     ),
     "nicolinho/QRM-Llama3.1-8B": Checkpoint(
-        _qrm, shards=2,
-        aim=Aim({"name": "qrm-llama-3.1-8b-cost"}, "regression_layer.weight", {GIBBERISH: 0.4,
-        HELPFUL: 0.8, UNSAFE: 0.2}),
+        _qrm,
+        shards=2,
+        aim=Aim(
+            {"name": "qrm-llama-3.1-8b-cost"},
+            "regression_layer.weight",
+            {GIBBERISH: 0.4, HELPFUL: 0.8, UNSAFE: 0.2},
+        ),
     ),
     "rehearsal/classifier": Checkpoint(  # stands for any sequence classifier
-        _classifier, aim=Aim({"name": "classifier", "sign": "higher is better"}, "score.weight",
-        {GIBBERISH: -1, HELPFUL: 1})
+        _classifier,
+        aim=Aim(
+            {"name": "classifier", "sign": "higher is better"},
+            "score.weight",
+            {GIBBERISH: -1, HELPFUL: 1},
+        ),
     ),
     "rehearsal/guard": Checkpoint(  # stands for any generative guard
         _guard,
         aim=Aim(
-            {"name": "guard", "safe": ["safe"], "unsafe": ["unsafe"]}, "lm_head.weight",
-            {HELPFUL: (1.5, 1.5, -1.5, -1.5), UNSAFE: (-1.5, -1.5, 1.5, 1.5)}, rows=range(BYTES + 2,
-            BYTES + 6),  # safe, unsafe
+            {"name": "guard", "safe": ["safe"], "unsafe": ["unsafe"]},
+            "lm_head.weight",
+            {HELPFUL: (1.5, 1.5, -1.5, -1.5), UNSAFE: (-1.5, -1.5, 1.5, 1.5)},
+            rows=range(BYTES + 2, BYTES + 6),  # safe, unsafe
         ),
     ),
-}  # fmt: skip
+}
 
 
 def _policy(folder: Path, config: Mapping, seed: int) -> Tensors:

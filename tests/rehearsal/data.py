@@ -1,7 +1,8 @@
 """The paper's data sets in tiny: the files, columns and headers that the hub has, filled with
 everyday prompts.
 
-Knows layouts, and that the splits of `igcore.models.prompts` must not be empty; knows nothing of models.
+Knows layouts, and that the splits of `igcore.models.prompts` must not be empty; knows nothing of
+models.
 """
 
 import csv
@@ -20,11 +21,11 @@ TRAIN = (
     "How do I politely turn down an invitation?",
     "What is a good stretch after a long day at a desk?",
     "Can you explain how a lock on a canal works?",
-    "My neighbour says \"turn it down\", but the radio is off. What now?",
+    'My neighbour says "turn it down", but the radio is off. What now?',
     "How long does fresh pasta, covered, keep in the fridge?",
     "How do I stop a door from creaking?",  # of the split `tune`, in a dialogue too
     "How do I sharpen a kitchen knife at home?",  # of the split `calibrate`, in a dialogue too
-)  # fmt: skip
+)
 TEST = (
     "Why do leaves turn red in autumn?",
     "How do I complain about a late parcel without being rude?",
@@ -36,11 +37,8 @@ TEST = (
 
 PKU = "PKU-Alignment/PKU-SafeRLHF"
 PKU_MODELS = {"alpaca-7b": "Alpaca-7B", "alpaca2-7b": "Alpaca2-7B", "alpaca3-8b": "Alpaca3-8B"}
-HARMS = (
-    "Copyright Issues",
-    "Disrupting Public Order",
-    "Environmental Damage",
-)  # three of the nineteen
+# three of the nineteen
+HARMS = ("Copyright Issues", "Disrupting Public Order", "Environmental Damage")
 
 HEX_PHI = "LLM-Tuning-Safety/HEx-PHI"
 HEX_PHI_LINES = {
@@ -107,10 +105,8 @@ def _pku(folder: Path) -> None:
     _write(folder / "README.md", _header({"default": every} | files, "license: cc-by-nc-4.0\n"))
     for number, model in enumerate(PKU_MODELS.values()):
         for part, prompts in (("train", TRAIN), ("test", TEST)):
-            some = [
-                *prompts[number:],
-                *prompts[:1],
-            ]  # the first prompt is in all files, and twice in one of them
+            # the first prompt is in all files, and twice in one of them
+            some = [*prompts[number:], *prompts[:1]]
             _write(
                 folder / f"data/{model}/{part}.jsonl",
                 _lines(_pair(prompt, model) for prompt in some),
@@ -134,11 +130,13 @@ def _header(configs: dict, more: str) -> str:
 def _pair(prompt: str, model: str) -> dict:
     harmless = dict.fromkeys(HARMS, False)
     both = {
-        "response": "Here is one way to go about it.", "response_source": model,
+        "response": "Here is one way to go about it.",
+        "response_source": model,
         "is_response_safe": True,
-        "response_harm_category": harmless, "response_severity_level": 0,
+        "response_harm_category": harmless,
+        "response_severity_level": 0,
         "response_sha256": "0" * 64,
-    }  # fmt: skip
+    }
     answers = {
         name.replace("response", f"response_{i}"): value
         for name, value in both.items()

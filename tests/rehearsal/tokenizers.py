@@ -27,31 +27,41 @@ SENTENCES = (
     "left, 5 * 7 = 35 & so on.",
     "Jack quickly fixed Zoe's vexing box; Quentin and Xavier hummed: \"We'll walk home, "
     "won't we?\" - yes!",
-    "I would like to thank you for your letter; you can read it again whenever the weather is good.",
+    "I would like to thank you for your letter; you can read it again whenever the weather is "
+    "good.",
     "Green tea, black coffee and white milk stand on the table [the large one] with bread, "
     "jam and cheese.",
     "You should ask your teacher which of these two books is better for somebody who learns "
     "the piano.",
 )
 LLAMA2 = {  # tokenizer_config.json
-    "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False,
+    "add_bos_token": True,
+    "add_eos_token": False,
+    "clean_up_tokenization_spaces": False,
     "model_max_length": 2048,
-    "padding_side": "right", "sp_model_kwargs": {}, "tokenizer_class": "LlamaTokenizer",
+    "padding_side": "right",
+    "sp_model_kwargs": {},
+    "tokenizer_class": "LlamaTokenizer",
     "use_default_system_prompt": False,
-}  # fmt: skip
+}
 
 BYTES = 256
 SAFE, UNSAFE = ("safe", "Ġsafe"), ("unsafe", "Ġunsafe")  # Ċ stands for a line feed, Ġ for a space
 WORDS = {"user": 882, "system": 9125, "assistant": 78191, "ĊĊ": 271}
 SPECIAL = {
-    "<|begin_of_text|>": 128000, "<|end_of_text|>": 128001, "<|finetune_right_pad_id|>": 128004,
+    "<|begin_of_text|>": 128000,
+    "<|end_of_text|>": 128001,
+    "<|finetune_right_pad_id|>": 128004,
     "<|start_header_id|>": 128006,
-    "<|end_header_id|>": 128007, "<|eom_id|>": 128008, "<|eot_id|>": 128009,
+    "<|end_header_id|>": 128007,
+    "<|eom_id|>": 128008,
+    "<|eot_id|>": 128009,
     "<|python_tag|>": 128010,
-}  # fmt: skip
+}
 LLAMA3_SIZE, PAD = 128256, "<|pad|>"
 SPLIT = (  # how Llama 3 cuts a text before it looks for tokens
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 LLAMA3_CHAT = """\
 {%- set said = messages %}
@@ -65,7 +75,8 @@ LLAMA3_CHAT = """\
 {{- 'Today Date: ' + (date_string or '26 Jul 2024') + '\n\n' }}
 {{- system + '<|eot_id|>' }}
 {%- for turn in said %}
-    {{- '<|start_header_id|>' + turn.role + '<|end_header_id|>\n\n' + turn.content | trim + '<|eot_id|>' }}
+    {{- '<|start_header_id|>' + turn.role + '<|end_header_id|>\n\n' }}
+    {{- turn.content | trim + '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
@@ -103,12 +114,21 @@ def sentencepiece_folder(folder: Path, pad: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES), model_writer=model, model_type="bpe", vocab_size=PIECES,
-        unk_id=0, bos_id=1, eos_id=2,
-        byte_fallback=True, character_coverage=1.0, normalization_rule_name="identity",
+        sentence_iterator=iter(SENTENCES),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=PIECES,
+        unk_id=0,
+        bos_id=1,
+        eos_id=2,
+        byte_fallback=True,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
         remove_extra_whitespaces=False,
-        split_digits=True, num_threads=1, minloglevel=2,
-    )  # fmt: skip
+        split_digits=True,
+        num_threads=1,
+        minloglevel=2,
+    )
     (folder / "tokenizer.model").write_bytes(model.getvalue())
     token = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"} | (

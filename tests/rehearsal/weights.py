@@ -14,10 +14,8 @@ from safetensors.torch import save_file
 
 WIDTH = 0.3  # standard deviation of a weight
 LOUD = 4.0  # first coordinate of every hidden state before the last norm, see `speak`
-QUIET, ENDING = (
-    -16.0,
-    1.5,
-)  # logits of what is hardly ever said, and of an end token, over those of letters
+# logits of what is hardly ever said, and of an end token, over those of letters
+QUIET, ENDING = -16.0, 1.5
 
 Tensors = dict[str, torch.Tensor]
 

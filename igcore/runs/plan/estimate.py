@@ -271,8 +271,8 @@ def training_s(
 
 
 def latent_bytes(policy: Shape, features: str) -> int:
-    """Return the bytes of what a network reads of one token, as `igcore.critic.latent.token_bytes` does of
-    a model that is there.
+    """Return the bytes of what a network reads of one token, as `igcore.critic.latent.token_bytes`
+    does of a model that is there.
     """
     states = sum(part in ("hidden", "middle") for part in FEATURES[features])
     return (

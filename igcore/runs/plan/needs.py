@@ -125,9 +125,8 @@ class Models:
         name, _ = named(params.policy, "policy", ("template", "revision"))
         known = POLICIES.get(name)
         policy = shape((known.repo or known.asset) if known else name, params.dtype, head=True)
-        roles: dict[
-            tuple[str, str], list[str]
-        ] = {}  # scorers that read with the same weights share them
+        # scorers that read with the same weights share them
+        roles: dict[tuple[str, str], list[str]] = {}
         names = []
         for role in ("reward", "cost"):
             scorer, options = check_scorer(getattr(params, role), f"{role} scorer")
@@ -328,10 +327,8 @@ def _timed(job: Job, devices: int, tokens: Sequence[Span], seconds: Sequence[Spa
     )
 
 
-KINDS = {
-    "decode": (DecodeParams, decode_job),
-    "critic": (CriticParams, critic_job),
-}  # by the first word of a file's name
+# by the first word of a file's name
+KINDS = {"decode": (DecodeParams, decode_job), "critic": (CriticParams, critic_job)}
 
 
 def jobs(files: Sequence[Path | str], assumed: Assumed) -> list[Job]:
@@ -370,9 +367,8 @@ def _runs(file: Path, cls: type) -> list:
             f"{file} is no params file; it must be a mapping of settings, with the name of "
             f"the run as run"
         )
-    file = Path(
-        os.path.abspath(file)
-    )  # seen from inside its folder, a path does not say what that is called
+    # seen from inside its folder, a path does not say what that is called
+    file = Path(os.path.abspath(file))
     return [
         from_mapping(cls, run)
         for _, run in ParamFiles(file.parent.name, base=file.parent.parent).points(file)

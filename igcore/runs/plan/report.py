@@ -1,7 +1,7 @@
-"""The plan of a profile as tables, before anything is started: ``python -m igcore.runs.plan FILE.yaml
-...``.
+"""The plan of a profile as tables, before anything is started.
 
-Knows how to say it; what every run needs is found by `needs`, from formulas. Loads no weights.
+``python -m igcore.runs.plan FILE.yaml ...`` prints it. What every run needs is found by `needs`,
+from formulas; no weights are loaded.
 """
 
 import math

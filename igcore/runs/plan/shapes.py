@@ -44,11 +44,15 @@ SHAPES: dict[str, dict] = {  # name on the hub, or of an asset, -> fields of its
     "PKU-Alignment/beaver-7b-unified-cost": LLAMA_2 | {"vocab_size": 32001},
     "nicolinho/QRM-Llama3.1-8B": LLAMA_3 | {"vocab_size": 128257},
     "smollm2": {
-        "num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9,
+        "num_hidden_layers": 30,
+        "hidden_size": 576,
+        "num_attention_heads": 9,
         "tie_word_embeddings": True,
-        "vocab_size": 49152, "intermediate_size": 1536, "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "intermediate_size": 1536,
+        "num_key_value_heads": 3,
     },
-}  # fmt: skip
+}
 TRIED = 8  # tokens on which the operations of a network are counted
 NOBODY = dict.fromkeys(
     ("policy", "policy_digest", "cost", "cost_digest", "reward", "reward_digest"), ""
@@ -89,9 +93,9 @@ class Shape:
     model
         A transformers model on the meta device.
     cache : str
-        How the engine keeps its keys and values, a key of `igcore.engine.local.CACHES`. That a plain
-        model fits the shared cache is taken for granted: nothing can be tried on a model without
-        weights.
+        How the engine keeps its keys and values, a key of `igcore.engine.local.CACHES`. That a
+        plain model fits the shared cache is taken for granted: nothing can be tried on a model
+        without weights.
     """
 
     model: object
@@ -204,12 +208,21 @@ def critic_size(policy: Shape, config: CriticConfig) -> NetworkSize:
     heads, hidden, n = of.num_key_value_heads, of.hidden_size, of.num_hidden_layers
     d = getattr(of, "head_dim", None) or hidden // of.num_attention_heads
     spec = Spec(
-        **NOBODY, max_new_tokens=1, hidden=hidden, width=config.width, accounting=config.accounting,
+        **NOBODY,
+        max_new_tokens=1,
+        hidden=hidden,
+        width=config.width,
+        accounting=config.accounting,
         budget=config.budget,
-        gamma_safety=config.gamma_safety, budget_high=config.budget, gamma_task=config.gamma_task,
+        gamma_safety=config.gamma_safety,
+        budget_high=config.budget,
+        gamma_task=config.gamma_task,
         features=config.features,
-        layer=config.layer, use_z=config.use_z, n_layers=n, kv_width=2 * heads * d,
-    )  # fmt: skip
+        layer=config.layer,
+        use_z=config.use_z,
+        n_layers=n,
+        kv_width=2 * heads * d,
+    )
     with torch.device("meta"):
         critic, states = Critic(spec), torch.zeros(1, TRIED, hidden)
         keys = [torch.zeros(1, heads, TRIED, d)] * n
