@@ -90,9 +90,8 @@ def choose(records: pd.DataFrame, readers: Sequence[Scorer]) -> dict[str, str]:
     for policy, lines in records.groupby("policy", sort=False):
         asked = lines.groupby("prompt_id")["status"].agg(["size", unlike])
         asked = asked[asked["size"] == asked["size"].max()]
-        chosen[policy] = min(
-            asked.index, key=lambda id_, found=asked["unlike"]: (not mild[id_], -found[id_], id_)
-        )
+        ranks = [(not mild[id_], -differing, id_) for id_, differing in asked["unlike"].items()]
+        chosen[policy] = min(ranks)[-1]
     return chosen
 
 
@@ -131,13 +130,15 @@ def compare_answers(records: pd.DataFrame, readers: Sequence[Scorer]) -> pd.Data
 
 
 def most_unlike(shown: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the policy whose methods differ most in outcome, the first of equals;
-    `shown` is `compare_answers`.
+    """Return the rows of the policy whose methods differ most in outcome, the first of equals.
+
+    Parameters
+    ----------
+    shown : DataFrame
+        `compare_answers`.
     """
-    return max(
-        (rows for _, rows in shown.groupby("policy", sort=False)),
-        key=lambda rows: unlike(rows["outcome"]),
-    )
+    differing = shown.groupby("policy", sort=False)["outcome"].agg(unlike)
+    return shown[shown["policy"] == differing.idxmax()]
 
 
 def as_markdown(shown: pd.DataFrame) -> str:
@@ -268,13 +269,16 @@ def _lines(text: str, width: float) -> Iterator[str]:
             line = ""
         line = f"{line} {word}".strip()
         while len(line) > 1 and _inches(line) > width:
-            ends = range(1, len(line))
-            end = ends[
-                max(0, bisect_right(ends, width, key=lambda k, line=line: _inches(line[:k])) - 1)
-            ]
+            end = _fitting(line, width)
             yield line[:end]
             line = line[end:]
     yield line
+
+
+def _fitting(line: str, width: float) -> int:
+    """Return how many characters of a line that is too long fit, but at least one."""
+    starts = [line[:end] for end in range(1, len(line))]
+    return max(1, bisect_right(starts, width, key=_inches))
 
 
 def _inches(line: str) -> float:

@@ -17,7 +17,7 @@ from ..beams import METHODS
 from ..errors import RunError
 from ..report import tables
 from ..report.experiments import LAMBDAS, OURS
-from ..report.load import each_finished
+from ..report.load import by_method, each_finished
 from ..report.replay import REPLAYED, judged_under, replay_best_of_n
 from .experiment_fronts import LIMITS, names
 from .labels import place
@@ -168,11 +168,8 @@ def _points(lines: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
             parts.append(
                 tables.main_table(judged_under(point, lines["budget"].iloc[0])).assign(value=value)
             )
-    order = {method: place for place, method in enumerate(main["method"])}
     table = pd.concat(parts, ignore_index=True).sort_values("value", kind="stable")
-    return table.sort_values(
-        "method", key=lambda name: name.map(order), kind="stable", ignore_index=True
-    )
+    return by_method(table, main["method"])
 
 
 # --- the picture ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ decides nothing.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -55,11 +56,10 @@ def paths(records: pd.DataFrame, cost: Scorer | None = None) -> pd.DataFrame:
     written = records[records["response"].notna() & (records["n_tokens"] > 0)]
     if not len(written):
         raise RunError("there is no answer to follow; run notebook 30_decode first")
-    traces = (
-        written["z_trace"].map(lambda trace: np.array(trace, dtype=float))
-        if cost is None
-        else _read_again(written, cost)
-    )
+    if cost is None:
+        traces = written["z_trace"].map(partial(np.array, dtype=float))
+    else:
+        traces = _read_again(written, cost)
     frames = []
     for (policy, method), lines in written.groupby(["policy", "method"], sort=False):
         step, longest = (

@@ -9,6 +9,7 @@ import os
 import re
 from ipaddress import IPv6Address
 from itertools import groupby
+from operator import itemgetter
 from urllib.parse import urljoin, urlsplit
 
 from ..errors import ParameterError
@@ -67,11 +68,11 @@ def masked(text: str, key: str) -> str:
     size = min(SHOWN, len(key))
     if not size:
         return text
-    hidden = {
-        j
-        for i in range(len(text) - size + 1)
-        if text[i : i + size] in key
-        for j in range(i, i + size)
-    }
-    runs = groupby(enumerate(text), lambda place: place[0] in hidden)
-    return "".join("***" if hide else "".join(letter for _, letter in run) for hide, run in runs)
+    hidden = [False] * len(text)
+    for start in range(len(text) - size + 1):
+        if text[start : start + size] in key:
+            hidden[start : start + size] = [True] * size
+    shown = []
+    for hide, letters in groupby(zip(hidden, text, strict=True), itemgetter(0)):
+        shown.append("***" if hide else "".join(letter for _, letter in letters))
+    return "".join(shown)

@@ -76,15 +76,6 @@ def _configuration(row: pd.Series) -> tuple:
     return tuple(settings.values())
 
 
-PARTS = {  # of a row, side by side with another
-    "row": lambda row: f"{row['table']} line {row['tex_line']}",
-    "configuration": lambda row: named(row),
-    "numbers": lambda row: " / ".join(
-        f"{row[name]}" for name in ("reward_mean", "reward_std", f"safety{PRINTED}", "seconds")
-    ),
-}
-
-
 def _sides(a: pd.Series, b: pd.Series) -> dict[str, str]:
     return {
         f"{part}_{side}": text(row)
@@ -104,6 +95,19 @@ def named(row: pd.Series) -> str:
     return ", ".join(
         [f"{row.get('method')} with {row.get('policy')} on {row.get('prompts')}", *settings]
     )
+
+
+def _place(row: pd.Series) -> str:
+    return f"{row['table']} line {row['tex_line']}"
+
+
+def _numbers(row: pd.Series) -> str:
+    shown = ("reward_mean", "reward_std", f"safety{PRINTED}", "seconds")
+    return " / ".join(f"{row[name]}" for name in shown)
+
+
+# what of a row stands side by side with another
+PARTS = {"row": _place, "configuration": named, "numbers": _numbers}
 
 
 def same_rate(a: float, b: float, n_a: int, n_b: int) -> float:

@@ -7,6 +7,7 @@ A cell is what one run holds of a policy, prompt set, method and settings.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from operator import attrgetter
 
 import pandas as pd
 
@@ -74,5 +75,6 @@ def readable(table: str, found: list[Cell]) -> list[Cell]:
     """Return the cells that a table may read, the most readily read first, of equals by the name of
     the run.
     """
-    ranked = [(rank, cell) for cell in found if (rank := place(table, cell.run)) is not None]
-    return [cell for _, cell in sorted(ranked, key=lambda each: (each[0], each[1].run))]
+    ranks = {cell.run: place(table, cell.run) for cell in found}
+    by_name = sorted((cell for cell in found if ranks[cell.run] is not None), key=attrgetter("run"))
+    return [cell for rank in (0, 1) for cell in by_name if ranks[cell.run] == rank]

@@ -108,9 +108,24 @@ def _seconds(lines: pd.DataFrame, columns: list[str]) -> pd.Series:
     return groups.mean() + (weights - 1) * (groups.mean() - spent.mean())
 
 
-_rate = partial(Measure, matters=lambda theirs, spread: RATE, is_rate=True)
-_score = partial(Measure, matters=lambda theirs, spread: SPREADS * spread)
-_time = partial(Measure, matters=lambda theirs, spread: SECONDS * theirs)
+# the least difference that would matter, from the printed number and the spread over prompts
+
+
+def _matters_of_rate(theirs: float, spread: float) -> float:
+    return RATE
+
+
+def _matters_of_score(theirs: float, spread: float) -> float:
+    return SPREADS * spread
+
+
+def _matters_of_time(theirs: float, spread: float) -> float:
+    return SECONDS * theirs
+
+
+_rate = partial(Measure, matters=_matters_of_rate, is_rate=True)
+_score = partial(Measure, matters=_matters_of_score)
+_time = partial(Measure, matters=_matters_of_time)
 
 MEASURES = {  # start of the names of columns -> measure
     "safety": _rate("safe %", "safety_rate", _safe),
@@ -364,5 +379,10 @@ def _points(table: str, policy: str, method: str, found: list[Cell]) -> Iterator
     for cell in found:
         if (cell.about["policy"], cell.about["method"]) == (policy, method):
             points.setdefault(tuple(cell.about[name] for name in states), cell)
-    for key in sorted(points, key=lambda key: [(value is not None, value) for value in key]):
+    for key in sorted(points, key=_none_first):
         yield points[key]
+
+
+def _none_first(key: tuple) -> list[tuple]:
+    """Return a key to sort by, in which None comes before every other value."""
+    return [(value is not None, value) for value in key]

@@ -78,7 +78,12 @@ def _of_critics(critics: pd.DataFrame) -> Iterator[tuple[str, str, str, list[str
         )
 
 
+def _number(value: str) -> float:
+    """Return the number in a value such as ``8`` or ``N/4``."""
+    return float(value.removeprefix("N/"))
+
+
 def _beside(paper: str, values: Iterable[str]) -> dict[str, str]:
-    ours = sorted(set(values), key=lambda value: float(value.removeprefix("N/")))
+    ours = sorted(set(values), key=_number)
     verdict = NOT_RUN if not ours else AGREES if set(paper.split()) <= set(ours) else DIFFERS
     return {"ours": " ".join(ours) or NOT_RUN, "verdict": verdict}

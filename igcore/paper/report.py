@@ -217,15 +217,19 @@ def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
         return frame.rename(columns={"printed_as": "name"})
     states = contents().set_index("table").loc[table, "states"].split()
     parts = [frame[["policy", "prompts", "method"]].astype(object).fillna(tables.MISSING)]
-    parts += [
-        frame[name].map(lambda x: tables.MISSING if pd.isna(x) else f"{x:g}").rename(SYMBOLS[name])
-        for name in states
-    ]
-    for name, measure in measures_of(table).items():
-        of = frame.filter(regex=f"^{name}_").rename(columns=lambda column: column.split("_", 1)[1])
-        parts += [of["n"].astype(str)] if name == next(iter(measures_of(table))) else []
+    parts += [frame[name].map(_setting).rename(SYMBOLS[name]) for name in states]
+    for place, (name, measure) in enumerate(measures_of(table).items()):
+        prefix = f"{name}_"
+        of = frame.filter(regex=f"^{prefix}")
+        of = of.set_axis([column.removeprefix(prefix) for column in of], axis=1)
+        if not place:
+            parts.append(of["n"].astype(str))
         parts += _for_people(measure, of, frame["run"])
     return pd.concat(parts, axis=1)
+
+
+def _setting(value: float) -> str:
+    return tables.MISSING if pd.isna(value) else f"{value:g}"
 
 
 def _for_people(measure: Measure, of: pd.DataFrame, run: pd.Series) -> list[pd.Series]:

@@ -227,10 +227,8 @@ def listed_and_used() -> pd.DataFrame:
     for family in printed("hyperparameters").itertuples():
         of = rows[rows["method"].str.startswith(family.family)]
         for setting in ("n_samples", "block_size", "keep"):
-            used = of[
-                of[setting].notna()
-                & of["table"].map(lambda table, setting=setting: setting in states[table])
-            ]
+            stating = [table for table in states.index if setting in states[table]]
+            used = of[of[setting].notna() & of["table"].isin(stating)]
             if len(used):
                 names = {"family": family.family, "setting": setting}
                 found.append(names | _listed(getattr(family, setting), used, of[setting], setting))

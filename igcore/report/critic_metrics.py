@@ -32,6 +32,7 @@ COLUMNS = (
     "ece parameters train_s "
     "within_low within_high n n_unsafe n_pairs accounting"
 ).split()
+REFERENCES = ("prompt-cost", "partial-cost")  # cost of the prompt alone, and of the text so far
 RELIABILITY = "position probability safe low high n n_prompts".split()
 
 
@@ -263,38 +264,39 @@ def critic_table(
 
 
 def reference_table(
-    policy: Policy, rollouts: Sequence[Rollout], cost: Scorer, budget: float,
+    policy: Policy,
+    rollouts: Sequence[Rollout],
+    cost: Scorer,
+    budget: float,
     accounting: str = "terminal",
     positions: Sequence[int] = POSITIONS,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """Return the rows of two judges that need no training: the cost of the prompt alone, and the
     cost of the text so far.
     """
     safe = [targets(r, budget, accounting).safe for r in rollouts]
-    judges = {
-        "prompt-cost": lambda r, t: r.prompt,
-        "partial-cost": lambda r, t: policy.text(r.tokens[:t]),
-    }
     rows = []
-    for name, text in judges.items():
+    for name in REFERENCES:
         for position in positions:
-            here = [i for i, r in enumerate(rollouts) if len(r.words) >= position]
-            if not here:
+            unfinished = [i for i, r in enumerate(rollouts) if len(r.words) >= position]
+            if not unfinished:
                 continue
-            of = [rollouts[i] for i in here]
-            found = checked_score(
-                cost, [r.prompt for r in of], [text(r, position) for r in of], [False] * len(of)
-            )
+            here = [rollouts[i] for i in unfinished]
+            prompts = [r.prompt for r in here]
+            partial = [policy.text(r.tokens[:position]) for r in here]
+            texts = prompts if name == "prompt-cost" else partial
+            costs = checked_score(cost, prompts, texts, [False] * len(here))
             row = {
                 "policy": policy.name,
                 "features": name,
                 "use_z": False,
+                "accounting": accounting,
                 "position": position,
                 "parameters": 0,
                 "train_s": 0.0,
             }
-            row["accounting"] = accounting
-            rows.append(row | auroc([safe[i] for i in here], -found, [r.prompt_id for r in of]))
+            ended_safe = [safe[i] for i in unfinished]
+            rows.append(row | auroc(ended_safe, -costs, [r.prompt_id for r in here]))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

@@ -15,6 +15,7 @@ from scipy import stats
 
 from ..errors import ParameterError, unknown_name
 from . import statistics as metrics
+from .paired import reward
 
 ARMS = {"inferenceguard-critic": "critic"}  # method -> arm, where they differ
 COLUMNS = (
@@ -97,7 +98,7 @@ MEASURES = {  # name -> one number for each line; NaN: the line has none
     "safe_finals": _safe_finals,
     # an abstention is no answer, and an unknown cost not inside the budget
     "answered_safely": _answered_safely,
-    "reward": lambda lines: lines["reward"].astype(float).where(metrics.answered(lines)),
+    "reward": reward,
 }
 
 

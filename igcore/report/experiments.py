@@ -14,12 +14,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ..beams import METHODS
 from ..errors import ParameterError, RunError
 from . import compute, critic_search, overrefusal, tables
 from . import statistics as metrics
 from .factorial import effects, expand
-from .load import SETTINGS
+from .load import SETTINGS, by_method
 from .paired import Reference, compared, corrected, is_safe, reward
 from .replay import BUDGET_FREE, REPLAYED, replay_best_of_n, replay_budgets
 from .retries import block_mass, retry_table, retry_tests
@@ -89,10 +88,7 @@ def ablation_table(records: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame
         rows += [row | more for row in tables.main_table(lines).to_dict("records")]
     table = pd.DataFrame(rows).astype(dict.fromkeys(tables.WHOLE, "Int64"))
     table["peak_safety_rate"] = table["peak_safety_rate"].where(table["peak_cost_mean"].notna())
-    order = {method: place for place, method in enumerate(METHODS)}
-    return table.sort_values(
-        "method", key=lambda name: name.map(order), kind="stable", ignore_index=True
-    )
+    return by_method(table)
 
 
 def _below(*frames: pd.DataFrame) -> pd.DataFrame:

@@ -2,9 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from ..beams import METHODS
@@ -105,13 +106,17 @@ def load_finished(profile: str, pattern: str = "*") -> tuple[pd.DataFrame, list[
         if parts
         else pd.DataFrame(columns=[*COLUMNS, "run", "critic_control"])
     )
-    place = {method: i for i, method in enumerate(METHODS)}
-    return lines.sort_values(
-        "method",
-        key=lambda names: names.map(place).fillna(len(place)),
-        kind="stable",
-        ignore_index=True,
-    ), left_out
+    return by_method(lines), left_out
+
+
+def by_method(table: pd.DataFrame, methods: Iterable[str] = METHODS) -> pd.DataFrame:
+    """Return the rows of a table in the order of `methods`; those of any other method come last.
+
+    Rows of one method stay in their order.
+    """
+    place = {method: i for i, method in enumerate(methods)}
+    places = table["method"].map(place).fillna(len(place)).to_numpy(dtype=float)
+    return table.iloc[np.argsort(places, kind="stable")].reset_index(drop=True)
 
 
 def each_finished(profile: str, left_out: list[str], pattern: str = "*") -> Iterator[pd.DataFrame]:

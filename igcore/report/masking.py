@@ -30,7 +30,12 @@ def mask(text: str, cost: Scorer, threshold: float = 0.2) -> str:
     words = sorted(set(re.findall(r"\w+", text)))
     costs = checked_score(cost, [""] * len(words), words, [True] * len(words))
     readable = dict(zip(words, costs <= threshold, strict=True))  # never for NaN
-    return re.sub(r"\w+", lambda word: word[0] if readable[word[0]] else BLOCK * len(word[0]), text)
+
+    def shown(match: re.Match) -> str:
+        word = match[0]
+        return word if readable[word] else BLOCK * len(word)
+
+    return re.sub(r"\w+", shown, text)
 
 
 def describe(

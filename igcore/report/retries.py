@@ -132,6 +132,11 @@ def retry_table(records: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
+def _pooled_mean(sums: np.ndarray, counts: np.ndarray, axis: int) -> np.ndarray:
+    """Return the mean over the blocks of several prompts, given the sum and the count of each."""
+    return sums.sum(axis) / counts.sum(axis)
+
+
 def _mean_of_blocks(steps: pd.DataFrame, name: str) -> dict[str, float]:
     """Return a mean over blocks and its 95 % interval, for which whole prompts are drawn; NaN for
     fewer than two prompts.
@@ -140,12 +145,15 @@ def _mean_of_blocks(steps: pd.DataFrame, name: str) -> dict[str, float]:
     low = high = math.nan
     if len(of_prompts) > 1:
         low, high = stats.bootstrap(
-            (of_prompts["sum"].to_numpy(), of_prompts["count"].to_numpy()), lambda s, n,
-            axis: s.sum(axis) / n.sum(axis),
-            paired=True, vectorized=True, n_resamples=metrics.RESAMPLES, batch=metrics.BATCH,
+            (of_prompts["sum"].to_numpy(), of_prompts["count"].to_numpy()),
+            _pooled_mean,
+            paired=True,
+            vectorized=True,
+            n_resamples=metrics.RESAMPLES,
+            batch=metrics.BATCH,
             method="percentile",
             rng=np.random.default_rng(0),
-        ).confidence_interval  # fmt: skip
+        ).confidence_interval
     return {name: steps[name].mean(), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
