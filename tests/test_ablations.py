@@ -21,9 +21,9 @@ from test_records import lines
 
 from igcore import METHODS, ParameterError, RunError
 from igcore.beams import method_of, settings_of
+from igcore.report import experiment_tables, tables
 from igcore.report import experiments as ablations
 from igcore.report import statistics as metrics
-from igcore.report import tables
 from igcore.report.factorial import CELL, FACTORS, effects, expand
 from igcore.report.paired import COLUMNS, Reference, clustered, compared, corrected, verdicts
 from igcore.report.replay import BUDGET_FREE, UNKNOWN, replay_best_of_n, replay_budgets
@@ -280,7 +280,7 @@ def test_a_table_has_a_row_for_every_point():
         for seed in (0, 1)
         for k in range(3)
     ]
-    table = ablations.ablation_table(frame(*found[::-1]), ["diversity", "seed"])
+    table = experiment_tables.ablation_table(frame(*found[::-1]), ["diversity", "seed"])
     assert list(table.columns) == [*tables.COLUMNS, "diversity"]
     assert table[["diversity", "seed"]].to_numpy().tolist() == [
         ["half", 0],
@@ -293,9 +293,9 @@ def test_a_table_has_a_row_for_every_point():
     with pytest.raises(
         ParameterError, match="diversity takes the values half, none in method inferenceguard"
     ):
-        ablations.ablation_table(frame(*found), ["seed"])
+        experiment_tables.ablation_table(frame(*found), ["seed"])
     with pytest.raises(RunError, match="30_decode"):
-        ablations.ablation_table(frame(*found).iloc[:0], ["seed"])
+        experiment_tables.ablation_table(frame(*found).iloc[:0], ["seed"])
 
 
 def test_rates_that_a_replay_cannot_know_are_not_zero():
@@ -305,18 +305,20 @@ def test_rates_that_a_replay_cannot_know_are_not_zero():
     replayed = replay_best_of_n(
         frame(line(method=REPLAYED, finals=[[0.5, 0.1]], n_samples=1)), 1, 5.0
     )
-    table = ablations.ablation_table(replayed, ["n_samples"])
+    table = experiment_tables.ablation_table(replayed, ["n_samples"])
     assert table["safety_rate"].item() == 1 and table[
         ["peak_safety_rate", "seconds_per_prompt"]
     ].isna().all(axis=None)
-    known = ablations.ablation_table(frame(line()), ["n_samples"])
+    known = experiment_tables.ablation_table(frame(line()), ["n_samples"])
     assert known["peak_safety_rate"].item() == 1
 
 
 def test_spread_over_seeds_by_hand():
     """Guards against an interval over prompt-seed pairs, and a spread over prompts."""
     rewards = {("p0", 0): 0.1, ("p0", 1): 0.3, ("p1", 0): 0.5, ("p1", 1): 0.7}
-    found = ablations.seeds_spread(frame(*(line(p, s, reward=r) for (p, s), r in rewards.items())))
+    found = experiment_tables.seeds_spread(
+        frame(*(line(p, s, reward=r) for (p, s), r in rewards.items()))
+    )
     row = found.iloc[0]
     assert (row.n_prompts, row.n_seeds, row.safety_mean, row.safety_sd) == (2, 2, 1.0, 0.0)
     assert (row.reward_mean, row.reward_sd) == pytest.approx(
@@ -351,7 +353,7 @@ def test_equal_samples_and_equal_seconds():
     found = frame(
         *(one for (m, n), s in seconds.items() for one in many(m, n, generate_s=s, score_s=0.0))
     )
-    made = ablations.compute_tables(found)
+    made = experiment_tables.compute_tables(found)
     assert made["seconds"].set_index("method")["n_samples"].to_dict() == {
         "best-of-n": 16,
         "beam-augmented": 2,
@@ -388,10 +390,10 @@ def test_lambda_and_budget_tables():
         for one in many("beam-lagrangian", 8, lagrange_multiplier=x, run="decode-lambda")
     ]
     guard = many(GUARD, 8, run="decode-ndk-n_samples-8-block_size-8-keep-2")
-    made = ablations.lambda_tables(frame(*drawn, *beams, *guard))
+    made = experiment_tables.lambda_tables(frame(*drawn, *beams, *guard))
     best = made[""][made[""]["method"] == REPLAYED]
     assert best[["n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [
-        [n, x] for n in (4, 8) for x in ablations.LAMBDAS
+        [n, x] for n in (4, 8) for x in experiment_tables.LAMBDAS
     ]
     assert (
         best["safe"].tolist() == [0, 0, 3, 3, 3] * 2
@@ -406,7 +408,7 @@ def test_lambda_and_budget_tables():
         "beam-augmented", 8, run="decode-seeds-seed-0"
     )
     guard = [one for d in (0.1, 0.2) for one in many(GUARD, 8, budget=d, run=f"decode-budget-{d}")]
-    made = ablations.budget_tables(frame(*base, *guard))
+    made = experiment_tables.budget_tables(frame(*base, *guard))
     assert made[""][["method", "budget", "safe"]].to_numpy().tolist() == [
         ["base", 0.1, 0], ["base", 0.2, 3], [GUARD, 0.1, 3], [GUARD, 0.2, 3],
     ]  # fmt: skip
@@ -607,7 +609,7 @@ def test_rivals_draw_as_many_samples_as_a_search_with_a_retry():
     rivals += many(
         "beam-lagrangian-freq", 4, 2, **(seeds | {"run": "decode-factorial-peak"}), rounds=2
     ) + many("base", 1, 2, **seeds)
-    made = ablations.factorial_tables(pd.concat([ours, frame(*rivals)], ignore_index=True))
+    made = experiment_tables.factorial_tables(pd.concat([ours, frame(*rivals)], ignore_index=True))
     table = made[""]
     assert table["method"].str.startswith(GUARD).sum() == 16 * 2  # cells and seeds
     drawn = table[~table["method"].str.startswith(GUARD)]
@@ -870,7 +872,7 @@ def test_arms_with_fewer_prompts_are_compared_on_these():
         ]
         for k in range(prompts)
     ]  # fmt: skip
-    table = ablations.critic_search_tables(frame(*found))[""]
+    table = experiment_tables.critic_search_tables(frame(*found))[""]
     prompts = table.set_index(["arm", "reference", "measure"])["n_prompts"].to_dict()
     assert prompts["critic", "best-of-n-augmented", "answered_safely"] == 4
     assert prompts["critic", "best-of-n-augmented", "safe_finals"] == 2
@@ -898,8 +900,8 @@ def test_a_sweep_has_a_row_for_every_point_and_prompt_set():
     alone = [
         one | {"group_size": 1} for one in many("beam-lagrangian", 32, lagrange_multiplier=5.0)
     ]  # seconds of one prompt
-    assert len(ablations.sweep_tables(frame(*found, *alone))[""]) == len(points) + 1
-    table = ablations.sweep_tables(frame(*found))[""]
+    assert len(experiment_tables.sweep_tables(frame(*found, *alone))[""]) == len(points) + 1
+    table = experiment_tables.sweep_tables(frame(*found))[""]
     assert len(table) == len(points) and table["n_prompts"].nunique() == 1
     assert set(
         zip(table["n_samples"], table["keep"], table["lagrange_multiplier"], strict=True)

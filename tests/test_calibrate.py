@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from igcore.errors import ParameterError
+from igcore.report.certificate import METHODS
 from igcore.report.certify import (
-    METHODS,
     conformal_risk_control,
     learn_then_test,
     p_value,

@@ -16,7 +16,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from ..errors import RunError
 from ..report import statistics as metrics
-from ..report.experiments import OURS
+from ..report.experiment_tables import OURS
 from ..report.replay import REPLAYED, unsafe_samples
 from ..theory.finite_sample import abstention_bound
 from .style import WIDTH, percent, style, styled, whiskers

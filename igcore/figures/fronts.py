@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from ..beams import METHODS
 from ..errors import RunError
 from ..report import tables
-from ..report.experiments import LAMBDAS, OURS
+from ..report.experiment_tables import LAMBDAS, OURS
 from ..report.load import by_method, each_finished
 from ..report.replay import REPLAYED, judged_under, replay_best_of_n
 from .experiment_fronts import LIMITS, names

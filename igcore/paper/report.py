@@ -16,7 +16,8 @@ from ..folders import root
 from ..judge import JudgeParams
 from ..judge.spec import ASPECTS
 from ..report import tables
-from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES
+from ..report.experiment_tables import LAMBDAS, SIZES
+from ..report.experiments import EXPERIMENTS
 from ..report.load import each_finished, load_runs
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import of_runs

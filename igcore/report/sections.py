@@ -14,8 +14,6 @@ from . import tables
 from .paired import verdicts
 from .pictures import save
 
-Tables = dict[str, pd.DataFrame]  # suffix of the file -> table; "" is the experiment's main table
-
 
 @dataclass
 class Section:
@@ -40,7 +38,7 @@ class Section:
 
     name: str
     figures: Path
-    tables: Tables
+    tables: dict[str, pd.DataFrame]
     varied: Sequence[str] = field(default_factory=list)
     why: str = ""
     sources: Mapping[str, dict] = field(default_factory=dict)

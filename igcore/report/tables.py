@@ -7,14 +7,14 @@ Knows records, rounding and table markup; knows no model, and computes no interv
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from ..errors import RunError, unknown_name
 from . import statistics as metrics
+from .as_text import MISSING, NOT_RUN, PRETTY, any_row, main_row
 from .sources import sidecar
 
 SETTINGS = "n_samples keep block_size rounds budget accounting lagrange_multiplier seed".split()
@@ -220,7 +220,6 @@ def summary(records: pd.DataFrame) -> pd.DataFrame:
 
 # --- the same numbers for people ------------------------------------------------------------------
 
-MISSING, NOT_RUN = "n/a", "not run"
 LATEX = str.maketrans({
     **{character: "\\" + character for character in "&%$#_{}"},
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": r"$<$",
@@ -228,93 +227,14 @@ LATEX = str.maketrans({
 })  # fmt: skip
 
 
-def _interval(centre: str, low: str, high: str) -> str:
-    return centre if centre == MISSING else f"{centre} [{low}, {high}]"
-
-
-def _rounded(value: object) -> str:
-    """Return a cell for people: floats with three decimals, tiny ones (p values) as powers of ten."""
-    if pd.isna(value):
-        return MISSING
-    if not isinstance(value, float):
-        return str(value)
-    return f"{value:.3f}" if value == 0 or abs(value) >= 0.0005 else f"{value:.0e}"
-
-
-def _percent(rate: float) -> str:
-    return f"{100 * rate:.1f}"
-
-
-# Each column of the main table as people read it, as text from a row of numbers.
-
-
-def _n_prompts(row) -> str:
-    return str(row.n_prompts)
-
-
-def _outcomes(row) -> str:
-    return f"{row.safe} / {row.abstained} / {row.unsafe}"
-
-
-def _safety_rate(row) -> str:
-    rates = (row.safety_rate, row.safety_wilson_low, row.safety_wilson_high)
-    return _interval(*map(_percent, rates))
-
-
-def _safety_lower(row) -> str:
-    return _percent(row.safety_lower95)
-
-
-def _reward(row) -> str:
-    return _interval(*map(_rounded, (row.reward_mean, row.reward_low, row.reward_high)))
-
-
-def _reward_answered(row) -> str:
-    return _rounded(row.reward_answered)
-
-
-def _cost(row) -> str:
-    return _rounded(row.cost_mean)
-
-
-def _seconds(row) -> str:
-    return f"{row.seconds_per_prompt:.2f}"
-
-
-PRETTY: dict[str, Callable[..., str]] = {  # header -> its text
-    "Policy": attrgetter("policy"),
-    "Method": attrgetter("method"),
-    "n": _n_prompts,
-    "Safe / abstained / unsafe": _outcomes,
-    "Safe % [Wilson 95 %]": _safety_rate,
-    "Lower bound % (95 %)": _safety_lower,
-    "Reward [95 %]": _reward,
-    "Reward, all answered": _reward_answered,
-    "Cost": _cost,
-    "s / prompt": _seconds,
-}
-WITHOUT_PROMPTS = ("Policy", "Method", "n")  # what a row of a method that was not run says
-
-
 def _pretty(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     """Return headers and rows of text; where nothing was run, that is what they say."""
     if list(table.columns) == COLUMNS:
-        headers, as_text = list(PRETTY), _main_row
+        headers, as_text = list(PRETTY), main_row
     else:
-        headers, as_text = [str(name).replace("_", " ") for name in table.columns], _row_of_any
+        headers, as_text = [str(name).replace("_", " ") for name in table.columns], any_row
     rows = [as_text(row) for row in table.itertuples(index=False)]
     return headers, rows or [[NOT_RUN, *[""] * (len(headers) - 1)]]
-
-
-def _main_row(row) -> list[str]:
-    return [
-        text(row) if row.n_prompts or name in WITHOUT_PROMPTS else NOT_RUN
-        for name, text in PRETTY.items()
-    ]
-
-
-def _row_of_any(row) -> list[str]:
-    return [_rounded(value) for value in row]
 
 
 def pretty(table: pd.DataFrame) -> pd.DataFrame:
