@@ -3,14 +3,12 @@ settings; runs nothing.
 """
 
 import ast
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..config import check_at_least, check_inside, check_name, check_types, from_mapping
 from ..errors import ParameterError
-from ..judge import JudgeParams
-from .critic_params import CriticParams
-from .decode_params import DecodeParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,17 +102,17 @@ class AuditParams:
         check_at_least(self, largest_n=1000)
 
 
-PARAMS = {
+# kind -> its class, or where that is: one that knows models is imported when it is asked for, so
+# that the theory and the tables need no torch
+PARAMS: dict[str, type | str] = {
     "start": StartParams,
     "theory": TheoryParams,
     "audit": AuditParams,
-    "critic": CriticParams,
-    "decode": DecodeParams,
     "output": OutputParams,
-    "judge": JudgeParams,
+    "critic": "igcore.runs.critic_params:CriticParams",
+    "decode": "igcore.runs.decode_params:DecodeParams",
+    "judge": "igcore.judge:JudgeParams",
 }
-
-
 # notebooks whose own cell is completed, not replaced, by what papermill is told
 TEACHING = ("start", "theory", "audit")
 WHOLE = (
@@ -142,9 +140,16 @@ def notebook_params(kind: str, namespace: Mapping):
     ParameterError
         Naming a parameter that is unknown, missing, of the wrong type or out of range.
     """
-    return from_mapping(
-        PARAMS[kind], notebook_parameters(namespace, last=kind not in TEACHING), WHOLE
-    )
+    given = notebook_parameters(namespace, last=kind not in TEACHING)
+    return from_mapping(_params_class(kind), given, WHOLE)
+
+
+def _params_class(kind: str) -> type:
+    known = PARAMS[kind]
+    if not isinstance(known, str):
+        return known
+    module, _, name = known.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def notebook_parameters(namespace: Mapping, last: bool = False) -> dict:
