@@ -12,8 +12,9 @@ from tinymodels import PROMPTS, numbers, tiny
 
 from igcore import ParameterError, RunError
 from igcore.critic.latent import FEATURES, Latents, encode, shape_of
-from igcore.critic.network import Critic, Shuffled, Spec, load_critic, save_critic
+from igcore.critic.network import Critic, Spec, load_critic, save_critic
 from igcore.engine.local import LocalEngine
+from igcore.runs.networks import Shuffled
 
 NAMES = dict(
     policy="tiny",

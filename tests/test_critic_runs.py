@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 from test_critic_only import letters
 
 from igcore import AssetError, ParameterError, Prompt, RunError, decode
-from igcore.critic import rollouts, training
+from igcore.critic import loop, rollouts
 from igcore.report.critic_metrics import COLUMNS, judgements, reliability_table
 from igcore.report.value_metrics import expectations, value_table
 from igcore.runs import critic_run as module
@@ -87,7 +87,7 @@ def work(monkeypatch):
 
         monkeypatch.setattr(owner, attribute, counting)
 
-    count("drawn", rollouts, "_lines"), count("trained", training._Trainer, "run")
+    count("drawn", rollouts, "_lines"), count("trained", loop._Trainer, "run")
     return done
 
 

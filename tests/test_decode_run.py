@@ -24,12 +24,13 @@ from test_value import network
 from igcore import ParameterError, Prompt, RunError, ScorerError, folders
 from igcore.baselines.re_control import ValueNetwork, save_value
 from igcore.config import from_mapping
-from igcore.critic.network import Critic, Shuffled, save_critic
+from igcore.critic.network import Critic, save_critic
 from igcore.guard import Guard
 from igcore.policy import Policy
 from igcore.runs import cli, decode_run
 from igcore.runs.cli import differences
 from igcore.runs.decode_params import DecodeParams
+from igcore.runs.networks import Shuffled
 
 GOOD = dict(
     profile="ci", run="x", policy="smollm2-raw", methods=["base"], prompts="mild", budget=0.2

@@ -12,6 +12,7 @@ from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer
 from tinymodels import tiny
 
 from igcore import ParameterError, Prompt
+from igcore.critic import loop
 from igcore.critic import training as module
 from igcore.critic.config import RolloutConfig
 from igcore.critic.latent import encode
@@ -128,20 +129,20 @@ def test_interrupted_training_goes_on_to_the_same_weights(after, rollouts, tmp_p
     the epochs to come.
     """
     whole = trained(rollouts, tmp_path / "whole", epochs=4, budget_high=4.0, dropout=0.3)
-    learn = module._Trainer._learn
+    learn = loop._Trainer._learn
 
     def stopping(self, epoch):
         if epoch > after:
             raise Stop
         return learn(self, epoch)
 
-    monkeypatch.setattr(module._Trainer, "_learn", stopping)
+    monkeypatch.setattr(loop._Trainer, "_learn", stopping)
     with pytest.raises(Stop):
         trained(rollouts, tmp_path / "parts", epochs=4, budget_high=4.0, dropout=0.3)
     assert not (tmp_path / "parts" / "manifest.json").exists()
     began = []
     monkeypatch.setattr(
-        module._Trainer, "_learn", lambda self, epoch: began.append(epoch) or learn(self, epoch)
+        loop._Trainer, "_learn", lambda self, epoch: began.append(epoch) or learn(self, epoch)
     )
     parts = trained(rollouts, tmp_path / "parts", epochs=4, budget_high=4.0, dropout=0.3)
     assert began == list(range(after + 1, 5)) and same(whole, parts)
@@ -163,8 +164,8 @@ def test_finished_training_is_not_repeated_and_other_settings_start_anew(
     """Guards the folder's identity: the same settings load, other settings or rollouts train."""
     first = trained(rollouts, tmp_path / "c", epochs=1)
     runs = []
-    run = module._Trainer.run
-    monkeypatch.setattr(module._Trainer, "run", lambda self: runs.append(1) or run(self))
+    run = loop._Trainer.run
+    monkeypatch.setattr(loop._Trainer, "run", lambda self: runs.append(1) or run(self))
     assert same(first, trained(rollouts, tmp_path / "c", epochs=1)) and not runs
     trained(rollouts, tmp_path / "c", epochs=1, lr=1e-3)
     trained(rollouts[:-1], tmp_path / "c", epochs=1, lr=1e-3)

@@ -20,7 +20,7 @@ from igcore import Guard, ParameterError, PolicyError, Prompt, RunError, decode
 from igcore.baselines import value_training as module
 from igcore.baselines.re_control import ValueNetwork, ValueSpec, load_value, save_value
 from igcore.baselines.value_training import ValueConfig, of_first, train_value, value_source
-from igcore.critic import training as loop
+from igcore.critic import loop
 from igcore.critic.config import RolloutConfig
 from igcore.critic.latent import Latents
 from igcore.critic.rollouts import Rollout

@@ -21,8 +21,9 @@ import torch
 from ..config import check_at_least
 from ..critic.config import TrainingConfig
 from ..critic.latent import Latents, Source
+from ..critic.loop import fit
 from ..critic.rollouts import Rollout
-from ..critic.training import fit, mse_loss, names_of
+from ..critic.training import mse_loss, names_of
 from ..policy import Policy
 from ..scorers import Scorer
 from .re_control import ValueNetwork, ValueSpec, load_value, save_value
@@ -131,7 +132,7 @@ def train_value(
     reward: Scorer,
     identity: Mapping | None = None,
 ) -> ValueNetwork:
-    """Train a value network and save it, see `igcore.critic.training.fit`.
+    """Train a value network and save it, see `igcore.critic.loop.fit`.
 
     Parameters
     ----------
@@ -141,7 +142,7 @@ def train_value(
     folder : Path
         Gets ``value.safetensors``, ``value.json`` and, last, ``manifest.json``.
     identity : mapping, optional
-        See `igcore.critic.training.fit`.
+        See `igcore.critic.loop.fit`.
 
     Returns
     -------

@@ -1,8 +1,7 @@
-"""Networks as files: finished ones, and what a training needs to go on after a stop. Knows tensors,
-nothing of losses or data.
+"""Networks as files: finished ones, and what a training needs to go on after a stop.
 
-A finished network is ``<name>.safetensors`` with a ``<name>.json`` that says what it is; nothing is
-pickled.
+A finished network is ``<name>.safetensors`` with a ``<name>.json`` that says what it is. Knows
+tensors, nothing of losses or data.
 """
 
 import hashlib
@@ -12,8 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load, save, save_file
+from safetensors.torch import load, save
 from torch import nn
 
 from ..config import from_mapping
@@ -27,68 +25,53 @@ def weights_of(network: nn.Module) -> Weights:
     return {name: x.detach().clone() for name, x in network.state_dict().items()}
 
 
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
 def save_checkpoint(
     path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, best: Weights, state: dict
 ) -> None:
-    """Write weights, the best ones so far, the optimiser's moments and `state` (JSON values),
-    atomically.
-    """
-    moments = {
-        f"{i}/{name}": x
-        for i, of in optimizer.state_dict()["state"].items()
-        for name, x in of.items()
-    }
-    parts = {"now": weights_of(network), "best": best, "optimizer": moments}
-    tensors = {
-        f"{part}/{name}": x.contiguous() for part, of in parts.items() for name, x in of.items()
-    }
+    """Write weights, the best ones so far, the optimiser and `state` (JSON values), atomically."""
     part = path.with_suffix(".part")
-    save_file(tensors, part, metadata={"state": json.dumps(state)})
+    weights = {"now": network.state_dict(), "best": best}
+    torch.save({**weights, "optimizer": optimizer.state_dict(), "state": state}, part)
     part.replace(path)
 
 
 def load_checkpoint(
-    path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    path: Path, network: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[Weights, dict]:
-    """Put weights and moments back where they were; return the best weights and the state that
-    `save_checkpoint` was given.
-    """
-    with safe_open(path, "pt") as file:
-        state = json.loads(file.metadata()["state"])
-        tensors = {name: file.get_tensor(name).to(device) for name in file.keys()}
-    parts: dict[str, Weights] = {"now": {}, "best": {}, "optimizer": {}}
-    for name, x in tensors.items():
-        part, rest = name.split("/", 1)
-        parts[part][rest] = x
-    network.load_state_dict(parts["now"])
-    moments: dict[int, Weights] = {}
-    for name, x in parts["optimizer"].items():
-        i, rest = name.split("/")
-        moments.setdefault(int(i), {})[rest] = x.cpu() if rest == "step" else x
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
-    return parts["best"], state
+    """Put weights and optimiser back where they were; return the best weights and the `state`."""
+    # weights_only runs no code of the file; both load_state_dict move tensors where they belong
+    saved = torch.load(path, map_location="cpu", weights_only=True)
+    network.load_state_dict(saved["now"])
+    optimizer.load_state_dict(saved["optimizer"])
+    return saved["best"], saved["state"]
+
+
+# --- finished networks ----------------------------------------------------------------------------
 
 
 def save_network(network: nn.Module, folder: Path, name: str) -> None:
     """Write the two files of a network that has ``spec``, ``about`` and ``parameter_count``."""
-    data = save({key: x.detach().cpu().contiguous() for key, x in network.state_dict().items()})
-    more = {
+    weights = {key: x.detach().cpu().contiguous() for key, x in network.state_dict().items()}
+    data = save(weights)
+    description = asdict(network.spec) | {
         "parameters": network.parameter_count,
         "sha256": hashlib.sha256(data).hexdigest(),
         "about": network.about,
     }
-    said = json.dumps(asdict(network.spec) | more, indent=1, allow_nan=False) + "\n"
-    for file, content in ((f"{name}.safetensors", data), (f"{name}.json", said.encode())):
+    text = json.dumps(description, indent=1, allow_nan=False) + "\n"
+    for file, content in ((f"{name}.safetensors", data), (f"{name}.json", text.encode())):
         part = folder / f"{file}.part"
         part.write_bytes(content)
         part.replace(folder / file)
 
 
 def load_network(
-    make: Callable, kind: type, folder: Path, name: str, sizes: dict[str, int], policy, cost, reward
+    make: Callable, kind: type, folder: Path, name: str, sizes: dict[str, int], *parts
 ) -> nn.Module:
-    """Make a network of the two files that `save_network` wrote, for the policy and scorers that it
-    was trained for.
+    """Make a network of the files of `save_network`, for what it was trained for.
 
     Parameters
     ----------
@@ -98,6 +81,8 @@ def load_network(
         Of the spec, see `igcore.critic.spec.Origin`.
     sizes : dict of str to int
         Fields of the spec that must be those of the policy's model.
+    *parts
+        Policy, cost and, where it is to be checked, reward.
 
     Returns
     -------
@@ -111,43 +96,36 @@ def load_network(
     RunError
         When files are missing, damaged or do not belong together.
     """
-    values, weights, about = read_network(folder, name, kind.KIND)
-    spec = from_mapping(kind, values)
-    spec.check_scorers(policy, cost, reward)
+    fields, weights, about = _read(folder, name, kind.KIND)
+    spec, policy = from_mapping(kind, fields), parts[0]
+    spec.check_scorers(*parts)
     for field, size in sizes.items():
-        if (made := getattr(spec, field)) != size:
+        if (trained := getattr(spec, field)) != size:
             raise ParameterError(
-                f"the {kind.KIND} in {folder} reads a model with {field} {made}, but that of "
-                f"policy {policy.name!r} has {size}; "
-                f"train a {kind.KIND} for it"
+                f"the {kind.KIND} in {folder} reads a model with {field} {trained}, but that of "
+                f"policy {policy.name!r} has {size}; train a {kind.KIND} for it"
             )
-    with torch.device("meta"):
+    with torch.device("meta"):  # no weights are drawn that are replaced at once
         network = make(spec)
     network.load_state_dict(weights, assign=True)
     network.about = about
     return network.to(policy.model.device).eval()
 
 
-def read_network(folder: Path, name: str, kind: str) -> tuple[dict, Weights, dict]:
-    """Return the fields of ``spec``, the weights and ``about`` of the two files; `kind` is what a
-    sentence calls the network.
-
-    Raises
-    ------
-    RunError
-        When files are missing, damaged or do not belong together.
-    """
-    weights, said = folder / f"{name}.safetensors", folder / f"{name}.json"
+def _read(folder: Path, name: str, kind: str) -> tuple[dict, Weights, dict]:
+    """Return the fields of ``spec``, the weights and ``about``; sentences call the network `kind`."""
+    path = folder / f"{name}.safetensors"
     try:
-        values, data = json.loads(said.read_text(encoding="utf-8")), weights.read_bytes()
-        digest, about, _ = (values.pop(key) for key in ("sha256", "about", "parameters"))
+        fields = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        data = path.read_bytes()
+        digest, about, _ = (fields.pop(key) for key in ("sha256", "about", "parameters"))
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise RunError(
             f"no {kind} can be read from {folder} ({type(error).__name__}: {error}); train it again"
         ) from error
     if (found := hashlib.sha256(data).hexdigest()) != digest:
         raise RunError(
-            f"{weights} is damaged: its sha256 is {found[:12]}..., not {digest[:12]}...; "
+            f"{path} is damaged: its sha256 is {found[:12]}..., not {digest[:12]}...; "
             f"train it again"
         )
-    return values, load(data), about
+    return fields, load(data), about

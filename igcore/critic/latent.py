@@ -7,6 +7,8 @@ in one forward pass, the same up to rounding. Neither is stored: at 7B they take
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
+from operator import methodcaller
 
 import torch
 from torch.nn.functional import pad
@@ -78,11 +80,7 @@ class Latents:
 
     def to(self, device, dtype: torch.dtype) -> "Latents":
         """Return the same on a device, numbers as `dtype`."""
-
-        def convert(x: torch.Tensor) -> torch.Tensor:
-            return x.to(device, dtype)
-
-        return self._map(self.mask.to(device), convert)
+        return self._map(self.mask.to(device), methodcaller("to", device, dtype))
 
     def without_padding(self) -> "Latents":
         """Return the same with zeros where no token stands."""
@@ -95,11 +93,7 @@ class Latents:
 
     def _padded(self, n: int) -> "Latents":
         more = n - self.mask.shape[1]
-
-        def widen(x: torch.Tensor) -> torch.Tensor:
-            return pad(x, (0, 0, 0, more))
-
-        return self._map(pad(self.mask, (0, more)), widen)
+        return self._map(pad(self.mask, (0, more)), partial(pad, pad=(0, 0, 0, more)))
 
     def _map(self, mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> "Latents":
         """Return the same with another mask, and all other tensors (..., n, numbers) changed."""

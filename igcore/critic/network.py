@@ -6,7 +6,6 @@ ends inside the budget, and f2, its expected task cost gamma^T c_task. All prefi
 are judged at once; a prefix never sees what follows it.
 """
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -230,33 +229,6 @@ class Critic(nn.Module):
         end = (n - 1).clamp(min=0)
         logit, f2 = (y.gather(1, end).masked_fill(n == 0, torch.nan)[:, 0] for y in (logit, f2))
         return logit.sigmoid(), f2
-
-
-class Shuffled:
-    """A critic whose verdicts are dealt out among the candidates at random, as a control: right on
-    average, of no use to a search.
-
-    The order depends on the verdicts alone, so that the same candidates are dealt the same again.
-    """
-
-    def __init__(self, critic: Critic):
-        self.critic, self.spec, self.watch, self.reads_keys = (
-            critic,
-            critic.spec,
-            critic.watch,
-            critic.reads_keys,
-        )
-
-    def judge(
-        self, states: History | Latents, z: Sequence[float]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Judge as the critic does, and permute the pairs (f1, f2) among the rows."""
-        f1, f2 = self.critic.judge(states, z)
-        digest = hashlib.sha256(f1.cpu().numpy().tobytes()).digest()
-        order = torch.randperm(
-            len(f1), generator=torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        )
-        return f1[order], f2[order]
 
 
 def save_critic(critic: Critic, folder: Path) -> None:

@@ -1,6 +1,4 @@
-"""How much memory there is, how much is left, and how a device says that nothing is. Knows nothing
-of models.
-"""
+"""How much memory a device has, how much is free, and how it says that none is left."""
 
 import os
 from pathlib import Path
@@ -8,37 +6,32 @@ from pathlib import Path
 import torch
 
 GIB = 2**30
+CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that are free on a device now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return (
-        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if hasattr(os, "sysconf")
-        else 4 * GIB
-    )
+    return _pages("SC_AVPHYS_PAGES")
 
 
 def installed_bytes() -> int:
-    """Return the bytes of memory of this machine, or of the control group that this process is
-    confined to.
-    """
-    size = (
-        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if hasattr(os, "sysconf")
-        else 4 * GIB
-    )
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(size, int(text)) if text.isdigit() else size
+    """Return the bytes of memory of this machine, or of the control group around this process."""
+    limit = CGROUP.read_text().strip() if CGROUP.is_file() else "max"
+    installed = _pages("SC_PHYS_PAGES")
+    return min(installed, int(limit)) if limit.isdigit() else installed
+
+
+def _pages(name: str) -> int:
+    """Return the bytes of the pages that the system counts; 4 GiB where it does not say."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return 4 * GIB
+    return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that memory ran out; on a CPU torch raises a plain
-    ``RuntimeError``.
-    """
-    return isinstance(
-        error, torch.OutOfMemoryError | MemoryError
-    ) or "can't allocate memory" in str(error)
+    """Tell whether an error says that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "can't allocate memory" in str(error)  # on a CPU torch raises a plain RuntimeError

@@ -1,15 +1,44 @@
 """The networks that a run names: its critic and its value network, loaded and hashed."""
 
+import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from ..baselines import re_control as value
 from ..baselines.re_control import ValueNetwork
 from ..critic import network as critic
-from ..critic.network import Critic, Shuffled
+from ..critic.latent import Latents
+from ..critic.network import Critic
+from ..engine.kv_cache import History
 from ..folders import digest_of, file_digest
 from ..guard import Guard
 from .decode_params import DecodeParams
+
+
+class Shuffled:
+    """Control: a critic whose scores are permuted at random across candidates.
+
+    Right on average, and of no use to a search. The order depends on the scores alone, so that the
+    same candidates are dealt the same again.
+    """
+
+    def __init__(self, critic: Critic):
+        self.critic, self.spec = critic, critic.spec
+        self.watch, self.reads_keys = critic.watch, critic.reads_keys
+
+    def judge(
+        self, states: History | Latents, z: Sequence[float]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Judge as the critic does, and permute the pairs (f1, f2) among the rows."""
+        f1, f2 = self.critic.judge(states, z)
+        digest = hashlib.sha256(f1.cpu().numpy().tobytes()).digest()
+        seed = int.from_bytes(digest[:7], "big")
+        order = torch.randperm(len(f1), generator=torch.Generator().manual_seed(seed))
+        return f1[order], f2[order]
+
 
 # by the parameter that names the folder
 LOADERS = {

@@ -65,7 +65,8 @@ def roll_out(
     check_sign(cost, "cost")
     if not prompts:
         raise ParameterError("there are no prompts; give at least one")
-    encoded = {prompt.id: policy.encode(prompt.text, config.max_new_tokens) for prompt in prompts}
+    for prompt in prompts:
+        policy.encode(prompt.text, config.max_new_tokens)  # refuses before anything is written
     groups = groups_of(config, list(prompts))
     mine = [prompt for group in groups for prompt in group]
     models = {"policy": policy, "cost": cost, "reward": reward}
@@ -79,7 +80,7 @@ def roll_out(
     }
     wanted = {(METHOD, prompt.id) for prompt in mine}
     with open_run(Path(folder), params, wanted) as run, packed(policy.model):
-        _fill(run, policy, groups, encoded, config, cost, reward)
+        _fill(run, policy, groups, config, cost, reward)
         seconds = sum(line["generate_s"] + line["score_s"] for line in run.lines)
         run.finish({"lines": len(run.lines), "seconds": seconds})
     return _rollouts(run.lines)
@@ -89,7 +90,6 @@ def _fill(
     run: Run,
     policy: Policy,
     groups: list[list[Prompt]],
-    encoded: dict,
     config: RolloutConfig,
     cost: Scorer,
     reward: Scorer,
@@ -102,14 +102,15 @@ def _fill(
     bar = progress(sum(map(len, groups)), f"rollouts {policy.name}")
 
     def draw(batch: Sequence[Prompt]) -> list[dict]:
-        return _lines(policy, batch, encoded, config, cost, reward)
+        return _lines(policy, batch, config, cost, reward)
 
     for group in groups:
         missing = {prompt.id for prompt in group} - done
-        # the whole group, even when some of its lines exist: its results depend on its composition
-        for line in halving(group, len(group), draw) if missing else ():
-            if line["prompt_id"] in missing:
-                run.append(line)
+        if missing:
+            # the whole group, even when some of its lines exist: results depend on its composition
+            for line in halving(group, len(group), draw):
+                if line["prompt_id"] in missing:
+                    run.append(line)
         bar.update(len(group))
     bar.close()
 
@@ -117,7 +118,6 @@ def _fill(
 def _lines(
     policy: Policy,
     prompts: Sequence[Prompt],
-    encoded: dict,
     config: RolloutConfig,
     cost: Scorer,
     reward: Scorer,
@@ -125,7 +125,7 @@ def _lines(
     """Draw and score the responses to one group of prompts; return one line per prompt."""
     n, size = config.n_rollouts, config.block_size
     began = time.perf_counter()
-    block = _draw(policy, prompts, encoded, config)
+    block = _draw(policy, prompts, config)
     drawn = time.perf_counter()
     # each response up to every block end, the whole response last, and whose prefix it is
     texts, owners = [], []
@@ -164,10 +164,10 @@ def _lines(
     return lines
 
 
-def _draw(policy: Policy, prompts: Sequence[Prompt], encoded: dict, config: RolloutConfig) -> Block:
+def _draw(policy: Policy, prompts: Sequence[Prompt], config: RolloutConfig) -> Block:
     """Draw `n_rollouts` whole responses to each prompt; those of one prompt are neighbours."""
     engine = LocalEngine(policy.model, policy.eos_ids, policy.cache)
-    engine.open([encoded[prompt.id] for prompt in prompts])
+    engine.open([policy.encode(prompt.text) for prompt in prompts])
     rows, keys = [], []
     for row, prompt in enumerate(prompts):
         for i in range(config.n_rollouts):
