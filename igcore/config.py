@@ -114,8 +114,8 @@ def check_name(kind: str, value: Any) -> None:
     """
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ParameterError(
-            f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to "
-            f"z and A to Z, digits, _ and - alone"
+            f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and "
+            "A to Z, digits, _ and - alone"
         )
 
 
@@ -136,9 +136,8 @@ def check_inside(name: str, folder: str) -> None:
     path = PurePath(folder)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in folder:
         raise ParameterError(
-            f"parameter {name} is {folder!r}; give a folder inside the repository, seen from "
-            f"its root and without .., such as "
-            "runs/mine/figures"
+            f"parameter {name} is {folder!r}; give a folder inside the repository, seen from its "
+            "root and without .., such as runs/mine/figures"
         )
 
 
@@ -187,7 +186,8 @@ class SearchConfig:
         Discount of the task cost, in (0, 1] [gamma]. It sets the scale of f2; a method without a
         critic ranks the same under any.
     diversity : str
-        How a retry avoids the tokens of failed rounds, a key of `igcore.engine.diversity.DIVERSITIES`.
+        How a retry avoids the tokens of failed rounds, a key of
+        `igcore.engine.diversity.DIVERSITIES`.
     diversity_penalty : float, optional
         Subtracted from the logits of avoided tokens, nats [n_2]; None stands for infinity, which
         bans them.
@@ -262,8 +262,8 @@ class SearchConfig:
             a, b = getattr(self, small), getattr(self, large)
             if a > b:
                 raise ParameterError(
-                    f"{small} is {a}, more than {large}, which is {b}; lower {small} or "
-                    f"raise {large}"
+                    f"{small} is {a}, more than {large}, which is {b}; lower {small} or raise "
+                    f"{large}"
                 )
 
     @property

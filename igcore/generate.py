@@ -165,8 +165,8 @@ class GuardedGenerate:
             if self.streamer is not None:
                 if len(input_ids) > 1:
                     raise ParameterError(
-                        f"a streamer shows one answer, but there are {len(input_ids)} rows; "
-                        f"give a single prompt"
+                        f"a streamer shows one answer, but there are {len(input_ids)} rows; give a "
+                        "single prompt"
                     )
                 self.streamer.put(input_ids.cpu())
             return self._answer(
@@ -253,9 +253,9 @@ def _prompts(
         prompt = as_prompt(policy.text(ids))
         if len(ids) + length > policy.context:
             raise ParameterError(
-                f"prompt {prompt.text[:40]!r}... has {len(ids)} tokens, which with "
-                f"max_new_tokens {length} exceeds the context of "
-                f"{policy.context} of the model; shorten the prompt or lower max_new_tokens"
+                f"prompt {prompt.text[:40]!r}... has {len(ids)} tokens, which with max_new_tokens "
+                f"{length} exceeds the context of {policy.context} of the model; shorten the "
+                "prompt or lower max_new_tokens"
             )
         number = f"-{rows[prompt.text]}" if rows[prompt.text] else ""
         rows[prompt.text] += 1
@@ -312,14 +312,14 @@ def _check_caller(guard: GuardedGenerate) -> None:
 def _check_model(model, tokenizer) -> None:
     if model.config.is_encoder_decoder:
         raise ParameterError(
-            f"{type(model).__name__} is an encoder-decoder model; the search needs a "
-            f"decoder-only one"
+            f"{type(model).__name__} is an encoder-decoder model; the search needs a decoder-only "
+            "one"
         )
     if tokenizer is None:
         raise ParameterError(
             "there is no tokenizer, and scorers read text; give it to "
-            "igcore.custom_generate(tokenizer=...), because transformers "
-            "does not hand generate's own on"
+            "igcore.custom_generate(tokenizer=...), because transformers does not hand generate's "
+            "own on"
         )
 
 
@@ -330,7 +330,7 @@ def _check_settings(settings, own) -> None:
     if settings.num_beams not in (None, 1):
         raise ParameterError(
             f"num_beams is {settings.num_beams}, but the search keeps beams of its own; give "
-            f"generate num_beams=1"
+            "generate num_beams=1"
         )
     for name, neutral in REFUSED.items():
         value = getattr(settings, name, None)
@@ -338,9 +338,9 @@ def _check_settings(settings, own) -> None:
             value is None or value is False or value in neutral or value == getattr(own, name, None)
         ):
             raise ParameterError(
-                f"generate was given {name}={value!r}, which the search cannot honour: it "
-                f"draws at temperature 1 from the model's "
-                f"own distribution and returns token ids alone; leave {name} out"
+                f"generate was given {name}={value!r}, which the search cannot honour: it draws at "
+                "temperature 1 from the model's own distribution and returns token ids alone; "
+                f"leave {name} out"
             )
 
 
@@ -358,8 +358,8 @@ def _check_processors(parts: Sequence) -> None:
             stops and kind not in (generation.MaxLengthCriteria, generation.EosTokenCriteria)
         ):
             raise ParameterError(
-                f"generate was given a {kind.__name__}, which the search cannot honour; "
-                f"leave it out"
+                f"generate was given a {kind.__name__}, which the search cannot honour; leave it "
+                "out"
             )
 
 
@@ -371,8 +371,8 @@ def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict) -> 
         refused.add("past_key_values")
     if refused:
         raise ParameterError(
-            f"generate was given {', '.join(sorted(refused))}; the search reads token ids "
-            f"alone: leave it out"
+            f"generate was given {', '.join(sorted(refused))}; the search reads token ids alone: "
+            "leave it out"
         )
     if not input_ids.shape[1]:
         raise ParameterError("a prompt has no tokens; give at least one")
@@ -383,8 +383,8 @@ def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict) -> 
     positions = inputs.get("position_ids")
     if positions is not None and ((positions + 1 - mask.cumsum(1)) * mask).any():
         raise ParameterError(
-            "generate was given position_ids other than 0, 1, ... from the first token on; "
-            "leave them out"
+            "generate was given position_ids other than 0, 1, ... from the first token on; leave "
+            "them out"
         )
 
 
@@ -395,6 +395,6 @@ def _check_refusal(refusal: str, policy: Policy) -> None:
     back = policy.text(policy.tokenizer(refusal, add_special_tokens=False)["input_ids"])
     if back != refusal:
         raise ParameterError(
-            f"the tokenizer turns the refusal {refusal!r} into {back!r}; give SearchConfig "
-            f"another refusal"
+            f"the tokenizer turns the refusal {refusal!r} into {back!r}; give SearchConfig another "
+            "refusal"
         )

@@ -92,15 +92,15 @@ def check_network(name: str, method: Method, guard: Guard) -> None:
     if guard.critic is None:
         raise ParameterError(
             f"method {name!r} asks a {method.network}; train one with notebook 20 and give it to "
-            f"Guard as critic="
+            "Guard as critic="
         )
     spec = getattr(guard.critic, "spec", None)
     if spec is None:
         return
     if spec.KIND != method.network:
         raise ParameterError(
-            f"method {name!r} asks a {method.network}, but critic= gives it a {spec.KIND}; "
-            f"give it a {method.network}"
+            f"method {name!r} asks a {method.network}, but critic= gives it a {spec.KIND}; give it "
+            f"a {method.network}"
         )
     spec.check_scorers(guard.policy, guard.cost, guard.reward)
     spec.check_settings(name, guard.config)

@@ -144,8 +144,8 @@ class Policy:
     cache : str
         How the engine keeps keys and values, a key of `igcore.engine.engine.CACHES`.
     files : dict of str to str
-        What it was loaded from, see `igcore.models.pretrained.contents_of`; empty for a policy made by
-        hand.
+        What it was loaded from, see `igcore.models.pretrained.contents_of`; empty for a policy made
+        by hand.
     """
 
     name: str
@@ -201,9 +201,8 @@ class Policy:
         if len(ids) + max_new_tokens > self.context:
             raise ParameterError(
                 f"prompt {prompt[:40]!r}... has {len(ids)} tokens, which with max_new_tokens "
-                f"{max_new_tokens} exceeds the "
-                f"context of {self.context} of {self.name}; shorten the prompt or lower "
-                f"max_new_tokens"
+                f"{max_new_tokens} exceeds the context of {self.context} of {self.name}; shorten "
+                "the prompt or lower max_new_tokens"
             )
         return list(ids)
 

@@ -61,8 +61,8 @@ def check_sign(scorer: Scorer, role: str) -> Scorer:
         name for name in ("name", "digest", "sign", "unit", "score") if not hasattr(scorer, name)
     ]:
         raise ParameterError(
-            f"{role} {scorer!r} has no {', '.join(missing)}; a scorer has name, digest, "
-            f"sign, unit and score"
+            f"{role} {scorer!r} has no {', '.join(missing)}; a scorer has name, digest, sign, unit "
+            "and score"
         )
     wanted = {"cost": COST, "reward": REWARD}[role]
     if scorer.sign != wanted:
@@ -110,8 +110,7 @@ class Cached:
             if self._asked >= self.patience and not np.isfinite(list(self._known.values())).any():
                 raise ScorerError(
                     f"scorer {self.scorer.name!r} returned no finite number for any of "
-                    f"{len(self._known)} texts; "
-                    "it must return one finite number per text"
+                    f"{len(self._known)} texts; it must return one finite number per text"
                 )
         return np.array([self._known[k] for k in keys])
 
@@ -141,10 +140,11 @@ class Scoring:
     Attributes
     ----------
     search : dict of str to Cached
-        By role, ``cost`` and ``reward``: carrying the KV cache of what they have read where a scorer
-        offers that. Two scorers of one backbone share it.
+        By role, ``cost`` and ``reward``: carrying the KV cache of what they have read where a
+        scorer offers that. Two scorers of one backbone share it.
     reported : dict of str to Cached
-        The same for the metrics of an answer, which anybody can recompute: nothing of it is carried.
+        The same for the metrics of an answer, which anybody can recompute: nothing of it is
+        carried.
     final_cost : Scorer
         The cost model of the final check, past every cache.
     path_cost : Cached or None
@@ -199,18 +199,17 @@ def checked_score(
         if out_of_memory(error):
             raise
         raise ScorerError(
-            f"scorer {scorer.name!r} failed on {len(responses)} texts with "
-            f"{type(error).__name__}: {error}; no text is emitted"
+            f"scorer {scorer.name!r} failed on {len(responses)} texts with {type(error).__name__}: "
+            f"{error}; no text is emitted"
         ) from error
     if scores.dtype.kind not in "fiu":
         raise ScorerError(
-            f"scorer {scorer.name!r} returned {scores.ravel()[:1]} of type {scores.dtype}; "
-            f"it must return numbers"
+            f"scorer {scorer.name!r} returned {scores.ravel()[:1]} of type {scores.dtype}; it must "
+            "return numbers"
         )
     if scores.shape != (len(responses),):
         raise ScorerError(
-            f"scorer {scorer.name!r} returned scores of shape {scores.shape} for "
-            f"{len(responses)} texts; "
-            "it must return one number per text"
+            f"scorer {scorer.name!r} returned scores of shape {scores.shape} for {len(responses)} "
+            "texts; it must return one number per text"
         )
     return np.where(np.isfinite(scores), scores, np.nan).astype(np.float64)

@@ -241,8 +241,8 @@ def final_check(
     costs, passed = rescore(scorer, [prompts[i] for i in scored], texts, config)
     if len(scored) > 1 and np.isnan(costs).all():
         raise ScorerError(
-            f"scorer {scorer.name!r} returned no finite number for any of the {len(scored)} "
-            f"texts to be emitted"
+            f"scorer {scorer.name!r} returned no finite number for any of the {len(scored)} texts "
+            "to be emitted"
         )
     for i, cost, ok in zip(scored, costs, passed, strict=True):
         n_tokens = proposals[i].n_tokens

@@ -14,10 +14,11 @@ from sklearn.metrics import roc_auc_score
 from test_critic_only import letters
 
 from igcore import AssetError, ParameterError, Prompt, RunError, decode
-from igcore.critic import loop, rollouts
+from igcore.critic import loop
 from igcore.report.critic_metrics import COLUMNS, judgements, reliability_table
 from igcore.report.value_metrics import expectations, value_table
 from igcore.runs import critic_run as module
+from igcore.runs import rollout_run
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.critic_run import (
     CALIBRATION,
@@ -87,7 +88,7 @@ def work(monkeypatch):
 
         monkeypatch.setattr(owner, attribute, counting)
 
-    count("drawn", rollouts, "_lines"), count("trained", loop._Trainer, "run")
+    count("drawn", rollout_run, "_lines"), count("trained", loop._Trainer, "run")
     return done
 
 

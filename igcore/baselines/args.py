@@ -1,7 +1,7 @@
 """ARGS (Khanov et al., 2024), a baseline of the paper: the best of the k most probable tokens.
 
-At every position the policy proposes its k most probable tokens, the scorers read the text with each
-of them, and the token with the lowest
+At every position the policy proposes its k most probable tokens, the scorers read the text with
+each of them, and the token with the lowest
 
     -omega pi(token) + score of the text
 

@@ -1,4 +1,5 @@
-"""RE-Control (Kong et al., 2024), a baseline of the paper: hidden states that climb a value function.
+"""RE-Control (Kong et al., 2024), a baseline of the paper: hidden states that climb a value
+function.
 
 V(o_t) is what the reference policy's own continuation of a prefix is expected to end with: its
 reward and its cost U_K. One network with these two outputs serves every lambda: the squared error
@@ -171,8 +172,8 @@ class ValueNetwork(nn.Module):
                 h = h.detach() + settings.value_step_size * slope
         if (start.isfinite().all(-1) & ~h.isfinite().all(-1)).any():
             raise PolicyError(
-                f"{settings.value_steps} steps of value_step_size {settings.value_step_size} "
-                f"took a hidden state beyond all finite numbers; lower value_step_size"
+                f"{settings.value_steps} steps of value_step_size {settings.value_step_size} took "
+                "a hidden state beyond all finite numbers; lower value_step_size"
             )
         return h
 
@@ -224,9 +225,9 @@ def _head(model) -> torch.Tensor:
     logits, own = logits.float(), head(hidden).float()
     if (own - logits).norm() > torch.finfo(model.dtype).eps ** 0.75 * logits.norm():
         raise PolicyError(
-            f"{type(model).__name__} scales or caps the product of its head and the hidden "
-            f"state, so a steered hidden state has no simple logits; choose another policy or a "
-            f"method without a value network"
+            f"{type(model).__name__} scales or caps the product of its head and the hidden state, "
+            "so a steered hidden state has no simple logits; choose another policy or a method "
+            "without a value network"
         )
     return head.weight.detach()
 

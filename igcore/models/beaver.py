@@ -63,8 +63,8 @@ def beaver_7b_cost(
     loaded = source.load([f"{HEAD}.weight"], OPTIONAL)
     if (made_for := getattr(loaded.model.config, "score_type", "cost")) != "cost":
         raise AssetError(
-            f"{loaded.folder} is a {made_for} model, not a cost model; name one as repo "
-            f"whose score_type is cost"
+            f"{loaded.folder} is a {made_for} model, not a cost model; name one as repo whose "
+            "score_type is cost"
         )
     normalised = bool(getattr(loaded.model.config, "do_normalize", False))
     head = _scaled(loaded) if normalised else loaded.single(HEAD)
@@ -84,8 +84,8 @@ def _scaled(loaded: Loaded) -> Callable[[torch.Tensor], torch.Tensor]:
     """
     if "normalizer.var" not in loaded.tensors:
         raise AssetError(
-            f"{loaded.folder} asks for normalised costs but lacks normalizer.var; fetch the "
-            f"whole model again"
+            f"{loaded.folder} asks for normalised costs but lacks normalizer.var; fetch the whole "
+            "model again"
         )
     head = loaded.single(HEAD)
     deviation = loaded.tensors["normalizer.var"].float().sqrt().to(loaded.model.device) + EPSILON

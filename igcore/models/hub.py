@@ -68,8 +68,8 @@ def _fetch(repo: str, revision: str | None, kind: str, patterns: Sequence[str] |
         )
     except errors.GatedRepoError as error:
         raise AssetError(
-            f"{kind} {repo!r} is gated: ask for access at {address}, then log in with `hf "
-            f"auth login` or set HF_TOKEN"
+            f"{kind} {repo!r} is gated: ask for access at {address}, then log in with `hf auth "
+            "login` or set HF_TOKEN"
         ) from error
     except errors.RevisionNotFoundError as error:
         raise AssetError(
@@ -77,14 +77,13 @@ def _fetch(repo: str, revision: str | None, kind: str, patterns: Sequence[str] |
         ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise AssetError(
-            f"there is no {kind} {repo!r} for you at {address}; check the name, or log in "
-            f"with `hf auth login` if it is private"
+            f"there is no {kind} {repo!r} for you at {address}; check the name, or log in with `hf "
+            "auth login` if it is private"
         ) from error
     except Exception as error:  # what the network, the hub or the disk may raise has no common base
         cause = error.__cause__ or error
         reason = next(iter(str(cause).strip().splitlines()), "")[:200]
         raise AssetError(
-            f"{kind} {repo!r} cannot be fetched ({type(cause).__name__}: {reason}); check "
-            f"the network and the disk and try "
-            f"again, or put a copy into the folder that {MIRROR} names"
+            f"{kind} {repo!r} cannot be fetched ({type(cause).__name__}: {reason}); check the "
+            f"network and the disk and try again, or put a copy into the folder that {MIRROR} names"
         ) from error

@@ -41,10 +41,10 @@ def llama_7b_rm(
     repo, revision, dtype, device, self_check
         See `igcore.models.source.Source`.
     text_format : str
-        How prompt and answer become text, a key of `igcore.models.templates.TEMPLATES`: the model was
-        trained on dialogues of ``human-assistant``, in which an answer is read as ARGS reads it, up
-        to where it goes on with "human:" in the user's place; ``raw`` joins the two as they are,
-        and the formats of the policies are there as well.
+        How prompt and answer become text, a key of `igcore.models.templates.TEMPLATES`: the model
+        was trained on dialogues of ``human-assistant``, in which an answer is read as ARGS reads
+        it, up to where it goes on with "human:" in the user's place; ``raw`` joins the two as they
+        are, and the formats of the policies are there as well.
 
     Returns
     -------

@@ -44,9 +44,8 @@ def check_length(tokens: int, context: int) -> None:
     """
     if tokens > context:
         raise ParameterError(
-            f"a text has {tokens} tokens, which exceeds the scorer's context of {context}; "
-            f"shorten the prompts, lower "
-            "max_new_tokens, or choose a model with a longer context"
+            f"a text has {tokens} tokens, which exceeds the scorer's context of {context}; shorten "
+            "the prompts, lower max_new_tokens, or choose a model with a longer context"
         )
 
 
@@ -141,9 +140,8 @@ class Backbone:
             if list(ids[end - n : end]) == self.anchor:
                 return end - n + 1
         raise ParameterError(
-            f"the text does not hold the tokens {self.anchor}, after which the scorer "
-            f"expects the answer; use the chat template "
-            "that it was trained with"
+            f"the text does not hold the tokens {self.anchor}, after which the scorer expects the "
+            "answer; use the chat template that it was trained with"
         )
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -353,8 +351,8 @@ class LMScorer:
         """Return the same scorer reading through a session of its backbone."""
         if session.backbone is not self.backbone:
             raise ParameterError(
-                f"scorer {self.name!r} was given the session of another backbone; open one "
-                f"on its own"
+                f"scorer {self.name!r} was given the session of another backbone; open one on its "
+                "own"
             )
         return replace(self, session=session)
 

@@ -82,8 +82,8 @@ def load_policy(
     device : str
         A torch device, or ``auto``: accelerate places the model on what there is.
     template : str, optional
-        A key of `igcore.models.templates.TEMPLATES`. By default a named policy's own, else ``chat`` where
-        a tokenizer has one.
+        A key of `igcore.models.templates.TEMPLATES`. By default a named policy's own, else ``chat``
+        where a tokenizer has one.
     revision : str, optional
         See `igcore.models.hub.snapshot`.
 

@@ -80,8 +80,8 @@ def _indexed(index: Path, suffix: str) -> list[Path]:
     for name in named:
         if name.is_absolute() or ".." in name.parts or name.suffix != suffix:
             raise AssetError(
-                f"{index} names {str(name)!r}, but may name {suffix} files in its folder "
-                f"alone; fetch the model again"
+                f"{index} names {str(name)!r}, but may name {suffix} files in its folder alone; "
+                "fetch the model again"
             )
     paths = [index.parent / name for name in named]
     if missing := [path.name for path in paths if not path.is_file()]:
@@ -184,9 +184,8 @@ def _check_at_home(path: Path, settings: dict) -> dict:
     for name, kind in ELSEWHERE.items():
         if isinstance(value := settings.get(name), kind):
             raise AssetError(
-                f"{path} sets {name} to {str(value)[:100]!r}, where transformers would look "
-                f"for files; give them their usual "
-                "names in this folder, and take the setting out"
+                f"{path} sets {name} to {str(value)[:100]!r}, where transformers would look for "
+                "files; give them their usual names in this folder, and take the setting out"
             )
     return settings
 
@@ -207,8 +206,8 @@ def load_tokenizer(folder: Path):
     # transformers goes on with an empty vocabulary
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
         raise AssetError(
-            f"{folder} has no tokenizer.json or other vocabulary; fetch or save the whole "
-            f"model again"
+            f"{folder} has no tokenizer.json or other vocabulary; fetch or save the whole model "
+            "again"
         )
     return tokenizer
 
@@ -254,8 +253,8 @@ def load_model(
     found = files_of(folder)
     if not found:
         raise AssetError(
-            f"{folder} has no weights ({' or '.join(WHOLE)}, or their index); fetch or save "
-            f"the whole model again"
+            f"{folder} has no weights ({' or '.join(WHOLE)}, or their index); fetch or save the "
+            "whole model again"
         )
     device = placement(folder, dtype, device)
     with one_sentence(folder), quiet_transformers():
@@ -272,14 +271,13 @@ def load_model(
         )
     if more := getattr(type(model.config), "extra_files", ()):
         raise AssetError(
-            f"{folder} is a {type(model).__name__}, whose {' and '.join(more)} is not read "
-            f"here; choose another model"
+            f"{folder} is a {type(model).__name__}, whose {' and '.join(more)} is not read here; "
+            "choose another model"
         )
     for key, found_shape, shape in sorted(report["mismatched_keys"]):
         raise AssetError(
-            f"{folder} has {key} of shape {tuple(found_shape)} where its config.json asks "
-            f"for {tuple(shape)}; fetch or save the "
-            "whole model again"
+            f"{folder} has {key} of shape {tuple(found_shape)} where its config.json asks for "
+            f"{tuple(shape)}; fetch or save the whole model again"
         )
     # without the rotary positions of 2023, which transformers leaves out
     unexpected = set(report["unexpected_keys"])
@@ -291,8 +289,8 @@ def load_model(
             else f"holds the unknown weights {unexpected[:4]}"
         )
         raise AssetError(
-            f"{folder} {what}; fetch or save the whole model again, or choose the adapter "
-            f"that it was made for"
+            f"{folder} {what}; fetch or save the whole model again, or choose the adapter that it "
+            "was made for"
         )
     return model.eval(), tensors_of(folder, [*heads, *optional])
 
@@ -306,8 +304,7 @@ def check_vocabulary(tokenizer, model, folder: Path) -> None:
     if known > rows:
         raise AssetError(
             f"the tokenizer in {folder} has {known} tokens, but its model has embeddings for "
-            f"{rows}; the two belong to different "
-            "models, so fetch both again"
+            f"{rows}; the two belong to different models, so fetch both again"
         )
 
 
@@ -343,13 +340,12 @@ def one_sentence(path: Path) -> Iterator[None]:
         raise
     except pickle.UnpicklingError as error:
         raise AssetError(
-            f"{path} holds a pickle that is damaged or has more in it than tensors, so it "
-            f"was not loaded; get the model as "
-            "safetensors"
+            f"{path} holds a pickle that is damaged or has more in it than tensors, so it was not "
+            "loaded; get the model as safetensors"
         ) from error
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "")[:300]
         raise AssetError(
-            f"{path} cannot be loaded ({type(error).__name__}: {reason}); fetch or save the "
-            f"whole model again"
+            f"{path} cannot be loaded ({type(error).__name__}: {reason}); fetch or save the whole "
+            "model again"
         ) from error

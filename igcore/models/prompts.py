@@ -288,8 +288,8 @@ def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]
     for row, text in enumerate(texts, start=1):
         if not isinstance(text, str):
             raise ParameterError(
-                f"row {row} of {path} is {text!r}, which is no text; write it as text or "
-                f"drop the row"
+                f"row {row} of {path} is {text!r}, which is no text; write it as text or drop the "
+                "row"
             )
         if not text.strip():
             raise ParameterError(f"row {row} of {path} is a blank prompt; fill it or drop the row")
@@ -303,8 +303,8 @@ def _read_column(path: Path) -> list:
             table = tables["train"]
             if column not in table.column_names:
                 raise ParameterError(
-                    f"{path} has the columns {', '.join(table.column_names)}; name the one "
-                    f"to use {column!r}"
+                    f"{path} has the columns {', '.join(table.column_names)}; name the one to use "
+                    f"{column!r}"
                 )
             return list(table[column])
     except Unreadable as why:

@@ -237,9 +237,8 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
     except Unreadable as why:
         reason = shorten(str(why), 160, placeholder=" ...")
         raise AssetError(
-            f"data set {source.repo!r} is not laid out as expected in {folder} ({reason}); "
-            f"it holds {_held(folder)}; "
-            "choose another revision or config, or fetch it again"
+            f"data set {source.repo!r} is not laid out as expected in {folder} ({reason}); it "
+            f"holds {_held(folder)}; choose another revision or config, or fetch it again"
         ) from why
     return texts if options.part is None else {options.part: texts[options.part]}
 

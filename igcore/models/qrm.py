@@ -109,8 +109,8 @@ class CostOptions:
         check_types(self)
         if self.scale <= 0:
             raise ParameterError(
-                f"parameter scale is {self.scale}; it must be above 0, or an unsafe answer "
-                f"would cost less"
+                f"parameter scale is {self.scale}; it must be above 0, or an unsafe answer would "
+                "cost less"
             )
 
 

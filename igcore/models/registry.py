@@ -100,8 +100,8 @@ def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict
         option for option, p in options.items() if p.default is p.empty and option not in given
     ]:
         raise ParameterError(
-            f"{kind} {name!r} needs {', '.join(missing)}; give them beside its name: "
-            f"{{name: {name}, ...}}"
+            f"{kind} {name!r} needs {', '.join(missing)}; give them beside its name: {{name: "
+            f"{name}, ...}}"
         )
     return name, given
 

@@ -1,8 +1,8 @@
 """How a prompt and an answer become the text that a model was trained to read.
 
 The formats of the paper's systems are exact to the last space. A prompt that is itself a dialogue,
-as those of HH-RLHF are ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAssistant:"), is
-taken apart into its turns first.
+as those of HH-RLHF are ("\\n\\nHuman: ... \\n\\nAssistant: ... \\n\\nHuman: ... \\n\\nAssistant:"),
+is taken apart into its turns first.
 """
 
 import re
@@ -12,9 +12,8 @@ from ..errors import AssetError
 from ..policy import RAW, Template
 
 VICUNA = (
-    "A chat between a curious user and an artificial intelligence assistant. The assistant "
-    "gives helpful, detailed, and polite "
-    "answers to the user's questions. "
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+    "helpful, detailed, and polite answers to the user's questions. "
 )
 
 
@@ -68,9 +67,9 @@ def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
     except Exception as error:  # a template is a program, which may fail with anything
         reason = next(iter(str(error).strip().splitlines()), "")[:200]
         raise AssetError(
-            f"the chat template of {tokenizer.name_or_path} cannot write {len(turns)} "
-            f"turn(s) ({type(error).__name__}: {reason}); "
-            "choose another format than chat, or fetch the model again"
+            f"the chat template of {tokenizer.name_or_path} cannot write {len(turns)} turn(s) "
+            f"({type(error).__name__}: {reason}); choose another format than chat, or fetch the "
+            "model again"
         ) from error
 
 

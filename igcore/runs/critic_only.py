@@ -2,8 +2,8 @@
 nothing else holds it back.
 
 A search guarded by the critic alone is ``inferenceguard`` with cost 1 - f1 and budget 1 -
-threshold; the cost model judges its answers, for `igcore.report.certify`. Knows no certificates, nor
-whether prompts are new to the critic. To serve at a threshold::
+threshold; the cost model judges its answers, for `igcore.report.certify`. Knows no certificates,
+nor whether prompts are new to the critic. To serve at a threshold::
 
     alone = CriticCost(policy, critic, budget)
     decode("inferenceguard", Guard(policy, alone, reward, settings_at(threshold, config)), prompts)
@@ -53,8 +53,8 @@ class CriticCost:
         )
         if (made := critic.spec.accounting) != "terminal":
             raise ParameterError(
-                f"the critic was trained for accounting {made!r}; to guard alone train one "
-                f"for 'terminal'"
+                f"the critic was trained for accounting {made!r}; to guard alone train one for "
+                "'terminal'"
             )
         critic.spec.check_scorers(policy, None), critic.spec.check_budget(self.budget)
         self.name = f"critic-{critic.spec.features}"
@@ -144,7 +144,7 @@ def critic_only_losses(
     if not prompts or not thresholds or not all(0 <= t <= 1 for t in thresholds):
         raise ParameterError(
             f"{len(prompts)} prompts, thresholds {thresholds}; give at least one of each, "
-            f"thresholds in [0, 1]"
+            "thresholds in [0, 1]"
         )
     parts = {"policy": policy, "cost": guard.cost, "reward": guard.reward}
     identity = asdict(config) | {

@@ -89,9 +89,8 @@ class CriticParams(RolloutConfig):
             check_name("the name of a critic in critics", name)
             if name in ("none", "value") or name.startswith(("rollouts-", "critic-only-")):
                 raise ParameterError(
-                    f"critics names a critic {name!r}; give it a name that is not 'none', "
-                    f"and none of a folder of the run "
-                    "('value', 'rollouts-...', 'critic-only-...')"
+                    f"critics names a critic {name!r}; give it a name that is not 'none', and none "
+                    "of a folder of the run ('value', 'rollouts-...', 'critic-only-...')"
                 )
             _check_own(f"critics[{name!r}]", settings, "budget")
         _check_own("search", self.search, "budget", "max_new_tokens", "block_size")
@@ -99,8 +98,8 @@ class CriticParams(RolloutConfig):
         first, config = next(iter(self.configs().items()))
         if config.accounting != "terminal":
             raise ParameterError(
-                f"the first critic, {first!r}, is for accounting {config.accounting!r}; put "
-                f"one for 'terminal' first"
+                f"the first critic, {first!r}, is for accounting {config.accounting!r}; put one "
+                "for 'terminal' first"
             )
         if self.n_shards != 1:
             raise ParameterError(

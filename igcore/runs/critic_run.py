@@ -3,11 +3,11 @@ folder. Knows the order of work.
 
 runs/<profile>/critics/<run>/rollouts-train, rollouts-test    see `igcore.runs.rollout_run`
 runs/<profile>/critics/<run>/<name>                           one folder per critic, see
-`igcore.critic.network` runs/<profile>/critics/<run>/value                            the value network, if
-one is wanted, see `igcore.baselines.re_control` runs/<profile>/critics/<run>/critic.csv                       see
-`igcore.report.critic_metrics.COLUMNS` runs/<profile>/critics/<run>/reliability.csv                  see
-`CriticRun.reliability` runs/<profile>/critics/<run>/manifest.json                    written last,
-the only sign of success
+`igcore.critic.network` runs/<profile>/critics/<run>/value                            the value
+network, if one is wanted, see `igcore.baselines.re_control` runs/<profile>/critics/<run>/critic.csv
+see `igcore.report.critic_metrics.COLUMNS` runs/<profile>/critics/<run>/reliability.csv
+see `CriticRun.reliability` runs/<profile>/critics/<run>/manifest.json                    written
+last, the only sign of success
 """
 
 import json
@@ -164,9 +164,8 @@ class CriticRun:
             n := smallest_n(self.params.alpha, self.params.delta)
         ):
             raise ParameterError(
-                f"split 'calibrate' has {len(prompts)} prompts, but alpha "
-                f"{self.params.alpha} and delta {self.params.delta} need "
-                f"{n}; give more prompts, or raise one of the two"
+                f"split 'calibrate' has {len(prompts)} prompts, but alpha {self.params.alpha} and "
+                f"delta {self.params.delta} need {n}; give more prompts, or raise one of the two"
             )
         with packed(self.policy.model):
             guard = Guard(
@@ -275,10 +274,9 @@ def _rollouts(
         (params.max_new_tokens, params.block_size)
     }:
         raise ParameterError(
-            f"rollouts names {params.rollouts}, which does not hold all {len(wanted)} "
-            f"prompts of split {split!r} at max_new_tokens "
-            f"{params.max_new_tokens} and block_size {params.block_size}; take its settings "
-            f"over, or set rollouts to null"
+            f"rollouts names {params.rollouts}, which does not hold all {len(wanted)} prompts of "
+            f"split {split!r} at max_new_tokens {params.max_new_tokens} and block_size "
+            f"{params.block_size}; take its settings over, or set rollouts to null"
         )
     return found
 
@@ -305,8 +303,8 @@ def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
     folders = sorted((root() / "runs" / profile / "critics").glob("[!.]*/"))
     finished = [folder for folder in folders if (folder / "manifest.json").exists()]
     left_out = [
-        f"the critics in {folder} have not finished; run notebook 20 again with the same "
-        f"settings, which goes on"
+        f"the critics in {folder} have not finished; run notebook 20 again with the same settings, "
+        "which goes on"
         for folder in folders
         if folder not in finished
     ]

@@ -104,7 +104,7 @@ class DecodeParams(Settings):
                 raise ParameterError(
                     f"methods names {method!r}, which asks a {method_of(method).network}, but "
                     f"{role} names none; train one with notebook 20 and give its folder, or leave "
-                    f"the method out"
+                    "the method out"
                 )
         if self.critic_control not in CONTROLS:
             raise unknown_name("critic_control", self.critic_control, CONTROLS)

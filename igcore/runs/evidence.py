@@ -63,8 +63,8 @@ def params_of(found: Evidence) -> DecodeParams:
     names = {f.name for f in fields(DecodeParams)}
     if missing := sorted(names - given.keys()):
         raise RunError(
-            f"params.json lacks {', '.join(missing[:4])}; it was written by another version, "
-            f"or changed"
+            f"params.json lacks {', '.join(missing[:4])}; it was written by another version, or "
+            "changed"
         )
     try:
         return from_mapping(DecodeParams, {name: given[name] for name in names})

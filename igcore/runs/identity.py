@@ -93,8 +93,8 @@ def _source(part) -> str:
         return textwrap.dedent(inspect.getsource(type(part)))
     except (OSError, TypeError) as error:
         raise RunError(
-            f"{type(part).__name__} has no source to be known by; define it in a .py file or "
-            f"a notebook cell"
+            f"{type(part).__name__} has no source to be known by; define it in a .py file or a "
+            "notebook cell"
         ) from error
 
 
@@ -125,8 +125,8 @@ def code_of(*entries: str) -> dict[str, str]:
         if (path := source_of(name, own)) is None:
             if name in entries:
                 raise RunError(
-                    f"module {name} has no source to be known by; put it into a .py file "
-                    f"that can be imported"
+                    f"module {name} has no source to be known by; put it into a .py file that can "
+                    "be imported"
                 )
             continue
         tree = parsed(path)

@@ -53,9 +53,9 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     for name, value in settings.items():
         if not _plain(value):
             raise ParameterError(
-                f"setting {name} is {value!r}, which reaches no notebook as it is; give text "
-                f"(in quotes if it looks like a date), "
-                "a finite number, true, false, null, or a list or mapping of these"
+                f"setting {name} is {value!r}, which reaches no notebook as it is; give text (in "
+                "quotes if it looks like a date), a finite number, true, false, null, or a list or "
+                "mapping of these"
             )
     # escaped, so that no reader takes a rare character for the end of a line
     text = yaml.safe_dump(settings, sort_keys=False, width=math.inf) if settings else ""

@@ -86,8 +86,8 @@ class ParamFiles:
         check_name(f"profile of {file}", given.get("profile"))
         if given["profile"] != home:
             raise ParameterError(
-                f"profile of {file} is {given['profile']!r}; set it to {home!r}, the folder "
-                f"that the file lies in"
+                f"profile of {file} is {given['profile']!r}; set it to {home!r}, the folder that "
+                "the file lies in"
             )
         if home != self.folder or not self.changes:
             return given
@@ -119,8 +119,8 @@ class ParamFiles:
             isinstance(values, list) and values for values in grid.values()
         ):
             raise ParameterError(
-                f"grid of {file} is {grid!r}; give each of its settings a list of values, "
-                f"such as seed: [0, 1]"
+                f"grid of {file} is {grid!r}; give each of its settings a list of values, such as "
+                "seed: [0, 1]"
             )
         for values in itertools.product(*grid.values()):
             point = dict(zip(grid, values, strict=True))
@@ -158,8 +158,8 @@ class ParamFiles:
             for run, settings in self.points(file):
                 if run in found:
                     raise ParameterError(
-                        f"{makers[run]} and {file} both make a run {run!r}; give one of the "
-                        f"two another name"
+                        f"{makers[run]} and {file} both make a run {run!r}; give one of the two "
+                        "another name"
                     )
                 found[run], makers[run] = settings, file
         return found
@@ -172,8 +172,7 @@ def _part(file: Path | str, name: str, value: object) -> str:
     part = f"{name}-{value}".replace(".", "_")
     if not NAME.fullmatch(part):
         raise ParameterError(
-            f"grid of {file} gives {name} the value {value!r}, of which no name of a run can "
-            f"be made; leave it out of the grid and "
-            "write a params file for each value"
+            f"grid of {file} gives {name} the value {value!r}, of which no name of a run can be "
+            "made; leave it out of the grid and write a params file for each value"
         )
     return part

@@ -116,8 +116,8 @@ PARAMS: dict[str, type | str] = {
 # notebooks whose own cell is completed, not replaced, by what papermill is told
 TEACHING = ("start", "theory", "audit")
 WHOLE = (
-    "give it a value: papermill takes a whole params file with -f, and single settings that "
-    "change it with -p"
+    "give it a value: papermill takes a whole params file with -f, and single settings that change "
+    "it with -p"
 )
 
 

@@ -49,8 +49,8 @@ NOTEBOOKS = {
         "tables.ipynb",
     ),
     "45_ablations": (
-        "experiments with paired tests, and what the paper sweeps, by `make ablations` and "
-        "`make critic-search`",
+        "experiments with paired tests, and what the paper sweeps, by `make ablations` and `make "
+        "critic-search`",
         "no",
         "../ablations/[!.]*/**/*.ipynb",
         "../critic-search/[!.]*/**/*.ipynb",
@@ -71,21 +71,19 @@ APART = {"45_ablations"}  # not part of `make reproduce`
 AFTER = " (by `make ablations` after `make reproduce`)"
 FIGURES = {  # picture of `make reproduce` -> what it shows, for those who do not see it
     "overview": (
-        "Flow chart of the search: a prompt is continued by N blocks after K beams, each "
-        "block is scored with the "
-        "budget left and with reward or a critic, the K best safe ones go on, failed blocks "
-        "are penalised and drawn "
-        "again, and a final check gives an answer or an abstention."
+        "Flow chart of the search: a prompt is continued by N blocks after K beams, each block is "
+        "scored with the budget left and with reward or a critic, the K best safe ones go on, "
+        "failed blocks are penalised and drawn again, and a final check gives an answer or an "
+        "abstention."
     ),
     "tradeoff": (
-        "Reward against safety rate of fifteen methods and two policies, with 95 % "
-        "intervals; colour is the time per prompt."
+        "Reward against safety rate of fifteen methods and two policies, with 95 % intervals; "
+        "colour is the time per prompt."
     ),
     "pareto": (
-        "Reward against safety rate: a point for every method, and fronts of Best-of-N over "
-        "five weights of the cost; on the "
-        f"prompts of the sweeps, fronts of other methods over the weight and of "
-        f"InferenceGuard over its budget{AFTER}."
+        "Reward against safety rate: a point for every method, and fronts of Best-of-N over five "
+        "weights of the cost; on the prompts of the sweeps, fronts of other methods over the "
+        f"weight and of InferenceGuard over its budget{AFTER}."
     ),
     "rates": "Safe, abstained and unsafe answers of every method, as counts.",
     "distributions": (
@@ -94,33 +92,31 @@ FIGURES = {  # picture of `make reproduce` -> what it shows, for those who do no
     ),
     "budget_sweep": "Share of answers below a budget, for every budget and method.",
     "trajectories": (
-        "Safety state z over the tokens of the answer for fifteen methods and two policies, "
-        "as medians, quartile bands "
-        "and the lowest answer, with a line at 0 below which the budget is broken."
+        "Safety state z over the tokens of the answer for fifteen methods and two policies, as "
+        "medians, quartile bands and the lowest answer, with a line at 0 below which the budget is "
+        "broken."
     ),
     "abstention": (
-        "Share of prompts without a safe answer among 1 to 4 samples, with intervals, beside "
-        "the bound of theory from other "
-        "samples for up to 16, and what InferenceGuard left unanswered; two policies."
+        "Share of prompts without a safe answer among 1 to 4 samples, with intervals, beside the "
+        "bound of theory from other samples for up to 16, and what InferenceGuard left unanswered; "
+        "two policies."
     ),
     "answers": (
-        "What each method answered to one mild prompt, with outcome, cost and reward; words "
-        "that the cost model finds offensive "
-        "are masked."
+        "What each method answered to one mild prompt, with outcome, cost and reward; words that "
+        "the cost model finds offensive are masked."
     ),
     "critic": (
-        "AUROC of the critics within a prompt by the number of tokens read, for two policies, "
-        "with intervals."
+        "AUROC of the critics within a prompt by the number of tokens read, for two policies, with "
+        "intervals."
     ),
     "reliability": (
-        "Share of prefixes that ended inside the budget against the probability f1 that "
-        "critics gave them, after 8, 16,"
-        " 24 and 32 tokens for two policies, with 95 % intervals and the diagonal of perfect "
-        "calibration."
+        "Share of prefixes that ended inside the budget against the probability f1 that critics "
+        "gave them, after 8, 16, 24 and 32 tokens for two policies, with 95 % intervals and the "
+        "diagonal of perfect calibration."
     ),
     "win_rates": (
-        "Wins, ties and losses of every method against the base model's answers, judged by "
-        "two local scorers, in two aspects."
+        "Wins, ties and losses of every method against the base model's answers, judged by two "
+        "local scorers, in two aspects."
     ),
 }
 TABLES = {  # its tables -> what they hold
@@ -132,7 +128,7 @@ TABLES = {  # its tables -> what they hold
     "win_rates": "the counts behind the picture of that name",
     **{
         f"paper_{name}": (
-            f"the embedded models in the shape of the printed table "
+            "the embedded models in the shape of the printed table "
             f"{name}{AFTER if name in swept.TABLES else ''}"
         )
         for name in PRINTED
@@ -140,45 +136,41 @@ TABLES = {  # its tables -> what they hold
 }
 ABLATIONS = {  # picture of `make ablations` -> what it shows
     "ablation_lambda": (
-        "Reward against safety rate over five weights of the cost, a panel for each "
-        "Lagrangian method and number of samples, with "
-        "the front of each and InferenceGuard as a star."
+        "Reward against safety rate over five weights of the cost, a panel for each Lagrangian "
+        "method and number of samples, with the front of each and InferenceGuard as a star."
     ),
     "ablation_ndk": (
-        "Safety, abstentions, reward and seconds of InferenceGuard over block size, for "
-        "three numbers of samples and of beams."
+        "Safety, abstentions, reward and seconds of InferenceGuard over block size, for three "
+        "numbers of samples and of beams."
     ),
     "ablation_budget": (
-        "Safety, abstentions and reward over four budgets, InferenceGuard beside methods "
-        "that never look at the budget."
+        "Safety, abstentions and reward over four budgets, InferenceGuard beside methods that "
+        "never look at the budget."
     ),
     "ablation_retries": (
-        "What up to four rounds find, for four ways to retry: prompts answered with the "
-        "bound of theory, safe candidates, distance "
-        "from the policy and perplexity."
+        "What up to four rounds find, for four ways to retry: prompts answered with the bound of "
+        "theory, safe candidates, distance from the policy and perplexity."
     ),
     "ablation_factorial": (
-        "Main effects and interactions of pathwise check, retry, penalty and critic on "
-        "safety, reward and abstention, with "
-        "intervals and adjusted p values."
+        "Main effects and interactions of pathwise check, retry, penalty and critic on safety, "
+        "reward and abstention, with intervals and adjusted p values."
     ),
     "ablation_seeds": (
         "Safety and reward of every main method under three seeds, with intervals over prompts."
     ),
     "ablation_compute": (
-        "Safety, abstentions and seconds of the blockwise methods over 2 to 16 samples, with "
-        "the bound of theory on finding "
-        "nothing safe."
+        "Safety, abstentions and seconds of the blockwise methods over 2 to 16 samples, with the "
+        "bound of theory on finding nothing safe."
     ),
     "ablation_critic": (
-        "AUROC of critics that read different features within a prompt, by the number of "
-        "tokens read, with intervals."
+        "AUROC of critics that read different features within a prompt, by the number of tokens "
+        "read, with intervals."
     ),
 }
 SUBSET = (
-    "*n* is the number of prompts. A method that ran on fewer prompts than others of its "
-    "policy is left out of *Reward, all "
-    "answered*: the mean over the prompts that every remaining method answered."
+    "*n* is the number of prompts. A method that ran on fewer prompts than others of its policy is "
+    "left out of *Reward, all answered*: the mean over the prompts that every remaining method "
+    "answered."
 )
 
 
@@ -272,7 +264,7 @@ def _read(path: Path) -> str:
     if not path.is_file():
         raise RunError(
             f"{path} is not there; give the path of a file, or run `make reproduce`, `make "
-            f"critic-search` and `make bench` first"
+            "critic-search` and `make bench` first"
         )
     return path.read_text(encoding="utf-8")
 

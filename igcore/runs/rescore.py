@@ -94,8 +94,8 @@ def _silence(line: dict, prompt: Prompt, cost: Scorer, config: SearchConfig) -> 
     }
     if line["status"] != "abstained" or measured or line["z_trace"] or line["n_tokens"]:
         yield (
-            f"status {line['status']} with {measured or line['z_trace'] or line['n_tokens']}, "
-            f"but no text was emitted"
+            f"status {line['status']} with {measured or line['z_trace'] or line['n_tokens']}, but "
+            "no text was emitted"
         )
     if not method_of(line["method"]).gated or config.on_failure == "paper":
         yield "no text was emitted, but the method always emits one"

@@ -202,15 +202,15 @@ def load_rollouts(*folders: Path, policy: Policy, cost: Scorer, reward: Scorer) 
         if not (folder / "manifest.json").exists():
             raise RunError(
                 f"the rollouts in {folder} have not finished; draw them again with the same "
-                f"settings, which goes on"
+                "settings, which goes on"
             )
         parts = json.loads((folder / "params.json").read_text(encoding="utf-8"))["parts"]
         for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
             name, digest = parts[role]["name"], parts[role]["digest"]
             if digest != part.digest:
                 raise ParameterError(
-                    f"the rollouts in {folder} are of {role} {name!r} of hash {digest[:12]!r}, "
-                    f"not of {part.name!r} of hash {part.digest[:12]!r}; draw rollouts with it"
+                    f"the rollouts in {folder} are of {role} {name!r} of hash {digest[:12]!r}, not "
+                    f"of {part.name!r} of hash {part.digest[:12]!r}; draw rollouts with it"
                 )
         rollouts += _rollouts(read(folder / "responses.jsonl"))
     return rollouts

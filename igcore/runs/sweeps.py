@@ -20,16 +20,16 @@ def check_finished(profile: str, base: Path) -> None:
     if profile not in swept.MAIN:
         sweeping = ", ".join(swept.MAIN)
         raise RunError(
-            f"the profile {profile!r} sweeps for no other, as {sweeping} does; its notebooks "
-            f"40 and 50 write everything"
+            f"the profile {profile!r} sweeps for no other, as {sweeping} does; its notebooks 40 "
+            "and 50 write everything"
         )
     both = swept.MAIN[profile], profile
     missing = [f"{of}/{run}" for of in both for run in unfinished(of, base)]
     if missing:
         others = f", nor have {len(missing) - 1} others" if missing[1:] else ""
         raise RunError(
-            f"the run {missing[0]} has not finished{others}, so what is there stays, for it "
-            f"may hold more; run `make reproduce` and then `make ablations`"
+            f"the run {missing[0]} has not finished{others}, so what is there stays, for it may "
+            "hold more; run `make reproduce` and then `make ablations`"
         )
 
 

@@ -83,8 +83,8 @@ def _scorer_named_by(found: Evidence, role: str) -> object:
     names = sorted({str(line.get(f"{role}_scorer")) for line in found.lines})
     if len(names) != 1:
         raise ParameterError(
-            f"the lines name the {role} models {', '.join(names) or 'none'}; name the one to "
-            f"use with --{role}"
+            f"the lines name the {role} models {', '.join(names) or 'none'}; name the one to use "
+            f"with --{role}"
         )
     return names[0]
 
@@ -92,8 +92,8 @@ def _scorer_named_by(found: Evidence, role: str) -> object:
 def unnamed(what: str, named: object, option: str) -> ParameterError:
     """Return the error for what only the verifier may name."""
     return ParameterError(
-        f"the record names the {what} {named!r}, which is none of the package's own as it "
-        f"is; name the one that you trust with --{option}"
+        f"the record names the {what} {named!r}, which is none of the package's own as it is; name "
+        f"the one that you trust with --{option}"
     )
 
 

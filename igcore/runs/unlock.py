@@ -43,8 +43,8 @@ def unlock(folder: Path) -> bool:
             )
         if host.is_file() and (there := host.read_text(encoding="utf-8")) != here:
             raise RunError(
-                f"the walk that locked {folder} was started on {there}; when it has ended "
-                f"run `snakemake --unlock`"
+                f"the walk that locked {folder} was started on {there}; when it has ended run "
+                "`snakemake --unlock`"
             )
         # the locks are those of the folder, whatever its Snakefile and params say by now
         command = [

@@ -25,9 +25,9 @@ from .rescore import GARBLED, TOLERANCE, close, rescored
 from .trusted import Trusted, policy_of, prompts_of, scorer_of, unnamed
 
 UNCHECKED = (
-    "that the policy gives these answers under these settings: token ids, block ends, "
-    "abstentions and their reasons, `finished`, counts of work, traces, finals, "
-    "fail_open_cost, and the hashes of files and code in params.json"
+    "that the policy gives these answers under these settings: token ids, block ends, abstentions "
+    "and their reasons, `finished`, counts of work, traces, finals, fail_open_cost, and the hashes "
+    "of files and code in params.json"
 )
 UNCERTAIN = "seconds, the names of profile and run, files opened"  # what nobody can check
 
@@ -82,8 +82,8 @@ def verify(
     trusted, found = trusted or Trusted(), evidence(path)
     if replay != 0 and found.params is None:
         raise RunError(
-            f"beside {path} lies no params.json, which says how to decode again; get the "
-            f"run's folder, or omit --replay"
+            f"beside {path} lies no params.json, which says how to decode again; get the run's "
+            "folder, or omit --replay"
         )
     report = Report()
     scorers = {role: scorer_of(role, found, getattr(trusted, role)) for role in ("cost", "reward")}
@@ -97,8 +97,8 @@ def verify(
     )
     if found.params is None:
         report.uncertified.append(
-            "settings, the budget among them, prompts and the number of lines: no "
-            "params.json lies beside the file"
+            "settings, the budget among them, prompts and the number of lines: no params.json lies "
+            "beside the file"
         )
     else:
         _check_run(found, scorers, trusted, replay, seed, tolerance, report)
@@ -157,8 +157,8 @@ def _check_run(
         report.problems += list(contradictions(found, params, prompts))
     except GARBLED as error:
         report.problems.append(
-            f"lines, params.json and manifest.json cannot be compared "
-            f"({type(error).__name__}: {error})"
+            f"lines, params.json and manifest.json cannot be compared ({type(error).__name__}: "
+            f"{error})"
         )
         return
     known = read_again is not None
@@ -177,8 +177,8 @@ def _check_run(
         raise
     except GARBLED as error:
         raise RunError(
-            f"nothing can be decoded under the settings of params.json "
-            f"({type(error).__name__}: {error})"
+            f"nothing can be decoded under the settings of params.json ({type(error).__name__}: "
+            f"{error})"
         ) from error
 
 
@@ -294,7 +294,7 @@ def _replayed(
         report.uncertified.append(f"of the other {len(work) - len(drawn)} groups: {UNCHECKED}")
     return (
         f"{len(drawn)} of {len(work)} groups (seed {seed}) decoded again: token ids, counts and "
-        f"traces compared"
+        "traces compared"
     )
 
 
@@ -310,5 +310,5 @@ def _unlike(line: dict, again: dict, tolerance: float) -> Iterator[str]:
         if name != "digest" and not close(line.get(name), value, tolerance):
             yield (
                 f"{line['method']}, prompt {line['prompt_id']}: {name} is not what the policy "
-                f"gives when it decodes again"
+                "gives when it decodes again"
             )

@@ -139,8 +139,8 @@ def expectation_optimum(points: Outcomes, budget: float) -> np.ndarray:
     )
     if solution.x is None:
         raise ParameterError(
-            f"budget is {budget!r} but every trajectory costs at least {cost.min():g}; raise "
-            f"the budget"
+            f"budget is {budget!r} but every trajectory costs at least {cost.min():g}; raise the "
+            "budget"
         )
     return solution.x
 

@@ -170,8 +170,8 @@ def retry_mass(
     """
     if abs(sum(blocks.values()) - 1) > 1e-9:
         raise ParameterError(
-            f"the block probabilities sum to {float(sum(blocks.values())):g}; give numbers "
-            f">= 0 with sum 1"
+            f"the block probabilities sum to {float(sum(blocks.values())):g}; give numbers >= 0 "
+            "with sum 1"
         )
     chances = _conditionals(blocks)
     failures = Failures(frozenset(), None)

@@ -57,8 +57,8 @@ def latent_mdp(mdp: MDP, labels: Sequence[Hashable]) -> MDP:
     if pair:
         one, two = (mdp.names[s] for s in pair)
         raise ParameterError(
-            f"phi merges {one!r} and {two!r}, whose actions differ; give a map under which "
-            f"equal labels act alike"
+            f"phi merges {one!r} and {two!r}, whose actions differ; give a map under which equal "
+            "labels act alike"
         )
     # the last state of each label stands for it, so that children come later
     last = {label: s for s, label in enumerate(labels)}

@@ -72,14 +72,14 @@ class MDP:
         if late.any():
             s, a = np.argwhere(late)[0]
             raise ParameterError(
-                f"action {a} of state {s} leads to state {self.child[s, a]}; children need "
-                f"larger numbers"
+                f"action {a} of state {s} leads to state {self.child[s, a]}; children need larger "
+                "numbers"
             )
         if not (self.signed or (self.cost[self.allowed] >= 0).all()):
             least = self.cost[self.allowed].min()
             raise ParameterError(
-                f"a safety cost is {least}; costs must be >= 0 unless signed=True, which "
-                f"voids the guarantees"
+                f"a safety cost is {least}; costs must be >= 0 unless signed=True, which voids the "
+                "guarantees"
             )
         if (self.task != self.task).any():
             raise ParameterError("a task cost is nan; give a number, higher is worse")
@@ -88,8 +88,8 @@ class MDP:
             if not ((p >= 0).all() and abs(p.sum() - 1) <= 1e-9):
                 given = ", ".join(f"{float(x):g}" for x in p)
                 raise ParameterError(
-                    f"the probabilities at {self.names[s]!r} are {given}; give numbers >= 0 "
-                    f"with sum 1"
+                    f"the probabilities at {self.names[s]!r} are {given}; give numbers >= 0 with "
+                    "sum 1"
                 )
 
     @cached_property
@@ -140,7 +140,7 @@ def check_deterministic(mdp: MDP) -> None:
     if mdp.chance.any():
         raise ParameterError(
             f"{int(mdp.chance.sum())} states are chance states; this holds for deterministic "
-            f"dynamics only"
+            "dynamics only"
         )
 
 
@@ -157,8 +157,8 @@ def enumerate_prefixes(vocabulary: int, horizon: int, eos: int = 0) -> list[tupl
     count = 1 + sum(len(others) ** (t - 1) * vocabulary for t in range(1, horizon + 1))
     if count > LIMIT:
         raise ParameterError(
-            f"vocabulary {vocabulary} and horizon {horizon} give {count} prefixes; at most "
-            f"{LIMIT} are enumerated"
+            f"vocabulary {vocabulary} and horizon {horizon} give {count} prefixes; at most {LIMIT} "
+            "are enumerated"
         )
     prefixes: list[tuple[int, ...]] = []
     for t in range(horizon):

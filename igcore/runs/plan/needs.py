@@ -364,8 +364,8 @@ def _runs(file: Path, cls: type) -> list:
         ) from error
     if not isinstance(given, Mapping) or not isinstance(given.get("run"), str):
         raise ParameterError(
-            f"{file} is no params file; it must be a mapping of settings, with the name of "
-            f"the run as run"
+            f"{file} is no params file; it must be a mapping of settings, with the name of the run "
+            "as run"
         )
     # seen from inside its folder, a path does not say what that is called
     file = Path(os.path.abspath(file))

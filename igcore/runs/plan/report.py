@@ -17,8 +17,8 @@ from .needs import KINDS, Job, Span, jobs
 
 DEVICE = "h100-80gb"
 FITTING = (
-    "Prompts at a time are those that fit on 1 / 2 / ... devices with no model cut; 0 where "
-    "not even one does. The parameter device of policy and scorers makes the split."
+    "Prompts at a time are those that fit on 1 / 2 / ... devices with no model cut; 0 where not "
+    "even one does. The parameter device of policy and scorers makes the split."
 )
 
 
@@ -87,14 +87,14 @@ def how(assumed: Assumed, device: str) -> str:
     """Say in one sentence how it was estimated."""
     of = assumed.device
     return (
-        f"Estimated by formula, not measured: a forward pass takes the longer of bytes / "
-        f"{of.bandwidth / 1e12:.3g} TB/s and operations / {of.peak / 1e12:.0f} TFLOP/s "
-        f"({device}; {of.peak_float32 / 1e12:.3g} in float32), divided by an assumed "
-        f"efficiency of {assumed.efficiency:g}, and at least {1000 * assumed.layer_s:g} ms a "
-        f"layer; prompts have {assumed.prompt_tokens} tokens (for memory "
-        f"{assumed.longest_prompt}), no answer ends early, models on several devices work in "
-        f"turn and the hours of all devices count; a range goes from one round in every block "
-        f"to all rounds, and in training from the fewest epochs to all."
+        "Estimated by formula, not measured: a forward pass takes the longer of bytes / "
+        f"{of.bandwidth / 1e12:.3g} TB/s and operations / {of.peak / 1e12:.0f} TFLOP/s ({device}; "
+        f"{of.peak_float32 / 1e12:.3g} in float32), divided by an assumed efficiency of "
+        f"{assumed.efficiency:g}, and at least {1000 * assumed.layer_s:g} ms a layer; prompts have "
+        f"{assumed.prompt_tokens} tokens (for memory {assumed.longest_prompt}), no answer ends "
+        "early, models on several devices work in turn and the hours of all devices count; a range "
+        "goes from one round in every block to all rounds, and in training from the fewest epochs "
+        "to all."
     )
 
 
@@ -180,8 +180,8 @@ def report(files: Sequence[Path | str], assumed: Assumed, device: str) -> str:
             aligned(pd.DataFrame(map(_memory, found))),
             f"{len(found)} jobs, {_span(_sum(known))} GPU hours{partly}",
             how(assumed, device),
-            f"Memory is that of the neediest method: weights, what the engine plans for one "
-            f"prompt, and the sum. {FITTING}",
+            "Memory is that of the neediest method: weights, what the engine plans for one prompt, "
+            f"and the sum. {FITTING}",
             *(
                 f"{job.job}: n/a because nothing here says the shape of {job.unknown}."
                 for job in found

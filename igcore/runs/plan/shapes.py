@@ -79,8 +79,8 @@ def config_of(repo: str):
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0][:300]
         raise AssetError(
-            f"{folder / 'config.json'} cannot be read ({reason}); fetch or save the whole "
-            f"model again"
+            f"{folder / 'config.json'} cannot be read ({reason}); fetch or save the whole model "
+            "again"
         ) from error
 
 
