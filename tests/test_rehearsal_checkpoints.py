@@ -18,7 +18,8 @@ from igcore import AssetError, Guard, SearchConfig, decode, load_policy, load_sc
 from igcore.models.policies import POLICIES
 from igcore.models.pretrained import load_tokenizer
 from igcore.policy import Policy
-from tests.rehearsal.checkpoints import END_OF_TURN, REPOS, build_checkpoints
+from tests.rehearsal.checkpoints import REPOS, build_checkpoints
+from tests.rehearsal.configs import END_OF_TURN
 from tests.rehearsal.tokenizers import (
     CHATML,
     GUARD,

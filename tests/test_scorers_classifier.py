@@ -19,9 +19,10 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from igcore import AssetError, ParameterError, ScorerError, load_scorer
-from igcore.models.classifier import UNITS, EncoderScorer, classifier
+from igcore.models.classifier import EncoderScorer, classifier
 from igcore.models.convert import quiet_transformers
 from igcore.models.lm_scorer import LMScorer
+from igcore.models.units import UNITS
 from igcore.scorers import COST, REWARD, carries, check_sign, checked_score
 
 CHAT = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor -%}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn.functional import linear, logsigmoid
+from torch.nn.functional import linear
 
 from ..config import check_types
 from ..errors import AssetError, ParameterError
@@ -33,13 +33,11 @@ from .pretrained import (
 from .probe import probe
 from .source import Source, check_name, digest
 from .templates import TEMPLATES
+from .units import UNITS
 
 ROLES = {COST: "cost", REWARD: "reward"}
 HEAD = "score.weight"  # of transformers' decoders: a linear head on the last token
 BATCH = 32
-
-
-# --- what is read of a pair -----------------------------------------------------------------------
 
 
 def _pair(write: Callable[[str, str], str], prompt: str, response: str) -> tuple[str]:
@@ -57,65 +55,6 @@ def _segments(write: Callable[[str, str], str], prompt: str, response: str) -> t
 # (how prompt and response are written, prompt, response) -> the text, or two that the tokenizer
 # joins
 READS = {"pair": _pair, "response": _response, "segments": _segments}
-
-
-# --- which number is made of the logits -----------------------------------------------------------
-
-
-def _logit(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
-    """Return the highest logit of the classes that count: logits (R, C) -> (R,)."""
-    return logits[:, counted].amax(1)
-
-
-def _sigmoid(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
-    """Return the probability of the likeliest class that counts."""
-    return _logit(logits, counted).sigmoid()
-
-
-def _any(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
-    """Return 1 - prod(1 - sigmoid(z)), exact for small probabilities, too."""
-    return -logsigmoid(-logits[:, counted]).sum(1).expm1()
-
-
-def _softmax(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
-    """Return the probability of the classes that count together, of classes that exclude each
-    other.
-    """
-    return logits.softmax(1)[:, counted].sum(1)
-
-
-def _log_odds(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
-    """Return the logit of `_softmax`."""
-    others = [i for i in range(logits.shape[1]) if i not in counted]
-    return logits[:, counted].logsumexp(1) - logits[:, others].logsumexp(1)
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A way of making one number of a text's logits.
-
-    Attributes
-    ----------
-    name : str
-        What one point means.
-    of : callable
-        Logits (R, C) and the indices of the classes that count -> (R,).
-    compares : bool
-        Whether it sets the classes that count against the others, so that there must be others.
-    """
-
-    name: str
-    of: Callable[[torch.Tensor, list[int]], torch.Tensor]
-    compares: bool = False
-
-
-UNITS = {
-    "logit": Unit("logit", _logit),
-    "sigmoid": Unit("probability", _sigmoid),
-    "any": Unit("probability", _any),
-    "softmax": Unit("probability", _softmax, compares=True),
-    "log-odds": Unit("log-odds", _log_odds, compares=True),
-}
 
 
 @dataclass(frozen=True)
@@ -255,11 +194,11 @@ def classifier(
         The classes that count, by their names in the configuration or by their indices from 0.
         Needed unless there is only one.
     unit : str
-        The number read from the logits z, a key of `UNITS`. Of classes that hold independently of
-        each other: ``logit``, the highest z of those that count; ``sigmoid``, its probability;
-        ``any``, the probability 1 - prod(1 - sigmoid(z)) that any of them holds. Of classes that
-        exclude each other: ``softmax``, the probability of those that count together; ``log-odds``,
-        its logit.
+        The number read from the logits z, a key of `igcore.models.units.UNITS`. Of classes that
+        hold independently of each other: ``logit``, the highest z of those that count; ``sigmoid``,
+        its probability; ``any``, the probability 1 - prod(1 - sigmoid(z)) that any of them holds.
+        Of classes that exclude each other: ``softmax``, the probability of those that count
+        together; ``log-odds``, its logit.
     text_format : str, optional
         How a pair is written, a key of `igcore.models.templates.TEMPLATES`; ``chat`` by default.
     reads : str
