@@ -25,7 +25,7 @@ _HOME = {  # public name -> its module
     "Scorer": "scorers",
     "ScorerError": "errors",
     "SearchConfig": "config",
-    "custom_generate": "generate",
+    "custom_generate": "adapters.generate",
     "decode": "guard",
     "load_policy": "models.policies",
     "load_prompts": "models.prompts",

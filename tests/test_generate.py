@@ -23,8 +23,8 @@ from transformers import (
     TextIteratorStreamer,
 )
 
+import igcore.adapters.generate
 import igcore.budget
-import igcore.generate
 from igcore import Guard, ParameterError, ScorerError, SearchConfig, custom_generate, decode
 from igcore.beams import Beam
 from igcore.policy import Policy
@@ -263,7 +263,7 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
         [],
         [],
     )  # the beams after each block; what a block has shown, with the beams it knew
-    certified = igcore.generate.certified_prefix
+    certified = igcore.adapters.generate.certified_prefix
 
     def spy(beams, config):
         kept.append([list(b.tokens) for b in beams])
@@ -274,7 +274,7 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
             super().put(value)
             shown.append((list(self.shown), len(kept)))
 
-    monkeypatch.setattr(igcore.generate, "certified_prefix", spy)
+    monkeypatch.setattr(igcore.adapters.generate, "certified_prefix", spy)
     cost = lambda tokens: noise(tokenizer.decode(tokens, skip_special_tokens=True))  # noqa: E731
     met = Counter()
     for seed in range(10):
@@ -339,7 +339,7 @@ def beam(letters, ends, costs, finished=False, budget=1.0, accounting="peak", br
     ],
 )
 def test_only_the_certified_part_that_all_beams_share_is_shown(beams, expected):
-    assert igcore.generate.certified_prefix(
+    assert igcore.adapters.generate.certified_prefix(
         beams, SearchConfig(**(SETTINGS | {"budget": 1.0}))
     ) == list(expected)
 

@@ -21,13 +21,13 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import generation
 
-from .beams import Beam, method_of, settings_of
-from .config import SearchConfig
-from .errors import ParameterError
-from .guard import Guard, decode
-from .policy import Encoded, Policy, Prompt, as_prompt
-from .scorers import Scorer
-from .verdict import Response, within
+from ..beams import Beam, method_of, settings_of
+from ..config import SearchConfig
+from ..errors import ParameterError
+from ..guard import Guard, decode
+from ..policy import Encoded, Policy, Prompt, as_prompt
+from ..scorers import Scorer
+from ..verdict import Response, within
 
 # Settings that the search cannot honour, and the values by which they ask for nothing.
 REFUSED: dict[str, tuple] = {
