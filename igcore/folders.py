@@ -1,26 +1,23 @@
 """Run folders: lines appended as they finish, the manifest written last, resume after any stop.
 
-A folder holds ``params.json``, which says what its lines depend on, ``responses.jsonl`` and, as the
-only sign of success, ``manifest.json``.
+Knows files and the order of writing; knows nothing of decoding, scores or tables. A folder holds
+``params.json``, which says what its lines depend on, ``responses.jsonl`` and, as the only sign of
+success, ``manifest.json``.
 """
 
 import fcntl
 import hashlib
 import json
 import os
-import platform
-import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from .errors import RunError
+from .provenance import made_by
 
 ASIDE = ".replaced"  # where what was replaced is kept
 PART = ".part"  # of a file that is being written
@@ -31,7 +28,10 @@ DIGITS = 16  # hex digits of the digests of modules, prompts and lines
 
 
 def root() -> Path:
-    """Return the nearest folder upwards that holds ``notebooks`` and ``params``, else this one."""
+    """Return the project: the nearest folder upwards with ``notebooks`` and ``params``.
+
+    Where there is none it is the current folder.
+    """
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
@@ -357,44 +357,3 @@ def disk(folder: Path) -> Iterator[None]:
         raise RunError(
             f"cannot write in {folder} ({error.strerror}); free some space or choose another folder"
         ) from error
-
-
-# --- by what a run was made -----------------------------------------------------------------------
-
-# changes of these mark a commit; what a walk writes, figures above all, is no change of the code
-CODE = ("igcore", "notebooks", "params", "Snakefile")
-
-
-def made_by() -> dict[str, str | None]:
-    """Return commit, processor and time, as a manifest has them."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"git_commit": commit(), "processor": processor(), "finished_at": now}
-
-
-def processor() -> str:
-    """Return the name of the CPU and, where torch is in use and has one, of the GPU."""
-    torch = sys.modules.get("torch")  # never imported for it: tables are written without
-    gpu = [torch.cuda.get_device_name()] if torch and torch.cuda.is_available() else []
-    return ", ".join([_cpu(), *gpu])
-
-
-def _cpu(described: Path = Path("/proc/cpuinfo")) -> str:
-    text = described.read_text(encoding="utf-8") if described.is_file() else ""
-    named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.M)
-    return named[1].strip() if named else platform.processor() or platform.machine()
-
-
-@cache  # asked once: what a process runs is what it began with
-def commit() -> str | None:
-    """Return the commit, with ``+`` when `CODE` has changes; None outside a repository."""
-    try:
-        head = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "-uno", "--", *CODE)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return f"{head}+" if changed else head
-
-
-def _git(*command: str) -> str:
-    git = ["git", "-C", str(Path(__file__).parents[1]), *command]
-    return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from igcore import folders
+from igcore import provenance
 from igcore.report import sources
 
 KNOWN = {"git_commit": "abc", "processor": "a CPU", "root": "123", "counts": {}}
@@ -84,24 +84,24 @@ def test_the_processor_is_named(tmp_path, monkeypatch):
     gives none.
     """
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    cpu = folders.processor()
+    cpu = provenance.processor()
     assert cpu and "torch" not in sys.modules
     cuda = SimpleNamespace(is_available=lambda: True, get_device_name=lambda: "a GPU")
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert folders.processor() == f"{cpu}, a GPU"
+    assert provenance.processor() == f"{cpu}, a GPU"
     (tmp_path / "cpuinfo").write_text(
         "processor\t: 0\nmodel\t\t: 85\nmodel name\t: Some (R) CPU @ 2.0GHz\nmodel name\t: Some\n"
     )
-    assert folders._cpu(tmp_path / "cpuinfo") == "Some (R) CPU @ 2.0GHz"
-    assert folders._cpu(tmp_path / "none")
+    assert provenance._cpu(tmp_path / "cpuinfo") == "Some (R) CPU @ 2.0GHz"
+    assert provenance._cpu(tmp_path / "none")
 
 
 def test_only_changes_of_the_code_mark_a_commit(tmp_path, monkeypatch):
     """Bug: every table after the first marked as of changed code, because the first had changed a
     committed file.
     """
-    monkeypatch.setattr(folders, "__file__", str(tmp_path / "igcore/folders.py"))
-    ask = folders.commit.__wrapped__
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "igcore/folders.py"))
+    ask = provenance.commit.__wrapped__
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert ask() is None
     for name in ("igcore/folders.py", "figures/tables/main.csv"):

@@ -9,7 +9,8 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ..folders import commit, processor, root
+from ..folders import root
+from ..provenance import commit, processor
 from .load import EXAMPLES
 
 

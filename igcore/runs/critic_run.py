@@ -25,12 +25,13 @@ from ..critic.rollouts import Rollout
 from ..critic.training import train
 from ..engine.prepack import packed
 from ..errors import ParameterError, RunError
-from ..folders import digest_of, made_by, root
+from ..folders import digest_of, root
 from ..guard import Guard, decode
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Policy, Prompt
+from ..provenance import made_by
 from ..report.certify import smallest_n
 from ..report.critic_metrics import (
     COLUMNS,

@@ -1,0 +1,50 @@
+"""By what a run was made: the commit of the code, the processor, and the time.
+
+Nobody can check these afterwards, so that they stand in manifests and count for nothing.
+"""
+
+import platform
+import re
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+# changes of these mark a commit; what a walk writes, figures above all, is no change of the code
+CODE = ("igcore", "notebooks", "params", "Snakefile")
+
+
+def made_by() -> dict[str, str | None]:
+    """Return commit, processor and time, as a manifest has them."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return {"git_commit": commit(), "processor": processor(), "finished_at": now}
+
+
+def processor() -> str:
+    """Return the name of the CPU and, where torch is in use and has one, of the GPU."""
+    torch = sys.modules.get("torch")  # never imported for it: tables are written without
+    gpu = [torch.cuda.get_device_name()] if torch and torch.cuda.is_available() else []
+    return ", ".join([_cpu(), *gpu])
+
+
+def _cpu(described: Path = Path("/proc/cpuinfo")) -> str:
+    text = described.read_text(encoding="utf-8") if described.is_file() else ""
+    named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.M)
+    return named[1].strip() if named else platform.processor() or platform.machine()
+
+
+@cache  # asked once: what a process runs is what it began with
+def commit() -> str | None:
+    """Return the commit, with ``+`` when `CODE` has changes; None outside a repository."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "-uno", "--", *CODE)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{head}+" if changed else head
+
+
+def _git(*command: str) -> str:
+    git = ["git", "-C", str(Path(__file__).parents[1]), *command]
+    return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
