@@ -13,7 +13,7 @@ def _interval(centre: str, low: str, high: str) -> str:
 
 
 def rounded(value: object) -> str:
-    """Return a cell for people: floats with three decimals, tiny ones (p values) as powers of ten."""
+    """Return a cell for people: floats with three decimals, tiny ones as powers of ten."""
     if pd.isna(value):
         return MISSING
     if not isinstance(value, float):
@@ -25,7 +25,7 @@ def _percent(rate: float) -> str:
     return f"{100 * rate:.1f}"
 
 
-# --- the columns of the main table, each from a row of numbers -------------------------------------
+# --- the columns of the main table, each from a row of numbers ------------------------------------
 
 
 def _n_prompts(row) -> str:

@@ -11,8 +11,9 @@ BINS = 10
 def calibration_error(
     safe: Sequence[bool], probability: Sequence[float], bins: int = BINS
 ) -> float:
-    """Return the expected calibration error over bins of equal width: mean |share of safe - mean
-    probability|, weighted by size.
+    """Return the expected calibration error over bins of equal width.
+
+    It is the mean of |share of safe - mean probability| over the bins, weighted by their size.
     """
     table = reliability(safe, probability, bins)
     return float(
@@ -23,8 +24,9 @@ def calibration_error(
 def reliability(
     safe: Sequence[bool], probability: Sequence[float], bins: int = BINS
 ) -> pd.DataFrame:
-    """Return one row per bin that is not empty: mean ``probability``, share of ``safe``, and ``n``;
-    the data of a diagram.
+    """Return one row per bin that is not empty, the data of a reliability diagram.
+
+    Columns: the mean ``probability``, the share of ``safe``, and ``n``.
     """
     frame = pd.DataFrame(
         {"safe": np.asarray(safe, dtype=float), "probability": np.asarray(probability, dtype=float)}

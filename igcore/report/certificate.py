@@ -8,34 +8,32 @@ import pandas as pd
 from .tables import markdown
 
 ALWAYS = (  # what every certificate assumes
-    "The calibration prompts and the prompts served are exchangeable: drawn independently "
-    "from one distribution, each used once.",
-    "Serving uses the same reference policy, scorer, accounting and budget, the same N "
-    "samples, M rounds, K beams and block size, "
-    "and the same temperature.",
+    "The calibration prompts and the prompts served are exchangeable: drawn independently from one "
+    "distribution, each used once.",
+    "Serving uses the same reference policy, scorer, accounting and budget, the same N samples, "
+    "M rounds, K beams and block size, and the same temperature.",
     "No calibration prompt was used to train, stop or choose the critic, nor to choose the "
-    "settings of the search: the split is "
-    "disjoint from both.",
-    "Unsafe means what the cost model says at the end of the text; the cost model's own "
-    "errors are not covered.",
+    "settings of the search: the split is disjoint from both.",
+    "Unsafe means what the cost model says at the end of the text; the cost model's own errors are "
+    "not covered.",
 )
 METHODS = {  # method -> (its loss, what it assumes besides)
     "learn-then-test": (
         "1 when the text that the critic alone lets through is unsafe by its terminal cost, "
         "else 0; abstaining is 0.",
         "The final gate was off (behind it the loss would be 0 at every threshold and the "
-        "certificate vacuous), and the thresholds "
-        "and their order were fixed before any loss was seen.",
+        "certificate vacuous), and the thresholds and their order were fixed before any loss was "
+        "seen.",
     ),
     "simultaneous-conformal": (
-        "1 when any candidate that is unsafe by its terminal cost scores above the "
-        "threshold, else 0.",
-        "The candidates of a prompt do not depend on the threshold, as in best-of-N or in "
-        "the last block of a search.",
+        "1 when any candidate that is unsafe by its terminal cost scores above the threshold, "
+        "else 0.",
+        "The candidates of a prompt do not depend on the threshold, as in best-of-N or in the last "
+        "block of a search.",
     ),
     "conformal-risk-control": (
-        "A number in [0, 1] for each prompt that never falls as the threshold does; "
-        "abstaining is 0.",
+        "A number in [0, 1] for each prompt that never falls as the threshold does; abstaining is "
+        "0.",
         "The loss of every prompt is monotone in the threshold: checked on the calibration "
         "prompts, assumed of new ones.",
     ),
@@ -67,8 +65,9 @@ class Certificate:
     table: tuple[dict, ...]  # what was tested, a row each, in the order of the tests
 
     def asdict(self) -> dict:
-        """Return the fields as plain JSON values; an infinite threshold becomes the text "inf" or
-        "-inf", which float() reads.
+        """Return the fields as plain JSON values.
+
+        An infinite threshold becomes the text "inf" or "-inf", which float() reads.
         """
         table = [row | {"threshold": _json(row["threshold"])} for row in self.table]
         return vars(self) | {
@@ -78,9 +77,8 @@ class Certificate:
         }
 
     def __str__(self) -> str:
-        threshold = (
-            "none, always abstain" if self.threshold is None else self.threshold
-        )  # in full: rounding may accept more
+        # in full: a rounded threshold may accept more
+        threshold = "none, always abstain" if self.threshold is None else self.threshold
         levels = f"alpha {self.alpha:g}" + ("" if self.delta is None else f", delta {self.delta:g}")
         rows = [row | {"threshold": f"{row['threshold']:g}"} for row in self.table]
         return (

@@ -1,7 +1,5 @@
-"""Thresholds of a critic that come with a guarantee: what was tested on calibration prompts, what
-is promised, and on what terms.
+"""Thresholds of a critic that come with a guarantee, found on calibration prompts.
 
-Knows losses and critic scores per prompt; knows nothing of models, search or how a loss came about.
 A candidate is accepted when its critic score is *above* the threshold, so a higher threshold is the
 more conservative one. Loss: higher is worse, in [0, 1], and abstaining has loss 0. The unit is the
 prompt: a miss rate over candidates does not bound the rate over prompts, because a search picks the
@@ -22,15 +20,14 @@ from .certificate import Certificate, certificate
 
 
 def p_value(losses: int, n_prompts: int, alpha: float) -> float:
-    """Return P(Bin(n, alpha) <= losses): the chance of so few losses, were the risk as high as
-    alpha.
-    """
+    """Return P(Bin(n, alpha) <= losses): the chance of so few losses if the risk were alpha."""
     return float(bdtr(losses, n_prompts, alpha))
 
 
 def smallest_n(alpha: float, delta: float | None = None) -> int:
-    """Return the least number of calibration prompts with which any threshold can pass; it then
-    passes without a single loss.
+    """Return the least number of calibration prompts with which any threshold can pass.
+
+    With so many it passes without a single loss.
 
     For Learn-then-Test that is ceil(ln delta / ln(1 - alpha)): 45 at (.05, .1), 299 at (.01, .05),
     2,995 at (.001, .05). Without `delta`, for the two conformal methods, it is ceil(1 / alpha) - 1:
@@ -43,9 +40,8 @@ def smallest_n(alpha: float, delta: float | None = None) -> int:
     """
     alpha = _level("alpha", alpha)
     if delta is None:
-        return (
-            math.ceil(1 / Fraction(str(alpha))) - 1
-        )  # .29 is 29/100 here: no rank hangs on the last bit of a float
+        # .29 is 29/100 here: no rank hangs on the last bit of a float
+        return math.ceil(1 / Fraction(str(alpha))) - 1
     count = math.floor(math.log(_level("delta", delta)) / math.log1p(-alpha))
     return count if p_value(0, count, alpha) <= delta else count + 1
 
@@ -63,9 +59,8 @@ def _check_enough(n_prompts: int, alpha: float, delta: float | None = None) -> N
     if n_prompts < least:
         levels = f"alpha {alpha:g}" + ("" if delta is None else f" and delta {delta:g}")
         raise ParameterError(
-            f"{n_prompts} calibration prompts are too few: {levels} needs at least {least}, "
-            f"since fewer can "
-            "accept no threshold; add prompts or tolerate a larger alpha"
+            f"{n_prompts} calibration prompts are too few: {levels} needs at least {least}, since "
+            f"fewer can accept no threshold; add prompts or tolerate a larger alpha"
         )
 
 
@@ -78,8 +73,9 @@ def learn_then_test(
     alpha: float,
     delta: float,
 ) -> Certificate:
-    """Return the last threshold accepted by fixed-sequence testing: P(its risk > alpha) <= delta,
-    for any shape of risk curve.
+    """Return the last threshold that fixed-sequence testing accepts: P(its risk > alpha) <= delta.
+
+    The risk curve may have any shape.
 
     From the most conservative threshold on, "the risk is above alpha" is rejected while the
     binomial p value is at most delta. The first that is not rejected ends the sequence, which is
@@ -129,9 +125,9 @@ def learn_then_test(
             break
         deployed = threshold
     bound = (
-        f"With probability at least {1 - delta:g} over the draw of the calibration prompts, "
-        f"the expected loss of a new prompt is "
-        f"at most {alpha:g} at this threshold, with no cost model at hand."
+        f"With probability at least {1 - delta:g} over the draw of the calibration prompts, the "
+        f"expected loss of a new prompt is at most {alpha:g} at this threshold, with no cost model "
+        f"at hand."
     )
     return certificate("learn-then-test", deployed, alpha, delta, n, bound, table)
 
@@ -142,8 +138,7 @@ def learn_then_test(
 def simultaneous_conformal(
     scores: Sequence[Sequence[float]], unsafe: Sequence[Sequence[bool]], alpha: float
 ) -> Certificate:
-    """Return the threshold that no unsafe candidate of a new prompt exceeds, with probability at
-    least 1 - alpha.
+    """Return the threshold above which no unsafe candidate scores, with chance 1 - alpha.
 
     S_i is the largest critic score over the unsafe candidates of prompt i, -inf when it has none;
     the threshold is the ceil((n + 1)(1 - alpha))-th smallest. All candidates are bounded at once,
@@ -180,11 +175,10 @@ def simultaneous_conformal(
         "of_these_above": above,
     }
     bound = (
-        f"With probability at least {1 - alpha:g} no unsafe candidate of a new prompt scores "
-        f"above this threshold, whatever rule "
-        "chooses among those that do. The probability is over the calibration prompts and "
-        "the new one together: for one "
-        "calibration the risk may well be above alpha."
+        f"With probability at least {1 - alpha:g} no unsafe candidate of a new prompt scores above "
+        f"this threshold, whatever rule chooses among those that do. The probability is over the "
+        f"calibration prompts and the new one together: for one calibration the risk may well be "
+        f"above alpha."
     )
     return certificate("simultaneous-conformal", threshold, alpha, None, n, bound, [row])
 
@@ -209,8 +203,9 @@ def _worst(prompt: int, scores: Sequence[float], unsafe: Sequence[bool]) -> floa
 def conformal_risk_control(
     thresholds: Sequence[float], losses: np.ndarray, alpha: float
 ) -> Certificate:
-    """Return the least conservative threshold with (n R_n + 1) / (n + 1) <= alpha, for monotone
-    losses bounded by 1.
+    """Return the least conservative threshold with (n R_n + 1) / (n + 1) <= alpha.
+
+    Losses must be monotone and bounded by 1.
 
     Only the expectation over calibrations is bounded: the risk of a single one is often above
     alpha. Where that matters use `learn_then_test`.
@@ -241,10 +236,9 @@ def conformal_risk_control(
     if len(falls):
         i, j = falls[0]
         raise ParameterError(
-            f"the loss of prompt {i} falls from {losses[i, j]:g} to {losses[i, j + 1]:g} as "
-            f"the threshold falls to "
-            f"{thresholds[j + 1]:g}; give losses that never fall along a row, or use "
-            f"learn_then_test, which needs none of that"
+            f"the loss of prompt {i} falls from {losses[i, j]:g} to {losses[i, j + 1]:g} as the "
+            f"threshold falls to {thresholds[j + 1]:g}; give losses that never fall along a row, "
+            f"or use learn_then_test, which needs none of that"
         )
     totals = losses.sum(axis=0).tolist()
     table = [
@@ -254,9 +248,8 @@ def conformal_risk_control(
     table = [row | {"accepted": row["corrected_risk"] <= alpha} for row in table]
     deployed = min((row["threshold"] for row in table if row["accepted"]), default=None)
     bound = (
-        f"The expected loss of a new prompt is at most {alpha:g} on average over "
-        f"calibrations. Nothing is promised of a single "
-        "calibration: its risk may well be above alpha."
+        f"The expected loss of a new prompt is at most {alpha:g} on average over calibrations. "
+        f"Nothing is promised of a single calibration: its risk may well be above alpha."
     )
     return certificate("conformal-risk-control", deployed, alpha, None, n, bound, table)
 

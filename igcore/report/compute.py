@@ -1,7 +1,6 @@
 """What each method spends on a prompt, and methods side by side at equal seconds.
 
-Knows records, and tables with a row per method and setting; knows no model, and takes no time
-itself (`igcore.search` does).
+`igcore.search` takes the time.
 """
 
 import math
@@ -24,8 +23,9 @@ COLUMNS = [
 
 
 def compute_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return what each method spent at the number of samples it ran with: one row per policy and
-    method, columns `COLUMNS`.
+    """Return what each method spent at the number of samples that it ran with.
+
+    There is one row per policy and method, with the columns `COLUMNS`.
 
     Parameters
     ----------
@@ -38,10 +38,10 @@ def compute_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> 
     -------
     DataFrame
         ``n_samples`` is the setting, per block and round; the other columns are means over the
-        ``n_prompts`` prompts, of which `igcore.report.tables.work` says what they count. Times are in
-        seconds. ``forward_tokens_per_emitted`` divides all tokens that the policy has read, prompts
-        included, by all that it wrote of the emitted texts; NaN where it wrote none. Without a
-        record the table is empty.
+        ``n_prompts`` prompts, of which `igcore.report.tables.work` says what they count. Times are
+        in seconds. ``forward_tokens_per_emitted`` divides all tokens that the policy has read,
+        prompts included, by all that it wrote of the emitted texts; NaN where it wrote none.
+        Without a record the table is empty.
 
     Raises
     ------
@@ -52,11 +52,8 @@ def compute_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> 
     for policy, method, cell in tables.cells(records, order):
         emitted = cell["n_tokens"].sum()
         sizes = {"n_prompts": len(cell), "n_samples": cell["n_samples"].iloc[0]}
-        read = {
-            "forward_tokens_per_emitted": cell["forward_tokens"].sum() / emitted
-            if emitted
-            else math.nan
-        }
+        per_emitted = cell["forward_tokens"].sum() / emitted if emitted else math.nan
+        read = {"forward_tokens_per_emitted": per_emitted}
         rows.append({"policy": policy, "method": method} | sizes | tables.work(cell) | read)
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -69,15 +66,14 @@ def at_equal_seconds(
     within: Sequence[str] = ("policy",),
     by: Sequence[str] = ("method",),
 ) -> pd.DataFrame:
-    """Return for every method the row with the most samples that takes no more seconds than the
-    reference.
+    """Return for every method the row with the most samples that is no slower than the reference.
 
     Parameters
     ----------
     table : DataFrame
-        A row per setting, such as rows of `compute_table` or `igcore.report.tables.main_table` of several
-        runs, with the columns ``method``, ``n_samples``, ``seconds_per_prompt`` and those that
-        `within` and `by` name; any others are kept.
+        A row per setting, such as rows of `compute_table` or `igcore.report.tables.main_table` of
+        several runs, with the columns ``method``, ``n_samples``, ``seconds_per_prompt`` and those
+        that `within` and `by` name; any others are kept.
     reference_method : str
         The method whose seconds are the limit.
     n_samples : int, optional
@@ -154,8 +150,9 @@ def _check_distinct(rows: pd.DataFrame, where: str) -> None:
 
 
 def _largest(rows: pd.DataFrame, limit: float) -> int:
-    """Return the index of the row with the most samples within the limit, or with the fewest where
-    none is.
+    """Return the index of the row with the most samples within the limit.
+
+    Where no row is within it, that of the row with the fewest samples.
     """
     fitting = rows.loc[rows["seconds_per_prompt"] <= limit, "n_samples"]
     return fitting.idxmax() if len(fitting) else rows["n_samples"].idxmin()

@@ -1,5 +1,4 @@
-"""How well a critic tells safe from unsafe: tables by position. Knows rollouts and critics; trains
-and searches nothing.
+"""How well a critic tells safe from unsafe, by position.
 
 A search only ever chooses between continuations of one prompt, so what counts is the AUROC *within*
 a prompt; overall a critic may look good by knowing which prompts are hard.
@@ -28,9 +27,8 @@ from .calibration import bins_of, calibration_error
 POSITIONS = (8, 16, 24, 32)
 RESAMPLES = 2000
 COLUMNS = (
-    "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman "
-    "ece parameters train_s "
-    "within_low within_high n n_unsafe n_pairs accounting"
+    "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman ece "
+    "parameters train_s within_low within_high n n_unsafe n_pairs accounting"
 ).split()
 REFERENCES = ("prompt-cost", "partial-cost")  # cost of the prompt alone, and of the text so far
 RELIABILITY = "position probability safe low high n n_prompts".split()
@@ -63,8 +61,7 @@ def auroc(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> dict:
-    """Return the AUROC of a score that should be higher for safe rollouts, overall and within
-    prompts.
+    """Return the AUROC of a score that should be higher for safe rollouts.
 
     Returns
     -------
@@ -74,24 +71,21 @@ def auroc(
         resampling whole prompts, and counts. NaN where there is no pair.
     """
     safe, score = np.asarray(safe, dtype=bool), np.asarray(score, dtype=float)
-    score = rankdata(
-        np.where(np.isnan(score), -math.inf, score)
-    )  # a score that failed is the worst
+    score = rankdata(np.where(np.isnan(score), -math.inf, score))  # one that failed is the worst
     won, pairs = wins(safe, score, prompt)
     both = 0 < safe.sum() < len(safe)
     draws = _draws(len(won), seed)
     overall = [np.einsum("rp,pq,rq->r", draws, x, draws, optimize=True) for x in (won, pairs)]
     within = [draws @ np.diag(x) for x in (won, pairs)]
+    of_one, n_pairs = np.trace(won), np.trace(pairs)  # won and all pairs within a prompt
     return {
         "auroc": float(roc_auc_score(safe, score)) if both else math.nan,
         **dict(zip(("auroc_low", "auroc_high"), _interval(*overall, confidence), strict=True)),
-        "auroc_within_prompt": float(np.trace(won) / np.trace(pairs))
-        if np.trace(pairs)
-        else math.nan,
+        "auroc_within_prompt": float(of_one / n_pairs) if n_pairs else math.nan,
         **dict(zip(("within_low", "within_high"), _interval(*within, confidence), strict=True)),
         "n": len(safe),
         "n_unsafe": int((~safe).sum()),
-        "n_pairs": int(np.trace(pairs)),
+        "n_pairs": int(n_pairs),
     }
 
 
@@ -153,8 +147,9 @@ def _interval(won: np.ndarray, pairs: np.ndarray, confidence: float) -> tuple[fl
 
 
 def reliability_table(judged: pd.DataFrame, positions: Sequence[int] = POSITIONS) -> pd.DataFrame:
-    """Return `reliability` at each position with intervals, columns `RELIABILITY`: the data of a
-    diagram with whiskers.
+    """Return `igcore.report.calibration.reliability` at each position, with intervals.
+
+    The columns are `RELIABILITY`, the data of a diagram with whiskers.
 
     Rollouts of one prompt are alike. The Wilson intervals (95 %) take them for wholly alike, that
     is for as many independent ones as Kish's effective number of prompts (sum m)^2 / sum m^2, m
@@ -271,8 +266,9 @@ def reference_table(
     accounting: str = "terminal",
     positions: Sequence[int] = POSITIONS,
 ) -> pd.DataFrame:
-    """Return the rows of two judges that need no training: the cost of the prompt alone, and the
-    cost of the text so far.
+    """Return the rows of `REFERENCES`: two scores that need no training.
+
+    They are the cost of the prompt alone, and the cost of the text so far.
     """
     safe = [targets(r, budget, accounting).safe for r in rollouts]
     rows = []
@@ -302,7 +298,5 @@ def reference_table(
 
 def _spearman(a: pd.Series, b: pd.Series) -> float:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConstantInputWarning
-        )  # a constant has no rank correlation: NaN
+        warnings.simplefilter("ignore", ConstantInputWarning)  # a constant has none: NaN
         return float(spearmanr(a, b, nan_policy="omit").statistic)

@@ -1,9 +1,7 @@
-"""Does a critic raise the share of safe candidates when only finished answers have a cost? Two arms
-of an experiment, paired.
+"""Does a critic raise the share of safe candidates when only finished answers have a cost?
 
-Knows records of several runs and bootstrap intervals; knows no model, text, search or file. An arm
-is a label that the caller adds to the lines of a run, such as ``critic``, ``shuffled`` or
-``best-of-n-augmented``.
+Two arms of an experiment are compared, paired. An arm is a label that the caller adds to the lines
+of a run, such as ``critic``, ``shuffled`` or ``best-of-n-augmented``.
 """
 
 import math
@@ -19,14 +17,15 @@ from .paired import reward
 
 ARMS = {"inferenceguard-critic": "critic"}  # method -> arm, where they differ
 COLUMNS = (
-    "n_samples arm reference measure n_pairs n_prompts mean_arm mean_reference difference low "
-    "high low_one_sided"
+    "n_samples arm reference measure n_pairs n_prompts mean_arm mean_reference difference low high "
+    "low_one_sided"
 ).split()
 
 
 def arms(records: pd.DataFrame) -> pd.DataFrame:
-    """Return lines of `igcore.report.load.load_runs` with a column ``arm``: the control of the critic, or
-    else the method.
+    """Return lines with a column ``arm``: the control of the critic, or else the method.
+
+    The lines are those of `igcore.report.load.load_runs`.
     """
     arm = records["method"].replace(ARMS)
     return records.assign(
@@ -60,8 +59,9 @@ def experiment(records: pd.DataFrame, hardest: Collection[str]) -> pd.DataFrame:
 
 
 def safe_final_share(record: Mapping) -> float:
-    """Return the share of the candidates finished during a search that were inside the budget; NaN
-    when none finished.
+    """Return the share of the candidates finished in a search that were within budget.
+
+    NaN when none finished.
 
     Raises
     ------
@@ -103,9 +103,16 @@ MEASURES = {  # name -> one number for each line; NaN: the line has none
 
 
 def compare(
-    records: pd.DataFrame, arm: str, reference: str, *, what: str, n_samples: int,
-    confidence: float = 0.95, resamples: int = 10_000, seed: int = 0,
-) -> dict:  # fmt: skip
+    records: pd.DataFrame,
+    arm: str,
+    reference: str,
+    *,
+    what: str,
+    n_samples: int,
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> dict:
     """Compare two arms on one measure, paired by prompt and seed.
 
     The seeds of a prompt are averaged first. Every prompt then counts the same, in the means as in
@@ -208,8 +215,9 @@ def _check_same_pairs(ours: pd.DataFrame, theirs: pd.DataFrame) -> None:
 def _bounds(
     gains: np.ndarray, quantiles: Sequence[float], resamples: int, seed: int
 ) -> list[float]:
-    """Return quantiles of the mean gain over resampled prompts; a single prompt says nothing about
-    others.
+    """Return quantiles of the mean gain over resampled prompts.
+
+    A single prompt says nothing about others.
     """
     if len(gains) < 2:
         return [math.nan] * len(quantiles)
@@ -231,8 +239,9 @@ def comparison_table(
     measures: Sequence[str] = tuple(MEASURES),
     **how,
 ) -> pd.DataFrame:
-    """Return `compare` for pairs of (arm, reference), for every n_samples that both have, and every
-    measure; columns `COLUMNS`.
+    """Return `compare` for pairs of (arm, reference): every shared n_samples, and every measure.
+
+    The columns are `COLUMNS`.
 
     `how` is ``confidence``, ``resamples`` and ``seed`` of `compare`, whose errors are raised. Arms
     must share an n_samples.
@@ -256,8 +265,9 @@ def comparison_table(
 
 
 def tried(records: pd.DataFrame) -> pd.DataFrame:
-    """Return what each setting of a search gave: means over its lines, one per prompt, of
-    `MEASURES`; NaN is left out.
+    """Return what each setting of a search gave: means of `MEASURES` over its lines.
+
+    NaN is left out.
 
     Parameters
     ----------

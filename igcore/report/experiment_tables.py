@@ -21,10 +21,8 @@ Tables = dict[str, pd.DataFrame]  # suffix of the file -> table; "" is the exper
 LAMBDAS = (0.0, 1.0, 2.5, 5.0, 10.0)
 SIZES = (4, 8, 16, 32)  # of Best-of-N, replayed
 OURS = "inferenceguard"
-BOUNDED = (
-    "best-of-n-augmented",
-    OURS,
-)  # methods that find nothing safe only if all their samples fail
+# methods that find nothing safe only if all their samples fail
+BOUNDED = ("best-of-n-augmented", OURS)
 SAMPLES = 8  # a block in the factorial: N = 4, and as many in a retry
 SWEPT = ("n_samples", "block_size", "keep", "lagrange_multiplier", "group_size")
 RIVALS = (
@@ -37,7 +35,7 @@ RIVALS = (
 
 
 def ablation_table(records: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame:
-    """Return `igcore.report.tables.main_table` of every point of a grid: one row per method and point.
+    """Return `tables.main_table` of every point of a grid: one row per method and point.
 
     Parameters
     ----------
@@ -70,11 +68,8 @@ def ablation_table(records: pd.DataFrame, varied: Sequence[str]) -> pd.DataFrame
         )
     rows = []
     for key, lines in records.groupby(list(varied), sort=True):
-        more = {
-            name: value
-            for name, value in zip(varied, key, strict=True)
-            if name not in tables.COLUMNS
-        }
+        point = dict(zip(varied, key, strict=True))
+        more = {name: value for name, value in point.items() if name not in tables.COLUMNS}
         rows += [row | more for row in tables.main_table(lines).to_dict("records")]
     table = pd.DataFrame(rows).astype(dict.fromkeys(tables.WHOLE, "Int64"))
     table["peak_safety_rate"] = table["peak_safety_rate"].where(table["peak_cost_mean"].notna())
@@ -91,8 +86,9 @@ def _of(lines: pd.DataFrame, *methods: str) -> pd.DataFrame:
 
 
 def _standard(lines: pd.DataFrame, varied: Sequence[str], *references: Reference) -> Tables:
-    """Return the table over all `varied` settings, and the tests with the seeds of a prompt
-    averaged.
+    """Return the table over all `varied` settings, and the tests.
+
+    The tests average the seeds of a prompt.
     """
     apart = [name for name in varied if name != "seed"]
     return {
@@ -102,7 +98,10 @@ def _standard(lines: pd.DataFrame, varied: Sequence[str], *references: Reference
 
 
 def lambda_tables(lines: pd.DataFrame) -> Tables:
-    """lambda x N: Best-of-N replayed from one run, the others decoded; InferenceGuard beside them."""
+    """Return the tables of lambda x N, with InferenceGuard beside them.
+
+    Best-of-N is replayed from one run; the other methods were decoded.
+    """
     drawn, others = _of(lines, REPLAYED), lines[lines["method"] != REPLAYED]
     replayed = [
         replay_best_of_n(drawn, n, x)
@@ -118,7 +117,10 @@ def lambda_tables(lines: pd.DataFrame) -> Tables:
 
 
 def ndk_tables(lines: pd.DataFrame) -> Tables:
-    """(N, block, K) of InferenceGuard, each point against the one of the main table."""
+    """Return the tables of (N, block, K) of InferenceGuard.
+
+    Each point is compared with the one of the main table.
+    """
     return _standard(
         lines,
         ["n_samples", "block_size", "keep"],
@@ -127,7 +129,10 @@ def ndk_tables(lines: pd.DataFrame) -> Tables:
 
 
 def budget_tables(lines: pd.DataFrame) -> Tables:
-    """Budgets: InferenceGuard decoded under each, methods that never look at it judged anew."""
+    """Return the tables of the budgets.
+
+    InferenceGuard was decoded under each; methods that never look at it are judged anew.
+    """
     runs = lines["run"].str.startswith("decode-budget")
     guarded, others = lines[runs], _of(lines[~runs], *BUDGET_FREE)
     found = _below(replay_budgets(others, sorted(guarded["budget"].unique())), guarded)
@@ -135,7 +140,7 @@ def budget_tables(lines: pd.DataFrame) -> Tables:
 
 
 def retries_tables(lines: pd.DataFrame) -> Tables:
-    """Rounds and ways to retry, with the trace of every round."""
+    """Return the tables of rounds and ways to retry, with the trace of every round."""
     rows = retry_tests(lines) + compared(lines, ["diversity"], [Reference({"diversity": "none"})])
     return {
         "": ablation_table(lines, ["diversity", "seed"]),
@@ -145,8 +150,9 @@ def retries_tables(lines: pd.DataFrame) -> Tables:
 
 
 def factorial_tables(lines: pd.DataFrame) -> Tables:
-    """The 2^4 cells and their effects, and rivals that may draw as many samples as N samples with a
-    retry.
+    """Return the tables of the 2^4 cells, their effects, and the other methods.
+
+    The others may draw as many samples as N samples with a retry.
     """
     runs = lines["run"].str.startswith("decode-factorial")
     cells = expand(_of(lines[runs], OURS, "inferenceguard-mix"))
@@ -162,15 +168,15 @@ def factorial_tables(lines: pd.DataFrame) -> Tables:
 
 
 def seeds_tables(lines: pd.DataFrame) -> Tables:
-    """Seeds: a row each, their spread beside the interval over prompts, and tests over prompts with
-    seeds averaged.
+    """Return a row per seed, their spread beside the interval over prompts, and tests.
+
+    The tests average the seeds of a prompt.
     """
     return _standard(lines, ["seed"], Reference({"method": OURS})) | {"spread": seeds_spread(lines)}
 
 
 def seeds_spread(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return for each method the mean over seeds and prompts, how far seeds lie apart, and the
-    interval over prompts.
+    """Return for each method its mean, how far seeds lie apart, and the interval over prompts.
 
     ``_sd`` is the standard deviation over seeds of the mean over prompts; ``_low`` and ``_high``
     resample prompts, whose seeds are averaged first.
@@ -198,27 +204,28 @@ def seeds_spread(lines: pd.DataFrame) -> pd.DataFrame:
 
 
 def compute_tables(lines: pd.DataFrame) -> Tables:
-    """Equal samples, N = 8, and equal seconds: each method at the largest N that takes no longer
-    than InferenceGuard at 8.
+    """Return the tables of equal samples, N = 8, and of equal seconds.
+
+    At equal seconds each method has the largest N that takes no longer than InferenceGuard at 8.
     """
     lines = lines[lines["method"] != "base"]
     table = ablation_table(lines, ["n_samples"])
     chosen = compute.at_equal_seconds(table, OURS, 8)
-    points = pd.MultiIndex.from_frame(
-        chosen[["policy", "method", "n_samples"]].astype({"n_samples": int})
-    )
-    fitting = lines[pd.MultiIndex.from_frame(lines[["policy", "method", "n_samples"]]).isin(points)]
+    key = ["policy", "method", "n_samples"]
+    points = pd.MultiIndex.from_frame(chosen[key].astype({"n_samples": int}))
+    fitting = lines[pd.MultiIndex.from_frame(lines[key]).isin(points)]
     ours = {"method": OURS, "n_samples": 8}
-    rows = compared(lines, ["n_samples"], [Reference(ours, only={"n_samples": [8]})])
-    rows += compared(
-        fitting, ["n_samples"], [Reference(ours, only={"n_samples": set(lines["n_samples"]) - {8}})]
-    )
+    equal_samples = Reference(ours, only={"n_samples": [8]})
+    equal_seconds = Reference(ours, only={"n_samples": set(lines["n_samples"]) - {8}})
+    rows = compared(lines, ["n_samples"], [equal_samples])
+    rows += compared(fitting, ["n_samples"], [equal_seconds])
     return {"": table.assign(p=_masses(table, lines)), "seconds": chosen, "tests": corrected(rows)}
 
 
 def _masses(table: pd.DataFrame, lines: pd.DataFrame) -> list[float]:
-    """Return `block_mass` for the rows of methods in `BOUNDED`, from the traces with the most
-    samples; NaN for others.
+    """Return `block_mass` for the rows of methods in `BOUNDED`, NaN for others.
+
+    It is estimated from the traces with the most samples.
     """
     most = lines[lines["n_samples"] == lines.groupby("method")["n_samples"].transform("max")]
     return [
@@ -230,27 +237,28 @@ def _masses(table: pd.DataFrame, lines: pd.DataFrame) -> list[float]:
 
 
 def critic_search_tables(lines: pd.DataFrame) -> Tables:
-    """The critic where costs exist at the end only; its control was decoded for the hardest prompts
-    alone.
+    """Return the table of the critic where costs exist at the end only.
+
+    Its control was decoded for the hardest prompts alone.
     """
     found = critic_search.arms(lines)
-    return {
-        "": critic_search.experiment(found, set(found.loc[found["arm"] == "shuffled", "prompt_id"]))
-    }
+    hardest = set(found.loc[found["arm"] == "shuffled", "prompt_id"])
+    return {"": critic_search.experiment(found, hardest)}
 
 
 def tune_tables(lines: pd.DataFrame) -> Tables:
-    """Settings of the search with a critic, on prompts of the split that is there for choosing."""
+    """Return the table of settings of the search with a critic.
+
+    Their prompts are of the split that is there for choosing.
+    """
     return {"": critic_search.tried(lines)}
 
 
 def over_refusal_tables(lines: pd.DataFrame) -> Tables:
-    """Abstentions on harmless prompts, and what answers to them are worth."""
+    """Return the table of abstentions on harmless prompts, and what answers to them are worth."""
     return {"": overrefusal.over_refusal(lines)}
 
 
 def sweep_tables(lines: pd.DataFrame) -> Tables:
-    """The paper's sweeps as they were decoded: a row for every point of every grid, compared with
-    none.
-    """
+    """Return a row for every point of the paper's sweeps, as they were decoded; no tests."""
     return {"": ablation_table(tables.by_prompt_set(lines), SWEPT)}

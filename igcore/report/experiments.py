@@ -90,8 +90,8 @@ def section(name: str, records: pd.DataFrame, figures: Path, profile: str) -> Se
     name : str
         A key of `EXPERIMENTS`.
     records : DataFrame
-        Lines of the finished runs of a profile, as `igcore.report.load.load_finished` returns them; there
-        may be none.
+        Lines of the finished runs of a profile, as `igcore.report.load.load_finished` returns them;
+        there may be none.
     figures : Path
         Folder of pictures, with a subfolder ``tables``.
     profile : str
@@ -108,18 +108,17 @@ def section(name: str, records: pd.DataFrame, figures: Path, profile: str) -> Se
     found, why = {}, ""
     try:
         found = experiment.tables(lines) if len(_matching(records, experiment.runs)) else {}
-    except (
-        RunError,
-        ParameterError,
-    ) as error:  # such as a reference that has not finished: other experiments do not need it
+    except (RunError, ParameterError) as error:
+        # such as a reference that has not finished, which other experiments do not need
         why = str(error)
     sources = of_runs(profile, lines["run"]) if found else {}
     return Section(name, figures, found, experiment.varied, why, sources).write()
 
 
 def sizes(records: pd.DataFrame) -> pd.DataFrame:
-    """Return for every experiment the number of its own runs among `records`, and the fewest and
-    most prompts of one of them.
+    """Return for every experiment how many of its own runs and prompts are among `records`.
+
+    The prompts are the fewest and the most of one run.
     """
     rows = []
     for name, experiment in EXPERIMENTS.items():

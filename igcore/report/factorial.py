@@ -1,8 +1,7 @@
-"""The 2^4 experiment: what the pathwise check, a retry, its penalty and a critic each change, and
-what they change together.
+"""The 2^4 experiment: what the pathwise check, a retry, its penalty and a critic each change.
 
-Knows finished records; knows no text, search or file. A cell is one choice of the four, decoded
-with the same prompts and seeds.
+It also tests what they change together. A cell is one choice of the four, decoded with the same
+prompts and seeds.
 """
 
 from itertools import combinations
@@ -23,8 +22,9 @@ CELL = [column for column, _, _ in FACTORS.values()]
 
 
 def expand(records: pd.DataFrame) -> pd.DataFrame:
-    """Return records with every line without retries twice: with the penalty, which changes nothing
-    there, and without.
+    """Return records with every line without retries twice: with the penalty, and without.
+
+    The penalty changes nothing there.
     """
     column, *values = FACTORS["penalty"]
     once = records["rounds"] == 1
@@ -78,14 +78,11 @@ def _cells(lines: pd.DataFrame, measure: str) -> tuple[np.ndarray, pd.MultiIndex
     """Return a measure of every cell, (pairs, 2, 2, 2, 2), and the prompt and seed of each pair."""
     levels = [[without, with_] for _, without, with_ in FACTORS.values()]
     columns = pd.MultiIndex.from_product(levels, names=CELL)
-    keyed = lines.assign(value=MEASURES[measure](lines)).set_index(["prompt_id", "seed", *CELL])[
-        "value"
-    ]
-    if keyed.index.duplicated().any():
-        raise RunError(
-            f"a line of the factorial is there twice: "
-            f"{keyed.index[keyed.index.duplicated()][0]}; give every run once"
-        )
+    keyed = lines.assign(value=MEASURES[measure](lines))
+    keyed = keyed.set_index(["prompt_id", "seed", *CELL])["value"]
+    twice = keyed.index[keyed.index.duplicated()]
+    if len(twice):
+        raise RunError(f"a line of the factorial is there twice: {twice[0]}; give every run once")
     index = keyed.index.droplevel(CELL).unique().sort_values()
     wanted = pd.MultiIndex.from_tuples(
         [(*pair, *cell) for pair in index for cell in columns], names=keyed.index.names
@@ -99,11 +96,11 @@ def _cells(lines: pd.DataFrame, measure: str) -> tuple[np.ndarray, pd.MultiIndex
 
 
 def _contrast(values: np.ndarray, chosen: tuple[int, ...]) -> np.ndarray:
-    """Return for each pair (n,) the effect of one factor, or the interaction of two; NaN where no
-    difference of it is known.
+    """Return for each pair (n,) the effect of one factor, or the interaction of two.
+
+    NaN where no difference of it is known.
     """
     for place, axis in enumerate(chosen):
-        values = np.diff(values, axis=axis + 1) / (
-            2 if place else 1
-        )  # (n, ...), length 1 along the axis
+        values = np.diff(values, axis=axis + 1)  # (n, ...), length 1 along the axis
+        values = values / (2 if place else 1)
     return pd.DataFrame(values.reshape(len(values), -1)).mean(axis=1).to_numpy()

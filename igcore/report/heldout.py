@@ -1,7 +1,6 @@
-"""What a judge that took no part in the search says of finished answers, per method and by whether
-a block was tried again.
+"""What a judge that took no part in the search says of finished answers.
 
-Knows records and one scorer; shows no text, keeps no scores and knows no search or file.
+Per method, and by whether a block was tried again.
 """
 
 import math
@@ -15,8 +14,9 @@ from . import statistics as metrics
 
 TESTS = "n_pairs mcnemar_b mcnemar_c mcnemar_p".split()
 COLUMNS = [
-    *"policy method retried n_emitted n_unsafe share_unsafe unsafe_low unsafe_high mean_score".split(),
-    *"n_abstained n_abstained_unsafe".split(),
+    *("policy", "method", "retried"),
+    *("n_emitted", "n_unsafe", "share_unsafe", "unsafe_low", "unsafe_high", "mean_score"),
+    *("n_abstained", "n_abstained_unsafe"),
     *TESTS,
     "mcnemar_p_holm",
 ]
@@ -77,11 +77,9 @@ def judge(
         for method, cell in cells.items():
             tested = method != reference and reference in cells
             test = _against(cell, cells[reference]) if tested else dict.fromkeys(TESTS, math.nan)
-            parts = {"all": cell} | (
-                {RETRIED[is_]: part for is_, part in cell.groupby("retried")}
-                if cell["retried"].any()
-                else {}
-            )
+            parts = {"all": cell}
+            if cell["retried"].any():
+                parts |= {RETRIED[is_]: part for is_, part in cell.groupby("retried")}
             for name, part in parts.items():
                 row = {"policy": policy, "method": method, "retried": name} | _verdict(part)
                 rows.append(row | (test if name == "all" else {}))
@@ -106,8 +104,9 @@ def _check_judge(records: pd.DataFrame, scorer: Scorer, threshold: float) -> Non
 
 
 def _judged(records: pd.DataFrame, scorer: Scorer, threshold: float) -> pd.DataFrame:
-    """Add what the judge says of each text, and whether a block was tried again; where there is no
-    text, nothing is unsafe.
+    """Add what the judge says of each text, and whether a block was tried again.
+
+    Where there is no text, nothing is unsafe.
     """
     spoken = records["response"].notna().to_numpy()
     texts = records[spoken]

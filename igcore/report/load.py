@@ -1,4 +1,4 @@
-"""Finished runs as tables: the lines of all folders of a profile, shards joined. Decodes nothing."""
+"""Finished runs as tables: the lines of all folders of a profile, shards joined."""
 
 import json
 import re
@@ -34,8 +34,7 @@ COLUMNS = (
 
 
 def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:
-    """Return the lines of all finished runs of a profile, shards joined, methods in the order of
-    `METHODS`.
+    """Return the lines of all finished runs of a profile, shards joined, in the order of methods.
 
     Those of a run and method are in the order of their prompts' ids, however they were decoded: a
     bootstrap depends on it.
@@ -63,21 +62,20 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
                 f"the run {folder} has not finished; run notebook 30_decode with its "
                 f"parameters again"
             )
-    known = {
+    params = {
         folder: json.loads((folder / "params.json").read_text(encoding="utf-8")) for folder in found
     }
-    _check_shards(known)
-    known = {
-        f: {"run": p.get("run", f.name), "critic_control": p.get("critic_control", "none")}
-        for f, p in known.items()
-    }
-    lines = [
-        line | about for folder, about in known.items() for line in read(folder / "responses.jsonl")
-    ]
+    _check_shards(params)
+    lines = []
+    for folder, given in params.items():
+        about = {
+            "run": given.get("run", folder.name),
+            "critic_control": given.get("critic_control", "none"),
+        }
+        lines += [line | about for line in read(folder / "responses.jsonl")]
     place = {method: i for i, method in enumerate(METHODS)}
-    order = {
-        run: i for i, run in enumerate(dict.fromkeys(about["run"] for about in known.values()))
-    }
+    runs = dict.fromkeys(given.get("run", folder.name) for folder, given in params.items())
+    order = {run: i for i, run in enumerate(runs)}
 
     def key(line: dict) -> tuple:
         return place.get(line["method"], len(place)), order[line["run"]], line["prompt_id"]
@@ -86,27 +84,25 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
 
 
 def _folders(base: Path, pattern: str) -> list[Path]:
-    """Return the folders of runs whose names match in alphabetical order; ``*`` leaves out
-    `EXAMPLES`.
+    """Return the folders of runs whose names match, in alphabetical order.
+
+    ``*`` leaves out `EXAMPLES`.
     """
     found = sorted(path.parent for path in base.glob(f"{pattern}/params.json"))
     return [folder for folder in found if pattern != "*" or not folder.name.startswith(EXAMPLES)]
 
 
 def load_finished(profile: str, pattern: str = "*") -> tuple[pd.DataFrame, list[str]]:
-    """Return `load_runs` of what has finished, and for everything else a sentence that says why it
-    is left out.
+    """Return `load_runs` of what has finished, and a sentence for everything that is left out.
 
-    Without a finished run the table is empty, with the columns of `igcore.COLUMNS`, ``run`` and
+    Without a finished run the table is empty, with the columns `COLUMNS`, ``run`` and
     ``critic_control``.
     """
-    parts = list(each_finished(profile, left_out := [], pattern))
-    lines = (
-        pd.concat(parts, ignore_index=True)
-        if parts
-        else pd.DataFrame(columns=[*COLUMNS, "run", "critic_control"])
-    )
-    return by_method(lines), left_out
+    left_out: list[str] = []
+    parts = list(each_finished(profile, left_out, pattern))
+    if not parts:
+        return pd.DataFrame(columns=[*COLUMNS, "run", "critic_control"]), left_out
+    return by_method(pd.concat(parts, ignore_index=True)), left_out
 
 
 def by_method(table: pd.DataFrame, methods: Iterable[str] = METHODS) -> pd.DataFrame:
@@ -120,13 +116,13 @@ def by_method(table: pd.DataFrame, methods: Iterable[str] = METHODS) -> pd.DataF
 
 
 def each_finished(profile: str, left_out: list[str], pattern: str = "*") -> Iterator[pd.DataFrame]:
-    """Yield the lines of each finished run, its shards joined; to `left_out` is added why another
-    is not there.
+    """Yield the lines of each finished run, its shards joined.
+
+    To `left_out` is added why another is not there.
     """
     names = [folder.name for folder in _folders(root() / "runs" / profile, pattern)]
-    for name in dict.fromkeys(
-        re.sub(r"\.\d+-of-\d+$", ".*-of-*", name) for name in names
-    ):  # shards as one run
+    shards_as_one = [re.sub(r"\.\d+-of-\d+$", ".*-of-*", name) for name in names]
+    for name in dict.fromkeys(shards_as_one):
         try:
             lines = load_runs(profile, pattern=name)
         except RunError as error:

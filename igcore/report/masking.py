@@ -1,7 +1,6 @@
 """Blocks in place of offensive words, so that notebooks and figures can show responses.
 
-Knows words and asks a cost about each one alone; knows nothing of phrases, spelling tricks or
-meaning.
+A cost reads each word alone: phrases, spelling tricks and meaning escape it.
 """
 
 import re
@@ -41,8 +40,9 @@ def mask(text: str, cost: Scorer, threshold: float = 0.2) -> str:
 def describe(
     label: str, prompt: str, response: str | None, numbers: dict[str, float | None], cost: Scorer
 ) -> str:
-    """Return an answer as two lines for a notebook: what it is called with its numbers, and its
-    masked text after the prompt.
+    """Return an answer as two lines for a notebook: a label with numbers, and the masked text.
+
+    The text of the answer follows that of its prompt.
 
     Parameters
     ----------

@@ -1,8 +1,6 @@
-"""Does a method refuse what nobody would object to? Abstentions on benign prompts, with intervals
-and rewards beside ``base``.
+"""Does a method refuse what nobody would object to?
 
-Knows finished records (one per prompt); knows no text, model, search or file. The prompts are those
-of the set ``benign``.
+Abstentions on the prompts of the set ``benign``, with intervals and rewards beside ``base``.
 """
 
 import math
@@ -15,16 +13,15 @@ from . import statistics as metrics
 REFERENCE = "base"
 REWARDS = "n_answered reward_difference reward_low reward_high reward_p".split()
 COLUMNS = [
-    *"policy method n_prompts abstained abstention_rate abstention_low abstention_high "
-    "abstained_base_safe".split(),
+    *("policy", "method", "n_prompts", "abstained"),
+    *("abstention_rate", "abstention_low", "abstention_high", "abstained_base_safe"),
     *REWARDS,
     "reward_p_holm",
 ]
 
 
 def over_refusal(records: pd.DataFrame) -> pd.DataFrame:
-    """Return how often each method abstained, and what its answers are worth beside those of
-    ``base``.
+    """Return how often each method abstained, and what its answers are worth beside ``base``.
 
     Parameters
     ----------
@@ -77,18 +74,17 @@ def _row(method: str, cell: pd.DataFrame, base: pd.DataFrame) -> dict[str, float
     n, refused = len(cell), cell["status"] == "abstained"
     low, high = metrics.clopper_pearson(int(refused.sum()), n)
     ours, theirs = metrics.on_shared_prompts(cell, base)
+    base_safe = (ours["status"] == "abstained") & (theirs["status"] == "verified_safe")
+    if method == REFERENCE:
+        rewards = dict.fromkeys(REWARDS, math.nan)
+    else:
+        rewards = metrics.reward_test(ours, theirs)
     return {
         "n_prompts": n,
         "abstained": int(refused.sum()),
         "abstention_rate": refused.mean(),
         "abstention_low": low,
         "abstention_high": high,
-        "abstained_base_safe": int(
-            ((ours["status"] == "abstained") & (theirs["status"] == "verified_safe")).sum()
-        ),
-        **(
-            metrics.reward_test(ours, theirs)
-            if method != REFERENCE
-            else dict.fromkeys(REWARDS, math.nan)
-        ),
+        "abstained_base_safe": int(base_safe.sum()),
+        **rewards,
     }

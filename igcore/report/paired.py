@@ -1,9 +1,7 @@
-"""Paired tests of one setting against another, corrected for their number, and the sentences they
-allow.
+"""Paired tests of one setting against another, corrected for their number.
 
-Knows finished records of several runs; knows no file, picture or search. Every prompt counts once:
-the seeds of a prompt are averaged first, because they are no new prompts. Reward: higher is better;
-cost: higher is worse.
+Every prompt counts once: the seeds of a prompt are averaged first, because they are no new prompts.
+Reward: higher is better; cost: higher is worse.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,8 +19,9 @@ MCNEMAR, SIGN_FLIP = "exact McNemar", "sign flip"
 
 
 def is_safe(lines: pd.DataFrame) -> pd.Series:
-    """Say of each line whether its text was verified against the budget, 0 or 1; an abstention was
-    not.
+    """Say of each line whether its text was verified against the budget, 0 or 1.
+
+    An abstention was not.
     """
     return (lines["status"] == "verified_safe").astype(float)
 
@@ -33,8 +32,9 @@ def has_abstained(lines: pd.DataFrame) -> pd.Series:
 
 
 def is_safe_along_the_way(lines: pd.DataFrame) -> pd.Series:
-    """Say of each line whether it is an answer that keeps the budget at every block end, 0 or 1; an
-    unknown cost keeps none.
+    """Say of each line whether it is an answer within budget at every block end, 0 or 1.
+
+    An unknown cost is not.
     """
     return (
         (lines["status"] != "abstained") & (lines["peak_cost"].astype(float) <= lines["budget"])
@@ -46,9 +46,8 @@ def reward(lines: pd.DataFrame) -> pd.Series:
     return lines["reward"].astype(float).where(metrics.answered(lines))
 
 
-MEASURES: dict[
-    str, Callable[[pd.DataFrame], pd.Series]
-] = {  # one number for each line; NaN: the line has none
+# one number for each line; NaN: the line has none
+MEASURES: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
     "safe": is_safe,
     "abstained": has_abstained,
     "safe along the way": is_safe_along_the_way,
@@ -74,8 +73,9 @@ class Reference:
     only: Mapping[str, Collection] = field(default_factory=dict)
 
     def of(self, point: Mapping[str, object]) -> dict | None:
-        """Return the point to compare a point with; None for itself and for points that are left
-        out.
+        """Return the point to compare a point with.
+
+        None for itself and for points that are left out.
         """
         other = dict(point) | dict(self.settings)
         wanted = all(point[name] in values for name, values in self.only.items())
@@ -124,8 +124,9 @@ def compared(
     references: Sequence[Reference],
     measures: Sequence[str] = ("safe", "reward"),
 ) -> list[dict]:
-    """Compare every point with its reference, paired by prompt and seed; a point is a method under
-    one value of each setting.
+    """Compare every point with its reference, paired by prompt and seed.
+
+    A point is a method under one value of each setting.
 
     Parameters
     ----------
@@ -154,25 +155,18 @@ def compared(
         found = points(lines, varied)
         for one, other in _pairs(found, varied, references):
             ours, theirs = metrics.on_shared_prompts(found[one], found[other])
-            about = {
-                "policy": policy,
-                "point": named(varied, one),
-                "reference": named(varied, other),
-            }
-            rows += [
-                about
-                | {"measure": measure}
-                | clustered(
-                    MEASURES[measure](ours) - MEASURES[measure](theirs), measure in VERDICTS
-                )
-                for measure in measures
-            ]
+            names = {"point": named(varied, one), "reference": named(varied, other)}
+            for measure in measures:
+                gains = MEASURES[measure](ours) - MEASURES[measure](theirs)
+                about = {"policy": policy, "measure": measure} | names
+                rows.append(about | clustered(gains, measure in VERDICTS))
     return rows
 
 
 def points(lines: pd.DataFrame, varied: Sequence[str]) -> dict[tuple, pd.DataFrame]:
-    """Return the lines of every point of one policy by (method, value, value, ...), indexed by
-    prompt and seed.
+    """Return the lines of every point of one policy by (method, value, value, ...).
+
+    They are indexed by prompt and seed.
     """
     found = {}
     for key, cell in lines.groupby(["method", *varied], sort=False):
@@ -199,20 +193,16 @@ def _pairs(
 def named(varied: Sequence[str], key: tuple) -> str:
     """Return a point in words: ``beam-lagrangian, lagrange multiplier 5, n samples 8``."""
     method, *values = key
-    return ", ".join(
-        [
-            method,
-            *(
-                f"{name.replace('_', ' ')} {value}"
-                for name, value in zip(varied, values, strict=True)
-            ),
-        ]
-    )
+    settings = [
+        f"{name.replace('_', ' ')} {value}" for name, value in zip(varied, values, strict=True)
+    ]
+    return ", ".join([method, *settings])
 
 
 def corrected(rows: Sequence[Mapping]) -> pd.DataFrame:
-    """Return rows of tests as a table, columns `COLUMNS`; Holm adjusts the p values of each measure
-    over its rows.
+    """Return rows of tests as a table, columns `COLUMNS`.
+
+    Holm adjusts the p values of each measure over its rows.
     """
     table = pd.DataFrame(rows, columns=[name for name in COLUMNS if name != "p_holm"])
     return table.assign(
@@ -221,8 +211,9 @@ def corrected(rows: Sequence[Mapping]) -> pd.DataFrame:
 
 
 def verdicts(tests: pd.DataFrame) -> list[str]:
-    """Return a sentence for every difference that may be claimed, then one that counts the others;
-    Holm-adjusted p <= .05.
+    """Return a sentence for every difference that may be claimed, then one that counts the others.
+
+    A claim needs a Holm-adjusted p <= .05.
     """
     claimed = tests["p_holm"] <= metrics.ALPHA
     sentences = [_sentence(row) for row in tests[claimed].itertuples(index=False)]

@@ -1,9 +1,8 @@
-"""What a retry is worth: p(safe) round by round, how far it strays from the policy, and how many
-rounds an answer takes.
+"""What a retry is worth, round by round.
 
-Knows the traces of finished records; knows no text, search or file. p(safe) is the share of a
-round's candidates that are inside the budget so far. All intervals are over prompts, whose blocks
-and seeds are no new prompts.
+It measures p(safe), how far a retry strays from the policy, and how many rounds an answer takes.
+p(safe) is the share of a round's candidates that are within budget so far. All intervals are over
+prompts, whose blocks and seeds are no new prompts.
 """
 
 import math
@@ -18,20 +17,19 @@ from . import statistics as metrics
 from .paired import clustered
 
 # share of a retry's samples that the bound may count, because their p(safe) is at least that of the
-# reference: `paper` may ban the
-# only safe block
+# reference: `paper` may ban the only safe block
 COUNTED = {"none": 1.0, "sequence": 1.0, "half": 0.5, "paper": 0.0}
 KEY = ["policy", "diversity"]
 COLUMNS = (
-    "policy diversity round n_prompts n_blocks p_safe p_safe_low p_safe_high kl kl_low "
-    "kl_high perplexity answered answered_low "
-    "answered_high bound"
+    "policy diversity round n_prompts n_blocks p_safe p_safe_low p_safe_high kl kl_low kl_high "
+    "perplexity answered answered_low answered_high bound"
 ).split()
 
 
 def by_round(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the traces: a row per policy, diversity, prompt, seed, block and round, with its share
-    of safe candidates.
+    """Return the traces: a row per policy, diversity, prompt, seed, block and round.
+
+    ``p_safe`` is the share of safe candidates of the row.
     """
     about = [*KEY, "prompt_id", "seed"]
     rows = [
@@ -44,24 +42,24 @@ def by_round(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def rounds_needed(records: pd.DataFrame) -> pd.Series:
-    """Return how many rounds a block may take for a line to be answered; infinite where even all
-    that it had gave no answer.
+    """Return how many rounds a block may take for a line to be answered.
+
+    Infinite where even all that it had gave no answer.
 
     A search with M rounds is this one up to the first block that finds nothing safe in M rounds, so
     the share of lines that need at most M is the rate of answers of a run with M rounds.
     """
     needed = [
-        math.inf
-        if line["status"] == "abstained"
-        else 1 + max(step["round"] for step in line["trace"])
-        for line in records.to_dict("records")
+        math.inf if status == "abstained" else 1 + max(step["round"] for step in trace)
+        for status, trace in zip(records["status"], records["trace"], strict=True)
     ]
     return pd.Series(needed, index=records.index, dtype=float)
 
 
 def answer_bound(records: pd.DataFrame, n_samples: int, rounds: float) -> float:
-    """Return the mean over prompts of 1 - sum_b (1 - p_b)^{N M} <= P(answer), for N M samples from
-    the reference.
+    """Return a lower bound on P(answer) with N M samples, the mean over prompts.
+
+    It is 1 - sum_b (1 - p_b)^{N M}, for samples from the reference policy.
 
     p_b is estimated for each prompt and block b by the share of safe candidates in the first rounds
     of `records`. Few samples make the bound lower on average, because (1 - p)^{N M} is convex. See
@@ -69,14 +67,11 @@ def answer_bound(records: pd.DataFrame, n_samples: int, rounds: float) -> float:
     """
     first = by_round(records).query("round == 0")
     masses = first.groupby(["prompt_id", "block"])["p_safe"].mean()
-    return 1 - float(
-        np.mean(
-            [
-                abstention_bound(p.tolist(), n_samples, rounds)
-                for _, p in masses.groupby(level="prompt_id")
-            ]
-        )
-    )
+    bounds = [
+        abstention_bound(p.tolist(), n_samples, rounds)
+        for _, p in masses.groupby(level="prompt_id")
+    ]
+    return 1 - float(np.mean(bounds))
 
 
 def block_mass(records: pd.DataFrame, n_samples: int, rounds: int) -> float:
@@ -85,8 +80,7 @@ def block_mass(records: pd.DataFrame, n_samples: int, rounds: int) -> float:
 
 
 def retry_table(records: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per policy, diversity and round: p(safe), KL, perplexity, and the share of
-    prompts answered by then.
+    """Return a row per policy, diversity and round: p(safe), KL, perplexity, and prompts answered.
 
     Parameters
     ----------
@@ -111,24 +105,20 @@ def retry_table(records: pd.DataFrame) -> pd.DataFrame:
             here = steps[steps["round"] == number - 1]
             answered = (needed <= number).astype(float).groupby(lines["prompt_id"]).mean()
             low, high = metrics.bootstrap_mean(answered)
-            bound = answer_bound(
-                lines, int(lines["n_samples"].iloc[0]), 1 + (number - 1) * COUNTED[diversity]
-            )
-            rows.append(
-                {"policy": policy, "diversity": diversity, "round": number, "n_blocks": len(here)}
-                | {
-                    "n_prompts": here["prompt_id"].nunique(),
-                    "perplexity": here["perplexity"].mean(),
-                }
-                | _mean_of_blocks(here, "p_safe")
-                | _mean_of_blocks(here, "kl")
-                | {
-                    "answered": answered.mean(),
-                    "answered_low": low,
-                    "answered_high": high,
-                    "bound": bound,
-                }
-            )
+            rounds = 1 + (number - 1) * COUNTED[diversity]
+            row = {
+                "policy": policy,
+                "diversity": diversity,
+                "round": number,
+                "n_prompts": here["prompt_id"].nunique(),
+                "n_blocks": len(here),
+                "perplexity": here["perplexity"].mean(),
+                "answered": answered.mean(),
+                "answered_low": low,
+                "answered_high": high,
+                "bound": answer_bound(lines, int(lines["n_samples"].iloc[0]), rounds),
+            }
+            rows.append(row | _mean_of_blocks(here, "p_safe") | _mean_of_blocks(here, "kl"))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -138,8 +128,9 @@ def _pooled_mean(sums: np.ndarray, counts: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _mean_of_blocks(steps: pd.DataFrame, name: str) -> dict[str, float]:
-    """Return a mean over blocks and its 95 % interval, for which whole prompts are drawn; NaN for
-    fewer than two prompts.
+    """Return a mean over blocks and its 95 % interval, which resamples whole prompts.
+
+    NaN for fewer than two prompts.
     """
     of_prompts = steps.groupby("prompt_id")[name].agg(["sum", "count"])
     low = high = math.nan
@@ -160,8 +151,9 @@ def _mean_of_blocks(steps: pd.DataFrame, name: str) -> dict[str, float]:
 def retry_tests(
     records: pd.DataFrame, reference: str = "none", names: Sequence[str] = ("p_safe", "kl")
 ) -> list[dict]:
-    """Compare the rounds after the first of every diversity with those of `reference`, paired by
-    prompt.
+    """Compare the rounds after the first of every diversity with those of `reference`.
+
+    The comparison is paired by prompt.
 
     Returns
     -------
@@ -178,11 +170,11 @@ def retry_tests(
         }
         for diversity in [d for d in means if d != reference and reference in means]:
             for name in names:
-                about = {"point": f"diversity {diversity}", "reference": f"diversity {reference}"}
-                gains = means[diversity][name] - means[reference][name]
-                rows.append(
-                    {"policy": policy, "measure": f"{name} after a retry"}
-                    | about
-                    | clustered(gains)
-                )
+                about = {
+                    "policy": policy,
+                    "measure": f"{name} after a retry",
+                    "point": f"diversity {diversity}",
+                    "reference": f"diversity {reference}",
+                }
+                rows.append(about | clustered(means[diversity][name] - means[reference][name]))
     return rows

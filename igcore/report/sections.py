@@ -1,7 +1,4 @@
-"""A section of notebook 45: the tables of one experiment, how people read them, and their files.
-
-Knows tables and folders; knows no run, and no picture but by the function that it is given.
-"""
+"""A section of notebook 45: the tables of one experiment, how people read them, and their files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +48,7 @@ class Section:
         return "_".join(["ablation", self.name, *([suffix] if suffix else [])])
 
     def write(self) -> "Section":
-        """Write all tables, see `igcore.report.tables.write`; none when the experiment was not run."""
+        """Write all tables, see `tables.write`; none when the experiment was not run."""
         for suffix, table in self.tables.items() if self.was_run else ():
             tables.write(
                 table, self.figures / "tables" / self.stem(suffix), self.sources, self.short(suffix)
@@ -59,8 +56,9 @@ class Section:
         return self
 
     def short(self, suffix: str = "") -> pd.DataFrame:
-        """Return a table as people read it: one with the columns of the main table as that is
-        shown, with the varied settings.
+        """Return a table as people read it.
+
+        One with the columns of the main table is shown as that is, with the varied settings.
         """
         table = self.tables[suffix]
         if not set(tables.COLUMNS) <= set(table):

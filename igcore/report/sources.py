@@ -1,8 +1,7 @@
-"""Where a table comes from: the runs that it was made of, and the commit and the processor that
-wrote it, as a file beside it.
+"""Where a table comes from, as a file beside it.
 
-Knows manifests; knows no table. A run whose manifest does not say something, such as an old one,
-has null there.
+It names the runs that the table was made of, and the commit and the processor that wrote it. A run
+whose manifest does not say something, such as an old one, has null there.
 """
 
 import json
@@ -57,8 +56,9 @@ def _said(folder: Path) -> dict[str, str | None]:
 
 
 def sidecar(sources: Mapping[str, dict]) -> str:
-    """Return the text of the file beside a table: its ``runs``, see `of_runs`, and by what it was
-    ``written_by``.
+    """Return the text of the file beside a table: its runs, and what wrote it.
+
+    ``runs`` is as in `of_runs`, ``written_by`` has the commit and the processor.
 
     It holds no time: the same runs on the same machine give the same bytes.
     """

@@ -1,5 +1,4 @@
-"""Rates with intervals and paired tests. Knows finished records (one per prompt); knows no text,
-model, search or file.
+"""Rates with intervals, and paired tests of finished records, one per prompt.
 
 Safety is the share of prompts whose text was verified against the budget. Cost: higher is worse;
 reward: higher is better.
@@ -22,9 +21,9 @@ RESAMPLES = 9999
 BATCH = 500  # resamples held in memory at once
 ALPHA = 0.05  # a difference is claimed when its Holm-adjusted p value is at most this
 COMPARISON_COLUMNS = (
-    "policy method baseline n_pairs safety_difference safety_low safety_high mcnemar_b "
-    "mcnemar_c mcnemar_p n_answered "
-    "reward_difference reward_low reward_high reward_p mcnemar_p_holm reward_p_holm"
+    "policy method baseline n_pairs safety_difference safety_low safety_high mcnemar_b mcnemar_c "
+    "mcnemar_p n_answered reward_difference reward_low reward_high reward_p mcnemar_p_holm "
+    "reward_p_holm"
 ).split()
 
 
@@ -57,24 +56,27 @@ def safety_lower(safe: int, n: int, confidence: float = 0.95) -> float:
 
 
 def clopper_pearson(safe: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the two-sided Clopper-Pearson interval of a rate; arguments and errors as in
-    `safety_lower`.
+    """Return the two-sided Clopper-Pearson interval of a rate.
+
+    Arguments and errors are as in `safety_lower`.
     """
     interval = _binomial(safe, n, confidence).proportion_ci(confidence, method="exact")
     return float(interval.low), float(interval.high)
 
 
 def wilson(safe: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the Wilson score interval of a rate, for display; arguments and errors as in
-    `safety_lower`.
+    """Return the Wilson score interval of a rate, for display.
+
+    Arguments and errors are as in `safety_lower`.
     """
     interval = _binomial(safe, n, confidence).proportion_ci(confidence, method="wilson")
     return float(interval.low), float(interval.high)
 
 
 def violation_upper(n: int, confidence: float = 0.95) -> float:
-    """Return the upper bound of the violation rate after no violation in `n` prompts: 1 - (1 -
-    confidence)^(1/n).
+    """Return the upper bound of the violation rate after no violation in `n` prompts.
+
+    It is 1 - (1 - confidence)^(1/n).
     """
     _binomial(n, n, confidence)
     return 1 - (1 - confidence) ** (1 / n)
@@ -102,8 +104,9 @@ def _check_confidence(confidence: float) -> None:
 def bootstrap_mean(
     values: Sequence[float], seed: int = 0, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of a mean over prompts; BCa has none for nearly
-    constant values.
+    """Return the percentile bootstrap interval of a mean over prompts.
+
+    BCa has none for nearly constant values.
 
     Parameters
     ----------
@@ -134,15 +137,21 @@ def bootstrap_mean(
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
     interval = stats.bootstrap(
-        (values,), np.mean, n_resamples=RESAMPLES, batch=BATCH, confidence_level=confidence,
-        method="percentile", rng=np.random.default_rng(seed),
-    ).confidence_interval  # fmt: skip
+        (values,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        batch=BATCH,
+        confidence_level=confidence,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
     return float(interval.low), float(interval.high)
 
 
 def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
-    """Return the two-sided p value of the paired permutation test that flips signs; exact up to 13
-    pairs.
+    """Return the two-sided p value of the paired permutation test that flips signs.
+
+    It is exact up to 13 pairs.
 
     Parameters
     ----------
@@ -153,10 +162,14 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
     if differences.size < 2:
         return 1.0 if differences.size else math.nan
     test = stats.permutation_test(
-        (differences,), np.mean, permutation_type="samples", vectorized=True, n_resamples=RESAMPLES,
+        (differences,),
+        np.mean,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=RESAMPLES,
         batch=BATCH,
         rng=np.random.default_rng(seed),
-    )  # fmt: skip
+    )
     return float(test.pvalue)
 
 
@@ -164,8 +177,9 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
 
 
 def check_records(records: pd.DataFrame, may_be_empty: bool = False) -> None:
-    """Raise ``RunError`` when there are no records, a status is unknown, or a prompt occurs twice
-    in one policy and method.
+    """Raise ``RunError`` unless records can be counted: some are there, each once, of known status.
+
+    A prompt must not occur twice in one policy and method.
     """
     if not len(records) and not may_be_empty:
         raise RunError("there are no records; run notebook 30_decode first")
@@ -186,8 +200,9 @@ def check_records(records: pd.DataFrame, may_be_empty: bool = False) -> None:
 
 
 def check_constant(records: pd.DataFrame, columns: Iterable[str], where: str) -> None:
-    """Raise ``ParameterError`` naming the first of `columns` that holds more than one value, and
-    the values.
+    """Raise ``ParameterError`` for the first of `columns` with more than one value.
+
+    The error names the values.
     """
     for column in columns:
         values = records[column].drop_duplicates()
@@ -199,9 +214,7 @@ def check_constant(records: pd.DataFrame, columns: Iterable[str], where: str) ->
 
 
 def answered(records: pd.DataFrame) -> pd.Series:
-    """Say of each record whether it answers the prompt: the method did not abstain, and the text
-    has a reward.
-    """
+    """Say of each record whether it answers: no abstention, and its text has a reward."""
     return (records["status"] != "abstained") & records["reward"].notna()
 
 
@@ -209,8 +222,9 @@ def answered(records: pd.DataFrame) -> pd.Series:
 
 
 def compare(records: pd.DataFrame, method: str) -> pd.DataFrame:
-    """Compare one method with every other, paired by prompt, for each policy (theory: exact
-    McNemar, bootstrap, Holm).
+    """Compare one method with every other, paired by prompt, for each policy.
+
+    The tests are exact McNemar, bootstrap and sign flips, adjusted by Holm.
 
     Parameters
     ----------
@@ -242,9 +256,8 @@ def compare(records: pd.DataFrame, method: str) -> pd.DataFrame:
         raise unknown_name("method", method, known)
     rows = []
     for policy, lines in records.groupby("policy", sort=False):
-        check_constant(
-            lines, ("budget",), f"policy {policy}"
-        )  # the accounting steers a search; safe is what is said at the end
+        # not the accounting, which steers a search: safe is what is said at the end
+        check_constant(lines, ("budget",), f"policy {policy}")
         cells = {
             name: cell.set_index("prompt_id") for name, cell in lines.groupby("method", sort=False)
         }
@@ -277,16 +290,18 @@ def _paired(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, float]:
 def on_shared_prompts(
     ours: pd.DataFrame, theirs: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return two cells, indexed by prompt_id, on the prompts that both have; sorted, so that the
-    order of lines changes nothing.
+    """Return two cells, indexed by prompt_id, on the prompts that both have.
+
+    They are sorted, so that the order of lines changes nothing.
     """
     shared = ours.index.intersection(theirs.index).sort_values()
     return ours.loc[shared], theirs.loc[shared]
 
 
 def mcnemar_test(ours: pd.Series, theirs: pd.Series) -> dict[str, float]:
-    """Return the exact two-sided McNemar test of two verdicts, Series of bool (n,) with the same
-    index of prompts.
+    """Return the exact two-sided McNemar test of two verdicts.
+
+    They are Series of bool (n,) with the same index of prompts.
 
     ``mcnemar_b`` counts the prompts that are safe only in `ours`, ``mcnemar_c`` only in `theirs`; p
     is NaN without a prompt.
@@ -297,8 +312,9 @@ def mcnemar_test(ours: pd.Series, theirs: pd.Series) -> dict[str, float]:
 
 
 def reward_test(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, float]:
-    """Return interval and test of the rewards of `ours` minus `theirs` where both answered; their
-    index of prompts is the same.
+    """Return interval and test of the rewards of `ours` minus `theirs` where both answered.
+
+    Their index of prompts is the same.
     """
     both = answered(ours) & answered(theirs)
     gains = (ours["reward"].astype(float) - theirs["reward"].astype(float))[both].to_numpy()
@@ -313,8 +329,9 @@ def reward_test(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, float]:
 
 
 def holm(p: pd.Series) -> pd.Series:
-    """Return p values adjusted by Holm's method for their number; NaN, where nothing was tested,
-    stays and is not counted.
+    """Return p values adjusted by Holm's method for their number.
+
+    NaN, where nothing was tested, stays and is not counted.
     """
     tested = p.dropna().astype(float)
     adjusted = multipletests(tested, method="holm")[1] if len(tested) else []
@@ -322,8 +339,9 @@ def holm(p: pd.Series) -> pd.Series:
 
 
 def verdicts(comparison: pd.DataFrame) -> list[str]:
-    """Return one sentence per row of `compare`, or one for none; a difference needs its
-    Holm-adjusted p <= .05 to be claimed.
+    """Return one sentence per row of `compare`, or one for none.
+
+    A difference needs a Holm-adjusted p <= .05 to be claimed.
     """
     said = [
         f"{row.policy}: {_safety_verdict(row)}; {_reward_verdict(row)}."

@@ -1,8 +1,6 @@
-"""The tables of a run: records in, one row per policy and method out, as CSV, Markdown and LaTeX,
-and where they come from.
+"""The tables of a run, one row per policy and method, as CSV, Markdown and LaTeX.
 
-Knows records, rounding and table markup; knows no model, and computes no interval itself
-(`igcore.report.statistics` does).
+`igcore.report.statistics` computes the intervals.
 """
 
 import math
@@ -33,21 +31,23 @@ PER_PROMPT = {  # column -> field of a record, of which it is the mean over prom
     "critic_seconds_per_prompt": "critic_s",
 }
 COLUMNS = [
-    *"policy method n_prompts safe abstained unsafe safety_rate safety_lower95 safety_wilson_low".split(),
-    *"safety_wilson_high reward_mean reward_std reward_low reward_high cost_mean peak_cost_mean".split(),
+    *("policy", "method", "n_prompts", "safe", "abstained", "unsafe"),
+    *("safety_rate", "safety_lower95", "safety_wilson_low", "safety_wilson_high"),
+    *("reward_mean", "reward_std", "reward_low", "reward_high", "cost_mean", "peak_cost_mean"),
     "seconds_per_prompt",
     *PER_PROMPT,
     *SETTINGS,
-    *"peak_safety_rate safety_rate_fail_open reward_answered n_answered_by_all".split(),
+    *("peak_safety_rate", "safety_rate_fail_open", "reward_answered", "n_answered_by_all"),
 ]
-WHOLE = (
-    "n_samples keep block_size rounds seed".split()
-)  # settings that stay integers where a method lacks them
+# settings that stay integers where a method lacks them
+WHOLE = ["n_samples", "keep", "block_size", "rounds", "seed"]
 
 
 def by_prompt_set(records: pd.DataFrame) -> pd.DataFrame:
-    """Return records in which a policy that answered several prompt sets has a name for each:
-    ``vicuna-7b on hex-phi``.
+    """Return records with a policy's name for each prompt set that it answered.
+
+    A policy that answered several is called ``vicuna-7b on hex-phi``, one that did not keeps its
+    name.
     """
     several = records.groupby("policy")["prompts"].transform("nunique") > 1
     return records.assign(
@@ -88,9 +88,8 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
     rows = []
     for policy, method, cell in found:
         rivals = [lines for name, _, lines in found if name == policy]
-        rows.append(
-            {"policy": policy, "method": method} | _row(cell, _answered_by_all(cell, rivals))
-        )
+        shared = _answered_by_all(cell, rivals)
+        rows.append({"policy": policy, "method": method} | _row(cell, shared))
     rows = rows or [{"policy": MISSING, "method": method, "n_prompts": 0} for method in order or ()]
     return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(WHOLE, "Int64"))
 
@@ -98,8 +97,9 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
 def cells(
     records: pd.DataFrame, order: Sequence[str] | None = None
 ) -> list[tuple[str, str, pd.DataFrame]]:
-    """Return policy, method and lines (by prompt) of each row of a table, none without a record;
-    arguments as in `main_table`.
+    """Return policy, method and lines (by prompt) of each row of a table.
+
+    Arguments are as in `main_table`; without a record there is no row.
 
     Raises
     ------
@@ -131,8 +131,9 @@ def cells(
 
 
 def work(cell: pd.DataFrame) -> dict[str, float]:
-    """Return what a method spent in means per prompt: ``seconds_per_prompt`` in all, and the
-    columns `PER_PROMPT`.
+    """Return what a method spent, in means per prompt.
+
+    ``seconds_per_prompt`` in all, and the columns `PER_PROMPT`.
 
     Counts end where a search fails; seconds go on until its group is answered. They also hold what
     the counts leave out: the check that marks an answer of a method without a gate, and the search
@@ -143,8 +144,9 @@ def work(cell: pd.DataFrame) -> dict[str, float]:
 
 
 def _answered_by_all(cell: pd.DataFrame, rivals: Sequence[pd.DataFrame]) -> set[str]:
-    """Return the prompts on which the reward of a method may be read beside its rivals'; none where
-    it has fewer prompts.
+    """Return the prompts on which the reward of a method may be read beside its rivals'.
+
+    None where it has fewer prompts.
     """
     n = max(map(len, rivals))
     answered = [
@@ -154,14 +156,16 @@ def _answered_by_all(cell: pd.DataFrame, rivals: Sequence[pd.DataFrame]) -> set[
 
 
 def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
-    """Return the numbers of one policy and method; `shared` holds the prompts of
-    `_answered_by_all`.
+    """Return the numbers of one policy and method.
+
+    `shared` holds the prompts of `_answered_by_all`.
     """
     n, status = len(cell), cell["status"]
     reward, cost, peak, fail_open = (
         cell[name].astype(float) for name in ("reward", "cost", "peak_cost", "fail_open_cost")
     )
-    unknown = (status == "abstained") & fail_open.isna()
+    # an abstention after which nobody searched on leaves the rate unknown
+    unknown = ((status == "abstained") & fail_open.isna()).any()
     safe, abstained, unsafe = (int((status == name).sum()) for name in metrics.STATUSES)
     wilson_low, wilson_high = metrics.wilson(safe, n)
     reward_low, reward_high = metrics.bootstrap_mean(reward)
@@ -183,18 +187,14 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
         **work(cell),
         **{name: cell[name].iloc[0] for name in SETTINGS},
         "peak_safety_rate": ((status != "abstained") & (peak <= cell["budget"])).mean(),
-        # an abstention after which nobody searched on leaves the rate unknown
-        "safety_rate_fail_open": (fail_open <= cell["budget"]).mean()
-        if not unknown.any()
-        else math.nan,
+        "safety_rate_fail_open": math.nan if unknown else (fail_open <= cell["budget"]).mean(),
         "reward_answered": reward[cell["prompt_id"].isin(shared)].mean(),
         "n_answered_by_all": len(shared),
     }
 
 
 def summary(records: pd.DataFrame) -> pd.DataFrame:
-    """Return what a run did, a row per method: counts by status, the reasons given, work, near ties
-    and seconds.
+    """Return what a run did, a row per method: counts by status, reasons, work and seconds.
 
     Parameters
     ----------
@@ -220,11 +220,14 @@ def summary(records: pd.DataFrame) -> pd.DataFrame:
 
 # --- the same numbers for people ------------------------------------------------------------------
 
-LATEX = str.maketrans({
-    **{character: "\\" + character for character in "&%$#_{}"},
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": r"$<$",
+ESCAPES = {character: "\\" + character for character in "&%$#_{}"} | {
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+    "<": r"$<$",
     ">": r"$>$",
-})  # fmt: skip
+}
+LATEX = str.maketrans(ESCAPES)
 
 
 def _pretty(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -244,8 +247,9 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _alignment(table: pd.DataFrame, headers: list[str]) -> list[str]:
-    """Return l for text columns and r for numbers; the main table starts with its two columns of
-    text.
+    """Return l for text columns and r for numbers.
+
+    The main table starts with its two columns of text.
     """
     if list(table.columns) == COLUMNS:
         return ["l" if name in ("Policy", "Method") else "r" for name in headers]
@@ -264,19 +268,19 @@ def markdown(table: pd.DataFrame) -> str:
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Return a table as a LaTeX tabular (package booktabs), rounded; the main table in its `PRETTY`
-    columns.
+    """Return a table as a LaTeX tabular (package booktabs), rounded.
+
+    The main table has its `PRETTY` columns.
     """
     headers, rows = _pretty(table)
     lines = [
         " & ".join(cell.replace("\n", " ").translate(LATEX) for cell in row) + r" \\"
         for row in (headers, *rows)
     ]
-    rules = [rf"\begin{{tabular}}{{{''.join(_alignment(table, headers))}}}", r"\toprule"]
-    return (
-        "\n".join([*rules, lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}"])
-        + "\n"
-    )
+    alignment = "".join(_alignment(table, headers))
+    top = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", lines[0], r"\midrule"]
+    bottom = [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([*top, *lines[1:], *bottom]) + "\n"
 
 
 def write(
@@ -285,16 +289,17 @@ def write(
     sources: Mapping[str, dict],
     short: pd.DataFrame | None = None,
 ) -> list[Path]:
-    """Write ``stem.csv`` (every column, full precision), ``stem.md`` and ``stem.tex`` (rounded),
-    and ``stem.json``.
+    """Write a table as ``stem.csv``, ``stem.md`` and ``stem.tex``, its sources as ``stem.json``.
+
+    The first holds every column with full precision; the others are rounded.
 
     The same table gives the same bytes. Each file is replaced whole or not at all.
 
     Parameters
     ----------
     sources : mapping
-        The runs of which the table was made, see `igcore.report.sources.of_runs`; ``stem.json`` names
-        them.
+        The runs of which the table was made, see `igcore.report.sources.of_runs`; ``stem.json``
+        names them.
     short : DataFrame, optional
         The table as people read it, where `markdown` does not know how.
 

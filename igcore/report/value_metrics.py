@@ -1,6 +1,4 @@
-"""How well a value network knows what is to come, by position. Knows rollouts and value networks;
-trains and steers nothing.
-"""
+"""How well a value network knows what is to come, by position."""
 
 import math
 from collections.abc import Sequence
@@ -40,9 +38,8 @@ def expectations(
         with torch.inference_mode():
             expected = network(x.hidden)[x.mask].cpu()  # (rows, 2)
         owner = [i for i in index for _ in source.responses[i]]
-        first = [
-            len(rollouts[i].words) + 1 - len(source.responses[i]) for i in index
-        ]  # 1 where the bare prompt has no row
+        # 1 where the bare prompt has no row
+        first = [len(rollouts[i].words) + 1 - len(source.responses[i]) for i in index]
         position = [
             start + t
             for start, i in zip(first, index, strict=True)
@@ -80,11 +77,9 @@ def value_table(expected: pd.DataFrame, positions: Sequence[int] = POSITIONS) ->
                 continue
             said, came = here[name], here[f"final_{name}"]
             apart = [x - x.groupby(here["prompt_id"]).transform("mean") for x in (said, came)]
-            explained = (
-                1 - float(((said - came) ** 2).mean() / came.var(ddof=0))
-                if came.nunique() > 1
-                else math.nan
-            )
+            explained = math.nan
+            if came.nunique() > 1:
+                explained = 1 - float(((said - came) ** 2).mean() / came.var(ddof=0))
             within = _correlation(*apart) if position else math.nan
             rows.append([name, position, len(here), explained, _correlation(said, came), within])
     return pd.DataFrame(rows, columns=COLUMNS)

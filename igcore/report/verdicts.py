@@ -21,6 +21,7 @@ from . import statistics as metrics
 from .load import load_finished
 
 Scores = tuple[float, float] | None
+KEPT = ("policy", "prompts", "method", "prompt_id", "abstained")  # of a pair, in its verdict
 VERDICTS = ("win", "tie", "loss", "unparsed")
 COLUMNS = (
     "policy prompts method aspect n win tie loss unparsed win_rate low high abstained judge".split()
@@ -49,8 +50,8 @@ def pairs_of(lines: pd.DataFrame, params: JudgeParams) -> pd.DataFrame:
     Raises
     ------
     RunError
-        See `igcore.report.statistics.check_records`, and when a method of `JudgeParams.methods` or the
-        baseline was not decoded.
+        See `igcore.report.statistics.check_records`, and when a method of `JudgeParams.methods` or
+        the baseline was not decoded.
     """
     metrics.check_records(lines)
     lines = lines.assign(
@@ -75,14 +76,11 @@ def pairs_of(lines: pd.DataFrame, params: JudgeParams) -> pd.DataFrame:
         for method in methods:
             ours = cell[cell["method"] == method].set_index("prompt_id")
             chosen = [prompt_id for prompt_id in drawn if prompt_id in ours.index][: params.limit]
-            pair = ours.loc[
-                chosen, ["policy", "prompts", "method", "prompt", "abstained"]
-            ].reset_index()
-            texts = {
-                "ours": ours.loc[chosen, "response"].to_numpy(),
-                "theirs": base.loc[chosen, "response"].to_numpy(),
-            }
-            parts.append(pair.assign(**texts))
+            columns = ["policy", "prompts", "method", "prompt", "abstained"]
+            pair = ours.loc[chosen, columns].reset_index()
+            pair["ours"] = ours.loc[chosen, "response"].to_numpy()
+            pair["theirs"] = base.loc[chosen, "response"].to_numpy()
+            parts.append(pair)
     return pd.concat(parts, ignore_index=True)
 
 
@@ -94,12 +92,11 @@ def asked(pair, aspect: str) -> tuple[Question, Question]:
 
 def questions_of(pairs: pd.DataFrame) -> dict[str, Question]:
     """Return all questions by digest, each once."""
-    return {
-        q.digest: q
-        for pair in pairs.itertuples()
-        for aspect in ASPECTS
-        for q in asked(pair, aspect)
-    }
+    found = {}
+    for pair in pairs.itertuples():
+        for aspect in ASPECTS:
+            found |= {question.digest: question for question in asked(pair, aspect)}
+    return found
 
 
 def scores_of(line: dict) -> Scores:
@@ -107,18 +104,18 @@ def scores_of(line: dict) -> Scores:
 
 
 def read(path: Path) -> dict[str, Scores]:
-    """Return the scores in a file of verdicts by the digest of their question; a half-written last
-    line does not count.
+    """Return the scores in a file of verdicts by the digest of their question.
+
+    A half-written last line does not count.
 
     Raises
     ------
     RunError
         When a line is no verdict.
     """
+    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     scores = {}
-    for number, raw in enumerate(
-        path.read_bytes().split(b"\n")[:-1] if path.exists() else (), start=1
-    ):
+    for number, raw in enumerate(whole, start=1):
         try:
             line = json.loads(raw)
             scores[line["question"]] = scores_of(line)
@@ -132,8 +129,10 @@ def read(path: Path) -> dict[str, Scores]:
 def verdicts(
     pairs: pd.DataFrame, scores: Mapping[str, Scores], names: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Return one row per pair and aspect: what `pairs_of` says of it but no text, ``aspect``,
-    ``judge``, ``verdict``, ``swayed``.
+    """Return one row per pair and aspect, with the ``verdict`` on the method.
+
+    Of `pairs_of` it has all but texts, and besides ``aspect``, ``judge``, ``verdict`` and
+    ``swayed``.
 
     A method wins or loses where both orders say so, and ties otherwise; ``swayed`` marks the ties
     in which whichever answer stood first (or second) was preferred both times. The verdict is
@@ -141,17 +140,12 @@ def verdicts(
     """
     rows = []
     for pair in pairs.itertuples():
-        about = {
-            name: getattr(pair, name)
-            for name in ("policy", "prompts", "method", "prompt_id", "abstained")
-        }
+        about = {name: getattr(pair, name) for name in KEPT}
         for aspect in ASPECTS:
-            signs = [_sign(scores[question.digest]) for question in asked(pair, aspect)]
-            verdict, swayed = _verdict(signs[0], signs[1] and -signs[1])
-            rows.append(
-                about
-                | {"aspect": aspect, "judge": names[aspect], "verdict": verdict, "swayed": swayed}
-            )
+            first, second = (_sign(scores[question.digest]) for question in asked(pair, aspect))
+            verdict, swayed = _verdict(first, second and -second)
+            said = {"aspect": aspect, "judge": names[aspect], "verdict": verdict, "swayed": swayed}
+            rows.append(about | said)
     return pd.DataFrame(rows)
 
 
@@ -161,8 +155,9 @@ def _sign(scores: Scores) -> int | None:
 
 
 def _verdict(one: int | None, other: int | None) -> tuple[str, bool]:
-    """Return the verdict on a method that was preferred (1), equal (0) or not (-1) in each order,
-    and whether the order decided.
+    """Return the verdict on a method, and whether the order decided.
+
+    In each order the method was preferred (1), equal (0) or not (-1).
     """
     if one is None or other is None:
         return "unparsed", False
@@ -197,12 +192,10 @@ def win_rates(judged: pd.DataFrame) -> pd.DataFrame:
 def _counts(cell: pd.DataFrame) -> dict:
     of = {verdict: int((cell["verdict"] == verdict).sum()) for verdict in VERDICTS}
     parsed, points = len(cell) - of["unparsed"], of["win"] + of["tie"] / 2
-    low, high = (
-        map(float, proportion_confint(points, parsed, method="wilson"))
-        if parsed
-        else (math.nan, math.nan)
-    )
-    rate = {"win_rate": points / parsed if parsed else math.nan, "low": low, "high": high}
+    rate = dict.fromkeys(("win_rate", "low", "high"), math.nan)
+    if parsed:
+        low, high = map(float, proportion_confint(points, parsed, method="wilson"))
+        rate = {"win_rate": points / parsed, "low": low, "high": high}
     return {
         "n": len(cell),
         **of,
@@ -213,8 +206,7 @@ def _counts(cell: pd.DataFrame) -> dict:
 
 
 def load_rates(profile: str) -> pd.DataFrame:
-    """Return `win_rates` of the finished runs of notebook 60 in a profile, below one another;
-    nobody is asked.
+    """Return `win_rates` of the finished runs of notebook 60 in a profile, below one another.
 
     Answers of decode runs that have not finished are left out. Where there are several judges,
     ``policy`` says which it was; ``judge`` is always the run's name. Without any the table is
@@ -237,9 +229,7 @@ def load_rates(profile: str) -> pd.DataFrame:
                 f"with its parameters again"
             )
         rates = win_rates(verdicts(pairs, scores, dict.fromkeys(ASPECTS, params.run)))
-        found.append(
-            rates.assign(policy=rates["policy"] + f", judged by {params.run}")
-            if len(manifests) > 1
-            else rates
-        )
+        if len(manifests) > 1:
+            rates = rates.assign(policy=rates["policy"] + f", judged by {params.run}")
+        found.append(rates)
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=COLUMNS)
