@@ -96,7 +96,7 @@ def file_digest(path: Path) -> str:
 
 
 def comparable(line: dict) -> dict:
-    """Return the fields that must be equal whenever the same work is done again: all but seconds."""
+    """Return the fields that are equal whenever the same work is done again: all but seconds."""
     return {name: value for name, value in line.items() if not name.endswith("_s")}
 
 
@@ -183,9 +183,10 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
     RunError
         When another process is writing to it, or the disk is full.
     """
-    identity = json.loads(json.dumps(identity))
+    identity = json.loads(json.dumps(identity))  # as it is read back: a tuple is a list
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        # beside the folder, which may be moved aside while the lock is held
         lock = (folder.parent / f".{folder.name}.lock").open("w")
     with lock:
         try:
@@ -205,7 +206,7 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
                     f"made anew"
                 )
             _write_json(folder / "params.json", identity)
-            run.lines = sound_lines(run.responses, wanted)
+            run.lines = sound_lines(run.responses, wanted)  # what an earlier start has finished
         yield run
 
 
@@ -220,7 +221,7 @@ def _foreign(folder: Path, identity: dict) -> str:
         return f"{', '.join(held[:3])} without a params.json that says what they are lay"
     try:
         old = json.loads(known.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or brackets nested without end
         old = None
     if not isinstance(old, dict):
         return "params.json was damaged"
@@ -267,7 +268,7 @@ def sound_lines(
     drop_half_line(path)
     raw = path.read_bytes().split(b"\n")[:-1]
     kept: dict[Hashable, tuple[bytes, dict]] = {}
-    for text in raw:
+    for text in raw:  # kept as bytes: what is written back is what was there
         line = _line(text, by)
         if line is not None and (wanted is None or by(line) in wanted):
             kept.setdefault(by(line), (text, line))
@@ -316,11 +317,11 @@ def append(path: Path, line: dict) -> None:
         size = os.fstat(file).st_size
         try:
             written = 0
-            while written < len(data):
+            while written < len(data):  # the system may take part of the bytes only
                 written += os.write(file, data[written:])
             os.fsync(file)
         except OSError as error:
-            os.ftruncate(file, size)
+            os.ftruncate(file, size)  # half a line would hide the next one
             raise RunError(
                 f"cannot append to {path} ({error.strerror}); the lines before are kept: "
                 f"free some space and run again to resume"

@@ -1,5 +1,4 @@
-"""Training a value network on rollouts of the reference policy. Knows rollouts and their outcomes;
-steers nothing.
+"""Training the value network of RE-Control on rollouts of the reference policy.
 
 Every prefix of a rollout is a row, from the bare prompt, whose o_t decides the first token, to the
 whole response. The target of each is what its own rollout ended with (Monte Carlo), and the loss is
@@ -23,7 +22,7 @@ from ..critic.config import TrainingConfig
 from ..critic.latent import Latents, Source
 from ..critic.loop import fit
 from ..critic.rollouts import Rollout
-from ..critic.training import mse_loss, names_of
+from ..critic.training import mse_loss, names_of, set_units
 from ..policy import Policy
 from ..scorers import Scorer
 from .re_control import ValueNetwork, ValueSpec, load_value, save_value
@@ -62,20 +61,17 @@ class ValueObjective:
     weights = {"reward": 1.0, "cost": 1.0}
 
     def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
+        """Return o_t of every prefix, see `value_source`."""
         return value_source(policy, rollouts, self.config.memory_gb)
 
     def network(self, rollouts: Sequence[Rollout]) -> ValueNetwork:
+        """Return an untrained network in the units of these rollouts."""
         network = ValueNetwork(self.spec, self.config.dropout)
-        for i, x in enumerate(self.labels(rollouts, 0).unbind(-1)):
-            known = x[x.isfinite()]
-            network.centre[i], network.scale[i] = (
-                known.mean(),
-                known.std() if known.std() > 1e-6 else 1,
-            )
+        set_units(network, [x[x.isfinite()] for x in outcomes(rollouts).unbind(-1)])
         return network
 
     def labels(self, rollouts: Sequence[Rollout], draw: int) -> torch.Tensor:
-        """Return final reward and cost (N, 2), NaN where a scorer failed; the same in every draw."""
+        """Return final reward and cost (N, 2), the same in every draw; see `outcomes`."""
         return outcomes(rollouts)
 
     def losses(
@@ -88,6 +84,7 @@ class ValueObjective:
         return [mse_loss(value[:, i], target[:, i], scale[i]) for i in range(2)]
 
     def save(self, network: ValueNetwork, rollouts: Sequence[Rollout], folder: Path) -> None:
+        """Write the network's files."""
         save_value(network, folder)
 
 
@@ -97,8 +94,9 @@ def outcomes(rollouts: Sequence[Rollout]) -> torch.Tensor:
 
 
 def with_rows(policy: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Return the rollouts that have a row, see `value_source`: all but empty responses to prompts
-    of one token.
+    """Return the rollouts with a row, see `value_source`.
+
+    An empty response to a prompt of one token has none.
     """
     return [r for r in rollouts if r.words or len(policy.encode(r.prompt)) > 1]
 
@@ -115,10 +113,13 @@ def value_source(policy: Policy, rollouts: Sequence[Rollout], memory_gb: float) 
     The prompt's last token is encoded with the response, for it is its o_t that decides the first
     token. A prompt of one token has none to spare, and no row of its own.
     """
-    ids = {r.prompt: policy.encode(r.prompt) for r in rollouts}
-    cut = {prompt: max(1, len(tokens) - 1) for prompt, tokens in ids.items()}
-    prompts = [ids[r.prompt][: cut[r.prompt]] for r in rollouts]
-    responses = [ids[r.prompt][cut[r.prompt] :] + r.words for r in rollouts]
+    encoded = {r.prompt: policy.encode(r.prompt) for r in rollouts}
+    prompts, responses = [], []
+    for r in rollouts:
+        ids = encoded[r.prompt]
+        cut = max(1, len(ids) - 1)
+        prompts.append(ids[:cut])
+        responses.append(ids[cut:] + r.words)
     return Source(policy.model, prompts, responses, "o", None, memory_gb)
 
 

@@ -1,13 +1,11 @@
-"""Settings of rollouts and of networks that learn from them. Knows what a value may be; runs
-nothing.
-"""
+"""Settings of rollouts and of networks that learn from them, with the ranges that are allowed."""
 
 from dataclasses import dataclass
 
 from ..budget import check_accounting, start
 from ..config import check_at_least, check_types
 from ..errors import ParameterError, unknown_name
-from .latent import FEATURES
+from .latent import check_features
 
 PRECISIONS = ("no", "bf16")
 
@@ -97,21 +95,11 @@ class TrainingConfig:
 
     def __post_init__(self):
         check_types(self)
-        check_at_least(
-            self,
-            width=1,
-            lr=0,
-            weight_decay=0,
-            epochs=1,
-            batch_size=1,
-            patience=1,
-            memory_gb=0,
-            dropout=0,
-            seed=0,
-        )
+        check_at_least(self, width=1, epochs=1, batch_size=1, patience=1)
+        check_at_least(self, lr=0, weight_decay=0, dropout=0, memory_gb=0, seed=0)
         if self.mixed_precision not in PRECISIONS:
             raise unknown_name("mixed_precision", self.mixed_precision, PRECISIONS)
-        if not 0 < self.validation < 1:
+        if not 0 < self.validation < 1:  # 0 would never stop, 1 would learn nothing
             raise ParameterError(
                 f"parameter validation is {self.validation}; it must lie between 0 and 1"
             )
@@ -157,13 +145,11 @@ class CriticConfig(TrainingConfig):
 
     def __post_init__(self):
         super().__post_init__()  # checks the types of all fields, these included
-        start(self.budget)
+        start(self.budget)  # raises for a budget below 0
         check_accounting(self.accounting)
         check_at_least(self, budget_high=self.budget, f2_weight=0)
-        if self.features not in FEATURES:
-            raise unknown_name("features", self.features, FEATURES)
+        check_features(self.features)
         for name in ("gamma_safety", "gamma_task"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ParameterError(
-                    f"parameter {name} is {getattr(self, name)}; it must lie in (0, 1]"
-                )
+            value = getattr(self, name)
+            if not 0 < value <= 1:
+                raise ParameterError(f"parameter {name} is {value}; it must lie in (0, 1]")

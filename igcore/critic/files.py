@@ -113,7 +113,7 @@ def load_network(
 
 
 def _read(folder: Path, name: str, kind: str) -> tuple[dict, Weights, dict]:
-    """Return the fields of ``spec``, the weights and ``about``; sentences call the network `kind`."""
+    """Return the fields of ``spec``, the weights and ``about``; errors call the network `kind`."""
     path = folder / f"{name}.safetensors"
     try:
         fields = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))

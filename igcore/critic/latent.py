@@ -1,8 +1,8 @@
 """The latent map phi: what a critic reads of responses, o_t and h_t of every prefix.
 
-`latents` picks them from carried states. A search has these in its engine already
-(`igcore.engine.local.LocalEngine.history`); of text that has been written, `encode` makes them again
-in one forward pass, the same up to rounding. Neither is stored: at 7B they take megabytes a token.
+`latents` picks them from carried states. The engine of a search has these already
+(`igcore.engine.local.LocalEngine.history`); for finished text, `encode` makes them again in one
+forward pass, the same up to rounding. Neither is stored: at 7B they take megabytes a token.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +30,12 @@ FEATURES = {
     "ho": ("hidden", "keys", "values"),
     "m": ("middle",),
 }
+
+
+def check_features(features: str) -> None:
+    """Raise ``ParameterError`` for a name that is not in `FEATURES`."""
+    if features not in FEATURES:
+        raise unknown_name("features", features, FEATURES)
 
 
 @dataclass
@@ -62,7 +68,7 @@ class Latents:
         joined = {}
         for name in (f.name for f in fields(cls)):
             tensors = [getattr(part, name) for part in padded]
-            if isinstance(tensors[0], list):
+            if isinstance(tensors[0], list):  # one tensor per layer
                 joined[name] = [torch.cat(layer) for layer in zip(*tensors, strict=True)]
             elif tensors[0] is not None:
                 joined[name] = torch.cat(tensors)
@@ -128,7 +134,7 @@ def latents(states: History | Latents, features: str) -> Latents:
         For unknown features, or ``h`` and ``ho`` of a model that keeps keys and values of its last
         tokens only.
     """
-    _check_features(features)
+    check_features(features)
     mask = states.mask
     if mask is None:  # rows of one length
         mask = torch.ones(states.hidden.shape[:2], dtype=torch.bool, device=states.hidden.device)
@@ -169,7 +175,7 @@ def encode(
     ParameterError
         For unknown features, a layer that the model does not have, or responses that are all empty.
     """
-    _check_features(features)
+    check_features(features)
     if not any(map(len, responses)):
         raise ParameterError(
             "all responses are empty, and an empty response has no prefix; give at least one token"
@@ -191,15 +197,11 @@ def encode(
         states = _run(model, stop, torch.cat([ids[owner], words], dim=1), whole, cache)[:, length:]
     if features == "m":
         return History(None, states, [], [], spoken)
+    # a hybrid model has layers without attention, which keep no keys
     layers = [x for x in cache.layers if getattr(x, "keys", None) is not None]
     keys = [x.keys[:, :, length:] for x in layers]
     values = [x.values[:, :, length:] for x in layers]
     return History(states, None, keys, values, spoken)
-
-
-def _check_features(features: str) -> None:
-    if features not in FEATURES:
-        raise unknown_name("features", features, FEATURES)
 
 
 def _pad_right(responses: Sequence[Sequence[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -226,7 +228,7 @@ def _run(
     def catch(_, inputs, output=None) -> None:
         states = inputs if output is None else output
         seen.append(states[0] if isinstance(states, tuple) else states)
-        raise _Enough
+        raise _Enough  # neither the layers above nor the head are run
 
     if stop is None:
         hook = model.get_output_embeddings().register_forward_pre_hook(catch)
@@ -290,6 +292,7 @@ class Source:
         self.model, self.prompts, self.responses = model, prompts, responses
         self.features, self.layer = features, layer
         self.held: Latents | None = None
+        # at most: as if all responses were as long as the longest
         size = token_bytes(model, features) * len(responses) * max(map(len, responses))
         if size <= memory_gb * GIB:
             self._hold()
@@ -312,6 +315,7 @@ class Source:
             parts.append(self._encode(order[at : at + ENCODE]))
             bar.update(len(parts[-1].mask))
         bar.close()
+        # place: where each response is held
         self.held, self.place = Latents.join(parts), torch.tensor(order).argsort()
 
     def _encode(self, index: Sequence[int]) -> Latents:
@@ -345,6 +349,6 @@ def shape_of(model) -> dict[str, int]:
 def token_bytes(model, features: str) -> int:
     """Return the bytes that the latents of one token take."""
     shape = shape_of(model)
-    one = shape["n_layers"] * shape["kv_width"] // 2
+    one = shape["n_layers"] * shape["kv_width"] // 2  # keys of all layers, or values
     numbers = {"hidden": shape["hidden"], "middle": shape["hidden"], "keys": one, "values": one}
     return sum(numbers[part] for part in FEATURES[features]) * model.dtype.itemsize

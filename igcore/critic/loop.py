@@ -41,9 +41,9 @@ def fit(
     Parameters
     ----------
     objective
-        See `igcore.critic.training.CriticObjective`. It saves the network of the epoch with the lowest validation loss,
-        whose ``about`` has ``history`` (losses by epoch), ``train_s`` and ``latents_s`` (seconds),
-        ``n_rollouts``, ``n_prompts`` and ``config``.
+        See `igcore.critic.training.CriticObjective`. It saves the network of the epoch with the
+        lowest validation loss, whose ``about`` has ``history`` (losses by epoch), ``train_s`` and
+        ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts`` and ``config``.
     rollouts : sequence of Rollout
         With at least one row each, of two prompts or more.
     folder : Path
@@ -75,7 +75,7 @@ def fit(
                 checkpoint = folder / "checkpoint.pt"
                 trainer = _Trainer(accelerator, objective, parts, sources, checkpoint)
                 network = trainer.run()
-            if run:
+            if run:  # the main process
                 network.about = {
                     "history": trainer.history,
                     "train_s": trainer.seconds,
@@ -85,7 +85,7 @@ def fit(
                     "n_prompts": len({r.prompt_id for r in rollouts}),
                 }
                 objective.save(network, rollouts, folder)
-                run.finish(params)
+                run.finish(params)  # the manifest, from which on the checkpoint is of no use
                 checkpoint.unlink()
         accelerator.wait_for_everyone()
 
@@ -109,7 +109,7 @@ class _Trainer:
         self.history: list[dict] = []  # losses by epoch
         self.seconds = 0.0
         self.best = weights_of(self.network)
-        if checkpoint.exists():
+        if checkpoint.exists():  # an earlier start was stopped
             self.best, state = load_checkpoint(checkpoint, self.network, self.optimizer)
             self.history, self.seconds = state["history"], state["seconds"]
 
@@ -121,7 +121,7 @@ class _Trainer:
             self._epoch()
             bar.update()
         bar.close()
-        self.network.load_state_dict(self.best)
+        self.network.load_state_dict(self.best)  # of the epoch with the lowest validation loss
         return self.network
 
     def _stale(self) -> bool:
@@ -149,13 +149,13 @@ class _Trainer:
     def _learn(self, epoch: int) -> dict:
         """Take one step per batch, in an order that the epoch decides; return the mean losses."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        labels = self.objective.labels(self.learn, epoch)
+        labels = self.objective.labels(self.learn, epoch)  # budgets are drawn anew
         # seeded by the epoch, so that a resumed training goes on as if it had never stopped
         rng = np.random.default_rng((self.config.seed, epoch, 1))
         order = rng.permutation(len(self.learn))
         torch.manual_seed(int(rng.integers(2**62)) + rank)  # of dropout
         self.model.train()
-        sums = torch.zeros(len(self.weights) + 1)
+        sums = torch.zeros(len(self.weights) + 1)  # the parts of the loss, and the rows
         for at in range(0, len(order), self.config.batch_size):
             batch = order[at : at + self.config.batch_size]
             mine = batch[rank::world]

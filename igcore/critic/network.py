@@ -1,9 +1,9 @@
-"""The critic: from what the policy has in mind of a prefix to how its response will end. Knows
-latents and z, no text or tokens.
+"""The critic: predicts from the policy's hidden states how a response will end.
 
-Two heads (paper, section 4): f1, the probability that a response continued by the reference policy
-ends inside the budget, and f2, its expected task cost gamma^T c_task. All prefixes of a response
-are judged at once; a prefix never sees what follows it.
+It has two heads (paper, section 4.2): f1, the probability that a response continued by the
+reference policy ends inside the budget, and f2, its expected task cost gamma^T c_task. All prefixes
+of a response are judged at once; a prefix never sees what follows it. Knows latents and z, no text
+or tokens.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,9 @@ WEIGHTS = "critic.safetensors"
 
 
 class Attention(nn.Module):
-    """Multi-head attention of x (..., q, width) over a memory (..., k, memory_width), without the
-    residual.
+    """Multi-head attention of x (..., q, width) over a memory (..., k, memory_width).
+
+    The residual is the caller's.
     """
 
     def __init__(self, width: int, memory_width: int, inner: int):
@@ -39,9 +40,11 @@ class Attention(nn.Module):
 
     def mix(self, x: torch.Tensor, memory: torch.Tensor, causal: bool) -> torch.Tensor:
         """Return (..., q, inner), before the last projection."""
-        q, k, v = (f(y).unflatten(-1, (self.heads, -1)).transpose(-2, -3) for f, y in
-                   ((self.query, x), (self.key, memory), (self.value, memory)))  # fmt: skip
-        return scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(-2, -3).flatten(-2)
+        q, k, v = self.query(x), self.key(memory), self.value(memory)
+        # (..., n, heads * d) -> (..., heads, n, d)
+        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for y in (q, k, v))
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return mixed.transpose(-2, -3).flatten(-2)
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor, causal: bool = False) -> torch.Tensor:
         return self.out(self.mix(x, memory, causal))
@@ -52,7 +55,7 @@ class GatedMLP(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        inner = width * 43 // 16
+        inner = width * 43 // 16  # Llama's ratio, 11008 / 4096
         self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
         self.down = nn.Linear(inner, width, bias=False)
 
@@ -85,8 +88,9 @@ class Last(nn.Module):
 
 
 class Running(nn.Module):
-    """Features ``m``: mean and maximum over the tokens so far of what a linear map and a GELU make
-    of a middle layer.
+    """Features ``m``: a middle layer, mapped token by token, then averaged over the tokens so far.
+
+    The running maximum stands beside the running mean.
     """
 
     def __init__(self, spec: Spec):
@@ -101,8 +105,9 @@ class Running(nn.Module):
 
 
 class States(nn.Module):
-    """Features ``h`` and ``ho``: attention over the layers' keys and values, then over positions,
-    asked by o_t if it is there.
+    """Features ``h`` and ``ho``: attention over the KV cache, across layers, then across positions.
+
+    With o_t the queries over positions are made of o_t, else of the keys and values themselves.
     """
 
     def __init__(self, spec: Spec):
@@ -134,6 +139,7 @@ class States(nn.Module):
         return self.over_positions(self.over_questions(asked, asked), memory)
 
 
+# features -> what makes of latents one vector (B, n, size) per prefix
 POOLS = {"o": Last, "m": Running, "h": States, "ho": States}
 
 
@@ -160,7 +166,7 @@ class Critic(nn.Module):
             nn.GELU(),
             nn.Dropout(dropout),
         )
-        self.heads = nn.Linear(spec.width, 2)
+        self.heads = nn.Linear(spec.width, 2)  # logit of f1, and f2 in its units
         self.register_buffer("centre", torch.zeros(2))
         self.register_buffer("scale", torch.ones(2))
 
@@ -179,7 +185,7 @@ class Critic(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def forward(self, x: Latents, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Judge every prefix.
+        """Return f1 (as its logit) and f2 of every prefix (paper, section 4.2).
 
         Parameters
         ----------
@@ -197,9 +203,8 @@ class Critic(nn.Module):
         """
         pooled = self.pool(x.without_padding())
         if self.spec.use_z:
-            pooled = torch.cat(
-                [pooled, ((z - self.centre[0]) / self.scale[0]).to(pooled)[..., None]], dim=-1
-            )
+            z = (z - self.centre[0]) / self.scale[0]
+            pooled = torch.cat([pooled, z.to(pooled)[..., None]], dim=-1)
         logit, f2 = self.heads(self.trunk(pooled)).unbind(-1)
         return logit, f2 * self.scale[1] + self.centre[1]
 
@@ -220,13 +225,13 @@ class Critic(nn.Module):
         -------
         f1, f2 : Tensors (R,)
             Probability of ending inside the budget, and expected gamma_task^T c_task. NaN for a row
-            without a token and wherever the latents hold NaN: whoever asks must fail closed on it.
+            without a token and wherever the latents hold NaN: a search must fail closed on it.
         """
         x = latents(states, self.spec.features).to(self.centre.device, torch.float32)
         z = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)
         logit, f2 = self(x, z[:, None].expand(x.mask.shape))  # (R, n) each
-        n = x.mask.sum(1, keepdim=True)  # (R, 1)
-        end = (n - 1).clamp(min=0)
+        n = x.mask.sum(1, keepdim=True)  # (R, 1) tokens of each row
+        end = (n - 1).clamp(min=0)  # column of its last one
         logit, f2 = (y.gather(1, end).masked_fill(n == 0, torch.nan)[:, 0] for y in (logit, f2))
         return logit.sigmoid(), f2
 

@@ -74,6 +74,7 @@ def targets(
 ) -> Targets:
     """Return the Monte Carlo targets of one rollout (paper, section 4.2)."""
     n, size = len(rollout.tokens), rollout.block_size
+    # index of the last token of each block; the last block may be shorter
     ends = [min((k + 1) * size, n) - 1 for k in range(len(rollout.costs))]
     last = trace(rollout.costs, budget, accounting, gamma_safety, ends)[-1]
     # cost by cost without the last charge of `terminal`, which nobody knows before the end

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..errors import ParameterError
@@ -30,7 +31,9 @@ from .rollouts import Labels, Rollout, split_by_prompt
 
 
 def bce_loss(logit: torch.Tensor, safe: torch.Tensor) -> torch.Tensor:
-    """Return J_1 of the paper summed over rows: binary cross-entropy of f1 (section 4.2).
+    """Return J_1 of the paper summed over rows: binary cross-entropy of f1.
+
+    Section 4.2, "Training a Latent-Space Critic".
 
     Parameters
     ----------
@@ -39,11 +42,14 @@ def bce_loss(logit: torch.Tensor, safe: torch.Tensor) -> torch.Tensor:
     safe : Tensor (rows,)
         1 where it does, 0 where it does not; the paper asks for the sign of z_T.
     """
+    # a sum, because the rows of a batch may lie on several processes; the loop divides it
     return binary_cross_entropy_with_logits(logit, safe, reduction="sum")
 
 
 def mse_loss(f2: torch.Tensor, task: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return J_2 of the paper summed over rows: the squared error of f2 (section 4.2).
+    """Return J_2 of the paper summed over rows: the squared error of f2.
+
+    Section 4.2, "Training a Latent-Space Critic".
 
     Parameters
     ----------
@@ -104,6 +110,13 @@ def source_of(policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb
     return Source(policy.model, prompts, responses, spec.features, spec.layer, memory_gb)
 
 
+def set_units(network: nn.Module, numbers: Sequence[torch.Tensor]) -> None:
+    """Let a network work in units of these numbers: their mean and standard deviation."""
+    for i, x in enumerate(numbers):
+        network.centre[i] = x.mean()
+        network.scale[i] = x.std() if x.std() > 1e-6 else 1  # z of a single budget does not vary
+
+
 @dataclass(frozen=True)
 class CriticObjective:
     """What a critic learns. `igcore.critic.loop.fit` takes any object with these names.
@@ -138,10 +151,7 @@ class CriticObjective:
         critic = Critic(self.spec, self.config.dropout)
         labels = self.labels(rollouts, 0)
         z = torch.cat([row[: len(r.words)] for row, r in zip(labels.z, rollouts, strict=True)])
-        task = labels.task[labels.task.isfinite()]
-        for i, x in enumerate((z, task)):
-            critic.centre[i] = x.mean()
-            critic.scale[i] = x.std() if x.std() > 1e-6 else 1  # one budget: z does not vary
+        set_units(critic, [z, labels.task[labels.task.isfinite()]])
         return critic
 
     def labels(self, rollouts: Sequence[Rollout], draw: int) -> Labels:

@@ -1,4 +1,4 @@
-"""Attention of new tokens over their prompt's keys, which all rows of a prompt share, and their own.
+"""Attention over a shared prefix: rows of one prompt read its keys, and each row its own.
 
 The keys and values of a prompt lie once in `Prompts`, those of new tokens in the slots of a `Slab`,
 equally many to a prompt. New tokens are packed into one sequence without padding for the matrix
@@ -145,7 +145,7 @@ class Packing:
 
     def scatter(self, x: torch.Tensor) -> torch.Tensor:
         """(T, ...) -> (C, S, ...), zero where no token stands."""
-        if self.dense:
+        if self.dense:  # a view, where an index would copy
             return x[:, None]
         out = x.new_zeros(self.n_slots, self.n_steps, *x.shape[1:])
         out[self.slot, self.step] = x
@@ -187,6 +187,7 @@ def attend(
     All queries of a prompt read its keys in one matrix product. Scores over both parts are
     normalised together. Returns (1, T, heads, head_dim).
     """
+    # what a model asks of its attention must not be ignored; `fits` then turns the model down
     if unusual := [name for name in NOT_PLAIN if options.get(name) is not None]:
         raise NotImplementedError(f"attention with {unusual}")
     packing, layer = key, module.layer_idx

@@ -39,8 +39,9 @@ class Failures:
         self.trees: dict[int, dict] = defaultdict(dict)
 
     def add(self, parent: int, tokens: Sequence[int], log_p: Sequence[float]) -> None:
-        """Note a failed block of beam `parent`; `log_p` are its tokens' reference logprobs (nats)."""
+        """Note a failed block of beam `parent`, with its tokens' reference logprobs (nats)."""
         node = self.trees[parent]
+        # walk down the parent's tree along the block, adding what is new
         for i, (token, logp) in enumerate(zip(tokens, log_p, strict=True)):
             self.seen[i].add(token)
             node = node.setdefault(token, (math.exp(logp), {}))[1]
@@ -108,7 +109,7 @@ def no_penalty(failures: Failures, parent: int, sample: int, n_samples: int) -> 
 def _unused_shares(node: dict, prefix: Prefix) -> Factors:
     """Return for each token below `prefix` the share of its mass that no failed block has used."""
     for token in prefix:
-        if token not in node:
+        if token not in node:  # no failed block begins like this
             return {}
         node = node[token][1]
     return {token: 1 - _used_share(child) for token, (_, child) in node.items()}

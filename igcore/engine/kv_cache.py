@@ -139,7 +139,7 @@ class DynamicRows:
         ids, mask = pad_left(prompts, model.device)
         cache = DynamicCache(config=model.config)
         rows = cls(model, cache, mask, None, None, None, watch)._forward(ids)
-        rows.past = rows.hidden[:, None][:, :0]
+        rows.past = rows.hidden[:, None][:, :0]  # no new token yet, in the right type and width
         return rows
 
     @property
@@ -160,6 +160,7 @@ class DynamicRows:
             total += len(state.mask)
         places = [first[id(state)] + row for state, row in sources]
         index = torch.tensor(places, device=self.mask.device)
+        # shallow copies, whose tensors are replaced below; the sources keep theirs
         cache = copy.copy(states[0].cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         for i, layer in enumerate(cache.layers):
@@ -206,7 +207,7 @@ class DynamicRows:
             attention_mask=self.mask,
             position_ids=positions_of(self.mask)[:, -ids.shape[1] :],  # (R, S)
             past_key_values=self.cache,
-            logits_to_keep=1,
+            logits_to_keep=1,  # the last column's alone: of a prompt nobody reads the others
         )
         self.hidden, self.logits = hidden[:, -1], logits[:, -1]
         return self

@@ -92,7 +92,8 @@ class LocalEngine:
         u = torch.from_numpy(uniforms([key for row in keys for key in row]))
         u = u.view(len(rows), length, WORDS)
         block = Block.empty(self._drawn, len(rows))
-        live = list(range(len(rows)))  # candidate of each row of the state
+        # candidate of each row of the state; a row leaves the batch when its candidate ends
+        live = list(range(len(rows)))
         for step in range(length):
             factors = {}
             if penalty:
@@ -113,6 +114,7 @@ class LocalEngine:
             for c in live:
                 block.encoded[c] += 1
             state = state.step(going, [tokens[i] for i in going])
+        # ended candidates count in the numbering, but have no state to continue from
         self._rounds.append((state, {self._drawn + c: i for i, c in enumerate(live)}))
         self._drawn += len(rows)
         return block
@@ -159,9 +161,10 @@ class LocalEngine:
         for c, value in enumerate(best[:, :k].flatten().tolist()):
             block.log_p[c].append(value)
             block.log_q[c].append(value)
-        if k < vocabulary:
+        if k < vocabulary:  # the last of each row may trade places with the one left out
             near = best[:, k - 1] - best[:, k] < 2 * NEAR_TIE
             block.near_ties[k - 1 :: k] = near.int().tolist()
+        # several candidates stand for one row, which they only leave when they are read
         live = [c for c in range(len(block.tokens)) if not block.ended[c]]
         self._rounds.append((self.rows, {self._drawn + c: rows[c // k] for c in live}))
         self._unread |= {self._drawn + c: block.tokens[c][0] for c in live}
@@ -190,6 +193,7 @@ class LocalEngine:
         if not candidates:
             self._start(None)
             return
+        # proposals are read only now, and with them a step is taken
         unread = [self._unread[c] for c in candidates if c in self._unread]
         rows = self.rows.gather(self._places(candidates), room=1 if unread else 0)
         if unread:

@@ -54,10 +54,10 @@ def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "
     A model that needs transformers' own cache holds the prompt in every row, and twice, because
     each step copies the cache.
     """
-    rows = config.n_samples + 2 * config.keep
+    rows = config.n_samples + 2 * config.keep  # candidates, their beams, and what may be kept
     if _shares_prompts(model, cache):
         kv = kv_bytes(model, 2, prompt_tokens, rows, config.max_new_tokens)
-    else:
+    else:  # every row holds its prompt, and the copy of a step stands beside the original
         kv = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
     vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
     return kv + config.n_samples * vocabulary * model.dtype.itemsize
@@ -75,15 +75,14 @@ def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = 
     """
     if not _shares_prompts(model, cache):
         return 0
-    rows = config.rounds * config.n_samples + 2 * config.keep
+    rows = config.rounds * config.n_samples + 2 * config.keep  # all rounds stay selectable
     return kv_bytes(model, 1, prompt_tokens, rows, config.max_new_tokens)
 
 
 def critic_bytes(model, rows: int, tokens: int) -> int:
-    """Return the bytes that a critic of keys and values needs for so many candidates of this
-    length.
-    """
-    return CRITIC_COPIES * kv_bytes(model, 0, 0, rows, tokens) * 4 // model.dtype.itemsize
+    """Return the bytes that a critic of keys and values needs for candidates of this length."""
+    in_float32 = kv_bytes(model, 0, 0, rows, tokens) * 4 // model.dtype.itemsize
+    return CRITIC_COPIES * in_float32
 
 
 def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int:
@@ -100,6 +99,7 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
             "raise it, or lower n_samples, keep or max_new_tokens"
         )
     room = SHARE * free if memory_gb is None else memory_gb * GIB
+    # one prompt is tried in any case: the system may free some memory
     return max(1, int(room // max(1, bytes_per_prompt)))
 
 

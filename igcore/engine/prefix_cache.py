@@ -64,6 +64,7 @@ class SharedRows:
         owners = [state.owner(row) for state, row in sources]
         ids = [i for i in self.prompts.ids if i in owners]
         width = max(map(owners.count, ids))  # every prompt has as many slots as the one with most
+        # the first free slot of its prompt for each row
         slots = [ids.index(o) * width + owners[:i].count(o) for i, o in enumerate(owners)]
         lengths = [state.lengths[row] for state, row in sources]
         prompts = self.prompts.take(ids)
@@ -81,8 +82,9 @@ class SharedRows:
         """Append one token to each row that goes on."""
         rows = self
         owners = Counter(map(self.owner, going))
+        # slots that the rows which go on need: as many to each prompt as the one with most has
         needed = len(owners) * max(owners.values())
-        if 2 * needed <= len(self.slab.hidden):  # a copy that frees half of the slots or more
+        if 2 * needed <= len(self.slab.hidden):  # a copy pays when it frees half of the slots
             room = self.slab.hidden.shape[1] - max(self.lengths)
             rows = self.gather([(self, row) for row in going], room)
             going = range(len(going))
@@ -128,6 +130,7 @@ class SharedRows:
         )
 
 
+# model -> whether it fits; models are tried once
 _FITS: WeakKeyDictionary = WeakKeyDictionary()
 
 

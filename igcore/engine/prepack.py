@@ -1,5 +1,4 @@
-"""Copies of linear layers laid out for the processor, while a search lasts. Knows layers and
-weights; knows nothing of tokens.
+"""Prepacked weights: linear layers laid out for the CPU by oneDNN, for as long as a search lasts.
 
 A decoding step multiplies few rows by every weight. On a CPU torch multiplies by the weights as
 they lie; oneDNN, which comes with it, is faster on a copy laid out in blocks, most of all for few
@@ -7,10 +6,11 @@ rows. The copy is made when a search begins and freed when it ends, so that weig
 between are never missed, and no model is changed::
 
     with packed(model):
-        forward(model, ...)  # inside it, `products_of(model)` puts the copies in the place of the layers' own products
+        forward(model, ...)  # the layers multiply by their copies, see `products_of`
 
 Sums are taken in another order than without the copies, so whether there are any must not change
 from run to run: it depends on the model and on the memory of the machine, never on what is free.
+Knows layers and weights, nothing of tokens.
 """
 
 import logging
@@ -26,17 +26,17 @@ from torch.nn.functional import linear
 from .device import GIB, installed_bytes
 
 SHARE = 0.25  # of the machine's memory may be taken by the copies of one model
-Products = list[tuple[nn.Linear, Callable[[torch.Tensor], torch.Tensor]]]
-_PACKED: WeakKeyDictionary = (
-    WeakKeyDictionary()
-)  # model -> [its products, how many searches use them]
+Product = Callable[[torch.Tensor], torch.Tensor]
+# model -> [products of its layers, number of searches that use them]
+_PACKED: WeakKeyDictionary = WeakKeyDictionary()
 log = logging.getLogger("igcore")
 
 
 @contextmanager
 def packed(*models) -> Iterator[None]:
-    """Keep copies of the linear layers of models; those on another device, or too large for the
-    machine, are left alone.
+    """Keep copies of the linear layers of models.
+
+    Models on another device, or too large for the machine, are left alone.
     """
     with ExitStack() as stack:
         for model in models:
@@ -47,35 +47,30 @@ def packed(*models) -> Iterator[None]:
 @contextmanager
 def _packed(model) -> Iterator[None]:
     if model not in _PACKED:
-        _PACKED[model] = [
-            [(layer, _product(layer.weight, layer.bias)) for layer in _layers(model)],
-            0,
-        ]
+        products = [(layer, _product(layer.weight, layer.bias)) for layer in _layers(model)]
+        _PACKED[model] = [products, 0]
     _PACKED[model][1] += 1
     try:
         yield
     finally:
         _PACKED[model][1] -= 1
-        if not _PACKED[model][1]:
+        if not _PACKED[model][1]:  # the last search that used them
             del _PACKED[model]
 
 
 def missing_bytes(*models) -> int:
     """Return the bytes that `packed` would take for models of which it has no copies yet."""
-    return sum(
-        layer.weight.nbytes for model in models if model not in _PACKED for layer in _layers(model)
-    )
+    layers = [layer for model in models if model not in _PACKED for layer in _layers(model)]
+    return sum(layer.weight.nbytes for layer in layers)
 
 
 @contextmanager
 def products_of(model) -> Iterator[None]:
-    """Let the layers of a model multiply by their copies, if there are any, and give them back as
-    they were.
-    """
+    """Let the layers of a model multiply by their copies, if any, and give them back unchanged."""
     products = _PACKED.get(model, ([],))[0]
     try:
         for layer, product in products:
-            vars(layer)["forward"] = product
+            vars(layer)["forward"] = product  # of this instance, before that of the class
         yield
     finally:
         for layer, _ in products:
@@ -84,11 +79,12 @@ def products_of(model) -> Iterator[None]:
 
 def _layers(model) -> list[nn.Linear]:
     """Return the layers to copy: all or none."""
-    layers = [
-        m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m)
-    ]  # what others patched stays theirs
-    layers = [m for m in layers if m.weight.device.type == "cpu" and _multiplies(m.weight.dtype)]
-    size = sum(m.weight.nbytes for m in layers)
+    layers = []
+    for layer in model.modules():
+        plain = type(layer) is nn.Linear and "forward" not in vars(layer)  # patched ones stay
+        if plain and layer.weight.device.type == "cpu" and _multiplies(layer.weight.dtype):
+            layers.append(layer)
+    size = sum(layer.weight.nbytes for layer in layers)
     if size > SHARE * installed_bytes():
         log.warning(
             "%s decodes slower: copies of its weights would take %.3g GiB, more than a "
@@ -101,28 +97,27 @@ def _layers(model) -> list[nn.Linear]:
 
 
 @torch.inference_mode()
-def _product(
-    weight: torch.Tensor, bias: torch.Tensor | None
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     """Return x -> x W^T + b with a copy of W (out, in)."""
     copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
+
+    return product
 
 
 @cache
 def _multiplies(dtype: torch.dtype) -> bool:
-    """Tell whether this build of torch has the product for a type, and gives what its own gives:
-    the operator is not public.
+    """Tell whether this build of torch has the product for a type, and whether it is right.
+
+    The operator is not public: another build may lack it or mean something else by it.
     """
     numbers = torch.linspace(-1, 1, 40).to(dtype)
     weight, bias, x = numbers.view(5, 8), numbers[:5], numbers[:24].view(3, 8)
     try:
-        found = _product(weight, bias)(x)
+        result = _product(weight, bias)(x)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
-    return torch.allclose(
-        found,
-        linear(x, weight, bias),
-        rtol=8 * torch.finfo(dtype).eps,
-        atol=8 * torch.finfo(dtype).eps,
-    )
+    tolerance = 8 * torch.finfo(dtype).eps
+    return torch.allclose(result, linear(x, weight, bias), rtol=tolerance, atol=tolerance)

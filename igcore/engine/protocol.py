@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-# (index of the candidate in the call, tokens of its block so far) -> {token: factor on its reference
-# probability}. Tokens that are not named keep theirs; the draw renormalises.
+# (index of the candidate in the call, tokens of its block so far)
+# -> {token: factor on its reference probability}; other tokens keep theirs, the draw renormalises
 Penalty = Callable[[int, tuple[int, ...]], Mapping[int, float]]
 
 # o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to draw from

@@ -1,12 +1,11 @@
-"""Drawing tokens: which random numbers decide them, and how. Knows logits and keys; knows nothing
-of models or search.
+"""Drawing tokens from logits, by random numbers that a key decides.
 
 Every draw is an inverse CDF, taken level by level: tokens are leaves of a tree with `BRANCH`
-children per node, and each level is decided by a uniform number of its own. A flat CDF would do
-with one, but float32 logits differ by some 1e-5 between batches and machines, which moves all of
-its tens of thousands of edges, and with them the token wherever they lie dense. A tree has some
-fifty edges on the way to a token, so that a near tie is rare; it also needs one pass over the
-vocabulary instead of three.
+children per node, and each level is decided by a uniform number of its own. A flat inverse CDF
+needs one uniform, but float32 logits differ by some 1e-5 between batches and machines, which shifts
+every edge and flips tokens often where tens of thousands lie dense. A tree has some fifty edges on
+the way to a token, so that a near tie is rare; it also takes one pass over the vocabulary instead
+of three.
 """
 
 import hashlib
@@ -29,24 +28,24 @@ WORDS = 4  # uniform numbers per key: enough for 128 * 16^3 tokens
 def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int) -> int:
     """Return the 128 bits that decide one token.
 
-    A hash of five coordinates rather than a stream, so that it depends neither on batch, shard,
-    order nor resume.
+    They are a hash of five coordinates rather than a stream, so that they depend neither on batch,
+    shard, order nor resume.
     """
     coordinates = f"{seed}|{prompt_id}|{round_}|{beam}|{position}".encode()
     return int.from_bytes(hashlib.blake2b(coordinates, digest_size=16).digest(), "little")
 
 
 def uniforms(keys: Sequence[int]) -> np.ndarray:
-    """Return `WORDS` numbers in (0, 1) per key, (R, WORDS) float64: its 32-bit words, the lowest
-    first.
-    """
+    """Return `WORDS` numbers in (0, 1) per key, (R, WORDS) float64, from its lowest word on."""
     words = np.frombuffer(b"".join(key.to_bytes(16, "little") for key in keys), dtype="<u4")
+    # the middle of each of 2^32 intervals: 0 would draw a token without mass, 1 one past the last
     return (words.reshape(len(keys), WORDS) + 0.5) * 2.0**-32
 
 
 def gumbel(key: int) -> float:
-    """Return a standard Gumbel number. The best of scores to each of which one is added is a draw
-    from their softmax.
+    """Return a standard Gumbel number.
+
+    With one added to each of some scores, the highest is a draw out of their softmax.
     """
     return float(-np.log(-np.log(uniforms([key])[0, 0])))
 
@@ -78,73 +77,75 @@ def draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[in
     """
     device = "cpu" if logits.device.type == "mps" else logits.device  # Apple's has no float64
     logits, u = logits.to(device), u.to(device)
+    # on a CPU a few rows at a time, so that their probabilities stay in its cache
     size = max(1, CHUNK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    out = ([], [], [], [])
+    drawn = ([], [], [], [])
     for at in range(0, len(logits), size):
-        here = {row - at: factor for row, factor in factors.items() if at <= row < at + size}
-        for whole, part in zip(
-            out, _draw(logits[at : at + size], u[at : at + size], here), strict=True
-        ):
+        rows = slice(at, at + size)
+        chunk = {row - at: factor for row, factor in factors.items() if at <= row < at + size}
+        for whole, part in zip(drawn, _draw(logits[rows], u[rows], chunk), strict=True):
             whole += part
-    return out
+    return drawn
 
 
 def _draw(
     logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[int, float]]
 ) -> tuple[list, list, list, list]:
     weights = logits.softmax(-1, dtype=torch.float32)  # (R, V)
+    # the entries that have a factor, and their probabilities before it
     rows = [row for row, factor in factors.items() for _ in factor]
     named = [token for factor in factors.values() for token in factor]
+    values = [value for factor in factors.values() for value in factor.values()]
     before = weights[rows, named]
-    weights[rows, named] = before * torch.tensor(
-        [f for factor in factors.values() for f in factor.values()]
-    ).to(weights)
+    weights[rows, named] = before * torch.tensor(values).to(weights)
     levels = _levels(weights)
     mass = levels[-1].sum(-1)  # (R,)
     if not mass.isfinite().all():
         raise PolicyError(
             "the policy gave logits that are not finite; load it in float32, or check its weights"
         )
-    if not mass.all():
+    if not mass.all():  # the factors left a row nothing: it draws from the reference
         weights[rows, named] = torch.where(mass[rows] > 0, weights[rows, named], before)
         levels = _levels(weights)
         mass = levels[-1].sum(-1)
     tokens, near = _descend(levels, u)
-    q = weights.gather(1, tokens[:, None])[:, 0]
-    p = dict(zip(zip(rows, named, strict=True), before.log().tolist(), strict=True))
+    q = weights.gather(1, tokens[:, None])[:, 0]  # (R,) with factors, before normalising
     tokens, near, log_w, log_q = (x.tolist() for x in (tokens, near, q.log(), (q / mass).log()))
-    log_p = [p.get(pair, w) for pair, w in zip(enumerate(tokens), log_w, strict=True)]
+    # of a token that has a factor the reference probability is the one before it
+    reference = dict(zip(zip(rows, named, strict=True), before.log().tolist(), strict=True))
+    log_p = [reference.get(entry, w) for entry, w in zip(enumerate(tokens), log_w, strict=True)]
     return tokens, log_p, log_q if factors else log_p, near
 
 
 def _levels(weights: torch.Tensor) -> list[torch.Tensor]:
-    """Sum (R, V) over groups of `BRANCH` until `WIDEST` are left: [(R, BRANCH, V / BRANCH), ...,
-    (R, top)], finest first.
+    """Sum (R, V) over groups of `BRANCH` until at most `WIDEST` are left.
+
+    Return the levels, the finest first: [(R, BRANCH, V / BRANCH), ..., (R, top)].
     """
     levels = []
     while (width := weights.shape[1]) > WIDEST:
         if width % BRANCH:
-            weights = pad(weights, (0, -width % BRANCH))
+            weights = pad(weights, (0, -width % BRANCH))  # tokens without mass, never drawn
         levels.append(weights.unflatten(1, (BRANCH, -1)))  # child d of node n is d * nodes + n
         weights = levels[-1].sum(1)
     return [*levels, weights]
 
 
 def _descend(levels: list[torch.Tensor], u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Walk from the top to a leaf; return the leaves (R,) and whether an edge on the way was near."""
+    """Walk from the top to a leaf; return the leaves (R,), and whether an edge was near (R,)."""
     node, near = _choose(levels[-1], u[:, 0])
     for depth, children in enumerate(reversed(levels[:-1]), start=1):
-        index = node[:, None, None].expand(-1, BRANCH, 1)
-        digit, close = _choose(children.gather(2, index)[:, :, 0], u[:, depth])
+        below = children.gather(2, node[:, None, None].expand(-1, BRANCH, 1))[:, :, 0]
+        digit, close = _choose(below, u[:, depth])
         node, near = digit * children.shape[2] + node, near | close
     return node, near
 
 
 def _choose(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inverse CDF over a few weights (R, k) in float64: the first whose cumulative share exceeds u,
-    and whether an edge was near.
+    """Return the first of k weights (R, k) whose cumulative share exceeds u, and if it was near.
 
-    Logits that move by e move an edge at F by no more than 2 e F (1 - F).
+    An edge is near where logits that move by `NEAR_TIE` could move it across u: logits that move by
+    e move an edge at F by no more than 2 e F (1 - F).
     """
     edges = weights.double().cumsum(1)
     edges = edges / edges[:, -1:]
