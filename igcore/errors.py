@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 class IgcoreError(Exception):
-    """Base of every error that is the caller's to mend; programs print it as one line and exit 1."""
+    """Base of every error that the caller can mend; programs print it as one line and exit 1."""
 
 
 class ParameterError(IgcoreError, ValueError):

@@ -82,7 +82,7 @@ def special_strings(tokenizer) -> list[str]:
 
 
 def neutral(tokenizer, text: str) -> str:
-    """Break up strings such as ``</s>`` in a text, so that it cannot write a template's own tokens."""
+    """Break up strings such as ``</s>``, so that a text cannot write a template's own tokens."""
     for special in special_strings(tokenizer):
         text = text.replace(special, f"{special[0]} {special[1:]}")
     return text

@@ -116,7 +116,7 @@ class Cached:
 
 
 def carries(scorer: Scorer) -> bool:
-    """Say whether a scorer can carry what it has read, as `igcore.models.lm_scorer.LMScorer` does."""
+    """Say whether a scorer keeps a KV cache, as `igcore.models.lm_scorer.LMScorer` does."""
     return hasattr(scorer, "carried")
 
 

@@ -114,10 +114,10 @@ class Latents:
 
 
 def latents(states: History | Latents, features: str) -> Latents:
-    """Return what a critic reads of carried states: phi of the paper (section 4).
+    """Return what a critic reads of carried states: phi of the paper (section 5).
 
-    phi maps a prompt with the response so far to (h_t, o_t). As the paper has it (section 2, its
-    footnote, and the footnote of section 4), h_t are the keys and values of all layers at all
+    phi maps a prompt with the response so far to (h_t, o_t). As the paper has it (section 3, its
+    footnote, and the footnote of section 5), h_t are the keys and values of all layers at all
     positions so far, and o_t is the last layer's hidden state, which W maps to logits. Training and
     search go through this function, so that a critic is asked about what it was trained on.
 

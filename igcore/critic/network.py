@@ -1,6 +1,6 @@
 """The critic: predicts from the policy's hidden states how a response will end.
 
-It has two heads (paper, section 4.2): f1, the probability that a response continued by the
+It has two heads (paper, section 5.2): f1, the probability that a response continued by the
 reference policy ends inside the budget, and f2, its expected task cost gamma^T c_task. All prefixes
 of a response are judged at once; a prefix never sees what follows it. Knows latents and z, no text
 or tokens.
@@ -185,7 +185,7 @@ class Critic(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def forward(self, x: Latents, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return f1 (as its logit) and f2 of every prefix (paper, section 4.2).
+        """Return f1 (as its logit) and f2 of every prefix (paper, section 5.2).
 
         Parameters
         ----------

@@ -72,7 +72,7 @@ def targets(
     gamma_safety: float = 1.0,
     gamma_task: float = 0.999,
 ) -> Targets:
-    """Return the Monte Carlo targets of one rollout (paper, section 4.2)."""
+    """Return the Monte Carlo targets of one rollout (paper, section 5.2)."""
     n, size = len(rollout.tokens), rollout.block_size
     # index of the last token of each block; the last block may be shorter
     ends = [min((k + 1) * size, n) - 1 for k in range(len(rollout.costs))]

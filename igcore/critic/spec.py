@@ -53,7 +53,7 @@ class Origin:
                 )
 
     def check_settings(self, method: str, settings: SearchConfig) -> None:
-        """Raise ``ParameterError`` unless it was trained for the settings that a method runs under."""
+        """Raise ``ParameterError`` unless it was trained for the settings of a method."""
         for name in self.SAME:
             made, value = getattr(self, name), getattr(settings, name)
             if value != made:

@@ -50,7 +50,7 @@ class Failures:
 def diversity_penalty(
     failures: Failures, parent: int, sample: int, n_samples: int
 ) -> Callable[[Prefix], Factors] | None:
-    """Return the paper's sampling diversity (section 4, "Sampling Diversity").
+    """Return the paper's sampling diversity (section 5.2, "Sampling Diversity").
 
     Step i of a retry draws from softmax(W o - n_2 [F_i > 0]): every token that a failed block has
     at this position loses n_2 from its logit, whatever stands before it. Subtracting n_2 from a
