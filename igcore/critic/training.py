@@ -33,7 +33,7 @@ from .rollouts import Labels, Rollout, split_by_prompt
 def bce_loss(logit: torch.Tensor, safe: torch.Tensor) -> torch.Tensor:
     """Return J_1 of the paper summed over rows: binary cross-entropy of f1.
 
-    Section 4.2, "Training a Latent-Space Critic".
+    Section 5.2, "Training a Latent-Space Critic".
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def bce_loss(logit: torch.Tensor, safe: torch.Tensor) -> torch.Tensor:
 def mse_loss(f2: torch.Tensor, task: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Return J_2 of the paper summed over rows: the squared error of f2.
 
-    Section 4.2, "Training a Latent-Space Critic".
+    Section 5.2, "Training a Latent-Space Critic".
 
     Parameters
     ----------
