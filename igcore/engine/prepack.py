@@ -8,8 +8,8 @@ between are never missed, and no model is changed::
     with packed(model):
         forward(model, ...)  # the layers multiply by their copies, see `products_of`
 
-Sums are taken in another order than without the copies, so whether there are any must not change
-from run to run: it depends on the model and on the memory of the machine, never on what is free.
+Sums are taken in another order than without the copies. So whether there are copies must not change
+between runs: it depends on the model and on the memory of the machine, never on what is free.
 Knows layers and weights, nothing of tokens.
 """
 
