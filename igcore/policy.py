@@ -142,7 +142,7 @@ class Policy:
     eos_ids : frozenset of int
         Tokens that end a response.
     cache : str
-        How the engine keeps keys and values, a key of `igcore.engine.engine.CACHES`.
+        How the engine keeps keys and values, a key of `igcore.engine.local.CACHES`.
     files : dict of str to str
         What it was loaded from, see `igcore.models.pretrained.contents_of`; empty for a policy made
         by hand.
