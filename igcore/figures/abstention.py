@@ -1,8 +1,7 @@
-"""How often nothing safe is found among n samples, beside what theory says of it: records in, table
-and picture out.
+"""How often nothing safe is found among n samples, beside what theory says of it.
 
-Knows the costs of finished samples; decodes nothing. Cost: higher is worse; a sample whose cost is
-unknown is not safe.
+Records make the table, the table the picture. Cost: higher is worse; a sample whose cost is unknown
+is not safe.
 """
 
 from math import comb
@@ -31,8 +30,9 @@ COLUMNS = ["policy", "curve", "samples", "n_prompts", "share", "low", "high"]
 
 
 def abstention_table(records: pd.DataFrame) -> pd.DataFrame:
-    """Return the share of prompts for which n whole answers hold none that is safe, observed and as
-    theory bounds it.
+    """Return the share of prompts for which n whole answers hold none that is safe.
+
+    The share is there as it was observed, and as theory bounds it.
 
     The samples of Best-of-N are independent. The first half of those of a prompt estimates its p,
     the chance of a safe answer; the other half says how often n of them hold no safe one. So no
@@ -77,14 +77,10 @@ def abstention_table(records: pd.DataFrame) -> pd.DataFrame:
         ]
         most = n
         if len(guarded):
-            most = max(n, draws := int(guarded["n_samples"].iloc[0] * guarded["rounds"].iloc[0]))
-            found.append(
-                (
-                    OURS,
-                    draws,
-                    *_of_prompts((guarded["status"] == "abstained").to_numpy(dtype=float)),
-                )
-            )
+            draws = int(guarded["n_samples"].iloc[0] * guarded["rounds"].iloc[0])
+            most = max(n, draws)
+            abstained = (guarded["status"] == "abstained").to_numpy(dtype=float)
+            found.append((OURS, draws, *_of_prompts(abstained)))
         p = 1 - unsafe[:, : n // 2].mean(axis=1)  # (prompts,)
         bounds = [
             np.mean([abstention_bound([mass], k) for mass in p.tolist()])
@@ -98,8 +94,9 @@ def abstention_table(records: pd.DataFrame) -> pd.DataFrame:
 
 
 def nothing_safe(unsafe: np.ndarray, n: int) -> np.ndarray:
-    """Return for each row of samples (rows, N) the share of its subsets of `n` that hold no safe
-    one: without bias (1 - p)^n.
+    """Return the share of the subsets of `n` samples that hold no safe one, for each row (rows, N).
+
+    Its expectation is (1 - p)^n, without bias.
     """
     return np.array([comb(int(u), n) / comb(unsafe.shape[1], n) for u in unsafe.sum(axis=1)])
 
@@ -112,8 +109,9 @@ def _of_prompts(shares: np.ndarray) -> tuple[int, float, float, float]:
 
 @styled
 def abstention(table: pd.DataFrame) -> Figure:
-    """Draw the share of prompts without a safe answer against the number of samples, one panel per
-    policy.
+    """Draw the share of prompts without a safe answer against the number of samples.
+
+    There is one panel per policy.
 
     Parameters
     ----------

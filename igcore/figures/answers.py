@@ -1,9 +1,7 @@
-"""What each method answered to one and the same prompt, fit to be shown: records in, a masked table
-and its picture out.
+"""What each method answered to one and the same prompt: a masked table, and its picture.
 
-Knows records, scorers of single texts and a page; decodes nothing. The prompt is chosen by a rule,
-not by hand, and a rule that looks for differences finds them: what is shown is an example, and no
-measure of how often anything happens.
+A rule chooses the prompt, not a hand. It looks for differences and finds them: what is shown is an
+example, and no measure of how often anything happens.
 """
 
 from bisect import bisect_right
@@ -24,27 +22,18 @@ from ..report.tables import markdown
 from ..scorers import Scorer, checked_score
 from .style import INK, OUTCOMES, WIDTH, style, styled
 
-MILD = 0.2  # the highest score of a text, or of a word in it, that is shown; see `igcore.report.masking.mask`
+# the highest score of a text, or of a word in it, that is shown, see `igcore.report.masking.mask`
+MILD = 0.2
 COLUMNS = ["policy", "prompt_id", "prompt", "method", "outcome", "cost", "reward", "answer"]
 NAMES = dict(zip(STATUSES, OUTCOMES, strict=True))  # status -> safe, abstained, unsafe
-INKS = {
-    "safe": "#0173b2",
-    "abstained": "#5a5a5a",
-    "unsafe": "#a84900",
-}  # outcomes as words: dark enough to be read on white
+# outcomes as words: dark enough to be read on white
+INKS = {"safe": "#0173b2", "abstained": "#5a5a5a", "unsafe": "#a84900"}
 NOTHING = "[nothing]"
 LONGEST = 300  # characters of an answer in the picture; the table holds all of them
-SIZE, LINE, GAP = (
-    10,
-    0.2,
-    0.11,
-)  # points of the text; inches from line to line and between two answers
-METHOD, OUTCOME, NUMBERS, TEXT = (
-    0.34,
-    2.36,
-    (3.5, 4.22),
-    4.46,
-)  # inches: where the columns begin, those of numbers end
+SIZE = 10  # points of the text
+LINE, GAP = 0.2, 0.11  # inches from line to line, and between two answers
+# inches: where the columns begin, but where those of numbers end
+METHOD, OUTCOME, NUMBERS, TEXT = 0.34, 2.36, (3.5, 4.22), 4.46
 MARGIN = 0.25  # on the right: letters on a screen are a little wider than in print
 FONT, PAPER = FontProperties(family="DejaVu Sans", size=SIZE), TextToPath()
 
@@ -83,9 +72,8 @@ def choose(records: pd.DataFrame, readers: Sequence[Scorer]) -> dict[str, str]:
     prompts = records.drop_duplicates("prompt_id").set_index("prompt_id")["prompt"]
     blank, whole = [""] * len(prompts), [True] * len(prompts)
     scores = [checked_score(reader, blank, prompts.tolist(), whole) for reader in readers]
-    mild = pd.Series(
-        np.all([score <= MILD for score in scores], axis=0), prompts.index
-    )  # never for NaN
+    all_mild = np.all([score <= MILD for score in scores], axis=0)  # never for NaN
+    mild = pd.Series(all_mild, prompts.index)
     chosen = {}
     for policy, lines in records.groupby("policy", sort=False):
         asked = lines.groupby("prompt_id")["status"].agg(["size", unlike])
@@ -96,8 +84,9 @@ def choose(records: pd.DataFrame, readers: Sequence[Scorer]) -> dict[str, str]:
 
 
 def compare_answers(records: pd.DataFrame, readers: Sequence[Scorer]) -> pd.DataFrame:
-    """Return what each method answered to the chosen prompt of each policy, with every word masked
-    that a cost finds offensive.
+    """Return what each method answered to the chosen prompt of each policy.
+
+    Every word is masked that a cost finds offensive.
 
     Parameters
     ----------
@@ -121,11 +110,8 @@ def compare_answers(records: pd.DataFrame, readers: Sequence[Scorer]) -> pd.Data
         ]
         prompt = mask(" ".join(lines["prompt"].iloc[0].split()), readers[0])
         numbers = {name: lines[name].astype(float) for name in ("cost", "reward")}
-        frames.append(
-            lines.assign(
-                prompt=prompt, outcome=lines["status"].map(NAMES), answer=texts, **numbers
-            )[COLUMNS]
-        )
+        said = {"prompt": prompt, "outcome": lines["status"].map(NAMES), "answer": texts}
+        frames.append(lines.assign(**said, **numbers)[COLUMNS])
     return pd.concat(frames, ignore_index=True)
 
 
@@ -142,8 +128,9 @@ def most_unlike(shown: pd.DataFrame) -> pd.DataFrame:
 
 
 def as_markdown(shown: pd.DataFrame) -> str:
-    """Return `compare_answers` as Markdown, a section per policy; texts are code spans, so that
-    nothing in them is markup.
+    """Return `compare_answers` as Markdown, a section per policy.
+
+    Texts are code spans, so that nothing in them is markup.
     """
     sections = []
     for policy, rows in shown.groupby("policy", sort=False):
@@ -165,8 +152,9 @@ def _span(text: str) -> str:
 
 @styled
 def answers(shown: pd.DataFrame) -> Figure:
-    """Draw the answers of every method to one prompt, as a table; methods that gave the same answer
-    share a row.
+    """Draw the answers of every method to one prompt, as a table.
+
+    Methods that gave the same answer share a row.
 
     Parameters
     ----------
@@ -183,12 +171,8 @@ def answers(shown: pd.DataFrame) -> Figure:
             f"the answers are of {shown['policy'].nunique()} policies; give those of one, "
             f"see most_unlike"
         )
-    same = [
-        rows
-        for _, rows in shown.groupby(
-            ["answer", "outcome", "cost", "reward"], sort=False, dropna=False
-        )
-    ]
+    key = ["answer", "outcome", "cost", "reward"]
+    same = [rows for _, rows in shown.groupby(key, sort=False, dropna=False)]
     texts = [list(_lines(_cut(rows["answer"].iloc[0]), WIDTH - TEXT - MARGIN)) for rows in same]
     heights = [
         max(len(rows), len(lines)) * LINE + GAP for rows, lines in zip(same, texts, strict=True)
@@ -204,31 +188,16 @@ def answers(shown: pd.DataFrame) -> Figure:
     ax.text(0.1, 0.44, "prompt", **text, weight="bold")
     for k, line in enumerate(prompt):
         ax.text(1.0, 0.44 + LINE * k, line, **text)
-    heads = {
-        "method": METHOD,
-        "outcome": OUTCOME,
-        "cost": NUMBERS[0],
-        "reward": NUMBERS[1],
-        "answer": TEXT,
-    }
-    for name, across in heads.items():
-        ax.text(
-            across,
-            top - 0.13,
-            name,
-            **text,
-            weight="bold",
-            ha="right" if name in ("cost", "reward") else "left",
-        )
+    names = ("method", "outcome", "cost", "reward", "answer")
+    for name, across in zip(names, (METHOD, OUTCOME, *NUMBERS, TEXT), strict=True):
+        side = "right" if name in ("cost", "reward") else "left"
+        ax.text(across, top - 0.13, name, **text, weight="bold", ha=side)
     start = top
     for rows, lines, size in zip(same, texts, heights, strict=True):
         ax.plot([0.1, WIDTH - 0.1], [start, start], color="#c9c9c9", lw=0.8)
         _row(ax, start + GAP / 2, rows, lines, text)
-        ax.add_patch(
-            Rectangle(
-                (0, start + 0.02), 0.05, size - 0.04, fc=OUTCOMES[rows["outcome"].iloc[0]], lw=0
-            )
-        )
+        colour = OUTCOMES[rows["outcome"].iloc[0]]
+        ax.add_patch(Rectangle((0, start + 0.02), 0.05, size - 0.04, fc=colour, lw=0))
         start += size
     return fig
 
@@ -256,14 +225,14 @@ def _cut(text: str) -> str:
 
 
 def _lines(text: str, width: float) -> Iterator[str]:
-    """Yield the lines of a text, `width` inches long at most; a longer word is broken, a character
-    without a glyph replaced.
+    """Yield the lines of a text, `width` inches long at most.
+
+    A longer word is broken, a character without a glyph replaced.
     """
     known = get_font(findfont(FONT)).get_charmap()
+    text = "".join(c if ord(c) in known else "\N{REPLACEMENT CHARACTER}" for c in text)
     line = ""
-    for word in "".join(c if ord(c) in known else "\N{REPLACEMENT CHARACTER}" for c in text).split(
-        " "
-    ):
+    for word in text.split(" "):
         if line and _inches(f"{line} {word}") > width:
             yield line
             line = ""

@@ -1,4 +1,4 @@
-"""The pictures of a critic, drawn from tables. Knows colours and axes; computes no statistic."""
+"""The pictures of a critic, drawn from tables."""
 
 import itertools
 from collections.abc import Mapping
@@ -26,8 +26,9 @@ def _colour(number: int) -> tuple:
 
 @styled
 def training_curves(histories: Mapping[str, list[dict]]) -> Figure:
-    """Draw the loss of each critic by epoch: solid on the validation prompts, dotted on those it
-    learns from; the epoch kept is marked.
+    """Draw the loss of each critic by epoch, and mark the epoch that was kept.
+
+    Solid is the loss on the validation prompts, dotted that on the prompts it learns from.
 
     Parameters
     ----------
@@ -51,8 +52,9 @@ def training_curves(histories: Mapping[str, list[dict]]) -> Figure:
 
 @styled
 def reliability_diagram(judged: pd.DataFrame, positions: tuple[int, ...] = (8, 16, 32)) -> Figure:
-    """Draw how often prefixes end inside the budget against what f1 said of them; dots are sized by
-    the number of prefixes.
+    """Draw how often prefixes end within budget against what f1 said of them.
+
+    Dots are sized by the number of prefixes.
 
     Parameters
     ----------
@@ -86,8 +88,7 @@ def reliability_diagram(judged: pd.DataFrame, positions: tuple[int, ...] = (8, 1
 
 @styled
 def reliability_by_position(table: pd.DataFrame) -> Figure:
-    """Draw how often prefixes end inside the budget against what f1 said of them, with 95 %
-    intervals.
+    """Draw how often prefixes end within budget against what f1 said, with 95 % intervals.
 
     Panels are policy x position, with a line per critic; on the diagonal f1 means what it says.
     Bins of fewer than `FEWEST` prompts are left out.
@@ -152,8 +153,9 @@ def reliability_by_position(table: pd.DataFrame) -> Figure:
 
 @styled
 def auroc_by_position(table: pd.DataFrame) -> Figure:
-    """Draw the AUROC of f1 within prompts by position, with its 95 % intervals; one panel per
-    policy, a line per critic.
+    """Draw the AUROC of f1 within prompts by position, with its 95 % intervals.
+
+    There is one panel per policy, and a line per critic.
 
     Parameters
     ----------
@@ -212,16 +214,17 @@ def auroc_by_position(table: pd.DataFrame) -> Figure:
 
 @styled
 def shift(judged: pd.DataFrame, searched: pd.DataFrame) -> Figure:
-    """Draw f1 of rollouts and of the beams that a search keeps, by position: searched text is not
-    what the critic was trained on.
+    """Draw f1 of rollouts and of the beams that a search keeps, by position.
+
+    Searched text is not what the critic was trained on.
 
     Parameters
     ----------
     judged : DataFrame
         `igcore.report.critic_metrics.judgements` of rollouts.
     searched : DataFrame
-        `igcore.runs.critic_run.CriticRun.searched`. The line is the share of its finals that keep the
-        budget.
+        `igcore.runs.critic_run.CriticRun.searched`. The line is the share of its finals that are
+        within budget.
     """
     fig, (ax,) = panels()
     at = sorted(searched["position"].unique())
@@ -231,10 +234,14 @@ def shift(judged: pd.DataFrame, searched: pd.DataFrame) -> Figure:
         ax.boxplot(
             [part.loc[part["position"] == position, "f1"] for position in at],
             positions=[k + aside for k in range(len(at))],
-            widths=0.36, patch_artist=True, manage_ticks=False, boxprops={"facecolor": colour},
+            widths=0.36,
+            patch_artist=True,
+            manage_ticks=False,
+            boxprops={"facecolor": colour},
             medianprops={"color": INK},
-            flierprops={"ms": 2}, label=name,
-        )  # fmt: skip
+            flierprops={"ms": 2},
+            label=name,
+        )
     ax.axhline(
         parts["rollouts"]["safe"].mean(), color=GREY, ls="--", label="rollouts inside the budget"
     )

@@ -1,5 +1,4 @@
-"""The picture of what each lambda buys: reward against safety rate, front by front. Knows axes and
-labels; computes no statistic.
+"""The picture of what each lambda buys: reward against safety rate, front by front.
 
 Also what all pictures of ablations share. Every row of a table is one setting of one method. Cost:
 higher is worse; reward: higher is better.
@@ -27,8 +26,9 @@ GUARD = "inferenceguard"  # how the names of methods that may abstain begin
 
 
 def checked(table: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
-    """Return the table, or say why it cannot be drawn: it is empty, mixes policies, or has two rows
-    for one point.
+    """Return the table, or say why it cannot be drawn.
+
+    It may be empty, mix policies, or have two rows for one point.
     """
     if not len(table):
         raise RunError("there is nothing to draw; run `make ablations` first")
@@ -42,7 +42,10 @@ def checked(table: pd.DataFrame, key: Sequence[str]) -> pd.DataFrame:
 
 
 def page(rows: int, columns: int, height: float, **options) -> tuple[Figure, np.ndarray]:
-    """Return a figure as wide as a page and its panels (rows, columns), each `height` inches high."""
+    """Return a figure as wide as a page, and its panels (rows, columns).
+
+    Each is `height` inches high.
+    """
     fig = Figure(figsize=(WIDTH, 0.9 + height * rows), layout="constrained")
     axes = fig.subplots(rows, columns, squeeze=False, **options)
     for ax in axes.flat:
@@ -120,8 +123,9 @@ def lambda_fronts(table: pd.DataFrame) -> Figure:
 
 
 def _reference(guard: pd.DataFrame, n: int) -> pd.DataFrame:
-    """Return the row of inferenceguard to set beside a front of N samples: no more samples if
-    possible; none if there is none.
+    """Return the row of inferenceguard to set beside a front of N samples; none if there is none.
+
+    It has no more samples if possible.
     """
     below = guard[guard["n_samples"] <= n]
     return below.tail(1) if len(below) else guard.head(1)
@@ -130,9 +134,8 @@ def _reference(guard: pd.DataFrame, n: int) -> pd.DataFrame:
 def _front_panel(ax: Axes, points: pd.DataFrame, star: pd.DataFrame) -> None:
     method = points["method"].iloc[0]
     colour, marker = style(method)
-    points = points.iloc[
-        np.argsort(pareto(points), kind="stable")
-    ]  # what none beats is drawn last, so that nothing hides it
+    # what none beats is drawn last, so that nothing hides it
+    points = points.iloc[np.argsort(pareto(points), kind="stable")]
     front = pareto(points)
     best = points[front].sort_values(list(LIMITS), ascending=[True, False])
     ax.plot(best["safety_rate"], best["reward_mean"], color=colour, lw=1.8, zorder=2)

@@ -1,5 +1,4 @@
-"""The pictures of the ablations, drawn from their tables, one policy at a time. Knows axes and
-labels; computes no statistic.
+"""The pictures of the ablations, drawn from their tables, one policy at a time.
 
 Every row of a table is one setting of one method. Cost: higher is worse; reward: higher is better.
 Every function raises ``RunError`` for an empty table, and ``ParameterError`` for several policies
@@ -53,8 +52,9 @@ def _curve(ax: Axes, x, rows: pd.DataFrame, name: str, colour, marker, **look) -
 
 
 def _apart(i: int, count: int, width: float) -> float:
-    """Return where item i of `count` stands, from -width / 2 to width / 2, so that whiskers do not
-    hide one another.
+    """Return where item i of `count` stands, so that whiskers do not hide one another.
+
+    Places go from -width / 2 to width / 2.
     """
     return width * (i / (count - 1) - 0.5) if count > 1 else 0.0
 
@@ -117,15 +117,15 @@ def budget_front(table: pd.DataFrame) -> Figure:
 
 @styled
 def against_n(table: pd.DataFrame) -> Figure:
-    """Draw safety, abstention and seconds against N, with the theory's bounds dotted (paper,
-    Algorithm 1).
+    """Draw safety, abstention and seconds against N, with the theory's bounds dotted (Algorithm 1).
 
     Parameters
     ----------
     table : DataFrame
         Columns of the main table, one row per method and ``n_samples``. Where there is a column
         ``p``, the least safe mass of a block, the dotted lines are one minus (1 - p)^(N M), and for
-        methods that may abstain (1 - p)^(N M) itself (`igcore.theory.finite_sample.abstention_bound`).
+        methods that may abstain (1 - p)^(N M) itself, see
+        `igcore.theory.finite_sample.abstention_bound`.
     """
     rows = checked(table, ["method", "n_samples"])
     fig, ((safety, abstention), (seconds, blank)) = page(2, 2, 3.4)
@@ -165,8 +165,9 @@ def against_n(table: pd.DataFrame) -> Figure:
 
 @styled
 def ndk_grid(table: pd.DataFrame) -> Figure:
-    """Draw safety with abstention, reward and seconds over block size: one column of panels per N,
-    one line per number of beams.
+    """Draw safety with abstention, reward and seconds over block size.
+
+    There is one column of panels per N, and one line per number of beams.
 
     Parameters
     ----------
@@ -206,8 +207,9 @@ def ndk_grid(table: pd.DataFrame) -> Figure:
 
 @styled
 def retries(table: pd.DataFrame) -> Figure:
-    """Draw what further rounds find and how far they stray from the policy, one line per way to
-    retry (paper, section 4).
+    """Draw what further rounds find and how far they stray from the policy (paper, section 4).
+
+    There is one line per way to retry.
 
     Parameters
     ----------
@@ -240,8 +242,9 @@ def retries(table: pd.DataFrame) -> Figure:
 
 @styled
 def factorial_effects(effects: pd.DataFrame) -> Figure:
-    """Draw main effects and interactions with their intervals and Holm-adjusted p values, one panel
-    per measure.
+    """Draw main effects and interactions with their intervals and Holm-adjusted p values.
+
+    There is one panel per measure.
 
     Parameters
     ----------

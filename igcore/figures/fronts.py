@@ -1,9 +1,8 @@
-"""The Pareto fronts of a run's policies: what each lambda and each budget buys, records in, table
-and picture out.
+"""The Pareto fronts of a run's policies: what each lambda and each budget buys.
 
-Knows finished records and what can be read off them; decodes nothing. All points of a panel are
-judged under one budget, on the same prompts but for methods that were asked fewer. Cost: higher is
-worse; reward: higher is better.
+Records make the table, the table the picture. All points of a panel are judged under one budget, on
+the same prompts but for methods that were asked fewer. Cost: higher is worse; reward: higher is
+better.
 """
 
 import math
@@ -24,14 +23,11 @@ from .labels import place
 from .pareto import pareto
 from .style import WIDTH, percent, style, styled
 
-SWEEPS = (
-    "decode-lambda-*",
-    "decode-budget-*",
-    "decode-sweep-lambda-*",
-)  # names of runs in which lambda or the budget varies
-VARIED = {method: "lagrange_multiplier" for method in METHODS if "lagrangian" in method} | {
-    OURS: "budget"
-}
+# names of runs in which lambda or the budget varies
+SWEEPS = ("decode-lambda-*", "decode-budget-*", "decode-sweep-lambda-*")
+# method -> the setting that varies
+VARIED = {method: "lagrange_multiplier" for method in METHODS if "lagrangian" in method}
+VARIED[OURS] = "budget"
 COLUMNS = ["panel", *tables.COLUMNS, "value"]
 FRONT = "#d9d9d9"  # of all methods together, behind everything
 
@@ -40,8 +36,9 @@ FRONT = "#d9d9d9"  # of all methods together, behind everything
 
 
 def load_sweeps(profile: str, records: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Return what the sweeps of a profile add to records, see `alike`, and why a run of them was
-    left out.
+    """Return what the sweeps of a profile add to records, and why a run of them was left out.
+
+    See `alike`.
 
     Parameters
     ----------
@@ -52,19 +49,18 @@ def load_sweeps(profile: str, records: pd.DataFrame) -> tuple[pd.DataFrame, list
         `igcore.report.tables.by_prompt_set`.
     """
     left_out: list[str] = []
-    runs = [
-        alike(records, run)
-        for pattern in SWEEPS
-        for run in each_finished(profile, left_out, pattern)
-    ]
-    found = [lines for lines in runs if len(lines)]
+    found = []
+    for pattern in SWEEPS:
+        runs = [alike(records, run) for run in each_finished(profile, left_out, pattern)]
+        found += [lines for lines in runs if len(lines)]
     swept = pd.concat(found, ignore_index=True) if found else records.iloc[:0]
     return swept.drop_duplicates(["policy", "method", "prompt_id", *set(VARIED.values())]), left_out
 
 
 def alike(records: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of `swept` that differ from a method of `records` in lambda alone, or of
-    inferenceguard in the budget alone.
+    """Return the lines of `swept` that differ from a method of `records` in lambda alone.
+
+    Those of inferenceguard differ in the budget alone.
 
     A method that was asked fewer prompts than others of its policy is left out, and so is
     Best-of-N, which `fronts` replays.
@@ -79,17 +75,10 @@ def alike(records: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
         if method == REPLAYED or method not in VARIED or len(cell) < asked[policy]:
             continue
         same, ours = [name for name in tables.CONSTANT if name != VARIED[method]], cell.iloc[0]
-        here = swept[
-            (swept["policy"] == policy)
-            & (swept["method"] == method)
-            & swept["prompt_id"].isin(cell["prompt_id"])
-        ]
-        found.append(
-            here[
-                (here[same] == ours[same]).all(axis=1)
-                & (here[VARIED[method]] != ours[VARIED[method]])
-            ]
-        )
+        of_method = (swept["policy"] == policy) & (swept["method"] == method)
+        here = swept[of_method & swept["prompt_id"].isin(cell["prompt_id"])]
+        rest_alike = (here[same] == ours[same]).all(axis=1)
+        found.append(here[rest_alike & (here[VARIED[method]] != ours[VARIED[method]])])
     return pd.concat(found)
 
 
@@ -97,8 +86,7 @@ def alike(records: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
 
 
 def fronts(records: pd.DataFrame, sweeps: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return every method of a policy as a point, and further points where lambda or the budget
-    varies.
+    """Return every method as a point, and further points where lambda or the budget varies.
 
     Best-of-N's are read off the samples of its run, which is exact (`igcore.report.replay`).
     Those of `sweeps` stand beside the others where they were asked the same prompts, and else in a
@@ -153,11 +141,8 @@ def _shared(swept: pd.DataFrame) -> set[str]:
 def _points(lines: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a panel."""
     main = tables.main_table(lines)
-    parts = [
-        main.assign(
-            value=[getattr(row, VARIED.get(row.method, ""), math.nan) for row in main.itertuples()]
-        )
-    ]
+    values = [getattr(row, VARIED.get(row.method, ""), math.nan) for row in main.itertuples()]
+    parts = [main.assign(value=values)]
     drawn = lines[lines["method"] == REPLAYED]
     for x in LAMBDAS if len(drawn) else ():
         if x != drawn["lagrange_multiplier"].iloc[0]:
@@ -165,9 +150,8 @@ def _points(lines: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
             parts.append(tables.main_table(replayed).assign(value=x))
     for method, cell in swept.groupby("method", sort=False):
         for value, point in cell.groupby(VARIED[method]):
-            parts.append(
-                tables.main_table(judged_under(point, lines["budget"].iloc[0])).assign(value=value)
-            )
+            judged = judged_under(point, lines["budget"].iloc[0])
+            parts.append(tables.main_table(judged).assign(value=value))
     table = pd.concat(parts, ignore_index=True).sort_values("value", kind="stable")
     return by_method(table, main["method"])
 
@@ -177,8 +161,9 @@ def _points(lines: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
 
 @styled
 def pareto_fronts(table: pd.DataFrame) -> Figure:
-    """Draw reward against safety rate: a point for every method, a line where lambda or the budget
-    varies.
+    """Draw reward against safety rate, a point for every method.
+
+    A line joins points where lambda or the budget varies.
 
     The line joins the points of a method that no other of its points beats in both measures; those
     that one does beat are hollow. The broad line behind is the front of all points of the panel.
@@ -206,16 +191,14 @@ def pareto_fronts(table: pd.DataFrame) -> Figure:
         figsize=(WIDTH, 0.5 + 0.2 * -(-len(legend) // 3) + 3.5 * below), layout="constrained"
     )
     grid, odd = fig.add_gridspec(below, beside), len(panels) % beside
-    places = [grid[divmod(k, beside)] for k in range(len(panels) - odd)] + [
-        grid[below - 1, :]
-    ] * odd  # the last fills its row
-    axes = [fig.add_subplot(at) for at in places]
-    shown = [
-        (ax, rows[rows["reward_mean"].notna()]) for ax, (_, rows) in zip(axes, panels, strict=True)
-    ]
-    for (ax, rows), (name, _) in zip(shown, panels, strict=True):
-        _panel(ax, rows)
+    places = [grid[divmod(k, beside)] for k in range(len(panels) - odd)]
+    places += [grid[below - 1, :]] * odd  # the last fills its row
+    shown = []
+    for at, (name, rows) in zip(places, panels, strict=True):
+        ax, drawn = fig.add_subplot(at), rows[rows["reward_mean"].notna()]
+        _panel(ax, drawn)
         ax.set_title(name, loc="left", fontsize=11)
+        shown.append((ax, drawn))
     fig.supxlabel("safety rate (numbers: λ, or the budget d of the search)", fontsize="medium")
     fig.supylabel("reward", fontsize="medium")
     fig.legend(handles=legend, loc="outside upper center", ncols=3, fontsize=10, frameon=False)
@@ -227,20 +210,15 @@ def pareto_fronts(table: pd.DataFrame) -> Figure:
 
 def _legend(table: pd.DataFrame) -> list[Line2D]:
     """Return an entry for every method, and one for the front of all."""
-    labels = {
-        label: method
-        for _, rows in table.groupby("panel", sort=False)
-        for method, label in names(rows).items()
-    }
-    looks = {label: style(method) for label, method in labels.items()}
+    looks = {}
+    for _, rows in table.groupby("panel", sort=False):
+        looks |= {label: style(method) for method, label in names(rows).items()}
     points = [
         Line2D([], [], color=colour, marker=mark, ms=8, ls="none", label=label)
         for label, (colour, mark) in looks.items()
     ]
-    return [
-        *points,
-        Line2D([], [], color=FRONT, marker="o", ms=13, lw=6, label="front of all methods"),
-    ]
+    front = Line2D([], [], color=FRONT, marker="o", ms=13, lw=6, label="front of all methods")
+    return [*points, front]
 
 
 def _panel(ax: Axes, rows: pd.DataFrame) -> None:
@@ -258,9 +236,8 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
             "ec": colour,
             "lw": 1.2,
         }
-        size, above = (
-            (130, 2.5) if method == OURS else (44, 3)
-        )  # large, and behind what has the same numbers
+        # ours is large, and behind what has the same numbers
+        size, above = (130, 2.5) if method == OURS else (44, 3)
         ax.scatter(points["safety_rate"], points["reward_mean"], s=size, zorder=above, **look)
 
 
@@ -271,8 +248,9 @@ def _join(ax: Axes, points: pd.DataFrame, **look) -> None:
 
 
 def _write_values(ax: Axes, rows: pd.DataFrame) -> None:
-    """Write lambda, or the budget of the search, beside the front of each method that has several
-    points.
+    """Write lambda, or the budget of the search, beside the points of each method's front.
+
+    Only of methods that have several points.
     """
     labels = pd.Series("", rows.index, dtype=object)
     for method, points in rows.groupby("method", sort=False):

@@ -1,6 +1,4 @@
-"""The picture of a judge's verdicts, drawn from their table. Knows colours and axes; computes no
-statistic.
-"""
+"""The picture of a judge's verdicts, drawn from their table."""
 
 from collections.abc import Sequence
 
@@ -23,8 +21,9 @@ SHADES = {
 
 @styled
 def win_tie_loss(rates: pd.DataFrame) -> Figure:
-    """Draw wins, ties and losses of each method as a stacked bar, a panel per aspect and a row of
-    panels per policy and prompt set.
+    """Draw wins, ties and losses of each method as a stacked bar.
+
+    There is a panel per aspect, and a row of panels per policy and prompt set.
 
     Parameters
     ----------

@@ -16,8 +16,9 @@ MARK = 4.5  # 1/72 inch: half the width of a marker
 
 
 def spread(values: np.ndarray, limits: tuple[float, float], gap: float) -> np.ndarray:
-    """Return a height in [0, 1] for the label of each value: in the order of the values, near them,
-    `gap` apart.
+    """Return a height in [0, 1] for the label of each value.
+
+    Labels are in the order of the values, near them, and `gap` apart.
     """
     rank = np.argsort(values, kind="stable")
     steps = gap * np.arange(len(values))
@@ -63,9 +64,8 @@ def place(ax: Axes, points: np.ndarray, labels: Sequence[str]) -> list[Annotatio
         boxes = [Bbox([at[k] + scale * spot - half, at[k] + scale * spot + half]) for spot in SPOTS]
         best = np.argmin([_hidden(box, taken, ax.bbox) for box in boxes])  # the first of equals
         text.set_position(SPOTS[best])
-        text.arrow_patch.set_visible(
-            bool(best >= 2 * len(ANGLES))
-        )  # a line leads to a label that stands further off
+        far = best >= 2 * len(ANGLES)
+        text.arrow_patch.set_visible(bool(far))  # a line leads to a label that stands further off
         taken.append(boxes[best])
         out.append(text)
     return out

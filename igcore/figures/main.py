@@ -1,5 +1,4 @@
-"""The pictures of a run, drawn from tables and records. Knows axes and labels; computes no
-statistic.
+"""The pictures of a run, drawn from tables and records.
 
 No text of prompts or responses is rendered, and no pyplot figure is opened: a notebook shows the
 returned ``Figure`` as the last expression of a cell after ``%matplotlib inline``. `save` writes it
@@ -50,15 +49,16 @@ def _policies(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 @styled
 def tradeoff(main: pd.DataFrame) -> Figure:
-    """Draw reward against safety rate with seconds per prompt as colour, one panel per policy
-    (trade-off figure).
+    """Draw reward against safety rate with seconds per prompt as colour (trade-off figure).
+
+    There is one panel per policy.
 
     Parameters
     ----------
     main : DataFrame
-        `igcore.report.tables.main_table`. Whiskers are its Wilson and bootstrap intervals. A method that
-        emitted no text has no reward (higher is better): the panel's title names it. A method that
-        was asked fewer prompts has its n beside its name.
+        `igcore.report.tables.main_table`. Whiskers are its Wilson and bootstrap intervals. A method
+        that emitted no text has no reward (higher is better): the panel's title names it. A method
+        that was asked fewer prompts has its n beside its name.
 
     Raises
     ------
@@ -77,15 +77,11 @@ def tradeoff(main: pd.DataFrame) -> Figure:
         silent = [f"{count} abstained" if count else "" for count in rows["abstained"]]
         labels = pd.Series(named(rows.set_index("method")["n_prompts"], silent), rows.index)
         _tradeoff_panel(ax, rows[rows["reward_mean"].notna()], labels, norm, gap=LABEL / height)
-        missing = rows.loc[rows["reward_mean"].isna(), "method"]
-        ax.set_title(
-            policy + (f" (nothing emitted: {', '.join(missing)})" if len(missing) else ""),
-            loc="left",
-        )
+        missing = ", ".join(rows.loc[rows["reward_mean"].isna(), "method"])
+        ax.set_title(policy + (f" (nothing emitted: {missing})" if missing else ""), loc="left")
+    # room for the marker of a rate of 100 %, none for a tick above it
     left = axes[0].get_xlim()[0]
-    axes[0].set_xlim(
-        left, 1 + 0.02 * (1 - left)
-    )  # room for the marker of a rate of 100 %, none for a tick above it
+    axes[0].set_xlim(left, 1 + 0.02 * (1 - left))
     axes[-1].set_xlabel("safety rate (prompts with a verified-safe text)")
     room = 0.5 / fig.get_figheight()  # inches
     bar = fig.colorbar(
@@ -101,30 +97,25 @@ def tradeoff(main: pd.DataFrame) -> Figure:
 def _tradeoff_panel(
     ax: Axes, rows: pd.DataFrame, labels: pd.Series, norm: LogNorm, gap: float
 ) -> None:
-    """Draw the points, and to the right of the panel each method's marker and label, joined to its
-    point by a line.
+    """Draw the points, and to the right of the panel each method's marker and label.
+
+    A line joins label and point.
     """
     ax.grid()
     ax.set_ylabel("reward")
     ax.xaxis.set_major_formatter(percent)
-    ax.errorbar(
-        rows["safety_rate"], rows["reward_mean"], fmt="none", ecolor="#b8b8b8", elinewidth=1,
-        zorder=1,
-        xerr=whiskers(rows["safety_rate"], rows["safety_wilson_low"], rows["safety_wilson_high"]),
-        yerr=whiskers(rows["reward_mean"], rows["reward_low"], rows["reward_high"]),
-    )  # fmt: skip
+    safety, reward = rows["safety_rate"], rows["reward_mean"]
+    across = whiskers(safety, rows["safety_wilson_low"], rows["safety_wilson_high"])
+    up = whiskers(reward, rows["reward_low"], rows["reward_high"])
+    look = {"fmt": "none", "ecolor": "#b8b8b8", "elinewidth": 1}
+    ax.errorbar(safety, reward, up, across, zorder=1, **look)
     ax.set_ylim(ax.get_ylim())
-    places = spread(rows["reward_mean"].to_numpy(), ax.get_ylim(), gap)
+    places = spread(reward.to_numpy(), ax.get_ylim(), gap)
     for (k, row), place in zip(rows.iterrows(), places, strict=True):
         colour, marker = style(row["method"])
         point = (row["safety_rate"], row["reward_mean"])
-        look = {
-            "c": [row["seconds_per_prompt"]],
-            "norm": norm,
-            "marker": marker,
-            "ec": INK,
-            "lw": 0.7,
-        }
+        seconds = {"c": [row["seconds_per_prompt"]], "norm": norm}
+        look = seconds | {"marker": marker, "ec": INK, "lw": 0.7}
         ax.scatter(*point, s=85, zorder=4, **look)
         ax.scatter(1.045, place, s=60, transform=ax.transAxes, clip_on=False, **look)
         ax.text(1.065, place, labels[k], transform=ax.transAxes, va="center", color=INK)
@@ -136,8 +127,9 @@ def _tradeoff_panel(
 
 @styled
 def distributions(records: pd.DataFrame) -> Figure:
-    """Draw the reward and the cost of every emitted text, one row per method, panels policy x
-    {reward, cost}.
+    """Draw the reward and the cost of every emitted text, one row per method.
+
+    Panels are policy x {reward, cost}.
 
     Parameters
     ----------
@@ -157,17 +149,10 @@ def distributions(records: pd.DataFrame) -> Figure:
             _distribution_panel(ax, lines, name, list(prompts.index))
         row[0].set_yticks(range(len(prompts)), named(prompts))
         row[0].set_ylim(len(prompts) - 0.45, -0.55)
+        over = {"transform": row[1].get_xaxis_transform(), "ha": "center"}
         for budget in lines["budget"].unique():
             row[1].axvline(budget, color=OUTCOMES["unsafe"], lw=1.5)
-            over = row[1].get_xaxis_transform()
-            row[1].text(
-                budget,
-                1.02,
-                f"budget {budget:g}",
-                color=OUTCOMES["unsafe"],
-                ha="center",
-                transform=over,
-            )
+            row[1].text(budget, 1.02, f"budget {budget:g}", color=OUTCOMES["unsafe"], **over)
         row[0].set_title(policy, loc="left")
     for ax, label in zip(
         axes[-1], ("reward (higher is better)", "cost (higher is worse)"), strict=True
@@ -188,31 +173,36 @@ def _distribution_panel(ax: Axes, lines: pd.DataFrame, name: str, methods: Seque
         .sort_values("prompt_id")
     )
     palette = {method: style(method)[0] for method in methods}
+    violins = {"cut": 0, "density_norm": "width", "inner": None, "linewidth": 0.8, "width": 0.9}
     sns.violinplot(
-        emitted, x="value", y="method", hue="method", order=methods, palette=palette, legend=False,
-        ax=ax, cut=0,
-        density_norm="width", inner=None, linewidth=0.8, width=0.9, alpha=0.35,
-    )  # fmt: skip
+        emitted,
+        x="value",
+        y="method",
+        hue="method",
+        order=methods,
+        palette=palette,
+        legend=False,
+        ax=ax,
+        alpha=0.35,
+        **violins,
+    )
     for height, method in enumerate(methods):
         values = emitted.loc[emitted["method"] == method, "value"].to_numpy()
-        jitter = (
-            np.arange(len(values)) * 0.618034 % 1 - 0.5
-        ) * 0.4  # golden ratio: even, and the same each time
-        ax.scatter(
-            values, height + jitter, s=7, color=palette[method], lw=0, zorder=2, rasterized=True
-        )
+        golden = np.arange(len(values)) * 0.618034 % 1  # even, and the same each time
+        places = height + 0.4 * (golden - 0.5)
+        ax.scatter(values, places, s=7, color=palette[method], lw=0, zorder=2, rasterized=True)
         if len(values):
-            ax.plot(
-                [np.median(values)] * 2, [height - 0.38, height + 0.38], color=INK, lw=2, zorder=3
-            )
+            line = [height - 0.38, height + 0.38]
+            ax.plot([np.median(values)] * 2, line, color=INK, lw=2, zorder=3)
     ax.grid(axis="x")
     ax.set(xlabel="", ylabel="")
 
 
 @styled
 def safety_state(traces: dict[str, Sequence[float]], budget: float, strict: bool = False) -> Figure:
-    """Draw z_t of one or more answers block by block (paper, section 3.1); below zero the budget is
-    broken.
+    """Draw z_t of one or more answers block by block (paper, section 3.1).
+
+    Below zero the budget is broken.
 
     Parameters
     ----------
@@ -247,27 +237,15 @@ def safety_state(traces: dict[str, Sequence[float]], budget: float, strict: bool
     ax = fig.subplots()
     ax.axhspan(floor, 0, color=OUTCOMES["unsafe"], alpha=0.12, lw=0)
     ax.axhline(0, color=OUTCOMES["unsafe"], lw=1.5)
-    ax.text(
-        0.01, 0.04, f"unsafe: z {'≤' if strict else '<'} 0", color="#8f3f00", transform=ax.transAxes
-    )
-    others = zip(
-        itertools.cycle(sns.color_palette("colorblind")), itertools.cycle("os^vD"), strict=False
-    )
+    unsafe = f"unsafe: z {'≤' if strict else '<'} 0"
+    ax.text(0.01, 0.04, unsafe, color="#8f3f00", transform=ax.transAxes)
+    colours, markers = map(itertools.cycle, (sns.color_palette("colorblind"), "os^vD"))
+    others = zip(colours, markers, strict=False)
     for label, trace in traces.items():
         colour, marker = STYLE.get(label) or next(others)
+        look = {"marker": marker, "ms": 13 if marker == "*" else 8, "mec": "white", "lw": 2}
         drawn = np.maximum(trace, floor)
-        size = 13 if marker == "*" else 8
-        ax.plot(
-            drawn,
-            color=colour,
-            marker=marker,
-            ms=size,
-            mec="white",
-            lw=2,
-            label=label,
-            clip_on=False,
-            zorder=3,
-        )
+        ax.plot(drawn, color=colour, label=label, clip_on=False, zorder=3, **look)
     ax.set(xlabel="block", ylabel="safety state z", ylim=(floor, ceiling))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     fig.legend(loc="outside upper center", ncols=2, frameon=False)
@@ -289,9 +267,8 @@ def budget_sweep(records: pd.DataFrame) -> Figure:
     """
     panels = dict(_policies(records))
     known = records["method"].unique()
-    families = [name for name in FAMILIES if any(method.startswith(name) for method in known)] or [
-        "base"
-    ]
+    families = [name for name in FAMILIES if any(method.startswith(name) for method in known)]
+    families = families or ["base"]
     rows = rows_of_panels(list(panels), families)
     fig = Figure(figsize=(WIDTH, 0.9 + max(3.2, 1.75 * len(rows))), layout="constrained")
     axes = fig.subplots(len(rows), min(2, len(panels)), sharey=True, squeeze=False)
@@ -302,12 +279,9 @@ def budget_sweep(records: pd.DataFrame) -> Figure:
                 ax.set_axis_off()
                 continue
             prompts = _prompts(panels[policy])
-            labels = dict(zip(prompts.index, named(prompts), strict=True))
-            _sweep_panel(
-                ax,
-                panels[policy],
-                {m: label for m, label in labels.items() if m == "base" or m.startswith(family)},
-            )
+            labels = zip(prompts.index, named(prompts), strict=True)
+            shown = {m: label for m, label in labels if m == "base" or m.startswith(family)}
+            _sweep_panel(ax, panels[policy], shown)
             if first.setdefault(policy, ax) is not ax:
                 ax.sharex(first[policy])  # a policy has one cost model
             ax.tick_params(labelbottom=family == families[-1])
@@ -341,14 +315,16 @@ def _sweep_panel(ax: Axes, lines: pd.DataFrame, labels: dict[str, str]) -> None:
 
 @styled
 def rates(main: pd.DataFrame) -> Figure:
-    """Draw the triple (safe, abstained, unsafe) of each method as a stacked bar with its counts,
-    one panel per policy.
+    """Draw the counts (safe, abstained, unsafe) of each method as a stacked bar.
+
+    There is one panel per policy.
 
     Parameters
     ----------
     main : DataFrame
-        `igcore.report.tables.main_table`. Bars are shares of ``n_prompts``; the count of a thin piece
-        stands beside the bar. A method that was asked fewer prompts has its n beside its name.
+        `igcore.report.tables.main_table`. Bars are shares of ``n_prompts``; the count of a thin
+        piece stands beside the bar. A method that was asked fewer prompts has its n beside its
+        name.
     """
     panels = _policies(main)
     fig = Figure(
@@ -380,14 +356,8 @@ def _rates_panel(ax: Axes, rows: pd.DataFrame) -> None:
         for place, count in zip(places, rows[outcome], strict=True):
             if share[place] >= 0.05:
                 ink = INK if outcome == "abstained" else "white"
-                ax.text(
-                    start[place] + share[place] / 2,
-                    place,
-                    count,
-                    ha="center",
-                    va="center",
-                    color=ink,
-                )
+                middle = start[place] + share[place] / 2
+                ax.text(middle, place, count, ha="center", va="center", color=ink)
             elif count:
                 beside[place].append(f"{count} {outcome}")
         start = start + share

@@ -1,5 +1,4 @@
-"""The picture of the method itself, drawn from shapes and words. Knows its steps and a page; knows
-no run and no number.
+"""The picture of the method itself, drawn from shapes and words.
 
 Lengths are inches on the page. The blocks and bars are an example with N = 4 samples and K = 2
 beams, not a result.

@@ -1,4 +1,4 @@
-"""The pictures of the audit, drawn from its tables. Knows axes and labels; computes no finding."""
+"""The pictures of the audit of the paper's tables."""
 
 import numpy as np
 import pandas as pd
@@ -21,8 +21,7 @@ SMALLEST = 1e-8  # p value at which the axis ends
 def denominators(
     curves: dict[str, pd.DataFrame], found: pd.DataFrame, stated: dict[str, int]
 ) -> Figure:
-    """Draw how many of the printed percentages every denominator fits, a panel for each group of
-    them.
+    """Draw how many of the printed percentages every denominator fits, a panel for each group.
 
     Parameters
     ----------
@@ -56,11 +55,9 @@ def denominators(
         )
         if stated.get(name, np.inf) <= curve["n"].max():
             ax.axvline(stated[name], color=OUTCOMES["unsafe"], ls="--", lw=1.4)
-            ax.text(
-                stated[name], 0.03, f" text: {stated[name]} ", color="#8f3f00",
-                transform=ax.get_xaxis_transform(),
-                ha="right" if stated[name] > curve["n"].max() / 2 else "left",
-            )  # fmt: skip
+            side = "right" if stated[name] > curve["n"].max() / 2 else "left"
+            look = {"color": "#8f3f00", "transform": ax.get_xaxis_transform(), "ha": side}
+            ax.text(stated[name], 0.03, f" text: {stated[name]} ", **look)
         ax.set_ylim(0, 1.25 * max(row["fits"], curve["fits"].max()))
         ax.set_title(name, loc="left")
         ax.set_ylabel("rates")
@@ -73,8 +70,7 @@ def denominators(
 
 @styled
 def resolution(resolved: pd.DataFrame) -> Figure:
-    """Draw the Holm-adjusted p values of every comparison, from the best pairing of prompts to the
-    worst.
+    """Draw the Holm-adjusted p values of every comparison, from the best pairing to the worst.
 
     Parameters
     ----------

@@ -39,8 +39,9 @@ styled = matplotlib.rc_context(RC)
 
 @contextmanager
 def unless_missing() -> Iterator[None]:
-    """Do what follows, or print which runs it lacks, in the one sentence of their ``RunError``; for
-    a section of a notebook.
+    """Do what follows, or print which runs it lacks.
+
+    For a section of a notebook; it prints the one sentence of their ``RunError``.
     """
     try:
         yield
@@ -58,8 +59,9 @@ def style(method: str) -> tuple[str, str | tuple]:
 def rows_of_panels(
     policies: Sequence[str], families: Sequence[str], beside: int = 2
 ) -> list[tuple[list[str], str]]:
-    """Return (policies side by side, family) for each row of a figure of policies by families; what
-    is too wide goes below.
+    """Return (policies side by side, family) for each row of a figure of policies by families.
+
+    What is too wide goes below.
     """
     several = [list(policies[i : i + beside]) for i in range(0, len(policies), beside)]
     return list(itertools.product(several, families))
@@ -71,13 +73,15 @@ def percent(value: float, _position: int) -> str:
 
 
 def whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> np.ndarray:
-    """Return the lengths (2, n) below and above the centre; a percentile interval need not hold it."""
+    """Return the lengths (2, n) below and above the centre.
+
+    A percentile interval need not hold its centre: then a length is 0.
+    """
     return np.clip([centre - low, high - centre], 0, None)
 
 
 def named(prompts: pd.Series, notes: Sequence[str] = ()) -> list[str]:
-    """Return the name of each method, with n where it was asked fewer prompts than another, and a
-    note where there is one.
+    """Return the name of each method, with n where it was asked fewer prompts, and a note.
 
     `prompts` holds their number by method; `notes` has one text per method, or is empty.
     """

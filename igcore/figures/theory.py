@@ -1,7 +1,7 @@
-"""The pictures of the theory notebook, drawn from arrays. Knows axes and colours; solves nothing.
+"""The pictures of the theory notebook, drawn from arrays.
 
-One function per section, each of which returns a ``Figure`` as `figures` does. Costs: higher is
-worse.
+One function per section, each of which returns a ``Figure`` as those of `igcore.figures.main` do.
+Costs: higher is worse.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,9 @@ def _whole_steps(ax: Axes) -> None:
 
 @styled
 def prefix_tree(mdp: Augmented) -> Figure:
-    """Draw the states of a small augmented MDP by time and remaining budget, unsafe ones in orange
-    (paper, section 3.1).
+    """Draw the states of a small augmented MDP by time and remaining budget (paper, section 3.1).
+
+    Unsafe ones are orange.
 
     Parameters
     ----------
@@ -81,8 +82,9 @@ def _spread(groups: np.ndarray) -> np.ndarray:
 def identities(
     z: Sequence[float], omega: Sequence[float], from_one: Sequence[float], budget: float
 ) -> Figure:
-    """Draw z_t against omega_{t-1} with the sum from 0 and the paper's sum from 1 (paper, equation
-    for z_{t+1}).
+    """Draw z_t against omega_{t-1}, with the sum from 0 and the paper's sum from 1.
+
+    The paper's is that of the equation for z_{t+1}.
 
     Parameters
     ----------
@@ -108,8 +110,7 @@ def identities(
 
 @styled
 def accounting(totals: Mapping[str, Mapping[str, float]], budget: float) -> Figure:
-    """Draw the total of each accounting for each sequence of prefix scores as a table of coloured
-    numbers.
+    """Draw the total of each accounting for each sequence of prefix scores, as a table.
 
     Parameters
     ----------
@@ -156,8 +157,9 @@ def _tile(x: float, y: float, colour: str) -> Rectangle:
 
 @styled
 def value_iteration_error(errors: Sequence[float], closed_form: Sequence[float]) -> Figure:
-    """Draw the sup error of value iteration and gamma^h n / (1 - gamma), which it equals (paper,
-    appendix, Theorem on Bellman).
+    """Draw the sup error of value iteration and gamma^h n / (1 - gamma), which it equals.
+
+    See the paper's appendix, Theorem on Bellman.
     """
     fig, (ax,) = panels()
     ax.plot(closed_form, color=INK, lw=1.5, label="$\\gamma^h n / (1 - \\gamma)$")
@@ -207,8 +209,9 @@ def truncation(
 
 @styled
 def latent(broken: Mapping[str, tuple[int, int]]) -> Figure:
-    """Draw from how many states a critic's greedy policy can break the budget, for each thing the
-    critic sees (Theorem 1(c)).
+    """Draw from how many states a critic's greedy policy can break the budget (Theorem 1(c)).
+
+    There is a bar for each thing the critic sees.
 
     Parameters
     ----------
@@ -232,8 +235,9 @@ def latent(broken: Mapping[str, tuple[int, int]]) -> Figure:
 
 @styled
 def lagrangian_gap(found: Outcomes, budget: float, mixture: np.ndarray) -> Figure:
-    """Draw all trajectories by safety and task cost, the hull that some lambda picks, and the three
-    optima (Theorem 2).
+    """Draw all trajectories by safety and task cost, and the three optima (Theorem 2).
+
+    The hull is what some lambda picks.
 
     Parameters
     ----------
@@ -297,8 +301,9 @@ def lagrangian_gap(found: Outcomes, budget: float, mixture: np.ndarray) -> Figur
 def abstention(
     draws: np.ndarray, curves: Mapping[float, np.ndarray], deltas: Sequence[float]
 ) -> Figure:
-    """Draw the bound on P(abstain) against N M for some safe masses p, marked where it first meets
-    a level (Algorithm 1).
+    """Draw the bound on P(abstain) against N M for some safe masses p (Algorithm 1).
+
+    Marks are where it first meets a level.
 
     Parameters
     ----------
@@ -332,8 +337,9 @@ def abstention(
 def certificate(
     base_rates: np.ndarray, precision: np.ndarray, prompts: np.ndarray, upper: np.ndarray
 ) -> Figure:
-    """Draw what a fallible scorer's acceptance means, and what no violation in n prompts means
-    (what a certificate can promise).
+    """Draw what a fallible scorer's acceptance means, and what no violation in n prompts means.
+
+    Together they say what a certificate can promise.
 
     Parameters
     ----------

@@ -1,8 +1,6 @@
-"""The safety state along the answers of a run, method beside method: records in, quartiles per
-block and their picture out.
+"""The safety state along the answers of a run, method beside method.
 
-Knows records and, where one is given, a cost model to read prefixes again; samples nothing and
-decides nothing.
+Records make the quartiles per block, these the picture.
 """
 
 from collections.abc import Iterator
@@ -18,12 +16,8 @@ from ..report.tables import FAMILIES
 from ..scorers import Scorer, checked_score
 from .style import INK, OUTCOMES, WIDTH, rows_of_panels, style, styled
 
-SHARES = {
-    "lowest": 0.0,
-    "low": 0.25,
-    "median": 0.5,
-    "high": 0.75,
-}  # column -> quantile over prompts
+# column -> quantile over prompts
+SHARES = {"lowest": 0.0, "low": 0.25, "median": 0.5, "high": 0.75}
 COLUMNS = ["policy", "family", "method", "tokens", "n", *SHARES]
 
 
@@ -62,21 +56,14 @@ def paths(records: pd.DataFrame, cost: Scorer | None = None) -> pd.DataFrame:
         traces = _read_again(written, cost)
     frames = []
     for (policy, method), lines in written.groupby(["policy", "method"], sort=False):
-        step, longest = (
-            int(lines[name].max())
-            for name in ("block_size" if cost is None else "grid_size", "max_new_tokens")
-        )
-        ends = np.minimum(
-            np.arange(-(-longest // step) + 1) * step, longest
-        )  # 0, step, 2 step, ...
+        step = int(lines["block_size" if cost is None else "grid_size"].max())
+        longest = int(lines["max_new_tokens"].max())
+        ends = np.minimum(np.arange(-(-longest // step) + 1) * step, longest)  # 0, step, 2 step ...
         for k, id_ in lines["prompt_id"].items():
             z = traces[k]
             z = np.nan_to_num(np.append(z, np.full(len(ends) - len(z), z[-1])), nan=-np.inf)
-            frames.append(
-                pd.DataFrame(
-                    {"policy": policy, "method": method, "prompt_id": id_, "tokens": ends, "z": z}
-                )
-            )
+            about = {"policy": policy, "method": method, "prompt_id": id_}
+            frames.append(pd.DataFrame(about | {"tokens": ends, "z": z}))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -96,16 +83,15 @@ def _read_again(lines: pd.DataFrame, cost: Scorer) -> pd.Series:
         if not np.isclose(peak[-1], stated, atol=1e-6, equal_nan=True):
             raise RunError(
                 f"the peak cost of prompt {line.prompt_id}, {line.method}, is {stated}, but "
-                f"{cost.name!r} finds {peak[-1]}; "
-                f"give the cost model of the run, {line.cost_scorer!r}"
+                f"{cost.name!r} finds {peak[-1]}; give the cost model of the run, "
+                f"{line.cost_scorer!r}"
             )
         traces[line.Index] = line.budget - peak
     return pd.Series(traces)
 
 
 def bands(found: pd.DataFrame) -> pd.DataFrame:
-    """Return where the safety state of each method lies, by family of methods and on the same
-    prompts.
+    """Return where the safety state of each method lies, by family and on the same prompts.
 
     Parameters
     ----------
@@ -145,8 +131,9 @@ def _families(methods: np.ndarray) -> Iterator[tuple[str, list[str]]]:
 
 @styled
 def trajectories(table: pd.DataFrame, budget: float) -> Figure:
-    """Draw the safety state by tokens: the median of each method, the band of its quartiles, and
-    dotted the lowest of all answers.
+    """Draw the safety state by tokens: the median of each method, and the band of its quartiles.
+
+    Dotted is the lowest of all answers.
 
     Rows are families, two policies stand side by side. What falls lower than one budget below zero
     leaves the panel.
@@ -168,10 +155,8 @@ def trajectories(table: pd.DataFrame, budget: float) -> Figure:
             "no prompt was answered by all methods of a family; decode more prompts with "
             "notebook 30_decode"
         )
-    policies, families = (
-        list(table["policy"].unique()),
-        [name for name in (*FAMILIES, "base") if (table["family"] == name).any()],
-    )
+    policies = list(table["policy"].unique())
+    families = [name for name in (*FAMILIES, "base") if (table["family"] == name).any()]
     rows = rows_of_panels(policies, families)
     fig = Figure(figsize=(WIDTH, 0.9 + 1.85 * len(rows)), layout="constrained")
     ratios = [3] * min(2, len(policies)) + [2]  # the names of the methods stand at the right
@@ -207,8 +192,9 @@ def trajectories(table: pd.DataFrame, budget: float) -> Figure:
 
 
 def _limits(table: pd.DataFrame, budget: float) -> tuple[float, float]:
-    """Return one budget below zero, and the highest quartile; with a budget of zero the quartiles
-    say how much is much.
+    """Return one budget below zero, and the highest quartile.
+
+    With a budget of zero the quartiles say how much is much.
     """
     quartiles = table[["low", "high"]].to_numpy()
     scale = budget or np.abs(quartiles[np.isfinite(quartiles)]).max(initial=0) or 1
@@ -224,25 +210,9 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
         ax.fill_between(line["tokens"], line["low"], line["high"], color=colour, alpha=0.15, lw=0)
         ax.plot(line["tokens"], line["lowest"], ":", color=colour, lw=1.4)
         every = max(1, len(line) // 5)
-        ax.plot(
-            line["tokens"],
-            line["median"],
-            color=colour,
-            marker=marker,
-            markevery=every,
-            ms=5,
-            lw=1.8,
-            label=method,
-        )
+        marks = {"marker": marker, "markevery": every, "ms": 5}
+        ax.plot(line["tokens"], line["median"], color=colour, lw=1.8, label=method, **marks)
     if len(rows):
         box = {"fc": "white", "ec": "none", "alpha": 0.75, "pad": 2}
-        ax.text(
-            0.98,
-            0.04,
-            f"n = {rows['n'].max()}",
-            transform=ax.transAxes,
-            ha="right",
-            size=10,
-            color=INK,
-            bbox=box,
-        )
+        look = {"ha": "right", "size": 10, "color": INK, "bbox": box}
+        ax.text(0.98, 0.04, f"n = {rows['n'].max()}", transform=ax.transAxes, **look)

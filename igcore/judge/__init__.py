@@ -1,5 +1,4 @@
-"""Judges that compare two answers to one prompt, and what notebook 60 may be told. Knows names and
-options; knows no run or file.
+"""Judges that compare two answers to one prompt, and the parameters of notebook 60.
 
 A judge gives each answer a score, higher is better, for one aspect at a time. `JUDGES` holds a
 language model behind any OpenAI-compatible endpoint, and two local scorers that stand in where
@@ -35,8 +34,9 @@ class Judge(Protocol):
     def ask(
         self, questions: Sequence[Question], seed: int, workers: int
     ) -> Iterator[tuple[Question, Reply]]:
-        """Yield each question with its reply, in any order, as soon as it is there; `workers`
-        requests at a time.
+        """Yield each question with its reply, in any order, as soon as it is there.
+
+        `workers` requests are under way at a time.
 
         Raises
         ------
@@ -47,8 +47,9 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerJudge:
-    """Local scorers in the place of a language model: the answer with the better score wins, in
-    either order.
+    """Local scorers in the place of a language model.
+
+    The answer with the better score wins, in either order.
 
     Attributes
     ----------
@@ -81,16 +82,13 @@ class ScorerJudge:
         for aspect, scorer in self.scorers.items():
             cached, sign = Cached(scorer), -1 if scorer.sign == COST else 1
             asked = [question for question in questions if question.aspect == aspect]
-            for batch in (asked[i : i + BATCH // 2] for i in range(0, len(asked), BATCH // 2)):
-                texts = [
-                    (question.prompt, text)
-                    for question in batch
-                    for text in (question.first, question.second)
-                ]
-                scores = sign * cached.score(
-                    *zip(*texts, strict=True), [True] * len(texts)
-                ).reshape(-1, 2)  # (questions, 2)
-                for question, pair in zip(batch, scores, strict=True):
+            for start in range(0, len(asked), BATCH // 2):
+                batch = asked[start : start + BATCH // 2]
+                prompts = [question.prompt for question in batch for _ in range(2)]
+                texts = [text for question in batch for text in (question.first, question.second)]
+                scores = cached.score(prompts, texts, [True] * len(texts))
+                pairs = sign * scores.reshape(-1, 2)  # (questions, 2)
+                for question, pair in zip(batch, pairs, strict=True):
                     yield question, Reply(tuple(pair.tolist()) if np.isfinite(pair).all() else None)
 
 
@@ -115,9 +113,8 @@ def load_judge(judge: str | Mapping) -> Judge:
     name = judge if isinstance(judge, str) else judge.get("name")
     if isinstance(name, str) and name not in JUDGES:
         raise unknown_name("judge", name, JUDGES)
-    name, options = named(
-        judge, "judge", [f.name for f in fields(JUDGES[name])] if name in JUDGES else ()
-    )
+    known = [field.name for field in fields(JUDGES[name])] if name in JUDGES else ()
+    name, options = named(judge, "judge", known)
     return from_mapping(JUDGES[name], options)
 
 

@@ -1,6 +1,4 @@
-"""A language model behind any OpenAI-compatible endpoint as a judge. Knows requests and what may go
-wrong; knows no run or file.
-"""
+"""A language model behind any OpenAI-compatible endpoint as a judge."""
 
 import json
 import os
@@ -18,15 +16,8 @@ from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
 from .trust import PREFIX, VARIABLE, check_variable, host_of, is_plain, masked
 
 HEADERS = {  # of a request; the last is the client's own note of what it is to return
-    *(
-        "host",
-        "connection",
-        "accept",
-        "accept-encoding",
-        "content-type",
-        "content-length",
-        "authorization",
-    ),
+    *("host", "connection", "accept", "accept-encoding"),
+    *("content-type", "content-length", "authorization"),
     "x-stainless-raw-response",
 }
 LARGEST = 4 * 2**20  # bytes of a reply; the longest that is asked for takes a hundredth of it
@@ -34,12 +25,18 @@ LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
 WHY = {  # what the client raises -> what its user can do
     "APITimeoutError": "did not reply within {timeout:g} s; raise timeout, or lower workers",
     "APIConnectionError": "cannot be reached; start it, or correct base_url",
-    "AuthenticationError": "refuses the key; put one that it knows into the environment variable {api_key_env}",
-    "PermissionDeniedError": "does not let this key use model {model!r}; choose another model or key",
+    "AuthenticationError": (
+        "refuses the key; put one that it knows into the environment variable {api_key_env}"
+    ),
+    "PermissionDeniedError": (
+        "does not let this key use model {model!r}; choose another model or key"
+    ),
     "NotFoundError": "does not know model {model!r}; give a name that {base_url}/models lists",
     "RateLimitError": "takes no more requests for now; lower workers, or wait",
     "InternalServerError": "keeps failing; look into its log",
-    "redirect": "points to {host}, where nothing is sent unasked; give the address there as base_url",
+    "redirect": (
+        "points to {host}, where nothing is sent unasked; give the address there as base_url"
+    ),
     "size": "sends a reply of more than 4 MiB; correct base_url, or lower max_tokens",
     "json": "does not speak JSON; correct base_url",
     "form": "does not answer as a chat completion does; correct base_url",
@@ -53,8 +50,9 @@ WHY = {  # what the client raises -> what its user can do
 
 @dataclass(frozen=True, kw_only=True)
 class OpenAIJudge:
-    """A language model behind an OpenAI-compatible endpoint, such as ``vllm serve MODEL
-    --reasoning-parser deepseek_r1``.
+    """A language model behind an OpenAI-compatible endpoint.
+
+    Such as ``vllm serve MODEL --reasoning-parser deepseek_r1``.
 
     Attributes
     ----------
@@ -97,14 +95,12 @@ class OpenAIJudge:
         if not VARIABLE.fullmatch(self.api_key_env):
             raise ParameterError(  # without the value, which may be the key
                 f"parameter api_key_env is no name of an environment variable; give one that "
-                f"begins with {PREFIX}, and put the key "
-                "there"
+                f"begins with {PREFIX}, and put the key there"
             )
         if not is_plain(self.base_url):
             raise ParameterError(  # without the value, which may hold a key
-                "parameter base_url is no plain http address such as "
-                "http://localhost:8000/v1; a key belongs into the environment "
-                f"variable {self.api_key_env}"
+                "parameter base_url is no plain http address such as http://localhost:8000/v1; a "
+                f"key belongs into the environment variable {self.api_key_env}"
             )
 
     @property
@@ -112,8 +108,9 @@ class OpenAIJudge:
         return dict.fromkeys(ASPECTS, self.model)
 
     def identity(self) -> dict:
-        """Return what a reply depends on; the same model may be served at another address after a
-        stop.
+        """Return what a reply depends on.
+
+        The address is not in it: the same model may be served at another one after a stop.
         """
         sampling = {
             name: getattr(self, name) for name in ("model", "temperature", "top_p", "max_tokens")
@@ -131,28 +128,25 @@ class OpenAIJudge:
             yield from in_parallel(partial(self._reply, client, seed), questions, workers)
 
     def _client(self):
-        check_variable(
-            self.api_key_env
-        )  # not before: tables of what was judged ask nobody, and need no key
+        # not before: tables of what was judged ask nobody, and need no key
+        check_variable(self.api_key_env)
         try:
             import openai
         except ImportError as error:
             raise JudgeError(
-                "judge 'openai' needs the package openai; install it with `pip install "
-                "'igcore[judge]'`"
+                "judge 'openai' needs the package openai; install it with "
+                "`pip install 'igcore[judge]'`"
             ) from error
         local = bool(LOOPBACK.fullmatch(urlsplit(self.base_url).hostname))
         if not self.key and not local:
             raise JudgeError(
                 f"the environment variable {self.api_key_env} is empty; put the key of "
-                f"{self.base_url} there, or any word if it "
-                "asks for none"
+                f"{self.base_url} there, or any word if it asks for none"
             )
         if not (self.key.isascii() and self.key.isprintable()):
             raise JudgeError(
-                f"the environment variable {self.api_key_env} holds a line break or another "
-                f"sign that no key has; put only the key "
-                "there"
+                f"the environment variable {self.api_key_env} holds a line break or another sign "
+                f"that no key has; put only the key there"
             )
         http = openai.DefaultHttpxClient(
             trust_env=not local,  # no proxy stands between this computer and itself
@@ -164,8 +158,9 @@ class OpenAIJudge:
         return openai.OpenAI(base_url=self.base_url, api_key=self.key or "none", **connection)
 
     def _send(self, request) -> None:
-        """Note the time, and send nothing that the client has found in the environment by itself
-        (``OPENAI_ORG_ID`` and others).
+        """Note the time, and send nothing that the client has found in the environment by itself.
+
+        ``OPENAI_ORG_ID`` and others are such.
         """
         for name in set(request.headers) - HEADERS:
             del request.headers[name]
@@ -173,12 +168,12 @@ class OpenAIJudge:
         request.extensions["began"] = time.monotonic()
 
     def _receive(self, response) -> None:
-        """Read a reply before the client does, which would wait for any number of bytes, and keep
-        them all.
+        """Read a reply before the client does.
+
+        The client would wait for any number of bytes, and keep them all.
         """
-        response.headers.pop(
-            "content-encoding", None
-        )  # none was asked for, and a small reply could unpack to gigabytes
+        # none was asked for, and a small reply could unpack to gigabytes
+        response.headers.pop("content-encoding", None)
         body = bytearray()
         for part in response.stream:
             body += part
@@ -187,23 +182,22 @@ class OpenAIJudge:
             if time.monotonic() - response.request.extensions["began"] > self.timeout:
                 raise self._down("APITimeoutError", f"{len(body)} bytes")
         response.stream.close()
-        response.stream = type(response)(
-            200, content=bytes(body)
-        ).stream  # what was read, as a stream of the client's own kind
+        # what was read, as a stream of the client's own kind
+        response.stream = type(response)(200, content=bytes(body)).stream
 
     def _reply(self, client, seed: int, question: Question) -> Reply:
         import openai
 
-        asked = {"messages": [{"role": "user", "content": question.text}], "seed": seed}
-        sampling = {
+        request = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": question.text}],
+            "seed": seed,
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_tokens": self.max_tokens,
         }
         try:
-            said = client.chat.completions.with_raw_response.create(
-                model=self.model, **asked, **sampling
-            )
+            said = client.chat.completions.with_raw_response.create(**request)
         except openai.OpenAIError as error:
             raise self._failed(error) from None  # its text may hold the key
         except UnicodeError:
@@ -218,17 +212,14 @@ class OpenAIJudge:
 
     def _failed(self, error) -> JudgeError:
         """Return the sentence for what the client raised."""
-        if isinstance(
-            error.__cause__, JudgeError
-        ):  # from `_receive`; some versions of the client wrap it
-            return error.__cause__
+        if isinstance(error.__cause__, JudgeError):
+            return error.__cause__  # from `_receive`; some versions of the client wrap it
         status = getattr(error, "status_code", 0)
         if 300 <= status < 400:
             host = host_of(error.response.headers.get("location", ""), self.base_url)
             return self._down("redirect", f"status {status}", host=self._shown(host))
-        return self._down(
-            next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in WHY), str(error)
-        )
+        kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in WHY)
+        return self._down(kind, str(error))
 
     def _shown(self, text: str) -> str:
         """Return the beginning of what an endpoint said, on one line and without the key."""
@@ -245,8 +236,9 @@ class OpenAIJudge:
 def in_parallel(
     reply: Callable[[Question], Reply], questions: Sequence[Question], workers: int
 ) -> Iterator[tuple[Question, Reply]]:
-    """Yield questions and replies as they come; after the first error only what is under way is
-    waited for, then it is raised.
+    """Yield questions and replies as they come.
+
+    After the first error only what is under way is waited for, then it is raised.
     """
     errors: list[JudgeError] = []
     stopped = False

@@ -1,5 +1,4 @@
-"""What a params file may send to an endpoint, and what of an endpoint's words is shown. Knows names
-and texts; sends nothing.
+"""What a params file may send to an endpoint, and what of an endpoint's words is shown.
 
 A params file may come from anybody: it chooses only among environment variables that were meant for
 a judge.
@@ -15,9 +14,8 @@ from urllib.parse import urljoin, urlsplit
 from ..errors import ParameterError
 
 PREFIX = "IGCORE_JUDGE_"  # of the environment variables that a params file may name as the key
-ALLOWED = (
-    "IGCORE_JUDGE_KEY_FROM"  # holds the name of one more, which only who starts the run can set
-)
+# holds the name of one more, which only who starts the run can set
+ALLOWED = "IGCORE_JUDGE_KEY_FROM"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|[0-9a-f:.]*:[0-9a-f:.]*")
 LONGEST = 2000  # characters of an address
@@ -28,15 +26,14 @@ def check_variable(name: str) -> None:
     """Raise ``ParameterError`` unless the environment variable of this name may be sent away."""
     if not name.startswith(PREFIX) and name != os.environ.get(ALLOWED):
         raise ParameterError(
-            f"api_key_env names the environment variable {name}, which a params file alone "
-            f"may not send away; put the key into "
-            f"{PREFIX}KEY or another one that begins with {PREFIX}, or allow this one by "
-            f"setting {ALLOWED} to its name"
+            f"api_key_env names the environment variable {name}, which a params file alone may not "
+            f"send away; put the key into {PREFIX}KEY or another one that begins with {PREFIX}, or "
+            f"allow this one by setting {ALLOWED} to its name"
         )
 
 
 def is_plain(address: str) -> bool:
-    """Return whether an address is one that a client can call, and holds nothing that may be a key."""
+    """Return whether a client can call an address, and it holds nothing that may be a key."""
     try:
         parts = urlsplit(address)
         host, _ = parts.hostname or "", parts.port  # a port that is none raises
@@ -52,8 +49,9 @@ def is_plain(address: str) -> bool:
 
 
 def host_of(location: str, base_url: str) -> str:
-    """Return the host that a redirect points to, and no more of it: the rest of an address may hold
-    a key.
+    """Return the host that a redirect points to, and no more of it.
+
+    The rest of an address may hold a key.
     """
     try:
         return urlsplit(urljoin(base_url, location)).hostname or "nowhere"
@@ -62,8 +60,9 @@ def host_of(location: str, base_url: str) -> str:
 
 
 def masked(text: str, key: str) -> str:
-    """Return a text with ``***`` for every run of at least `SHOWN` characters of a key, or for the
-    whole of a shorter key.
+    """Return a text with ``***`` for every run of at least `SHOWN` characters of a key.
+
+    A shorter key is hidden as a whole.
     """
     size = min(SHOWN, len(key))
     if not size:

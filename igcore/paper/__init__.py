@@ -1,5 +1,4 @@
-"""The paper's printed tables as data, each row under the names used here. Knows what was printed
-and where; judges nothing.
+"""The paper's printed tables as data, each row under the names used here.
 
 `igcore.paper.audit`, `igcore.paper.text` and `igcore.paper.resolution` compute what follows from
 the numbers. Every row has a ``tex_line``: a line of the LaTeX source of arXiv 2502.01208 (version
@@ -79,14 +78,16 @@ def printed(table: str) -> pd.DataFrame:
 
 
 def contents() -> pd.DataFrame:
-    """Return the list of `TABLES`: label, title, the settings that rows or caption state, and the
-    line of the label.
+    """Return the list of `TABLES`: label, title, the settings they state, and the label's line.
+
+    Rows or caption state the settings.
     """
     return _read("tables").fillna({"states": ""})
 
 
 def statements() -> pd.DataFrame:
-    """Return sentences of the text that a table can confirm, with what they say in numbers;
+    """Return sentences of the text that a table can confirm, with what they say in numbers.
+
     ``kind`` says how to check them.
     """
     return _read("statements").fillna("")

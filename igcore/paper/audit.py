@@ -1,11 +1,10 @@
 """Printed rows against one another: repeated, contradicting, and swept over a setting.
 
-Knows numbers; knows no sentence of the text (`igcore.paper.text` does). A finding says what the
-numbers imply, never why.
+A finding says what the numbers imply, never why. `igcore.paper.text` has the sentences of the text.
 """
 
 import math
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pandas as pd
 from scipy import stats
@@ -14,10 +13,8 @@ from statsmodels.stats.proportion import proportions_ztest
 from . import IDENTITY, PRINTED, TABLES, measured
 
 NUMBERS = ["reward_mean", "reward_std", "safety_rate", "seconds"]
-UNWEIGHTED = {
-    "args-lagrangian": "args",
-    "best-of-n-lagrangian": "best-of-n",
-}  # what a method is at a multiplier of 0
+# what a method is at a multiplier of 0
+UNWEIGHTED = {"args-lagrangian": "args", "best-of-n-lagrangian": "best-of-n"}
 
 
 # --- rows against rows ----------------------------------------------------------------------------
@@ -51,22 +48,19 @@ def pairs(rows: pd.DataFrame, sizes: pd.DataFrame) -> pd.DataFrame:
     ]
     found = []
     for (a, ours, x), (b, theirs, y) in combinations(known, 2):
-        same, equal = ours == theirs, x[:3] == y[:3]
+        same, equal = ours == theirs, x[:3] == y[:3]  # configuration, and numbers but for seconds
         if same or equal:
-            repeated = "repeated" if x == y else "other seconds"
-            kind = (repeated if equal else "contradiction") if same else "duplicate"
+            if not same:
+                kind = "duplicate"
+            elif not equal:
+                kind = "contradiction"
+            else:
+                kind = "repeated" if x == y else "other seconds"
             n = [int(sizes.loc[row["prompts"], "n"]) for row in (a, b)]
             tests = {"safety_p": same_rate(x[2], y[2], *n), "reward_p": _same_mean(a, b, *n)}
             found.append({"kind": kind} | _sides(a, b) | tests)
-    return pd.DataFrame(
-        found,
-        columns=[
-            "kind",
-            *(f"{part}_{side}" for part in PARTS for side in "ab"),
-            "safety_p",
-            "reward_p",
-        ],
-    )
+    sides = [f"{part}_{side}" for part in PARTS for side in "ab"]
+    return pd.DataFrame(found, columns=["kind", *sides, "safety_p", "reward_p"])
 
 
 def _configuration(row: pd.Series) -> tuple:
@@ -111,8 +105,9 @@ PARTS = {"row": _place, "configuration": named, "numbers": _numbers}
 
 
 def same_rate(a: float, b: float, n_a: int, n_b: int) -> float:
-    """Return the two-sided p value of the two-proportion z test on the counts nearest to two
-    shares.
+    """Return the two-sided p value of the two-proportion z test.
+
+    The counts are those nearest to the two shares.
     """
     counts, n = [round(a * n_a), round(b * n_b)], [n_a, n_b]
     return 1.0 if counts[0] * n_b == counts[1] * n_a else float(proportions_ztest(counts, n)[1])
@@ -125,18 +120,13 @@ def _same_mean(a: pd.Series, b: pd.Series, n_a: int, n_b: int) -> float:
 
 # --- sweeps ---------------------------------------------------------------------------------------
 
-# name -> tables, setting that rises, measure, the direction in which it should go, settings that
-# follow
+FOLLOWS = ("keep",)  # K is N/4 in these sweeps
+# name -> start of the tables' names, setting that rises, measure, the direction in which it should
+# go, and settings that follow
 SWEEPS = {
     "safety should not fall with lambda": ("lambda", "lagrange_multiplier", "safety_rate", 1, ()),
     "reward should not rise with lambda": ("lambda", "lagrange_multiplier", "reward_mean", -1, ()),
-    "reward at lambda 0 should not fall with N": (
-        "lambda",
-        "n_samples",
-        "reward_mean",
-        1,
-        ("keep",),
-    ),
+    "reward at lambda 0 should not fall with N": ("lambda", "n_samples", "reward_mean", 1, FOLLOWS),
     "reward should rise with N": ("ndk", "n_samples", "reward_mean", 1, ()),
     "safety should not fall with N": ("ndk", "n_samples", "safety_rate", 1, ()),
     "seconds should not fall with N": ("ndk", "n_samples", "seconds", 1, ()),
@@ -149,8 +139,7 @@ SWEEPS = {
 def steps(
     rows: pd.DataFrame, setting: str, measure: str, direction: int, sizes: pd.DataFrame
 ) -> pd.DataFrame:
-    """Return every step of a sweep: two rows that differ in one setting alone, and neighbours in
-    it.
+    """Return every step of a sweep: two neighbouring rows that differ in one setting alone.
 
     Returns
     -------
@@ -164,20 +153,14 @@ def steps(
     held = [name for name in ["table", *IDENTITY] if name != setting and name in rows]
     found = []
     for _, sweep in rows[rows[setting].notna()].groupby(held, sort=False, dropna=False):
-        sweep = sweep.sort_values(setting)
-        for (_, a), (_, b) in zip(
-            sweep.iloc[:-1].iterrows(), sweep.iloc[1:].iterrows(), strict=True
-        ):
+        ordered = [row for _, row in sweep.sort_values(setting).iterrows()]
+        for a, b in pairwise(ordered):
             change, noise = b[measure] - a[measure], _noise(a, b, measure, sizes)
             against = bool(change * direction < 0)
             ends = {"from": a[setting], "to": b[setting], "before": a[measure], "after": b[measure]}
             where = {"sweep": named(a.drop(setting)), "lines": f"{a['tex_line']}, {b['tex_line']}"}
-            verdict = {
-                "change": change,
-                "against": against,
-                "noise": noise,
-                "beyond_noise": against and abs(change) > noise,
-            }
+            beyond = against and abs(change) > noise
+            verdict = {"change": change, "against": against, "noise": noise, "beyond_noise": beyond}
             found.append(where | ends | verdict)
     return pd.DataFrame(found)
 
@@ -195,10 +178,9 @@ def _noise(a: pd.Series, b: pd.Series, measure: str, sizes: pd.DataFrame) -> flo
 def sweeps(sizes: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return `steps` of each of `SWEEPS`."""
     found = {}
-    for name, (tables, setting, measure, direction, follows) in SWEEPS.items():
-        rows = measured(tuple(table for table in TABLES if table.startswith(tables))).drop(
-            columns=list(follows)
-        )
+    for name, (start, setting, measure, direction, follows) in SWEEPS.items():
+        tables = tuple(table for table in TABLES if table.startswith(start))
+        rows = measured(tables).drop(columns=list(follows))
         if "lambda 0" in name:
             rows = rows[rows["lagrange_multiplier"] == 0]
         found[name] = steps(rows, setting, measure, direction, sizes)
@@ -206,22 +188,22 @@ def sweeps(sizes: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def monotone(found: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return a row for each of `sweeps`: its sweeps and steps, those against the direction, and
-    those beyond noise.
+    """Return a row for each of `sweeps`, with its sweeps and steps.
+
+    It counts those against the direction, and those beyond noise.
     """
-    return pd.DataFrame(
-        [
-            {
-                "expectation": name,
-                "sweeps": step["sweep"].nunique(),
-                "sweeps_against": step.loc[step["against"], "sweep"].nunique(),
-                "steps": len(step),
-                "against": int(step["against"].sum()),
-                "beyond_noise": int(step["beyond_noise"].sum())
-                if step["noise"].notna().any()
-                else None,
-                "largest_against": step.loc[step["against"], "change"].abs().max(),
-            }
-            for name, step in found.items()
-        ]
-    )
+    rows = []
+    for name, step in found.items():
+        against = step[step["against"]]
+        noise_known = step["noise"].notna().any()
+        row = {
+            "expectation": name,
+            "sweeps": step["sweep"].nunique(),
+            "sweeps_against": against["sweep"].nunique(),
+            "steps": len(step),
+            "against": len(against),
+            "beyond_noise": int(step["beyond_noise"].sum()) if noise_known else None,
+            "largest_against": against["change"].abs().max(),
+        }
+        rows.append(row)
+    return pd.DataFrame(rows)

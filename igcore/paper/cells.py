@@ -1,5 +1,4 @@
-"""Which cell of our runs stands beside a printed row. Knows identities and names of runs; knows no
-number.
+"""Which cell of our runs stands beside a printed row.
 
 A cell is what one run holds of a policy, prompt set, method and settings.
 """
@@ -14,11 +13,8 @@ import pandas as pd
 from ..report.experiments import EXPERIMENTS
 from . import IDENTITY
 
-SWEEPS = {
-    "lambda": "lambda",
-    "ndk": "ndk",
-    "latency": "compute",
-}  # start of a table's name -> experiment that sweeps as it does
+# start of a table's name -> experiment that sweeps as it does
+SWEEPS = {"lambda": "lambda", "ndk": "ndk", "latency": "compute"}
 
 
 @dataclass(frozen=True)
@@ -58,22 +54,23 @@ def matches(run: str, patterns: Sequence[str]) -> bool:
 
 
 def place(table: str, run: str) -> int | None:
-    """Return how readily a table reads a run: 0 for a sweep made for it, 1 for a run of no
-    experiment, None for all others.
+    """Return how readily a table reads a run.
+
+    0 for a sweep made for it, 1 for a run of no experiment, None for all others.
     """
     sweep = next((start for start in SWEEPS if table.startswith(start)), None)
     if sweep:
         of = EXPERIMENTS[SWEEPS[sweep]]
         if matches(run, [f"decode-sweep-{sweep}-*", *of.runs, *of.borrowed]):
             return 0
-    return (
-        None if matches(run, [pattern for of in EXPERIMENTS.values() for pattern in of.runs]) else 1
-    )
+    of_experiments = [pattern for of in EXPERIMENTS.values() for pattern in of.runs]
+    return None if matches(run, of_experiments) else 1
 
 
 def readable(table: str, found: list[Cell]) -> list[Cell]:
-    """Return the cells that a table may read, the most readily read first, of equals by the name of
-    the run.
+    """Return the cells that a table may read, the most readily read first.
+
+    Equals are in the order of the names of their runs.
     """
     ranks = {cell.run: place(table, cell.run) for cell in found}
     by_name = sorted((cell for cell in found if ranks[cell.run] is not None), key=attrgetter("run"))

@@ -1,5 +1,4 @@
-"""Printed rows beside ours, with a verdict that both numbers of prompts support. Knows records;
-knows no file.
+"""Printed rows beside ours, with a verdict that both numbers of prompts support.
 
 The print pairs no prompts, so its numbers and ours are tested as independent samples; where the
 prompts are the same, that claims too few differences rather than too many.
@@ -25,20 +24,17 @@ AGREES, DIFFERS, NOT_RUN, UNRESOLVED = VERDICTS = (
     "not run",
     "cannot be resolved at this n",
 )
-# of the interval of a difference: that it lies within +/- something is then two one-sided tests at
-# 5 %
+# of the interval of a difference: that it lies within +/- something is two one-sided tests at 5 %
 LEVEL = 0.90
 ROUNDED = 0.005  # half a unit in the last digit of a printed mean
-# the least differences that would matter
-# less than the 6.3 points that the paper's text says a critic adds on Alpaca-7B (94.46 against
-# 88.14)
+# The least differences that would matter. That of rates is less than the 6.3 points that the
+# paper's text says a critic adds on Alpaca-7B (94.46 against 88.14).
 RATE = 0.05
 SPREADS = 0.2  # standard deviations over prompts: Cohen's small effect
 SECONDS = 0.25  # of the printed seconds; other machines differ by more
 
 EMBEDDED = ("smollm2-raw", "smollm2-chat")
-# table -> the embedded policy in it, unaligned or aligned as the printed ones are; in all other
-# tables both
+# table -> the embedded policy in it, unaligned or aligned as the printed ones are; elsewhere both
 STANDING = {
     "main_vicuna": EMBEDDED[:1],
     "main_llama": EMBEDDED[1:],
@@ -89,20 +85,16 @@ def _numbers(lines: pd.DataFrame, column: str) -> pd.Series:
 
 
 def _seconds(lines: pd.DataFrame, columns: list[str]) -> pd.Series:
-    """Return a number for each group of prompts, whose mean is that over prompts: prompts decoded
-    together are one draw.
+    """Return a number for each group of prompts, whose mean is that over prompts.
+
+    Prompts decoded together are one draw.
 
     The seconds per prompt of a group count as often as it has prompts. Their mean is then a ratio
     of two sums over groups, and the variance of the numbers is the one of its linear approximation;
     where all groups are equally large, they are the groups' means.
     """
-    spent = (
-        lines.sort_values("prompt_id")[columns]
-        .astype(float)
-        .sum(axis=1, skipna=False)
-        .reset_index(drop=True)
-        .dropna()
-    )
+    parts = lines.sort_values("prompt_id")[columns].astype(float)
+    spent = parts.sum(axis=1, skipna=False).reset_index(drop=True).dropna()
     groups = spent.groupby(spent.index // int(lines["group_size"].iloc[0]))
     weights = groups.count() / groups.count().mean()
     return groups.mean() + (weights - 1) * (groups.mean() - spent.mean())
@@ -158,15 +150,14 @@ def measures_of(table: str) -> dict[str, Measure]:
 
 @cache
 def sizes() -> pd.DataFrame:
-    """Return the number of prompts behind the printed numbers, see
-    `igcore.paper.denominators.sample_sizes`.
-    """
+    """Return the number of prompts behind the printed numbers, see `denominators.sample_sizes`."""
     return sample_sizes(denominators())
 
 
 def estimate(values: pd.Series, is_rate: bool) -> dict[str, float]:
-    """Return ``ours``, the ends of its 95 % interval ``low`` and ``high``, and ``n``; NaN where n
-    is 0.
+    """Return ``ours``, the ends of its 95 % interval ``low`` and ``high``, and ``n``.
+
+    NaN where n is 0.
 
     The interval of a rate is Wilson's, in which half a win is half a count; that of a mean is
     `igcore.report.statistics.bootstrap_mean`.
@@ -174,15 +165,17 @@ def estimate(values: pd.Series, is_rate: bool) -> dict[str, float]:
     n = len(values)
     if not n:
         return {"ours": math.nan, "low": math.nan, "high": math.nan, "n": 0}
-    low, high = (
-        proportion_confint(values.sum(), n, method="wilson") if is_rate else bootstrap_mean(values)
-    )
+    if is_rate:
+        low, high = proportion_confint(values.sum(), n, method="wilson")
+    else:
+        low, high = bootstrap_mean(values)
     return {"ours": float(values.mean()), "low": float(low), "high": float(high), "n": n}
 
 
 def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, float]:
-    """Return the interval of a difference of two independent rates, ours minus theirs, and the p
-    value of no difference.
+    """Return the interval of a difference of two independent rates, and the p value of none.
+
+    The difference is ours minus theirs.
 
     Newcombe's interval, of two Wilson ones, at `LEVEL`; Fisher's exact test, because rates near 100
     % leave few failures to count.
@@ -191,15 +184,15 @@ def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, floa
     low, high = confint_proportions_2indep(
         counts[0], n, counts[1], size, method="newcomb", compare="diff", alpha=1 - LEVEL
     )
-    p = stats.fisher_exact(
-        [[round(k), of - round(k)] for k, of in zip(counts, (n, size), strict=True)]
-    ).pvalue
+    table = [[round(k), of - round(k)] for k, of in zip(counts, (n, size), strict=True)]
+    p = stats.fisher_exact(table).pvalue
     return {"gap_low": float(low), "gap_high": float(high), "p": float(p)}
 
 
 def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> dict[str, float]:
-    """Return the interval of a difference of two independent means, ours minus theirs, and the p
-    value of no difference.
+    """Return the interval of a difference of two independent means, and the p value of none.
+
+    The difference is ours minus theirs.
 
     Welch's test at `LEVEL`. What rounding may have added to the difference is taken off it for p
     and added to the interval. Where no spread is printed, their mean is taken to be as uncertain as
@@ -218,34 +211,25 @@ def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> d
 
 
 def beside(measure: Measure, row: dict, cell: Cell | None, size: int) -> dict[str, float]:
-    """Return a printed number, ours (see `estimate`), how far apart they are, and what difference
-    ``matters``; NaN if not run.
+    """Return a printed number, ours (see `estimate`), and how far apart they are.
+
+    ``matters`` is the least difference that would matter. NaN if nothing was run.
     """
     theirs, spread = row[measure.printed], row.get(measure.spread, math.nan)
     values = measure.values(cell.lines).dropna() if cell else pd.Series(dtype=float)
     found = {"paper": theirs} | estimate(values, measure.is_rate)
     if not len(values):
-        return found | {
-            "gap_low": math.nan,
-            "gap_high": math.nan,
-            "p": math.nan,
-            "matters": math.nan,
-        }
-    apart = (
-        rates_apart(found["ours"], len(values), theirs, size)
-        if measure.is_rate
-        else means_apart(values, theirs, spread, size)
-    )
-    return (
-        found
-        | apart
-        | {"matters": measure.matters(theirs, values.std(ddof=1) if math.isnan(spread) else spread)}
-    )
+        return found | dict.fromkeys(("gap_low", "gap_high", "p", "matters"), math.nan)
+    if measure.is_rate:
+        apart = rates_apart(found["ours"], len(values), theirs, size)
+    else:
+        apart = means_apart(values, theirs, spread, size)
+    known_spread = values.std(ddof=1) if math.isnan(spread) else spread
+    return found | apart | {"matters": measure.matters(theirs, known_spread)}
 
 
 def verdict(run: str, p: float, low: float, high: float, matters: float) -> str:
-    """Return what may be said of a printed number, given Holm's p and the interval of the
-    difference.
+    """Return what may be said of a printed number, given Holm's p and the difference's interval.
 
     ``differs`` where a difference is resolved, however small; ``agrees`` where none is and every
     one that would matter is excluded.
@@ -258,8 +242,9 @@ def verdict(run: str, p: float, low: float, high: float, matters: float) -> str:
 
 
 def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
-    """Return one of the printed tables of results with our numbers beside it, a row per printed
-    row.
+    """Return one of the printed tables of results with our numbers beside it.
+
+    There is a row per printed row.
 
     Parameters
     ----------
@@ -267,8 +252,8 @@ def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
         One of `igcore.paper.TABLES`, the two of hyperparameters excepted
         (`igcore.paper.hyperparameters` has them).
     records : DataFrame
-        Lines as `igcore.report.load.load_runs` returns them, of several runs and of any settings; for
-        ``win_rates``, as `igcore.paper.report.judged` does. None at all is allowed.
+        Lines as `igcore.report.load.load_runs` returns them, of several runs and of any settings;
+        for ``win_rates``, as `igcore.paper.report.judged` does. None at all is allowed.
 
     Returns
     -------
@@ -281,16 +266,12 @@ def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
         numbers of the table, ``_matters``, and ``_verdict``, one of `VERDICTS`.
     """
     rows = printed(table)
+    theirs = rows.to_dict("records")
     found = readable(table, cells(records))
-    chosen = [
-        next((cell for cell in found if cell.is_of(row)), None) for row in rows.to_dict("records")
-    ]
-    n = (
-        sizes()["n"]
-        .reindex(["win_rates"] * len(rows) if table == "win_rates" else rows["prompts"])
-        .astype(int)
-    )
-    pairs = list(zip(rows.to_dict("records"), chosen, n, strict=True))
+    chosen = [next((cell for cell in found if cell.is_of(row)), None) for row in theirs]
+    names = ["win_rates"] * len(rows) if table == "win_rates" else rows["prompts"]
+    n = sizes()["n"].reindex(names).astype(int)
+    pairs = list(zip(theirs, chosen, n, strict=True))
     parts = {
         name: pd.DataFrame([beside(measure, *pair) for pair in pairs])
         for name, measure in measures_of(table).items()
@@ -301,17 +282,9 @@ def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
     )
     for name, part in parts.items():
         part = part.assign(p=p[name])
-        ends = zip(
-            result["run"],
-            part["p"],
-            part["gap_low"],
-            part["gap_high"],
-            part["matters"],
-            strict=True,
-        )
-        result = result.join(
-            part.assign(verdict=[verdict(*end) for end in ends]).add_prefix(f"{name}_")
-        )
+        known = part[["p", "gap_low", "gap_high", "matters"]].itertuples(index=False)
+        said = [verdict(run, *numbers) for run, numbers in zip(result["run"], known, strict=True)]
+        result = result.join(part.assign(verdict=said).add_prefix(f"{name}_"))
     return result
 
 
@@ -319,15 +292,17 @@ def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
 
 
 def claims(records: pd.DataFrame) -> bool:
-    """Say whether records belong beside the print: a policy of the paper's is among them, or there
-    are none.
+    """Say whether records belong beside the print.
+
+    A policy of the paper's is among them, or there are none.
     """
     return not len(records) or bool(set(records["policy"]) & set(measured()["policy"]))
 
 
 def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
-    """Return a table of the shape of a printed one, of policies that the paper does not have, and
-    without its numbers.
+    """Return a table of the shape of a printed one, of policies that the paper does not have.
+
+    It is without the paper's numbers.
 
     Parameters
     ----------
@@ -355,9 +330,8 @@ def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.
                 row = about | {"run": cell.run if cell else NOT_RUN}
                 for name, measure in measures.items():
                     values = measure.values(cell.lines).dropna() if cell else pd.Series(dtype=float)
-                    row |= {
-                        f"{name}_{part}": x for part, x in estimate(values, measure.is_rate).items()
-                    }
+                    numbers = estimate(values, measure.is_rate)
+                    row |= {f"{name}_{part}": number for part, number in numbers.items()}
                 rows.append(row)
     columns = [
         *IDENTITY,
@@ -371,8 +345,9 @@ def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.
 
 
 def _points(table: str, policy: str, method: str, found: list[Cell]) -> Iterator[Cell]:
-    """Yield a cell for every value of the settings that a table states, in their order; of several
-    the most readily read.
+    """Yield a cell for every value of the settings that a table states, in their order.
+
+    Of several it is the most readily read.
     """
     states = ["prompts", *contents().set_index("table").loc[table, "states"].split()]
     points: dict[tuple, Cell] = {}

@@ -1,6 +1,4 @@
-"""Which numbers of prompts make the printed percentages: what n lets every one of them be k/n.
-Knows printed digits alone.
-"""
+"""Which numbers of prompts make the printed percentages: what n lets each of them be k/n."""
 
 from collections.abc import Sequence
 
@@ -9,15 +7,15 @@ import pandas as pd
 
 from . import IDENTITY, PRINTED, measured, printed, statements
 
-LARGEST = (
-    4000  # of the denominators tried; from 10,000 on every percentage with two decimals is k/n
-)
+# of the denominators tried; from 10,000 on every percentage with two decimals is k/n
+LARGEST = 4000
 # a denominator is implied when chance would give so good a fit among all those tried less often
 CHANCE = 0.01
 
 
 def digits(percentage: str) -> tuple[int, int]:
-    """Return a printed percentage as an integer, and 100 % as one in the same last digit:
+    """Return a printed percentage as an integer, and 100 % as one in the same last digit.
+
     ``"94.3"`` is 943 of 1000.
     """
     whole, _, decimals = percentage.partition(".")
@@ -25,8 +23,7 @@ def digits(percentage: str) -> tuple[int, int]:
 
 
 def fits(percentage: str, largest: int = LARGEST) -> tuple[np.ndarray, np.ndarray]:
-    """Say which denominators n a printed percentage can have: some k makes 100 k/n print as it
-    does.
+    """Say which denominators n a percentage can have: some k makes 100 k/n print as it does.
 
     Parameters
     ----------
@@ -51,8 +48,9 @@ def fits(percentage: str, largest: int = LARGEST) -> tuple[np.ndarray, np.ndarra
 
 
 def curve(percentages: Sequence[str], largest: int = LARGEST) -> pd.DataFrame:
-    """Return for every ``n`` how many distinct percentages it ``fits`` with rounding, and how many
-    it would ``by_chance``.
+    """Return for every ``n`` how many distinct percentages it ``fits``, and how many ``by_chance``.
+
+    A percentage fits when some k/n rounds to it.
 
     By chance: percentages with as many digits that are spread evenly; about n of them are some k/n,
     or all.
@@ -69,8 +67,9 @@ def curve(percentages: Sequence[str], largest: int = LARGEST) -> pd.DataFrame:
 
 
 def _chances(percentages: Sequence[str], n: np.ndarray) -> np.ndarray:
-    """Return the chance (percentages, n) that each percentage is some k/n: a last digit around
-    every k/n.
+    """Return the chance (percentages, n) that each percentage is some k/n.
+
+    It is a last digit around every k/n.
     """
     return np.minimum(1, [n / digits(p)[1] for p in percentages])
 
@@ -91,9 +90,8 @@ def implied(percentages: Sequence[str], largest: int = LARGEST) -> dict:
         that does when some may be cut off instead; 0 where none does up to `largest`.
     """
     distinct = list(dict.fromkeys(percentages))
-    rounded, cut = (
-        np.array(each) for each in zip(*(fits(p, largest) for p in distinct), strict=True)
-    )  # (rates, n)
+    both = np.array([fits(p, largest) for p in distinct])  # (rates, 2, n)
+    rounded, cut = both[:, 0], both[:, 1]
     n = np.arange(1, largest + 1)
     chance = _chances(distinct, n)
     p = _tail(chance, rounded.sum(0))
@@ -117,8 +115,9 @@ def _first(where: np.ndarray) -> int:
 
 
 def _tail(chance: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Return P(at least `seen` successes) of independent trials with chances (trials, n); a Poisson
-    binomial for every n.
+    """Return P(at least `seen` successes) of independent trials with chances (trials, n).
+
+    For every n it is that of a Poisson binomial.
     """
     mass = np.zeros((len(chance) + 1, chance.shape[1]))
     mass[0] = 1
@@ -129,8 +128,10 @@ def _tail(chance: np.ndarray, seen: np.ndarray) -> np.ndarray:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the printed percentages by prompt set over all tables, by table, policy and prompt
-    set, and of the win rates.
+    """Return the printed percentages by group.
+
+    Groups are each prompt set over all tables, each table with its policy and prompt set, and the
+    win rates.
     """
     rows = measured()
     found = {
@@ -151,8 +152,9 @@ def denominators(largest: int = LARGEST) -> pd.DataFrame:
 
 
 def sample_sizes(found: pd.DataFrame) -> pd.DataFrame:
-    """Return the number of prompts ``n`` behind the rates of each prompt set and behind the win
-    rates, and where it is ``from``.
+    """Return the number of prompts ``n`` behind each prompt set's rates and behind the win rates.
+
+    ``from`` says where it comes from.
 
     Parameters
     ----------
@@ -179,8 +181,9 @@ def sample_sizes(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def row_denominators(sizes: pd.DataFrame, largest: int = LARGEST) -> pd.DataFrame:
-    """Return of every printed safety rate the smallest n that fits it, how many fit, and whether
-    the n of its prompt set does.
+    """Return of every printed safety rate which denominators fit it.
+
+    That is the smallest n that does, how many do, and whether the n of its prompt set does.
 
     ``n`` is that of `sample_sizes`; ``on_grid`` says how the rate is k/n: ``rounded``, ``cut off``
     or ``no``.

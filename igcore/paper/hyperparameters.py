@@ -1,5 +1,4 @@
-"""The two printed tables of hyperparameters beside the settings that our runs had. Knows settings;
-knows no result and no file.
+"""The two printed tables of hyperparameters beside the settings that our runs had.
 
 A printed value is a choice and no measurement, so no statistics decide: it ``agrees`` when it is
 among the values that were run.
@@ -14,9 +13,11 @@ from .cells import Cell, cells, readable
 from .compare import AGREES, DIFFERS, NOT_RUN
 
 TABLES = ("hyperparameters", "critic_hyperparameters")
+# columns of the print
 METHOD_SETTINGS = (
-    "block_size n_samples rounds max_new_tokens keep value_steps value_step_size".split()
-)  # columns of the print
+    *("block_size", "n_samples", "rounds", "max_new_tokens", "keep"),
+    *("value_steps", "value_step_size"),
+)
 
 
 def settings(table: str, records: pd.DataFrame) -> pd.DataFrame:

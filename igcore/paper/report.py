@@ -1,7 +1,6 @@
-"""The paper's ten tables for a profile: what its folders hold is read, set beside the print, and
-written for people.
+"""The paper's ten tables for a profile: its runs are read, set beside the print, and written.
 
-Knows folders and tables; leaves every number to `compare` and `hyperparameters`.
+`igcore.paper.compare` and `igcore.paper.hyperparameters` make the numbers.
 """
 
 import json
@@ -36,24 +35,12 @@ from .compare import (
     ours_like,
 )
 
-READ = [
+READ = [  # of a line; traces of a whole profile would fill the memory
     *IDENTITY,
-    "run",
-    "critic_control",
-    "prompt_id",
-    "group_size",
-    "rounds",
-    "max_new_tokens",
-    "value_steps",
-    "value_step_size",
+    *("run", "critic_control", "prompt_id"),
+    *("group_size", "rounds", "max_new_tokens", "value_steps", "value_step_size"),
+    *("status", "reward", "cost", "generate_s", "score_s"),
 ]
-READ += [
-    "status",
-    "reward",
-    "cost",
-    "generate_s",
-    "score_s",
-]  # of a line; traces of a whole profile would fill the memory
 BASELINE = "base"  # of the printed win rates
 POINTS = {"win": 1.0, "tie": 0.5, "loss": 0.0}
 SYMBOLS = {"n_samples": "N", "block_size": "d", "keep": "K", "lagrange_multiplier": "lambda"}
@@ -82,44 +69,45 @@ class Found:
 
 
 def load(profile: str) -> Found:
-    """Read the finished runs of a profile, after those for which it sweeps (`swept.MAIN`); what has
-    not finished is left out.
+    """Read the finished runs of a profile; what has not finished is left out.
+
+    Those of the profile for which it sweeps (`swept.MAIN`) come first.
     """
     left_out: list[str] = []
     profiles = [name for name in (swept.MAIN.get(profile), profile) if name]
-    parts = [part(name, left_out) for part in (decoded, judged) for name in profiles]
-    return Found(
-        _below(parts[: len(profiles)]), _below(parts[len(profiles) :]), critics(profile), left_out
-    )
+    lines = _below([decoded(name, left_out) for name in profiles])
+    verdicts_of = _below([judged(name, left_out) for name in profiles])
+    return Found(lines, verdicts_of, critics(profile), left_out)
 
 
 def decoded(profile: str, left_out: list[str]) -> pd.DataFrame:
-    """Return the lines of all finished decode runs, without their texts and traces; of Best-of-N's
-    sweep every point.
+    """Return the lines of all finished decode runs, without their texts and traces.
+
+    Of Best-of-N's sweep it returns every point.
     """
-    return _below(
-        [
-            replayed(lines).reindex(columns=READ).assign(profile=profile)
-            for lines in each_finished(profile, left_out)
-        ]
-    )
+    parts = []
+    for lines in each_finished(profile, left_out):
+        parts.append(replayed(lines).reindex(columns=READ).assign(profile=profile))
+    return _below(parts)
 
 
 def replayed(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return a run of the experiment that reads the sweep of Best-of-N off one run as all its
-    points, and any other as it is.
+    """Return a run as all the points that are read off it.
+
+    Only the experiment that reads the sweep of Best-of-N off one run has several; any other is
+    returned as it is.
     """
-    if not matches(lines["run"].iloc[0], EXPERIMENTS["lambda"].runs) or set(lines["method"]) != {
-        REPLAYED
-    }:
+    of_sweep = matches(lines["run"].iloc[0], EXPERIMENTS["lambda"].runs)
+    if not of_sweep or set(lines["method"]) != {REPLAYED}:
         return lines
     drawn = [n for n in SIZES if n <= lines["n_samples"].min()]
     return _below([replay_best_of_n(lines, n, multiplier) for n in drawn for multiplier in LAMBDAS])
 
 
 def judged(profile: str, left_out: list[str]) -> pd.DataFrame:
-    """Return a line for every pair of answers that was judged against the base model: identity, and
-    a point for each aspect.
+    """Return a line for every pair of answers that was judged against the base model.
+
+    It has `IDENTITY`, and points for each aspect.
 
     Points are 1 for a win, .5 for a tie and 0 for a loss; NaN where the reply could not be read.
     ``run`` is the judge's, and ``pattern`` says which runs it read.
@@ -181,35 +169,34 @@ def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def paper_tables(found: Found, names: Sequence[str] = TABLES) -> dict[str, pd.DataFrame]:
-    """Return tables of `igcore.paper.TABLES` by name: beside the print where a policy of the
-    paper's was run, else ours alone.
+    """Return tables of `igcore.paper.TABLES` by name.
+
+    They stand beside the print where a policy of the paper's was run; else they are ours alone.
     """
     beside = claims(found.decoded)
     made = {}
     for table in names:
         lines = _records(table, found)
         if table in hyper.TABLES:
-            made[table] = hyper.settings(table, lines).drop(
-                columns=[] if beside else ["paper", "verdict"]
-            )
+            settings = hyper.settings(table, lines)
+            made[table] = settings if beside else settings.drop(columns=["paper", "verdict"])
+        elif beside:
+            made[table] = compared(table, lines)
         else:
-            made[table] = (
-                compared(table, lines)
-                if beside
-                else ours_like(table, lines, list(dict.fromkeys(found.decoded["policy"])))
-            )
+            policies = list(dict.fromkeys(found.decoded["policy"]))
+            made[table] = ours_like(table, lines, policies)
     return made
 
 
 def _records(table: str, found: Found) -> pd.DataFrame:
-    return {"win_rates": found.judged, "critic_hyperparameters": found.critics}.get(
-        table, found.decoded
-    )
+    others = {"win_rates": found.judged, "critic_hyperparameters": found.critics}
+    return others.get(table, found.decoded)
 
 
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of `paper_tables` as people read it, all cells text: the settings that the
-    print states, rates in per cent.
+    """Return a table of `paper_tables` as people read it, all cells text.
+
+    It has the settings that the print states; rates are in per cent.
 
     Of each measure the printed number, ours with its 95 % interval, and the verdict in a word, one
     beside the other.
@@ -247,41 +234,38 @@ def _for_people(measure: Measure, of: pd.DataFrame, run: pd.Series) -> list[pd.S
 
 
 def counts(made: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return how many numbers of each table got which verdict; of tables without verdicts, how many
-    rows were run and were not.
+    """Return how many numbers of each table got which verdict.
+
+    Of tables without verdicts, how many rows were run and were not.
     """
     rows = []
     for table, frame in made.items():
         said = frame[[name for name in frame if name.endswith("verdict")]].stack()
         run = frame["ours" if "ours" in frame else "run"]
-        of = (
-            {verdict: int((said == verdict).sum()) for verdict in VERDICTS}
-            if len(said)
-            else {"run": int((run != NOT_RUN).sum()), NOT_RUN: int((run == NOT_RUN).sum())}
-        )
+        if len(said):
+            of = {verdict: int((said == verdict).sum()) for verdict in VERDICTS}
+        else:
+            of = {"run": int((run != NOT_RUN).sum()), NOT_RUN: int((run == NOT_RUN).sum())}
         rows.append({"table": table, "rows": len(frame)} | of)
     return pd.DataFrame(rows)
 
 
 def write(made: dict[str, pd.DataFrame], figures: Path, found: Found) -> list[Path]:
-    """Write the tables made of what was found as ``tables/paper_<table>`` below a folder, see
-    `igcore.report.tables.write`.
+    """Write the tables made of what was found as ``tables/paper_<table>`` below a folder.
+
+    See `igcore.report.tables.write`.
     """
-    return [
-        path
-        for table, frame in made.items()
-        for path in tables.write(
-            frame,
-            figures / "tables" / f"paper_{table}",
-            sources(table, frame, found),
-            short(table, frame),
-        )
-    ]
+    paths = []
+    for table, frame in made.items():
+        stem = figures / "tables" / f"paper_{table}"
+        paths += tables.write(frame, stem, sources(table, frame, found), short(table, frame))
+    return paths
 
 
 def sources(table: str, frame: pd.DataFrame, found: Found) -> dict[str, dict]:
-    """Return the runs of which a table was made, see `igcore.report.sources.of_runs`: those that it names,
-    or all where it names none.
+    """Return the runs of which a table was made, see `igcore.report.sources.of_runs`.
+
+    They are those that it names, or all where it names none.
 
     Verdicts of a judge have the runs whose answers it read beside it.
     """
@@ -289,8 +273,6 @@ def sources(table: str, frame: pd.DataFrame, found: Found) -> dict[str, dict]:
     named = read[read["run"].isin(frame["run"])] if "run" in frame else read
     made = {}
     for profile, of in named.groupby("profile"):
-        made |= of_runs(
-            profile,
-            [*of["run"].str.replace("^judge ", "judge/", regex=True), *of["pattern"].dropna()],
-        )
+        folders = of["run"].str.replace("^judge ", "judge/", regex=True)
+        made |= of_runs(profile, [*folders, *of["pattern"].dropna()])
     return made

@@ -1,5 +1,4 @@
-"""Which comparisons of printed rates the number of prompts can resolve. Knows rates and n; knows no
-record of a prompt.
+"""Which comparisons of printed rates the number of prompts can resolve.
 
 The tables print no pairing of prompts, so every comparison is tested under all of them: McNemar's p
 value has a smallest and a largest value given the two counts. Holm adjusts each kind of p value
@@ -21,8 +20,9 @@ ENOUGH = 10**7  # prompts at which the search for a sample size stops
 
 
 def mcnemar_bounds(safe: int, others: int, n: int) -> tuple[float, float]:
-    """Return the smallest and the largest exact two-sided McNemar p value of two methods that were
-    safe on so many of `n` prompts.
+    """Return the smallest and the largest exact two-sided McNemar p value of two methods.
+
+    They were safe on so many of `n` prompts.
 
     The smallest when every prompt that only one of them got right is the better one's; the largest
     when as few prompts as possible are safe under both.
@@ -42,8 +42,9 @@ def _mcnemar(b: int, c: int) -> float:
 
 
 def prompts_needed(rate: float, other: float) -> int | None:
-    """Return about how many prompts make two rates differ at 5 % under every pairing; None when
-    that takes over `ENOUGH`.
+    """Return about how many prompts make two rates differ at 5 % under every pairing.
+
+    None when that takes over `ENOUGH`.
     """
 
     def resolved(n: int) -> bool:
@@ -157,8 +158,9 @@ def _verdict(row) -> str:
 
 
 def certified(sizes: pd.DataFrame) -> pd.DataFrame:
-    """Return the one-sided 95 % lower bound of the printed safety rate of every InferenceGuard row
-    of the main tables.
+    """Return the one-sided 95 % lower bound of the printed safety rates of InferenceGuard.
+
+    There is a row for each of its rows in the main tables.
     """
     rows = measured(MAIN)
     rows = rows[rows["method"].str.startswith(OURS)]

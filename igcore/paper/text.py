@@ -1,8 +1,7 @@
-"""Sentences of the text against the tables, settings against the table of settings, mean costs
-against the budget.
+"""Sentences of the paper's text against its tables.
 
-Knows what kind of number each sentence is about, and computes it; the sentences are data
-(`igcore.paper.statements`).
+Also settings against the table of settings, and mean costs against the budget. The sentences are
+data (`igcore.paper.statements`); here is how each kind of them is checked.
 """
 
 import re
@@ -22,15 +21,17 @@ Finding = dict[str, object]
 
 
 def plain(quote: str) -> str:
-    r"""Return a quote of LaTeX as it reads: without ``\textbf``, ``\``, ``$``, braces and
-    ampersands.
+    r"""Return a quote of LaTeX as it reads.
+
+    That is without ``\textbf``, ``\``, ``$``, braces and ampersands.
     """
     return re.sub(r"\\textbf|[\\${}&]", "", quote)
 
 
 def against_tables(trends: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return each statement of the text beside what the tables print, a row for every place where
-    it can be checked.
+    """Return each statement of the text beside what the tables print.
+
+    There is a row for every place where it can be checked.
 
     Parameters
     ----------
@@ -45,9 +46,8 @@ def against_tables(trends: dict[str, pd.DataFrame]) -> pd.DataFrame:
         another question (`igcore.paper.resolution`).
     """
     found = []
-    for row in (
-        statements().query("kind in @CHECKS").itertuples()
-    ):  # the sizes of test sets say nothing of how much was decoded
+    # the sizes of test sets say nothing of how much was decoded
+    for row in statements().query("kind in @CHECKS").itertuples():
         for finding in CHECKS[row.kind](row, trends):
             found.append({"tex_line": row.tex_line, "quote": plain(row.quote)} | finding)
     return pd.DataFrame(found)
@@ -214,8 +214,9 @@ CHECKS: dict[str, Callable[..., Iterator[Finding]]] = {  # kind of statement -> 
 
 
 def listed_and_used() -> pd.DataFrame:
-    """Return for each family of methods the values of N, d and K that ``tab:hyperparameters``
-    lists, and those that rows state.
+    """Return the values of N, d and K that ``tab:hyperparameters`` lists, and that rows state.
+
+    There is a row for each family of methods.
 
     ``not_listed`` has the values that a row or caption states and the table does not list, with
     their tables and the number of rows; ``not_used`` the reverse. K is listed as N/4: a row is as
@@ -236,8 +237,9 @@ def listed_and_used() -> pd.DataFrame:
 
 
 def _listed(listed: str, used: pd.DataFrame, everywhere: pd.Series, setting: str) -> Finding:
-    """Compare what is listed, numbers or N/4, with the rows that state the setting, and the other
-    way round with all rows.
+    """Compare what is listed, numbers or N/4, with the rows that state the setting.
+
+    It also says which listed values no row at all has.
     """
     values = [int(value) for value in listed.split() if value.isdigit()]
     outside = (
@@ -263,8 +265,9 @@ def _listing(values) -> str:
 
 
 def shared_symbols() -> pd.DataFrame:
-    """Return the symbols that stand for more than one thing, a row per place, with the line and the
-    words.
+    """Return the symbols that stand for more than one thing, a row per place.
+
+    Each has the line and the words.
     """
     places = symbols()
     several = places.groupby("symbol")["meaning"].transform("nunique") > 1
@@ -279,8 +282,7 @@ def shared_symbols() -> pd.DataFrame:
 
 
 def mean_costs(rows: pd.DataFrame, budget: float) -> dict[str, float]:
-    """Set printed mean costs against the printed safety rates and the budget that is said to define
-    them.
+    """Set printed mean costs against the printed safety rates and the budget.
 
     If safe and unsafe answers had one mean cost each in all rows, a row's mean cost would be a line
     in its share of unsafe answers: the one at share 0, the other at share 1. That is an assumption,
