@@ -1430,8 +1430,12 @@ def test_a_critic_that_reads_keys_may_read_few_candidates_at_a_time(rows, monkey
         name="varied", digest="v1", sign="higher is worse", unit="points",
         score=lambda _, responses, __: [sum(map(ord, text)) % 7 / 7 for text in responses],
     )  # fmt: skip
-    list(decode("inferenceguard-mix", Guard(tiny_policy(), reward=LetterReward(), cost=varied, critic=says, config=Settings(**REAL)), TEXTS, on_block=lambda _,
-        beams: kept.extend(b for b in beams if not b.finished)))  # fmt: skip
+    guard = Guard(tiny_policy(), varied, LetterReward(), Settings(**REAL), critic=says)
+
+    def keep(_, beams):
+        kept.extend(beam for beam in beams if not beam.finished)
+
+    list(decode("inferenceguard-mix", guard, TEXTS, on_block=keep))
     assert max(sizes) == min(rows, max(sizes)) and len({beam.state.z for beam in kept}) > 1
     assert [beam.f1 for beam in kept] == pytest.approx(
         [1 / (1 + math.exp(-beam.state.z)) for beam in kept]

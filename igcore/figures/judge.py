@@ -28,7 +28,7 @@ def win_tie_loss(rates: pd.DataFrame) -> Figure:
     Parameters
     ----------
     rates : DataFrame
-        `igcore.runs.judge_run.win_rates`. Bars are shares of ``n`` with their counts, where there
+        `igcore.report.verdicts.win_rates`. Bars are shares of ``n`` with their counts, where there
         is room; beside them stands the win rate in percent with its interval. A method that has
         fewer pairs has its n beside its name.
 
