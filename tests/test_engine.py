@@ -554,7 +554,7 @@ def test_a_proposed_end_token_ends_and_cannot_be_selected():
 
 @BOTH
 def test_proposals_that_a_retry_keeps_keep_their_rows(llama, cache):
-    """Guards `rollback` where several candidates stand for one row: none may go on from another's."""
+    """Guards `rollback` where several candidates share a row: none goes on from another's."""
     engine = LocalEngine(llama, {-1}, cache)
     engine.open(PROMPTS)
     block = engine.propose([2, 0], 2)

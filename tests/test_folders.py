@@ -89,7 +89,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     ],
 )
 def test_a_line_that_answers_nothing_is_named(tmp_path, line):
-    """Bug: numbers in the place of names, which cannot be sorted beside them, ended in a traceback."""
+    """Bug: numbers in the place of names, which cannot be sorted beside them: a traceback."""
     path = tmp_path / "responses.jsonl"
     path.write_text(f"{line}\n")
     with pytest.raises(RunError, match="line 1 of .* is not a response"):
