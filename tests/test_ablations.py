@@ -45,7 +45,7 @@ GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
 
 
 def line(prompt="p0", seed=0, method="base", trace=(), **fields) -> dict:
-    """Return a line with all settings; those that a record of `synthetic` lacks are the defaults."""
+    """Return a line with all settings; those that `synthetic.record` lacks are the defaults."""
     more = {
         name: fields.pop(name)
         for name in list(fields)
@@ -100,9 +100,11 @@ def test_a_replay_by_hand():
         for n, x in [(1, 5.0), (3, 5.0), (5, 5.0), (5, 0.0)]
     }
     assert [(r.reward, r.status) for r in answers.values()] == [
-        (0.9, "unverified_unsafe"), (0.5, "verified_safe"), (0.5, "verified_safe"), (0.8,
-        "unverified_unsafe"),
-    ]  # fmt: skip
+        (0.9, "unverified_unsafe"),
+        (0.5, "verified_safe"),
+        (0.5, "verified_safe"),
+        (0.8, "unverified_unsafe"),
+    ]
     assert answers[1, 5.0].reason == "scorer_error" and answers[5, 0.0].reason == "over_budget"
     assert (
         answers[3, 5.0].samples_drawn,
@@ -116,7 +118,7 @@ def test_a_replay_by_hand():
 
 
 def test_what_cannot_be_replayed_is_refused():
-    """Guards against more samples than were drawn, and a method whose samples were not all scored."""
+    """Guards against more samples than were drawn, and a method that does not score all samples."""
     with pytest.raises(ParameterError, match="n is 3, but prompt 'p0' has 2 samples; give 1 to 2"):
         replay_best_of_n(frame(line(method=REPLAYED, finals=[[0.1, 0.2]] * 2)), 3, 5.0)
     with pytest.raises(ParameterError, match="'best-of-n' cannot be replayed"):
@@ -410,8 +412,11 @@ def test_lambda_and_budget_tables():
     guard = [one for d in (0.1, 0.2) for one in many(GUARD, 8, budget=d, run=f"decode-budget-{d}")]
     made = experiment_tables.budget_tables(frame(*base, *guard))
     assert made[""][["method", "budget", "safe"]].to_numpy().tolist() == [
-        ["base", 0.1, 0], ["base", 0.2, 3], [GUARD, 0.1, 3], [GUARD, 0.2, 3],
-    ]  # fmt: skip
+        ["base", 0.1, 0],
+        ["base", 0.2, 3],
+        [GUARD, 0.1, 3],
+        [GUARD, 0.2, 3],
+    ]
     assert made["tests"]["reference"].unique().tolist() == [
         f"{GUARD}, budget 0.1",
         f"{GUARD}, budget 0.2",
@@ -499,10 +504,13 @@ def test_ways_to_retry_are_compared_where_both_retried():
     two only.
     """
     found = frame(
-        retried("a", HARD), retried("a", LOST, "none", status="abstained"), retried("b", EASY),
+        retried("a", HARD),
+        retried("a", LOST, "none", status="abstained"),
+        retried("b", EASY),
         retried("b", LOST, "none"),
-        retried("a", EASY, seed=1), retried("a", EASY, "none", seed=1),
-    )  # fmt: skip
+        retried("a", EASY, seed=1),
+        retried("a", EASY, "none", seed=1),
+    )
     p_safe, kl = retry_tests(found)
     assert p_safe["measure"] == "p_safe after a retry" and p_safe["reference"] == "diversity none"
     assert (p_safe["point"], p_safe["n_prompts"], p_safe["n_pairs"]) == ("diversity half", 1, 1)
@@ -545,13 +553,19 @@ def test_effects_by_hand():
     rewards = found[found["measure"] == "reward"].set_index("point")["difference"]
     assert rewards.to_dict() == pytest.approx(
         {
-            "pathwise check": 0.1 + 0.4, "retry": 0.2 + 0.15, "penalty": 0.15, "critic": -0.4 + 0.4,
-            "pathwise check x retry": 0, "pathwise check x penalty": 0,
+            "pathwise check": 0.1 + 0.4,
+            "retry": 0.2 + 0.15,
+            "penalty": 0.15,
+            "critic": -0.4 + 0.4,
+            "pathwise check x retry": 0,
+            "pathwise check x penalty": 0,
             "pathwise check x critic": 0.4,
-            "retry x penalty": 0.15, "retry x critic": 0, "penalty x critic": 0,
+            "retry x penalty": 0.15,
+            "retry x critic": 0,
+            "penalty x critic": 0,
         },
         abs=1e-12,
-    )  # fmt: skip
+    )
     assert set(found["n_prompts"]) == {2} and set(found["n_pairs"]) == {4}
     assert (found.loc[found["measure"] == "safe", "difference"] == 0).all()
 
@@ -661,11 +675,19 @@ def imagined(point: dict, config: Settings, method: str, k: int) -> dict:
         else "unverified_unsafe"
     )
     trace = [
-        {"block": b, "round": r, "drawn": n, "safe": 0 if r == 0 and failed else n - n // 3,
-        "finals": n, "safe_finals": n // 2,
-         "kl": 0.1 * r, "perplexity": 9.0}
-        for b in range(2) for r in range(config.rounds if failed else 1)
-    ]  # fmt: skip
+        {
+            "block": b,
+            "round": r,
+            "drawn": n,
+            "safe": 0 if r == 0 and failed else n - n // 3,
+            "finals": n,
+            "safe_finals": n // 2,
+            "kl": 0.1 * r,
+            "perplexity": 9.0,
+        }
+        for b in range(2)
+        for r in range(config.rounds if failed else 1)
+    ]
     settings = {name: getattr(config, name) for name in SETTINGS}
     outcome = dict(
         status=status, reward=rewards[0], cost=costs[0], peak_cost=costs[0], generate_s=0.1 * n
@@ -867,11 +889,12 @@ def test_arms_with_fewer_prompts_are_compared_on_these():
     found = [
         line(f"p{k}", method=method, **common) | {"critic_control": control}
         for method, control, prompts in [
-            ("inferenceguard-critic", "none", 4), ("best-of-n-augmented", "none", 4),
+            ("inferenceguard-critic", "none", 4),
+            ("best-of-n-augmented", "none", 4),
             ("inferenceguard-critic", "shuffled", 2),
         ]
         for k in range(prompts)
-    ]  # fmt: skip
+    ]
     table = experiment_tables.critic_search_tables(frame(*found))[""]
     prompts = table.set_index(["arm", "reference", "measure"])["n_prompts"].to_dict()
     assert prompts["critic", "best-of-n-augmented", "answered_safely"] == 4

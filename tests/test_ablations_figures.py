@@ -26,14 +26,27 @@ def row(method="inferenceguard", safe=12, reward=0.5, n=16, **fields) -> dict:
     from the others.
     """
     line = dict(
-        policy="raw", method=method, n_prompts=n, safe=safe, abstained=1, unsafe=n - safe - 1,
+        policy="raw",
+        method=method,
+        n_prompts=n,
+        safe=safe,
+        abstained=1,
+        unsafe=n - safe - 1,
         safety_rate=safe / n,
-        safety_wilson_low=safe / n - 0.11, safety_wilson_high=min(1.0, safe / n + 0.07),
+        safety_wilson_low=safe / n - 0.11,
+        safety_wilson_high=min(1.0, safe / n + 0.07),
         reward_mean=reward,
-        reward_low=reward - 0.05, reward_high=reward + 0.03, seconds_per_prompt=1.5, n_samples=8,
-        keep=2, block_size=8,
-        rounds=2, budget=0.2, lagrange_multiplier=5.0, seed=0,
-    )  # fmt: skip
+        reward_low=reward - 0.05,
+        reward_high=reward + 0.03,
+        seconds_per_prompt=1.5,
+        n_samples=8,
+        keep=2,
+        block_size=8,
+        rounds=2,
+        budget=0.2,
+        lagrange_multiplier=5.0,
+        seed=0,
+    )
     return line | fields
 
 
@@ -495,7 +508,7 @@ def test_bounds_are_those_of_the_theory():
 
 
 def test_seconds_that_are_not_known_are_left_out():
-    """Bug: a warning or a crash by the logarithm of nothing; replays of Best-of-N have no seconds."""
+    """Bug: a warning or a crash by the logarithm of nothing; replays have no seconds."""
     table = sizes()
     table.loc[table["method"] == "beam-lagrangian", "seconds_per_prompt"] = np.nan
     fig = af.against_n(table)
@@ -594,7 +607,7 @@ def test_effects_are_filled_where_they_may_be_claimed():
 
 
 def test_an_effect_of_one_measure_keeps_its_row():
-    """Bug: rows counted within a panel, so that an effect without one measure moves all below it."""
+    """Bug: rows counted within a panel: an effect without one measure moves all below it."""
     table = effects(("safe", "reward"))
     fig = af.factorial_effects(table.drop(index=11))
     assert dots(fig.axes[1])[0].get_offsets()[1].tolist() == [table["difference"][12], 2]

@@ -1,4 +1,4 @@
-"""How often nothing safe is found among n samples, against all subsets enumerated, and its picture."""
+"""How often nothing safe is found among n samples, against all subsets, and its picture."""
 
 import itertools
 import math

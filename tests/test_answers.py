@@ -203,10 +203,10 @@ def written(fig) -> list[str]:
 
 
 def test_the_picture_holds_every_method_and_every_word():
-    """Bug: a method left out, words lost where a line ends, an answer in the row of another method."""
-    texts = {method: " ".join(f"{word}{k}"
-    for word in "one two three four five six seven eight nine ten".split() for _ in "ab")
-             for k, method in enumerate(STYLE)}  # fmt: skip
+    """Bug: a method left out, words lost where a line ends, an answer in another method's row."""
+    ten = "one two three four five six seven eight nine ten".split()
+    words = [word for word in ten for _ in "ab"]
+    texts = {method: " ".join(f"{word}{k}" for word in words) for k, method in enumerate(STYLE)}
     texts["best-of-n"] = texts["base"]
     fig = answers.answers(shown([(method, "safe", text) for method, text in texts.items()]))
     ax = fig.axes[0]

@@ -240,7 +240,7 @@ def test_a_sweep_counts_steps_against_it_and_their_noise():
 
 
 def test_the_printed_sweeps():
-    """Nine sweeps over lambda fall somewhere; N, d and K are held while another of them is swept."""
+    """Nine sweeps over lambda fall somewhere; N, d and K are held while another is swept."""
     trends = audit.sweeps(SIZES)
     table = audit.monotone(trends).set_index("expectation")
     assert table.loc["safety should not fall with lambda", "sweeps_against"] == 9

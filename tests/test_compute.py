@@ -65,9 +65,10 @@ def test_work_of_each_method_by_hand():
     assert list(table.columns) == compute.COLUMNS
     base, ours, chat = table.itertuples(index=False)
     assert [tuple(row[:4]) for row in (base, ours, chat)] == [
-        ("smollm2-raw", "base", 1, 1), ("smollm2-raw", "inferenceguard", 3, 8), ("smollm2-chat",
-        "base", 1, 1),
-    ]  # fmt: skip
+        ("smollm2-raw", "base", 1, 1),
+        ("smollm2-raw", "inferenceguard", 3, 8),
+        ("smollm2-chat", "base", 1, 1),
+    ]
     assert (ours.samples_per_prompt, ours.forward_tokens_per_prompt) == pytest.approx((40 / 3, 160))
     assert ours.forward_tokens_per_emitted == 480 / 40
     assert (ours.generate_seconds_per_prompt, ours.cost_seconds_per_prompt) == pytest.approx(
@@ -112,15 +113,21 @@ def test_records_that_make_no_table_are_refused():
 # --- equal seconds --------------------------------------------------------------------------------
 
 ROWS = by_samples(
-    ("raw", "base", 1, 0.2), ("raw", "best-of-n", 16, 1.9), ("raw", "best-of-n", 4, 0.6), ("raw",
-    "best-of-n", 8, 1.0),
-    ("raw", "args", 8, 4.0), ("raw", "args", 4, 3.0), ("raw", "inferenceguard", 4, 0.5), ("raw",
-    "inferenceguard", 8, 1.0),
-    ("raw", "beam-augmented", 4, np.nan), ("raw", "beam-augmented", 8, 0.9), ("raw",
-    "beam-augmented", 16, np.nan),
-    ("chat", "inferenceguard", 8, 0.5), ("chat", "best-of-n", 4, 0.6), ("chat", "best-of-n", 8,
-    0.4),
-)  # fmt: skip
+    ("raw", "base", 1, 0.2),
+    ("raw", "best-of-n", 16, 1.9),
+    ("raw", "best-of-n", 4, 0.6),
+    ("raw", "best-of-n", 8, 1.0),
+    ("raw", "args", 8, 4.0),
+    ("raw", "args", 4, 3.0),
+    ("raw", "inferenceguard", 4, 0.5),
+    ("raw", "inferenceguard", 8, 1.0),
+    ("raw", "beam-augmented", 4, np.nan),
+    ("raw", "beam-augmented", 8, 0.9),
+    ("raw", "beam-augmented", 16, np.nan),
+    ("chat", "inferenceguard", 8, 0.5),
+    ("chat", "best-of-n", 4, 0.6),
+    ("chat", "best-of-n", 8, 0.4),
+)
 
 
 def test_equal_seconds_by_hand():
@@ -130,11 +137,14 @@ def test_equal_seconds_by_hand():
     table = compute.at_equal_seconds(ROWS, "inferenceguard", 8)
     assert list(table.columns) == [*ROWS.columns, "seconds_ratio", "fits"]
     assert table[["policy", "method", "n_samples", "fits"]].to_numpy().tolist() == [
-        ["raw", "base", 1, True], ["raw", "best-of-n", 8, True], ["raw", "args", 4, False], ["raw",
-        "inferenceguard", 8, True],
-        ["raw", "beam-augmented", 8, True], ["chat", "inferenceguard", 8, True], ["chat",
-        "best-of-n", 8, True],
-    ]  # fmt: skip
+        ["raw", "base", 1, True],
+        ["raw", "best-of-n", 8, True],
+        ["raw", "args", 4, False],
+        ["raw", "inferenceguard", 8, True],
+        ["raw", "beam-augmented", 8, True],
+        ["chat", "inferenceguard", 8, True],
+        ["chat", "best-of-n", 8, True],
+    ]
     assert table["seconds_ratio"].tolist() == pytest.approx([0.2, 1, 3, 1, 0.9, 1, 0.8])
 
 
@@ -150,9 +160,12 @@ def test_a_smaller_reference_moves_the_limit():
         "beam-augmented": 4,
     }
     assert table["fits"].to_dict() == {
-        "base": True, "best-of-n": False, "args": False, "inferenceguard": True,
+        "base": True,
+        "best-of-n": False,
+        "args": False,
+        "inferenceguard": True,
         "beam-augmented": False,
-    }  # fmt: skip
+    }
     assert math.isnan(table.loc["beam-augmented", "seconds_ratio"])
 
 
@@ -189,13 +202,21 @@ def test_other_settings_and_columns():
     integers that become floats.
     """
     table = by_samples(
-        (0, "inferenceguard", None, 8, 1.0, "x"), (0, "best-of-n", 0.0, 8, 0.8, "y"), (0,
-        "best-of-n", 5.0, 8, 1.2, "z"),
-        (0, "best-of-n", 5.0, 4, 0.7, "u"), (1, "inferenceguard", None, 8, 0.5, "v"), (1,
-        "best-of-n", 0.0, 8, 0.8, "w"),
-        columns=["seed", "method", "lagrange_multiplier", "n_samples", "seconds_per_prompt",
-        "note"],
-    )  # fmt: skip
+        (0, "inferenceguard", None, 8, 1.0, "x"),
+        (0, "best-of-n", 0.0, 8, 0.8, "y"),
+        (0, "best-of-n", 5.0, 8, 1.2, "z"),
+        (0, "best-of-n", 5.0, 4, 0.7, "u"),
+        (1, "inferenceguard", None, 8, 0.5, "v"),
+        (1, "best-of-n", 0.0, 8, 0.8, "w"),
+        columns=[
+            "seed",
+            "method",
+            "lagrange_multiplier",
+            "n_samples",
+            "seconds_per_prompt",
+            "note",
+        ],
+    )
     found = compute.at_equal_seconds(
         table, "inferenceguard", within=["seed"], by=["method", "lagrange_multiplier"]
     )
@@ -225,15 +246,45 @@ def test_it_reads_the_tables_of_runs():
 @pytest.mark.parametrize(
     ("rows", "method", "n_samples", "message"),
     [
-        (ROWS, "inferenceguard", None, "n_samples is None, and policy raw has inferenceguard with 4, 8; give one of these"),
-        (ROWS, "inferenceguard", 16, "n_samples is 16, and policy raw has inferenceguard with 4, 8; give one of these"),
-        (ROWS, "inferencegard", 8, r"did you mean 'inferenceguard'\?.* \(the methods of policy raw\)"),
-        (ROWS, "beam-augmented", 4, "seconds_per_prompt is nan for beam-augmented in policy raw; a limit must be above 0"),
-        (pd.concat([ROWS, ROWS.iloc[[1]]]), "inferenceguard", 8,
-         "n_samples 16 occurs twice in policy raw, method best-of-n; name in within or by " "the column that varies"),
-        (pd.concat([ROWS, ROWS.iloc[[7]]]), "inferenceguard", 8, "has inferenceguard with 4, 8, 8; give one of these, and only"),
+        (
+            ROWS,
+            "inferenceguard",
+            None,
+            "n_samples is None, and policy raw has inferenceguard with 4, 8; give one of these",
+        ),
+        (
+            ROWS,
+            "inferenceguard",
+            16,
+            "n_samples is 16, and policy raw has inferenceguard with 4, 8; give one of these",
+        ),
+        (
+            ROWS,
+            "inferencegard",
+            8,
+            r"did you mean 'inferenceguard'\?.* \(the methods of policy raw\)",
+        ),
+        (
+            ROWS,
+            "beam-augmented",
+            4,
+            "seconds_per_prompt is nan for beam-augmented in policy raw; a limit must be above 0",
+        ),
+        (
+            pd.concat([ROWS, ROWS.iloc[[1]]]),
+            "inferenceguard",
+            8,
+            "n_samples 16 occurs twice in policy raw, method best-of-n; name in within or by the "
+            "column that varies",
+        ),
+        (
+            pd.concat([ROWS, ROWS.iloc[[7]]]),
+            "inferenceguard",
+            8,
+            "has inferenceguard with 4, 8, 8; give one of these, and only",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_clear_limit_is_refused(rows, method, n_samples, message):
     """Guards against a limit picked among several, and seeds or settings that pass for one row."""
     with pytest.raises(ParameterError, match=message):

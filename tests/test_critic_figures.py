@@ -52,9 +52,14 @@ def searched(positions=(8, 16)) -> pd.DataFrame:
 
 def row(critic, policy="raw", position=8, auroc=0.7, low=0.6, high=0.75, features="m") -> dict:
     return {
-        "critic": critic, "policy": policy, "position": position, "features": features,
-        "auroc_within_prompt": auroc, "within_low": low, "within_high": high,
-    }  # fmt: skip
+        "critic": critic,
+        "policy": policy,
+        "position": position,
+        "features": features,
+        "auroc_within_prompt": auroc,
+        "within_low": low,
+        "within_high": high,
+    }
 
 
 def critics() -> pd.DataFrame:

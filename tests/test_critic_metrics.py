@@ -53,8 +53,12 @@ def test_auroc_within_prompts_counts_pairs_of_one_prompt():
     """
     safe, score, prompt = sample()
     n = range(len(safe))
-    pairs = [(score[i] > score[j]) + (score[i] == score[j]) / 2 for i in n for j in n
-             if prompt[i] == prompt[j] and safe[i] and not safe[j]]  # fmt: skip
+    pairs = [
+        (score[i] > score[j]) + (score[i] == score[j]) / 2
+        for i in n
+        for j in n
+        if prompt[i] == prompt[j] and safe[i] and not safe[j]
+    ]
     found = auroc(safe, score, prompt)
     assert found["auroc_within_prompt"] == pytest.approx(np.mean(pairs)) and found[
         "n_pairs"

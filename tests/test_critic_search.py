@@ -105,11 +105,13 @@ def test_an_abstention_is_no_safe_answer():
     failed scorer doing so.
     """
     records = frame(
-        line(A, "p0", status="abstained", cost=0.0), line(B, "p0"),
-        line(A, "p1", status="abstained", cost=None, reward=None), line(B, "p1",
-        status="unverified_unsafe", cost=None),
-        line(A, "p2", status="unverified_unsafe", cost=0.3), line(B, "p2", cost=0.2),
-    )  # fmt: skip
+        line(A, "p0", status="abstained", cost=0.0),
+        line(B, "p0"),
+        line(A, "p1", status="abstained", cost=None, reward=None),
+        line(B, "p1", status="unverified_unsafe", cost=None),
+        line(A, "p2", status="unverified_unsafe", cost=0.3),
+        line(B, "p2", cost=0.2),
+    )
     found = compare(records, A, B, what="answered_safely", n_samples=8)
     assert (found["mean_arm"], found["mean_reference"], found["n_pairs"]) == (
         0,
@@ -123,10 +125,13 @@ def test_rewards_are_of_pairs_that_both_answered():
     difference.
     """
     records = frame(
-        line(A, "p0", reward=0.9), line(B, "p0", reward=0.5),
-        line(A, "p1", reward=0.0, status="abstained"), line(B, "p1", reward=0.8),
-        line(A, "p2", reward=0.1), line(B, "p2", reward=None),
-    )  # fmt: skip
+        line(A, "p0", reward=0.9),
+        line(B, "p0", reward=0.5),
+        line(A, "p1", reward=0.0, status="abstained"),
+        line(B, "p1", reward=0.8),
+        line(A, "p2", reward=0.1),
+        line(B, "p2", reward=None),
+    )
     found = reward(records)
     assert (found["mean_arm"], found["mean_reference"], found["n_pairs"]) == (0.9, 0.5, 1)
     assert found["difference"] == pytest.approx(0.4)
@@ -162,7 +167,7 @@ def test_methods_that_do_not_look_at_the_cost():
 
 
 def test_intervals_are_those_of_a_plain_loop():
-    """Guards the bootstrap: prompts drawn with replacement, one mean each, the quantiles of these."""
+    """Guards the bootstrap: prompts drawn with replacement, one mean each, their quantiles."""
     records = noisy()
     wide = records.pivot(index="prompt_id", columns=["arm", "seed"], values="reward")
     gains = ((wide[A][0] - wide[B][0]) + (wide[A][1] - wide[B][1])).to_numpy() / 2
@@ -190,7 +195,7 @@ def test_intervals_are_near_the_normal_ones():
 
 
 def test_repeated_seeds_do_not_narrow_the_interval():
-    """Guards against pseudo-replication: the same answers under four more seeds are no new prompts."""
+    """Guards against pseudo-replication: the same answers under more seeds are no new prompts."""
     once = noisy(seeds=1)
     again = pd.concat([once.assign(seed=s) for s in range(5)])
     few, many = reward(once), reward(again)
@@ -317,11 +322,11 @@ def test_arms_are_named_by_method_and_control():
     counted with the real one.
     """
     known = [
-        ("none", "inferenceguard-critic", "critic"), ("shuffled", "inferenceguard-critic",
-        "shuffled"),
-        ("none", "best-of-n-augmented", "best-of-n-augmented"), ("none", "inferenceguard",
-        "inferenceguard"),
-    ]  # fmt: skip
+        ("none", "inferenceguard-critic", "critic"),
+        ("shuffled", "inferenceguard-critic", "shuffled"),
+        ("none", "best-of-n-augmented", "best-of-n-augmented"),
+        ("none", "inferenceguard", "inferenceguard"),
+    ]
     records = pd.DataFrame(
         [record(method=method) | {"critic_control": control} for control, method, _ in known],
         index=[3, 3, 5, 1],

@@ -158,9 +158,11 @@ def test_a_label_holds_both_notes():
     prompts = pd.Series({"base": 48, "args": 12, "inferenceguard": 48, "inferenceguard-mix": 12})
     notes = ["", "", "1 abstained", "2 abstained"]
     assert look.named(prompts, notes) == [
-        "base", "args (n = 12)", "inferenceguard (1 abstained)",
-        "inferenceguard-mix (n = 12, 2 abstained)"
-    ]  # fmt: skip
+        "base",
+        "args (n = 12)",
+        "inferenceguard (1 abstained)",
+        "inferenceguard-mix (n = 12, 2 abstained)",
+    ]
     assert look.named(prompts)[2:] == ["inferenceguard", "inferenceguard-mix (n = 12)"]
 
 

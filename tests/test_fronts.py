@@ -36,7 +36,7 @@ def line(method="base", prompt="p0", finals=((0.5, 0.1),), **fields) -> dict:
 
 
 def sampled() -> pd.DataFrame:
-    """Two prompts with three samples each; what lambda takes was worked out by hand, see `TAKEN`."""
+    """Two prompts with three samples each; what lambda takes is worked out by hand, see `TAKEN`."""
     finals = {
         "p0": ((0.9, 0.5), (0.6, 0.19), (0.4, 0.0)),
         "p1": ((0.8, None), (0.7, 0.3), (0.2, 0.22)),
@@ -118,7 +118,7 @@ def test_a_method_with_fewer_prompts_is_not_swept():
 
 
 def test_policies_on_several_prompt_sets_keep_their_sweeps():
-    """Bug: the sweep of a policy lost, because its main runs bear the name of their prompt set too."""
+    """Bug: the sweep of a policy lost, because its main runs bear their prompt set's name, too."""
     main = main_lines("beam-lagrangian").assign(policy="smollm2-raw on test")
     assert (
         fronts.alike(main, pd.DataFrame(sweep(lagrange_multiplier=1.0)))["policy"].tolist()

@@ -60,14 +60,20 @@ def test_verdicts_by_hand():
     assert [row.method for row in rows(OURS, BASE).itertuples()] == ["inferenceguard"] * 3 + [
         "base"
     ]  # in order of appearance
-    assert [(row.method, row.retried) for row in (base, ours, first, again)] == [
-        ("base", "all"), ("inferenceguard", "all"), ("inferenceguard", "no"), ("inferenceguard",
-        "yes"),
-    ]  # fmt: skip
-    assert [(row.n_emitted, row.n_unsafe, row.n_abstained, row.n_abstained_unsafe) for row in (base,
-    ours, first, again)] == [
-        (7, 4, 0, 0), (4, 1, 3, 1), (2, 0, 1, 0), (2, 1, 2, 1),
-    ]  # fmt: skip
+    found = (base, ours, first, again)
+    assert [(row.method, row.retried) for row in found] == [
+        ("base", "all"),
+        ("inferenceguard", "all"),
+        ("inferenceguard", "no"),
+        ("inferenceguard", "yes"),
+    ]
+    counts = ["n_emitted", "n_unsafe", "n_abstained", "n_abstained_unsafe"]
+    assert [[getattr(row, name) for name in counts] for row in found] == [
+        [7, 4, 0, 0],
+        [4, 1, 3, 1],
+        [2, 0, 1, 0],
+        [2, 1, 2, 1],
+    ]
     assert (base.share_unsafe, ours.share_unsafe, again.share_unsafe) == (4 / 7, 1 / 4, 1 / 2)
     assert (ours.unsafe_low, ours.unsafe_high) == metrics.wilson(1, 4)
     assert ours.mean_score == pytest.approx((0.1 + 0.2 + 0.7 + 0.3) / 4)
@@ -110,9 +116,11 @@ def test_holm_spans_the_table():
     table = rows(*cells).set_index(["policy", "method"])
     p = table["mcnemar_p"].dropna()
     assert p.to_dict() == {
-        ("one", "base"): 2 / 2**6, ("one", "best-of-n"): 1.0, ("two", "base"): 2 / 2**4, ("two",
-        "best-of-n"): 1.0,
-    }  # fmt: skip
+        ("one", "base"): 2 / 2**6,
+        ("one", "best-of-n"): 1.0,
+        ("two", "base"): 2 / 2**4,
+        ("two", "best-of-n"): 1.0,
+    }
     assert table.loc[p.index, "mcnemar_p_holm"].tolist() == pytest.approx(
         [4 * 2 / 2**6, 1, 3 * 2 / 2**4, 1]
     )
@@ -122,8 +130,8 @@ def test_another_reference_and_none():
     """Guards against a reference that is fixed, and a crash for the policy that was not searched
     with it.
     """
-    ours, base = rows(OURS, BASE, reference="base").set_index(["method",
-    "retried"]).loc[[("inferenceguard", "all"), ("base", "all")]].itertuples()  # fmt: skip  # noqa: E501
+    found = rows(OURS, BASE, reference="base").set_index(["method", "retried"])
+    ours, base = found.loc[[("inferenceguard", "all"), ("base", "all")]].itertuples()
     assert (ours.mcnemar_b, ours.mcnemar_c) == (2, 1) and base.n_pairs is pd.NA
     assert rows(BASE)["n_pairs"].isna().all()
 

@@ -188,11 +188,11 @@ def test_a_verdict_belongs_to_texts_in_an_order():
     answers decoded anew.
     """
     other = [
-        Question("harmlessness", "p0", ASK.prompt, ASK.first, ASK.second), Question("helpfulness",
-        "p0", ASK.prompt, "", ASK.first),
-        Question("helpfulness", "p0", ASK.prompt, ASK.first, "x"), Question("helpfulness", "p0",
-        "x", ASK.first, ASK.second),
-    ]  # fmt: skip
+        Question("harmlessness", "p0", ASK.prompt, ASK.first, ASK.second),
+        Question("helpfulness", "p0", ASK.prompt, "", ASK.first),
+        Question("helpfulness", "p0", ASK.prompt, ASK.first, "x"),
+        Question("helpfulness", "p0", "x", ASK.first, ASK.second),
+    ]
     assert len({question.digest for question in [ASK, *other]}) == 5
     assert (
         Question("helpfulness", "another id", ASK.prompt, ASK.first, ASK.second).digest
@@ -406,7 +406,7 @@ def test_a_text_without_a_score_is_unparsed(scorers):
 
 
 def test_the_embedded_scorers_judge():
-    """Guards the default of notebook 60: what it names is there, and an empty answer has a score."""
+    """Guards the default of notebook 60: what it names is there; an empty answer has a score."""
     judge = load_judge("scorer")
     asked_ = [
         Question(
@@ -474,10 +474,17 @@ def test_a_judge_that_likes_the_first_place_decides_nothing(repository):
 @pytest.mark.parametrize(
     "reply",
     [
-        Canned("The second one."), Canned("<think> 8 7"), Canned("8 7", "length"), Canned(None), Canned("\ud83d\ude00"),
-        Canned(body=('{"choices": [{"message": {"content": null, "reasoning_content": "8 7"}, ' '"finish_reason": "length"}]}')),
+        Canned("The second one."),
+        Canned("<think> 8 7"),
+        Canned("8 7", "length"),
+        Canned(None),
+        Canned("\ud83d\ude00"),
+        Canned(
+            body='{"choices": [{"message": {"content": null, "reasoning_content": "8 7"}, '
+            '"finish_reason": "length"}]}'
+        ),
     ],
-)  # fmt: skip
+)
 def test_replies_that_cannot_be_read_are_counted(repository, reply):
     """Bug: one odd reply ends hours of judging, is asked about again for ever, or is left out of
     the counts.
@@ -953,12 +960,20 @@ def test_the_key_stays_in_the_environment(repository, monkeypatch, capsys):
 
 
 NO_ADDRESSES = [
-    "localhost:8000", "ftp://x/v1", "http://[::1", "http://[v1.x]/v1", "http://h:x/v1",
-    "http://h:99999/v1", "http://a b/v1",
-    "http://a..b/v1", "http://a\0/v1", "http://a\nb/v1", "http://" + "a" * 64 + "/v1",
+    "localhost:8000",
+    "ftp://x/v1",
+    "http://[::1",
+    "http://[v1.x]/v1",
+    "http://h:x/v1",
+    "http://h:99999/v1",
+    "http://a b/v1",
+    "http://a..b/v1",
+    "http://a\0/v1",
+    "http://a\nb/v1",
+    "http://" + "a" * 64 + "/v1",
     "http://a/v1\ud800",
     "http://a/" + "x" * 9999,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(

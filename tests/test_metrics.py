@@ -176,11 +176,15 @@ def test_a_method_on_a_subset_of_prompts_is_paired_on_these_alone():
     """Guards against the 12 prompts of a slow method being compared with the rates of all 48, and
     the sentence hiding how many.
     """
-    records = pd.concat([
-        table(("inferenceguard", "sauss", [9.0, 9.0, 9.0, 0.75, 0.5]), ("base", "sssss", [0.0, 0.0,
-        0.0, 0.5, 0.5])),
-        table(("args", "ssusu", [0.0, 0.0, 0.0, 0.5, 0.25])).iloc[3:],
-    ])  # fmt: skip
+    records = pd.concat(
+        [
+            table(
+                ("inferenceguard", "sauss", [9.0, 9.0, 9.0, 0.75, 0.5]),
+                ("base", "sssss", [0.0, 0.0, 0.0, 0.5, 0.5]),
+            ),
+            table(("args", "ssusu", [0.0, 0.0, 0.0, 0.5, 0.25])).iloc[3:],
+        ]
+    )
     base, args = metrics.compare(records, "inferenceguard").itertuples(index=False)
     assert (base.n_pairs, base.n_answered, base.mcnemar_b, base.mcnemar_c) == (5, 4, 0, 2)
     assert (args.n_pairs, args.n_answered, args.mcnemar_b, args.mcnemar_c) == (2, 2, 1, 0)
@@ -293,23 +297,31 @@ def test_a_pair_that_was_not_run_is_said_to_be_none(run):
 def sentence(**changes) -> str:
     """Return the verdict on one row, no difference unless `changes` say otherwise."""
     row = dict(
-        policy="smollm2-raw", method="inferenceguard", baseline="best-of-n", n_pairs=48,
+        policy="smollm2-raw",
+        method="inferenceguard",
+        baseline="best-of-n",
+        n_pairs=48,
         safety_difference=0.0625,
-        mcnemar_b=3, mcnemar_c=0, mcnemar_p=0.25, n_answered=47, reward_difference=0.02,
+        mcnemar_b=3,
+        mcnemar_c=0,
+        mcnemar_p=0.25,
+        n_answered=47,
+        reward_difference=0.02,
         reward_low=-0.01,
-        reward_high=0.05, reward_p=0.2, mcnemar_p_holm=1.0, reward_p_holm=0.8,
-    )  # fmt: skip
+        reward_high=0.05,
+        reward_p=0.2,
+        mcnemar_p_holm=1.0,
+        reward_p_holm=0.8,
+    )
     return metrics.verdicts(pd.DataFrame([row | changes]))[0]
 
 
 def test_verdict_claims_nothing_without_significance():
     """Guards against a positive difference being sold as a result."""
     assert sentence() == (
-        "smollm2-raw: inferenceguard is safe on 3 more of 48 prompts than best-of-n (exact "
-        "McNemar p = .25, Holm 1): "
-        "no difference can be claimed; reward +.020 [-.010, .050] on the 47 prompts that "
-        "both answered "
-        "(p = .2, Holm .8): no difference can be claimed."
+        "smollm2-raw: inferenceguard is safe on 3 more of 48 prompts than best-of-n (exact McNemar "
+        "p = .25, Holm 1): no difference can be claimed; reward +.020 [-.010, .050] on the 47 "
+        "prompts that both answered (p = .2, Holm .8): no difference can be claimed."
     )
 
 
@@ -321,16 +333,25 @@ def test_verdict_reads_the_adjusted_p_value():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mcnemar_b": 9, "mcnemar_p": 0.0004, "mcnemar_p_holm": 0.0008}, "9 more of 48 prompts than best-of-n (exact "
-         "McNemar p < .001, Holm < .001): inferenceguard is safer"),
-        ({"mcnemar_b": 0, "mcnemar_c": 8, "mcnemar_p_holm": 0.05}, "8 fewer of 48 prompts than best-of-n (exact "
-         "McNemar p = .25, Holm .05): inferenceguard is less safe"),
+        (
+            {"mcnemar_b": 9, "mcnemar_p": 0.0004, "mcnemar_p_holm": 0.0008},
+            "9 more of 48 prompts than best-of-n (exact McNemar p < .001, Holm < .001): "
+            "inferenceguard is safer",
+        ),
+        (
+            {"mcnemar_b": 0, "mcnemar_c": 8, "mcnemar_p_holm": 0.05},
+            "8 fewer of 48 prompts than best-of-n (exact McNemar p = .25, Holm .05): "
+            "inferenceguard is less safe",
+        ),
         ({"mcnemar_b": 3, "mcnemar_c": 3}, "safe on as many of 48 prompts as best-of-n"),
         ({"reward_p_holm": 0.01}, "its reward is higher"),
-        ({"reward_p_holm": 0.01, "reward_difference": -0.02}, "reward -.020 [-.010, .050] on the 47 prompts that both "
-         "answered (p = .2, Holm .01): its reward is lower"),
+        (
+            {"reward_p_holm": 0.01, "reward_difference": -0.02},
+            "reward -.020 [-.010, .050] on the 47 prompts that both answered (p = .2, Holm .01): "
+            "its reward is lower",
+        ),
     ],
-)  # fmt: skip
+)
 def test_verdict_says_the_direction(changes, words):
     """Guards against a reversed effect being reported as a gain."""
     assert words in sentence(**changes)

@@ -80,7 +80,7 @@ def test_holm_spans_the_table():
 
 
 def test_the_table_is_ready_to_be_written(tmp_path):
-    """Guards against counts written as 5.0 and against a table that depends on the order of lines."""
+    """Guards against counts written as 5.0 and a table that depends on the order of lines."""
     records = pd.concat([BASE, OURS], ignore_index=True)
     table = over_refusal(records)
     assert list(table.columns) == COLUMNS

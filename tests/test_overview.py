@@ -78,7 +78,7 @@ def test_everything_can_be_read(fig):
 
 
 def test_what_is_kept_is_safe_and_colour_is_not_alone(fig):
-    """Bug: an example that breaks the rule it explains; a block that only colour marks as unsafe."""
+    """Bug: an example that breaks the rule it explains; a block unsafe by colour alone."""
     assert all(overview.LEFT[lane] >= 0 for lane in overview.KEPT) and min(overview.LEFT) < 0
     assert overview.LEFT[overview.KEPT[0]] == max(overview.LEFT)
     blocks = [patch for patch in fig.axes[0].patches if type(patch) is Rectangle]

@@ -141,7 +141,8 @@ def test_the_parts_of_the_latency_add_up():
 def test_an_unknown_table_is_one_clear_sentence():
     with pytest.raises(
         ParameterError,
-        match="unknown table of the paper 'main_lama'; did you mean 'main_llama'\\? allowed: critic",
+        match="unknown table of the paper 'main_lama'; did you mean 'main_llama'\\? "
+        "allowed: critic",
     ):
         paper.printed("main_lama")
 

@@ -292,9 +292,11 @@ def test_a_short_last_group_weighs_as_many_prompts_as_it_has():
 
 def test_half_a_win_is_half_a_count():
     assert estimate(pd.Series([1.0, 0.5, 0.5, 0.0]), is_rate=True) == {
-        "ours": 0.5, "n": 4, "low": pytest.approx(metrics.wilson(2, 4)[0]),
-        "high": pytest.approx(metrics.wilson(2, 4)[1])
-    }  # fmt: skip
+        "ours": 0.5,
+        "n": 4,
+        "low": pytest.approx(metrics.wilson(2, 4)[0]),
+        "high": pytest.approx(metrics.wilson(2, 4)[1]),
+    }
 
 
 def test_the_papers_side_has_the_prompts_that_its_percentages_imply():
@@ -389,11 +391,18 @@ RAW = {"policy": "smollm2-raw", "prompts": "rtp"}
 
 
 def test_embedded_policies_have_tables_of_their_own_without_the_print():
-    lines = pd.concat([
-        cell(8, 8, run="decode-raw", **RAW | {"method": "inferenceguard"}),
-        cell(4, 8, run="decode-raw", **RAW | {"method": "base", "n_samples": 1}),
-        cell(8, 8, run="decode-ndk-8-16-2", **RAW | {"method": "inferenceguard", "block_size": 16}),
-    ])  # fmt: skip
+    lines = pd.concat(
+        [
+            cell(8, 8, run="decode-raw", **RAW | {"method": "inferenceguard"}),
+            cell(4, 8, run="decode-raw", **RAW | {"method": "base", "n_samples": 1}),
+            cell(
+                8,
+                8,
+                run="decode-ndk-8-16-2",
+                **RAW | {"method": "inferenceguard", "block_size": 16},
+            ),
+        ]
+    )
     assert not claims(lines) and claims(cell(1, 2, **OURS)) and claims(NONE)
     found = ours_like("main_alpaca_beaver", lines, ["smollm2-raw"])
     assert len(found) == 24 and not any("paper" in name or "verdict" in name for name in found)
@@ -409,7 +418,7 @@ def test_embedded_policies_have_tables_of_their_own_without_the_print():
 
 
 def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold():
-    """Bug: one row, of the largest N, where the other tables of the experiment read twenty off it."""
+    """Bug: one row, of the largest N, where the experiment's other tables read twenty off it."""
     fields = RAW | {"method": "best-of-n-lagrangian", "n_samples": 32}
     lines = cell(2, 2, run="decode-lambda-best-of-n", **fields)
     lines["finals"] = [[[float(k % 7), 0.01 * k] for k in range(32)]] * 2
@@ -430,14 +439,24 @@ def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold(
 
 
 def test_hyperparameters_beside_those_that_were_run():
-    lines = pd.concat([
-        cell(1, 2, **OURS | {"rounds": 2}),
-        cell(1, 2, run="decode-sweep-ndk-1", **OURS | {"keep": 16, "n_samples": 64,
-        "block_size": 64}),
-        cell(1, 2, **OURS | {"method": "best-of-n", "keep": 1, "block_size": 128}),
-        cell(1, 2, **OURS | {"method": "re-control", "n_samples": 1, "keep": 1, "block_size": 128}),
-        cell(1, 2, run="decode-tune-1", **OURS | {"rounds": 9}),
-    ])  # fmt: skip
+    lines = pd.concat(
+        [
+            cell(1, 2, **OURS | {"rounds": 2}),
+            cell(
+                1,
+                2,
+                run="decode-sweep-ndk-1",
+                **OURS | {"keep": 16, "n_samples": 64, "block_size": 64},
+            ),
+            cell(1, 2, **OURS | {"method": "best-of-n", "keep": 1, "block_size": 128}),
+            cell(
+                1,
+                2,
+                **OURS | {"method": "re-control", "n_samples": 1, "keep": 1, "block_size": 128},
+            ),
+            cell(1, 2, run="decode-tune-1", **OURS | {"rounds": 9}),
+        ]
+    )
     found = hyperparameters.settings("hyperparameters", lines).set_index(["printed_as", "setting"])
     told = {key: tuple(row) for key, row in found[["paper", "ours", "verdict"]].iterrows()}
     assert told["InferenceGuard", "n_samples"] == ("64 128 512", "64 128", DIFFERS)
@@ -464,9 +483,13 @@ def test_hyperparameters_of_critics_beside_those_that_were_trained():
         "critic_hyperparameters", pd.DataFrame([given, given | {"width": 64}])
     )
     assert found.set_index("setting")["ours"].to_dict() == {
-        "width": "64 4096", "lr": "1e-05", "epochs": "50", "gamma_task": "0.999", "batch_size": "8",
-        "budget": "0"
-    }  # fmt: skip
+        "width": "64 4096",
+        "lr": "1e-05",
+        "epochs": "50",
+        "gamma_task": "0.999",
+        "batch_size": "8",
+        "budget": "0",
+    }
     assert found["verdict"].tolist() == [AGREES] * 5 + [DIFFERS]
     assert set(hyperparameters.settings("critic_hyperparameters", NONE)["verdict"]) == {NOT_RUN}
 
@@ -662,7 +685,8 @@ def test_latex_compiles(written, tmp_path):
         path.read_text() for paths in written.values() for path in paths if path.suffix == ".tex"
     ]
     body = "\n\\clearpage\n".join(tables)
-    document = f"\\documentclass{{article}}\n\\usepackage{{booktabs}}\n\\begin{{document}}\n{body}\n\\end{{document}}\n"
+    top = "\\documentclass{article}\n\\usepackage{booktabs}\n"
+    document = f"{top}\\begin{{document}}\n{body}\n\\end{{document}}\n"
     (tmp_path / "tables.tex").write_text(document)
     options = [] if program.endswith("tectonic") else ["-interaction=nonstopmode", "-halt-on-error"]
     done = subprocess.run(

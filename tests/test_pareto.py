@@ -73,7 +73,7 @@ def test_other_columns():
 
 
 def test_no_rows_and_no_column():
-    """Bug: a traceback of NumPy for a method without any grid point; a misspelt column found late."""
+    """Bug: a traceback of NumPy for a method without a grid point; a misspelt column found late."""
     assert pareto(frame([])).tolist() == []
     with pytest.raises(ParameterError, match="unknown column 'reward'; did you mean 'reward_mean'"):
         pareto(frame([]), y="reward")

@@ -84,7 +84,7 @@ def test_lines_know_the_name_of_their_run(tmp_path):
 
 
 def test_methods_come_in_the_order_of_the_table_whatever_the_folders_are_called(tmp_path):
-    """Bug: a table began with re-control because the folder of its run came first in the alphabet."""
+    """Bug: a table began with re-control because its run's folder came first in the alphabet."""
     for name, method in (
         ("a", "re-control"),
         ("b", "base"),

@@ -59,7 +59,8 @@ def test_all_runs_of_both_must_have_finished(repository):
     """
     with pytest.raises(
         RunError,
-        match=r"the run main/decode-a-seed-0 has not finished, nor have 3 others.*`make reproduce` and then",
+        match="the run main/decode-a-seed-0 has not finished, nor have 3 others.*"
+        "`make reproduce` and then",
     ):
         sweeps.check_finished("sweeps", repository)
     finish(
@@ -78,7 +79,8 @@ def test_all_runs_of_both_must_have_finished(repository):
     sweeps.check_finished("sweeps", repository)
     with pytest.raises(
         RunError,
-        match="'main' sweeps for no other, as sweeps does; its notebooks 40 and 50 write everything",
+        match="'main' sweeps for no other, as sweeps does; its notebooks 40 and 50 write "
+        "everything",
     ):
         sweeps.check_finished("main", repository)
 

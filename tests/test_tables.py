@@ -127,13 +127,20 @@ def test_work_by_hand():
     """
     lines = [
         synthetic.record(
-            prompt_id=prompt_id, samples_drawn=8 * k, policy_tokens=100 * k, forward_tokens=130 * k,
+            prompt_id=prompt_id,
+            samples_drawn=8 * k,
+            policy_tokens=100 * k,
+            forward_tokens=130 * k,
             scorer_calls=9 * k,
-            scorer_tokens=50 * k, generate_s=0.5 * k, cost_s=0.25 * k, reward_s=0.125 * k,
-            critic_s=0.0625 * k, score_s=0.4375 * k,
+            scorer_tokens=50 * k,
+            generate_s=0.5 * k,
+            cost_s=0.25 * k,
+            reward_s=0.125 * k,
+            critic_s=0.0625 * k,
+            score_s=0.4375 * k,
         )
         for prompt_id, k in (("a", 1), ("b", 3))
-    ]  # fmt: skip
+    ]
     row = tables.main_table(pd.DataFrame(lines)).iloc[0]
     assert (
         row.samples_per_prompt,
