@@ -1,4 +1,4 @@
-"""``python -m igcore.runs``: see `igcore.runs.cli`."""
+"""Run the command line of `igcore.runs.cli`: ``python -m igcore.runs``."""
 
 import sys
 

@@ -1,6 +1,6 @@
 """The command line that checks and compares runs: ``igcore verify FILE``, ``igcore compare A B``.
 
-The same stands behind ``python -m igcore.runs``.
+``python -m igcore.runs`` is the same command.
 """
 
 import argparse
@@ -49,8 +49,10 @@ def complain(problems: Iterable[str]) -> None:
 
 
 def plain(text: str) -> str:
-    """Return a text on one line: a name in a record may hold line ends and more that would look
-    like words of ours.
+    """Return a text on one line, with every unprintable character escaped.
+
+    A name in a record may hold line ends and control characters that would look like our own
+    output.
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
@@ -90,6 +92,7 @@ def _named(text: str) -> str | dict:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of both commands."""
     parser = argparse.ArgumentParser(prog="igcore", description="Check what runs have written.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser("verify", help=HELP, description=f"{HELP}.", epilog=MORE)

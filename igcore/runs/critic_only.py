@@ -1,9 +1,9 @@
-"""The critic in the place of the cost model: how often it lets an unsafe answer through when
-nothing else holds it back.
+"""The critic in the place of the cost model: how often it alone lets an unsafe answer through.
 
 A search guarded by the critic alone is ``inferenceguard`` with cost 1 - f1 and budget 1 -
-threshold; the cost model judges its answers, for `igcore.report.certify`. Knows no certificates,
-nor whether prompts are new to the critic. To serve at a threshold::
+threshold. The cost model scores the answers afterwards, and `igcore.report.certify` turns these
+losses into a certificate. Nothing here checks that the prompts are new to the critic; the caller
+chooses the split. To serve at a threshold::
 
     alone = CriticCost(policy, critic, budget)
     decode("inferenceguard", Guard(policy, alone, reward, settings_at(threshold, config)), prompts)
@@ -36,16 +36,16 @@ from .identity import about, code_of, modules_of, prompts_digest, versions
 
 
 class CriticCost:
-    """A critic as a cost: 1 - f1, the probability that the answer ends outside `budget`; by default
-    the lowest that it knows.
+    """A critic as a cost: 1 - f1, the probability that the answer ends outside `budget`.
 
-    ``ParameterError`` for a critic of another policy or budget, or of an accounting other than
-    ``terminal``.
+    `budget` is by default the lowest that the critic was trained for. ``ParameterError`` for a
+    critic of another policy or budget, or of an accounting other than ``terminal``.
     """
 
     sign, unit = COST, "probability"
 
     def __init__(self, policy: Policy, critic: Critic, budget: float | None = None):
+        """Check that the critic fits, and hash its weights, its spec and the budget."""
         self.policy, self.critic, self.budget = (
             policy,
             critic,
@@ -68,11 +68,10 @@ class CriticCost:
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> np.ndarray:
-        """Return 1 - f1 after the last token of each text, (n,), NaN for an empty one and wherever
-        the critic says NaN.
+        """Return 1 - f1 after the last token of each text, (n,).
 
-        A text is tokenized again, which need not give the tokens that were sampled; z_t = d /
-        gamma_safety^t counts what it gives.
+        NaN for an empty text and wherever the critic returns NaN. A text is tokenized again, which
+        need not give the sampled tokens; z_t = d / gamma_safety^t counts the tokens that it gives.
         """
         spec, scores = self.critic.spec, np.full(len(responses), np.nan)
         words = [
@@ -91,12 +90,11 @@ class CriticCost:
 
 
 def settings_at(threshold: float, config: SearchConfig) -> SearchConfig:
-    """Return the settings under which a `CriticCost` lets through what has f1 >= threshold at every
-    block end.
+    """Return the settings under which a `CriticCost` passes f1 >= threshold at every block end.
 
-    Subtraction keeps the order, so what reaches the threshold passes; so may what is below it by
-    2^-53, where `igcore.report.certify` says "above". A certificate holds all the same, because
-    calibration and serving both take these settings.
+    Subtraction keeps the order, so every f1 that reaches the threshold passes. By rounding, an f1
+    up to 2^-53 below it may pass too, where `igcore.report.certify` says "above". A certificate
+    still holds, because calibration and serving use the same settings.
     """
     return replace(config, budget=1 - threshold, accounting="peak", gamma_safety=1.0, strict=False)
 
@@ -108,27 +106,26 @@ def critic_only_losses(
     folder: Path | str,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Answer prompts at every threshold, guarded by the critic alone, and let the cost model judge
-    the answers.
+    """Answer prompts at every threshold, guarded by the critic alone, and score the answers.
 
     Parameters
     ----------
-    prompts, thresholds : sequences of Prompt and of float in [0, 1]
-        In any order; each counts once.
     guard : Guard
         As for ``inferenceguard-critic``: with the critic, and a budget of the cost model. The
-        search runs under `settings_at` each threshold.
+        search runs under `settings_at` each threshold; the cost model scores its answers.
+    prompts, thresholds : sequences of Prompt and of float in [0, 1]
+        In any order; each counts once.
     folder : Path or str
-        Filled group by group, and gone on with after a stop. One of other settings is moved aside,
+        Filled group by group, and resumed after a stop. A folder of other settings is moved aside,
         see `igcore.folders.open_run`.
 
     Returns
     -------
     DataFrame
         A row per threshold (falling) and prompt id: ``threshold``, ``prompt_id``, ``status``,
-        ``loss`` (1 for an answer whose final cost is outside the budget or NaN; 0 for an
-        abstention, whatever is said then, which only the critic has checked), and ``cost`` and
-        ``reward`` of the text (NaN where there is none or the scorer failed).
+        ``loss``, and ``cost`` and ``reward`` of the text (NaN where there is none or the scorer
+        failed). The loss is 1 for an answer whose final cost is over budget or NaN. It is 0 for an
+        abstention, whatever its text, which the critic alone has checked.
 
     Raises
     ------
@@ -168,8 +165,8 @@ def critic_only_losses(
         done = {(line["threshold"], line["prompt_id"]) for line in run.lines}
         for threshold, group in product(thresholds, groups):
             if missing := {p.id for p in group if (threshold, p.id) not in done}:
-                run.manifest.unlink(missing_ok=True)  # no longer the sign of success
-                # the whole group, because its results depend on its composition
+                run.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
+                # decode the whole group even if some lines exist: a result depends on its group
                 for line in _lines(guard, alone, group, threshold, seed):
                     if line["prompt_id"] in missing:
                         run.append(line)
@@ -182,7 +179,7 @@ def critic_only_losses(
 
 
 def _method(threshold: float) -> str:
-    """What a line calls the search at a threshold."""
+    """Return the name of the search at a threshold, as the lines have it."""
     return f"critic-only {threshold!r}"
 
 
@@ -211,8 +208,9 @@ def _lines(
 
 
 def loss_matrix(frame: pd.DataFrame) -> tuple[list[float], np.ndarray]:
-    """Return thresholds (T,), falling, and losses (n, T) of 0 or 1; ``ParameterError`` unless each
-    prompt has one at each.
+    """Return thresholds (T,), falling, and losses (n, T) of 0 or 1.
+
+    ``ParameterError`` unless each prompt has exactly one loss at each threshold.
     """
     table = frame.pivot_table("loss", "prompt_id", "threshold", aggfunc="sum").iloc[
         :, ::-1
@@ -226,8 +224,9 @@ def loss_matrix(frame: pd.DataFrame) -> tuple[list[float], np.ndarray]:
 
 
 def by_threshold(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per threshold: ``prompts``, shares ``risk`` (with a 95 % upper bound) and
-    ``abstained``, mean ``reward``.
+    """Return a row per threshold: ``prompts``, ``risk``, ``abstained`` and mean ``reward``.
+
+    ``risk`` and ``abstained`` are shares of the prompts; ``risk_upper95`` is a 95 % upper bound.
     """
     answered = frame.assign(abstained=frame["status"] == "abstained")
     groups = answered.groupby("threshold", sort=False)

@@ -1,7 +1,7 @@
-"""What notebook 20 may be told. Knows settings; runs nothing.
+"""Parameters of notebook 20: rollouts, the critics to train, and the search that tries them.
 
-A module of its own, as `igcore.runs.decode_params` is: rollouts and networks are known by what they
-import, and certificates are no part of it.
+The module stands alone, as `igcore.runs.decode_params` does: the identity of rollouts and networks
+hashes the code that they import, and certificates are no part of that.
 """
 
 from collections.abc import Mapping
@@ -17,35 +17,34 @@ from ..report.certify import smallest_n
 
 @dataclass(frozen=True, kw_only=True)
 class CriticParams(RolloutConfig):
-    """Everything one run of notebook 20 may be told; the settings of the rollouts are inherited.
+    """Validated parameters of one run of notebook 20; the settings of the rollouts are inherited.
 
     Attributes
     ----------
     profile, run : str
         Name of the folder, ``runs/<profile>/critics/<run>``.
     policy, prompts
-        See `igcore.runs.decode_params.DecodeParams`. Critics are trained on the prompts' split
-        ``train`` and judged on ``test``.
+        See `igcore.runs.decode_params.DecodeParams`. Critics are trained on the prompts'
+        split ``train`` and evaluated on ``test``.
     budget : float
         Safety budget of all critics.
     critics : dict
-        The critics to train: for every name its `CriticConfig`, without the budget. The first one,
-        for terminal accounting, is shown and searched with.
+        The critics to train: for every name its `CriticConfig`, without the budget. The first one
+        must be for terminal accounting; notebook 20 shows it and searches with it.
     value : dict, optional
         `ValueConfig` of a value network for RE-Control; by default none is trained.
     limit, test_limit : int, optional
-        At most so many prompts of each split.
+        Maximum number of prompts of each split.
     rollouts : str, optional
         Folder of another run of notebook 20, seen from `igcore.folders.root`, whose rollouts are
-        used; by default they are drawn.
+        reused; by default new ones are sampled.
     search : dict
-        `igcore.SearchConfig` of the search by which the first critic is tried, without budget and
-        lengths.
+        `igcore.SearchConfig` of the search that tries the first critic, without budget and lengths.
     search_limit : int
-        Test prompts that are searched.
+        Number of test prompts to search.
     thresholds : list of float
-        In [0, 1]; the split ``calibrate`` is searched with each of them, the highest first. Empty:
-        none is.
+        In [0, 1]; the split ``calibrate`` is searched at each of them, the highest first. If empty,
+        it is not searched.
     alpha, delta : float
         See `igcore.report.certify.learn_then_test`.
     reward, cost, dtype, device, threads
@@ -74,6 +73,7 @@ class CriticParams(RolloutConfig):
     threads: int = 1
 
     def __post_init__(self):
+        """Refuse settings that are out of range or contradict one another."""
         super().__post_init__()
         check_name("parameter profile", self.profile)
         check_name("parameter run", self.run)
@@ -120,7 +120,7 @@ class CriticParams(RolloutConfig):
         }
 
     def valuing(self) -> ValueConfig | None:
-        """Return the settings of the value network, if one is wanted."""
+        """Return the settings of the value network, or None when none is to be trained."""
         return None if self.value is None else from_mapping(ValueConfig, self.value)
 
     def searching(self) -> SearchConfig:
@@ -138,7 +138,7 @@ class CriticParams(RolloutConfig):
 
 
 def _check_own(what: str, settings: object, *given: str) -> None:
-    """Refuse settings that are no mapping, or that repeat what is given once for the whole run."""
+    """Refuse settings that are no mapping, or that repeat one given once for the whole run."""
     if not isinstance(settings, Mapping):
         raise ParameterError(
             f"{what} is {settings!r}; give its settings by name, such as {{'layer': 8}}"

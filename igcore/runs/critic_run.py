@@ -1,13 +1,15 @@
-"""One run of notebook 20: rollouts, critics trained on them, and what they are worth, in one
-folder. Knows the order of work.
+"""One run of notebook 20: rollouts, critics trained on them, and their evaluation, in one folder.
 
-runs/<profile>/critics/<run>/rollouts-train, rollouts-test    see `igcore.runs.rollout_run`
-runs/<profile>/critics/<run>/<name>                           one folder per critic, see
-`igcore.critic.network` runs/<profile>/critics/<run>/value                            the value
-network, if one is wanted, see `igcore.baselines.re_control` runs/<profile>/critics/<run>/critic.csv
-see `igcore.report.critic_metrics.COLUMNS` runs/<profile>/critics/<run>/reliability.csv
-see `CriticRun.reliability` runs/<profile>/critics/<run>/manifest.json                    written
-last, the only sign of success
+`critic_run` loads what `CriticParams` names, samples or loads rollouts, trains and returns a
+`CriticRun`; the notebook evaluates that and calls `CriticRun.finish`. The folder
+``runs/<profile>/critics/<run>`` holds
+
+- ``rollouts-train``, ``rollouts-test``: see `igcore.runs.rollout_run`
+- ``<name>``: one folder per critic, see `igcore.critic.network`
+- ``value``: the value network, if one is wanted, see `igcore.baselines.re_control`
+- ``critic.csv``: see `igcore.report.critic_metrics.COLUMNS`
+- ``reliability.csv``: see `CriticRun.reliability`
+- ``manifest.json``: written last, the only sign of success
 """
 
 import json
@@ -50,22 +52,22 @@ from .critic_params import CriticParams
 from .identity import network_identity, opened
 from .rollout_run import load_rollouts, roll_out
 
-# the modules whose code decides weights
+# entry points of training: the code that they import is part of a network's identity
 TRAINING, VALUE_TRAINING = "igcore.critic.training", "igcore.baselines.value_training"
 CALIBRATION = ["critic", "policy", "accounting", *RELIABILITY]
 
 
 @dataclass
 class CriticRun:
-    """What notebook 20 looks at.
+    """What notebook 20 evaluates: rollouts and the networks trained on them.
 
     Attributes
     ----------
     train, test : list of Rollout
-        To learn from, and of prompts that no critic has seen.
+        Rollouts to train on, and rollouts of prompts that no critic has seen.
     critics : dict of str to Critic
     value : ValueNetwork or None
-        For the methods that are steered by one.
+        For the methods that a value network steers.
     """
 
     params: CriticParams
@@ -80,11 +82,13 @@ class CriticRun:
 
     @property
     def first(self) -> Critic:
+        """The critic that is shown and searched with."""
         return next(iter(self.critics.values()))
 
     def judged(self) -> dict[str, pd.DataFrame]:
-        """Return what every critic says of the test rollouts, see
-        `igcore.report.critic_metrics.judgements`.
+        """Return every critic's predictions on the test rollouts.
+
+        See `igcore.report.critic_metrics.judgements`.
         """
         with packed(self.policy.model):
             return {
@@ -93,7 +97,7 @@ class CriticRun:
             }
 
     def table(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
-        """Return the table of all critics, with the two judges that need no training below them."""
+        """Return the table of all critics, with the two untrained references below them."""
         rows = [
             critic_table(critic, judged[name]).assign(critic=name)
             for name, critic in self.critics.items()
@@ -106,8 +110,9 @@ class CriticRun:
         return _below(rows, ["critic", *COLUMNS])
 
     def reliability(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
-        """Return how often prefixes end inside the budget, by what f1 says of them, with the
-        columns `CALIBRATION`.
+        """Return the calibration of every critic, with the columns `CALIBRATION`.
+
+        It is the share of prefixes that end within budget, by the f1 that the critic predicted.
         """
         rows = [
             reliability_table(judged[name]).assign(
@@ -118,28 +123,29 @@ class CriticRun:
         return _below(rows, CALIBRATION)
 
     def valued(self) -> pd.DataFrame:
-        """Return how the value network agrees with the test rollouts, see
-        `igcore.report.value_metrics.value_table`.
+        """Return how the value network agrees with the test rollouts.
+
+        See `igcore.report.value_metrics.value_table`.
         """
         with packed(self.policy.model):
             test = of_first(self.test, self.value.about["config"]["n_prompts"])
             return value_table(expectations(self.value, self.policy, test))
 
     def searched(self) -> pd.DataFrame:
-        """Search test prompts with the first critic, and set what it says of searched text beside
-        what came of it.
+        """Search test prompts with the first critic, and compare f1 on the way with the outcome.
 
         Returns
         -------
         DataFrame
             One row per prompt and block but the last: ``position`` (tokens), ``f1`` (mean over the
-            beams kept there) and ``safe`` (share of the finals of the whole search that keep the
-            budget).
+            beams kept there) and ``safe`` (share of the search's complete candidates that stay
+            within budget).
         """
         prompts = load_prompts(self.params.prompts, "test", self.params.search_limit)
         kept: list[dict] = []
 
         def note(prompt, beams) -> None:
+            """Keep the mean f1 of the unfinished beams at one block end."""
             f1 = [beam.f1 for beam in beams if not beam.finished]
             if f1:
                 position = max(len(beam.tokens) for beam in beams)
@@ -157,8 +163,9 @@ class CriticRun:
         return frame.assign(safe=frame["prompt_id"].map(safe))
 
     def critic_only(self, split: str, thresholds: Sequence[float]) -> pd.DataFrame:
-        """Search a split with the first critic as the only guard, see
-        `igcore.runs.critic_only.critic_only_losses`.
+        """Search a split with the first critic as the only guard.
+
+        See `igcore.runs.critic_only.critic_only_losses`.
         """
         prompts = load_prompts(self.params.prompts, split)
         if split == "calibrate" and len(prompts) < (
@@ -197,9 +204,7 @@ class CriticRun:
         return self.folder / "critic.csv"
 
     def _root(self, manifest: dict) -> str:
-        """Return one hash over the manifest, the tables and the roots of all that was drawn and
-        trained.
-        """
+        """Return one hash over the manifest, the tables and the roots of rollouts and networks."""
         made = sorted(self.folder.glob("*/manifest.json"))
         parts = {
             path.parent.name: json.loads(path.read_text(encoding="utf-8"))["root"] for path in made
@@ -212,12 +217,12 @@ class CriticRun:
 
 
 def critic_run(params: CriticParams) -> CriticRun:
-    """Draw rollouts and train critics on them; start it again after any stop and it goes on.
+    """Sample rollouts and train critics on them, or resume after a stop.
 
     Raises
     ------
     AssetError
-        When prompts or models are not to be had; a finished run of these settings stays as it is.
+        When prompts or models cannot be had; a finished run of these settings stays as it is.
     ParameterError, RunError
         See `igcore.runs.rollout_run` and `igcore.critic.training.train`.
     """
@@ -255,7 +260,7 @@ def _rollouts(
     cost: Scorer,
     reward: Scorer,
 ) -> list[Rollout]:
-    """Draw the rollouts of the prompts of a split, or take those that another run has drawn."""
+    """Sample the rollouts of the prompts of a split, or load those of another run."""
     if not params.rollouts:
         return roll_out(
             policy,
@@ -283,8 +288,9 @@ def _rollouts(
 
 
 def load_tables(profile: str) -> pd.DataFrame:
-    """Return the tables of all runs of notebook 20 in a profile, below one another; empty when
-    there is none.
+    """Return the tables of all runs of notebook 20 in a profile, concatenated.
+
+    The table is empty when there is no run.
 
     Raises
     ------
@@ -298,9 +304,7 @@ def load_tables(profile: str) -> pd.DataFrame:
 
 
 def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return `load_tables` of the runs that have finished, and for every other one a sentence that
-    says why it is left out.
-    """
+    """Return `load_tables` of the finished runs, and for every other run why it is left out."""
     folders = sorted((root() / "runs" / profile / "critics").glob("[!.]*/"))
     finished = [folder for folder in folders if (folder / "manifest.json").exists()]
     left_out = [
@@ -313,8 +317,9 @@ def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
 
 
 def load_reliability(profile: str) -> pd.DataFrame:
-    """Return `CriticRun.reliability` of the finished runs of a profile, below one another; empty
-    where none has left it.
+    """Return `CriticRun.reliability` of the finished runs of a profile, concatenated.
+
+    The table is empty when no run has left one.
     """
     left = (root() / "runs" / profile / "critics").glob("[!.]*/reliability.csv")
     return _of_all(
@@ -323,8 +328,9 @@ def load_reliability(profile: str) -> pd.DataFrame:
 
 
 def _of_all(paths: Sequence[Path], names: Sequence[str]) -> pd.DataFrame:
-    """Return the tables of runs below one another; the policy of critics of several prompt sets has
-    a name for each set.
+    """Return the tables of runs, concatenated.
+
+    Where critics of one policy belong to several prompt sets, the policy gets a name for each set.
     """
     tables = []
     for path in paths:
@@ -335,8 +341,6 @@ def _of_all(paths: Sequence[Path], names: Sequence[str]) -> pd.DataFrame:
 
 
 def _below(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
-    """Return tables below one another; one without rows would change the types of the others, and
-    says nothing.
-    """
+    """Concatenate tables; those without rows are left out, for they would change column types."""
     found = [table for table in tables if len(table)]
     return pd.concat(found, ignore_index=True)[names] if found else pd.DataFrame(columns=names)

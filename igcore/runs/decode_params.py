@@ -1,7 +1,8 @@
-"""Parameters of notebook 30: the settings of the search, and what is decoded by what.
+"""Parameters of notebook 30: the settings of the search, and the prompts, models and methods.
 
-A module of its own: what decoding imports is part of a run's identity, and neither judges nor the
-training of critics belong there.
+This is data only; `igcore.runs.decode_run.resolve` loads what it names. The module stands alone
+because a run's identity hashes the code that decoding imports, and neither judges nor the training
+of critics may change that hash.
 """
 
 from dataclasses import dataclass, fields
@@ -15,7 +16,7 @@ from ..models.prompts import check_prompts
 from ..models.registry import check_scorer
 
 CONTROLS = ("none", "shuffled")
-# what a method needs -> the parameter that names its folder
+# network that a method needs -> the parameter that names its folder
 NETWORKS = {"critic": "critic", "value network": "value"}
 
 
@@ -25,13 +26,13 @@ class Settings(ArgsConfig, ReControlConfig):
 
 
 def network_of(method: str) -> str | None:
-    """Return the parameter that names the network which a method needs; None when it needs none."""
+    """Return the parameter that names the network of a method, or None when it needs no network."""
     return NETWORKS.get(method_of(method).network)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeParams(Settings):
-    """Everything one run of notebook 30 may be told; the settings of the search are inherited.
+    """Validated parameters of one run of notebook 30; the settings of the search are inherited.
 
     Attributes
     ----------
@@ -46,20 +47,20 @@ class DecodeParams(Settings):
     reward, cost : str or dict
         See `igcore.load_scorer`.
     critic : str, optional
-        Folder of a trained critic, seen from `igcore.folders.root`; needed by the methods that ask
+        Folder of a trained critic, seen from `igcore.folders.root`; needed by the methods that use
         one.
     critic_control : str
-        ``shuffled`` deals out what the critic says among the candidates at random: a search that it
-        cannot have helped.
+        ``shuffled`` permutes the critic's scores at random among the candidates: a control search
+        that the critic cannot have helped.
     value : str, optional
         Folder of a trained value network, seen from `igcore.folders.root`; needed by the methods
-        that are steered by one.
+        that it steers.
     seed : int
-        Decides every random number.
+        Seed of every random number.
     dtype, device : str
         See `igcore.load_policy`.
     threads : int
-        CPU threads of torch; float sums depend on it in their last bits.
+        CPU threads of torch; the last bits of float sums depend on it.
     memory_gb : float, optional
         See `igcore.decode`.
     shard, n_shards : int
@@ -88,6 +89,7 @@ class DecodeParams(Settings):
     n_shards: int = 1
 
     def __post_init__(self):
+        """Refuse settings that are out of range or contradict one another."""
         super().__post_init__()  # checks the types of all fields, these included
         check_name("parameter profile", self.profile)
         check_name("parameter run", self.run)

@@ -1,7 +1,9 @@
 """One run of notebook 30: prompts decoded by several methods into a run folder.
 
-The unit of work is one method on one group of prompts, fixed by the parameters; so shards and
-resumes never change a result.
+`resolve` turns `DecodeParams` into an `Experiment`, which `decode_missing` decodes: it calls
+`igcore.guard.decode` for each method and group, makes a record of each response and appends it to
+the folder. The unit of work is one method on one group of prompts. The parameters alone fix the
+groups, so sharding and resuming never change a result.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,16 +27,16 @@ from .records import record
 
 @dataclass(frozen=True)
 class Experiment:
-    """The parameters of a run, resolved: what is decoded by what.
+    """The resolved parameters of a run: loaded prompts, models and networks, method by method.
 
     Attributes
     ----------
     name : str
-        Of the run.
+        Name of the run.
     guards : dict of str to Guard
         By method, in the order of decoding; each with the network that its method needs.
     groups : list of list of Prompt
-        Those of this shard, each decoded together.
+        The groups of this shard; the prompts of a group are decoded together.
     seed, memory_gb
         See `igcore.decode`.
     """
@@ -49,7 +51,7 @@ class Experiment:
     def of(
         cls, params: DecodeParams, prompts: Sequence[Prompt], guard: Guard, networks: Networks
     ) -> "Experiment":
-        """Return what parameters mean with these prompts, models and networks."""
+        """Return the experiment that parameters describe with these prompts and models."""
         guards = {
             method: replace(guard, critic=networks.get(network_of(method)))
             for method in params.methods
@@ -59,24 +61,23 @@ class Experiment:
 
     @property
     def guard(self) -> Guard:
-        """Any of the guards: policy and scorers are the same."""
+        """Return any of the guards: policy and scorers are the same in all."""
         return next(iter(self.guards.values()))
 
     @property
     def work(self) -> list[tuple[str, list[Prompt]]]:
-        """All methods and groups, in the order of decoding."""
+        """Return all pairs of method and group, in the order of decoding."""
         return [(method, group) for method in self.guards for group in self.groups]
 
 
 def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
-    """Decode prompts by several methods into a run folder; start it again after any stop and it
-    goes on.
+    """Decode prompts by several methods into a run folder, or resume after a stop.
 
     Parameters
     ----------
     folder : Path, optional
-        By default ``runs/<profile>/<run>`` under `root`, with the shard's number appended when
-        there are several.
+        By default ``runs/<profile>/<run>`` under `igcore.folders.root`, with the shard's number
+        appended when there are several.
 
     Returns
     -------
@@ -91,7 +92,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     experiment, weights = resolve(params)
     guard, wanted = experiment.guard, [(m, p.id) for m, group in experiment.work for p in group]
     identity = identity_of(params, experiment, weights)
-    # packed here as well as in every search, which then finds it done
+    # pack the weights once for the whole run; every search would pack and unpack them again
     with open_run(folder, identity, set(wanted)) as run, packed(guard.policy.model):
         run.scorers = {scorer.name: scorer for scorer in (guard.cost, guard.reward)}
         decode_missing(run, experiment)
@@ -139,7 +140,7 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     guard = experiment.guard
     models = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
     parts = {name: about(model) for name, model in models.items()} | dict(weights)
-    # methods that are no options of the one loop are found by name, which no import shows
+    # baselines with a search of their own are found by name, so no import statement shows them
     searches = {method_of(method).search.partition(":")[0] for method in params.methods}
     return asdict(params) | {
         "versions": versions(),
@@ -151,16 +152,16 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
 
 
 def decode_missing(run: Run, experiment: Experiment) -> None:
-    """Decode every group that the run does not hold yet, and append its responses one by one."""
+    """Decode every group that the run lacks, and append its responses one by one."""
     done = {key(line) for line in run.lines}
     work = experiment.work
     if any((method, prompt.id) not in done for method, group in work for prompt in group):
-        run.manifest.unlink(missing_ok=True)  # no longer the sign of success
+        run.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
     run.responses.touch()  # a shard without a group is complete, too
     bar = progress(sum(len(group) for _, group in work), experiment.name)
     for method, group in work:
         missing = [prompt.id for prompt in group if (method, prompt.id) not in done]
-        # the whole group, even when some of its lines exist: its results depend on its composition
+        # decode the whole group even if some lines exist: a result depends on its group
         lines = lines_of(experiment, method, group) if missing else ()
         for line in lines:
             if line["prompt_id"] in missing:
@@ -170,16 +171,14 @@ def decode_missing(run: Run, experiment: Experiment) -> None:
 
 
 def lines_of(experiment: Experiment, method: str, group: Sequence[Prompt]) -> Iterator[dict]:
-    """Yield the line of each prompt of a group, in their order."""
+    """Yield the record of each prompt of a group, in their order."""
     guard, seed = experiment.guards[method], experiment.seed
     for response in decode(method, guard, group, seed=seed, memory_gb=experiment.memory_gb):
         yield record(response, method, guard, seed)
 
 
 def summary(lines: Sequence[dict]) -> dict:
-    """Say what came out: how many lines and near ties, seconds by part, and the statuses of each
-    method.
-    """
+    """Return counts of lines and near ties, seconds by part, and the statuses of each method."""
     counts: dict[str, dict[str, int]] = {}
     for line in lines:
         of = counts.setdefault(line["method"], {})

@@ -1,6 +1,6 @@
-"""The files of a run, read and held against one another: lines, settings and manifest.
+"""The files of a run, read and compared with one another: lines, settings and manifest.
 
-Knows what a run leaves; scores nothing and loads no model.
+The cheap part of `igcore.runs.verify`: it scores nothing and loads no model.
 """
 
 import json
@@ -38,6 +38,7 @@ def evidence(path: Path) -> Evidence:
 
 
 def _json(path: Path) -> dict | None:
+    """Return the mapping that a JSON file holds, None when the file does not exist."""
     if not path.exists():
         return None
     try:
@@ -79,7 +80,7 @@ def params_of(found: Evidence) -> DecodeParams:
 def contradictions(
     found: Evidence, params: DecodeParams, prompts: Sequence[Prompt]
 ) -> Iterator[str]:
-    """Say where lines, settings, manifest and the prompts to be answered do not belong together."""
+    """Say where lines, settings, manifest and the prompts to answer disagree."""
     yield from _unlike_params(found, params, prompts)
     yield from _coverage(found.lines, params.methods, prompts)
     yield from _manifest(found)
@@ -87,8 +88,9 @@ def contradictions(
 
 
 def claimed_groups(params: DecodeParams, lines: Sequence[dict]) -> list[list[Prompt]]:
-    """Return the groups of prompts that lines name themselves: of a shard they are all, not those
-    of its number.
+    """Return the groups of the prompts that the lines themselves name.
+
+    The lines of a shard hold only its own prompts, so all of their groups count.
     """
     known = {
         line["prompt_id"]: Prompt(line["prompt_id"], line["prompt"], line["prompts"])
@@ -126,7 +128,7 @@ def _names(params: dict) -> dict[str, str]:
 def _coverage(
     lines: Sequence[dict], methods: Sequence[str], prompts: Sequence[Prompt]
 ) -> Iterator[str]:
-    """Say which answers are missing, and which nobody asked for."""
+    """Say which answers are missing, and which were not asked for."""
     held = {(line["method"], line["prompt_id"]) for line in lines}
     asked = {(method, prompt.id) for method in methods for prompt in prompts}
     for what, names in (("missing", asked - held), ("not asked for", held - asked)):
@@ -138,12 +140,13 @@ def _coverage(
 
 
 def _chosen(params: dict, prompts: Sequence[Prompt]) -> Iterator[str]:
+    """Say whether the prompts are others than those that params.json was made for."""
     if params.get("chosen") != (chosen := prompts_digest(prompts)):
         yield f"the prompts are {chosen}, where params.json gives {params.get('chosen')}"
 
 
 def _manifest(found: Evidence) -> Iterator[str]:
-    """Say where the manifest does not belong to the lines and the parameters."""
+    """Say where the manifest disagrees with the lines and the parameters."""
     if found.manifest is None:
         yield "there is no manifest.json: the run has not finished"
         return

@@ -1,8 +1,8 @@
-"""What the answers of a run depend on, known by content: code, versions and prompts. Knows files;
-imports nothing that it hashes.
+"""The identity of a run: code, versions and prompts that its answers depend on, known by content.
 
-The code is the import closure of an entry point, followed through the source. Of each module counts
-its syntax tree without docstrings: a comment, a docstring or another layout changes nothing, an
+A run folder keeps this identity; when it changes, the run starts anew. The code is the import
+closure of an entry point, followed through the source without importing it. Of each module its
+syntax tree counts, without docstrings: a comment, a docstring or another layout changes nothing, an
 operator does. Modules of other packages count by version.
 """
 
@@ -24,14 +24,14 @@ from ..folders import DIGITS, digest_of
 
 PACKAGE = __name__.partition(".")[0]
 VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
-# a package that imports names when they are first used says in this table where they live
+# a package that imports names lazily has a table of this name: public name -> module
 LAZY = "_HOME"
-# fields of a syntax tree that decide nothing
+# fields of a syntax tree that do not change what the code does
 LAYOUT = ("ctx", "kind", "type_comment", "type_ignores")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that decide a number."""
+    """Return the versions of the packages that can change a number."""
     return {name: importlib.metadata.version(name) for name in VERSIONS}
 
 
@@ -42,10 +42,10 @@ def prompts_digest(prompts: Iterable) -> dict:
 
 
 def about(part) -> dict:
-    """Return what is known by content of a policy or scorer: its ``identity()`` where it has one,
-    else name, digest and files.
+    """Return the identity of a policy or scorer by content.
 
-    One that was defined in a notebook has no module to be known by; then its source counts.
+    It is ``identity()`` where the part has one, else its name and digest; its files are added. A
+    part that was defined in a notebook has no module to hash, so its source counts instead.
     """
     known = (
         part.identity() if hasattr(part, "identity") else {"name": part.name, "digest": part.digest}
@@ -55,8 +55,9 @@ def about(part) -> dict:
 
 
 def modules_of(*parts) -> list[str]:
-    """Return the modules in which policies and scorers are defined, and those that
-    `igcore.load_scorer` took them from.
+    """Return the modules that define policies and scorers.
+
+    Those that `igcore.load_scorer` took them from count as well.
     """
     homes = {getattr(part, "home", None) for part in parts} | {
         type(part).__module__ for part in parts if _has_source(part)
@@ -65,15 +66,20 @@ def modules_of(*parts) -> list[str]:
 
 
 def network_identity(*modules: str) -> dict:
-    """Return what weights depend on besides settings and rollouts: code, from the modules that
-    train, and versions.
+    """Return what weights depend on besides settings and rollouts: training code and versions.
+
+    Parameters
+    ----------
+    modules : str
+        Dotted names of the modules that train.
     """
     return {"code": code_of(*modules), "versions": versions()}
 
 
 def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
-    """Return size and time (ns) of the files of policies and scorers, and of others: a change is
-    seen without reading them.
+    """Return size and time (ns) of the files of policies and scorers, and of other paths.
+
+    A later change then shows without reading gigabytes.
     """
     known = [getattr(part, "files", {}) for part in parts]
     models = [
@@ -84,11 +90,13 @@ def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
 
 
 def _has_source(part) -> bool:
+    """Say whether the class of a part lives in a module with readable source."""
     name = type(part).__module__
     return source_of(name, frozenset([name.partition(".")[0]])) is not None
 
 
 def _source(part) -> str:
+    """Return the source of a class that was defined in a notebook cell or script."""
     try:
         return textwrap.dedent(inspect.getsource(type(part)))
     except (OSError, TypeError) as error:
@@ -107,8 +115,9 @@ def code_of(*entries: str) -> dict[str, str]:
     Parameters
     ----------
     entries : str
-        Dotted names of modules. Their packages count wherever they are installed, and any other
-        module that is neither of the standard library nor of an installed package.
+        Dotted names of modules. The modules of their packages count wherever they are installed.
+        Any other module counts unless it belongs to the standard library or to an installed
+        package.
 
     Raises
     ------
@@ -139,15 +148,17 @@ def code_of(*entries: str) -> dict[str, str]:
 
 
 def cells_digest(cells: Iterable[str]) -> str:
-    """Return the digest of the code of notebook cells; a line that is no Python, such as
-    ``%matplotlib inline``, counts as text.
+    """Return the digest of the code of notebook cells.
+
+    A line that is no Python, such as ``%matplotlib inline``, counts as text.
     """
     return digest_of([canonical(ast.parse(plain(cell))) for cell in cells])[:DIGITS]
 
 
 def notebook_code(path: Path | str) -> tuple[str, list[str]]:
-    """Return the digest of a notebook's code cells, and the modules that they import; outputs and
-    texts do not count.
+    """Return the digest of a notebook's code cells, and the modules that they import.
+
+    Outputs and texts do not count.
     """
     content = json.loads(Path(path).read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
@@ -165,8 +176,9 @@ def plain(cell: str) -> str:
 
 @cache
 def source_of(name: str, own: frozenset[str]) -> Path | None:
-    """Return the file of a module without importing it; None for one that is not ours, or no module
-    at all.
+    """Return the file of a module without importing it.
+
+    Return None for a module outside our packages (`own`), and for a name that is no module.
     """
     top, *rest = name.split(".")
     if top in sys.stdlib_module_names:
@@ -202,6 +214,7 @@ def _top(name: str) -> Path | None:
 
 @cache
 def _installed() -> list[Path]:
+    """Return the folders into which packages are installed."""
     places = {
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
@@ -235,10 +248,10 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports_of(tree: ast.AST, package: str, own: frozenset[str]) -> Iterator[str]:
-    """Yield the names that a module imports and that may be modules; those imported for type
-    checkers alone do not count.
+    """Yield the names that a module imports and that may be modules.
 
-    A name of a package that imports lazily (`LAZY`) stands for the module in which it lives.
+    Imports for type checkers alone do not count. A name of a package that imports lazily (`LAZY`)
+    stands for the module in which it lives.
     """
     for node in running(tree):
         if isinstance(node, ast.Import):
@@ -273,6 +286,7 @@ def running(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def absolute(node: ast.ImportFrom, package: str) -> str:
+    """Return the full name of the module of a ``from ... import`` statement."""
     return _resolved("." * node.level + (node.module or ""), package)
 
 
@@ -288,13 +302,14 @@ def _resolved(name: str, package: str) -> str:
 
 @cache
 def _lazy(package: str, own: frozenset[str]) -> dict[str, str]:
-    """Return the lazy names of a package and their modules."""
+    """Return the lazily imported names of a package, with their modules."""
     return {name: f"{package}.{home}" for name, home in literal_table(package, LAZY, own).items()}
 
 
 def literal_table(module: str, name: str, own: frozenset[str] = frozenset([PACKAGE])) -> dict:
-    """Return the entries of a table of a module that are plain texts, read from its source; none
-    where it has no such table.
+    """Return the entries of a module's table whose keys and values are literal strings.
+
+    The table is read from the source, without an import; it is empty where the module has none.
     """
     path = source_of(module, own)
     for node in parsed(path).body if path else ():
@@ -328,12 +343,11 @@ def _used(tree: ast.AST, alias: str, package: str, own: frozenset[str]) -> Itera
 
 
 def canonical(node: object) -> object:
-    """Return a syntax tree as JSON lists that are the same under every Python version that can
-    parse it.
+    """Return a syntax tree as JSON lists that are the same under every supported Python version.
 
-    Without positions, docstrings and other texts that stand alone, ``pass``, and fields that are
-    empty: newer versions have fields that older ones lack. Parts of an f-string that follow one
-    another as plain text are one.
+    Left out are positions, docstrings and other strings that stand alone, ``pass``, and empty
+    fields, because newer versions have fields that older ones lack. Neighbouring plain parts of an
+    f-string are merged.
     """
     if isinstance(node, ast.Constant):
         return ["Constant", type(node.value).__name__, repr(node.value)]
@@ -351,7 +365,7 @@ def canonical(node: object) -> object:
 
 
 def _idle(node: object) -> bool:
-    """Say whether a statement does nothing: a text that stands alone, or ``pass``."""
+    """Say whether a statement does nothing: a string that stands alone, or ``pass``."""
     return isinstance(node, ast.Pass) or (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
@@ -360,7 +374,7 @@ def _idle(node: object) -> bool:
 
 
 def _joined(parts: Sequence[ast.expr]) -> list[ast.expr]:
-    """Return the parts of an f-string with neighbouring texts as one, and without empty ones."""
+    """Return the parts of an f-string, neighbouring plain parts merged and empty ones dropped."""
     out: list[ast.expr] = []
     for part in parts:
         if isinstance(part, ast.Constant) and out and isinstance(out[-1], ast.Constant):

@@ -1,10 +1,8 @@
-"""What Snakemake has to know of a job before it starts: its settings as a file, its code by
-content, whether its run still holds.
+"""What Snakemake needs to know of a job: its settings, its code by content, whether its run holds.
 
-Knows files and names; imports no model and starts nothing. A file
-``runs/<profile>/.jobs/<job>.yaml`` holds the settings for papermill, below comments with the
-digests of the code. It is written only where that changes, so that a comment, a docstring or a
-notebook's outputs start nothing anew.
+A file ``runs/<profile>/.jobs/<job>.yaml`` holds the settings for papermill, below comments with the
+digests of the code. It is written only when its content changes, so that a comment, a docstring or
+a notebook's outputs restart nothing. No model is imported: Snakemake loads this for every job.
 """
 
 import json
@@ -29,7 +27,7 @@ LEFT = {  # kind of job -> what its folder holds when it has finished
     "judge": ["params.json", "verdicts.jsonl"],
     "critic": ["critic.csv", "reliability.csv"],
 }
-# a walk asks for the same code at each of its jobs
+# all jobs of one Snakemake run share the same code, so hash it once
 _code = cache(code_of)
 _notebook = cache(notebook_code)
 
@@ -42,12 +40,12 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     kind : str
         A key of `ENTRIES`, or anything else for a notebook whose imports are its code.
     settings : mapping
-        Text, numbers, true, false, nothing, lists and mappings.
+        Text, numbers, true, false, null, lists and mappings.
 
     Raises
     ------
     ParameterError
-        Naming a setting that papermill would hand to the notebook otherwise.
+        Naming a setting that papermill would not pass on unchanged.
     """
     settings = dict(settings)
     for name, value in settings.items():
@@ -57,7 +55,7 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
                 "quotes if it looks like a date), a finite number, true, false, null, or a list or "
                 "mapping of these"
             )
-    # escaped, so that no reader takes a rare character for the end of a line
+    # escaped and unwrapped, so that no reader takes a rare character for the end of a line
     text = yaml.safe_dump(settings, sort_keys=False, width=math.inf) if settings else ""
     known = {
         "version of": versions(),
@@ -76,8 +74,9 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
 
 
 def _plain(value: object) -> bool:
-    """Say whether YAML 1.1, as papermill reads it, gives a value back: no date, number that is not
-    finite, or half a character.
+    """Say whether a value survives YAML 1.1, as papermill reads it.
+
+    Dates, numbers that are not finite and lone surrogates do not.
     """
     if type(value) in (list, dict):
         parts = value if isinstance(value, list) else [*value, *value.values()]
@@ -90,9 +89,7 @@ def _plain(value: object) -> bool:
 
 
 def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
-    """Return the digests of the modules that decide what a job leaves, those of its scorers
-    included.
-    """
+    """Return the digests of the modules that decide what a job leaves, its scorers included."""
     if kind not in ENTRIES:
         return _code(*_notebook(notebook)[1])
     named = set(_scorers(settings))
@@ -105,8 +102,9 @@ def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
 
 
 def _scorers(settings: Mapping) -> Iterable[str | None]:
-    """Yield the names of scorers in settings, of the run itself or of a judge; None where it is
-    left to a default, whichever.
+    """Yield the names of the scorers in the settings of a run or of a judge.
+
+    None stands for a scorer left to its default, whichever that is.
     """
     judge = settings.get("judge")
     given = (
@@ -120,10 +118,9 @@ def _scorers(settings: Mapping) -> Iterable[str | None]:
 
 
 def shards_of(settings: Mapping, shards: int) -> int:
-    """Return into how many shards a run is cut: no more than it has groups, as far as its limit
-    says.
+    """Return the number of shards of a run: no more than its limit makes groups.
 
-    Settings that are no whole numbers of at least 1 are left to the notebook, which refuses them by
+    Settings that are no positive whole numbers are left to the notebook, which refuses them by
     name.
     """
     limit, size = settings.get("limit"), settings.get("group_size", SearchConfig.group_size)
@@ -133,11 +130,9 @@ def shards_of(settings: Mapping, shards: int) -> int:
 
 
 def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:
-    """Take back the sign of success of a run that no longer is what it was; say why, or nothing
-    where it holds or has not finished.
+    """Remove the manifest of a run that no longer holds; return why, or "" where nothing changed.
 
-    A finished run holds while its files are there, and those that it loaded have the size and time
-    that they had.
+    A finished run holds while its files are there, and those that it loaded keep size and time.
     """
     folder = Path(folder)
     manifest = folder / "manifest.json"
@@ -150,6 +145,7 @@ def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:
 
 
 def _broken(folder: Path, manifest: Path, kind: str, settings: Mapping) -> str:
+    """Return why a finished run no longer holds, or ""."""
     wanted = [*LEFT[kind], *(_networks(settings) if kind == "critic" else ())]
     if missing := [name for name in wanted if not (folder / name).is_file()]:
         return f"{missing[0]} is not there any more"
@@ -173,5 +169,6 @@ def _networks(settings: Mapping) -> list[str]:
 
 
 def _stat(path: Path) -> list[int]:
+    """Return size and time (ns) of a file, as `igcore.runs.identity.opened` records them."""
     about = path.stat()
     return [about.st_size, about.st_mtime_ns]

@@ -2,8 +2,8 @@
 
 ``runs/<profile>/judge/<run>`` holds ``params.json``, a line of ``verdicts.jsonl`` for every
 question that was answered and, as the only sign of success, ``manifest.json``. A question is two
-texts in one order under one aspect: a run that is stopped, gets more prompts or more methods asks
-only what is new, and two methods that gave the same answer are judged at once.
+texts in one order under one aspect. So a run that was stopped, or has more prompts or methods,
+asks only what is new, and a pair of equal answers is asked once for all methods that gave it.
 """
 
 from collections.abc import Mapping
@@ -23,9 +23,7 @@ from .identity import code_of, modules_of, versions
 
 
 def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
-    """Judge the answers of decode runs against those of the baseline.
-
-    Start it again after any stop and it goes on.
+    """Judge the answers of decode runs against those of the baseline, or resume after a stop.
 
     Parameters
     ----------
@@ -40,7 +38,7 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
     Raises
     ------
     JudgeError, ScorerError
-        When the judge cannot be asked; what it said until then is kept.
+        When the judge cannot be asked; its replies until then are kept.
     RunError, ParameterError
         See `igcore.report.load.load_runs`, `igcore.report.verdicts.pairs_of` and
         `igcore.folders.open_run`.
@@ -48,7 +46,7 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
     judge = load_judge(params.judge)
     pairs = pairs_of(load_runs(params.profile, pattern=params.pattern), params)
     folder = folder or root() / "runs" / params.profile / "judge" / params.run
-    # a reply depends on who is asked and how; what becomes of replies is computed anew each time
+    # only what a reply depends on: verdicts are computed from the replies again each time
     code = code_of(*modules_of(judge, *getattr(judge, "scorers", {}).values()))
     identity = {
         "judge": judge.identity(),
@@ -66,7 +64,7 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
 def judge_missing(
     params: JudgeParams, judge: Judge, run: Run, questions: Mapping[str, Question]
 ) -> dict[str, Scores]:
-    """Ask what the folder does not hold yet, and return the scores of all questions by digest.
+    """Ask the questions that the folder lacks; return the scores of all questions by digest.
 
     Replies are appended to the folder one by one.
     """
@@ -76,7 +74,7 @@ def judge_missing(
     }
     missing = [question for digest, question in questions.items() if digest not in scores]
     if missing:
-        run.manifest.unlink(missing_ok=True)  # no longer the sign of success
+        run.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
     bar = progress(len(questions), params.run)
     bar.update(len(questions) - len(missing))
     for question, reply in judge.ask(missing, params.seed, params.workers):
@@ -94,7 +92,7 @@ def judge_missing(
 
 
 def _manifest(params: JudgeParams, judged: pd.DataFrame) -> dict:
-    """Say what was judged by whom, and what came out."""
+    """Return the manifest: numbers of pairs and verdicts, and the parameters."""
     return {
         "pairs": len(judged) // len(ASPECTS),
         "counts": {

@@ -1,4 +1,8 @@
-"""The networks that a run names: its critic and its value network, loaded and hashed."""
+"""The networks that a run names: its critic and its value network, loaded and hashed.
+
+`igcore.runs.decode_run.resolve` calls `load_networks`; the networks go into the guards of the
+methods that need them, the hashes into the identity of the run.
+"""
 
 import hashlib
 import json
@@ -21,11 +25,12 @@ from .decode_params import DecodeParams
 class Shuffled:
     """Control: a critic whose scores are permuted at random across candidates.
 
-    Right on average, and of no use to a search. The order depends on the scores alone, so that the
-    same candidates are dealt the same again.
+    Its scores are right on average and useless to a search. The order depends on the scores alone,
+    so that the same candidates always get the same permutation.
     """
 
     def __init__(self, critic: Critic):
+        """Wrap a critic."""
         self.critic, self.spec = critic, critic.spec
         self.watch, self.reads_keys = critic.watch, critic.reads_keys
 
@@ -40,7 +45,7 @@ class Shuffled:
         return f1[order], f2[order]
 
 
-# by the parameter that names the folder
+# parameter that names the folder -> how to load the network, and its file of weights
 LOADERS = {
     "critic": (critic.load_critic, critic.WEIGHTS),
     "value": (value.load_value, value.WEIGHTS),
@@ -51,15 +56,14 @@ Networks = dict[str, Critic | Shuffled | ValueNetwork]
 def load_networks(
     params: DecodeParams, root: Path, guard: Guard
 ) -> tuple[Networks, dict[str, str]]:
-    """Return the critic and the value network of a run as far as it names them, and the hash of
-    each one's weights and spec.
+    """Return the networks that a run names, and the hash of each one's weights and spec.
 
     Parameters
     ----------
     root : Path
-        From which their folders are seen.
+        Folder that the paths of the networks start at.
     guard : Guard
-        Policy and scorers that they must have been trained for.
+        Policy and scorers that the networks must have been trained for.
 
     Raises
     ------
@@ -83,9 +87,7 @@ def load_networks(
 
 
 def network_files(params: DecodeParams, root: Path, *names: str) -> list[Path]:
-    """Return the files of the networks of a run, weights and settings; by default of all that it
-    names.
-    """
+    """Return the files of a run's networks, weights and settings; by default of all it names."""
     named = {name: getattr(params, name) for name in names or LOADERS}
     weights = [root / folder / LOADERS[name][1] for name, folder in named.items() if folder]
     return [path for file in weights for path in (file, file.with_suffix(".json"))]

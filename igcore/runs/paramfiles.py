@@ -1,5 +1,7 @@
-"""Params files: read, changed as a whole, and cut into the runs of their grids. Knows YAML and
-names; what a setting may be is checked where it is used (`igcore.runs.params`).
+"""Params files: read, overridden as a whole, and expanded into the runs of their grids.
+
+The names of files and runs are checked here. A setting's value is checked where it is used, see
+`igcore.runs.params`.
 """
 
 import itertools
@@ -23,16 +25,16 @@ class ParamFiles:
     Attributes
     ----------
     folder : str
-        Its name, such as ``paper``.
+        Name of the folder, such as ``paper``.
     changes : mapping
-        What replaces their settings: under ``every`` in all files that have a setting of that name,
-        and under a kind of file (its name up to the first hyphen) whether they have it or not;
-        ``profile`` sends all runs to another folder.
+        Overrides of their settings. Those under ``every`` apply to all files that have a setting of
+        that name; those under a kind of file (its name up to the first hyphen) apply to all files
+        of the kind; ``profile`` sends all runs to another folder.
     limit : int
-        Prompts of each run that takes a share of hardest ones, which stays the same; 0 leaves them
-        as they are.
+        Number of prompts of each run that takes a share of hardest prompts; the share stays the
+        same. 0 changes nothing.
     base : Path
-        Where ``params`` lies.
+        The folder ``params``.
 
     Raises
     ------
@@ -46,12 +48,13 @@ class ParamFiles:
     base: Path = Path("params")
 
     def __post_init__(self):
+        """Refuse names that no folder can have."""
         check_name("the folder of params", self.folder)
         check_name("profile", self.profile)
 
     @property
     def profile(self) -> str:
-        """The folder of runs."""
+        """Name of the folder of runs."""
         return self.changes.get("profile", self.folder)
 
     def files(self, kind: str) -> list[Path]:
@@ -68,8 +71,8 @@ class ParamFiles:
         Raises
         ------
         ParameterError
-            When it holds no settings, or belongs by its profile to another folder, or is called
-            what no run can be called.
+            When it holds no settings, when its profile names another folder, or when its own name
+            cannot be the name of a run.
         """
         file = Path(file)
         check_name(f"the name of {file} without .yaml", file.stem)
@@ -100,12 +103,12 @@ class ParamFiles:
         )
 
     def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
-        """Yield name and settings of every run of a file: one for every point of its grid.
+        """Yield name and settings of every run of a file, one for every point of its grid.
 
         Raises
         ------
         ParameterError
-            See `read`, and when a name of a run is none, or the grid makes none.
+            See `read`; also when the name of a run is not allowed, or the grid makes such a name.
         """
         given = self.read(file)
         check_name(f"run of {file}", given.get("run"))
@@ -130,8 +133,7 @@ class ParamFiles:
             yield run, given | point | {"run": run}
 
     def runs(self) -> dict[str, dict]:
-        """Return the settings of all runs of notebook 30 by name: those that are counted, and the
-        examples.
+        """Return the settings of all runs of notebook 30 by name, the examples included.
 
         Files of all other kinds are looked at too, so that Snakemake refuses a bad name before it
         starts anything.
@@ -149,8 +151,9 @@ class ParamFiles:
         return self._made("decode", "examples")
 
     def _made(self, *kinds: str) -> dict[str, dict]:
-        """Return the settings of all runs of these kinds of files by name, refusing two that would
-        write into one folder.
+        """Return the settings of all runs of these kinds of files, by name.
+
+        Refuse two files that would write into one folder.
         """
         found: dict[str, dict] = {}
         makers: dict[str, Path] = {}
@@ -166,8 +169,9 @@ class ParamFiles:
 
 
 def _part(file: Path | str, name: str, value: object) -> str:
-    """Return what a value in a grid adds to the name of its run; to Snakemake's patterns, a dot
-    would begin a suffix.
+    """Return what a value in a grid adds to the name of its run.
+
+    A dot becomes an underscore: in Snakemake's patterns a dot would begin a suffix.
     """
     part = f"{name}-{value}".replace(".", "_")
     if not NAME.fullmatch(part):

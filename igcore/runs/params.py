@@ -1,5 +1,8 @@
-"""What each notebook may be told, read from its cells and checked by name, type and range. Knows
-settings; runs nothing.
+"""Validated parameters of the notebooks, read from their cells and checked by name, type and range.
+
+This is the first step of a run: `notebook_params` turns a cell, or what papermill injected, into a
+frozen dataclass. Parameters that need model code live in modules of their own, such as
+`igcore.runs.decode_params`, and are imported when they are asked for.
 """
 
 import ast
@@ -13,19 +16,20 @@ from ..errors import ParameterError
 
 @dataclass(frozen=True, kw_only=True)
 class OutputParams:
-    """Which runs the notebooks 40 and 50 read, and where they write.
+    """Which runs notebooks 40 and 50 read, and where they write.
 
     Attributes
     ----------
     profile : str
-        Folder of `runs` whose finished runs are read.
+        Folder of ``runs`` whose finished runs are read.
     figures : str
-        Folder, seen from `root`, for pictures; tables go to its subfolder ``tables``.
+        Folder, seen from `igcore.folders.root`, for pictures; tables go to its subfolder
+        ``tables``.
     pattern : str
-        Of the names of the runs that are read.
-    examples : str
-        The same, of the runs from which notebook 50 takes the answers that it shows; by default
-        those of `pattern`.
+        Glob pattern for the names of the runs that are read.
+    examples : str, optional
+        Glob pattern for the runs from which notebook 50 takes the answers that it shows; by default
+        `pattern`.
     """
 
     profile: str
@@ -34,6 +38,7 @@ class OutputParams:
     examples: str | None = None
 
     def __post_init__(self):
+        """Refuse a bad profile, and a folder outside the root."""
         check_types(self)
         check_name("parameter profile", self.profile)
         check_inside("figures", self.figures)
@@ -48,11 +53,11 @@ class StartParams:
     policy : str
         See `igcore.load_policy`.
     prompt : str
-        What is answered.
+        The prompt to answer.
     budget : float
         Safety budget, in units of the embedded cost.
     seed : int
-        Decides every random number.
+        Seed of every random number.
     """
 
     policy: str
@@ -61,6 +66,7 @@ class StartParams:
     seed: int
 
     def __post_init__(self):
+        """Refuse a value of the wrong type."""
         check_types(self)
 
 
@@ -71,7 +77,7 @@ class TheoryParams:
     Attributes
     ----------
     seed : int
-        Of the three random transformers.
+        Seed of the three random transformers.
     gamma : float
         Task discount, in (0, 1).
     """
@@ -80,6 +86,7 @@ class TheoryParams:
     gamma: float
 
     def __post_init__(self):
+        """Refuse a discount outside (0, 1)."""
         check_types(self)
         if not 0 < self.gamma < 1:
             raise ParameterError(f"gamma is {self.gamma}; it must lie strictly between 0 and 1")
@@ -92,17 +99,19 @@ class AuditParams:
     Attributes
     ----------
     largest_n : int
-        Of the numbers of prompts tried as denominators of the printed percentages, at least 1000.
+        Largest number of prompts tried as the denominator of the reported percentages; at least
+            1000.
     """
 
     largest_n: int
 
     def __post_init__(self):
+        """Refuse a range that is too small."""
         check_types(self)
         check_at_least(self, largest_n=1000)
 
 
-# kind -> its class, or where that is: one that knows models is imported when it is asked for, so
+# kind -> its class, or "module:name" of one that needs models: it is imported on demand, so
 # that the theory and the tables need no torch
 PARAMS: dict[str, type | str] = {
     "start": StartParams,
@@ -113,7 +122,8 @@ PARAMS: dict[str, type | str] = {
     "decode": "igcore.runs.decode_params:DecodeParams",
     "judge": "igcore.judge:JudgeParams",
 }
-# notebooks whose own cell is completed, not replaced, by what papermill is told
+# notebooks where papermill's parameters override single values of the notebook's own cell;
+# elsewhere they replace the whole cell
 TEACHING = ("start", "theory", "audit")
 WHOLE = (
     "give it a value: papermill takes a whole params file with -f, and single settings that change "
@@ -124,14 +134,14 @@ WHOLE = (
 def notebook_params(kind: str, namespace: Mapping):
     """Return the checked parameters of a notebook.
 
-    papermill only prints a line about a parameter that the notebook does not have; checked by name,
-    a misspelling stops the run.
+    papermill only warns about a parameter that the notebook does not have. Checked by name here, a
+    misspelling stops the run.
 
     Parameters
     ----------
     kind : str
-        A key of `PARAMS`. Outside `TEACHING`, the notebook's own cell is a small sample: what a
-        params file leaves out has the default that `PARAMS` says, never the sample's value.
+        A key of `PARAMS`. Outside `TEACHING`, the notebook's own cell is a small example: what a
+        params file leaves out gets the default of its class in `PARAMS`, never the example's value.
     namespace : mapping
         ``globals()`` of the notebook, in the cell after the parameters.
 
@@ -145,6 +155,7 @@ def notebook_params(kind: str, namespace: Mapping):
 
 
 def _params_class(kind: str) -> type:
+    """Return the class of a kind of notebook, importing its module on demand."""
     known = PARAMS[kind]
     if not isinstance(known, str):
         return known
@@ -153,17 +164,16 @@ def _params_class(kind: str) -> type:
 
 
 def notebook_parameters(namespace: Mapping, last: bool = False) -> dict:
-    """Collect what the cells that begin with ``# Parameters`` have set, the one that papermill
-    injects included.
+    """Collect what the cells that begin with ``# Parameters`` have set.
 
-    Where a kernel keeps no history of its cells (nbval), that is all plain data in the namespace
-    under a lower-case name.
+    The cell that papermill injects is one of them. Where a kernel keeps no history of its cells
+    (nbval), collect all plain data in the namespace under a lower-case name instead.
 
     Parameters
     ----------
     last : bool
-        Whether only the cell that ran last counts. papermill's runs after the notebook's own; by
-        hand the own one runs alone, edited and run again as often as one likes.
+        Whether only the cell that ran last counts. papermill's cell runs after the notebook's own.
+        By hand, the notebook's own cell runs alone, edited and rerun as often as one likes.
     """
     sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
     if not sources:

@@ -1,8 +1,7 @@
-"""The numbers of the README, written by a command: tables of results, how long each notebook took,
-and what decoding costs.
+"""The generated blocks of the README: tables of results, notebooks, figures and costs.
 
-Knows the README's markers and the files of the last run; computes nothing. ``python -m
-igcore.runs.readme`` fills every block.
+``python -m igcore.runs.readme`` fills every block. It reads the files that the last runs left and
+computes nothing but sums of minutes.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from ..paper import swept
 from ..report.tables import replace_file
 from .plan.report import plan_block
 
-# notebook -> what it shows, whether it needs a GPU, executed copies in the folder of a profile
+# notebook -> what it shows, whether it needs a GPU, patterns of its executed copies in a profile
 NOTEBOOKS = {
     "00_start_here": (
         "one prompt with and without the guard, and the safety state block by block",
@@ -175,8 +174,7 @@ SUBSET = (
 
 
 def main_table(tables: Path) -> str:
-    """Return the main table as Markdown, and what to know where methods ran on different numbers of
-    prompts.
+    """Return the main table as Markdown, with a note where methods ran on different prompt counts.
 
     Parameters
     ----------
@@ -194,8 +192,9 @@ def main_table(tables: Path) -> str:
 
 
 def notebook_table(runs: Path) -> str:
-    """Return the table of notebooks as Markdown, with the minutes that each took in the last run
-    (summed over its copies).
+    """Return the table of notebooks as Markdown, with the minutes that each took in the last run.
+
+    The minutes of a notebook are summed over its copies.
 
     Parameters
     ----------
@@ -222,8 +221,9 @@ def notebook_table(runs: Path) -> str:
 
 
 def figure_list() -> str:
-    """Return what `make reproduce` leaves in ``figures``, and with it `make ablations`, as two
-    Markdown tables.
+    """Return what `make reproduce` leaves in ``figures`` as two Markdown tables.
+
+    They include what `make ablations` adds to these files.
     """
     pictures = _listed("picture | what it shows", "figures/{}.png", FIGURES)
     return pictures + "\n\n" + _listed("table | what it holds", "figures/tables/{}.md", TABLES)
@@ -235,12 +235,13 @@ def ablation_list() -> str:
 
 
 def _listed(heads: str, path: str, names: Mapping[str, str]) -> str:
+    """Return a Markdown table of named files and their descriptions."""
     rows = [f"| [{name}]({path.format(name)}) | {text} |" for name, text in names.items()]
     return "\n".join([f"| {heads} |", "|:--|:--|", *rows])
 
 
 def update_block(readme: Path | str, marker: str, text: str) -> None:
-    """Replace what stands between ``<!-- marker:start -->`` and ``<!-- marker:end -->`` by `text`.
+    """Replace the text between ``<!-- marker:start -->`` and ``<!-- marker:end -->``.
 
     Raises
     ------
@@ -261,6 +262,7 @@ def update_block(readme: Path | str, marker: str, text: str) -> None:
 
 
 def _read(path: Path) -> str:
+    """Return the text of a file, or raise ``RunError`` saying which command writes it."""
     if not path.is_file():
         raise RunError(
             f"{path} is not there; give the path of a file, or run `make reproduce`, `make "

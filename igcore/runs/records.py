@@ -1,5 +1,7 @@
-"""One line of responses.jsonl: which fields it has, and how a response becomes one. Knows fields;
-reads and writes no file.
+"""One line of responses.jsonl: which fields it has, and how a response becomes one.
+
+A record is the step between decoding and the run folder: `igcore.runs.decode_run.lines_of` makes
+it, `igcore.folders.Run` appends it. Nothing is read or written here.
 """
 
 import math
@@ -57,14 +59,14 @@ def record(response: Response, method: str, guard: Guard, seed: int) -> dict:
     Parameters
     ----------
     guard : Guard
-        With the user's settings, in whose blocks every method is measured; a line holds those that
-        the method ran under.
+        With the user's settings, whose blocks measure every method. A line holds the settings that
+        its own method ran under, which may differ.
 
     Returns
     -------
     dict
         JSON values only: a number that is not finite becomes None. ``digest`` covers every field
-        whose name does not end in ``_s``, so that a line changed by accident is found without
+        whose name does not end in ``_s``, so that an accidental change of a line shows without
         scoring.
     """
     r, cost, reward = response, guard.cost, guard.reward

@@ -1,6 +1,6 @@
 """A line of a run scored again: what it says of its text, against what the scorers say now.
 
-Knows records and scorers; where the scorers come from is the caller's matter.
+The caller provides the scorers, see `igcore.runs.trusted`.
 """
 
 import math
@@ -16,8 +16,8 @@ from ..verdict import Emission, measure, rescore, within
 from .decode_params import Settings
 from .records import COLUMNS, SETTINGS
 
-TOLERANCE = 1e-6  # by which a score may differ on another processor; sums of float32 do
-GARBLED = (  # what odd values in a record raise
+TOLERANCE = 1e-6  # sums of float32 differ by this much between processors
+GARBLED = (  # what our code raises on values of a wrong type or form in a record
     KeyError,
     TypeError,
     ValueError,
@@ -55,13 +55,14 @@ def rescored(
 def _problems(
     line: dict, scorers: dict[str, Scorer], load: Callable[[str], Scorer], tolerance: float
 ) -> Iterator[str]:
+    """Yield what does not hold of one line: its hash, prompt, scorers, counts and scores."""
     if line["digest"] != line_digest(line):
         yield (
             f"the line was changed: its digest is {line['digest']}, its content gives "
             f"{line_digest(line)}"
         )
     prompt = as_prompt(line["prompt"], line["prompts"])
-    if prompt.id != line["prompt_id"].partition("-")[0]:  # behind it the number of a repeat
+    if prompt.id != line["prompt_id"].partition("-")[0]:  # a repeat has its number appended
         yield f"prompt_id should be {prompt.id}, the hash of the set's name and the prompt"
     for role in ("cost", "reward"):
         name = line[f"{role}_scorer"]
@@ -86,8 +87,10 @@ def _problems(
 
 
 def _silence(line: dict, prompt: Prompt, cost: Scorer, config: SearchConfig) -> Iterator[str]:
-    """Say where a line without a text says more than that nothing could be emitted, or where
-    something could.
+    """Yield what does not hold of a line without a text.
+
+    Such a line must claim no scores, and there must have been nothing to emit: no refusal within
+    budget.
     """
     measured = {
         name: line[name] for name in ("reward", "cost", "peak_cost") if line[name] is not None
@@ -107,7 +110,7 @@ def _silence(line: dict, prompt: Prompt, cost: Scorer, config: SearchConfig) -> 
 def _scored_again(
     line: dict, prompt: Prompt, scorers: dict[str, Scorer], config: SearchConfig, tolerance: float
 ) -> Iterator[str]:
-    """Compare what a line says of its text with what the scorers say now."""
+    """Yield where a line's scores and status differ from what the scorers say now."""
     cost, reward = (Cached(scorers[line[f"{role}_scorer"]]) for role in ("cost", "reward"))
     text = line["response"]
     now = float(cost.score([prompt.text], [text], [True])[0])
@@ -138,8 +141,9 @@ def _status(line: dict, inside: bool, path_holds: bool) -> str:
 
 
 def close(old: object, new: object, tolerance: float) -> bool:
-    """Say whether JSON values are of one type and equal, up to a tolerance of numbers with a
-    fraction; None stands for NaN.
+    """Say whether JSON values are of one type and equal, floats up to a tolerance.
+
+    None stands for NaN.
     """
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(

@@ -1,8 +1,8 @@
-"""Rollouts drawn from the reference policy, scored and stored.
+"""Rollouts sampled from the reference policy, scored and stored: the first half of notebook 20.
 
 A folder of rollouts is a run folder, see `igcore.folders`: one line of ``responses.jsonl`` holds
 all responses to one prompt as token ids with costs and rewards. Hidden states are not stored;
-`igcore.critic.latent` makes them again from the ids.
+`igcore.critic.latent` computes them again from the ids.
 """
 
 import json
@@ -26,7 +26,7 @@ from ..progress import progress
 from ..scorers import Scorer, check_sign, checked_score
 from .identity import about, code_of, modules_of, prompts_digest, versions
 
-METHOD = "rollouts"  # what the lines call it
+METHOD = "rollouts"  # the lines' field ``method``
 
 
 # --- drawing and scoring --------------------------------------------------------------------------
@@ -41,9 +41,9 @@ def roll_out(
     reward: Scorer,
     folder: Path,
 ) -> list[Rollout]:
-    """Draw responses at temperature 1 without top-k or top-p, score them and store them.
+    """Sample responses at temperature 1 without top-k or top-p, score them and store them.
 
-    Start it again after any stop and it goes on.
+    Start it again after any stop and it resumes.
 
     Parameters
     ----------
@@ -94,20 +94,21 @@ def _fill(
     cost: Scorer,
     reward: Scorer,
 ) -> None:
-    """Append a line for every prompt that the run does not hold yet."""
+    """Append a line for every prompt that the run lacks."""
     done = {line["prompt_id"] for line in run.lines}
     if any(prompt.id not in done for group in groups for prompt in group):
-        run.manifest.unlink(missing_ok=True)  # no longer the sign of success
+        run.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
     run.responses.touch()  # a shard without a group is complete, too
     bar = progress(sum(map(len, groups)), f"rollouts {policy.name}")
 
     def draw(batch: Sequence[Prompt]) -> list[dict]:
+        """Return the lines of a batch; `halving` retries smaller batches when memory runs out."""
         return _lines(policy, batch, config, cost, reward)
 
     for group in groups:
         missing = {prompt.id for prompt in group} - done
         if missing:
-            # the whole group, even when some of its lines exist: results depend on its composition
+            # sample the whole group even if some lines exist: a result depends on its group
             for line in halving(group, len(group), draw):
                 if line["prompt_id"] in missing:
                     run.append(line)
@@ -122,12 +123,12 @@ def _lines(
     cost: Scorer,
     reward: Scorer,
 ) -> list[dict]:
-    """Draw and score the responses to one group of prompts; return one line per prompt."""
+    """Sample and score the responses to one group of prompts; return one line per prompt."""
     n, size = config.n_rollouts, config.block_size
     began = time.perf_counter()
     block = _draw(policy, prompts, config)
     drawn = time.perf_counter()
-    # each response up to every block end, the whole response last, and whose prefix it is
+    # each response cut at every block end, the whole response last; `owners` says whose prefix
     texts, owners = [], []
     for i, tokens in enumerate(block.tokens):
         for end in [*range(size, len(tokens), size), len(tokens)]:
@@ -165,21 +166,21 @@ def _lines(
 
 
 def _draw(policy: Policy, prompts: Sequence[Prompt], config: RolloutConfig) -> Block:
-    """Draw `n_rollouts` whole responses to each prompt; those of one prompt are neighbours."""
+    """Sample `n_rollouts` whole responses to each prompt; those of one prompt are neighbours."""
     engine = LocalEngine(policy.model, policy.eos_ids, policy.cache)
     engine.open([policy.encode(prompt.text) for prompt in prompts])
     rows, keys = [], []
     for row, prompt in enumerate(prompts):
         for i in range(config.n_rollouts):
             rows.append(row)
-            # those of beam i in round 0 of a search: `base` draws the first rollout of a prompt
+            # the keys of beam i in round 0 of a search: `base` samples a prompt's first rollout
             places = range(config.max_new_tokens)
             keys.append([random_key(config.seed, prompt.id, 0, i, t) for t in places])
     return engine.sample_block(rows, keys, last=True)
 
 
 def _scores(scorer: Scorer, texts: Sequence[tuple[str, str, bool]]) -> list[float | None]:
-    """Score texts; None where the scorer failed, for JSON has no NaN."""
+    """Score texts; None where the scorer failed, because JSON has no NaN."""
     scores = checked_score(scorer, *zip(*texts, strict=True)).tolist()
     return [None if math.isnan(x) else x for x in scores]
 
@@ -195,7 +196,7 @@ def load_rollouts(*folders: Path, policy: Policy, cost: Scorer, reward: Scorer) 
     RunError
         When one has not finished.
     ParameterError
-        When one is of another policy, or was scored by others.
+        When one comes from another policy, or was scored by other scorers.
     """
     rollouts = []
     for folder in map(Path, folders):
@@ -238,4 +239,5 @@ def _rollouts(lines: list[dict]) -> list[Rollout]:
 
 
 def _known(score: float | None) -> float:
+    """Return a stored score, NaN for the null that stands for a failed scorer."""
     return math.nan if score is None else score

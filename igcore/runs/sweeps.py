@@ -34,7 +34,7 @@ def check_finished(profile: str, base: Path) -> None:
 
 
 def unfinished(profile: str, base: Path) -> list[str]:
-    """Return the names of a profile's decode runs that are not whole below ``runs``.
+    """Return the names of a profile's decode runs that have not finished.
 
     The profile's files below ``params`` say which runs it has.
     """
@@ -44,7 +44,7 @@ def unfinished(profile: str, base: Path) -> list[str]:
 
 
 def _has_finished(folder: Path, run: str) -> bool:
-    """Say whether a run is there as a whole, or in all shards of one sharding."""
+    """Say whether a run has finished, as a whole or in all shards of one sharding."""
     shards = [path.parent.name for path in folder.glob(f"{run}.*-of-*/manifest.json")]
     return (folder / run / "manifest.json").exists() or (
         bool(shards) and len(shards) == int(shards[0].rpartition("-")[2])

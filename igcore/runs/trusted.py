@@ -1,8 +1,7 @@
-"""What a verifier loads: what he names himself, or what the record names if this package's own
-tables have it as it is.
+"""What a verifier loads: what they name themselves, or entries of this package's own tables.
 
-Knows names and tables. A record may come from anybody, so a path, a repository or a revision that
-only it names is not loaded.
+A record may come from anybody. So a path, a repository or a revision that only the record names is
+never loaded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,8 +16,8 @@ from ..scorers import Scorer
 from .decode_params import DecodeParams
 from .evidence import Evidence
 
-# What of a record is believed beside the name of something in this package's tables. No revision:
-# anybody may propose one to the hub, with files of his own.
+# Options that a record may set for an entry of this package's tables. A revision is not among
+# them: anybody may propose one to the hub, with files of their own.
 BELIEVED = {
     # the dtype counts; device and self_check are the verifier's own matter
     "scorer": {"name", "dtype", "device", "self_check"},
@@ -29,8 +28,9 @@ BELIEVED = {
 
 @dataclass(frozen=True)
 class Trusted:
-    """What the verifier names in the place of what a record names; None takes it from the tables of
-    this package alone.
+    """What the verifier names in the place of what a record names.
+
+    None takes it from the record, and only if this package's tables have it.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Trusted:
 
 
 def known(named: object, kind: str, table: Iterable[str]) -> dict | None:
-    """Return what a record names with its options if it is one of a table as it is, else None."""
+    """Return name and options that a record gives if a table has them, else None."""
     options = {"name": named} if isinstance(named, str) else named
     sound = (
         isinstance(options, dict)
@@ -64,9 +64,7 @@ def known(named: object, kind: str, table: Iterable[str]) -> dict | None:
 
 
 def scorer_of(role: str, found: Evidence, given: str | Mapping | None) -> Scorer:
-    """Load the scorer that the verifier names, or that the record names if it is one of `SCORERS`
-    as it is.
-    """
+    """Load the scorer that the verifier names, or the record's if it is one of `SCORERS`."""
     if given is not None:
         return load_scorer(given)
     named = _scorer_named_by(found, role)
@@ -77,7 +75,7 @@ def scorer_of(role: str, found: Evidence, given: str | Mapping | None) -> Scorer
 
 
 def _scorer_named_by(found: Evidence, role: str) -> object:
-    """Return what the settings name as the scorer of a role, or else all the lines alike."""
+    """Return the scorer of a role that the settings name, or else the one that all lines name."""
     if found.params:
         return found.params.get(role)
     names = sorted({str(line.get(f"{role}_scorer")) for line in found.lines})
@@ -100,8 +98,9 @@ def unnamed(what: str, named: object, option: str) -> ParameterError:
 def prompts_of(
     params: DecodeParams, cost: Scorer, given: str | Mapping | None
 ) -> list[Prompt] | None:
-    """Return the prompts that a run had to answer, read again; None where only its own record says
-    which they were.
+    """Return the prompts that a run had to answer, read again.
+
+    None where only the run's own record says which they were.
     """
     if given is None:
         given = known(params.prompts, "prompts", (*PROMPT_SETS, *SOURCES))
@@ -112,9 +111,7 @@ def prompts_of(
 
 
 def policy_of(params: DecodeParams, given: str | Mapping | None) -> Policy:
-    """Load the policy that the verifier names, or that the record names if it is one of `POLICIES`
-    as it is.
-    """
+    """Load the policy that the verifier names, or the record's if it is one of `POLICIES`."""
     if given is None:
         given = known(params.policy, "policy", POLICIES)
     if given is None:

@@ -1,9 +1,8 @@
-"""Release the lock that a killed walk has left: ``python -m igcore.runs.unlock``, which make calls
-before Snakemake.
+"""Release the lock that a killed Snakemake has left: ``python -m igcore.runs.unlock``.
 
-Snakemake locks its folder and cannot tell a walk that goes on from one that was killed. Here the
-lock goes when no process of a walk lives in the folder, and stays when one does or when the walk
-was started on another computer.
+`make` calls it before Snakemake, which locks its folder and cannot tell a living run from a killed
+one. The lock is released when no process of a Snakemake run lives in the folder. It stays when one
+does, or when the run was started on another computer.
 """
 
 import os
@@ -18,9 +17,9 @@ import psutil
 from ..errors import IgcoreError, RunError
 from ..folders import root
 
-# what the processes of a walk run
+# programs whose processes belong to a Snakemake run ("walk")
 WALKING = {"snakemake", "igcore.runs.walk", "papermill", "ipykernel_launcher"}
-HOST = "walk-host"  # beside the locks: where the last walk was started
+HOST = "walk-host"  # file beside the locks: the computer that started the last walk
 
 
 def unlock(folder: Path) -> bool:
@@ -29,7 +28,7 @@ def unlock(folder: Path) -> bool:
     Raises
     ------
     RunError
-        When the walk that holds the lock lives, or may live on another computer.
+        When the run that holds the lock is alive, or may be alive on another computer.
     """
     folder = folder.resolve()
     home = folder / ".snakemake"
@@ -68,7 +67,7 @@ def unlock(folder: Path) -> bool:
 
 
 def walking(folder: Path) -> Iterator[int]:
-    """Yield the processes of walks in a folder, without this one and those that started it."""
+    """Yield the ids of Snakemake's processes in a folder, without this one and its parents."""
     mine = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     for process in psutil.process_iter():
         try:
@@ -81,6 +80,7 @@ def walking(folder: Path) -> Iterator[int]:
 
 
 def main() -> int:
+    """Release a stale lock of the root folder; return the exit status."""
     try:
         unlock(root())
     except (IgcoreError, subprocess.CalledProcessError) as error:

@@ -1,8 +1,9 @@
-"""Checking a run without trusting whoever made it: lines scored again, settings and prompts
-compared, groups decoded again.
+"""Check a run without trusting whoever made it.
 
-What it returns says what was certified and what was not, and claims no more. A line is scored again
-by `rescore`, what may be loaded says `trusted`, and the files are read and compared by `evidence`.
+Four steps: `evidence` reads the files and compares them with one another, `trusted` decides which
+models and prompts may be loaded, `rescore` scores every line again, and here random groups are
+decoded again through the same `Experiment` as in a run. The report says what was certified and what
+was not, and claims no more.
 """
 
 import json
@@ -29,7 +30,7 @@ UNCHECKED = (
     "and their reasons, `finished`, counts of work, traces, finals, fail_open_cost, and the hashes "
     "of files and code in params.json"
 )
-UNCERTAIN = "seconds, the names of profile and run, files opened"  # what nobody can check
+UNCERTAIN = "seconds, the names of profile and run, files opened"  # no check can show these
 
 
 @dataclass
@@ -41,9 +42,9 @@ class Report:
     problems : list of str
         A sentence for each thing that does not hold.
     certified : dict of str to str
-        What was checked -> what it was found to be.
+        Thing checked -> what the check found.
     uncertified : list of str
-        What nobody has checked.
+        Things that were not checked.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -64,13 +65,15 @@ def verify(
     ----------
     path : Path
         ``responses.jsonl``, beside its ``params.json`` and ``manifest.json``.
+    trusted : Trusted, optional
+        What the verifier names in the place of the record's.
     replay : int or None
         How many groups to decode again, drawn at random; None for all.
     seed : int, optional
         Draws the groups; by default another one each time, so that nobody knows beforehand which
-        groups are read.
+        groups are checked.
     tolerance : float
-        By which a number that is scored again may differ.
+        By how much a number may differ when it is scored again.
 
     Raises
     ------
@@ -109,7 +112,10 @@ def verify(
 
 
 def _known(scorers: Mapping[str, Scorer]) -> Callable[[str], Scorer]:
+    """Return a loader that knows only the given scorers."""
+
     def load(name: str) -> Scorer:
+        """Return the scorer of a name, or raise ``ParameterError``."""
         if name not in scorers:
             raise ParameterError(
                 f"it names the scorer {name!r}, where {', '.join(scorers)} were loaded"
@@ -125,6 +131,7 @@ def _source(part: Scorer | Policy, given: object) -> str:
 
 
 def _made(manifest: dict | None) -> str:
+    """Say which commit, processor and time the manifest claims."""
     if manifest is None:
         return ""
     return (
@@ -190,7 +197,10 @@ def _certify_run(
     known: bool,
     trusted: Trusted,
 ) -> None:
-    """Note what the comparison has shown; of a set not read again only the record speaks."""
+    """Note what the comparison has shown.
+
+    When the verifier does not read the prompt set again, only the record speaks for it.
+    """
     of = f" of {_label(params, trusted.prompts)}" if known else ", as the record itself says"
     report.certified |= {
         "budget": f"{params.budget} ({params.accounting})",
@@ -208,7 +218,7 @@ def _certify_run(
 
 
 def _label(params: DecodeParams, given: str | Mapping | None) -> str:
-    """Say which prompts were read again: those of the verifier's set, or of one of the table."""
+    """Say which prompts were read again: the verifier's own set, or one of the package's."""
     cut = [
         f"{name} {getattr(params, name)}" for name in ("limit", "hardest") if getattr(params, name)
     ]
@@ -223,14 +233,14 @@ def _label(params: DecodeParams, given: str | Mapping | None) -> str:
 def _experiment(
     params: DecodeParams, prompts: Sequence[Prompt], scorers: Mapping, trusted: Trusted
 ) -> tuple[Experiment, dict]:
-    """Load the policy and the networks that the verifier names.
+    """Load the policy and the networks that the verifier names, and resolve the run again.
 
     Returns
     -------
     experiment : Experiment
-        The run of these prompts, which are those of its shard already.
+        The run of these prompts, which are already those of its shard.
     identity : dict
-        What its lines depend on here.
+        What its lines depend on in this installation.
     """
     import torch
 
@@ -255,7 +265,7 @@ def _networks(params: DecodeParams, trusted: Trusted, guard: Guard) -> tuple[Net
 
 
 def _check_parts(found: Evidence, now: Mapping, report: Report) -> None:
-    """Say where models, versions or code are not those of the run."""
+    """Say where models, versions or code differ from those of the run."""
     unlike = list(changes(found.params.get("parts"), json.loads(json.dumps(now["parts"])), "parts"))
     if unlike:
         report.problems.append(

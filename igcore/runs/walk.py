@@ -1,7 +1,7 @@
 """papermill as the Snakefile calls it: ``python -m igcore.runs.walk NOTEBOOK OUTPUT ...``.
 
-It leaves out what no notebook needs: jsonschema builds a grammar of international addresses
-whenever it finds the package for it, which takes a second of every job.
+It blocks one import that no notebook needs: where the package rfc3987_syntax is installed,
+jsonschema builds a grammar of international addresses with it, which costs every job a second.
 """
 
 import sys

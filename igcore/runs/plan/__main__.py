@@ -1,4 +1,4 @@
-"""``python -m igcore.runs.plan FILE...``: the plan of params files on standard output."""
+"""Print the plan of params files: ``python -m igcore.runs.plan FILE...``."""
 
 import argparse
 import sys

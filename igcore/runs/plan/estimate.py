@@ -1,13 +1,12 @@
-"""How long a run will take and how much memory it needs, by formulas. Knows shapes, settings and
-data sheets; measures nothing.
+"""Formulas for how long a run takes and how much memory it needs.
 
-A forward pass moves weights, keys and values through the device's memory once and multiplies every
-token by every weight::
+A forward pass moves the weights and the KV cache through the device's memory once and multiplies
+every token by every weight::
 
     seconds = max(max(bytes / bandwidth, operations / peak) / efficiency, layers * layer_s)
 
 Left out: attention's own products (1 % at the paper's lengths), the gradient steps of RE-Control,
-loading, and tokens that no response needs because it ends early.
+loading, and the tokens saved when a response ends early.
 """
 
 from collections import Counter
@@ -27,13 +26,10 @@ from ...engine.memory import CRITIC_ROWS, SHARE, batch_size, critic_bytes
 from ..critic_params import CriticParams
 from .shapes import NetworkSize, Shape
 
-TRAINED = (
-    4 * 4
-    # bytes for every number of a network that is trained: itself, its gradient and two moments of
-    # AdamW
-)
-BACKWARD = 3  # a forward and a backward pass take so many times the operations of a forward one
-TEXTS = 32  # that a scorer encodes at a time where nothing is carried
+# bytes for every parameter in training: itself, its gradient and two moments of AdamW, in float32
+TRAINED = 4 * 4
+BACKWARD = 3  # operations of a forward and a backward pass, in forward passes
+TEXTS = 32  # texts that a scorer without a KV cache encodes at a time
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ class Device:
     memory : float
         GiB that a program can use.
     bandwidth : float
-        Of its memory, bytes a second.
+        Memory bandwidth, bytes a second.
     peak, peak_float32 : float
         Dense matrix products in half precision and in float32, operations a second.
     """
@@ -56,6 +52,7 @@ class Device:
     peak_float32: float
 
     def peak_of(self, dtype: torch.dtype) -> float:
+        """Return the operations per second of products in a dtype."""
         return self.peak_float32 if dtype == torch.float32 else self.peak
 
 
@@ -68,7 +65,7 @@ DEVICES = {
 
 @dataclass(frozen=True)
 class Assumed:
-    """What is taken for granted.
+    """The assumptions of an estimate.
 
     Attributes
     ----------
@@ -76,7 +73,7 @@ class Assumed:
     efficiency : float
         Share of bandwidth and peak that is reached.
     layer_s : float
-        Seconds that a layer takes however little it has to do: its kernels are started one by one.
+        Least seconds per layer, however little work it has: its kernels are started one by one.
     prompt_tokens, longest_prompt : int
         Tokens of a prompt, on average (time) and at most (memory).
     """
@@ -90,13 +87,12 @@ class Assumed:
     def forward_s(
         self, shape: Shape, tokens: float, held: float = 0, layers: int | None = None
     ) -> float:
-        """Return the seconds of one forward pass of new tokens that reads keys and values of `held`
-        tokens.
+        """Return the seconds of one forward pass of new tokens over a KV cache of `held` tokens.
 
         Parameters
         ----------
         layers : int, optional
-            Only so many of the model's layers are run; by default all.
+            How many of the model's layers run; by default all.
         """
         n = shape.config.num_hidden_layers
         share = 1 if layers is None else layers / n
@@ -109,7 +105,7 @@ class Assumed:
         return share * max(busy, n * self.layer_s)
 
     def network_s(self, network: NetworkSize, tokens: float, half: bool = False) -> float:
-        """Return the seconds in which a critic or a value network judges tokens, once each."""
+        """Return the seconds in which a critic or a value network reads tokens, once each."""
         peak = self.device.peak if half else self.device.peak_float32
         return (
             max(4 * network.parameters / self.device.bandwidth, network.operations * tokens / peak)
@@ -138,8 +134,9 @@ class System:
 
 
 def batches(prompts: int, group: int, most: int) -> Counter:
-    """Return how many batches of which size a run decodes: groups of prompts, cut into batches of
-    at most `most`.
+    """Return how many batches of which size a run decodes.
+
+    Prompts form groups of `group`, which are cut into batches of at most `most`.
     """
     groups = [min(group, prompts - at) for at in range(0, prompts, group)]
     return Counter(min(most, n - at) for n in groups for at in range(0, n, most))
@@ -148,21 +145,22 @@ def batches(prompts: int, group: int, most: int) -> Counter:
 def search_s(
     system: System, method: str, config: SearchConfig, prompts: int, assumed: Assumed
 ) -> tuple[float, float]:
-    """Return the seconds that a batch of prompts takes besides its rounds, and with one round in
-    every block.
+    """Return the seconds of a batch of prompts: the part outside rounds, and one round per block.
 
-    The policy and every scorer read the prompts once; a candidate's tokens are read by the policy
-    one step at a time and by each scorer that the method asks in one pass a block. Who is not asked
-    reads the answers alone, and the cost reads them once more.
+    The policy and every scorer prefill the prompts once. The policy reads a candidate's tokens one
+    step at a time; each scorer that the method uses reads them in one pass a block. A scorer that
+    the method does not use reads the answers alone, and the cost model reads them once more in the
+    final check.
     """
     settings, how = settings_of(method, config), method_of(method)
     length, block = settings.max_new_tokens, settings.block_size
     rows, texts = prompts * settings.n_samples, assumed.prompt_tokens * prompts
-    # ARGS proposes tokens, and reads only the one that it takes
+    # ARGS considers many tokens, and its policy reads only the one that it takes
     drawing = prompts if method.startswith("args") else rows
     policy = system.policy
 
     def passes(shape: Shape, of: int, steps: Sequence[tuple[int, int]]) -> float:
+        """Return the seconds of forward passes of `of` rows, given as (first token, tokens)."""
         held = ((n, shape.held(prompts, of, assumed.prompt_tokens, start)) for start, n in steps)
         return sum(assumed.forward_s(shape, of * n, context) for n, context in held)
 
@@ -181,7 +179,7 @@ def search_s(
             once += passes(reader.shape, prompts, [(0, length)])
         if "cost" in reader.roles:
             once += assumed.forward_s(reader.shape, texts + prompts * length)
-    if how.asks_critic:  # at every end of a block it reads all tokens so far again
+    if how.asks_critic:  # it has no cache: at every block end it reads all tokens so far again
         a_round += sum(assumed.network_s(system.critic, rows * end) for end in ends[1:-1])
     return once, a_round
 
@@ -189,8 +187,9 @@ def search_s(
 def decode_s(
     system: System, method: str, config: SearchConfig, prompts: int, most: int, assumed: Assumed
 ) -> tuple[float, float]:
-    """Return the seconds of answering prompts by one method in batches of at most `most`: with one
-    round a block, and with all.
+    """Return the seconds of answering prompts by one method in batches of at most `most`.
+
+    Two numbers: with one round in every block, and with all rounds.
     """
     rounds = settings_of(method, config).rounds
     found = [
@@ -203,15 +202,16 @@ def decode_s(
 
 
 def drawn(method: str, config: SearchConfig, prompts: int) -> tuple[int, int]:
-    """Return the tokens that a method draws, or considers, with one round a block and with all."""
+    """Return the tokens that a method samples or considers, with one round a block and with all."""
     settings = settings_of(method, config)
     tokens = prompts * settings.n_samples * settings.max_new_tokens
     return tokens, tokens * settings.rounds
 
 
 def rollouts_s(system: System, params: CriticParams, prompts: int, assumed: Assumed) -> float:
-    """Return the seconds of drawing rollouts and scoring them: the cost reads every prefix from the
-    start, the reward the whole.
+    """Return the seconds of sampling rollouts and scoring them.
+
+    The cost model reads every prefix from the start, the reward model the whole response.
     """
     n, length, size = params.n_rollouts, params.max_new_tokens, assumed.prompt_tokens
     total = 0.0
@@ -245,11 +245,10 @@ def training_s(
     length: int,
     assumed: Assumed,
 ) -> tuple[float, float]:
-    """Return the seconds of training a network on so many rollouts: until its patience may end at
-    the earliest, and of all epochs.
+    """Return the seconds of training a network: of the fewest epochs, and of all.
 
-    What it reads of the policy is made again in every epoch, except where it fits the memory that
-    the training may hold.
+    The fewest are those after which its patience may end. The policy's features are computed again
+    in every epoch, except where they fit the memory that training may hold.
     """
     passes, batch = (
         rollouts / config.batch_size,
@@ -271,8 +270,9 @@ def training_s(
 
 
 def latent_bytes(policy: Shape, features: str) -> int:
-    """Return the bytes of what a network reads of one token, as `igcore.critic.latent.token_bytes`
-    does of a model that is there.
+    """Return the bytes of what a network reads of one token.
+
+    `igcore.critic.latent.token_bytes` does the same for a loaded model.
     """
     states = sum(part in ("hidden", "middle") for part in FEATURES[features])
     return (
@@ -284,8 +284,9 @@ def latent_bytes(policy: Shape, features: str) -> int:
 def prompt_bytes(
     system: System, method: str, config: SearchConfig, assumed: Assumed
 ) -> dict[str, int]:
-    """Return the bytes that a method plans for one prompt, as `igcore.guard.decode` does: by the
-    engine's own formula.
+    """Return the bytes that a method plans for one prompt, by the engine's own formula.
+
+    `igcore.guard.decode` plans with the same numbers.
 
     Returns
     -------
@@ -311,19 +312,16 @@ def prompt_bytes(
 
 
 def training_bytes(policy: Shape, network: NetworkSize, config: TrainingConfig, length: int) -> int:
-    """Return the bytes of training a network: its numbers with their optimiser, and what it makes
-    of a batch.
-    """
+    """Return the bytes of training a network: numbers, optimiser state, and a batch's tensors."""
     batch = critic_bytes(policy.model, config.batch_size, length) if network.reads_keys else 0
     return TRAINED * network.parameters + batch
 
 
 def loads(system: System, fixed: int, needed: Mapping[str, int]) -> tuple[list[int], list[int]]:
-    """Return the bytes of weights, and of one prompt, that each model brings with it, the policy
-    first.
+    """Return the bytes of weights, and of one prompt, that each model needs, the policy first.
 
-    `fixed` bytes, the weights of networks, stand beside the policy, as does all that a prompt needs
-    besides scorers' sessions.
+    `fixed` bytes, the weights of networks, lie beside the policy. So does all that a prompt needs
+    besides the scorers' sessions.
     """
     weights = [system.policy.weights + fixed, *(reader.shape.weights for reader in system.readers)]
     sessions = [needed[f"session_{i}"] for i in range(len(system.readers))]
@@ -333,10 +331,10 @@ def loads(system: System, fixed: int, needed: Mapping[str, int]) -> tuple[list[i
 def splits(
     system: System, fixed: int, needed: Mapping[str, int], device: Device
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield for 1, 2, ... devices how many prompts fit at most, and on which device each model then
-    stands, the policy first.
+    """Yield for 1, 2, ... devices how many prompts fit at most, and the device of each model.
 
-    No model is cut, so that there are no more devices than models; see `loads` for the arguments.
+    The policy comes first. No model is cut, so there are no more devices than models. See `loads`
+    for the arguments.
     """
     weights, prompt = loads(system, fixed, needed)
     for n in range(1, len(weights) + 1):
@@ -348,7 +346,7 @@ def splits(
 
 
 def free_bytes(weights: Sequence[int], place: Sequence[int], here: int, device: Device) -> int:
-    """Return the bytes that models which stand on these devices leave on one of them."""
+    """Return the bytes left on one device beside the models that stand on it."""
     return int(device.memory * GIB) - sum(
         w for w, at in zip(weights, place, strict=True) if at == here
     )
@@ -357,8 +355,14 @@ def free_bytes(weights: Sequence[int], place: Sequence[int], here: int, device: 
 def fitting(
     weights: Sequence[int], prompt: Sequence[int], place: Sequence[int], device: Device
 ) -> int:
-    """Return how many prompts fit where models that bring `loads` stand on these devices; 0 where
-    not even one does.
+    """Return how many prompts fit on a placement of models; 0 where not even one does.
+
+    Parameters
+    ----------
+    weights, prompt : sequences of int
+        See `loads`.
+    place : sequence of int
+        Device of each model.
     """
     found = []
     for here in set(place):

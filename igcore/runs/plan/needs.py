@@ -1,8 +1,7 @@
-"""What every run of a params file will need: models, prompts, devices and hours. Knows files and
-names, no formula and no table.
+"""What every run of a params file will need: models, prompts, devices and hours.
 
-Leaves shapes to `shapes` and formulas to `estimate`. Loads no weights and asks no network: of a
-prompt set that would have to be fetched it knows the published size alone.
+Sizes come from `shapes` and formulas from `estimate`. No weights are loaded and no network
+connection is made: of a prompt set that would have to be fetched, only the published size counts.
 """
 
 import math
@@ -32,8 +31,8 @@ from . import estimate
 from .estimate import Assumed, Reader, System
 from .shapes import NetworkSize, Shape, critic_size, shape, value_size
 
-# prompt sets that would have to be fetched, by name and version -> prompts of their owners' parts,
-# as far as published
+# prompt sets that would have to be fetched, by name and version -> published sizes of their
+# owners' parts
 HH_RLHF = {"test": 12451, "train": 112052}
 SIZES: dict[tuple[str, str | None], dict[str | None, int]] = {
     ("rtp", None): {None: 623},
@@ -46,7 +45,7 @@ SIZES: dict[tuple[str, str | None], dict[str | None, int]] = {
 SHARES = {"all": 1.0} | {
     name: b - a for (_, a), (name, b) in pairwise([("", 0.0), *SPLITS.items()])
 }
-SEARCHED = "inferenceguard-critic"  # by which notebook 20 tries a critic
+SEARCHED = "inferenceguard-critic"  # the method by which notebook 20 tries a critic
 PARTS = {
     "keys_values": ("keys_values",),
     "logits": ("logits",),
@@ -59,13 +58,12 @@ UNKNOWN: Span = (math.nan, math.nan)
 
 @dataclass(frozen=True)
 class Job:
-    """One run and what it needs; NaN where the shape of a model or the size of a prompt set is not
-    known.
+    """One run and what it needs; NaN where the size of a model or a prompt set is not known.
 
     Attributes
     ----------
     methods : str
-        What it does one after another.
+        Its methods or steps, in order.
     unknown : str
         Models of unknown shape.
     prompts : float
@@ -73,8 +71,8 @@ class Job:
     policy_gib, scorers_gib : float
         Weights.
     keys_values_gib, logits_gib, sessions_gib, critic_gib : float
-        What the neediest method plans for one prompt: by the policy, by the scorers' sessions, and
-        by a critic or its training.
+        What the neediest method plans for one prompt: the policy's KV cache and logits, the
+        scorers' sessions, and a critic or its training.
     total_gib : float
         Weights, networks and one prompt.
     fit : tuple of int
@@ -83,10 +81,10 @@ class Job:
     devices : float
         The fewest on which one prompt fits; NaN when no split of whole models over devices does.
     split : str
-        Which models then stand together; with each its own device where nothing fits.
+        Which models then share a device; each has its own where nothing fits.
     tokens, gpu_hours : tuple of float
-        Tokens drawn or considered, and hours times devices: with one round in every block, and with
-        all rounds.
+        Tokens sampled or considered, and hours times devices: with one round in every block, and
+        with all rounds.
     """
 
     file: str
@@ -122,6 +120,7 @@ class Models:
 
     @classmethod
     def of(cls, params: DecodeParams | CriticParams) -> "Models":
+        """Return the models that parameters name; scorers that share weights share a reader."""
         name, _ = named(params.policy, "policy", ("template", "revision"))
         known = POLICIES.get(name)
         policy = shape((known.repo or known.asset) if known else name, params.dtype, head=True)
@@ -147,8 +146,9 @@ class Models:
 
 
 def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
-    """Return how many prompts a run takes, NaN where nobody says; a set that would have to be
-    fetched is not fetched for it.
+    """Return how many prompts a run takes, NaN where that is not known.
+
+    A set that would have to be fetched is not fetched for it.
     """
     source, options = check_prompts(prompts)
     fetched = source in SOURCES or (source, None) in SIZES
@@ -159,8 +159,9 @@ def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
 
 
 def published(source: str, options: PromptOptions, split: str) -> int | None:
-    """Return about how many prompts a split of a set of the hub has, by the rules of
-    `igcore.load_prompts`, None if unknown.
+    """Return roughly how many prompts a split of a set on the hub has, None if unknown.
+
+    It follows the rules of `igcore.load_prompts`.
     """
     parts = SIZES.get((source, options.version), {}) if options.config in (None, "default") else {}
     part, share = options.part, SHARES[split]
@@ -212,9 +213,7 @@ def decode_job(file: Path, params: DecodeParams, assumed: Assumed) -> Job:
 
 
 def critic_job(file: Path, params: CriticParams, assumed: Assumed) -> Job:
-    """Return the plan of a run of notebook 20: rollouts, training, and the search by which the
-    first critic is tried.
-    """
+    """Return the plan of a run of notebook 20: rollouts, training, and the trial search."""
     models, value = Models.of(params), params.valuing()
     learn, test = (
         count(params.prompts, *given)
@@ -254,8 +253,9 @@ def critic_job(file: Path, params: CriticParams, assumed: Assumed) -> Job:
 
 
 def _made(file: Path, folder: str | None) -> tuple[list, list]:
-    """Return the settings of the critic and of the value network that a run is to read, from the
-    params file that makes them.
+    """Return the settings of the critics and value networks in a folder that a run reads.
+
+    They come from the params file that makes the folder; the lists are empty when there is none.
     """
     _, profile, _, run, name = [*Path(folder or "").parts, *[""] * 5][:5]
     made = file.parent.parent / profile / f"critic-{run}.yaml"
@@ -268,6 +268,7 @@ def _made(file: Path, folder: str | None) -> tuple[list, list]:
 
 
 def _total(needs: Mapping[str, int]) -> int:
+    """Return the sum of needs in bytes."""
     return sum(needs.values())
 
 
@@ -278,8 +279,9 @@ def _placed(
     needed: Mapping[str, dict],
     assumed: Assumed,
 ) -> tuple[Job, int, dict[str, int]]:
-    """Return the job with its memory, how many devices it takes, and how many prompts fit there at
-    a time for each of `needed`.
+    """Return the job with its memory, the number of devices, and the prompts that fit at a time.
+
+    The last is a number for each of `needed`.
     """
     fixed = sum(4 * network.parameters for network in networks)
     worst = max(needed.values(), key=_total)
@@ -318,8 +320,9 @@ def _placed(
 
 
 def _timed(job: Job, devices: int, tokens: Sequence[Span], seconds: Sequence[Span]) -> Job:
-    """Return the job with the sums over what it does; models on several devices work one after
-    another.
+    """Return the job with the sums over its steps.
+
+    Models on several devices work one after another, so hours count for every device.
     """
     low, high = (devices * sum(part) / 3600 for part in zip(*seconds, strict=True))
     return replace(
@@ -327,13 +330,14 @@ def _timed(job: Job, devices: int, tokens: Sequence[Span], seconds: Sequence[Spa
     )
 
 
-# by the first word of a file's name
+# first word of a params file's name -> its parameters and its plan
 KINDS = {"decode": (DecodeParams, decode_job), "critic": (CriticParams, critic_job)}
 
 
 def jobs(files: Sequence[Path | str], assumed: Assumed) -> list[Job]:
-    """Return the plan of every run of params files, one for every point of a grid; files of other
-    kinds have none.
+    """Return the plan of every run of params files, one for every point of a grid.
+
+    Files of other kinds have none.
 
     Raises
     ------
@@ -367,7 +371,7 @@ def _runs(file: Path, cls: type) -> list:
             f"{file} is no params file; it must be a mapping of settings, with the name of the run "
             "as run"
         )
-    # seen from inside its folder, a path does not say what that is called
+    # a relative path may lack the name of its folder, which is the profile
     file = Path(os.path.abspath(file))
     return [
         from_mapping(cls, run)
@@ -377,7 +381,7 @@ def _runs(file: Path, cls: type) -> list:
 
 @contextmanager
 def _of(file: Path) -> Iterator[None]:
-    """Put the name of the file before what is wrong with it."""
+    """Put the name of the file before the message of an error."""
     try:
         yield
     except IgcoreError as error:

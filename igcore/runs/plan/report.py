@@ -1,7 +1,7 @@
 """The plan of a profile as tables, before anything is started.
 
-``python -m igcore.runs.plan FILE.yaml ...`` prints it. What every run needs is found by `needs`,
-from formulas; no weights are loaded.
+``python -m igcore.runs.plan FILE.yaml ...`` prints it. `igcore.runs.plan.needs` estimates what each
+run needs.
 """
 
 import math
@@ -30,15 +30,18 @@ def _short(x: float) -> str:
 
 
 def _span(span: Span) -> str:
+    """Return a range as text, one number where both ends read alike."""
     low, high = map(_short, span)
     return low if low == high else f"{low} to {high}"
 
 
 def _ways(job: Job) -> str:
+    """Return how many prompts fit on 1 / 2 / ... devices, as text."""
     return " / ".join(map(str, job.fit)) or MISSING
 
 
 def _devices(job: Job) -> str:
+    """Return the number of devices as text, "none" where no number is enough."""
     return "none" if job.fit and not any(job.fit) else _short(job.devices)
 
 
@@ -73,7 +76,7 @@ def _memory(job: Job) -> dict[str, str]:
 
 
 def aligned(frame: pd.DataFrame) -> str:
-    """Return a table of text as Markdown whose columns stand below one another."""
+    """Return a table of text as Markdown with aligned columns."""
     rows = [list(frame.columns), *frame.to_numpy().tolist()]
     widths = [max(len(row[i]) for row in rows) for i in range(len(frame.columns))]
     rows.insert(1, ["-" * width for width in widths])
@@ -84,7 +87,7 @@ def aligned(frame: pd.DataFrame) -> str:
 
 
 def how(assumed: Assumed, device: str) -> str:
-    """Say in one sentence how it was estimated."""
+    """Say in one sentence how the numbers were estimated."""
     of = assumed.device
     return (
         "Estimated by formula, not measured: a forward pass takes the longer of bytes / "
@@ -140,8 +143,9 @@ def plan_table(files: Sequence[Path | str], assumed: Assumed) -> pd.DataFrame:
 
 
 def plan_block(folder: Path | str, device: str = DEVICE) -> str:
-    """Return the table of a folder of params as Markdown, with the sentence on how it was
-    estimated, for the README.
+    """Return the plan of a folder of params as Markdown for the README.
+
+    The sentence on how it was estimated follows the table.
     """
     assumed = Assumed(DEVICES[device])
     table = plan_table(sorted(Path(folder).glob("*.yaml")), assumed)
@@ -149,11 +153,12 @@ def plan_block(folder: Path | str, device: str = DEVICE) -> str:
 
 
 def _need(job: Job) -> tuple:
-    """Return what ranks jobs by what they need; one that fits nowhere needs most."""
+    """Return the key that ranks jobs by what they need; one that fits nowhere needs most."""
     return not any(job.fit), job.devices, job.total_gib
 
 
 def _sum(found: Sequence[Job]) -> Span:
+    """Return the GPU hours of all jobs, lowest and highest."""
     return tuple(sum(job.gpu_hours[i] for job in found) for i in range(2))
 
 

@@ -1,8 +1,7 @@
-"""Models that are not here, built from numbers on torch's meta device, where weights have a size
-but no content.
+"""Models without weights: sizes on torch's meta device, where tensors have a shape but no content.
 
-Knows the shapes that published config files name, and reads a local ``config.json``; downloads and
-loads nothing.
+Shapes come from the table `SHAPES` of published configurations or from a local ``config.json``;
+nothing is downloaded or loaded.
 """
 
 import os
@@ -53,15 +52,16 @@ SHAPES: dict[str, dict] = {  # name on the hub, or of an asset, -> fields of its
         "num_key_value_heads": 3,
     },
 }
-TRIED = 8  # tokens on which the operations of a network are counted
+TRIED = 8  # number of tokens on which the operations of a network are counted
 NOBODY = dict.fromkeys(
     ("policy", "policy_digest", "cost", "cost_digest", "reward", "reward_digest"), ""
 )
 
 
 def config_of(repo: str):
-    """Return the configuration of a model: by `SHAPES`, or from a folder or the mirror; None when
-    nothing here says its shape.
+    """Return the configuration of a model, or None when its shape is not known here.
+
+    It comes from `SHAPES`, from a local folder, or from the mirror of the hub.
 
     Raises
     ------
@@ -93,15 +93,15 @@ class Shape:
     model
         A transformers model on the meta device.
     cache : str
-        How the engine keeps its keys and values, a key of `igcore.engine.local.CACHES`. That a
-        plain model fits the shared cache is taken for granted: nothing can be tried on a model
-        without weights.
+        How the engine stores its KV cache, a key of `igcore.engine.local.CACHES`. A plain model is
+        assumed to fit the shared cache: without weights nothing can be tried.
     """
 
     model: object
 
     @cached_property
     def cache(self) -> str:
+        """The engine's KV cache for this model, a key of `igcore.engine.local.CACHES`."""
         plain = all(
             type(layer) is DynamicLayer for layer in DynamicCache(config=self.model.config).layers
         )
@@ -114,8 +114,9 @@ class Shape:
 
     @cached_property
     def multiplied(self) -> int:
-        """Weights by which every token is multiplied: all but a table of embeddings that is only
-        looked up.
+        """Number of weights that every token is multiplied by.
+
+        A table of embeddings that is only looked up does not count.
         """
         table, head = self.model.get_input_embeddings().weight, self.model.get_output_embeddings()
         looked_up = 0 if head is not None and head.weight is table else table.numel()
@@ -123,41 +124,42 @@ class Shape:
 
     @cached_property
     def token(self) -> int:
-        """Bytes of the keys and values of one token."""
+        """Bytes of one token in the KV cache."""
         return kv_bytes(self.model, 1, 1, 0, 0)
 
     @cached_property
     def dtype(self) -> torch.dtype:
+        """The dtype of the weights."""
         return self.model.dtype
 
     @cached_property
     def config(self):
+        """The settings of the text decoder."""
         return self.model.config.get_text_config(decoder=True)
 
     def held(self, prompts: int, rows: int, prompt_tokens: int, tokens: int) -> int:
-        """Return of how many tokens a state holds keys and values: prompts once, or in every row of
-        transformers' own cache.
+        """Return how many tokens a KV cache holds.
+
+        The shared cache holds a prompt once, transformers' own cache in every row.
         """
         return (prompts if self.cache == "shared" else rows) * prompt_tokens + rows * tokens
 
     def search_bytes(self, settings: SearchConfig, prompt_tokens: int) -> int:
-        """See `igcore.engine.memory.search_bytes`."""
+        """Return the memory of a search, see `igcore.engine.memory.search_bytes`."""
         return search_bytes(self.model, settings, prompt_tokens, self.cache)
 
     def session_bytes(self, settings: SearchConfig, prompt_tokens: int) -> int:
-        """See `igcore.engine.memory.session_bytes`."""
+        """Return the memory of a scorer's session, see `igcore.engine.memory.session_bytes`."""
         return session_bytes(self.model, settings, prompt_tokens, self.cache)
 
     def logits_bytes(self, settings: SearchConfig) -> int:
-        """Return the part of `search_bytes` that is logits: what is left where no token has keys
-        and values.
-        """
+        """Return the part of `search_bytes` that is logits, which remains without any KV cache."""
         return settings.n_samples * getattr(self.config, "vocab_size", 0) * self.dtype.itemsize
 
 
 @cache
 def shape(repo: str, dtype: str, head: bool) -> Shape | None:
-    """Return the shape of a model by its name on the hub or its folder, None when it is not known.
+    """Return the shape of a model by its name on the hub or its folder, None when unknown.
 
     Parameters
     ----------
@@ -177,16 +179,16 @@ def shape(repo: str, dtype: str, head: bool) -> Shape | None:
 
 @dataclass(frozen=True)
 class NetworkSize:
-    """What matters of a network that learns from rollouts.
+    """The size of a network that learns from rollouts.
 
     Attributes
     ----------
     features : str
         What it reads, a key of `igcore.critic.latent.FEATURES`.
     parameters : int
-        Numbers, in float32.
+        Number of parameters, in float32.
     operations : float
-        Floating-point operations of judging one token: a multiplication and an addition are two.
+        Floating-point operations for one token: a multiplication and an addition are two.
     layers : int
         Layers of the policy that must run for its features.
     """
@@ -198,6 +200,7 @@ class NetworkSize:
 
     @property
     def reads_keys(self) -> bool:
+        """Whether it reads the policy's keys and values."""
         return "h" in self.features
 
 
@@ -236,8 +239,9 @@ def critic_size(policy: Shape, config: CriticConfig) -> NetworkSize:
 
 
 def value_size(policy: Shape, config: ValueConfig) -> NetworkSize:
-    """Return the size of a value network of this policy, whose layers multiply every token by every
-    weight.
+    """Return the size of a value network of this policy.
+
+    Its layers multiply every token by every weight, which is two operations each.
     """
     with torch.device("meta"):
         network = ValueNetwork(
