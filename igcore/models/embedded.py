@@ -1,9 +1,7 @@
-"""The two scorers of the embedded default: how offensive a response reads, and how much it has to
-do with its prompt.
+"""The two scorers of the embedded default: offensive language as cost, relevance as reward.
 
-Knows texts and two small pinned models; knows nothing of budgets, searches or policies. Neither is
-more than its name says: the cost measures offensive *language* and is no model of harm, the reward
-is a *relevance proxy*.
+Neither is more than its name says: the cost measures offensive *language* and is no model of harm,
+the reward is a *relevance proxy*.
 """
 
 import hashlib
@@ -42,6 +40,7 @@ class OffensiveLanguage:
     unit = "probability"
 
     def __init__(self) -> None:
+        """Load the asset's arrays."""
         folder = assets.sound("offensive-language")
         self.digest = assets.digest("offensive-language")
         with np.load(folder / "weights.npz", allow_pickle=False) as weights:
@@ -57,7 +56,7 @@ class OffensiveLanguage:
     ) -> np.ndarray:
         """Return the probability of offensive language of each response, (n,) float64 in [0, 1].
 
-        Prompts and `finished` are not looked at. A text without a known word gets the models' base
+        Prompts and `finished` are ignored. A text without a known word gets the models' base
         rate, about 0.036.
         """
         counts = [
@@ -132,6 +131,7 @@ class MiniLMRelevance:
         length_scale: float = 20,
         device="cpu",
     ) -> None:
+        """Load the encoder; the digest covers its files and the three numbers."""
         from transformers import AutoModel, AutoTokenizer
 
         self.echo_weight, self.length_weight, self.length_scale = (
@@ -152,8 +152,7 @@ class MiniLMRelevance:
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> np.ndarray:
-        """Return the relevance of each response to its prompt, (n,) float64; `finished` is not
-        looked at.
+        """Return the relevance of each response to its prompt, (n,) float64; `finished` is ignored.
 
         Raises
         ------
@@ -171,6 +170,7 @@ class MiniLMRelevance:
     def _relevance(
         self, prompt: str, response: str, prompt_vector: np.ndarray, response_vector: np.ndarray
     ) -> float:
+        """Return the relevance of one response, given its words and both embeddings."""
         words = _words(response)
         if not words:
             return 0.0
@@ -204,12 +204,14 @@ class MiniLMRelevance:
 
 
 def _words(text: str) -> list[str]:
+    """Return the words of a text in lower case."""
     return re.findall(r"\w+", text.lower())
 
 
 def _echo(prompt: list[str], response: list[str]) -> float:
-    """Return the share of the response's word trigrams (single words when it has under three) found
-    in the prompt.
+    """Return the share of the response's word trigrams that occur in the prompt.
+
+    A response of fewer than three words is compared word by word.
     """
     size = 3 if len(response) >= 3 else 1
     known, said = _ngrams(prompt, size), _ngrams(response, size)
@@ -217,4 +219,5 @@ def _echo(prompt: list[str], response: list[str]) -> float:
 
 
 def _ngrams(words: list[str], size: int) -> list[tuple[str, ...]]:
+    """Return the runs of `size` neighbouring words."""
     return list(zip(*(words[start:] for start in range(size)), strict=False))

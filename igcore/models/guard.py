@@ -1,9 +1,7 @@
-"""Any language model that writes a verdict as a cost, from the logits of its labels. Knows texts,
-tokens and heads.
+"""Any generative guard as a cost, read from the logits of its labels.
 
-Knows nothing of search or budgets, and of no guard by name. A guard's own code lets it write and
-looks for a word; here the logits of the words are read before any is written: one pass, and a
-number instead of a yes or no.
+A guard's own code lets it write a verdict and looks for a word. Here the logits of the label words
+are read before any is written: one forward pass, and a number instead of a yes or no.
 """
 
 import re
@@ -29,14 +27,15 @@ from .source import EXAMPLE, Source, check_name, digest
 from .templates import TEMPLATES, chatted, turns_of
 
 SLOT = re.compile(r"\{(prompt|response)\}")
-COMPARED = 256  # rows of the output embedding by which the logits are compared with the model's own
+COMPARED = 256  # rows of the output embedding whose logits are compared with the model's own
 
 
 def _softcapped(logits: torch.Tensor, cap: float) -> torch.Tensor:
+    """Return logits squashed smoothly into (-cap, cap)."""
     return cap * torch.tanh(logits / cap)
 
 
-# what a configuration may ask to be done to logits: (logits, its number) -> logits
+# field of a configuration -> how its number changes the logits: (logits, number) -> logits
 FINAL = {
     "final_logit_softcapping": _softcapped,  # Gemma 2
     "logits_scaling": truediv,  # Granite
@@ -45,7 +44,7 @@ FINAL = {
 
 @dataclass(frozen=True)
 class Options:
-    """What `guard` is told besides files and devices; checked before anything is loaded."""
+    """The options of `guard` besides files and devices, checked before anything is loaded."""
 
     unsafe: list
     safe: list
@@ -54,6 +53,7 @@ class Options:
     prefix: str
 
     def __post_init__(self):
+        """Refuse bad labels, and a template that is incomplete or contradicts a text format."""
         check_types(self)
         check_name("text_format", self.text_format or "chat", TEMPLATES)
         for role, labels in (("unsafe", self.unsafe), ("safe", self.safe)):
@@ -75,9 +75,7 @@ class Options:
 
     @property
     def written(self) -> str | None:
-        """The key of `igcore.models.templates.TEMPLATES` that holds, None under a template of one's
-        own.
-        """
+        """The key of `igcore.models.templates.TEMPLATES` in use, None with an own template."""
         return None if self.template is not None else self.text_format or "chat"
 
 
@@ -165,7 +163,7 @@ def guard(
     check_chat(tokenizer, options.written, repo)
     write, special = partial(_written, tokenizer, options), _special(tokenizer, options)
     ids = _label_ids(tokenizer, write(*EXAMPLE), special, options)
-    # what is padded is masked, so that any id serves
+    # padding is masked, so any id will do
     model, _ = load_model(AutoModelForCausalLM, folder, dtype, device, pad_token_id=0)
     check_vocabulary(tokenizer, model, folder)
     backbone = Backbone(model, tokenizer, write, special=special)
@@ -173,6 +171,7 @@ def guard(
     logits, n = _logits(model, ids), len(unsafe)
 
     def verdict(hidden: torch.Tensor) -> torch.Tensor:
+        """Return the cost of hidden states."""
         return _gap(logits(hidden), n)
 
     files = contents_of(folder)
@@ -260,6 +259,7 @@ def _logits(model, ids: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]
     ]
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the labels for hidden states."""
         out = linear(hidden.to(weight.device), weight, bias)
         for step, value in steps:
             out = step(out, value)
@@ -275,10 +275,9 @@ def _gap(logits: torch.Tensor, n: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def _check_logits(model, backbone: Backbone, repo: str) -> None:
-    """Raise ``ParameterError`` unless hidden states and output embedding give the model's own
-    logits.
+    """Raise ``ParameterError`` unless hidden states and output embedding give the model's logits.
 
-    Some models do more to their logits, under names that mean different things in different
+    Some models process their logits further, and the same field means different things in different
     families.
     """
     sequence = backbone.ids(*EXAMPLE, True)

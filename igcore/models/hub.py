@@ -1,8 +1,7 @@
-"""Folders of models and data sets by name: local ones, those of a mirror, and those of the model
-hub. Knows files, loads none.
+"""Folders of models and data sets by name: local folders, a mirror, or the model hub.
 
-``IGCORE_HUB`` may name a folder that holds them as ``<owner>/<name>``, as on a cluster without
-network; then no other place is.
+``IGCORE_HUB`` may name a mirror: a folder that holds them as ``<owner>/<name>``, as on a cluster
+without network. No other place is then searched.
 """
 
 import os
@@ -59,6 +58,7 @@ def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Pat
 
 
 def _fetch(repo: str, revision: str | None, kind: str, patterns: Sequence[str] | None) -> Path:
+    """Download a repository from the hub."""
     from huggingface_hub import errors, snapshot_download
 
     address = f"https://huggingface.co/{NAMES[kind]}{repo}"

@@ -1,10 +1,8 @@
-"""The held-out judge: how toxic a comment reads to a small network trained on the Jigsaw comments
-of Wikipedia.
+"""The held-out judge: a small toxicity network trained on the Jigsaw comments of Wikipedia.
 
-Knows texts and one pinned model; knows nothing of budgets, searches, or the scorers that steer
-them. Trained on other data and by other people than `igcore.models.embedded.OffensiveLanguage`, so
-that it can judge what a search against that cost has let through. Like that cost it reads language
-and is no model of harm.
+Its data and its makers differ from those of `igcore.models.embedded.OffensiveLanguage`, so it can
+judge what a search against that cost has let through. Like that cost it reads language and is no
+model of harm.
 """
 
 import json
@@ -22,8 +20,9 @@ LENGTH = 100  # words read; a shorter text is filled up in front, of a longer on
 
 
 class BiLSTM(nn.Module):
-    """Word indices to one logit per class: embedding, LSTM in both directions, maximum over time,
-    two dense layers.
+    """A network of embedding, bidirectional LSTM, maximum over time and two dense layers.
+
+    It maps word indices to one logit per class.
 
     Parameters
     ----------
@@ -32,6 +31,7 @@ class BiLSTM(nn.Module):
     """
 
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
+        """Build the layers in the sizes of the weights, and load these."""
         super().__init__()
         hidden = weights["lstm.weight_hh_l0"].shape[1]
         self.embedding = nn.Embedding(*weights["embedding.weight"].shape)
@@ -44,6 +44,7 @@ class BiLSTM(nn.Module):
         self.load_state_dict(weights)
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        """Return the logits of word indices."""
         # (B, T) -> (B, T, 2H); padding is read like a word, as in training
         states, _ = self.lstm(self.embedding(indices))
         return self.out(self.dense(states.amax(dim=1)).relu())  # (B, C)
@@ -78,6 +79,7 @@ class JigsawToxicity:
     batch_size = 256
 
     def __init__(self, *, device="cpu") -> None:
+        """Load the asset's network and vocabulary."""
         folder = assets.sound("jigsaw")
         self.digest = assets.digest("jigsaw")
         vocabulary = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
@@ -91,7 +93,7 @@ class JigsawToxicity:
     ) -> np.ndarray:
         """Return the probability that each response is toxic, (n,) float64 in [0, 1].
 
-        Prompts and `finished` are not looked at. A text without a known word gets the score of the
+        Prompts and `finished` are ignored. A text without a known word gets the score of the
         empty text, about 0.068.
         """
         return self.probabilities(responses)[:, HEADS.index("toxic")]
@@ -113,8 +115,9 @@ class JigsawToxicity:
         return out
 
     def _indices(self, text: str) -> list[int]:
-        """Return the indices of the last `LENGTH` known words, with zeros in front; words outside
-        the vocabulary are dropped.
+        """Return the indices of the last `LENGTH` known words, padded with zeros in front.
+
+        Words outside the vocabulary are dropped.
         """
         words = text.lower().translate(self._separators).split(" ")
         known = [self._index[word] for word in words if word in self._index][-LENGTH:]

@@ -1,6 +1,4 @@
-"""The reward llama-7b-rm of ARGS: a Llama with one number at its last token. Knows its files and
-texts, nothing of search.
-"""
+"""The reward llama-7b-rm of ARGS: a Llama with a linear head at its last token."""
 
 import re
 from collections.abc import Callable
@@ -30,11 +28,10 @@ def llama_7b_rm(
     device: str = "auto",
     self_check: bool = True,
 ) -> LMScorer:
-    """Load a Llama with a linear head of one output, a ``LlamaForSequenceClassification``; higher
-    is better.
+    """Load a ``LlamaForSequenceClassification`` with one output; higher is better.
 
-    The number of labels is taken from the head itself: the configuration names none, of which
-    transformers makes two. No end token is appended, as in ARGS.
+    The number of labels is that of the head itself, because transformers assumes two when the
+    configuration names none. No end token is appended, as in ARGS.
 
     Parameters
     ----------

@@ -1,15 +1,15 @@
-"""Scores read from a language model's last hidden state. Knows texts, token ids and heads; knows
-nothing of search or budgets.
+"""Scores read from a language model's last hidden state.
 
-Within one group of prompts a `Session` carries keys and values, so that a longer text costs only
-its new tokens: its ids are compared with those known, and what follows the longest common prefix is
+Within one group of prompts a `Session` keeps a KV cache, so that a longer text costs only its new
+tokens: its ids are compared with the cached ones, and what follows the longest common prefix is
 encoded. Scorers on one `Backbone` share its session::
 
     backbone = Backbone(model, tokenizer)
     cost = LMScorer("my-cost", backbone, cost_head, "higher is worse", digest="v1")
     reward = LMScorer("my-reward", backbone, reward_head, "higher is better", digest="v1")
 
-A scorer outside a session reads a text afresh, which is how one is checked before it is emitted.
+A scorer outside a session is an uncached scorer. The final check of an answer uses one, so that
+what is emitted does not rest on a cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +30,7 @@ ENDS = ("finished", "always")
 
 
 def joined(prompt: str, response: str) -> str:
+    """Return prompt and response joined as they are."""
     return prompt + response
 
 
@@ -39,8 +40,9 @@ def context_of(model) -> int:
 
 
 def check_length(tokens: int, context: int) -> None:
-    """Raise ``ParameterError`` for a text longer than a context; cut short, it would be another
-    text.
+    """Raise ``ParameterError`` for a text longer than a context.
+
+    Truncated, it would be another text.
     """
     if tokens > context:
         raise ParameterError(
@@ -76,7 +78,7 @@ class Backbone:
         them is put beside that of the last token: (R, H) becomes (R, 2 H). Where the ids occur more
         than once, the last time counts.
     batch : int
-        Texts encoded at a time where nothing can be carried.
+        Texts encoded at a time without a session.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Backbone:
         anchor: Sequence[int] = (),
         batch: int = 32,
     ):
+        """Keep the model in evaluation mode and without its head."""
         if ends not in ENDS:
             raise unknown_name("ends", ends, ENDS)
         self.model = getattr(model, "base_model", model).eval()
@@ -104,6 +107,7 @@ class Backbone:
         self.anchor, self.batch = list(anchor), batch
 
     def ids(self, prompt: str, response: str, finished: bool) -> list[int]:
+        """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
         prompt, response = (neutral(self.tokenizer, text) for text in (prompt, response))
         ids = list(
             self.tokenizer(self.template(prompt, response), add_special_tokens=self.special)[
@@ -116,8 +120,9 @@ class Backbone:
         return ids or [self.tokenizer.eos_token_id]
 
     def prefix(self, prompt: str) -> list[int]:
-        """Return the ids with which every text of a prompt starts, whatever the response: a
-        tokenizer may merge over the seam.
+        """Return the ids with which every text of a prompt starts, whatever the response.
+
+        They are fewer than the prompt's own ids, because a tokenizer may merge across the seam.
         """
         ids = list(
             commonprefix(
@@ -127,13 +132,14 @@ class Backbone:
         return ids[: self.anchored(ids)] if self.anchor else ids
 
     def anchored(self, ids: Sequence[int]) -> int:
-        """Return the number of ids up to the first one of the last occurrence of the anchor, that
-        one included.
+        """Return the number of ids up to the first id of the anchor's last occurrence.
+
+        That id counts too.
 
         Raises
         ------
         ParameterError
-            When the ids do not hold it.
+            When the anchor does not occur in the ids.
         """
         n = len(self.anchor)
         for end in range(len(ids), n - 1, -1):
@@ -145,9 +151,7 @@ class Backbone:
         )
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the last hidden state of whole sequences, (R, H) float32, in batches padded on the
-        left.
-        """
+        """Return the last hidden state of whole sequences, (R, H) float32, in padded batches."""
         parts = []
         for at in range(0, len(sequences), self.batch):
             batch = sequences[at : at + self.batch]
@@ -171,7 +175,7 @@ class Backbone:
 
 @dataclass
 class _Known:
-    """A text whose keys, values and hidden states a session holds."""
+    """A text whose KV cache and hidden states a session holds."""
 
     ids: list[int]  # after the prompt's prefix
     rows: SharedRows
@@ -179,7 +183,7 @@ class _Known:
 
 
 class Session:
-    """What one backbone has read of the texts of one group of prompts.
+    """The KV cache of one backbone over the texts of one group of prompts.
 
     Attributes
     ----------
@@ -188,6 +192,7 @@ class Session:
     """
 
     def __init__(self, backbone: Backbone, prompts: Sequence[str]):
+        """Prefill the prompts' common prefixes where the model fits the shared cache."""
         self.backbone = backbone
         self.prompts = list(dict.fromkeys(prompts))
         self.prefixes = {prompt: backbone.prefix(prompt) for prompt in self.prompts}
@@ -220,7 +225,7 @@ class Session:
         return torch.stack([out[i] for i in range(len(ids))])
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
-        """Free all but what further texts that begin with these can use."""
+        """Free all of the cache but what longer texts that begin with these can use."""
         if self.root is None:
             return
         nearest = []
@@ -238,6 +243,7 @@ class Session:
             self.known[prompt].append(_Known(known.ids, rows, row))
 
     def _starts_with_prefix(self, prompt: str, ids: list[int]) -> bool:
+        """Say whether the cached prefix of a prompt begins these ids."""
         prefix = self.prefixes.get(prompt)
         return self.root is not None and prefix is not None and ids[: len(prefix)] == prefix
 
@@ -249,6 +255,7 @@ class Session:
         )
 
     def _carry(self, prompts: Sequence[str], suffixes: Sequence[list[int]]) -> list[torch.Tensor]:
+        """Return the hidden states of texts whose prefixes are cached, encoding only new tokens."""
         texts = list(zip(prompts, suffixes, strict=True))
         found = [self._nearest(*text) for text in texts]
         missing = [i for i, (_, shared) in enumerate(found) if shared < len(suffixes[i])]
@@ -258,7 +265,7 @@ class Session:
             longest = max(len(known.ids) for known in sources)
             room = max(0, max(len(suffixes[i]) for i in new) - longest)
             rows = self.root.gather([(known.rows, known.row) for known in sources], room)
-            rows.lengths = [found[i][1] for i in new]  # crop to what is shared
+            rows.lengths = [found[i][1] for i in new]  # crop the cache to the shared tokens
             rows.extend([suffixes[i][found[i][1] :] for i in new])
             self.encoded += sum(len(suffixes[i]) - found[i][1] for i in new)
             for row, i in enumerate(new):
@@ -273,8 +280,9 @@ class Session:
 
 
 def _longest(texts: Sequence[tuple[str, list[int]]]) -> list[int]:
-    """Return which (prompt, ids) no other one begins with, of equal ones one: reading these reads
-    all.
+    """Return the indices of the (prompt, ids) that no other one begins with, of equal ones one.
+
+    Encoding these caches all of the texts.
     """
     # a text stands right before one that begins with it
     order = sorted(range(len(texts)), key=texts.__getitem__)
@@ -297,9 +305,9 @@ class LMScorer:
     head : callable
         (R, H) float32 -> (R,) numbers.
     session : Session or None
-        What has been read so far; None reads afresh, the texts of each prompt by themselves. So a
-        score does not depend on what is asked about other prompts, which matters in bfloat16: what
-        is reported can be read again by anybody.
+        The KV cache in use. None scores uncached, the texts of each prompt by themselves: a score
+        then does not depend on other prompts, which matters in bfloat16, and anybody can compute
+        a reported score again.
     files : dict of str to str
         What it was loaded from, see `igcore.models.pretrained.contents_of`, if it was.
     """
@@ -316,9 +324,7 @@ class LMScorer:
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> np.ndarray:
-        """Return one number per text (n,); a head with several outputs gives as many, which every
-        caller refuses.
-        """
+        """Return one number per text (n,); every caller refuses a head with several outputs."""
         with torch.inference_mode():
             if self.session:
                 scores = self.head(self.session.hidden(prompts, responses, finished))
@@ -331,12 +337,12 @@ class LMScorer:
     def _afresh(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> torch.Tensor:
-        """Return the hidden states (R, H) of texts whose prompts do not touch one another."""
+        """Return the hidden states (R, H) of texts; no two prompts share a batch or a cache."""
         out: dict[int, torch.Tensor] = {}
         for prompt in dict.fromkeys(prompts):
             mine = [i for i, other in enumerate(prompts) if other == prompt]
             texts = [[part[i] for i in mine] for part in (prompts, responses, finished)]
-            if len(mine) == 1:  # as the last check asks, which believes no session
+            if len(mine) == 1:  # as in the final check, which uses no session
                 hidden = self.backbone.encode([self.backbone.ids(*[part[0] for part in texts])])
             else:
                 hidden = Session(self.backbone, [prompt]).hidden(*texts)

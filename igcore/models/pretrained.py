@@ -1,10 +1,9 @@
-"""Models and tokenizers from folders in the format of transformers, loaded strictly. Knows files
-and keys, not what a model is for.
+"""Models and tokenizers loaded strictly from folders in the format of transformers.
 
 Weights are safetensors, or pickles of which only tensors are read; no code that comes with a model
-is run. A key that is missing or that nobody expects stops the loading: transformers would go on
-with random numbers in its place. So does whatever would make transformers open other files than
-those that `contents_of` names.
+is run. A missing or unexpected key stops the loading, because transformers would go on with random
+numbers in its place. So does anything that would make transformers open other files than those
+that `contents_of` names.
 """
 
 import json
@@ -51,8 +50,7 @@ RECORD = "asset.json"  # written by `igcore.models.assets`; of no interest to tr
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the files with weights that transformers loads, in the order of their names; none
-    where there are none.
+    """Return the files with weights that transformers loads, by name; empty when there are none.
 
     Raises
     ------
@@ -98,10 +96,9 @@ class Contents(dict):
 
 
 def contents_of(folder: Path, weights: bool = True) -> Contents:
-    """Return the sha256 of every file that loading a model and its tokenizer opens, by its name
-    seen from the folder.
+    """Return the sha256 of every file that loading a model and its tokenizer opens.
 
-    Reads gigabytes: ask once and keep it.
+    The keys are paths relative to the folder. Reads gigabytes: ask once and keep it.
 
     Parameters
     ----------
@@ -130,9 +127,7 @@ def contents_of(folder: Path, weights: bool = True) -> Contents:
 
 
 def check_placement(dtype: str, device: str) -> None:
-    """Raise ``ParameterError`` for a dtype that is not in `DTYPES` or a device that torch does not
-    know.
-    """
+    """Raise ``ParameterError`` for an unknown dtype or a device that torch does not know."""
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, DTYPES)
     try:
@@ -144,18 +139,17 @@ def check_placement(dtype: str, device: str) -> None:
 
 
 def placement(folder: Path, dtype: str, device: str) -> str:
-    """Return where a model shall stand: with ``auto`` and several GPUs whole on the one with most
-    room, cut only if none holds it.
+    """Return where to put a model: with ``auto``, whole on the GPU with most room if one holds it.
 
-    accelerate alone would cut every model over all of them: each token would wait for every device,
-    and none would be left to the next model.
+    accelerate alone would split every model over all GPUs: each token would wait for every device,
+    and no device would be left to the next model.
     """
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     if device != "auto" or len(gpus) < 2:
         return device
     needed, free = weight_bytes(folder, dtype), {gpu: free_bytes(torch.device(gpu)) for gpu in gpus}
     holding = [gpu for gpu in gpus if needed <= free[gpu]]
-    # whole GiB: a run that goes on stands where it stood
+    # whole GiB: small changes of free memory do not move a resumed run to another GPU
     room = {gpu: free[gpu] // GIB for gpu in holding}
     return max(holding, key=room.__getitem__, default="auto")
 
@@ -170,10 +164,9 @@ def weight_bytes(folder: Path, dtype: str) -> int:
 
 
 def check_settings(folder: Path) -> None:
-    """Raise ``AssetError`` for settings that are cut short, or that send transformers to other
-    files than the usual ones.
+    """Raise ``AssetError`` for settings that are damaged or point transformers to other files.
 
-    transformers goes on without some that are cut short, such as end tokens.
+    transformers ignores some damaged settings, such as end tokens.
     """
     for path in sorted(folder.glob("*.json")):
         with one_sentence(path):
@@ -181,6 +174,7 @@ def check_settings(folder: Path) -> None:
 
 
 def _check_at_home(path: Path, settings: dict) -> dict:
+    """Return settings, or raise ``AssetError`` where they name files of other places."""
     for name, kind in ELSEWHERE.items():
         if isinstance(value := settings.get(name), kind):
             raise AssetError(
@@ -309,6 +303,7 @@ def check_vocabulary(tokenizer, model, folder: Path) -> None:
 
 
 def tensors_of(folder: Path, keys: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Return the tensors of these keys that the files of a folder hold, on the CPU."""
     out: dict[str, torch.Tensor] = {}
     for path in files_of(folder) if keys else ():
         with one_sentence(folder), _opened(path) as (names, read):
@@ -318,7 +313,7 @@ def tensors_of(folder: Path, keys: Sequence[str]) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Sequence[str], object]]:
-    """Give the names of the tensors of a file, and what reads one."""
+    """Yield the names of the tensors of a file, and a function that reads one."""
     if path.suffix == ".safetensors":
         with safe_open(path, "pt") as file:
             yield file.keys(), file.get_tensor
@@ -331,8 +326,9 @@ def _opened(path: Path) -> Iterator[tuple[Sequence[str], object]]:
 
 @contextmanager
 def one_sentence(path: Path) -> Iterator[None]:
-    """Turn whatever transformers, safetensors and torch make of a damaged folder or file into one
-    sentence.
+    """Turn any loader's error about a damaged folder or file into one sentence.
+
+    transformers, safetensors and torch raise many kinds.
     """
     try:
         yield

@@ -1,8 +1,7 @@
-"""A first look at what a scorer says of two fixed texts, before a run is built on it. Knows texts
-and numbers, no models.
+"""A check of a scorer on two fixed texts, before a run is built on it.
 
-A head read with the wrong sign, a score taken at a padded place, a model cast to a type that it
-does not bear: each of them loads and runs without a word, and spoils every number afterwards.
+A head read with the wrong sign, a score taken at a padded position, or a model cast to a type that
+it does not bear all load and run without an error, and spoil every number afterwards.
 """
 
 import logging

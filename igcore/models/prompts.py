@@ -1,8 +1,4 @@
-"""Prompt sets by name or file, and their splits by hash of the text.
-
-Knows texts and where they come from; knows nothing of models, and asks a cost only which prompts
-are hardest.
-"""
+"""Prompt sets by name or file, and their splits by hash of the text."""
 
 from __future__ import annotations
 
@@ -59,6 +55,7 @@ MILD = (
 
 
 def _rtp() -> list[str]:
+    """Return the openings of RealToxicityPrompts, topic by topic."""
     topics = sorted(assets.sound("rtp").glob("rtp_*.txt"))
     return [line for file in topics for line in file.read_text(encoding="utf-8").split("\n")]
 
@@ -112,14 +109,13 @@ def load_prompts(
     hardest: int = 0,
     cost: Scorer | None = None,
 ) -> list[Prompt]:
-    """Load a prompt set, in the order of the prompts' ids and without duplicates; how many there
-    are is logged.
+    """Load a prompt set, ordered by prompt id and without duplicates; log how many there are.
 
-    A set of the hub that its owners divided keeps to that. Their test part is the split ``test``,
-    whole, and also ``all``. Of the prompts in their train part that are not in the test part too,
-    ``tune`` and ``calibrate`` have the shares of `split_of`, and ``train`` is the rest. So a critic
-    learns from their train part and is judged on their test part. With an option ``part`` that part
-    is the whole set and divided as every other: by hash alone.
+    A set of the hub that its owners divided keeps their division. Their test part is the split
+    ``test``, whole, and also ``all``. Of the prompts in their train part that are not in the test
+    part too, ``tune`` and ``calibrate`` have the shares of `split_of`, and ``train`` is the rest.
+    So a critic learns from their train part and is evaluated on their test part. With an option
+    ``part`` that part is the whole set, and it is divided like any other: by hash alone.
 
     Parameters
     ----------
@@ -204,9 +200,7 @@ def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
 
 
 def _prompts(texts: list[str], set_name: str) -> list[Prompt]:
-    """Return a prompt for every text; repeats get ids of their own, and so random numbers of their
-    own.
-    """
+    """Return a prompt for every text; repeats get ids, and so random numbers, of their own."""
     met: Counter[str] = Counter()
     prompts = []
     for text in texts:
@@ -217,8 +211,9 @@ def _prompts(texts: list[str], set_name: str) -> list[Prompt]:
 
 
 def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
-    """Return the texts of a split, in file order; `parts` holds the owners' train and test part, or
-    one part alone.
+    """Return the texts of a split, in file order.
+
+    `parts` holds the owners' train and test part, or one part alone.
     """
     if len(parts) == 1:
         (texts,) = parts.values()
@@ -234,6 +229,7 @@ def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
 
 
 def _label(name: str | Path | Mapping) -> str:
+    """Return a prompt set and its options as text."""
     if not isinstance(name, Mapping):
         return str(name)
     return ", ".join(
@@ -242,6 +238,7 @@ def _label(name: str | Path | Mapping) -> str:
 
 
 def _check_choice(split: str, limit: int | None, hardest: int, cost: Scorer | None) -> None:
+    """Raise ``ParameterError`` for an unknown split, or for numbers that do not fit together."""
     if split not in ("all", *SPLITS):
         raise unknown_name("split", split, ("all", *SPLITS))
     if limit is not None and (type(limit) is not int or limit < 1):
@@ -297,6 +294,7 @@ def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]
 
 
 def _read_column(path: Path) -> list:
+    """Return the column of prompts of a file."""
     kind, column, options = READERS[path.suffix]
     try:
         with opened(kind, data_files=glob.escape(str(path)), **options) as tables:

@@ -1,8 +1,7 @@
-"""The paper's prompt sets on the model hub: where each lies, how its files are laid out, and what
-in a row is the prompt.
+"""The paper's prompt sets on the model hub: repositories, file layouts and prompt columns.
 
-Knows repositories and columns; knows nothing of ids and splits, which are those of
-`igcore.models.prompts`, and runs none of their code.
+Only data files are read; no code of a repository runs. `igcore.models.prompts` assigns ids and
+splits.
 """
 
 import csv
@@ -54,7 +53,7 @@ class Source:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """What may stand beside the name of a prompt set.
+    """The options that may stand beside the name of a prompt set.
 
     Attributes
     ----------
@@ -77,6 +76,7 @@ class PromptOptions:
     version: str | None = None
 
     def __post_init__(self):
+        """Refuse an option of the wrong type."""
         check_types(self)
 
 
@@ -91,8 +91,10 @@ def _tables(
     options: Callable[[str | None], dict],
     prompt: Callable | None = None,
 ) -> dict[str, list]:
-    """Read a column of every part; `options` gives those of ``load_dataset`` for a config, `prompt`
-    takes a cell apart.
+    """Read a column of every part.
+
+    `options` gives the arguments of ``load_dataset`` for a config; `prompt` extracts the
+    prompt from a cell.
     """
     with opened(folder, **options(config)) as tables:
         for part in ("train", "test"):
@@ -115,14 +117,17 @@ def _without_answer(chosen: object) -> str | None:
 
 
 def _no_options(config: str | None) -> dict:
+    """Return no arguments of ``load_dataset``."""
     return {}
 
 
 def _config_name(config: str) -> dict:
+    """Return a config as the argument of ``load_dataset``."""
     return {"name": config}
 
 
 def _hh_files(config: str) -> dict:
+    """Return the files of HH-RLHF as arguments of ``load_dataset``."""
     folders = HH_FOLDERS if config == "default" else (config,)
     return {
         "data_files": {
@@ -132,8 +137,9 @@ def _hh_files(config: str) -> dict:
 
 
 def _hex_phi(folder: Path, _) -> dict[str, list]:
-    """Read the files without header, one prompt a line; a comma outside quotes is part of the
-    prompt, not the end of it.
+    """Read the files without header, one prompt a line.
+
+    An unquoted comma is part of the prompt, so the cells of a line are joined again.
     """
     lines = {}
     for name in HEX_PHI_FILES:
@@ -180,9 +186,7 @@ SOURCES: dict[str, dict[str, Source]] = {  # set -> version -> where it is
 
 
 def allowed_options(name: str, given: Mapping) -> list[str]:
-    """Return the options that a set takes; which those are may depend on the version that is
-    `given`.
-    """
+    """Return the options that a set takes, which may depend on the version in `given`."""
     if name not in SOURCES:
         return ["dedupe"]
     versions = SOURCES[name] if len(SOURCES[name]) > 1 else ()
@@ -203,6 +207,7 @@ def check_options(name: str, options: PromptOptions) -> None:
 
 
 def _source(name: str, version: object) -> Source:
+    """Return the source of a set in a version, by default its first."""
     versions = SOURCES[name]
     if version is None:
         return next(iter(versions.values()))
@@ -212,8 +217,7 @@ def _source(name: str, version: object) -> Source:
 
 
 def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
-    """Return the prompts of a set of the hub for each of its parts, row by row in the order of its
-    files.
+    """Return the prompts of a set of the hub for each of its parts, in file order.
 
     Rows without a prompt are left out, and a warning counts them.
 
@@ -244,6 +248,7 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
 
 
 def _filled(part: str, values: Iterable, repo: str) -> list[str]:
+    """Return the rows that hold a prompt; warn of the others."""
     values = list(values)
     texts = [value for value in values if isinstance(value, str) and value.strip()]
     if not texts:
@@ -260,6 +265,7 @@ def _filled(part: str, values: Iterable, repo: str) -> list[str]:
 
 
 def _held(folder: Path) -> str:
+    """Return the names of the files in a folder, for an error message."""
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     return (
         ", ".join(files[:12]) + (f" and {len(files) - 12} more" if len(files) > 12 else "")

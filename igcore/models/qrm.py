@@ -1,9 +1,8 @@
-"""The reward and the cost that QRM-Llama3.1-8B gives in one pass. Knows its head and files, nothing
-of search.
+"""The reward and the cost that QRM-Llama3.1-8B gives in one pass.
 
-A regression on the last token gives the quantiles of 19 objectives, such as helpfulness and safety;
-the reward is their weighted sum, with weights that a gate reads from the prompt. Only the first
-version of the model knows the objective of safety.
+A regression on the last token gives the quantiles of 19 objectives, such as helpfulness and safety.
+The reward is their weighted sum, with weights that a gating network reads from the prompt. Only the
+first version of the model has the objective of safety.
 """
 
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ class Gate(nn.Module):
     """Weights of the objectives (R, 19) from the hidden state (R, H) where the prompt ends."""
 
     def __init__(self, hidden: int, width: int, temperature: float):
+        """Build the layers."""
         super().__init__()
         self.temperature = temperature
         self.logit_scale = nn.Parameter(torch.ones(1))
@@ -58,30 +58,37 @@ class Gate(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(width, OBJECTIVES))
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the weights of the objectives, (R, 19)."""
         return (self.layers(states) / self.temperature).softmax(-1) * self.logit_scale[0]
 
 
 class Head(nn.Module):
-    """What stands above the language model; reads (R, 2 H): the last token's hidden state and that
-    of the prompt's end.
+    """The head above the language model.
+
+    It reads (R, 2 H): the last token's hidden state and that of the prompt's end.
 
     Parameters
     ----------
     hidden, width : int
-        Sizes of the language model and of the gate.
+        Sizes of the language model and of the gating network.
     temperature : float
-        Of the gate's softmax.
+        Temperature of the gating network's softmax.
     """
 
     def __init__(self, hidden: int, width: int, temperature: float):
+        """Build the layers; `_load` fills in the weights."""
         super().__init__()
         self.regression_layer = nn.Linear(hidden, OBJECTIVES * QUANTILES, bias=False)
         self.reward_transform_matrix = nn.Parameter(torch.eye(OBJECTIVES))
         self.gating = Gate(hidden, width, temperature)
 
     def objectives(self, states: torch.Tensor, adjusted: bool = True) -> torch.Tensor:
-        """Return the expectation of every objective, (R, 19), `adjusted` by what verbosity adds to
-        it or as it is.
+        """Return the expectation of every objective, (R, 19).
+
+        Parameters
+        ----------
+        adjusted : bool
+            Whether the transformation that takes verbosity out is applied.
         """
         last, _ = states.chunk(2, dim=-1)
         means = self.regression_layer(last).unflatten(-1, (OBJECTIVES, QUANTILES)).mean(-1)
@@ -106,6 +113,7 @@ class CostOptions:
     adjusted: bool
 
     def __post_init__(self):
+        """Refuse a scale that is not positive."""
         check_types(self)
         if self.scale <= 0:
             raise ParameterError(
@@ -245,8 +253,9 @@ def qrm_cost(
 
 
 def _shared(source: Source) -> QRM:
-    """Load a model, or return that of another scorer: what two scorers on one backbone read, goes
-    through it once.
+    """Load a model, or return the one that another scorer has loaded.
+
+    Two scorers on one backbone then share each forward pass.
     """
     folder = snapshot(source.repo, source.revision).resolve()
     key = (folder, source.dtype, source.device)
@@ -256,6 +265,7 @@ def _shared(source: Source) -> QRM:
 
 
 def _load(source: Source) -> QRM:
+    """Load backbone and head of QRM."""
     loaded = source.load(KEYS)
     backbone = loaded.reading("chat", anchor=TURN)
     # raises when the chat template does not write what stands between prompt and answer

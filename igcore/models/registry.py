@@ -55,8 +55,9 @@ def named(
 
 
 def maker(name: str) -> Callable[..., Scorer]:
-    """Return what makes the scorer of a name, or raise ``ParameterError`` when `SCORERS` has no
-    such name.
+    """Return the function or class that makes the scorer of a name.
+
+    ``ParameterError`` when `SCORERS` has no such name.
     """
     made = _registered(name)
     if not isinstance(made, str):
@@ -66,10 +67,9 @@ def maker(name: str) -> Callable[..., Scorer]:
 
 
 def home_of(name: str) -> str | None:
-    """Return the module that makes the scorer of a name, None for one that a script or notebook has
-    registered itself.
+    """Return the module that makes the scorer of a name.
 
-    Imports nothing.
+    None for a scorer that a script or notebook has registered itself. Imports nothing.
 
     Raises
     ------
@@ -82,14 +82,17 @@ def home_of(name: str) -> str | None:
 
 
 def _registered(name: str) -> str | Callable[..., Scorer]:
+    """Return the entry of `SCORERS` for a name, or raise ``ParameterError``."""
     if name not in SCORERS:
         raise unknown_name("scorer", name, SCORERS)
     return SCORERS[name]
 
 
 def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict]:
-    """Return name and options of a scorer, or raise ``ParameterError`` when `SCORERS` has no such
-    name or it no such option.
+    """Return name and options of a scorer.
+
+    ``ParameterError`` for a name that `SCORERS` does not have, an option that the scorer does not
+    have, or one that it needs and is not given.
     """
     name = scorer if isinstance(scorer, str) else scorer.get("name")
     if isinstance(name, str) and name not in SCORERS:
@@ -124,6 +127,6 @@ def load_scorer(scorer: str | Mapping) -> Scorer:
     """
     name, options = check_scorer(scorer)
     loaded = maker(name)(**options)
-    # also of a frozen class: a run is known by this module, too
+    # this module is part of a run's identity; __setattr__ of object also works on a frozen class
     object.__setattr__(loaded, "home", home_of(name))
     return loaded

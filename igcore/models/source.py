@@ -1,8 +1,4 @@
-"""What scorers that read a checkpoint have in common: where it lies, how it is loaded, and what
-their digests cover.
-
-Knows files, tensors and the names of text formats; knows nothing of signs, budgets or search.
-"""
+"""What scorers that read a checkpoint share: where it lies, how it is loaded, what is hashed."""
 
 import hashlib
 import json
@@ -59,8 +55,7 @@ class Loaded:
         )
 
     def single(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the linear layer `name`, from (R, H) to (R, 1) in float32, with a bias where the
-        files hold one.
+        """Return the linear layer `name`, (R, H) to (R, 1) in float32, with its bias if any.
 
         Raises
         ------
@@ -81,7 +76,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Source:
-    """Options that all these scorers have.
+    """Options that all scorers with a checkpoint share.
 
     Attributes
     ----------
@@ -102,6 +97,7 @@ class Source:
     self_check: bool
 
     def __post_init__(self):
+        """Refuse options of the wrong type, and an unknown dtype or device."""
         check_types(self)
         check_placement(self.dtype, self.device)
 
@@ -114,8 +110,8 @@ class Source:
 
         folder = snapshot(self.repo, self.revision)
         tokenizer = load_tokenizer(folder)
-        # old configurations name pad ids that the model has no embedding for; what is padded is
-        # masked, so that any id serves
+        # old configurations name pad ids that the model has no embedding for; padding is masked, so
+        # any id will do
         model, tensors = load_model(
             AutoModel, folder, self.dtype, self.device, heads, optional, pad_token_id=0
         )

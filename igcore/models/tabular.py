@@ -1,6 +1,4 @@
-"""Tables from files and folders through the `datasets` library, in silence and without its cache.
-Knows formats, no prompts.
-"""
+"""Tables from files and folders through the `datasets` library, silently and without its cache."""
 
 import logging
 import os
@@ -13,8 +11,9 @@ from pathlib import Path
 
 
 class Unreadable(Exception):
-    """Files hold no table of the wanted form; the message says why, for the sentence of whoever
-    asked for it.
+    """Files hold no table of the wanted form.
+
+    The message says why; the caller makes a full sentence of it.
     """
 
 

@@ -21,8 +21,9 @@ DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
 
 
 def turns_of(prompt: str) -> list[str]:
-    """Return what user and assistant said in turn, the user first and last; a prompt that is no
-    dialogue is one turn.
+    """Return what user and assistant said in turn, the user first and last.
+
+    A prompt that is no dialogue is one turn.
     """
     before, *said = DIALOGUE.split(prompt)
     speakers, texts = said[::2], [text.strip() for text in said[1::2]]
@@ -33,11 +34,14 @@ def turns_of(prompt: str) -> list[str]:
 
 
 def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
-    """Return a template of plain text: `begin`, then `user` around what the user says, `seam` and
-    the answer, closed by `end`.
+    """Return a plain-text template.
+
+    Its text is `begin`, then `user` around what the user says, `seam` and the answer, closed by
+    `end`.
     """
 
     def opening(_, prompt: str) -> str:
+        """Return the text up to where the answer begins."""
         *before, last = turns_of(prompt)
         said = [
             user.format(u) + seam + a + end for u, a in zip(before[::2], before[1::2], strict=True)
@@ -45,14 +49,19 @@ def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
         return begin + "".join(said) + user.format(last)
 
     def whole(tokenizer, prompt: str, answer: str) -> str:
+        """Return the text of prompt and answer."""
         return opening(tokenizer, prompt) + (seam + answer.lstrip(" ") if seam else answer)
 
     return Template(name, opening, whole)
 
 
 def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
-    """Return turns of user and assistant in the chat template of a tokenizer, `opened` for one more
-    of the assistant.
+    """Return turns of user and assistant in the chat template of a tokenizer.
+
+    Parameters
+    ----------
+    opened : bool
+        Whether the text ends where the assistant begins another turn.
 
     Raises
     ------
@@ -74,10 +83,12 @@ def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
 
 
 def _chat(tokenizer, prompt: str) -> str:
+    """Return the chat text up to where the answer begins."""
     return chatted(tokenizer, turns_of(prompt), opened=True)
 
 
 def _chatted(tokenizer, prompt: str, answer: str) -> str:
+    """Return the chat text of prompt and answer."""
     return chatted(tokenizer, [*turns_of(prompt), answer], opened=False)
 
 

@@ -1,7 +1,4 @@
-"""Which number is made of a classifier's logits: one function for each unit.
-
-Knows tensors; knows no model.
-"""
+"""The units of a classifier: for each, a function from logits to one number."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +23,7 @@ def _any(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
 
 
 def _softmax(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
-    """Return the probability of the classes that count together, of classes that exclude each
-    other.
-    """
+    """Return the total probability of the counted classes, where classes exclude each other."""
     return logits.softmax(1)[:, counted].sum(1)
 
 
