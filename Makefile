@@ -1,4 +1,5 @@
-# Two commands do everything from nothing: `make reproduce` and `make test`. Each makes the environment, installs and fetches.
+# Two commands do everything from an empty checkout: `make reproduce` and `make test`.
+# Each makes the virtual environment, installs the package and fetches the embedded models.
 
 VENV   ?= .venv
 PYTHON ?= python3

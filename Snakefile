@@ -1,13 +1,23 @@
-# The only orchestrator: notebooks run by papermill, from prompts to figures. On a laptop `--cores`, on a cluster Snakemake's executors.
+# The orchestrator: papermill runs the notebooks as jobs, from prompts to figures.
 #
-#   snakemake --cores 2 --config profile=small            every params/small/{critic,decode}-*.yaml, then tables and figures
-#   snakemake --cores 8 --config profile=small shards=4   the same with every decode run cut into four jobs
-#   snakemake --cores 2 --config profile=ablations        the experiments of params/ablations
-#   snakemake --cores 2 --config profile=ablations limit=48   the same on 48 prompts each, the share of the hardest as in the file
-#   snakemake --cores 2 --config profile=critic-search    what a critic gains where costs exist at the end only
-#   snakemake --cores 2 --config profile=tune             the runs of params/tune, from which their settings were chosen
-#   snakemake --cores 2 --config profile=paper hub=/data/models   the paper's systems; `hub` holds models and sets as <owner>/<name>
-#   snakemake --cores 2 --config profile=paper with=my.yaml       the same with other settings, see `igcore.runs.paramfiles`
+# On a laptop `--cores` sets how many jobs run at once; on a cluster use Snakemake's executors.
+#
+#   snakemake --cores 2 --config profile=small
+#       every params/small/{critic,decode}-*.yaml, then tables and figures
+#   snakemake --cores 8 --config profile=small shards=4
+#       the same with every decode run cut into four jobs
+#   snakemake --cores 2 --config profile=ablations
+#       the experiments of params/ablations
+#   snakemake --cores 2 --config profile=ablations limit=48
+#       the same on 48 prompts each, with the files' share of hardest prompts
+#   snakemake --cores 2 --config profile=critic-search
+#       what a critic gains where costs exist at the end only
+#   snakemake --cores 2 --config profile=tune
+#       the runs of params/tune, by which the settings of other profiles were chosen
+#   snakemake --cores 2 --config profile=paper hub=/data/models
+#       the paper's systems; `hub` holds models and prompt sets as <owner>/<name>
+#   snakemake --cores 2 --config profile=paper with=my.yaml
+#       the same with other settings, see `igcore.runs.paramfiles`
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""The benchmark: what decoding costs here, with naive rivals and living ones, on one machine, in
-one process, interleaved.
+"""The benchmark: what decoding costs in this package, in plain baselines and in other libraries.
 
-`models` holds what is decoded from, `rivals` and `ours` what is compared, `measure` counts and
-times, `plan` says which settings are run, `report` makes the table, the notes and the picture.
-``python -m benchmarks`` runs all of it.
+All are measured on one machine, in one process, interleaved. `models` holds the policy and the
+scorers, `rivals` the baselines and `ours` this package's variants; `measure` counts and times,
+`plan` lists the settings, `report` makes the table, the notes and the figure. ``python -m
+benchmarks`` runs all of it.
 """

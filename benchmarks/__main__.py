@@ -1,11 +1,10 @@
-"""Run the benchmark: ``python -m benchmarks``. Knows the order of work; what is measured is in
-`plan`, how in `measure`.
+"""Run the benchmark: ``python -m benchmarks``.
 
-It writes ``figures/tables/bench.csv`` and ``bench.md`` and ``figures/bench.{png,pdf}``. One
-process, one thread on a CPU, the cases of a section round-robin. Every finished case and repeat is
-a line of ``runs/bench/raw.jsonl``: start it again after a kill and it goes on; after a change of
-the code or of a version it starts anew. With ``--only``, rows that were not measured this time stay
-as the table has them, and it says which were measured when.
+It writes ``figures/tables/bench.csv`` and ``bench.md`` and ``figures/bench.{png,pdf}``. It runs in
+one process, with one thread on a CPU, and takes the cases of a section in turn. Every finished case
+and repeat is a line of ``runs/bench/raw.jsonl``: a killed benchmark resumes, and a change of code
+or versions starts it anew. With ``--only``, rows that were not measured this time stay as the table
+has them, and the table says when each was measured.
 """
 
 import argparse
@@ -41,8 +40,7 @@ def bench(
     repeats: int,
     load: Callable[[str, str], Models],
 ) -> list[str]:
-    """Measure what is not in the log yet; return a sentence for every case that does not fit the
-    memory.
+    """Measure what is not in the log yet; return a sentence for every case that was skipped.
 
     Parameters
     ----------
@@ -81,6 +79,7 @@ def bench(
 
 
 def _once(case: Case, models: Models, seed: int) -> dict:
+    """Measure one case once, with memory cleared before."""
     prompts = models.prompts(case.prompts, case.prompt_tokens)
     gc.collect()
     if models.device.type == "cuda":
@@ -91,7 +90,7 @@ def _once(case: Case, models: Models, seed: int) -> dict:
 
 
 def _identity() -> dict:
-    """Say what the numbers depend on: versions and code, but not how they are shown."""
+    """Return what the numbers depend on: versions and code, but not how they are shown."""
     of = versions() | (
         {"its_hub": importlib.metadata.version("its_hub")} if plan.has_its_hub() else {}
     )
@@ -99,7 +98,7 @@ def _identity() -> dict:
 
 
 def _versions(identity: dict) -> str:
-    """Return what tells a measurement from another, for people."""
+    """Return versions and a hash of the code as text, to tell measurements apart."""
     code = digest_of(identity)[:8]
     return ", ".join(
         [f"code {code}", *(f"{name} {version}" for name, version in identity["versions"].items())]
@@ -107,6 +106,7 @@ def _versions(identity: dict) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure what decoding costs, with rivals."
     )
@@ -153,6 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _measure_and_report(options: argparse.Namespace, log: Log, out: Path, versions: str) -> None:
+    """Measure all cases, then write and print the results."""
     skipped = (
         []
         if plan.has_its_hub()

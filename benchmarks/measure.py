@@ -1,6 +1,4 @@
-"""Counting, timing and remembering. Knows models, clocks and the log of finished work; knows
-nothing of what a variant does.
-"""
+"""Count, time and log: what a variant costs, whatever it does."""
 
 import json
 import time
@@ -60,6 +58,7 @@ class Case:
     block: int = 16
 
     def __str__(self) -> str:
+        """Return variant, sizes and dtype as text."""
         sizes = (
             f"{self.prompts} x {self.prompt_tokens} tokens, {self.n_samples} samples of "
             f"{self.new_tokens}"
@@ -68,8 +67,9 @@ class Case:
 
 
 class Meter:
-    """Count what passes through the decoders of some models while it is entered; a model outside it
-    counts nothing.
+    """Count what passes through the decoders of some models while the meter is entered.
+
+    Other models are not counted.
 
     Attributes
     ----------
@@ -80,10 +80,11 @@ class Meter:
         that it is asked for, and 4 * heads * head_dim per layer and pair of tokens in the
         attention. Padding and embedding look-ups are not counted.
     kv_bytes : int
-        Most bytes of keys and values alive at the end of a forward pass, over all models.
+        Peak bytes of the KV cache at the end of a forward pass, over all models.
     """
 
     def __init__(self, models: Sequence):
+        """Meter these models, each once."""
         self.models, self.kv_bytes = list({id(m): m for m in models}.values()), 0
         # real tokens, pairs, positions, model
         self._sums: list[tuple[torch.Tensor, torch.Tensor, int, object]] = []
@@ -92,6 +93,7 @@ class Meter:
         self._alive: dict[int, tuple[weakref.ref, int]] = {}
 
     def __enter__(self) -> "Meter":
+        """Attach hooks to the decoders and their heads."""
         self._hooks = []
         for model in self.models:
             base, head = model.base_model, model.get_output_embeddings()
@@ -108,6 +110,7 @@ class Meter:
         return self
 
     def __exit__(self, *_) -> None:
+        """Remove the hooks and compute the sums."""
         for hook in self._hooks:
             hook.remove()
         sums = [
@@ -123,6 +126,7 @@ class Meter:
         )
 
     def _count(self, model, args: tuple, kwargs: dict) -> None:
+        """Note the tokens, padding and attended pairs of a forward pass."""
         ids, mask = (
             kwargs["input_ids"] if "input_ids" in kwargs else args[0],
             kwargs.get("attention_mask"),
@@ -140,6 +144,7 @@ class Meter:
         self._sums.append((real.sum(), ((positions + 1) * real).sum(), ids.numel(), model))
 
     def _count_head(self, head, args: tuple) -> None:
+        """Add the operations of the output head."""
         self._head_flops += 2 * head.weight.numel() * args[0][..., 0].numel()
 
     def _watch(self, model, kwargs: dict) -> None:
@@ -165,27 +170,28 @@ class Meter:
 
 
 def _linear_weights(model) -> int:
+    """Return the number of weights of all linear layers."""
     return sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
 
 
 def _attention_flops(config) -> int:
-    """Return the operations for one query looking at one key, in all layers: a product with the key
-    and one with the value.
+    """Return the operations for one query and one key, in all layers.
+
+    They are a product with the key and one with the value.
     """
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 4 * config.num_hidden_layers * config.num_attention_heads * head_dim
 
 
 def _synchronise(device: torch.device) -> None:
+    """Wait until a GPU has finished, so that clocks are right."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextmanager
 def clocks(device: torch.device, seconds: dict):
-    """Fill `seconds` with the CPU seconds of this process and the seconds on the wall that the
-    block took.
-    """
+    """Fill `seconds` with the CPU time of this process and the wall time that the block took."""
     _synchronise(device)
     cpu, wall = time.process_time(), time.perf_counter()
     yield
@@ -195,11 +201,10 @@ def clocks(device: torch.device, seconds: dict):
 
 @torch.inference_mode()
 def gemm_rate(model, repeats: int = 20) -> float:
-    """Return operations per second of (128, H) @ (H, I), the product that decoding 128 rows
-    consists of; the best of some tries.
+    """Return the best operations per second of (128, H) @ (H, I), as in decoding 128 rows.
 
-    With weights as they lie and with weights laid out for the processor (`igcore.engine.prepack`),
-    whichever is faster. CPU seconds on a CPU with one thread, else seconds on the wall.
+    The weights are tried as they are and prepacked (`igcore.engine.prepack`); the faster counts.
+    CPU seconds on a CPU with one thread, else wall seconds.
     """
     size, wide = model.config.hidden_size, model.config.intermediate_size
     like = {"device": model.device, "dtype": model.dtype}
@@ -216,6 +221,7 @@ def gemm_rate(model, repeats: int = 20) -> float:
 
 
 def _busy(seconds: dict, device: torch.device) -> float:
+    """Return the seconds that count on a device: CPU time on a CPU, else wall time."""
     return max(seconds["cpu_s" if device.type == "cpu" else "wall_s"], 1e-9)
 
 
@@ -243,11 +249,10 @@ def timed(work: Callable[[], list[str]], models: Sequence, prompts: int) -> dict
 
 
 class Log:
-    """Finished work, a line for every case and repeat, so that a killed benchmark goes on where it
-    was.
-    """
+    """Log of finished work, a line per case and repeat, so that a killed benchmark resumes."""
 
     def __init__(self, path: Path):
+        """Read the lines of a log, without one that was cut short."""
         self.path = path
         folders.drop_half_line(path)
         self.lines = (
@@ -257,9 +262,11 @@ class Log:
         )
 
     def has(self, case: Case, repeat: int) -> bool:
+        """Say whether a case and repeat is in the log."""
         return any(line["case"] == asdict(case) and line["repeat"] == repeat for line in self.lines)
 
     def append(self, case: Case, repeat: int, found: dict) -> None:
+        """Add a measurement to the log, with the time of day."""
         line = {
             "case": asdict(case),
             "repeat": repeat,
@@ -270,14 +277,13 @@ class Log:
 
 
 def table(lines: Sequence[dict], cases: Sequence[Case], versions: str = "") -> pd.DataFrame:
-    """Return one row per measured case with the columns `COLUMNS`, then ``padding``, ``repeats``
-    and ``measured``.
+    """Return one row per measured case: `COLUMNS`, then ``padding``, ``repeats``, ``measured``.
 
     Numbers are medians over the repeats. ``measured`` says when the first line was written and with
     which `versions`.
 
-    ``tokens_per_s`` counts sampled tokens (by ARGS, considered ones), n_samples * new_tokens of
-    every prompt, by the wall. ``gemm_share`` is the useful work per second as a share of the best
+    ``tokens_per_s`` counts sampled tokens (for ARGS, considered ones), n_samples * new_tokens of
+    every prompt, by wall time. ``gemm_share`` is the useful work per second as a share of the best
     `gemm_rate` of its dtype and device. ``kv_bytes``, ``forward_tokens`` and ``padding`` are those
     of the whole run over all prompts, policy and scorers together.
     """

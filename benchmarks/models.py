@@ -1,9 +1,7 @@
-"""What the benchmark decodes from: a policy, two language-model scorers of its size, and prompts of
-a wanted length.
+"""What the benchmark decodes with: a policy, two language-model scorers of its size, and prompts.
 
-Knows weights and tokenizers; knows nothing of what is measured. No token ends an answer here, so
-that every variant makes equally many tokens, and every candidate is safe, so that none gains from
-work left out.
+Prompts have the length that a case wants. No token ends an answer here, so that every variant makes
+equally many tokens, and every candidate is safe, so that none gains from work left out.
 """
 
 from collections.abc import Callable
@@ -46,6 +44,7 @@ class Free:
     unit: str = "points"
 
     def score(self, prompts, responses, finished):
+        """Return 0 for every text."""
         return [0.0] * len(responses)
 
 
@@ -75,11 +74,13 @@ class Models:
 
     @property
     def device(self) -> torch.device:
+        """The device of the policy."""
         return self.policy.model.device
 
     def lm_scorers(self) -> dict[str, LMScorer]:
-        """Return the two scorers, each on a backbone of its own; what they have read is forgotten
-        after every search.
+        """Return the two scorers, each on a backbone of its own.
+
+        Their KV cache is dropped after every search.
         """
         return {
             role: LMScorer(
@@ -94,6 +95,7 @@ class Models:
         }
 
     def free_scorers(self) -> dict:
+        """Return two scorers that cost nothing."""
         return {role: Free(sign) for role, sign in SIGNS.items()}
 
 
@@ -113,8 +115,9 @@ def _models(make: Callable[[], object], policy: Callable[[object], Policy], prom
 
 
 def smollm2(dtype: str) -> Models:
-    """Load SmolLM2-135M three times, on the CPU. Prompts are cut from the embedded prompt set; only
-    their lengths matter.
+    """Load SmolLM2-135M three times, on the CPU.
+
+    Prompts are cut from the embedded prompt set; only their lengths matter.
     """
     loaded = load_policy("smollm2-raw", dtype=dtype, device="cpu")
     made = iter([loaded.model])
@@ -127,8 +130,9 @@ def smollm2(dtype: str) -> Models:
 
 
 def cut(policy: Policy, text: str, count: int, length: int) -> list[str]:
-    """Cut so many pieces of so many tokens each out of a text; a piece that is not read back as so
-    many is left out.
+    """Cut a text into pieces of a number of tokens each.
+
+    A piece is left out when tokenizing it again gives another number.
     """
     ids = policy.tokenizer(text)["input_ids"]
     pieces = (policy.text(ids[at : at + length]) for at in range(0, len(ids) - length + 1, length))
@@ -141,13 +145,15 @@ def cut(policy: Policy, text: str, count: int, length: int) -> list[str]:
 
 
 def random_llama(config: LlamaConfig, dtype: str, device: str) -> Models:
-    """Make three Llamas with random weights on a device; nothing is downloaded. A token is a
-    character of a private alphabet.
+    """Make three Llamas with random weights on a device; nothing is downloaded.
+
+    A token is a character of a private alphabet.
     """
     tokenizer = character_tokenizer(config.vocab_size)
     torch.manual_seed(0)
 
     def make() -> LlamaForCausalLM:
+        """Return one Llama with random weights."""
         before = torch.get_default_dtype()
         torch.set_default_dtype(DTYPES[dtype])
         try:
@@ -157,6 +163,7 @@ def random_llama(config: LlamaConfig, dtype: str, device: str) -> Models:
             torch.set_default_dtype(before)
 
     def prompts(count: int, length: int) -> list[str]:
+        """Return prompts of fixed sequences of characters."""
         return [
             tokenizer.decode([(7 * i + 3 * t + 1) % config.vocab_size for t in range(length)])
             for i in range(count)
@@ -166,8 +173,9 @@ def random_llama(config: LlamaConfig, dtype: str, device: str) -> Models:
 
 
 def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of `size` characters from a private-use plane, so that ids and text agree
-    both ways.
+    """Return a tokenizer of `size` characters of a private-use plane.
+
+    Ids and text then agree both ways.
     """
     tokenizer = Tokenizer(
         WordLevel({chr(0xF0000 + i): i for i in range(size)}, unk_token=chr(0xF0000))

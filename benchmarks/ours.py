@@ -1,7 +1,4 @@
-"""This package as variants of the benchmark: whole searches, the engine alone, and the draw alone.
-
-Knows the public interface and the engine; knows nothing of rivals.
-"""
+"""This package as variants of the benchmark: whole searches, the engine alone, sampling alone."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -24,12 +21,13 @@ def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Va
     Parameters
     ----------
     cache : str
-        How the engine keeps keys and values, see `igcore.engine.local.CACHES`.
+        How the engine stores its KV cache, see `igcore.engine.local.CACHES`.
     free : collection of str
         Scorers that cost nothing, of ``cost`` and ``reward``; with both only decoding is measured.
     """
 
     def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
+        """Answer the prompts with this method."""
         scorers = models.lm_scorers() | {
             role: scorer for role, scorer in models.free_scorers().items() if role in free
         }
@@ -63,9 +61,7 @@ def engine_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) 
 
 
 def draw_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-    """Draw the tokens of `engine_alone` from logits that are there already, one step after the
-    other.
-    """
+    """Sample the tokens of `engine_alone` one step after the other from given logits."""
     rows = len(prompts) * case.n_samples
     # logits (R, V)
     logits = torch.randn(rows, models.policy.model.config.vocab_size, device=models.device)
@@ -83,6 +79,7 @@ def draw_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) ->
 
 
 def _keys(rows: int, length: int, seed: int) -> list[list[int]]:
+    """Return random keys for each row and step."""
     return [
         [random_key(seed, "bench", 0, row, step) for step in range(length)] for row in range(rows)
     ]

@@ -1,4 +1,4 @@
-"""Which variants are measured under which settings. Knows names and sizes; runs nothing.
+"""Which variants are measured under which settings.
 
 Default settings: 16 samples, 4 kept, blocks of 16, 64 new tokens, a prompt of 40 tokens,
 SmolLM2-135M as policy and both scorers. The samples of ARGS are the tokens that it considers at
@@ -69,6 +69,7 @@ SIZES_7B = [(samples, prompts) for samples in (32, 128) for prompts in (1, 8)]
 
 
 def has_its_hub() -> bool:
+    """Say whether its_hub is installed."""
     return importlib.util.find_spec("its_hub") is not None
 
 
@@ -138,8 +139,9 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
 
 
 def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
-    """Return what is compared with what, by CPU seconds per prompt: a name, the case above the line
-    and the one below.
+    """Return which cases are compared by CPU seconds per prompt.
+
+    Each entry is a name, the case above the fraction line and the one below.
     """
     pairs = []
     naive = {

@@ -1,6 +1,4 @@
-"""What the benchmark leaves: a table, the notes beside it and one picture. Knows numbers and names;
-measures nothing.
-"""
+"""The output of the benchmark: a table, the notes beside it and the figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,8 +41,9 @@ PANELS = {  # title -> bars: label, variant, whether it is ours
 
 
 def with_earlier(table: pd.DataFrame, out: Path) -> pd.DataFrame:
-    """Return a table with those rows of the one that `write` left in `out` that it lacks, as they
-    are and where they are.
+    """Return a table with the rows that it lacks, as an earlier `write` left them in `out`.
+
+    They keep their places.
     """
     path = out / "tables" / "bench.csv"
     if not path.exists():
@@ -62,8 +61,9 @@ def measured(table: pd.DataFrame, case: Case) -> pd.Series | None:
 
 
 def ratio_table(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -> pd.DataFrame:
-    """Return what was compared with what: CPU seconds per prompt, their ratio, and that of the
-    bytes if both carry them.
+    """Return each comparison: both CPU seconds per prompt, their ratio, and that of KV cache bytes.
+
+    The latter stands only where both cases have a KV cache.
     """
     rows = []
     for text, *pair in ratios:
@@ -146,11 +146,11 @@ def notes(
 
 
 def write(table: pd.DataFrame, lines: Sequence[str], compared: str, out: Path) -> list[Path]:
-    """Write ``tables/bench.csv`` and ``.md``, ``tables/bench_ratios.md`` and, where there is
-    something to draw, two pictures.
+    """Write ``tables/bench.csv`` and ``.md``, ``tables/bench_ratios.md`` and the figure.
 
-    Where not all rows are of one measurement, ``bench.md`` numbers these as `notes` does, and the
-    pictures say so.
+    The figure, ``bench.png`` and ``bench.pdf``, is left out where there is nothing to draw. Where
+    rows are of different measurements, ``bench.md`` numbers these as `notes` does, and the figure
+    says so.
     """
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -172,12 +172,14 @@ def write(table: pd.DataFrame, lines: Sequence[str], compared: str, out: Path) -
 
 
 def _several(table: pd.DataFrame) -> bool:
+    """Say whether the rows are of more than one measurement."""
     return table["measured"].nunique() > 1
 
 
 def _bars(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return per panel the CPU seconds per prompt: one row per bar, one column per dtype; few
-    prompts before many.
+    """Return for each panel the CPU seconds per prompt: one row per bar, one column per dtype.
+
+    Few prompts come before many.
     """
     panels = {}
     for title, bars in PANELS.items():
@@ -200,8 +202,9 @@ def _bars(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 @matplotlib.rc_context(figures.RC | {"font.size": 14, "axes.titlesize": 15})
 def picture(table: pd.DataFrame) -> Figure:
-    """Draw CPU seconds per prompt: the same search by rivals and by this package, then living
-    libraries. Short bars are better.
+    """Draw CPU seconds per prompt; short bars are better.
+
+    The panels compare the same search in baselines and in this package, then other libraries.
     """
     panels = {title: bars for title, bars in _bars(table).items() if len(bars)}
     dtypes = [name for name in ("float32", "bfloat16") if name in table["dtype"].unique()]

@@ -1,9 +1,7 @@
-"""The rivals: the same search as a competent user of transformers writes it, and living libraries.
-Each gets its best options.
+"""The baselines: the same search as a competent user of transformers writes it, and its_hub.
 
-Knows models, prompts and the sizes of a case; knows nothing of `igcore.search` and `igcore.engine`,
-which they are compared with. A variant answers for ``(models, case, prompts, seed)`` with one text
-per prompt.
+Each gets its best options, and none uses `igcore.search` or the engine, which they are compared
+with. A variant maps ``(models, case, prompts, seed)`` to one text per prompt.
 """
 
 import asyncio
@@ -22,7 +20,7 @@ OMEGA = 2.5  # weight of the policy's probability in ARGS, the paper's
 
 
 def naive(generate_rows: int | None, score_rows: int | None) -> Variant:
-    """Return the blockwise search that encodes every prefix again, for prompts one after the other.
+    """Return the blockwise search that encodes every prefix again, one prompt at a time.
 
     Parameters
     ----------
@@ -31,6 +29,7 @@ def naive(generate_rows: int | None, score_rows: int | None) -> Variant:
     """
 
     def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
+        """Answer the prompts one after another."""
         torch.manual_seed(seed)
         return [
             models.policy.text(
@@ -45,8 +44,9 @@ def naive(generate_rows: int | None, score_rows: int | None) -> Variant:
 def _search(
     models: Models, case: Case, prompt: list[int], generate_rows: int | None, score_rows: int | None
 ) -> list[int]:
-    """Keep the best `case.keep` of `case.n_samples` blocks, by (unsafe, -reward), until the answer
-    is long enough.
+    """Return the tokens of one answer, by a beam search over blocks.
+
+    Of `case.n_samples` blocks the best `case.keep` go on, by (unsafe, -reward).
     """
     beams = [[]]
     while len(beams[0]) < case.new_tokens:
@@ -73,14 +73,13 @@ def _search(
 
 
 def _batches(rows: list, size: int | None) -> list[list]:
+    """Return rows in batches of a size; None stands for one batch."""
     size = size or len(rows)
     return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
 def generate(models: Models, rows: list[list[int]], length: int, **options) -> list[list[int]]:
-    """Continue rows by `length` tokens at temperature 1; ``generate`` carries keys and values
-    inside the call.
-    """
+    """Continue rows by `length` tokens at temperature 1, with transformers' own KV cache."""
     ids, mask = pad_left(rows, models.device)  # (R, L)
     with torch.inference_mode():
         out = models.policy.model.generate(
@@ -91,8 +90,9 @@ def generate(models: Models, rows: list[list[int]], length: int, **options) -> l
 
 @torch.inference_mode()
 def _score(model, weights: torch.Tensor, rows: list[list[int]]) -> list[float]:
-    """Score whole texts of one length, as a sequence classifier does: the last hidden state times a
-    linear head.
+    """Score whole texts of one length as a sequence classifier does.
+
+    The score is a linear head on the last hidden state.
     """
     hidden = model.base_model(
         input_ids=torch.tensor(rows, device=model.device), use_cache=False
@@ -101,16 +101,18 @@ def _score(model, weights: torch.Tensor, rows: list[list[int]]) -> list[float]:
 
 
 def args(carried: bool) -> Variant:
-    """Return ARGS that has whole texts scored for every token, all candidates in one batch, for
-    prompts one after the other.
+    """Return ARGS that scores whole texts for every token, one prompt at a time.
+
+    All candidates of a token form one batch.
 
     Parameters
     ----------
     carried : bool
-        Whether the policy's keys and values are carried; else its prefix is encoded again as well.
+        Whether the policy keeps a KV cache; else its prefix is encoded again as well.
     """
 
     def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
+        """Answer the prompts one after another."""
         return [
             models.policy.text(_args(models, case, models.policy.encode(prompt), carried))
             for prompt in prompts
@@ -121,8 +123,9 @@ def args(carried: bool) -> Variant:
 
 @torch.inference_mode()
 def _args(models: Models, case: Case, prompt: list[int], carried: bool) -> list[int]:
-    """Take the one of the `case.n_samples` most probable tokens with the lowest -omega pi - reward,
-    until the answer is long.
+    """Return the tokens of one answer, by ARGS.
+
+    Each is the one of the `case.n_samples` most probable tokens with the lowest -omega pi - reward.
     """
     text, model = list(prompt), models.policy.model
     cache = DynamicCache(config=model.config) if carried else None
@@ -143,7 +146,7 @@ def _args(models: Models, case: Case, prompt: list[int], carried: bool) -> list[
 def transformers_generate(
     models: Models, case: Case, prompts: Sequence[str], seed: int
 ) -> list[str]:
-    """Best-of-N as transformers' own ``num_return_sequences``, with a free reward."""
+    """Sample with transformers' own ``num_return_sequences``: Best-of-N with a free reward."""
     torch.manual_seed(seed)
     answers = []
     for prompt in prompts:
@@ -154,8 +157,9 @@ def transformers_generate(
 
 
 def its_hub_best_of_n(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-    """its_hub's Best-of-N with a free reward; its orchestrator is let loose, so that all requests
-    reach the model as one batch.
+    """Run its_hub's Best-of-N with a free reward.
+
+    Its orchestrator has no limit of concurrency, so that all requests reach the model as one batch.
     """
     from its_hub.core.algorithms.bon import BestOfN
     from its_hub.core.orchestrator import LMOrchestrator
@@ -167,10 +171,10 @@ def its_hub_best_of_n(models: Models, case: Case, prompts: Sequence[str], seed: 
 
 
 def its_hub_beam_search(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-    """its_hub's beam search with a free process reward; its first step draws only ``n_samples /
-    keep`` candidates.
+    """Run its_hub's beam search with a free process reward.
 
-    It compares the number of steps before the last with `max_steps`, hence one less.
+    Its first step samples only ``n_samples / keep`` candidates. It compares the number of steps
+    before the last with `max_steps`, hence one less.
     """
     from its_hub.core.algorithms.beam_search import BeamSearch
     from its_hub.core.lms.step_generation import StepGeneration
@@ -188,23 +192,31 @@ def _free_reward():
     """Return a reward for both of its_hub's algorithms: 0 for everything."""
 
     class FreeReward:
+        """A reward of 0 for everything."""
+
         async def ascore(self, prompt_or_conversations, steps=None, orchestrator=None):
+            """Return 0 for every text or step, under the names that its_hub passes."""
             return [0.0] * len(prompt_or_conversations if steps is None else steps)
 
     return FreeReward()
 
 
 def _its_hub_lm(models: Models, max_tokens: int):
-    """Return its_hub's language model over ``generate``; conversations are continued as plain text,
-    a batch at a time.
+    """Return its_hub's language model over ``generate``, a batch at a time.
+
+    Conversations are continued as plain text.
     """
     from its_hub.api import AbstractLanguageModel, ChatMessage
 
     class BatchingLM(AbstractLanguageModel):
+        """A language model that collects requests into batches."""
+
         def __init__(self):
+            """Start without requests."""
             self.waiting: list[tuple[list, asyncio.Future]] = []
 
         async def agenerate(self, messages, stop=None, max_completion_tokens=None, **_):
+            """Continue one conversation, or a batch of them."""
             if isinstance(messages[0], ChatMessage):
                 return (await self.agenerate([messages], stop, max_completion_tokens))[0]
             rows = [
@@ -218,9 +230,7 @@ def _its_hub_lm(models: Models, max_tokens: int):
             ]
 
         async def agenerate_single(self, messages, **_):
-            """Wait until every request of this turn of the event loop is there, then answer all
-            with one batch.
-            """
+            """Collect all requests of one turn of the event loop, then answer them in one batch."""
             answer = asyncio.get_running_loop().create_future()
             self.waiting.append((messages, answer))
             if len(self.waiting) == 1:
@@ -228,6 +238,7 @@ def _its_hub_lm(models: Models, max_tokens: int):
             return await answer
 
         async def answer_waiting(self):
+            """Answer all collected requests with one batch."""
             batch, self.waiting = self.waiting, []
             responses = await self.agenerate([messages for messages, _ in batch])
             for (_, answer), response in zip(batch, responses, strict=True):
