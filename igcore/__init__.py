@@ -1,7 +1,6 @@
 """Guarded decoding of frozen language models at inference time: a reproduction of InferenceGuard.
 
-Only the public names. They are imported when they are first used, so that the theory and the
-statistics need no torch.
+Public names are imported on first use, so that the theory and the statistics need no torch.
 """
 
 import importlib

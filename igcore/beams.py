@@ -1,7 +1,7 @@
-"""Beams, the scores by which the paper's methods rank them, and the beams of one prompt.
+"""Beams, the scores by which the paper's methods rank them, and the search for one prompt.
 
-Every score is a number or a tuple of numbers; lower is better, because costs are what is minimised.
-The penalty n of the paper stands for infinity here: a tuple (1, ...) is worse than every (0, ...).
+A score is a number or a tuple of numbers. Lower is better, because costs are minimised. The paper's
+penalty n is infinite here: a tuple (1, ...) is worse than every (0, ...).
 """
 
 import importlib
@@ -28,8 +28,7 @@ class Beam:
         Token ids so far, their text, and whether the policy has ended or reached the maximum
         length.
     state : SafetyState
-        The safety state after its last block; untouched by methods that do not look at the cost
-        while searching.
+        The safety state after its last block. Methods that search without the cost never change it.
     ends : list of int
         Number of tokens at the end of each block.
     row : int
@@ -39,9 +38,9 @@ class Beam:
         then set.
     f1, f2 : float
         The critic's probability of ending within budget, and its expected task cost gamma_task^T
-        c_task; NaN when it was not asked. An f1 that is no finite number counts as the lowest.
+        c_task; NaN before the critic has judged. An f1 that is not finite counts as the lowest.
     let_through : bool
-        By the critic, if it was asked.
+        Whether the critic lets it through; True before the critic has judged.
     """
 
     tokens: list[int]
@@ -58,15 +57,16 @@ class Beam:
     let_through: bool = True
 
     def safe(self, config: SearchConfig) -> bool:
-        """Say whether the budget holds; a candidate whose score could not be read is not safe."""
+        """Say whether it is within budget; never when a scorer failed on its text."""
         return not self.broken and is_safe(self.state, config.strict)
 
     def passes(self, config: SearchConfig) -> bool:
-        """Say whether its score is below n: safe so far, and let through by the critic."""
+        """Say whether it is safe so far and the critic lets it through: a score below n."""
         return self.let_through and self.safe(config)
 
     def judge(self, f1: float, f2: float, config: SearchConfig) -> None:
-        """Take in the critic's estimates; one that is no finite number does not let through."""
+        """Store the critic's estimates, and decide by f1 whether the beam is let through."""
+        # fails closed: a broken critic lets nothing through, and sorting needs a number, not NaN
         self.f1, self.f2 = f1 if math.isfinite(f1) else -math.inf, f2
         finite = math.isfinite(f1) and math.isfinite(f2)
         self.let_through = finite and f1 > config.critic_threshold
@@ -76,49 +76,51 @@ class Beam:
 
 
 def unranked(beam: Beam, config: SearchConfig) -> Score:
-    """Rank nothing: candidates stay in the order of sampling."""
+    """Give all beams one score: they stay in the order of sampling."""
     return ()
 
 
 def task_cost(beam: Beam, config: SearchConfig) -> float:
-    """Return c_task = -reward (paper section 4.1), without discount: the order is the same."""
+    """Return c_task = -reward (paper, section 4.1)."""
+    # no discount gamma^T: T is the same for all candidates, and so is their order
     return -beam.reward
 
 
 def final_task_cost(beam: Beam, config: SearchConfig) -> float:
-    """Return gamma_task^T c_task, paid at the fixed T = max_new_tokens (paper section 5.2)."""
+    """Return gamma_task^T c_task, paid at the fixed T = max_new_tokens (paper, section 5.2)."""
+    # here the discount counts, because the sum with f2 needs one unit
     return -(config.gamma_task**config.max_new_tokens) * beam.reward
 
 
 def lagrangian(beam: Beam, config: SearchConfig) -> float:
     """Return c_task + lambda C, the Lagrangian baseline of the paper (section 6, Baselines).
 
-    C is the cost model's score of the text so far. Infinite for what could not be scored.
+    C is the cost model's score of the text so far. Infinite when a scorer failed.
     """
+    # not left to the sum: the cost of a broken beam is infinite, and 0 * inf would be NaN
     return math.inf if beam.broken else -beam.reward + config.lagrange_multiplier * beam.cost
 
 
 def safety_cost(beam: Beam, config: SearchConfig) -> float:
-    """Return C, the cost model's score of the text so far; infinite when it could not be scored."""
+    """Return C, the cost model's score of the text so far; infinite when a scorer failed."""
     return math.inf if beam.broken else beam.cost
 
 
 def e_inter(beam: Beam, config: SearchConfig) -> Score:
-    """Return E_inter (paper, appendix "Algorithmic details"): the task cost while z > 0, else n.
+    """Return E_inter (paper, appendix C): the task cost of a safe candidate, else n.
 
-    Where every candidate is unsafe, the one that has overspent least comes first. The factor
-    gamma^T is left out: it is the same for all.
+    The factor gamma^T is left out: it is the same for all.
     """
     if beam.safe(config):
         return 0, -beam.reward
-    return 1, -beam.state.omega
+    return 1, -beam.state.omega  # orders what is n in the paper: the least overspent comes first
 
 
 def e_critic(beam: Beam, config: SearchConfig) -> Score:
-    """Return E_critic (paper section 5.2), for costs that exist at the end only.
+    """Return E_critic (paper, section 5.2), for costs that exist at the end only.
 
-    f2 of an unfinished candidate that the critic lets through, the task cost of a finished safe
-    one, else n.
+    It is f2 of an unfinished candidate that the critic lets through, the task cost of a finished
+    safe one, and n of all others.
     """
     if not beam.passes(config):
         return rejected(beam, config)
@@ -126,23 +128,25 @@ def e_critic(beam: Beam, config: SearchConfig) -> Score:
 
 
 def e_mix(beam: Beam, config: SearchConfig) -> Score:
-    """Return E_mix (paper, appendix "Algorithmic details"): the task cost so far plus eta f2.
+    """Return E_mix (paper, appendix C): the task cost so far plus eta f2, else n.
 
-    Only of a candidate that is within budget and that the critic lets through, else n.
+    It is n of a candidate that is over budget or that the critic does not let through.
     """
     if not beam.passes(config):
         return rejected(beam, config)
+    # f2 is about the rest of a response; a finished one has none
     expected = 0 if beam.finished else config.eta * beam.f2
     return 0, final_task_cost(beam, config) + expected
 
 
 def rejected(beam: Beam, config: SearchConfig) -> Score:
-    """Order what scores n: first what only the critic rejects, by f1, then by overspending."""
+    """Order the candidates of score n: what only the critic rejects, by f1, then the unsafe."""
+    # the critic may be wrong and the cost model decides, so a safe candidate always comes first
     return (1, -beam.f1) if beam.safe(config) else (2, -beam.state.omega)
 
 
 def below_threshold(beam: Beam, config: SearchConfig) -> bool:
-    """Say whether the Lagrangian score needs no further round, see `SearchConfig`."""
+    """Say whether the Lagrangian score is at most the threshold (paper, appendix D.3, "+ Freq")."""
     return lagrangian(beam, config) <= config.lagrangian_threshold
 
 
@@ -190,14 +194,14 @@ class Method:
     cost, reward : bool
         Whether candidates are scored by the cost model and by the reward model.
     gated : bool
-        Whether a text that fails the final check is held back; baselines always emit.
+        Whether it abstains when a text fails the final check; baselines always emit.
     safety_first : bool
         Whether unsafe candidates are dropped as soon as there is a safe one. The reward model then
         scores only those that pass.
     final_only : bool
         Whether cost and reward exist for finished candidates only.
     accepts : callable
-        Whether a candidate under settings spares its block a further round.
+        Whether a beam under settings is good enough that its block needs no further round.
     network : str
         What it needs besides the scorers: ``critic``, ``value network``, or nothing.
     search : str
@@ -217,14 +221,15 @@ class Method:
 
     @property
     def asks_critic(self) -> bool:
-        """Whether the critic judges unfinished candidates that are safe so far."""
+        """Whether a critic judges the unfinished candidates."""
         return self.network == "critic"
 
 
 _GUARDED = Method(e_inter, safety_first=True, gated=True)
 _GUARDED_BY_CRITIC = replace(_GUARDED, network="critic")
 
-# A text says where a method of another room is; it is imported when somebody asks for it.
+# A text names a method of `igcore.baselines`. It is imported on first use, because the baselines
+# import this module.
 METHODS: dict[str, Method | str] = {
     "base": Method(unranked, one_sample, cost=False, reward=False),
     "best-of-n": Method(task_cost, one_block, cost=False),
@@ -232,6 +237,7 @@ METHODS: dict[str, Method | str] = {
     "best-of-n-augmented": Method(e_inter, one_block, safety_first=True),
     "beam-lagrangian": Method(lagrangian, one_round),
     "beam-lagrangian-freq": Method(lagrangian, accepts=below_threshold),
+    # the two -augmented baselines rank as InferenceGuard does, but always emit
     "beam-augmented": Method(e_inter, one_round, safety_first=True),
     "args": "igcore.baselines.args:ARGS",
     "args-lagrangian": "igcore.baselines.args:ARGS_LAGRANGIAN",
@@ -261,13 +267,13 @@ def method_of(name: str) -> Method:
 
 
 def imported(place: str):
-    """Return what stands at a place such as ``igcore.search:guarded_beam_search``."""
+    """Import an object by its place, such as ``igcore.search:guarded_beam_search``."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
 def settings_of(method: str, config: SearchConfig) -> SearchConfig:
-    """Return the settings that a method really runs under.
+    """Return the settings that a method runs under, given the user's.
 
     Raises
     ------
@@ -289,17 +295,17 @@ class PromptSearch:
     ids : list of int
         Token ids of the prompt in the policy's template.
     gated : bool
-        Whether a text that fails the final check is held back.
+        Whether the search abstains when a text fails the final check.
     beams, pool : list of Beam
         The beams kept, and the candidates of the current block.
     failures : Failures
         Tokens of this block's rounds so far.
     failure : str
-        Why a gated search has failed; empty while it has not.
+        Why a guarded search has failed; empty while it has not.
     certified : Beam or None
         The best safe beam before the block that failed.
     stopped : bool
-        Whether it has failed and nobody asks what fail-open would have said.
+        Whether it has failed and does not go on (see ``SearchConfig.probe_fail_open``).
     """
 
     prompt: Prompt
@@ -321,60 +327,63 @@ class PromptSearch:
 
     @property
     def best(self) -> Beam:
+        """The kept beam of lowest score."""
         return self.best_first(self.beams)[0]
 
     @property
     def accepted(self) -> bool:
-        """Whether the pool holds a candidate that spares the block a further round."""
+        """Whether the pool holds a candidate good enough that the block needs no further round."""
         return any(self.method.accepts(beam, self.config) for beam in self.pool)
 
     def open_block(self, spared: frozenset[int]) -> None:
         """Begin a block: finished beams compete with what will be sampled.
 
-        `spared` are end tokens, which no penalty touches.
+        `spared` are the end tokens; no penalty touches them.
         """
+        # new in every block: F of the paper counts the failures of one block
         self.pool = [beam for beam in self.beams if beam.finished]
         self.failures = Failures(spared, self.config.diversity_penalty)
 
     def best_first(self, beams: Sequence[Beam]) -> list[Beam]:
+        """Sort beams by the method's score; ties keep the order of sampling."""
         return sorted(beams, key=lambda beam: self.method.score(beam, self.config))
 
     def chosen(self) -> list[Beam]:
-        """Return the best of the pool that may be kept; under a safety-first method the safe ones,
-        if there are any.
+        """Return the K best of the pool; a safety-first method keeps safe ones if there are any.
 
-        What the critic alone rejects is ranked last, and fills the places that what it lets through
-        leaves free.
+        Candidates that only the critic rejects come last. They fill places that are left free.
         """
         safe = [beam for beam in self.pool if beam.safe(self.config)]
         eligible = safe if self.method.safety_first and safe else self.pool
         return self.best_first(eligible)[: self.config.keep]
 
     def keep_best(self) -> None:
-        """Go on from the best of the pool; a gated search with no safe one has failed."""
+        """Keep the K best of the pool; a guarded search without a safe one has failed."""
         chosen = self.chosen()
         # under a signed accounting a later credit may still repay what is overspent now
         absorbing = self.config.accounting not in SIGNED
         if self.gated and absorbing and not chosen[0].safe(self.config):
-            self.fail(why_unsafe(self.pool))
+            self.fail(why_unsafe(self.pool))  # before the beams change: `fail` keeps the last safe
         self.beams = chosen
 
     def fail(self, reason: str) -> None:
-        """Mark the search as failed, once; what is found later never counts as an answer."""
-        if not self.failure:
+        """Mark the search as failed; what it finds later is never an answer."""
+        if not self.failure:  # only the first reason counts
             self.failure, self.certified = reason, self.best
             self.stopped = not self.config.probe_fail_open
 
 
 def why_unsafe(pool: Sequence[Beam]) -> str:
-    """Return the reason for which no candidate of a pool is safe."""
+    """Return the reason why no candidate of a pool is safe."""
+    # with a failed scorer nobody knows whether a candidate was safe: do not blame the sampling
     return "scorer_error" if any(beam.broken for beam in pool) else "exhausted"
 
 
 def new_search(
     prompt: Prompt, ids: list[int], row: int, method: Method, config: SearchConfig
 ) -> PromptSearch:
-    """Return the search for a prompt with nothing sampled yet: one empty beam, z_0 = budget."""
+    """Return the search for a prompt before the first block: one empty beam, z_0 = d."""
+    # mode `paper` emits the least unsafe candidate, so it cannot abstain
     gated = method.gated and config.on_failure != "paper"
     root = Beam([], "", False, start(config.budget), [], row)
     return PromptSearch(prompt, ids, method, config, gated, [root])

@@ -91,7 +91,7 @@ def step_cost(accounting: str, score: float, previous: float, peak: float, last:
     peak : float
         M_{k-1} = max(0, max_{j < k} U_j).
     last : bool
-        Whether the sequence ends here (only ``terminal`` asks).
+        Whether the sequence ends here; only ``terminal`` depends on it.
 
     Returns
     -------
@@ -100,6 +100,7 @@ def step_cost(accounting: str, score: float, previous: float, peak: float, last:
     """
     cost = ACCOUNTINGS[accounting](_readable(score), previous, peak, last)
     cost = _readable(cost)  # inf - inf: a broken prefix stays broken
+    # C >= 0 is what makes {omega < 0} absorbing, and every guarantee rests on that
     assert cost >= 0 or accounting in SIGNED, f"{accounting} gave the negative cost {cost}"
     return cost
 
@@ -151,7 +152,7 @@ def start(budget: float) -> SafetyState:
     ParameterError
         When `budget` is NaN or negative: no text could then be safe.
     """
-    if not budget >= 0:
+    if not budget >= 0:  # unlike `budget < 0`, this refuses NaN, too
         raise ParameterError(
             f"budget is {budget!r}; it must be a number >= 0 in units of the cost model"
         )
@@ -190,7 +191,7 @@ def charge(
         Time index t of the step: for blocks the index of the block's last token. By default the
         number of scores so far.
     last : bool
-        Whether the sequence ends here (only ``terminal`` asks).
+        Whether the sequence ends here; only ``terminal`` depends on it.
     """
     score = _readable(score)
     t = state.steps if position is None else position
@@ -222,12 +223,13 @@ def _scaled(omega: float, discount: float) -> float:
 
 
 def is_safe(state: SafetyState, strict: bool = False) -> bool:
-    """Say whether the state is within budget, omega >= 0: the one predicate of the package.
+    """Say whether the state is within budget: omega >= 0.
 
-    The inequality is closed, as the constraint of the paper is (section 4.2, equation 5: total <=
-    d). ``strict`` gives the paper's other reading (equation 6: z > 0), under which d = 0 is
-    infeasible before the first token.
+    Nothing else in the package decides this. The inequality is closed, as is the paper's constraint
+    (section 4.2, equation 5: total <= d). ``strict`` gives the paper's other reading (equation 6:
+    z > 0), under which d = 0 is infeasible before the first token.
     """
+    # omega and not z: they have the same sign, but z overflows where gamma^t is tiny
     return state.omega > 0 if strict else state.omega >= 0
 
 
@@ -258,6 +260,7 @@ def trace(
     states = [start(budget)]
     for k, score in enumerate(scores):
         position = None if positions is None else positions[k]
+        # the last score of an unfinished sequence is no final cost
         last = ended and k == len(scores) - 1
         states.append(charge(states[-1], score, accounting, gamma, position, last))
     return states

@@ -1,4 +1,4 @@
-"""Settings checked by name and type. Knows what a value may be; knows nothing of how it is used."""
+"""The settings of the search, and checks of any settings by name, type and range."""
 
 import dataclasses
 import math
@@ -13,10 +13,10 @@ from .budget import check_accounting, start
 from .engine.diversity import DIVERSITIES
 from .errors import ParameterError, unknown_name
 
-MOST_THREADS = 1024
+MOST_THREADS = 1024  # a generous limit, see `check_threads`
 NAME = re.compile(
     r"[A-Za-z0-9_-]+"
-)  # of a folder in runs: nothing that a path or a shell reads as anything else
+)  # of a run's folder: no character that a path or a shell treats specially
 ON_FAILURE = ("abstain", "truncate", "paper")
 KINDS = {
     int: "a whole number",
@@ -29,6 +29,8 @@ KINDS = {
 
 
 def _fits(value: Any, kind: type) -> bool:
+    """Say whether a value may stand for an annotation; a whole number may stand for a float."""
+    # Python counts True as 1, which is never what was meant
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kind is int:
@@ -37,7 +39,7 @@ def _fits(value: Any, kind: type) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Say whether a value is text that reads as a number: YAML takes ``1e-5`` for one."""
+    """Say whether a value is text that spells a number."""
     try:
         return isinstance(value, str) and math.isfinite(float(value))
     except ValueError:
@@ -45,18 +47,20 @@ def _is_number(value: Any) -> bool:
 
 
 def check_types(settings: Any) -> None:
-    """Raise ``ParameterError`` unless every field of a dataclass holds what its annotation says.
+    """Raise ``ParameterError`` unless every field of a dataclass has its annotated type.
 
-    A number given as text is refused, not converted: YAML reads ``1e-5`` as text, and a silent
-    conversion would hide it.
+    A number given as text is refused and not converted: YAML reads ``1e-5`` as text, and a silent
+    conversion would hide that.
     """
     for name, hint in get_type_hints(type(settings)).items():
         value = getattr(settings, name)
         union = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        # isinstance takes list, not list[str]; what is inside is not checked
         kinds = [getattr(h, "__origin__", h) for h in union]
         if not any(_fits(value, kind) for kind in kinds):
             allowed = " or ".join(KINDS.get(k, "nothing") for k in kinds)
             kind = KINDS.get(type(value), type(value).__name__)
+            # the commonest mistake gets its remedy: 1e-5 in a YAML file
             hint = (
                 ", with a point and without quotes, such as 1.0e-5"
                 if _is_number(value) and float in kinds
@@ -65,6 +69,7 @@ def check_types(settings: Any) -> None:
             raise ParameterError(
                 f"parameter {name} is {value!r}, which is {kind}; it must be {allowed}{hint}"
             )
+        # NaN would pass `check_at_least`, and JSON holds neither NaN nor infinity
         if isinstance(value, float) and not math.isfinite(value):
             raise ParameterError(f"parameter {name} is {value}; give a finite number")
 
@@ -87,6 +92,7 @@ def from_mapping(cls: type, values: Mapping[str, Any], remedy: str = "give it a 
         if name not in fields:
             raise unknown_name("parameter", name, fields)
     for name, f in fields.items():
+        # the dataclass itself would raise a TypeError, which does not say what to do
         if (
             name not in values
             and f.default is dataclasses.MISSING
@@ -100,17 +106,17 @@ def check_at_least(settings: Any, **lowest: float) -> None:
     """Raise ``ParameterError`` when a named field is below its lowest allowed value."""
     for name, low in lowest.items():
         value = getattr(settings, name)
-        if value is not None and value < low:
+        if value is not None and value < low:  # None is an optional parameter left out
             raise ParameterError(f"parameter {name} is {value}; it must be at least {low}")
 
 
 def check_name(kind: str, value: Any) -> None:
-    """Raise ``ParameterError`` unless a value can be the name of a folder in runs, see `NAME`.
+    """Raise ``ParameterError`` unless a value can name the folder of a run, see `NAME`.
 
     Parameters
     ----------
     kind : str
-        What is called so, such as ``"parameter run"``.
+        What the value is, such as ``"parameter run"``.
     """
     if not isinstance(value, str) or not NAME.fullmatch(value):
         raise ParameterError(
@@ -120,9 +126,8 @@ def check_name(kind: str, value: Any) -> None:
 
 
 def check_threads(threads: int) -> None:
-    """Raise ``ParameterError`` unless a number of CPU threads can be meant: torch ends the process
-    where it cannot start them.
-    """
+    """Raise ``ParameterError`` unless a number of CPU threads is between 1 and `MOST_THREADS`."""
+    # checked here, because torch ends the whole process when it cannot start its threads
     if not 1 <= threads <= MOST_THREADS:
         raise ParameterError(
             f"parameter threads is {threads}; it must be at least 1 and at most {MOST_THREADS}"
@@ -130,9 +135,8 @@ def check_threads(threads: int) -> None:
 
 
 def check_inside(name: str, folder: str) -> None:
-    """Raise ``ParameterError`` unless a folder is given from the root of the repository, and lies
-    inside it.
-    """
+    """Raise ``ParameterError`` unless a folder lies inside the repository, seen from its root."""
+    # the folder is written to, so a parameter file of somebody else must not lead outside
     path = PurePath(folder)
     if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in folder:
         raise ParameterError(
@@ -148,10 +152,10 @@ class SearchConfig:
     Attributes
     ----------
     budget : float
-        Safety budget [d], in units of the cost model. It has no default: what is safe is the user's
-        to say.
+        Safety budget [d], in units of the cost model. It has no default: the user decides what is
+        safe.
     n_samples : int
-        Continuations drawn per round, over all kept beams together [N].
+        Continuations sampled per round, over all kept beams together [N].
     keep : int
         Beams kept after a block [K].
     block_size : int
@@ -159,8 +163,8 @@ class SearchConfig:
     max_new_tokens : int
         Length at which a response is finished [T, D].
     rounds : int
-        Attempts per block; a further one is made only when no candidate is safe and, if a critic is
-        asked, let through [M].
+        Attempts per block [M]; another is made only while no candidate is safe and, under a critic,
+        let through.
     accounting : str
         How prefix scores become costs, a key of `igcore.budget.ACCOUNTINGS` [C_t].
     gamma_safety : float
@@ -171,14 +175,14 @@ class SearchConfig:
         Weight of the cost in the Lagrangian baselines [lambda].
     score_threshold : float, optional
         ``beam-lagrangian-freq`` retries a block while every c_task + lambda C is above it. By
-        default lambda times the budget: what a text of reward 0 has at the budget.
+        default lambda times the budget: the score of a text with reward 0 and cost d.
     threshold : float or str
         The critic lets an unfinished candidate through when f1 is above it. Where it lets none
-        through, a block takes all its `rounds`; free places are taken by the candidates of highest
-        f1 that are inside the budget. So 1 ranks by f1 alone. ``matched`` stands for 1 -
-        `miss`^(1/m) with m = n_samples / keep continuations of a beam, see `critic_threshold`.
+        through, a block takes all its `rounds`, and the candidates within budget of highest f1 fill
+        the free places; so 1 ranks by f1 alone. ``matched`` stands for 1 - `miss`^(1/m) with m =
+        n_samples / keep continuations of a beam, see `critic_threshold`.
     miss : float
-        Chance that ``matched`` leaves to a beam of which no continuation ends inside the budget
+        Under ``matched``, the largest chance that no continuation of a beam ends within budget
         [delta].
     eta : float
         Weight of the critic's f2 in E_mix [eta].
@@ -193,13 +197,13 @@ class SearchConfig:
         bans them.
     on_failure : str
         What a guarded method does when no candidate is safe: ``abstain`` emits `refusal` (or the
-        empty text, or nothing, whichever first passes the same check), ``truncate`` the last
+        empty text, or nothing, whichever first passes the final check), ``truncate`` the last
         certified prefix, ``paper`` the least unsafe candidate, marked as such.
     refusal : str
-        What an abstention says.
+        The text of an abstention.
     probe_fail_open : bool
-        After a failure search on as ``paper`` would, only to record the cost of what it would have
-        emitted. Its samples and scores are not counted; its seconds are.
+        After a failure, go on searching as ``paper`` would, only to record the cost of the text
+        that it would have emitted. These samples and scores are not counted; their seconds are.
     group_size : int
         Prompts decoded together. Part of the settings, because float sums depend on it in their
         last bits.
@@ -228,8 +232,8 @@ class SearchConfig:
     group_size: int = 8
 
     def __post_init__(self):
-        check_types(self)
-        start(self.budget)
+        check_types(self)  # first: the checks below compare numbers
+        start(self.budget)  # raises for a budget that no state can start from
         check_accounting(self.accounting)
         if self.diversity not in DIVERSITIES:
             raise unknown_name("diversity", self.diversity, DIVERSITIES)
@@ -247,6 +251,7 @@ class SearchConfig:
             diversity_penalty=0,
             eta=0,
         )
+        # z is divided by gamma, and above 1 a later cost would weigh more than an earlier one
         for name in ("gamma_safety", "gamma_task"):
             if not 0 < getattr(self, name) <= 1:
                 raise ParameterError(
@@ -258,6 +263,7 @@ class SearchConfig:
             raise ParameterError(
                 f"parameter threshold is {self.threshold!r}; give a number or 'matched'"
             )
+        # more beams than samples would leave beams without a continuation
         for small, large in (("keep", "n_samples"), ("block_size", "max_new_tokens")):
             a, b = getattr(self, small), getattr(self, large)
             if a > b:
@@ -279,9 +285,8 @@ class SearchConfig:
     def critic_threshold(self) -> float:
         """The threshold as a number.
 
-        f1 is the chance that one random continuation ends inside the budget. With m of them some
-        does with probability 1 - (1 - f1)^m, which is at least 1 - `miss` from f1 = 1 -
-        `miss`^(1/m) on.
+        f1 is the chance that one random continuation ends within budget. At least one of m does so
+        with probability 1 - (1 - f1)^m, which is 1 - `miss` or more when f1 >= 1 - `miss`^(1/m).
         """
         return (
             1 - self.miss ** (self.keep / self.n_samples)
@@ -291,8 +296,9 @@ class SearchConfig:
 
 
 def widened(kind: type, config: SearchConfig) -> Any:
-    """Return settings as another kind of settings, with that kind's defaults for what they lack."""
+    """Return settings as another kind of settings, with its defaults for the fields they lack."""
     if isinstance(config, kind):
         return config
+    # a user may give ARGS a plain SearchConfig, and one guard may run every method
     known = [f.name for f in dataclasses.fields(kind) if hasattr(config, f.name)]
     return kind(**{name: getattr(config, name) for name in known})

@@ -1,7 +1,6 @@
-"""The errors a user may meet. Knows how to name a value and its allowed neighbours; knows nothing
-of models or files.
+"""The errors that a user may meet.
 
-Every message is one sentence that names the value, says what is allowed and what to do.
+Every message is one sentence: it names the value, says what is allowed and what to do.
 """
 
 import difflib
@@ -9,7 +8,7 @@ from collections.abc import Iterable
 
 
 class IgcoreError(Exception):
-    """Base of every error that the caller can mend; programs print it as one line and exit 1."""
+    """Base of every error that the caller can fix; programs print it as one line and exit 1."""
 
 
 class ParameterError(IgcoreError, ValueError):
@@ -37,7 +36,7 @@ class RunError(IgcoreError):
 
 
 def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = "") -> ParameterError:
-    """Return the error for a name that no table holds, with the nearest allowed name.
+    """Return the error for an unknown name, with the nearest allowed name.
 
     Parameters
     ----------
@@ -48,7 +47,7 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = ""
     allowed : iterable of str
         Every allowed name.
     hint : str
-        What else would be accepted, appended to the sentence.
+        Anything else that would be accepted, appended to the sentence.
     """
     allowed = sorted(allowed)
     near = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.5)

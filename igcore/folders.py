@@ -1,8 +1,7 @@
-"""Run folders: lines appended as they finish, the manifest written last, resume after any stop.
+"""Run folders: lines are appended as they finish, the manifest comes last, any stop can resume.
 
-Knows files and the order of writing; knows nothing of decoding, scores or tables. A folder holds
-``params.json``, which says what its lines depend on, ``responses.jsonl`` and, as the only sign of
-success, ``manifest.json``.
+A folder has ``params.json`` (everything that its lines depend on), ``responses.jsonl`` and, as the
+only sign of success, ``manifest.json``.
 """
 
 import fcntl
@@ -19,7 +18,7 @@ from pathlib import Path
 from .errors import RunError
 from .provenance import made_by
 
-ASIDE = ".replaced"  # where what was replaced is kept
+ASIDE = ".replaced"  # folder that keeps what was replaced
 PART = ".part"  # of a file that is being written
 # written by whoever runs the notebook, before and after this module writes
 NOTEBOOK = "executed.ipynb"
@@ -46,9 +45,9 @@ class Run:
     Attributes
     ----------
     params : dict
-        What its lines depend on: the identity with which it was opened.
+        The identity with which it was opened: everything that its lines depend on.
     scorers : dict of str to Scorer
-        Those of its lines by name.
+        The scorers of its lines, by name.
     """
 
     folder: Path
@@ -58,10 +57,12 @@ class Run:
 
     @property
     def responses(self) -> Path:
+        """The file of its lines."""
         return self.folder / "responses.jsonl"
 
     @property
     def manifest(self) -> Path:
+        """The file that says that the run is complete."""
         return self.folder / "manifest.json"
 
     def append(self, line: dict) -> None:
@@ -107,7 +108,7 @@ def line_digest(line: dict) -> str:
 
 
 def key(line: dict) -> Key:
-    """What a line answers: (method, prompt_id); raises ``TypeError`` unless both are text."""
+    """Return what a line answers, (method, prompt_id); raise ``TypeError`` unless both are text."""
     name = line["method"], line["prompt_id"]
     if not all(isinstance(part, str) for part in name):
         raise TypeError(f"{name} are not two texts")
@@ -115,7 +116,7 @@ def key(line: dict) -> Key:
 
 
 def root_of(params: dict, lines: Sequence[dict], manifest: dict) -> str:
-    """Return one hash over a run: params, lines in any order, and the manifest but for the hash."""
+    """Return one hash over a run: params, lines in any order, and manifest without the hash."""
     about = {name: value for name, value in manifest.items() if name != "root"}
     return digest_of([params, sorted(line_digest(line) for line in lines), about])
 
@@ -164,11 +165,11 @@ def read(path: Path) -> list[dict]:
 
 @contextmanager
 def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None) -> Iterator[Run]:
-    """Open a run folder for writing, alone, with the lines that an earlier start has finished.
+    """Open a run folder for writing, locked, with the lines that an earlier start has finished.
 
     A folder of another identity, or without one, is not mixed with this run: it is moved aside to
-    ``.replaced``, and one sentence says what changed. So are lines that were changed since they
-    were written, or that answer what is not asked for.
+    ``.replaced``, and one sentence says what changed. The same happens to lines that were changed
+    since they were written, or that are no longer wanted.
 
     Parameters
     ----------
@@ -176,12 +177,12 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
         JSON values on which the lines depend: parameters, versions, digests of code, files and
         prompts.
     wanted : collection of (method, prompt_id), optional
-        What is asked for; by default any line may stay.
+        The lines to keep; by default all.
 
     Raises
     ------
     RunError
-        When another process is writing to it, or the disk is full.
+        When another process is writing to the folder, or the disk is full.
     """
     identity = json.loads(json.dumps(identity))  # as it is read back: a tuple is a list
     with disk(folder):
@@ -211,7 +212,7 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
 
 
 def _foreign(folder: Path, identity: dict) -> str:
-    """Say why what a folder holds is not of this identity; nothing when it is, or holds nothing."""
+    """Say why a folder is not of this identity; return "" when it is, or when it is empty."""
     known = folder / "params.json"
     if not known.exists():
         held = sorted(path.name for path in folder.iterdir() if path.suffix != PART)
@@ -233,7 +234,7 @@ def _foreign(folder: Path, identity: dict) -> str:
 
 
 def changes(old: object, new: object, name: str = "") -> Iterator[str]:
-    """Name what differs between two identities; inside mappings by path, such as ``parts.cost``."""
+    """Yield the names that differ between two identities, as paths such as ``parts.cost``."""
     if isinstance(old, dict) and isinstance(new, dict):
         for part in sorted(old.keys() | new.keys()):
             yield from changes(old.get(part), new.get(part), f"{name}.{part}".lstrip("."))
@@ -242,7 +243,7 @@ def changes(old: object, new: object, name: str = "") -> Iterator[str]:
 
 
 def _place_aside(path: Path) -> Path:
-    """Return where a path is kept that is replaced now."""
+    """Return a new path to which something is moved aside."""
     aside = path.parent / ASIDE / f"{path.name}.{time.time_ns()}"
     aside.parent.mkdir(exist_ok=True)
     return aside
@@ -251,17 +252,17 @@ def _place_aside(path: Path) -> Path:
 def sound_lines(
     path: Path, wanted: Collection | None = None, by: Callable[[dict], Hashable] = key
 ) -> list[dict]:
-    """Return the lines of a file that are as they were written and still asked for, each key once.
+    """Return the lines of a file that are unchanged and still wanted, each key once.
 
-    The others are taken out of the file, which is kept aside as it was, and one sentence says so;
-    the manifest beside it goes.
+    All other lines are removed from the file, and one sentence says so. A copy of the file as it
+    was is kept aside, and its manifest is deleted.
 
     Parameters
     ----------
     wanted : collection, optional
-        Keys that are asked for; by default all.
+        Keys to keep; by default all.
     by : callable
-        From a line to its key: what it answers.
+        Returns the key of a line.
     """
     if not path.exists():
         return []
@@ -286,7 +287,7 @@ def sound_lines(
 
 
 def _line(raw: bytes, by: Callable[[dict], Hashable]) -> dict | None:
-    """Return a line that is as it was written, else None."""
+    """Return a line if its digest shows that it is unchanged, else None."""
     try:
         line = json.loads(raw)
         hash(by(line))  # raises for a key that is none
@@ -339,6 +340,7 @@ def drop_half_line(path: Path) -> None:
 
 
 def _write_json(path: Path, value: dict) -> None:
+    """Write a JSON file whole or not at all."""
     _write(path, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 
 
@@ -351,7 +353,7 @@ def _write(path: Path, data: bytes) -> None:
 
 @contextmanager
 def disk(folder: Path) -> Iterator[None]:
-    """Turn what the file system refuses into one sentence."""
+    """Raise an error of the file system as one ``RunError``."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The front of the package: a guard, `decode` with any of the methods, and the account of its work.
+"""The entry point of the package: a guard, `decode` with any method, and the account of its work.
 
-A `Guard` holds everything that a search needs. Whatever is below receives it; nothing is checked or
-resolved a second time.
+A `Guard` holds everything that a search needs. `decode` checks it once; the modules below it rely
+on that.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Guard:
         whatever it searches with.
     config : SearchConfig
     critic : Critic or ValueNetwork, optional
-        For the methods that need one; others leave it alone. Any object with ``watch``,
+        For the methods that need one; the others ignore it. Any object with ``watch``,
         ``reads_keys`` and ``judge`` as `igcore.critic.network.Critic` has them, or for RE-Control
-        with ``steering`` as `igcore.baselines.re_control.ValueNetwork` has it. Whatever it says, a
-        guarded method emits nothing that has not passed the final check of the cost model.
+        with ``steering`` as `igcore.baselines.re_control.ValueNetwork` has it. Whatever it
+        predicts, a guarded method emits only text that has passed the final check.
 
     Raises
     ------
@@ -73,8 +73,8 @@ class Guard:
         Raises
         ------
         ParameterError
-            For an unknown method, one without the critic that it needs, or with a critic that was
-            trained for something else.
+            For an unknown method, a missing critic or value network, or one that was trained for
+            something else.
         """
         method = method_of(name)
         guard = replace(self, config=method.settings(self.config))
@@ -83,10 +83,7 @@ class Guard:
 
 
 def check_network(name: str, method: Method, guard: Guard) -> None:
-    """Refuse a missing critic or value network, and one that was trained for something else.
-
-    One without a ``spec`` does not say what it was trained for and is believed.
-    """
+    """Refuse a missing critic or value network, and one that was trained for something else."""
     if not method.network:
         return
     if guard.critic is None:
@@ -95,7 +92,7 @@ def check_network(name: str, method: Method, guard: Guard) -> None:
             "Guard as critic="
         )
     spec = getattr(guard.critic, "spec", None)
-    if spec is None:
+    if spec is None:  # the user's own object, which does not say what it was trained for
         return
     if spec.KIND != method.network:
         raise ParameterError(
@@ -115,7 +112,7 @@ def decode(
     on_block: Callable[[Prompt, Sequence[Beam]], None] | None = None,
     memory_gb: float | None = None,
 ) -> Iterator[Response]:
-    """Answer prompts with one method, in their order.
+    """Answer prompts with one method.
 
     Parameters
     ----------
@@ -129,54 +126,58 @@ def decode(
         Together with (prompt, round, beam, position) it decides every token.
     on_block : callable, optional
         Called as ``on_block(prompt, beams)`` after every block of a search that has not failed,
-        with the beams kept, best first. All that follows, and the answer, continues one of them.
-        Without a final check they need not be safe, and where costs are known only at the end
-        nobody has looked. Not to be changed.
+        with the beams kept, best first; it must not change them. The answer will continue one of
+        them. They may be unsafe under a method without a final check, or where costs are known only
+        at the end.
     memory_gb : float, optional
-        Memory for KV caches and logits, in GiB; fewer prompts are decoded together where it would
-        be exceeded, see `igcore.engine.memory`. By default most of what is free. Where memory runs
-        out all the same, the batch is halved.
+        Memory for KV caches and logits, in GiB. Fewer prompts are decoded together where they would
+        exceed it, see `igcore.engine.memory`. By default most of what is free. If memory runs out
+        all the same, the batch is halved.
 
     Yields
     ------
     Response
-        As each group finishes.
+        In the order of the prompts, as each group finishes.
 
     Raises
     ------
     ParameterError
-        Before anything is decoded: unknown method, no prompt, an empty or too long prompt, a method
-        without the critic that it needs or with one trained for something else, too little memory
-        for one prompt.
+        Before anything is decoded: for an unknown method, no prompt, an empty or too long prompt, a
+        missing critic or one that was trained for something else, or too little memory for one
+        prompt.
     ScorerError
         When a scorer fails for every text of a group.
     PolicyError
         When the policy's logits are not finite, or memory runs out for a single prompt.
     """
     resolved, how = guard.under(method), method_of(method)
-    if isinstance(prompts, str):
+    if isinstance(prompts, str):  # it would be read as one prompt per letter
         raise ParameterError(
             f"prompts is the text {prompts[:40]!r}; give a list of prompts, even of one"
         )
+    # a seed is hashed as text, so 0, 0.0 and False would give three different answers
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise ParameterError(f"seed is {seed!r}; it must be a whole number")
     prompts = [as_prompt(prompt) for prompt in prompts]
     if not prompts:
         raise ParameterError("there are no prompts; give at least one")
     policy, length = guard.policy, guard.config.max_new_tokens
+    # all prompts are encoded first, so that a prompt that is too long is refused before any work
     ids = [
         list(p.ids) if isinstance(p, Encoded) else policy.encode(p.text, length) for p in prompts
     ]
-    room = room_for(how, resolved, max(map(len, ids)), memory_gb)
+    room = room_for(how, resolved, max(map(len, ids)), memory_gb)  # prompts that fit at once
 
     def work(pairs: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
+        """Answer one group of prompts; `halving` may call it again with a smaller group."""
         searches = [
             new_search(prompt, tokens, row, how, resolved.config)
             for row, (prompt, tokens) in enumerate(pairs)
         ]
         with packed(policy.model, *readers_of(guard)):
             account = Work(how, resolved.config, on_block)
-            # measured in the user's blocks, whatever blocks the method searches in
+            # measured at the user's block size: a method may change its own (Best-of-N has one
+            # block), and peak costs are only comparable on one grid
             batch = open_batch(resolved, how, searches, seed, account, guard.config.block_size)
             emissions = imported(how.search)(batch)
             return responses(batch, emissions)
@@ -186,23 +187,26 @@ def decode(
 
 
 def readers_of(guard: Guard) -> set:
-    """Return the language models by which scorers read."""
+    """Return the language models behind the scorers that keep a KV cache."""
+    # a set: cost and reward model may share a backbone, which takes memory once
     return {scorer.backbone.model for scorer in (guard.reward, guard.cost) if carries(scorer)}
 
 
 def room_for(method: Method, guard: Guard, prompt_tokens: int, memory_gb: float | None) -> int:
-    """Return how many prompts fit at once, on the device with the least room for its models."""
+    """Return how many prompts fit at once: the least over the devices of all models."""
     model, config = guard.policy.model, guard.config
     needed = {model: search_bytes(model, config, prompt_tokens, guard.policy.cache)}
     if method.asks_critic and guard.critic.reads_keys:
         rows = min(CRITIC_ROWS, config.n_samples)
         needed[model] += critic_bytes(model, rows, config.max_new_tokens)
     for reader in readers_of(guard):
+        # added and not set: a scorer may read with the policy's own model
         carried = session_bytes(reader, config, prompt_tokens)
         needed[reader] = needed.get(reader, 0) + carried
     sizes = []
     for device in {model.device for model in needed}:
         models = [model for model in needed if model.device == device]
+        # prepacked copies of the weights are made later, when decoding starts: leave room for them
         free = free_bytes(device) - missing_bytes(*models)
         sizes.append(batch_size(sum(needed[model] for model in models), free, memory_gb))
     return min(sizes)
@@ -211,11 +215,14 @@ def room_for(method: Method, guard: Guard, prompt_tokens: int, memory_gb: float 
 def open_batch(
     guard: Guard, method: Method, searches: list[PromptSearch], seed: int, work: Work, grid: int
 ) -> Batch:
-    """Return what a search function works with: fresh searches, an engine and the scorers."""
+    """Return what a search function works with: the searches, a new engine and the scorers."""
     prompts = [search.prompt.text for search in searches]
-    with work.timed("cost"):  # scorers that carry a KV cache read the prompts now
+    with work.timed("cost"):  # scorers with a KV cache prefill the prompts now
+        # a method may ask for the score of its first finished answer alone, so that one failure
+        # proves nothing before n_samples texts have failed
         scoring = Scoring(guard.cost, guard.reward, prompts, guard.config.n_samples)
     policy = guard.policy
+    # the engine keeps a middle layer's output only for a critic that reads it
     watch = guard.critic.watch if method.asks_critic else None
     engine = LocalEngine(policy.model, policy.eos_ids, policy.cache, watch)
     return Batch(guard, method, searches, engine, scoring, seed, work, grid)
@@ -225,7 +232,7 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     """Return the answers with their metrics and the account of the work for them."""
     prompts = [search.prompt for search in batch.searches]
     metrics = measure(emissions, prompts, **batch.scoring.reported, config=batch.config)
-    # the work was done for all prompts at once, so each has an equal share of the seconds
+    # the prompts are decoded together, so nobody can tell their seconds apart: equal shares
     seconds = {part: s / len(prompts) for part, s in batch.work.seconds.items()}
     out = []
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
@@ -261,13 +268,13 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
 
 
 def fail_open_cost(batch: Batch, search: PromptSearch, emission: Emission) -> float | None:
-    """Return the cost of what would have been emitted without a final check.
+    """Return the cost of what would have been emitted without abstention.
 
     None when the search stopped before that was known.
     """
     if emission.status != "abstained" and emission.reason != "truncated":
         return emission.cost
-    if search.stopped:
+    if search.stopped:  # not searched for, see `SearchConfig.probe_fail_open`
         return None
     cost = batch.scoring.search["cost"]
     return float(cost.score([search.prompt.text], [search.best.text], [True])[0])
@@ -278,7 +285,7 @@ def fail_open_cost(batch: Batch, search: PromptSearch, emission: Emission) -> fl
 
 @dataclass
 class Report:
-    """What was done for one prompt; the fields are those of `Response`."""
+    """The work done for one prompt; the fields are those of `Response`."""
 
     counts: Counts = field(default_factory=Counts)
     trace: list[dict] = field(default_factory=list)
@@ -286,9 +293,10 @@ class Report:
 
 
 class Work:
-    """Observes a search: counts its work, traces its rounds and takes its time; decides nothing.
+    """Observes a search: counts its work, traces its rounds and measures its time.
 
-    Work done after a search has failed, to learn what fail-open would have said, is not counted.
+    It decides nothing. Work that a search does after it has failed (``probe_fail_open``) is not
+    counted; its seconds are.
 
     Attributes
     ----------
@@ -299,17 +307,19 @@ class Work:
 
     def __init__(self, method: Method, config: SearchConfig, on_block: Callable | None = None):
         self.method, self.config, self.on_block = method, config, on_block
+        # keyed by the identity of the search: two prompts may be equal
         self.reports: dict[PromptSearch, Report] = defaultdict(Report)
         self.seconds = {"generate": 0.0, "cost": 0.0, "reward": 0.0, "critic": 0.0}
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
+        """Add the seconds of a with-block to a part."""
         began = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - began
 
     def saw_read(self, search: PromptSearch, n_tokens: int) -> None:
-        """Count tokens that the policy has read besides those of sampled blocks."""
+        """Count tokens that the policy has read outside of `sample_block`."""
         self.reports[search].counts.forward_tokens += n_tokens
 
     def saw_scored(self, candidates: Sequence[Candidate]) -> None:
@@ -330,6 +340,7 @@ class Work:
                 self._note(self.reports[search], block, round_, own)
 
     def _note(self, report: Report, block: int, round_: int, own: Sequence[Candidate]) -> None:
+        """Add one prompt's candidates of a round to its report."""
         log_p = [x for candidate in own for x in candidate.log_p]
         log_q = [x for candidate in own for x in candidate.log_q]
         beams = [candidate.beam for candidate in own]
@@ -347,16 +358,19 @@ class Work:
                 "block": block,
                 "round": round_,
                 "drawn": len(own),
+                # without a cost nothing is known about safety, and 0 would look like knowledge
                 "safe": passed if self.method.cost else None,
                 "finals": len(finals),
                 "safe_finals": safe_finals if self.method.cost else None,
+                # the samples come from q, so the mean of log q - log p estimates KL(q || p)
                 "kl": (sum(log_q) - sum(log_p)) / len(own),
                 "perplexity": perplexity(log_p),
             }
         )
 
     def _final_scores(self, beam: Beam) -> list[float | None]:
-        """Return reward and cost of a finished candidate as far as they were asked and known."""
+        """Return reward and cost of a finished candidate; None for what was not computed."""
+        # a safety-first method scores the reward of passing candidates only, see `ask_reward`
         has_reward = self.method.reward and (
             not self.method.safety_first or beam.passes(self.config)
         )
@@ -364,22 +378,20 @@ class Work:
         return [x if known and math.isfinite(x) else None for x, known in pairs]
 
     def saw_block(self, search: PromptSearch) -> None:
-        """Show the beams kept after a block to whoever asked for them."""
+        """Call `on_block` with the beams kept after a block."""
         if self.on_block and not search.failure:
             self.on_block(search.prompt, search.beams)
 
     def saw_check(self, search: PromptSearch, emission: Emission) -> None:
-        """Count the final check of a guarded search; to a baseline it only adds a mark."""
-        if search.gated:
+        """Count the final check of a guarded search."""
+        if search.gated:  # a baseline would have run without the check, which only labels its text
             counts = self.reports[search].counts
             counts.scorer_calls += emission.gate_calls
             counts.scorer_tokens += emission.gate_tokens
 
 
 def perplexity(log_p: Sequence[float]) -> float:
-    """Return exp of the mean of -log p.
-
-    Infinite where that exceeds every float, as for tokens that the policy all but excludes.
-    """
+    """Return exp of the mean of -log p; infinite where that exceeds every float."""
     mean = -sum(log_p) / len(log_p)
+    # math.exp would raise for tokens that the policy all but excludes
     return math.exp(mean) if mean < math.log(sys.float_info.max) else math.inf

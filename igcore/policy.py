@@ -8,7 +8,7 @@ from itertools import groupby
 
 from .errors import ParameterError
 
-# written by a policy's template to see what that makes of a prompt, today's date included
+# a fixed prompt: its rendering shows all that a template adds, today's date included
 PROBE = "How do plants grow?"
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
 
@@ -28,8 +28,7 @@ class Prompt:
     text : str
         What the policy is given.
     set_name : str
-        A key of `PROMPT_SETS` or `SOURCES`, whatever the options beside it, or the stem of the file
-        read.
+        Key of the prompt set, or the stem of the prompts' file.
     """
 
     id: str
@@ -39,7 +38,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Encoded(Prompt):
-    """A prompt that is decoded from given token ids; its text is what scorers see.
+    """A prompt given as token ids; scorers see its text.
 
     Attributes
     ----------
@@ -51,12 +50,12 @@ class Encoded(Prompt):
 
 
 def groups_of(params, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """Return the groups of a shard: ``group_size`` consecutive prompts, those whose number is
-    ``shard`` modulo ``n_shards``.
+    """Return the groups of ``group_size`` consecutive prompts that belong to a shard.
 
-    Work is done group by group, so that it depends neither on shards nor on a resume. A shard above
-    the last group has none.
+    A shard has the groups whose number is ``shard`` modulo ``n_shards``, which may be none.
     """
+    # whole groups, because float sums depend on which prompts share a batch: so neither the number
+    # of shards nor a resume changes a result
     groups = [
         list(prompts[i : i + params.group_size]) for i in range(0, len(prompts), params.group_size)
     ]
@@ -64,11 +63,12 @@ def groups_of(params, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
 
 
 def as_prompt(prompt: str | Prompt, set_name: str = "user") -> Prompt:
-    """Return a prompt of the set `set_name` for a bare text; a `Prompt` comes back as it is."""
+    """Return a `Prompt` of the set `set_name` for a bare text; a `Prompt` comes back as it is."""
     return prompt if isinstance(prompt, Prompt) else _prompt(prompt, set_name)
 
 
 def _prompt(text: str, set_name: str) -> Prompt:
+    """Return a prompt whose id is a hash of its set and text."""
     return Prompt(hashlib.sha256(f"{set_name}\n{text}".encode()).hexdigest()[:16], text, set_name)
 
 
@@ -77,6 +77,7 @@ def _prompt(text: str, set_name: str) -> Prompt:
 
 def special_strings(tokenizer) -> list[str]:
     """Return the strings that a tokenizer reads as special tokens, the longest first."""
+    # the longest first, because one may contain another, such as <s> in a longer name
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return sorted({*added, *tokenizer.all_special_tokens}, key=lambda s: (-len(s), s))
 
@@ -111,10 +112,12 @@ class Template:
 
 
 def _as_is(tokenizer, prompt: str) -> str:
+    """Return the prompt without a template."""
     return prompt
 
 
 def _joined(tokenizer, prompt: str, answer: str) -> str:
+    """Return the prompt and its answer, one after the other."""
     return prompt + answer
 
 
@@ -126,26 +129,26 @@ RAW = Template("raw", _as_is, _joined)  # the answer continues the prompt
 
 @dataclass
 class Policy:
-    """A frozen causal language model with its way of reading prompts.
+    """A frozen causal language model with its tokenizer and prompt template.
 
     Attributes
     ----------
     name : str
-        What records call it.
+        Its name in records.
     model, tokenizer
         transformers objects; the model is in evaluation mode.
     template : Template
         How a prompt becomes text.
     digest : str
-        Hash of all in `identity` but the name, as of loading; empty unless given where a policy is
+        Hash of everything in `identity` except the name, at loading; empty by default for a policy
         made by hand.
     eos_ids : frozenset of int
         Tokens that end a response.
     cache : str
-        How the engine keeps keys and values, a key of `igcore.engine.local.CACHES`.
+        How the engine keeps the KV cache, a key of `igcore.engine.local.CACHES`.
     files : dict of str to str
-        What it was loaded from, see `igcore.models.pretrained.contents_of`; empty for a policy made
-        by hand.
+        The files that it was loaded with, see `igcore.models.pretrained.contents_of`; empty for a
+        policy made by hand.
     """
 
     name: str
@@ -160,18 +163,19 @@ class Policy:
     @property
     def context(self) -> int:
         """Longest sequence, prompt and response together, in tokens."""
+        # a model without a limit, such as a recurrent one, gets one that nothing reaches
         return getattr(self.model.config, "max_position_embeddings", None) or 2**31
 
     def identity(self) -> dict:
-        """Return what decides its answers to a prompt, as JSON values: two that differ say where.
+        """Return everything that decides the policy's answers, as JSON values.
 
         Returns
         -------
         dict
-            ``name``, ``digest``, ``files``, ``template``, ``ends``, the end tokens in order, and
-            ``rendered``, the sha256 of a fixed prompt in the template: a chat template is a
-            program, which may write the date.
+            ``name``, ``digest``, ``files``, ``template``, ``ends`` (the end tokens in order) and
+            ``rendered`` (the sha256 of a fixed prompt in the template).
         """
+        # rendered as well as named: a chat template is a program, and may write the date
         rendered = self.template.opening(self.tokenizer, PROBE)
         return {
             "name": self.name,
@@ -196,6 +200,7 @@ class Policy:
         if not prompt.strip():
             raise ParameterError(f"prompt {prompt!r} is empty; give at least one word")
         template = self.template
+        # the template's own special tokens are added after the prompt's have been broken up
         text = template.opening(self.tokenizer, neutral(self.tokenizer, prompt))
         ids = self.tokenizer(text, add_special_tokens=template.special)["input_ids"]
         if len(ids) + max_new_tokens > self.context:
@@ -207,11 +212,10 @@ class Policy:
         return list(ids)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of response tokens, without special tokens and without a character cut in
-        its middle.
+        """Return the text of response tokens, without special tokens or a character cut in two.
 
-        The text of a prefix of tokens is a prefix of the text of all: block ends are positions in
-        the emitted text.
+        The text of a prefix of the tokens is a prefix of their text, so that a block end is a
+        position in the emitted text.
         """
         text = self.tokenizer.decode(
             tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -224,12 +228,14 @@ class Policy:
             )
             if any(map(BYTE.fullmatch, pieces)):
                 text = self.tokenizer.convert_tokens_to_string(_characters(pieces))
+        # a block may end inside a character of several bytes, which the next block completes
         return text.rstrip("\ufffd")
 
 
 def _characters(pieces: Sequence[str]) -> list[str]:
-    """Join runs of pieces that stand for bytes, such as ``<0xE2>``, into characters; a byte that is
-    no part of one is U+FFFD.
+    """Join runs of byte pieces, such as ``<0xE2>``, into characters.
+
+    A byte that belongs to no character becomes U+FFFD.
     """
     parts = []
     for is_byte, run in groupby(pieces, key=lambda piece: BYTE.fullmatch(piece) is not None):

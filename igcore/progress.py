@@ -1,4 +1,4 @@
-"""Progress of long work, told the way the place can show it. Knows only where it runs."""
+"""Progress bars, in the form that a terminal, a notebook or a log can show."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from tqdm.auto import tqdm as live
 
 
 class _Lines:
-    """Standard output for a bar that cannot be redrawn: every state is a line of its own."""
+    """Standard output for a bar that cannot be redrawn: each state is a line."""
 
     def write(self, text: str) -> None:
         if text.strip():
@@ -21,8 +21,8 @@ class _Lines:
 def progress(total: int, label: str) -> tqdm:
     """Return a tqdm bar over `total` steps.
 
-    A live bar in a terminal or in a notebook that somebody is looking at; elsewhere (papermill, a
-    cluster's log) a plain line to standard output at most every 30 seconds.
+    In a terminal or an open notebook the bar is live. Elsewhere (papermill, a cluster's log) it is
+    a plain line to standard output at most every 30 seconds.
     """
     if sys.stderr.isatty() or any(
         name in os.environ for name in ("JPY_SESSION_NAME", "VSCODE_PID")

@@ -1,6 +1,6 @@
-"""By what a run was made: the commit of the code, the processor, and the time.
+"""The provenance of a run: the commit of the code, the processor, and the time.
 
-Nobody can check these afterwards, so that they stand in manifests and count for nothing.
+Nobody can check these afterwards. Manifests record them, and no identity depends on them.
 """
 
 import platform
@@ -11,7 +11,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-# changes of these mark a commit; what a walk writes, figures above all, is no change of the code
+# changes to these mark a commit as changed; figures and tables that runs write do not
 CODE = ("igcore", "notebooks", "params", "Snakefile")
 
 
@@ -23,18 +23,19 @@ def made_by() -> dict[str, str | None]:
 
 def processor() -> str:
     """Return the name of the CPU and, where torch is in use and has one, of the GPU."""
-    torch = sys.modules.get("torch")  # never imported for it: tables are written without
+    torch = sys.modules.get("torch")  # never imported for this: tables are written without torch
     gpu = [torch.cuda.get_device_name()] if torch and torch.cuda.is_available() else []
     return ", ".join([_cpu(), *gpu])
 
 
 def _cpu(described: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the name of the CPU, or its architecture where the system does not give a name."""
     text = described.read_text(encoding="utf-8") if described.is_file() else ""
     named = re.search(r"^model name\s*:\s*(\S.*)$", text, re.M)
     return named[1].strip() if named else platform.processor() or platform.machine()
 
 
-@cache  # asked once: what a process runs is what it began with
+@cache  # once per process: the code that it runs is the code that it imported
 def commit() -> str | None:
     """Return the commit, with ``+`` when `CODE` has changes; None outside a repository."""
     try:
@@ -46,5 +47,6 @@ def commit() -> str | None:
 
 
 def _git(*command: str) -> str:
+    """Return the output of a git command in the package's repository."""
     git = ["git", "-C", str(Path(__file__).parents[1]), *command]
     return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Scorers: text in, one number per text out. Knows nothing of policies, budgets or search.
+"""Scorers: text in, one number per text out.
 
 A cost says how bad a response is (higher is worse), a reward how good (higher is better). A scorer
 is any object with the members of `Scorer`; this is a whole one::
@@ -21,14 +21,14 @@ COST, REWARD = "higher is worse", "higher is better"
 
 
 class Scorer(Protocol):
-    """What the search asks of a cost or reward model.
+    """What the search needs of a cost or reward model.
 
     Attributes
     ----------
     name : str
-        What records call it.
+        Its name in records.
     digest : str
-        Hash or version of its weights, so that a third party scores with the same.
+        Hash or version of its weights, so that others can score with the same.
     sign : str
         ``"higher is worse"`` for a cost, ``"higher is better"`` for a reward.
     unit : str
@@ -36,8 +36,8 @@ class Scorer(Protocol):
 
     Notes
     -----
-    One that carries what it has read from text to text also has ``backbone``, ``opened``,
-    ``carried`` and ``afresh``, as `igcore.models.lm_scorer.LMScorer` has.
+    A scorer that keeps a KV cache also has ``backbone``, ``opened``, ``carried`` and ``afresh``, as
+    `igcore.models.lm_scorer.LMScorer` has.
     """
 
     name: str
@@ -48,14 +48,16 @@ class Scorer(Protocol):
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> Sequence[float]:
-        """Return one number per text; `finished` says whether the response has ended or is a
-        prefix.
+        """Return one number per text.
+
+        `finished` says whether a response is complete; if not, it is a prefix.
         """
 
 
 def check_sign(scorer: Scorer, role: str) -> Scorer:
-    """Return `scorer`, or raise ``ParameterError`` when a reward was given as a cost or the other
-    way round.
+    """Return `scorer`, or raise ``ParameterError`` when its sign does not fit its role.
+
+    A reward given as a cost would make the search prefer the worst text.
     """
     if missing := [
         name for name in ("name", "digest", "sign", "unit", "score") if not hasattr(scorer, name)
@@ -73,16 +75,16 @@ def check_sign(scorer: Scorer, role: str) -> Scorer:
 
 
 class Cached:
-    """A scorer behind a cache by text, with its failures turned into NaN.
+    """A scorer with a cache by text; its failures become NaN.
 
-    One is made for every group of prompts and thrown away after it, so that neither a resume nor
-    the order of work can change which texts share a batch, and with it the last bits of a score.
+    Every group of prompts has a new one. A longer life would let a resume, or the order of work,
+    change which texts share a batch, and with it the last bits of a score.
 
     Parameters
     ----------
     patience : int
-        So many texts may fail before it is taken that all will: a search that knows only finished
-        answers may ask about a single one first.
+        Number of texts that may all fail before the scorer counts as broken. A search that scores
+        finished answers only may have a single text at first.
     """
 
     def __init__(self, scorer: Scorer, patience: int = 1):
@@ -92,21 +94,23 @@ class Cached:
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
     ) -> np.ndarray:
-        """Return one number per text (n,), NaN where the scorer gave none that can be used; see
-        `checked_score`.
+        """Return one number per text (n,), NaN where the scorer gave no finite number.
 
         Raises
         ------
         ScorerError
-            As `checked_score`, and when no text of the group so far has a usable score and at least
-            `patience` were asked about.
+            As `checked_score`, and when at least `patience` texts were scored and none of them has
+            a finite number.
         """
+        # `finished` is in the key: a scorer may treat a complete answer and a prefix differently
         keys = list(zip(prompts, responses, finished, strict=True))
         self._asked += len(keys)
+        # each new text once, in the order given: the composition of a batch must not vary
         if new := list(dict.fromkeys(k for k in keys if k not in self._known)):
             self._known.update(
                 zip(new, checked_score(self.scorer, *zip(*new, strict=True)), strict=True)
             )
+            # better one error than a group of prompts that all abstain for the wrong reason
             if self._asked >= self.patience and not np.isfinite(list(self._known.values())).any():
                 raise ScorerError(
                     f"scorer {self.scorer.name!r} returned no finite number for any of "
@@ -121,9 +125,7 @@ def carries(scorer: Scorer) -> bool:
 
 
 def afresh(scorer: Scorer) -> Scorer:
-    """Return a scorer that has read nothing yet: what is emitted is checked without anything
-    carried over from the search.
-    """
+    """Return an uncached scorer: the same model, without any KV cache of the search."""
     return scorer.afresh() if carries(scorer) else scorer
 
 
@@ -140,23 +142,24 @@ class Scoring:
     Attributes
     ----------
     search : dict of str to Cached
-        By role, ``cost`` and ``reward``: carrying the KV cache of what they have read where a
-        scorer offers that. Two scorers of one backbone share it.
+        By role, ``cost`` and ``reward``: with a KV cache where a scorer offers one. Two scorers of
+        one backbone share it.
     reported : dict of str to Cached
-        The same for the metrics of an answer, which anybody can recompute: nothing of it is
-        carried.
+        The same for the reported metrics of an answer, without a KV cache, so that anybody can
+        recompute them.
     final_cost : Scorer
-        The cost model of the final check, past every cache.
+        The uncached cost model of the final check.
     path_cost : Cached or None
-        Reads the path to an answer again; None where the search has carried nothing.
+        Scores the path to an answer again; None where the search used no KV cache.
     """
 
     def __init__(self, cost: Scorer, reward: Scorer, prompts: Sequence[str], patience: int):
+        # no cache by text either: the final check must not repeat a stored mistake
         self.final_cost = afresh(cost)
         self.search, self.reported = {}, {}
         self.sessions: dict[int, object] = {}  # by backbone
         for role, scorer in (("cost", cost), ("reward", reward)):
-            if not carries(scorer):
+            if not carries(scorer):  # one cache by text serves search and report
                 self.search[role] = self.reported[role] = Cached(scorer, patience)
                 continue
             backbone = id(scorer.backbone)
@@ -165,11 +168,12 @@ class Scoring:
             carried = scorer.carried(self.sessions[backbone])
             self.search[role] = Cached(carried, patience)
             self.reported[role] = Cached(afresh(scorer), patience)
+        # the path needs a second look only where the search saw it through a KV cache
         carries_cost = self.reported["cost"] is not self.search["cost"]
         self.path_cost = self.reported["cost"] if carries_cost else None
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
-        """Keep what was read of these texts, and free the rest."""
+        """Keep the KV cache of these texts, and free the rest."""
         for session in self.sessions.values():
             session.retain(prompts, responses)
 
@@ -177,8 +181,7 @@ class Scoring:
 def checked_score(
     scorer: Scorer, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
 ) -> np.ndarray:
-    """Score texts and fail closed: what is not a finite number comes back as NaN, which no gate
-    lets through.
+    """Score texts and fail closed: what is not a finite number becomes NaN, which is never safe.
 
     Returns
     -------
@@ -196,13 +199,13 @@ def checked_score(
     except Exception as error:
         from .engine.device import out_of_memory  # here: it needs torch, and a function does not
 
-        if out_of_memory(error):
+        if out_of_memory(error):  # not the scorer's fault: the caller tries a smaller batch
             raise
         raise ScorerError(
             f"scorer {scorer.name!r} failed on {len(responses)} texts with {type(error).__name__}: "
             f"{error}; no text is emitted"
         ) from error
-    if scores.dtype.kind not in "fiu":
+    if scores.dtype.kind not in "fiu":  # labels or booleans would convert without a word
         raise ScorerError(
             f"scorer {scorer.name!r} returned {scores.ravel()[:1]} of type {scores.dtype}; it must "
             "return numbers"

@@ -1,8 +1,8 @@
 """Algorithm 1 of the paper: blockwise beam search under a safety budget.
 
-It deals in candidates, their scores and their safety states. Tokens and KV caches are the engine's,
-text is the policy's, and every method is a set of options of this loop (`igcore.beams`). What the
-work amounts to is counted by an observer (`igcore.guard.Work`), which decides nothing.
+The search deals in candidates, their scores and their safety states. It handles no tensors: logits
+and KV caches belong to the engine. A method is a set of options of this loop (`igcore.beams`). An
+observer counts the work (`igcore.guard.Work`); it decides nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Batch:
     work : Work
         Observes the search: counts, trace and seconds.
     grid : int
-        Policy tokens between the prefixes at which every method is measured, whatever blocks it
-        searches in.
+        Policy tokens between the prefixes at which every method is measured. It is the same for all
+        methods, whatever blocks they search in.
     """
 
     guard: Guard
@@ -59,13 +59,15 @@ class Batch:
 
     @property
     def config(self) -> SearchConfig:
+        """The settings that the method runs under."""
         return self.guard.config
 
 
 def guarded_beam_search(batch: Batch) -> list[Emission]:
-    """Search for one answer per prompt (paper, Algorithm 1, made consistent).
+    """Search for one answer per prompt (paper, appendix C, Algorithm 1).
 
-    With B the beams kept, N = `n_samples`, K = `keep` and M = `rounds`::
+    Where the algorithm and section 5.2 disagree, this is the consistent reading. With B the beams
+    kept, N = `n_samples`, K = `keep` and M = `rounds`::
 
         B <- {prompt}
         repeat until every kept beam is finished:
@@ -84,7 +86,7 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
     Returns
     -------
     list of Emission
-        What is emitted for each prompt, in their order.
+        What is emitted for each prompt, in the order of the prompts.
 
     Raises
     ------
@@ -115,7 +117,7 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
             for candidate in candidates:
                 candidate.search.pool.append(candidate.beam)
             batch.work.saw_round(block, round_, candidates)
-            # n_2 of the paper: what this round sampled becomes less likely in the next one
+            # sampling diversity (n_2): what this round sampled is less likely in the next one
             for candidate in candidates:
                 candidate.search.failures.add(
                     candidate.parent.row, candidate.tokens, candidate.log_p
@@ -160,7 +162,7 @@ class Candidate:
 
 
 def open_searches(batch: Batch) -> None:
-    """Read the prompts; a budget that is broken before the first token is a dead end."""
+    """Prefill the prompts; a budget that is broken before the first token is a dead end."""
     with batch.work.timed("generate"):
         batch.engine.open([search.ids for search in batch.searches])
     for search in batch.searches:
@@ -170,7 +172,9 @@ def open_searches(batch: Batch) -> None:
 
 
 def roll_back(batch: Batch, going: Sequence[PromptSearch]) -> None:
-    """Return the engine to the start of the block; only what may be kept stays selectable."""
+    """Return the engine to the start of the block for a retry."""
+    # the KV cache of a candidate that the block would not keep now can be freed: later rounds
+    # only add competitors
     kept = [beam for search in going for beam in search.chosen() if not beam.finished]
     batch.engine.rollback(keep=[beam.row for beam in kept])
 
@@ -189,10 +193,9 @@ def shares_of(beams: Sequence[Beam], n: int) -> list[tuple[Beam, int, int]]:
 
 
 def sample(batch: Batch, trying: Sequence[PromptSearch], round_: int) -> list[Candidate]:
-    """Sample one block per candidate, N candidates per prompt, from a penalised policy in retries.
+    """Sample one block for each of N candidates per prompt; a retry samples with a penalty.
 
-    Every token is decided by a key of its own, (seed, prompt, round, beam, position), so that
-    nothing depends on which prompts share a batch.
+    Every token has a random key of its own, made from (seed, prompt, round, beam, position).
     """
     config, n = batch.config, batch.config.n_samples
     drawn = [
@@ -202,7 +205,9 @@ def sample(batch: Batch, trying: Sequence[PromptSearch], round_: int) -> list[Ca
     ]
     at = len(drawn[0][1].tokens)  # live beams all have the same length
     length = min(config.block_size, config.max_new_tokens - at)
-    keys = [  # each search has n samples in a row
+    # one key per token and no shared random stream: a sample must not depend on which prompts
+    # share its batch; each search has n samples in a row, so c % n numbers them
+    keys = [
         [random_key(batch.seed, search.prompt.id, round_, c % n, at + t) for t in range(length)]
         for c, (search, *_) in enumerate(drawn)
     ]
@@ -227,10 +232,10 @@ def sample(batch: Batch, trying: Sequence[PromptSearch], round_: int) -> list[Ca
 
 
 def candidates_of(batch: Batch, block, origins: Sequence[tuple[PromptSearch, Beam]]):
-    """Return the candidates of a block: each is its beam of `origins` with the sampled tokens."""
+    """Return the candidates of a block: each beam of `origins` with its sampled tokens."""
     candidates = []
     for c, (search, parent) in enumerate(origins):
-        tokens = parent.tokens + block.tokens[c]
+        tokens = parent.tokens + block.tokens[c]  # a new list: siblings share their parent
         beam = Beam(
             tokens=tokens,
             text=batch.guard.policy.text(tokens),
@@ -249,7 +254,7 @@ def candidates_of(batch: Batch, block, origins: Sequence[tuple[PromptSearch, Bea
 
 
 def scorable(method: Method, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates whose costs exist: all, or under final costs the finished ones."""
+    """Return the candidates whose scores exist: all, or under final costs the finished ones."""
     return [c for c in candidates if c.beam.finished or not method.final_only]
 
 
@@ -266,8 +271,7 @@ def charge_costs(batch: Batch, candidates: Sequence[Candidate]) -> None:
         beam.broken = math.isnan(cost)
         beam.cost = math.inf if beam.broken else cost
     for candidate in candidates:
-        # also where the cost is not known yet: `terminal` charges nothing before the end, but z
-        # moves on with gamma
+        # unfinished candidates too: `terminal` charges them nothing, but z is rescaled by gamma
         beam, config = candidate.beam, batch.config
         last = len(beam.tokens) - 1
         beam.state = charge(
@@ -276,16 +280,16 @@ def charge_costs(batch: Batch, candidates: Sequence[Candidate]) -> None:
 
 
 def ask_critic(batch: Batch, candidates: Sequence[Candidate]) -> None:
-    """Let the critic judge unfinished candidates that are safe so far, from what the engine holds.
+    """Let the critic judge the unfinished candidates that are safe so far.
 
-    It needs no text: the engine has their latents.
+    The critic reads their latents, which the engine has.
     """
     if not batch.method.asks_critic:
         return
     beams = [candidate.beam for candidate in candidates]
     beams = [beam for beam in beams if not beam.finished and beam.safe(batch.config)]
     critic = batch.guard.critic
-    # keys and values of many candidates are large, so a critic that reads them sees a few at a time
+    # the KV cache of many candidates is large, so a critic that reads it sees a few at a time
     size = CRITIC_ROWS if critic.reads_keys else max(1, len(beams))
     for at in range(0, len(beams), size):
         part = beams[at : at + size]
@@ -302,16 +306,16 @@ def ask_reward(batch: Batch, candidates: Sequence[Candidate]) -> None:
     if not batch.method.reward:
         return
     known = scorable(batch.method, candidates)
-    if batch.method.safety_first:
+    if batch.method.safety_first:  # the reward of a rejected candidate would not change its rank
         known = [candidate for candidate in known if candidate.beam.passes(batch.config)]
     for candidate, reward in zip(known, scores(batch, "reward", known), strict=True):
         beam = candidate.beam
-        beam.broken |= math.isnan(reward)
+        beam.broken |= math.isnan(reward)  # the cost may have failed before
         beam.reward = -math.inf if math.isnan(reward) else reward
 
 
 def scores(batch: Batch, role: str, candidates: Sequence[Candidate]) -> list[float]:
-    """Return the cost or the reward of the texts of candidates, NaN where the scorer failed."""
+    """Return the cost or the reward of each candidate's text, NaN where the scorer failed."""
     batch.work.saw_scored(candidates)
     if not candidates:
         return []
@@ -323,11 +327,12 @@ def scores(batch: Batch, role: str, candidates: Sequence[Candidate]) -> list[flo
 
 
 def go_on(batch: Batch) -> None:
-    """Make the kept beams the rows of the engine; scorers that carry a KV cache keep theirs."""
+    """Make the kept beams the rows of the engine, and free the KV cache of all other candidates."""
     live = [(search, beam) for search in batch.searches for beam in search.live]
     with batch.work.timed("generate"):
         batch.engine.select([beam.row for _, beam in live])
     with batch.work.timed("cost"):
+        # scorers with a KV cache forget the other candidates, too
         batch.scoring.retain(
             [search.prompt.text for search, _ in live], [beam.text for _, beam in live]
         )
@@ -339,7 +344,7 @@ def go_on(batch: Batch) -> None:
 
 
 def answers(batch: Batch) -> list[Emission]:
-    """Return what is emitted: the best of each search if it passes the final check."""
+    """Return what is emitted: the best beam of each search if it passes the final check."""
     with batch.work.timed("cost"):
         proposals = [proposal(batch, search) for search in batch.searches]
         emissions = final_check(
@@ -357,6 +362,7 @@ def answers(batch: Batch) -> list[Emission]:
 def proposal(batch: Batch, search: PromptSearch) -> Emission:
     """Return what a search would emit before the final check."""
     best, config = search.best, search.config
+    # under a signed accounting no block fails, so an unsafe end only shows here
     if search.gated and not search.failure and not best.safe(config):
         search.fail("dead_end" if config.accounting in SIGNED else why_unsafe([best]))
     if not search.failure:

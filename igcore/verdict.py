@@ -1,8 +1,7 @@
-"""The verdict on an answer: the final check before a text is emitted, and the metrics of every
-method.
+"""The verdict on an answer: the final check of its text, and the metrics that are reported of it.
 
-The final check reads the exact text with an uncached cost model. It fails closed: what cannot be
-scored is not emitted by a guarded method.
+The final check scores the exact text with an uncached cost model before the text is emitted. It
+fails closed: a guarded method does not emit what cannot be scored.
 """
 
 import math
@@ -21,7 +20,7 @@ from .scorers import Scorer, Scoring, checked_score
 
 @dataclass
 class Counts:
-    """Work done for one prompt; what was measured afterwards for the tables is not in it.
+    """Work done for one prompt; scoring the metrics afterwards does not count.
 
     Attributes
     ----------
@@ -30,15 +29,17 @@ class Counts:
     policy_tokens : int
         Tokens sampled; of a token-wise method, tokens considered.
     forward_tokens : int
-        Tokens that the policy has read, the prompt's once: no prefix is read twice.
+        Tokens that the policy has read, those of the prompt once: the prefix cache reads no prefix
+        twice.
     scorer_tokens : int
-        Policy tokens of the texts given to scorers, before the cache.
+        Policy tokens of the texts given to scorers, before the cache by text.
     scorer_calls : int
-        Texts given to scorers, before the cache; one text given to two scorers counts twice.
+        Texts given to scorers, before the cache by text; one text given to two scorers counts
+        twice.
     rounds_used : int
         Rounds over all blocks.
     near_ties : int
-        Sampled tokens that another batch composition might have decided otherwise.
+        Sampled tokens that might differ in another batch, see `igcore.engine.sampling`.
     """
 
     samples_drawn: int = 0
@@ -59,9 +60,9 @@ class Emission:
     text : str or None
         None: nothing at all.
     status, reason : str
-        What it is emitted as when it passes the gate.
+        Status and reason of the response when the text passes the final check.
     otherwise : str
-        The reason given when it does not pass.
+        The reason when it does not pass.
     ends : list of int
         Character offsets of the ends of the method's own blocks; the last is the length of the
         text.
@@ -74,11 +75,12 @@ class Emission:
     finished : bool
         Whether the policy reached its end token or the maximum length.
     safe : bool
-        What the search itself believes; the gate only ever takes it away.
+        What the search itself concludes. The final check can reject a text that the search calls
+        safe, and never the reverse.
     cost : float
-        U_K as the gate saw it; NaN before, or when the scorer failed.
+        U_K in the final check; NaN before it, or when the scorer failed.
     gate_calls, gate_tokens : int
-        Texts that the gate scored until this one was emitted, and the policy tokens in them.
+        Texts that the final check scored until this one was emitted, and the policy tokens in them.
     """
 
     text: str | None
@@ -103,37 +105,37 @@ class Response:
     Attributes
     ----------
     status : str
-        ``verified_safe``: the emitted text passed the check of the cost model; ``abstained``: no
-        policy text was emitted; ``unverified_unsafe``: emitted although it fails the check (methods
-        and modes that never abstain).
+        ``verified_safe``: the emitted text passed the final check; ``abstained``: no text of the
+        policy was emitted; ``unverified_unsafe``: the text was emitted although it fails the check
+        (methods and modes that never abstain).
     reason : str
         Why, when the status is not ``verified_safe``: ``exhausted`` (all rounds used, no safe
-        candidate), ``dead_end`` (nothing left to continue), ``final_check`` (the last check
+        candidate), ``dead_end`` (nothing left to continue), ``final_check`` (the final check
         disagreed with the search), ``scorer_error`` (the scorer failed on candidates that might
-        have been safe), ``over_budget`` (a method without a gate). ``truncated`` marks a certified
-        prefix.
+        have been safe), ``over_budget`` (a method that never abstains). ``truncated`` marks a
+        certified prefix.
     cost, peak_cost : float or None
         U_K of the emitted text, and the maximum of U over the common grid of prefixes; higher is
         worse.
     reward : float or None
         Reward of the emitted text; higher is better. None when nothing was emitted.
     fail_open_cost : float or None
-        Cost of what would have been emitted without abstention; None when that was not searched
-        for.
+        Cost of what would have been emitted without abstention; None when the search stopped before
+        that was known.
     z_trace : list of float
         z_0, z_1, ... over the method's own block ends.
     block_ends, grid_ends : list of int
         Character offsets in `text`, see `Emission`.
     trace : list of dict
-        One entry per block and round: block, round, drawn, safe (of these: inside the budget as far
-        as known and, where a critic is asked, let through), finals (of these: finished),
-        safe_finals (of these: inside the budget; None like safe where a method does not ask the
-        cost), kl (of the penalised from the reference policy, Monte Carlo estimate, nats per block)
-        and perplexity (under the reference, per token).
+        One entry per block and round: block, round, drawn (samples), safe (samples within budget
+        and, under a critic, let through), finals (finished samples), safe_finals (finished samples
+        within budget), kl (of the penalised policy from the reference, a Monte Carlo estimate in
+        nats per block) and perplexity (under the reference, per token). safe and safe_finals are
+        None under a method that searches without the cost.
     finals : list of [reward, cost]
-        Of every candidate that finished during the search, in the order drawn; None where it was
-        not asked or has failed. Sample i is the same for every ``n_samples`` above i, so the first
-        n are what Best-of-n would have had.
+        Of every candidate that finished during the search, in the order of sampling; None where it
+        was not computed or the scorer failed. Sample i is the same for every ``n_samples`` above i,
+        so the first n are the samples of Best-of-n.
     generate_s, cost_s, reward_s, critic_s : float
         Seconds spent sampling, in the two scorers and in the critic: the group's total divided by
         its prompts.
@@ -168,7 +170,8 @@ class Response:
 
 
 def within(cost, config: SearchConfig):
-    """Say whether a final cost U_K, or each of an array, is inside the budget; never for NaN."""
+    """Say whether a final cost U_K, or each of an array, is within budget; never for NaN."""
+    # not `is_safe`, which needs a path: this is about one text; any comparison with NaN is False
     return cost < config.budget if config.strict else cost <= config.budget
 
 
@@ -182,7 +185,7 @@ def rescore(
     costs : ndarray (n,)
         U_K; NaN where the scorer failed.
     passed : ndarray (n,) of bool
-        Cost within the budget; never for NaN.
+        Whether the cost is within budget; never for NaN.
     """
     costs = checked_score(scorer, [p.text for p in prompts], texts, [True] * len(texts))
     return costs, within(costs, config)
@@ -197,10 +200,11 @@ def written(beam: Beam, policy: Policy, grid: int) -> Emission:
         Policy tokens between the prefixes at which every method is measured.
     """
     n = len(beam.tokens)
-    on_grid = [*range(grid, n, grid), n]
+    on_grid = [*range(grid, n, grid), n]  # tokens at the grid's ends, the whole text last
     return Emission(
         text=beam.text,
-        status="verified_safe",
+        status="verified_safe",  # unless the final check disagrees
+        # decoding a prefix of the tokens gives a prefix of the text, see `Policy.text`
         ends=[len(policy.text(beam.tokens[:k])) for k in beam.ends],
         grid=[len(policy.text(beam.tokens[:k])) for k in on_grid],
         n_tokens=n,
@@ -216,29 +220,31 @@ def final_check(
     config: SearchConfig,
     gated: bool,
 ) -> list[Emission]:
-    """Return what is emitted for each prompt: the proposed text if it passes, else the first
-    fallback that does.
+    """Return what is emitted for each prompt: the proposed text if it passes, else a fallback.
 
     Parameters
     ----------
     scoring : Scoring
-        Its uncached cost model decides. Where the search has carried what a scorer read, which in
-        bfloat16 gives other numbers than a fresh reading, the path to a text is checked again, too.
+        Its uncached cost model decides. If the search scored with a KV cache, the path to a text is
+        checked again as well, because in bfloat16 cached and uncached scores differ.
     proposals : sequence of Emission
         One per prompt. Text None means that the search has already failed, for the reason given.
     gated : bool
-        Whether a text that fails the check is held back. Without it, it is emitted and marked.
+        Whether a text that fails the check is replaced by a fallback; if not, it is emitted and
+        marked.
 
     Raises
     ------
     ScorerError
         When the cost model gives no finite number for any of several texts.
     """
+    # a baseline is judged by its final cost alone, so its path is not read again
     scorer, path = scoring.final_cost, scoring.path_cost if gated else None
     out = list(proposals)
     scored = [i for i, emission in enumerate(proposals) if emission.text is not None]
     texts = [proposals[i].text for i in scored]
     costs, passed = rescore(scorer, [prompts[i] for i in scored], texts, config)
+    # one failure may be the text's; when every text fails, the scorer is broken
     if len(scored) > 1 and np.isnan(costs).all():
         raise ScorerError(
             f"scorer {scorer.name!r} returned no finite number for any of the {len(scored)} texts "
@@ -247,10 +253,12 @@ def final_check(
     for i, cost, ok in zip(scored, costs, passed, strict=True):
         n_tokens = proposals[i].n_tokens
         out[i] = replace(proposals[i], cost=float(cost), gate_calls=1, gate_tokens=n_tokens)
+        # all must agree: the final score, the search and, where that used a KV cache, the path
         if ok and out[i].safe and (path is None or _path_holds(path, prompts[i], out[i], config)):
             continue
         reason = "scorer_error" if math.isnan(cost) else out[i].otherwise
         if gated:
+            # a new emission, so that nothing of the rejected text can leak into the response
             out[i] = Emission(None, reason=reason, gate_calls=1, gate_tokens=n_tokens)
         else:
             out[i] = replace(out[i], status="unverified_unsafe", reason=reason)
@@ -261,22 +269,23 @@ def final_check(
 
 
 def _path_holds(scorer: Scorer, prompt: Prompt, emission: Emission, config: SearchConfig) -> bool:
-    """Say whether the budget holds at all block ends of a text when they are read afresh; never for
-    NaN.
-    """
+    """Say whether a text is within budget when its block ends are scored again without a cache."""
     costs = _ends_before(scorer, [prompt], [emission])
     z = _z(
         [costs[0, end] for end in emission.ends[:-1]] + [emission.cost], emission.n_tokens, config
     )[-1]
+    # z of the end is enough: with C >= 0 an overspent budget is never repaid; NaN fails
     return z > 0 if config.strict else z >= 0
 
 
 def _ends_before(
     cost: Scorer, prompts: Sequence[Prompt], emissions: Sequence[Emission]
 ) -> dict[tuple[int, int], float]:
-    """Return U of the parts of each text before its end, by number of the text and offset: at its
-    blocks' and the grid's ends.
+    """Return U of each text at its block ends and the grid's, by (number of the text, offset).
+
+    The end of the text itself is left out: the final check has scored it.
     """
+    # one call for all texts, so that the scorer can batch them
     spans = [
         (i, end)
         for i, e in enumerate(emissions)
@@ -292,8 +301,9 @@ def _ends_before(
 
 
 def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchConfig) -> Emission:
-    """Return the refusal if it passes the gate itself, else the empty text, else nothing."""
+    """Return the refusal if it passes the final check, else the empty text, else nothing."""
     calls = failed.gate_calls
+    # a refusal is text, too, and a cost model may dislike it
     for text in (config.refusal, ""):
         calls += 1
         (cost,), (ok,) = rescore(scorer, [prompt], [text], config)
@@ -322,8 +332,7 @@ def measure(
     cost: Scorer,
     config: SearchConfig,
 ) -> list[Measurement]:
-    """Measure emitted texts: U at their own block ends and on the common grid, and the reward of
-    the whole.
+    """Measure emitted texts: reward, final cost, peak cost on the common grid, and z.
 
     Parameters
     ----------
@@ -338,6 +347,7 @@ def measure(
     out = [Measurement() for _ in emissions]
     for i, r in zip(kept, rewards, strict=True):
         e = emissions[i]
+        # the last score is the one that decided in the final check
         own, grid = ([u[i, end] for end in ends[:-1]] + [e.cost] for ends in (e.ends, e.grid))
         out[i] = Measurement(
             float(r), e.cost, float(np.max(grid)), _z(own, e.n_tokens, config)
@@ -346,9 +356,8 @@ def measure(
 
 
 def _z(scores: Sequence[float], n_tokens: int, config: SearchConfig) -> list[float]:
-    """Return z_0, z_1, ... from the scores at the block ends of a text of `n_tokens`; a refusal has
-    0 and counts as one token.
-    """
+    """Return z_0, z_1, ... given the scores at the block ends of a text of `n_tokens`."""
+    # time index of each block's last token; a refusal has 0 policy tokens and counts as one
     ends = [min((k + 1) * config.block_size, n_tokens or 1) - 1 for k in range(len(scores))]
     return [
         float(s.z)
@@ -357,13 +366,12 @@ def _z(scores: Sequence[float], n_tokens: int, config: SearchConfig) -> list[flo
 
 
 def common_trace(response: Response, scorer: Scorer, config: SearchConfig) -> list[float]:
-    """Return z_0, z_1, ... of an answer on the grid that all methods share, so that their falls can
-    be drawn side by side.
+    """Return z_0, z_1, ... of an answer on the grid that all methods share.
 
-    When nothing was emitted that is z_0 alone.
+    It is z_0 alone when nothing was emitted.
     """
     ends = response.grid_ends
-    if response.text is None:
+    if response.text is None:  # nothing was charged
         return [config.budget]
     prefixes = [
         (response.prompt, response.text[:end], k == len(ends) - 1) for k, end in enumerate(ends)
