@@ -1,14 +1,13 @@
-"""The search behind transformers' `model.generate`. Knows token ids, padding and streamers; leaves
-every decision to the search.
+"""The search behind transformers' `model.generate`.
 
-transformers calls what it is given as ``custom_generate`` in place of its own decoding loop, after
-it has prepared the inputs::
+transformers prepares the inputs, and then calls ``custom_generate`` in place of its own decoding
+loop::
 
     guard = igcore.custom_generate(reward=reward, cost=cost, config=config, tokenizer=tokenizer)
     ids = model.generate(**inputs, custom_generate=guard, max_new_tokens=64, seed=1)
     guard.responses[0].status
 
-It hands on neither a ``streamer`` nor a ``tokenizer`` given to ``generate`` (5.17 to 5.23), so
+Versions 5.17 to 5.23 do not pass on a ``streamer`` or ``tokenizer`` given to ``generate``, so
 `custom_generate` takes both.
 """
 
@@ -29,7 +28,7 @@ from ..policy import Encoded, Policy, Prompt, as_prompt
 from ..scorers import Scorer
 from ..verdict import Response, within
 
-# Settings that the search cannot honour, and the values by which they ask for nothing.
+# settings that the search cannot honour, and the values that change nothing
 REFUSED: dict[str, tuple] = {
     "temperature": (1.0,), "top_k": (0, 50), "top_p": (1.0,), "min_p": (), "top_h": (),
     "typical_p": (1.0,),
@@ -62,66 +61,64 @@ def custom_generate(
     method: str = "inferenceguard",
     seed: int = 0,
 ) -> "GuardedGenerate":
-    """Return what ``model.generate(**inputs, custom_generate=...)`` calls, so that it searches
-    instead of sampling.
+    """Return a callable for ``model.generate(**inputs, custom_generate=...)`` that searches.
 
-    The model is decoder-only and carries its state in ``past_key_values``. A prompt is decoded from
-    the ids that ``generate`` is given, without their left padding; scorers see its text without
-    special tokens. The search draws at temperature 1 from the model's own distribution; what a
-    checkpoint sets for itself (``do_sample``, ``top_p``, ...) is not read.
+    The model must be decoder-only and keep its state in ``past_key_values``. The search continues
+    the ids that ``generate`` is given, without their left padding; scorers see their text without
+    special tokens. It samples at temperature 1 from the model's own distribution, and ignores the
+    checkpoint's defaults (``do_sample``, ``top_p``, ...).
 
     Parameters
     ----------
     reward, cost : Scorer
         Reward (higher is better) and cost (higher is worse).
     config : SearchConfig
-        A ``max_new_tokens`` or ``max_length`` given to ``generate`` goes before
-        ``config.max_new_tokens``, unless it is just what the checkpoint or transformers sets by
-        itself, which cannot be told from silence.
+        A ``max_new_tokens`` or ``max_length`` given to ``generate`` overrides
+        ``config.max_new_tokens``, unless it equals the default of the checkpoint or of
+        transformers, which cannot be told from no value at all.
     tokenizer : transformers tokenizer
         The model's own.
     streamer : transformers streamer, optional
-        Shows the answer to a single prompt while it is searched for; see Notes.
+        Shows the answer to a single prompt during the search; see Notes.
     method : str
         A key of `METHODS`.
     seed : int
-        Together with a row's text it decides every token; ``generate(seed=...)`` goes before it.
-        Rows of equal text are numbered: the first draws what `decode` draws for that text, each
-        further one draws other samples, so that ``num_return_sequences`` gives as many searches.
+        Together with a row's text it decides every token; ``generate(seed=...)`` overrides it. Rows
+        of equal text are numbered: the first samples what `decode` samples for that text, and each
+        further one has samples of its own, so that ``num_return_sequences`` gives as many searches.
 
     Returns
     -------
     callable
-        With it ``generate`` returns, as always, a LongTensor (B, prompt + new), the prompts as they
-        were given and padding on the right; or, with ``return_dict_in_generate``, a
-        ``GenerateDecoderOnlyOutput`` with ``sequences`` and nothing else. An answer is made of
-        exactly the tokens that were sampled, and of an end token when it was truncated. A refusal
-        is encoded by the tokenizer, ends with the end token and may be longer than
-        ``max_new_tokens``; where not even silence is safe, there is the end token alone. Only the
-        ``status`` tells an answer from a refusal: the attribute ``responses`` holds the `Response`
-        to every row of the last call.
+        With it ``generate`` returns, as always, a LongTensor (B, prompt + new): the prompts as they
+        were given, the answers, and padding on the right. With ``return_dict_in_generate`` it
+        returns a ``GenerateDecoderOnlyOutput`` with ``sequences`` alone. An answer consists of
+        exactly the sampled tokens, and of an end token when it was truncated. A refusal is encoded
+        by the tokenizer, ends with the end token and may be longer than ``max_new_tokens``; when
+        not even the empty text is safe, there is the end token alone. Only the ``status`` tells an
+        answer from a refusal: the attribute ``responses`` has the `Response` to every row of the
+        last call.
 
     Raises
     ------
     ParameterError
-        For an unknown method; and by the call, when something was given that cannot be honoured,
-        such as ``num_beams``, a temperature, a logits processor of one's own, a stop string or
-        scores to be returned; without a tokenizer; for an encoder-decoder model; for prompts that
-        are not padded on the left.
+        For an unknown method. The call raises it for anything that cannot be honoured, such as
+        ``num_beams``, a temperature, the user's own logits processor, a stop string or scores to be
+        returned; without a tokenizer; for an encoder-decoder model; for prompts that are not padded
+        on the left.
 
     Notes
     -----
-    The streamer is given the prompt, and after each block the tokens that all kept beams share, up
-    to a block end. At that end, and at those before it, the text was inside the budget by the cost
-    model; while a kept beam was outside at any of its block ends, nothing more is shown. The rest
-    follows when the whole answer has passed the final check.
+    The streamer gets the prompt, and after each block the tokens that all kept beams share, up to a
+    block end. At that block end and all before it the text was within budget. While any kept beam
+    was over budget at one of its block ends, nothing more is shown. The rest follows when the whole
+    answer has passed the final check.
 
-    That a prefix is shown does not promise that it can be completed: the search may still fail.
-    With ``on_failure="truncate"`` the answer is then the last certified prefix, which continues
-    what was shown. With ``"abstain"``, or when the final check disagrees, the stream ends where it
-    is, and the returned ids hold the refusal; it is shown only when nothing was shown before. A
-    method without a gate, as with ``on_failure="paper"``, shows its answer as a whole at the end,
-    whatever its status.
+    A prefix that was shown may still have no safe completion. With ``on_failure="truncate"`` the
+    answer is then the last certified prefix, which continues the shown text. With ``"abstain"``, or
+    when the final check disagrees, the stream ends where it is, and the returned ids are the
+    refusal; the refusal is shown only when nothing was shown before. A method that never abstains,
+    as with ``on_failure="paper"``, shows its whole answer at the end, whatever its status.
     """
     settings_of(method, config)
     return GuardedGenerate(reward, cost, config, tokenizer, streamer, method, seed)
@@ -150,8 +147,9 @@ class GuardedGenerate:
         seed=None,
         **inputs,
     ):
-        """Answer the rows of `input_ids` (B, L); transformers chooses the names of these
-        parameters, all but `seed`.
+        """Answer the rows of `input_ids` (B, L).
+
+        transformers chooses the names of these parameters, except `seed`.
         """
         self.responses = []
         try:
@@ -172,7 +170,7 @@ class GuardedGenerate:
             return self._answer(
                 model, input_ids, mask, generation_config, self.seed if seed is None else seed
             )
-        finally:
+        finally:  # a reader of the streamer waits for its end, also after an error
             if self.streamer is not None:
                 self.streamer.end()
 
@@ -187,6 +185,7 @@ class GuardedGenerate:
         if gated:
             _check_refusal(config.refusal, policy)
         shown = _Shown(self.streamer, config) if self.streamer is not None else None
+        # without a final check a prefix promises nothing, so it is not shown early
         on_block = shown.block if shown and gated else None
         guard = Guard(policy, self.cost, self.reward, config)
         answers = decode(self.method, guard, prompts, seed=seed, on_block=on_block)
@@ -207,17 +206,18 @@ class GuardedGenerate:
 
 @dataclass
 class _Shown:
-    """What a streamer has been given of an answer."""
+    """The part of an answer that a streamer has shown."""
 
     streamer: object
     config: SearchConfig
     tokens: list[int] = field(default_factory=list)
 
     def block(self, prompt: Prompt, beams: Sequence[Beam]) -> None:
+        """Show what all kept beams share after a block; see `certified_prefix`."""
         self.show(certified_prefix(beams, self.config))
 
     def show(self, tokens: list[int]) -> None:
-        """Give out what is new in `tokens`, if they continue what was given out."""
+        """Show the new part of `tokens`, if they continue what was shown."""
         n = len(self.tokens)
         if len(tokens) > n and tokens[:n] == self.tokens:
             self.streamer.put(torch.tensor(tokens[n:]))
@@ -225,12 +225,11 @@ class _Shown:
 
 
 def certified_prefix(beams: Sequence[Beam], config: SearchConfig) -> list[int]:
-    """Return the tokens that all beams share, up to a block end, if every beam was inside the
-    budget at all of its block ends.
+    """Return the tokens that all beams share up to a block end; none if a beam was over budget.
 
-    The end of a finished beam does not count: its text is an answer, which the final check has yet
-    to see.
+    The end of a finished beam does not count: the final check has yet to see that text.
     """
+    # the peak as well as the state: a signed accounting may have repaid an overspent budget
     if not all(beam.safe(config) and within(beam.state.peak, config) for beam in beams):
         return []
     first = beams[0].tokens
@@ -244,8 +243,9 @@ def certified_prefix(beams: Sequence[Beam], config: SearchConfig) -> list[int]:
 def _prompts(
     policy: Policy, input_ids: torch.Tensor, mask: torch.Tensor, length: int
 ) -> list[Encoded]:
-    """Return the rows of (B, L) without their padding; from the second on, a row of the same text
-    has its number in its id.
+    """Return the rows of (B, L) as prompts, without their padding.
+
+    From the second on, a row of the same text has its number in its id.
     """
     prompts, rows = [], Counter()
     for ids, here in zip(input_ids, mask.bool(), strict=True):
@@ -272,8 +272,9 @@ def _tokens(response: Response, tokenizer, eos: list[int]) -> list[int]:
 
 
 def _length(settings, model, prompt: int) -> int | None:
-    """Return how many new tokens `generate` was asked for after a prompt of this length; None when
-    it was not.
+    """Return how many new tokens the caller of `generate` allows; None when nothing was given.
+
+    `prompt` is the length of the prompts in tokens.
     """
     own = model.generation_config
     if settings.max_new_tokens is not None:
@@ -297,9 +298,11 @@ def _special(settings, rows: int) -> tuple[list[int], int]:
 
 
 def _check_caller(guard: GuardedGenerate) -> None:
-    """Refuse a streamer given to `generate`, which would see the prompt and no end: whoever reads
-    it would wait for ever.
+    """Refuse a streamer given to `generate` itself.
+
+    It would get the prompt and no end, and its reader would wait for ever.
     """
+    # two frames up is transformers' `generate`, whose arguments are not passed on
     caller = sys._getframe(2).f_locals
     if caller.get("custom_generate") is guard and caller.get("streamer") is not None:
         caller["streamer"].end()
@@ -310,6 +313,7 @@ def _check_caller(guard: GuardedGenerate) -> None:
 
 
 def _check_model(model, tokenizer) -> None:
+    """Refuse an encoder-decoder model, and a missing tokenizer."""
     if model.config.is_encoder_decoder:
         raise ParameterError(
             f"{type(model).__name__} is an encoder-decoder model; the search needs a decoder-only "
@@ -324,9 +328,7 @@ def _check_model(model, tokenizer) -> None:
 
 
 def _check_settings(settings, own) -> None:
-    """Refuse what the search cannot honour, unless the checkpoint or transformers sets it by
-    itself.
-    """
+    """Refuse settings that the search cannot honour, except the checkpoint's own defaults."""
     if settings.num_beams not in (None, 1):
         raise ParameterError(
             f"num_beams is {settings.num_beams}, but the search keeps beams of its own; give "
@@ -345,8 +347,9 @@ def _check_settings(settings, own) -> None:
 
 
 def _check_processors(parts: Sequence) -> None:
-    """Refuse logits processors and stopping criteria of one's own; `_check_settings` judges those
-    that settings make.
+    """Refuse the user's own logits processors and stopping criteria.
+
+    Those that transformers makes of settings are left to `_check_settings`.
     """
     for kind in map(type, parts):
         own = (
@@ -389,8 +392,9 @@ def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict) -> 
 
 
 def _check_refusal(refusal: str, policy: Policy) -> None:
-    """Refuse a refusal that the tokenizer cannot write: other words would be returned than were
-    checked.
+    """Raise ``ParameterError`` for a refusal that does not survive the tokenizer unchanged.
+
+    The returned words would not be those that passed the final check.
     """
     back = policy.text(policy.tokenizer(refusal, add_special_tokens=False)["input_ids"])
     if back != refusal:

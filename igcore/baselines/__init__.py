@@ -1,1 +1,1 @@
-"""Baselines of the paper that are no block search: ARGS and RE-Control."""
+"""The baselines of the paper that need more than options of the block search: ARGS, RE-Control."""

@@ -1,12 +1,12 @@
 """ARGS (Khanov et al., 2024), a baseline of the paper: the best of the k most probable tokens.
 
-At every position the policy proposes its k most probable tokens, the scorers read the text with
-each of them, and the token with the lowest
+At every position the policy proposes its k most probable tokens. The scorers score the text with
+each of them, and ARGS takes the token with the lowest
 
     -omega pi(token) + score of the text
 
-is taken. The score is c_task (`args`), c_task + lambda C (`args-lagrangian`) or C (`args-cost`).
-Nothing is looked ahead, and nothing is checked: a baseline always emits.
+The score is c_task (`args`), c_task + lambda C (`args-lagrangian`) or C (`args-cost`). ARGS does
+not look ahead and never abstains.
 """
 
 import math
@@ -31,20 +31,18 @@ from ..verdict import Emission
 
 
 def probability(log_p: float, score: float, config: "ArgsConfig") -> float:
-    """Weigh as the paper prints it: -omega pi(token) + score."""
+    """Return -omega pi(token) + score, the form of the paper."""
     return -config.policy_weight * math.exp(log_p) + score
 
 
 def log_probability(log_p: float, score: float, config: "ArgsConfig") -> float:
-    """Weigh by the log-probability: -omega log pi(token) + score."""
+    """Return -omega log pi(token) + score."""
     return -config.policy_weight * log_p + score
 
 
 def public(log_p: float, score: float, config: "ArgsConfig") -> float:
-    """Weigh as the public code of ARGS: it adds w times the reward to the logit.
-
-    The logit differs from log pi by a constant of the position.
-    """
+    """Return -log pi(token) + w score, the form of ARGS's public code."""
+    # that code adds w times the reward to the logit, which is log pi up to a constant
     return -log_p + config.reward_weight * score
 
 
@@ -64,7 +62,7 @@ class ArgsConfig(SearchConfig):
     top_k : int
         Tokens that are proposed at each position [k].
     token_score : str
-        How a token's probability is weighed against its score, a key of `TOKEN_SCORES`.
+        How a token's probability and score are combined, a key of `TOKEN_SCORES`.
     policy_weight : float
         Weight of the policy's probability [omega].
     reward_weight : float
@@ -88,8 +86,7 @@ class ArgsConfig(SearchConfig):
 
 
 def args(batch: Batch) -> list[Emission]:
-    """Decode token by token (paper, section 6, Baselines; settings in the appendix "Experiment
-    Setup").
+    """Decode token by token with ARGS (paper, section 6, Baselines; settings in appendix D).
 
     Returns
     -------
@@ -121,7 +118,8 @@ def args(batch: Batch) -> list[Emission]:
         for i, search in enumerate(going):
             own = candidates[i * config.top_k : (i + 1) * config.top_k]
             weights = [weigh(batch, candidate) for candidate in own]
-            search.beams = [own[weights.index(min(weights))].beam]  # a tie: the more probable token
+            # of a tie the more probable token: proposals come in that order
+            search.beams = [own[weights.index(min(weights))].beam]
             batch.work.saw_block(search)
         go_on(batch)
         for search in going:  # a proposed token is read only when it is taken
@@ -131,7 +129,7 @@ def args(batch: Batch) -> list[Emission]:
 
 
 def weigh(batch: Batch, candidate: Candidate) -> float:
-    """Return the weighed score of a token; lower is better, infinite where a scorer failed."""
+    """Return the score by which a token is chosen: lower is better, infinite if a scorer failed."""
     if candidate.beam.broken:
         return math.inf
     config: ArgsConfig = batch.config
@@ -139,8 +137,8 @@ def weigh(batch: Batch, candidate: Candidate) -> float:
     weighed = TOKEN_SCORES[config.token_score](candidate.log_p[0], score, config)
     if not config.token_temperature:
         return weighed
-    # The best of scores with Gumbel noise is a sample from their softmax. The noise belongs to the
-    # token and not to its rank, because near ties may be ordered otherwise elsewhere.
+    # The best score with Gumbel noise is a sample from the softmax (the Gumbel-max trick). The
+    # noise depends on the token and not on its rank, which a near tie may change.
     position = len(candidate.parent.tokens)
     key = random_key(batch.seed, candidate.search.prompt.id, 0, candidate.tokens[0], position)
     return weighed - config.token_temperature * gumbel(key)

@@ -1,14 +1,11 @@
-"""RE-Control (Kong et al., 2024), a baseline of the paper: hidden states that climb a value
-function.
+"""RE-Control (Kong et al., 2024), a baseline of the paper: gradient ascent on a value function.
 
-V(o_t) is what the reference policy's own continuation of a prefix is expected to end with: its
-reward and its cost U_K. One network with these two outputs serves every lambda: the squared error
-is least at the expected target, and the expectation of -(c_task + lambda C) = reward - lambda C is
-that of the reward minus lambda times that of C.
+V(o_t) is the expected reward and cost U_K of a response that the reference policy continues from a
+prefix. One network with these two outputs serves every lambda, because expectations are linear:
+E[-(c_task + lambda C)] = E[reward] - lambda E[C], and least squares learns expectations.
 
-At each token o_t alone climbs V_reward - lambda V_cost for a few gradient steps, between the final
-norm and the head. The KV cache never sees what it becomes, so that the next token is read as any
-other.
+At each token, o_t takes a few gradient steps that increase V_reward - lambda V_cost, between the
+final norm and the head. The KV cache stays that of the sampled tokens.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +31,7 @@ WEIGHTS = "value.safetensors"
 
 
 def re_control(batch: Batch) -> list[Emission]:
-    """Sample one response per prompt from steered logits (paper, section 6, Baselines).
+    """Sample one response per prompt from steered logits (paper, section 6; appendix D.2).
 
     Returns
     -------
@@ -44,7 +41,7 @@ def re_control(batch: Batch) -> list[Emission]:
     Raises
     ------
     PolicyError
-        When gradient ascent leaves the finite numbers, or the policy's head is no plain product.
+        When gradient ascent diverges, or the policy's logits are not W o_t.
     """
     network, policy = batch.guard.critic, batch.guard.policy
     batch.engine.steer(network.steering(policy.model, batch.config))
@@ -75,7 +72,7 @@ class ReControlConfig(SearchConfig):
 
 
 def one_steered_sample(config: SearchConfig) -> ReControlConfig:
-    """Return settings under which a single response is sampled."""
+    """Return settings under which a single steered response is sampled."""
     return one_sample(widened(ReControlConfig, config))
 
 
@@ -102,21 +99,22 @@ RE_CONTROL = replace(RE_CONTROL_LAGRANGIAN, settings=one_sample_without_cost)
 class ValueSpec(Origin):
     """What a value network is and what it was trained for.
 
-    It holds for any budget and accounting, so nothing is added to what it inherits.
+    It serves any budget and accounting, so it adds no field.
     """
 
     KIND = "value network"
 
 
 class ValueNetwork(nn.Module):
-    """Three linear layers on o_t. Smooth, so that what rounding differs between batches does not
-    grow from step to step.
+    """The value network: three linear layers on o_t.
+
+    Its activations are smooth, so that rounding differences do not grow from step to step.
 
     Attributes
     ----------
     spec : ValueSpec
     about : dict
-        How it was trained, see `igcore.critic.training.fit`.
+        How it was trained, see `igcore.critic.loop.fit`.
     centre, scale : Tensor (2,)
         Mean and standard deviation of reward and cost over the training rollouts; the layers work
         in these units.
@@ -139,11 +137,13 @@ class ValueNetwork(nn.Module):
 
     @property
     def parameter_count(self) -> int:
+        """Number of weights and biases."""
         return sum(p.numel() for p in self.parameters())
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return expected final reward (higher is better) and cost (higher is worse), (..., 2), of
-        o_t (..., H) in float32.
+        """Return the expected final reward and cost (..., 2) of o_t (..., H) in float32.
+
+        A higher reward is better, a higher cost is worse.
         """
         return self.layers(hidden) * self.scale + self.centre
 
@@ -153,17 +153,18 @@ class ValueNetwork(nn.Module):
         return reward - lagrange_multiplier * cost
 
     def ascend(self, hidden: torch.Tensor, settings: ReControlConfig) -> torch.Tensor:
-        """Return where gradient ascent on `value` leads from o_t (R, H), in float32 and on the
-        network's device.
+        """Return the end of gradient ascent on `value` from o_t (R, H), in float32.
+
+        The result is on the network's device.
 
         Raises
         ------
         PolicyError
-            When a row that was finite is no longer.
+            When a row that was finite no longer is.
         """
-        # gradients are on again, whatever the caller has switched off
+        # the engine runs in inference mode, which has no gradients
         with torch.inference_mode(False):
-            # of an inference tensor only a copy has gradients
+            # an inference tensor cannot have gradients, and its copy can
             start = h = hidden.clone().to(self.centre.device, torch.float32)
             for _ in range(settings.value_steps):
                 h.requires_grad_()
@@ -178,22 +179,22 @@ class ValueNetwork(nn.Module):
         return h
 
     def steering(self, model, settings: ReControlConfig) -> Steering:
-        """Return what makes of o_t (R, H) and W o_t (R, V) the logits of the o_t that has climbed:
-        W o_t + W (h - o_t).
+        """Return a function of o_t (R, H) and W o_t (R, V) that gives the steered logits (R, V).
+
+        With h the end of the ascent from o_t these are W o_t + W (h - o_t).
 
         Parameters
         ----------
         model : transformers causal language model
             That of the policy.
         settings : ReControlConfig
-            Of which `value_steps`, `value_step_size` and `lagrange_multiplier` count. With 0 steps
-            the logits stay what they are, bit for bit.
+            Only `value_steps`, `value_step_size` and `lagrange_multiplier` count. With 0 steps the
+            logits do not change, bit for bit.
 
         Raises
         ------
         PolicyError
-            When the model's logits are not its head's product with o_t. The returned callable
-            raises what `ascend` raises.
+            When the model's logits are not W o_t. The returned function raises as `ascend` does.
         """
         if not settings.value_steps:
             return unsteered
@@ -202,21 +203,22 @@ class ValueNetwork(nn.Module):
         def steer(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             h = self.ascend(hidden, settings)
             change = linear((h - hidden.to(h)).to(weight), weight)
-            # in float32, because the change may be smaller than half precision can add to a logit
+            # in float32: half precision would round a small change of a large logit away
             return logits.float() + change.to(logits.device, torch.float32)
 
         return steer
 
 
 def unsteered(hidden: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return logits (R, V) as they are."""
+    """Return the logits (R, V) unchanged."""
     return logits
 
 
 @torch.inference_mode()
 def _head(model) -> torch.Tensor:
-    """Return the head's weight W (V, H), once one token has shown that W o_t, with its bias if any,
-    is what the model puts out.
+    """Return the head's weight W (V, H), after a check on one token that the logits are W o_t.
+
+    The logits may have a bias, which steering does not change.
     """
     head = model.get_output_embeddings()
     hidden, logits = forward(

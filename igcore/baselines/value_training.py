@@ -1,14 +1,14 @@
 """Training the value network of RE-Control on rollouts of the reference policy.
 
-Every prefix of a rollout is a row, from the bare prompt, whose o_t decides the first token, to the
-whole response. The target of each is what its own rollout ended with (Monte Carlo), and the loss is
-the mean over rows of
+Every prefix of a rollout is a row, from the prompt alone (its o_t decides the first token) to the
+whole response. The target of each row is the outcome of its own rollout (Monte Carlo), and the loss
+is the mean over rows of
 
     ((V_reward - reward) / s_reward)^2 + ((V_cost - U_K) / s_cost)^2
 
-with s the standard deviations over the rollouts. RE-Control's public code has consecutive values
-agree instead, and ties the first token's to the outcome where its paper ties the last one's; with
-the outcome as the target of all there is no such place to mistake.
+with s the standard deviations over the rollouts. RE-Control's public code bootstraps instead: it
+makes consecutive values agree. It ties the first value to the outcome, where its paper ties the
+last one. Monte Carlo targets leave no such choice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,16 +30,15 @@ from .re_control import ValueNetwork, ValueSpec, load_value, save_value
 
 @dataclass(frozen=True, kw_only=True)
 class ValueConfig(TrainingConfig):
-    """Settings of a value network: those of any training, with the embedded
-    policies' own defaults.
+    """Settings of a value network and its training; the defaults suit the embedded policies.
 
     RE-Control's public code has width 4096, lr 1.0e-4, 100 epochs and batches of 512.
 
     Attributes
     ----------
     n_prompts : int, optional
-        The network learns from, and is judged on, the rollouts of at most so many prompts, the
-        first by id, because o_t takes a pass through all layers of the policy. By default of all.
+        Train and validate on the rollouts of at most so many prompts, the first by id; by default
+        all. Fewer save time, because o_t takes a pass through all layers of the policy.
     """
 
     width: int = 128
@@ -71,7 +70,7 @@ class ValueObjective:
         return network
 
     def labels(self, rollouts: Sequence[Rollout], draw: int) -> torch.Tensor:
-        """Return final reward and cost (N, 2), the same in every draw; see `outcomes`."""
+        """Return final reward and cost (N, 2), the same for every `draw`; see `outcomes`."""
         return outcomes(rollouts)
 
     def losses(
@@ -79,6 +78,7 @@ class ValueObjective:
     ) -> list[torch.Tensor]:
         """Return the squared errors of reward and cost, summed over the rows of these rollouts."""
         n, device = x.mask.shape[1], x.mask.device
+        # the outcome of a rollout is the target of all its prefixes
         target = labels[index, None].expand(-1, n, -1).to(device)[x.mask]  # (rows, 2)
         value = model(x.hidden)[x.mask]  # (rows, 2)
         return [mse_loss(value[:, i], target[:, i], scale[i]) for i in range(2)]
@@ -94,10 +94,8 @@ def outcomes(rollouts: Sequence[Rollout]) -> torch.Tensor:
 
 
 def with_rows(policy: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """Return the rollouts with a row, see `value_source`.
-
-    An empty response to a prompt of one token has none.
-    """
+    """Return the rollouts that have at least one row, see `value_source`."""
+    # an empty response to a prompt of one token has none
     return [r for r in rollouts if r.words or len(policy.encode(r.prompt)) > 1]
 
 
@@ -108,16 +106,17 @@ def of_first(rollouts: Sequence[Rollout], n_prompts: int | None) -> list[Rollout
 
 
 def value_source(policy: Policy, rollouts: Sequence[Rollout], memory_gb: float) -> Source:
-    """Return o_t of every prefix, that of the bare prompt first.
+    """Return o_t of every prefix, that of the prompt alone first.
 
-    The prompt's last token is encoded with the response, for it is its o_t that decides the first
-    token. A prompt of one token has none to spare, and no row of its own.
+    A prompt of one token has no row of its own.
     """
+    # the prompt's last token moves to the response: its o_t decides the first token, and only the
+    # o_t of response tokens are returned
     encoded = {r.prompt: policy.encode(r.prompt) for r in rollouts}
     prompts, responses = [], []
     for r in rollouts:
         ids = encoded[r.prompt]
-        cut = max(1, len(ids) - 1)
+        cut = max(1, len(ids) - 1)  # a prompt must keep one token
         prompts.append(ids[:cut])
         responses.append(ids[cut:] + r.words)
     return Source(policy.model, prompts, responses, "o", None, memory_gb)
@@ -138,8 +137,8 @@ def train_value(
     Parameters
     ----------
     rollouts : sequence of Rollout
-        Of this policy, scored by `cost` and `reward`, of the training split. Those that ended at
-        once count too: they say what the bare prompt is worth.
+        Of this policy, scored by `cost` and `reward`, on prompts of the training split. Empty
+        responses count as well: they are about the prompt alone.
     folder : Path
         Gets ``value.safetensors``, ``value.json`` and, last, ``manifest.json``.
     identity : mapping, optional
