@@ -1,8 +1,8 @@
-"""Other ways to constrain: the Lagrangian, the constraint in expectation, and how large a finite n
-must be (paper, sections 4.2 and 5.1).
+"""The Lagrangian, the constraint in expectation, and how large a finite n must be.
 
-The trajectories of a deterministic token MDP are points (task, cost), both better when lower, and a
-policy is a mixture of these points. MDPs in which nature moves are refused.
+These are the alternatives of sections 4.1 and 4.2 of the paper, and the n of section 5.1. The
+trajectories of a deterministic token MDP are points (task, cost), both better when lower. A policy
+is a mixture of these points. MDPs in which nature moves are refused.
 """
 
 import math
@@ -17,8 +17,15 @@ from .planning import trajectories, unsafe_value, values
 
 
 class Outcomes(NamedTuple):
-    """Every trajectory of a token MDP: its name, discounted task cost and total safety cost; arrays
-    of length L.
+    """The L trajectories of a token MDP.
+
+    Attributes
+    ----------
+    names : tuple, length L
+    task : ndarray, shape (L,)
+        Discounted task cost.
+    cost : ndarray, shape (L,)
+        Total safety cost, without discount.
     """
 
     names: tuple
@@ -27,8 +34,7 @@ class Outcomes(NamedTuple):
 
 
 def outcomes(mdp: MDP, accounting: str = "sum") -> Outcomes:
-    """Return all trajectories of a prefix tree, charged without discount by an accounting of
-    `igcore.budget`.
+    """Return all trajectories of a prefix tree, charged by an accounting of `igcore.budget`.
 
     Raises
     ------
@@ -47,27 +53,26 @@ def outcomes(mdp: MDP, accounting: str = "sum") -> Outcomes:
 
 
 def budget_between(cost: np.ndarray, share: float) -> float:
-    """Return a budget d strictly between two attainable totals, such that about `share` of the
-    trajectories are safe.
-
-    A budget equal to a total would be decided by rounding.
-    """
+    """Return a budget d under which about `share` of the trajectories are safe."""
+    # strictly between two attainable totals: rounding would decide about a budget equal to one
     levels = np.unique(cost)
     k = int(np.clip(np.searchsorted(levels, np.quantile(cost, share)), 0, len(levels) - 2))
     return (levels[k] + levels[k + 1]) / 2
 
 
 def best_safe(points: Outcomes, budget: float) -> int | None:
-    """Return the index of the least task cost among trajectories with cost <= d, or None: the
-    almost surely safe optimum.
+    """Return the index of the almost surely safe optimum, or None.
+
+    It is the least task cost among the trajectories with cost <= d.
     """
     safe = np.flatnonzero(points.cost <= budget)
     return int(safe[np.argmin(points.task[safe])]) if len(safe) else None
 
 
 def lagrangian(points: Outcomes, multiplier: float) -> int:
-    """Return the index of the trajectory that minimises task + lambda cost (paper, sections 4.2 and
-    6); a tie goes to the lower cost.
+    """Return the index of the trajectory of least task + lambda cost (paper, sections 4.2 and 6).
+
+    A tie goes to the lower cost.
     """
     scores = points.task + multiplier * points.cost
 
@@ -78,11 +83,13 @@ def lagrangian(points: Outcomes, multiplier: float) -> int:
 
 
 def multipliers(points: Outcomes, chosen: int) -> tuple[float, float] | None:
-    """Return the closed interval of lambda >= 0 under which a trajectory is optimal, or None when
-    no lambda picks it.
+    """Return the closed interval of lambda >= 0 under which a trajectory is optimal, or None.
+
+    None means that no lambda picks it.
     """
     low, high = 0, math.inf
     more_task, more_cost = points.task - points.task[chosen], points.cost - points.cost[chosen]
+    # optimal means task + lambda cost >= 0 for the difference to every other trajectory
     for task, cost in zip(more_task, more_cost, strict=True):
         if cost > 0:
             low = max(low, -task / cost)
@@ -94,8 +101,9 @@ def multipliers(points: Outcomes, chosen: int) -> tuple[float, float] | None:
 
 
 def hull(points: Outcomes) -> list[int]:
-    """Return the lower left corner points of the convex hull of (cost, task), by rising cost: what
-    some lambda > 0 picks.
+    """Return the lower left corners of the convex hull of (cost, task), by rising cost.
+
+    These are the trajectories that some lambda > 0 picks.
     """
     corners: list[int] = []
 
@@ -119,8 +127,9 @@ def _turns_right(points: Outcomes, a: int, b: int, c: int) -> bool:
 
 
 def expectation_optimum(points: Outcomes, budget: float) -> np.ndarray:
-    """Return the mixture of trajectories with the least expected task cost whose expected cost is
-    at most d (paper, section 4.1, equation 3).
+    """Return the mixture of least expected task cost with expected cost at most d.
+
+    This is the problem of the paper's section 4.1, equation 3.
 
     Returns
     -------
@@ -148,8 +157,7 @@ def expectation_optimum(points: Outcomes, budget: float) -> np.ndarray:
 def shared_multiplier(
     prompts: list[Outcomes], budgets: list[float], grid: list[float]
 ) -> list[dict[str, float]]:
-    """Return what one lambda for all prompts gives, a row per lambda: the mean task cost and the
-    share of prompts whose choice breaks the budget.
+    """Return a row per lambda, shared by all prompts: mean task cost and share of violations.
 
     Parameters
     ----------
@@ -209,8 +217,9 @@ def n_star(mdp: Augmented, start: int = 0) -> float:
 def n_star_by_bisection(
     mdp: Augmented, start: int = 0, high: float = 1e3, steps: int = 60
 ) -> float:
-    """Return n*(s) as the least n with V^{*,n}(s) = V^{*,inf}(s), found by halving [0, high]: the
-    slow check of `n_star`.
+    """Return n*(s), the least n with V^{*,n}(s) = V^{*,inf}(s), by bisection of [0, high].
+
+    It is the slow check of `n_star`.
     """
     low, best = 0.0, values(mdp)[start]
     for _ in range(steps):

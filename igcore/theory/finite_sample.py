@@ -1,9 +1,8 @@
-"""What the theorems do not say about Algorithm 1: it looks one block ahead, samples from the
-reference policy, and samples finitely often.
+"""Finite-sample behaviour of Algorithm 1 (paper, appendix C), about which the theorems are silent.
 
-All probabilities are exact; nothing is sampled here. p_b is the reference's mass of safe and viable
-next blocks at block b, N the samples in a round and M the rounds (paper, appendix C, Algorithm 1).
-Costs: higher is worse.
+The algorithm looks one block ahead, samples from the reference policy, and samples finitely often.
+All probabilities here are exact; nothing is sampled. p_b is the reference's mass of safe and viable
+next blocks at block b, N the samples in a round and M the rounds. Of costs, higher is worse.
 """
 
 import math
@@ -27,8 +26,9 @@ Block = tuple[int, ...]
 def myopic_search(
     mdp: Augmented, partial: np.ndarray, keep: int = 1, block: int = 1, viable: bool = False
 ) -> int | None:
-    """Run Algorithm 1 with E_inter on all continuations at once (N and M infinite) and return the
-    best final state, or None.
+    """Return the best final state of Algorithm 1 with E_inter, or None, for N and M infinite.
+
+    Every round then has all continuations.
 
     Parameters
     ----------
@@ -59,8 +59,7 @@ def _continuations(mdp: MDP, s: int) -> list[int]:
 
 
 def top_p(probabilities: np.ndarray, p: float) -> np.ndarray:
-    """Return each row cut to its fewest most likely tokens with mass of at least p, renormalised;
-    shape (S, A) as given.
+    """Return each row (S, A) cut to its fewest most likely tokens of mass >= p, renormalised.
 
     Raises
     ------
@@ -83,6 +82,7 @@ def top_p(probabilities: np.ndarray, p: float) -> np.ndarray:
 
 
 def _check_mass(p: float) -> None:
+    """Raise ``ParameterError`` unless p is a probability."""
     if not 0 <= p <= 1:
         raise ParameterError(
             f"a safe mass is {p!r}; it is a probability, so give a number in [0, 1]"
@@ -90,8 +90,9 @@ def _check_mass(p: float) -> None:
 
 
 def abstention_bound(masses: Sequence[float], n_samples: int, rounds: int = 1) -> float:
-    """Return sum_b (1 - p_b)^{N M} >= P(abstain) (capped at 1); an equality for one block without
-    penalty.
+    """Return sum_b (1 - p_b)^{N M} >= P(abstain), capped at 1.
+
+    It is an equality for one block without a penalty.
 
     Parameters
     ----------
@@ -129,8 +130,9 @@ def mass_covered(draws: int, blocks: int, delta: float) -> float:
 
 
 def half_bound(p: float, n_samples: int, rounds: int) -> float:
-    """Return (1 - p)^{N (1 + (M - 1) / 2)} >= P(no safe block), when half of each retry draws from
-    the reference (`half`).
+    """Return (1 - p)^{N (1 + (M - 1) / 2)} >= P(no safe block) under the diversity ``half``.
+
+    Half of the samples of each retry then come from the reference.
     """
     _check_mass(p)
     return (1 - p) ** (n_samples * (1 + (rounds - 1) / 2))
@@ -147,12 +149,11 @@ def retry_mass(
     sample: int = 0,
     n_samples: int = 1,
 ) -> float:
-    """Return the chance that one sample of the next round is safe after a round that drew only
-    `failed` blocks (paper, section 5.2, "Sampling Diversity").
+    """Return the chance that one sample is safe after a round with only `failed` blocks.
 
-    Under the ban by position (``paper``) one-token blocks have sum over safe y not banned / (1 -
-    banned mass); under ``sequence`` it is p / (1 - m) with m the mass of the failed blocks, which
-    is never below p.
+    It shows the effect of the paper's "Sampling Diversity" (section 5.2). For one-token blocks, the
+    ban by position (``paper``) makes it the safe mass not banned over (1 - banned mass). Under
+    ``sequence`` it is p / (1 - m), never below p, with m the mass of the failed blocks.
 
     Parameters
     ----------
@@ -161,12 +162,12 @@ def retry_mass(
     safe : collection of tuple
         The safe ones.
     failed : sequence of tuple
-        What the failed round drew, from one parent.
+        The blocks of the failed round, all of one parent.
     diversity : str
         A key of `igcore.engine.diversity.DIVERSITIES`; no token is spared and n_2 is infinite.
     sample, n_samples : int
-        Which sample of the next round is asked about, from 0, and N: ``half`` draws the first
-        ceil(N / 2) from the reference.
+        Number of the sample in the next round, from 0, and N. ``half`` samples the first ceil(N /
+        2) from the reference.
     """
     if abs(sum(blocks.values()) - 1) > 1e-9:
         raise ParameterError(
@@ -205,9 +206,7 @@ def _probability(
     chances: Mapping[Block, Mapping[int, float]],
     avoid: Callable[[Block], Mapping[int, float]],
 ) -> float:
-    """Return the probability of a block when each token is drawn from the reference times the
-    factors of `avoid`.
-    """
+    """Return the probability of a block under the reference times the factors of `avoid`."""
     total = 1
     for i, token in enumerate(y):
         row, factors = chances[y[:i]], avoid(y[:i])
@@ -221,11 +220,10 @@ def _probability(
 def two_round_failure(
     blocks: Mapping[Block, float], safe: Collection[Block], diversity: str, n_samples: int = 1
 ) -> float:
-    """Return P(no safe block in two rounds of N samples) exactly, by enumerating all failed first
-    rounds.
+    """Return P(no safe block in two rounds of N samples), by enumerating all failed first rounds.
 
-    Given the first round, the samples of the second are independent, but not alike: ``half`` bans
-    for some of them only.
+    Given the first round, the samples of the second are independent. Their distributions may
+    differ: ``half`` penalises only some of them.
     """
 
     def second_fails(failed: Sequence[Block]) -> float:
@@ -244,8 +242,9 @@ def two_round_failure(
 
 
 def all_fail(a: float, b: float, failures: int, more: int) -> float:
-    """Return P(the next `more` samples fail | f failed) = B(a, b + f + more) / B(a, b + f) under p
-    ~ Beta(a, b).
+    """Return P(the next `more` samples fail | f failed) under p ~ Beta(a, b).
+
+    With B the beta function it is B(a, b + f + more) / B(a, b + f).
     """
     if not (a > 0 and b > 0):
         raise ParameterError(f"the prior is Beta({a!r}, {b!r}); both parameters must be > 0")
@@ -253,8 +252,9 @@ def all_fail(a: float, b: float, failures: int, more: int) -> float:
 
 
 def rounds_worth_taking(a: float, b: float, n_samples: int, least: float, most: int = 1000) -> int:
-    """Return how many rounds of N samples to take while all fail: as long as the next one succeeds
-    with chance >= `least`.
+    """Return after how many failed rounds of N samples to stop.
+
+    Another round is worth taking while it succeeds with chance >= `least`.
     """
     for done in range(most):
         if 1 - all_fail(a, b, done * n_samples, n_samples) < least:
@@ -263,8 +263,9 @@ def rounds_worth_taking(a: float, b: float, n_samples: int, least: float, most: 
 
 
 def stopped_bound(sample: int, alpha: float = 0.05) -> float:
-    """Return the one-sided lower confidence bound on p when the first safe block was sample s: 1 -
-    (1 - alpha)^{1/s}, not 1/s.
+    """Return a one-sided lower confidence bound on p when sample s was the first safe block.
+
+    It is 1 - (1 - alpha)^{1/s}; the estimate 1/s is no bound.
     """
     if sample < 1:
         raise ParameterError(f"sample is {sample!r}; the first sample is number 1")
@@ -275,13 +276,14 @@ def stopped_bound(sample: int, alpha: float = 0.05) -> float:
 
 
 def accepted_precision(p: float, false_alarm: float, miss: float) -> float:
-    """Return the share of accepted blocks that are truly safe: p (1 - fp) / (p (1 - fp) + (1 - p)
-    fn).
+    """Return the share of accepted blocks that are truly safe, given the errors of a scorer.
+
+    It is p (1 - fp) / (p (1 - fp) + (1 - p) fn).
 
     Parameters
     ----------
     p : float
-        Share of truly safe blocks among those drawn.
+        Share of truly safe blocks among the samples.
     false_alarm, miss : float
         fp, the chance that a scorer rejects a safe block, and fn, that it accepts an unsafe one.
     """

@@ -1,8 +1,7 @@
-"""What may be decided in a latent space: homomorphisms, and what a lossy map costs (paper, section
-5.1, Theorem 1).
+"""Latent MDPs (paper, section 5.1, Theorem 1): homomorphisms, and the price of a lossy map.
 
-A map phi is one hashable label per state. The paper's (h_t, o_t) is such a label and z_t is kept
-beside it. Theorem 1(c) needs phi to be a homomorphism of MDPs; it need not be injective.
+A map phi gives every state one hashable label. The paper's (h_t, o_t) is such a label, and z_t is
+kept beside it. Theorem 1(c) needs phi to be a homomorphism of MDPs; it need not be injective.
 """
 
 import math
@@ -20,8 +19,9 @@ POLICIES = 20_000  # enumerated at most
 
 
 def _actions(mdp: MDP, labels: Sequence[Hashable], s: int) -> tuple:
-    """Return what one step does from s as phi sees it: nature's probabilities, and for each action
-    label, task and cost.
+    """Return the next step from s as phi sees it.
+
+    That is nature's probabilities, and of each action the next label, task cost and safety cost.
     """
     row = zip(mdp.child[s].tolist(), mdp.task[s].tolist(), mdp.cost[s].tolist(), strict=True)
     nature = tuple(mdp.reference[s]) if mdp.chance[s] else None
@@ -29,8 +29,9 @@ def _actions(mdp: MDP, labels: Sequence[Hashable], s: int) -> tuple:
 
 
 def conflict(mdp: MDP, labels: Sequence[Hashable]) -> tuple[int, int] | None:
-    """Return two states that phi merges although their actions differ, or None when phi is a
-    homomorphism.
+    """Return two states that phi merges although their actions differ, or None.
+
+    None means that phi is a homomorphism.
 
     Parameters
     ----------
@@ -93,11 +94,10 @@ def embed(mdp: Augmented, labels: Sequence[Hashable], latent: Augmented) -> np.n
 
 
 def averaged_policy(mdp: Augmented, labels: Sequence[Hashable], n: float) -> np.ndarray:
-    """Return the greedy policy of the best critic that sees only labels, trained on states drawn
-    from the reference.
+    """Return the greedy policy of the best critic that sees only labels.
 
-    Its target is the mean of q^{*,n}(s, y) over the states of a label, weighted by how often the
-    reference passes them: what a least squares critic (paper, section 5.2) converges to.
+    The critic predicts the mean of q^{*,n}(s, y) over the states of a label, weighted by how often
+    the reference visits them: the limit of least squares on rollouts (paper, section 5.2).
 
     Parameters
     ----------
@@ -124,10 +124,10 @@ def averaged_policy(mdp: Augmented, labels: Sequence[Hashable], n: float) -> np.
 
 
 def violating_states(mdp: Augmented, policy: np.ndarray) -> tuple[int, int]:
-    """Return how many states a policy can break the budget from, and how many there are to start
-    from.
+    """Return from how many start states a policy can break the budget, and their number.
 
-    Counted are safe states with actions from which some policy is safe with probability one.
+    The start states are the safe states with actions from which some policy is safe with
+    probability one.
     """
     starts = (values(mdp) < math.inf) & mdp.allowed.any(axis=1)
     broken = starts & (values(mdp, policy=policy) == math.inf)
@@ -135,8 +135,9 @@ def violating_states(mdp: Augmented, policy: np.ndarray) -> tuple[int, int]:
 
 
 def best_blind(mdp: Augmented, labels: Sequence[Hashable], n: float = math.inf) -> float:
-    """Return the least task cost of the deterministic policies that see only labels, by trying all
-    of them.
+    """Return the least task cost of the deterministic policies that see only labels.
+
+    All of them are tried.
 
     Raises
     ------

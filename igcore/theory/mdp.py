@@ -1,8 +1,7 @@
-"""Finite constrained token MDPs and their augmentation with the safety state (paper, sections 4.1
-and 4.2).
+"""Finite constrained token MDPs (paper, section 4.1) and their augmentation (section 4.2).
 
 An MDP is a set of tables of numbers, floats or exact Fractions; `planning` solves it. A state is a
-prefix, or what a latent map keeps of it; an action is the next token; at a `chance` state nature
+prefix, or its image under a latent map. An action is the next token; at a `chance` state nature
 moves instead. Each action has a safety cost and a task cost; of both, higher is worse.
 """
 
@@ -99,8 +98,9 @@ class MDP:
 
     @cached_property
     def layers(self) -> list[np.ndarray]:
-        """States grouped by their height over the terminal states, which come first: the order of
-        backward induction.
+        """States grouped by their height over the terminal states, which come first.
+
+        This is the order of backward induction.
         """
         height = [0] * len(self.child)
         for s, row in reversed(list(enumerate(self.child.tolist()))):
@@ -145,8 +145,9 @@ def check_deterministic(mdp: MDP) -> None:
 
 
 def enumerate_prefixes(vocabulary: int, horizon: int, eos: int = 0) -> list[tuple[int, ...]]:
-    """Return all nonempty prefixes of at most `horizon` tokens in which `eos` comes last, shortest
-    first.
+    """Return all nonempty prefixes of at most `horizon` tokens, the shortest first.
+
+    Nothing follows `eos`.
 
     Raises
     ------
@@ -273,7 +274,7 @@ def augment(
             y = int(mdp.child[s, a])
             last = bool(ended[y])
             after = charge(state, mdp.cost[s, a], accounting, gamma, last=last)
-            # what the next cost depends on besides z: nothing when costs are charged as they are
+            # what the next cost depends on besides z: under `sum` nothing
             memory = () if accounting == "sum" else (after.peak, after.score)
             j = number.setdefault((y, after.z, *memory), len(pairs))
             edges[i][a] = j

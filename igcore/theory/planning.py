@@ -1,8 +1,8 @@
-"""Exact solutions of finite token MDPs: backward induction, value iteration, brute force, and the
-law of any policy's trajectory.
+"""Exact solutions of finite token MDPs: backward induction, value iteration and brute force.
 
-Every function takes an `Augmented` MDP, whose unsafe states cost n at each step (the truncated task
-cost, section 4.2 of the paper), or a plain `MDP`, where all states are safe and n plays no role.
+`occupancy` gives the law of any policy's trajectory. Every function takes an `Augmented` MDP, whose
+unsafe states cost n at each step (the truncated task cost, section 4.2 of the paper), or a plain
+`MDP`, where all states are safe and n plays no role.
 """
 
 import math
@@ -15,8 +15,9 @@ from .mdp import MDP, check_deterministic, truncated_cost
 
 
 class Trajectory(NamedTuple):
-    """One way from a state to the end: the last state, the number of actions and the discounted
-    task cost of these.
+    """One way from a state to the end: its last state, its length and its discounted task cost.
+
+    The length is the number of actions.
     """
 
     leaf: int
@@ -33,9 +34,7 @@ def unsafe_value(mdp: MDP, n: float) -> float:
 
 
 def action_values(mdp: MDP, v: np.ndarray) -> np.ndarray:
-    """Return q(s, y) = C_task(s, y) + gamma v(s + y), shape (S, A); infinite where y is not
-    allowed.
-    """
+    """Return q(s, y) = C_task(s, y) + gamma v(s + y), shape (S, A); infinite where not allowed."""
     return _action_values(mdp, mdp.task, v, slice(None))
 
 
@@ -48,9 +47,8 @@ def _action_values(
 
 
 def _mean(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return the expectation of q over actions; an action of probability 0 counts nothing, even if
-    it costs infinity.
-    """
+    """Return the expectation of q over actions."""
+    # an action of probability 0 must not count, and 0 * inf would be NaN
     return (p * np.where(p > 0, q, 0)).sum(axis=1)
 
 
@@ -59,8 +57,8 @@ def _backup(
 ) -> np.ndarray:
     """Return the right side of the Bellman equation at states with actions, shape (len(states),).
 
-    That is the least of cost + gamma v over actions, or the mean under a policy; where nature
-    moves, it is the mean under its probabilities.
+    That is the minimum of cost + gamma v over actions, or the mean under a policy. Where nature
+    moves, it is the mean under nature's probabilities.
     """
     q = _action_values(mdp, cost, v, states)
     chosen = q.min(axis=1) if policy is None else _mean(policy[states], q)
@@ -130,8 +128,9 @@ def value_iteration(mdp: MDP, n: float, sweeps: int) -> np.ndarray:
 
 
 def greedy(mdp: MDP, v: np.ndarray) -> np.ndarray:
-    """Return the policy that takes the first best action under v, shape (S, A); chance states
-    follow nature.
+    """Return the policy that takes the first best action under v, shape (S, A).
+
+    Chance states follow nature.
     """
     q = action_values(mdp, v)
     policy = np.zeros(q.shape, dtype=int)
@@ -172,8 +171,9 @@ def brute_force(mdp: MDP, n: float = math.inf, start: int = 0) -> float:
 
 
 def occupancy(mdp: MDP, policy: np.ndarray, start: int = 0) -> np.ndarray:
-    """Return the probability of passing each state, shape (S,); over terminal and unsafe states:
-    the law of the trajectory.
+    """Return the probability that a trajectory visits each state, shape (S,).
+
+    On the terminal and unsafe states it is the law of the trajectory.
     """
     p = np.where(mdp.chance[:, None], mdp.reference, policy)
     mass = np.zeros(len(p), dtype=p.dtype)

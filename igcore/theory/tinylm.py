@@ -44,6 +44,7 @@ def tiny_lm(seed: int, vocabulary: int = 5, horizon: int = 6) -> TinyLM:
 
 
 def _norm(x: np.ndarray) -> np.ndarray:
+    """Return x with mean 0 and standard deviation 1 over the last axis."""
     return (x - x.mean(axis=-1, keepdims=True)) / (x.std(axis=-1, keepdims=True) + 1e-5)
 
 
@@ -83,9 +84,8 @@ def logits(lm: TinyLM, tokens: np.ndarray) -> np.ndarray:
 
 
 def last_logits(lm: TinyLM, prefixes: list[tuple[int, ...]]) -> np.ndarray:
-    """Return the logits after each prefix, shape (len(prefixes), V); prefixes of equal length are
-    computed together.
-    """
+    """Return the logits after each prefix, shape (len(prefixes), V)."""
+    # prefixes of equal length are computed together
     out = np.empty((len(prefixes), lm.head.shape[1]))
     lengths = np.array([len(y) for y in prefixes])
     for t in np.unique(lengths):
@@ -99,8 +99,7 @@ def last_logits(lm: TinyLM, prefixes: list[tuple[int, ...]]) -> np.ndarray:
 def tiny_instance(
     seed: int, vocabulary: int = 5, horizon: int = 6, gamma: float = 1
 ) -> tuple[MDP, np.ndarray]:
-    """Return a token MDP made by three random transformers: the reference, a signed safety score
-    and a task score.
+    """Return a token MDP whose reference, signed safety score and task score are random networks.
 
     Token 0 ends a text. `MDP.cost` holds standardised safety scores U of prefixes: charge them with
     the accounting ``peak``. The task cost in (0, 1) is paid by the last token of a finished text
@@ -137,12 +136,11 @@ def tiny_instance(
 
 
 def bigram_instance(seed: int, vocabulary: int = 5, horizon: int = 6) -> MDP:
-    """Return an exact token MDP whose costs depend on (time, last token, next token), with a
-    many-to-one homomorphism.
+    """Return an exact token MDP with a many-to-one homomorphism.
 
-    Safety costs are quarters in [0, 1], for the end too. The task cost, in twelfths, is paid by the
-    last token of a finished text and favours long ones; the reference is uniform. States of equal
-    (length, last token) act alike.
+    Costs depend on (time, last token, next token), so that states of equal (length, last token) act
+    alike. Safety costs are quarters in [0, 1], for the end token too. The last token of a finished
+    text pays the task cost, in twelfths, which favours long texts. The reference is uniform.
     """
     rng = np.random.default_rng(seed)
     cost = rng.integers(0, 5, (vocabulary, vocabulary))
