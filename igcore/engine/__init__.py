@@ -1,1 +1,1 @@
-"""The decoding engine: token ids in, candidate blocks out."""
+"""The decoding engine: token ids in, blocks of sampled tokens out."""

@@ -1,8 +1,8 @@
-"""Attention over a shared prefix: rows of one prompt read its keys, and each row its own.
+"""Attention with a shared prefix: all rows of a prompt attend to one KV cache of the prompt.
 
-The keys and values of a prompt lie once in `Prompts`, those of new tokens in the slots of a `Slab`,
-equally many to a prompt. New tokens are packed into one sequence without padding for the matrix
-products, and scattered into their slots for the attention alone: a `Packing` says where each
+`Prompts` has the KV cache of each prompt once. A `Slab` has that of new tokens in slots, equally
+many to a prompt. For the matrix products new tokens are packed into one sequence without padding;
+for the attention alone they are scattered into their slots. A `Packing` says where each token
 stands. The attention is registered with transformers, so that no model is patched.
 """
 
@@ -41,10 +41,11 @@ class Prompts:
 
     @cached_property
     def padded(self) -> bool:
+        """Whether any prompt has padding."""
         return not self.mask.all()
 
     def take(self, ids: Sequence[int]) -> "Prompts":
-        """Return some of the prompts, in this order; of all of them nothing is copied."""
+        """Return some of the prompts, in this order; nothing is copied when these are all."""
         if list(ids) == self.ids:
             return self
         at = [self.ids.index(i) for i in ids]
@@ -66,7 +67,7 @@ class Slab:
 
     @classmethod
     def empty(cls, prompts: Prompts, width: int, capacity: int, hidden: torch.Tensor) -> "Slab":
-        """Return empty slots for `capacity` tokens; numbers are of the type of `hidden` (R, H)."""
+        """Return empty slots for `capacity` tokens, with the dtypes of `prompts` and `hidden`."""
         slots = len(prompts.ids) * width
 
         def zeros(like: torch.Tensor) -> torch.Tensor:
@@ -85,27 +86,27 @@ class Slab:
 
 
 class Packing:
-    """Where T packed tokens stand and what each may see; made anew for every forward pass.
+    """Where T packed tokens stand and what each may attend to, for one forward pass.
 
     It takes the place of transformers' cache: every layer writes its keys and values through
-    `update` and hands the packing on to `attend`.
+    `update`, which passes the packing on to `attend`.
 
     Parameters
     ----------
     slots, starts, counts : sequences of R int
-        Of each row: its slot, how many new tokens stand there already, and how many follow now.
+        For each row: its slot, how many new tokens are there already, and how many follow now.
 
     Attributes
     ----------
     slot, step, column, position : Tensor (T,)
-        Of each token: its slot, which of its row's tokens of this pass it is, its column in the
-        slab, and its position in the text, counted without the padding.
+        For each token: its slot, its number among its row's tokens of this pass, its column in the
+        slab, and its position in the text without the padding.
     n_slots, n_steps, filled : int
         C, S (most tokens of a row in this pass), and n (columns in use afterwards).
     dense : bool
-        Whether tokens are slots, one to each in their order, so that nothing is to be scattered.
+        Whether every slot has one token, in the order of the slots, so that nothing is scattered.
     mask : Tensor (P, 1, width, 1, S, L + n) bool, or None
-        True where a query may look; None where all may look everywhere.
+        True where a query may attend; None where all queries may attend to all keys.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Packing:
         self.mask = self._mask(slots, starts)
 
     def _mask(self, slots: Sequence[int], starts: Sequence[int]) -> torch.Tensor | None:
+        """Return the attribute ``mask``: causal on new tokens, and without the prompts' padding."""
         prompt = self.prompts.mask
         if self.n_steps == 1 and len(set(starts)) == 1 and not self.prompts.padded:
             return None  # every query is its row's last token, and all rows are equally long
@@ -144,7 +146,7 @@ class Packing:
         return torch.cat([prefix, suffix], dim=-1)
 
     def scatter(self, x: torch.Tensor) -> torch.Tensor:
-        """(T, ...) -> (C, S, ...), zero where no token stands."""
+        """Return packed x (T, ...) by slot, (C, S, ...), with zeros where no token stands."""
         if self.dense:  # a view, where an index would copy
             return x[:, None]
         out = x.new_zeros(self.n_slots, self.n_steps, *x.shape[1:])
@@ -152,10 +154,10 @@ class Packing:
         return out
 
     def collect(self, x: torch.Tensor) -> torch.Tensor:
-        """(C, S, ...) -> (T, ...)"""
+        """Return x by slot (C, S, ...) as packed, (T, ...)."""
         return x[:, 0] if self.dense else x[self.slot, self.step]
 
-    # what transformers asks of a cache
+    # the methods that transformers calls on a cache
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_, **__):
         """Write keys and values (1, heads, T, head_dim) of a layer into their slots.
@@ -170,6 +172,7 @@ class Packing:
         return self, self
 
     def get_seq_length(self, *_) -> int:
+        """Return the number of columns in use."""
         return self.filled
 
 
@@ -184,10 +187,10 @@ def attend(
 ):
     """Attend with packed queries (1, heads, T, head_dim) to their prompt's and their own keys.
 
-    All queries of a prompt read its keys in one matrix product. Scores over both parts are
-    normalised together. Returns (1, T, heads, head_dim).
+    All queries of a prompt attend to its keys in one matrix product. One softmax normalises the
+    scores over both parts. Returns (1, T, heads, head_dim).
     """
-    # what a model asks of its attention must not be ignored; `fits` then turns the model down
+    # an option must not be ignored in silence; on this error `fits` rejects the model
     if unusual := [name for name in NOT_PLAIN if options.get(name) is not None]:
         raise NotImplementedError(f"attention with {unusual}")
     packing, layer = key, module.layer_idx
@@ -226,10 +229,8 @@ AttentionInterface.register(NAME, attend)
 
 @contextmanager
 def attention_of(model) -> Iterator[None]:
-    """Let a model use `attend`, and give it back as it was.
-
-    transformers builds no mask for an attention that has not registered one.
-    """
+    """Let a model use `attend` in a with-block, and restore its own attention."""
+    # transformers builds no mask for an attention that has not registered one
     config = model.config.get_text_config(decoder=True)
     before = config._attn_implementation
     config._attn_implementation = NAME

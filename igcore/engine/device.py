@@ -1,4 +1,4 @@
-"""How much memory a device has, how much is free, and how it says that none is left."""
+"""The memory of a device: its size, what is free, and the errors that say that none is left."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ def installed_bytes() -> int:
 
 
 def _pages(name: str) -> int:
-    """Return the bytes of the pages that the system counts; 4 GiB where it does not say."""
+    """Return the bytes of a page count of the system; 4 GiB where the system has none."""
     if not hasattr(os, "sysconf"):  # Windows
         return 4 * GIB
     return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")

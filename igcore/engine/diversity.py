@@ -1,7 +1,7 @@
-"""How a retry avoids what failed: the paper's sampling diversity, and safer forms of it.
+"""How a retry avoids failed blocks: the paper's sampling diversity, and safer forms of it.
 
-Knows token ids and probabilities; imports no torch. One `Failures` is kept per prompt and block and
-is thrown away with the block.
+The module imports no torch, so that the theory can use it. Every prompt has a new `Failures` in
+every block.
 """
 
 import math
@@ -14,12 +14,12 @@ Factors = dict[int, float]  # token -> factor on its reference probability
 
 
 class Failures:
-    """What the failed rounds of one block drew.
+    """The samples of the failed rounds of one block.
 
     Parameters
     ----------
     spared : collection of int
-        End tokens; the penalty by position never touches them.
+        End tokens; the penalty by position leaves them alone.
     penalty : float or None
         n_2 of the paper, subtracted from the logits of penalised tokens (nats); None stands for
         infinity.
@@ -50,10 +50,10 @@ class Failures:
 def diversity_penalty(
     failures: Failures, parent: int, sample: int, n_samples: int
 ) -> Callable[[Prefix], Factors] | None:
-    """Return the paper's sampling diversity (section 5.2, "Sampling Diversity").
+    """Return the paper's sampling diversity (section 5.2, "Sampling Diversity"; appendix C).
 
-    Step i of a retry draws from softmax(W o - n_2 [F_i > 0]): every token that a failed block has
-    at this position loses n_2 from its logit, whatever stands before it. Subtracting n_2 from a
+    Step i of a retry samples from softmax(W o - n_2 [F_i > 0]): every token that a failed block has
+    at this position loses n_2 from its logit, whatever comes before it. Subtracting n_2 from a
     logit multiplies the probability by exp(-n_2).
 
     Parameters
@@ -61,9 +61,9 @@ def diversity_penalty(
     failures : Failures
         The failed rounds of this block, with n_2.
     parent : int
-        Beam from which the sample is drawn.
+        Beam that the sample continues.
     sample, n_samples : int
-        Which of its parent's samples this is, from 0, and how many there are.
+        Number of the sample among those of its parent, from 0, and how many there are.
 
     Returns
     -------
@@ -95,7 +95,7 @@ def penalty_of_half(
 def without_replacement(
     failures: Failures, parent: int, sample: int, n_samples: int
 ) -> Callable[[Prefix], Factors] | None:
-    """Draw from the reference, conditioned on the block being none of its parent's failed ones.
+    """Sample from the reference, given that the block is none of its parent's failed ones.
 
     The chance of a safe block never falls.
     """
@@ -103,11 +103,11 @@ def without_replacement(
 
 
 def no_penalty(failures: Failures, parent: int, sample: int, n_samples: int) -> None:
-    """Draw every retry from the reference."""
+    """Sample every retry from the reference."""
 
 
 def _unused_shares(node: dict, prefix: Prefix) -> Factors:
-    """Return for each token below `prefix` the share of its mass that no failed block has used."""
+    """Return for each token after `prefix` the share of its mass that no failed block has used."""
     for token in prefix:
         if token not in node:  # no failed block begins like this
             return {}
@@ -122,7 +122,7 @@ def _used_share(node: dict) -> float:
     return min(1.0, sum(p * _used_share(child) for p, child in node.values()))
 
 
-# what a search may be told -> (failures, parent, sample, n_samples) -> factors by prefix, or None
+# setting -> function of (failures, parent, sample, n_samples) -> factors by prefix, or None
 DIVERSITIES: dict[str, Callable] = {
     "none": no_penalty,
     "paper": diversity_penalty,

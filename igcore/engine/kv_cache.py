@@ -1,13 +1,13 @@
 """The state of many sequences in transformers' own KV cache, for any decoder-only model.
 
-Every row has its own copy of the prompt's keys and values, and each step copies the cache.
-`igcore.engine.prefix_cache` does neither, for the models that it fits; both answer to the same four
-names, and know nothing of sampling::
+Every row has its own copy of the prompt's KV cache, and each step copies the cache.
+`igcore.engine.prefix_cache` does neither, for the models that it fits. Both have the same four
+methods::
 
     Rows.open(model, prompts)    prefill prompts, one row each
     rows.gather(sources, room)   copy rows of one or more states, with room for so many tokens
     rows.step(going, tokens)     append one token to the rows that go on; the others are dropped
-    rows.history(rows, keys)     o_t, keys and values of all tokens of these rows since the prompt
+    rows.history(rows, keys)     o_t and KV cache of all tokens of these rows since the prompt
 """
 
 import copy
@@ -23,14 +23,14 @@ from .prepack import products_of
 
 @dataclass
 class History:
-    """What the model carries of R rows of n tokens each since their prompts.
+    """The hidden states and KV cache of R rows, n tokens each since their prompts.
 
     Attributes
     ----------
     hidden : Tensor (R, n, H) or None
         o_t: the hidden state after the final norm; None where the model was stopped before it.
     middle : Tensor (R, n, H) or None
-        The output of the layer that was watched.
+        The output of the watched layer.
     keys, values : list of Tensor (R, heads, n, head_dim)
         h_t: one pair per layer that has attention; of a sliding window, as many as it keeps.
     mask : Tensor (R, n) bool or None
@@ -52,18 +52,18 @@ class History:
 
 @torch.inference_mode()
 def forward(model, watch: int | None = None, **inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run a model with a head or without; return o_t, the input of the head, and the logits.
+    """Run a model; return o_t, which is the input of its head, and the logits.
 
-    The hidden state is caught at the head, because ``output_hidden_states`` would keep those of
-    every layer. With `watch` the output of that decoder layer follows it in the same tensor: (...,
-    H) becomes (..., 2 H). A model without a head has logits of width 0.
+    With `watch` the output of that decoder layer follows o_t in the same tensor: (..., H) becomes
+    (..., 2 H). A model without a head has logits of width 0.
 
     Raises
     ------
     PolicyError
-        When the model left aside the KV cache that it was given: every token would be drawn without
+        When the model ignored the KV cache that it was given: every token would be sampled without
         its context.
     """
+    # hooks, because ``output_hidden_states`` would keep the hidden states of every layer
     head, seen, hooks = model.get_output_embeddings(), {}, []
 
     def catch_hidden(_, args) -> None:
@@ -109,13 +109,13 @@ def pad_left(sequences: Sequence[Sequence[int]], device) -> tuple[torch.Tensor, 
 
 
 def positions_of(mask: torch.Tensor) -> torch.Tensor:
-    """Return the positions (B, L) of a mask (B, L), counted without the padding on the left."""
+    """Return the positions (B, L) of a mask (B, L); left padding does not count."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
 @dataclass
 class DynamicRows:
-    """Carried state of R sequences of one length L, left padding included.
+    """The state of R sequences of one length L, left padding included.
 
     The last `length` columns are new tokens, the others the prompts.
     """
@@ -144,11 +144,12 @@ class DynamicRows:
 
     @property
     def length(self) -> int:
+        """Number of new tokens of each row."""
         return self.past.shape[1]
 
     @torch.inference_mode()
     def gather(self, sources: Sequence[tuple["DynamicRows", int]], room: int = 0) -> "DynamicRows":
-        """Copy rows of states of equal length, in this order; the sources are untouched.
+        """Copy rows of states of equal length, in this order; the sources do not change.
 
         `room` is for other caches: this one grows by itself.
         """
@@ -183,10 +184,8 @@ class DynamicRows:
         return rows
 
     def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
-        """Copy what a critic reads of these rows, by default of all; the KV cache if wanted.
-
-        Copies can be trained on, as the tensors of inference mode cannot.
-        """
+        """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""
+        # a critic can be trained on copies, but not on tensors of inference mode
         rows = list(range(len(self.mask)) if rows is None else rows)
         pairs = []
         if keys:
@@ -207,16 +206,16 @@ class DynamicRows:
             attention_mask=self.mask,
             position_ids=positions_of(self.mask)[:, -ids.shape[1] :],  # (R, S)
             past_key_values=self.cache,
-            logits_to_keep=1,  # the last column's alone: of a prompt nobody reads the others
+            logits_to_keep=1,  # of the last column alone: the others of a prompt are never used
         )
         self.hidden, self.logits = hidden[:, -1], logits[:, -1]
         return self
 
 
 def _pick(parts: Sequence, index: torch.Tensor):
-    """Join tensors along their rows and take some of them, also inside dictionaries.
+    """Join tensors along their rows and take some of the rows, also inside dictionaries.
 
-    Whatever else a part is, it is alike in all of them.
+    Anything else is the same in all parts.
     """
     first = parts[0]
     if isinstance(first, dict):

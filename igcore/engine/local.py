@@ -1,13 +1,13 @@
-"""The engine of this process: a transformers model whose KV cache is carried from block to block.
+"""The local engine: a transformers model that keeps its KV cache from block to block.
 
-For every row it holds the keys and values of all layers at all positions so far (the paper's h_t),
-the last hidden state after the final norm (o_t) and the reference logits W o_t, so that no prefix
-is encoded twice. Every sampled token is forwarded, so that o_t and h_t describe the block's end,
-except the last one of a response; a proposed one only when it is selected. A row leaves the batch
-as soon as it ends.
+For every row it keeps the KV cache of all layers (the paper's h_t), the last hidden state after the
+final norm (o_t) and the reference logits W o_t, so that no prefix is encoded twice. The model reads
+every sampled token, except the last one of a response, so that o_t and h_t are those of the block's
+end. It reads a proposed token only when the token is selected. A row leaves the batch as soon as it
+ends.
 
-All rows of a prompt read one copy of its keys and values where the model allows it
-(`igcore.engine.prefix_cache`); for other models every row has transformers' own cache
+Where the model allows it, all rows of a prompt share one KV cache of the prompt
+(`igcore.engine.prefix_cache`). Otherwise every row has transformers' own cache
 (`igcore.engine.kv_cache`).
 """
 
@@ -37,10 +37,10 @@ class LocalEngine:
     eos_ids : collection of int
         Tokens that end a sequence.
     cache : str
-        How keys and values are kept, a key of `CACHES`: ``shared`` (prompts once), ``dynamic``
+        How the KV cache is kept, a key of `CACHES`: ``shared`` (each prompt once), ``dynamic``
         (transformers' own), or ``auto``, which is ``shared`` for the models that it fits.
     watch : int, optional
-        Decoder layer whose output `history` returns besides, as ``middle``.
+        Decoder layer whose output `history` also returns, as ``middle``.
 
     Attributes
     ----------
@@ -63,9 +63,9 @@ class LocalEngine:
     def _start(self, rows: Rows | None) -> None:
         """Begin a block from these rows."""
         self.rows = rows
-        # of each round the state of its live candidates, and candidate -> row of that state
+        # for each round the state of its live candidates, and candidate -> row of that state
         self._rounds: list[tuple[Rows, dict[int, int]]] = []
-        self._drawn = 0  # candidates of all rounds
+        self._drawn = 0  # number of candidates of all rounds so far
         self._unread: dict[int, int] = {}  # candidate -> proposed token that is not encoded yet
 
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -73,9 +73,9 @@ class LocalEngine:
         self._start(self.kind.open(self.model, prompts, self.watch))
 
     def steer(self, steering: Steering | None) -> None:
-        """Draw all further blocks from changed logits; None draws from the reference again.
+        """Sample all further blocks from changed logits; None restores the reference.
 
-        Only the draw changes: keys and values stay those of the tokens drawn.
+        Only sampling changes: the KV cache stays that of the sampled tokens.
         """
         self.steering = steering
 
@@ -86,7 +86,7 @@ class LocalEngine:
         penalty: Penalty | None = None,
         last: bool = False,
     ) -> Block:
-        """Draw one continuation from each given row; see `igcore.engine.protocol.Engine`."""
+        """Sample one continuation of each given row; see `igcore.engine.protocol.Engine`."""
         length = len(keys[0])
         state = self.rows.gather([(self.rows, row) for row in rows], room=length)
         u = torch.from_numpy(uniforms([key for row in keys for key in row]))
@@ -107,7 +107,7 @@ class LocalEngine:
                 block.ended[c] = tokens[i] in self.eos_ids
             going = [i for i, c in enumerate(live) if not block.ended[c]]
             live = [live[i] for i in going]
-            if last and step == length - 1:  # nobody continues them: spare the forward pass
+            if last and step == length - 1:  # no candidate goes on: save the forward pass
                 live = []
             if not live:
                 break
@@ -120,20 +120,20 @@ class LocalEngine:
         return block
 
     def _draw(self, state: Rows, u: torch.Tensor, factors: Mapping):
-        """Draw one token per row of a state; see `igcore.engine.sampling.draw`."""
+        """Sample one token per row of a state; see `igcore.engine.sampling.draw`."""
         if self.steering is None:
             return draw(state.logits, u, factors)
         tokens, _, log_q, near = draw(self.steering(state.hidden, state.logits), u, factors)
-        # log_p is that of the reference policy, whatever the token was drawn from
+        # log_p is that of the reference policy, whatever the token was sampled from
         return tokens, _log_p(state.logits, tokens), log_q, near
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[int], k: int) -> Block:
         """Offer the k most probable next tokens of each row, the most probable first.
 
-        Each is a candidate of one token. Nothing is drawn and nothing encoded: the model reads a
-        token when `select` takes it. A k-th token that logits moved by
-        `igcore.engine.sampling.NEAR_TIE` would replace counts as a near tie.
+        Each is a candidate of one token. Nothing is sampled or encoded: the model reads a token
+        when it is selected. The k-th token counts as a near tie when logits that move by
+        `igcore.engine.sampling.NEAR_TIE` could replace it.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class LocalEngine:
         if k < vocabulary:  # the last of each row may trade places with the one left out
             near = best[:, k - 1] - best[:, k] < 2 * NEAR_TIE
             block.near_ties[k - 1 :: k] = near.int().tolist()
-        # several candidates stand for one row, which they only leave when they are read
+        # k candidates share one row until `select` encodes them
         live = [c for c in range(len(block.tokens)) if not block.ended[c]]
         self._rounds.append((self.rows, {self._drawn + c: rows[c // k] for c in live}))
         self._unread |= {self._drawn + c: block.tokens[c][0] for c in live}
@@ -174,8 +174,7 @@ class LocalEngine:
     def rollback(self, keep: Sequence[int] = ()) -> None:
         """Return to the rows at the block's start; see `igcore.engine.protocol.Engine`.
 
-        Blocks are drawn on copies of the rows, so they are the same bit for bit, and nothing is
-        copied back.
+        Blocks are sampled on copies of the rows, so the rows are still the same, bit for bit.
         """
         kept, rounds = set(keep), []
         for state, row_of in self._rounds:
@@ -193,7 +192,7 @@ class LocalEngine:
         if not candidates:
             self._start(None)
             return
-        # proposals are read only now, and with them a step is taken
+        # the model reads proposed tokens only now
         unread = [self._unread[c] for c in candidates if c in self._unread]
         rows = self.rows.gather(self._places(candidates), room=1 if unread else 0)
         if unread:
@@ -208,8 +207,7 @@ class LocalEngine:
         candidates : sequence of int
             Of one length.
         keys : bool
-            Whether keys and values are wanted, which are many times larger than o_t. What is
-            returned is a copy.
+            Whether to return the KV cache, which is many times larger than o_t. It is a copy.
 
         Raises
         ------

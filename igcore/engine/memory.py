@@ -1,7 +1,4 @@
-"""How many prompts fit into memory at once, from the sizes of a model and the settings of a search.
-
-Knows bytes; knows nothing of tokens or scores.
-"""
+"""How many prompts fit into memory at once, given the sizes of a model and the search settings."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +13,7 @@ from .prefix_cache import fits
 
 T = TypeVar("T")
 R = TypeVar("R")
-SHARE = 0.8  # of what is free may be planned for; the rest is for activations
+SHARE = 0.8  # share of free memory that is planned for; the rest is for activations
 CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
 # measured peak of such a critic, in float32 copies of the candidates' KV cache
 CRITIC_COPIES = 12
@@ -37,13 +34,14 @@ def kv_bytes(model, prompts: int, prompt_tokens: int, rows: int, capacity: int) 
 
 
 def _shares_prompts(model, cache: str) -> bool:
+    """Say whether the KV cache of a prompt is kept once for all its rows."""
     return cache == "shared" or (cache == "auto" and fits(model))
 
 
 def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
-    """Return the bytes that a search for one prompt plans for.
+    """Return the bytes to plan for the search for one prompt.
 
-    The KV cache of the prompt (twice, because a retry of some prompts copies theirs), of
+    These are the KV cache of the prompt (twice, because a retry of some prompts copies theirs), of
     `n_samples` candidates, of the `keep` beams that they continue and of as many that failed rounds
     leave selectable, each with room for `max_new_tokens`; and the logits of the candidates::
 
@@ -51,27 +49,27 @@ def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "
         shared = kv_bytes(2 prompts of prompt_tokens, rows of max_new_tokens)
                  + n_samples * vocabulary * bytes per number
 
-    A model that needs transformers' own cache holds the prompt in every row, and twice, because
-    each step copies the cache.
+    With transformers' own cache every row has the prompt, and twice, because each step copies the
+    cache.
     """
     rows = config.n_samples + 2 * config.keep  # candidates, their beams, and what may be kept
     if _shares_prompts(model, cache):
         kv = kv_bytes(model, 2, prompt_tokens, rows, config.max_new_tokens)
-    else:  # every row holds its prompt, and the copy of a step stands beside the original
+    else:  # every row has its prompt, and a step needs the original beside the copy
         kv = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
     vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
     return kv + config.n_samples * vocabulary * model.dtype.itemsize
 
 
 def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
-    """Return the bytes of the KV cache that a scorer carries for the texts of one prompt.
+    """Return the bytes of the KV cache that a scorer keeps for the texts of one prompt.
 
-    The prompt, the candidates of all rounds of a block, the beams that they continue and those that
-    are kept of them::
+    It has the prompt, the candidates of all rounds of a block, the beams that they continue and
+    those that are kept of them::
 
         kv_bytes(1 prompt of prompt_tokens, rounds * n_samples + 2 keep rows of max_new_tokens)
 
-    A model that needs transformers' own cache carries nothing.
+    Where the prompt cannot be shared, a scorer keeps no cache.
     """
     if not _shares_prompts(model, cache):
         return 0
@@ -80,7 +78,7 @@ def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = 
 
 
 def critic_bytes(model, rows: int, tokens: int) -> int:
-    """Return the bytes that a critic of keys and values needs for candidates of this length."""
+    """Return the bytes that a critic of the KV cache needs for candidates of this length."""
     in_float32 = kv_bytes(model, 0, 0, rows, tokens) * 4 // model.dtype.itemsize
     return CRITIC_COPIES * in_float32
 
@@ -104,7 +102,7 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
 
 
 def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]]) -> Iterator[R]:
-    """Do work on batches of at most `size`; where memory runs out, halve the batch and go on.
+    """Yield the results of `work` on batches of at most `size`, halved when memory runs out.
 
     Raises
     ------
@@ -128,7 +126,7 @@ def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]
                 "memory ran out for a single prompt; lower n_samples, keep or "
                 "max_new_tokens, or use a smaller dtype"
             )
-        else:  # outside the handler, whose error still holds what filled the memory
+        else:  # outside the except block, whose error still refers to what filled the memory
             size = len(batch) // 2
             log.warning(
                 "memory ran out with %d prompts at a time; going on with %d; only near ties "

@@ -1,9 +1,8 @@
-"""Prefix cache: the state of many sequences with every prompt's keys and values kept once.
+"""Prefix cache: the state of many sequences, with the KV cache of every prompt kept once.
 
-A beam search draws many continuations of few prompts. Here a prompt is prefilled once and read by
-all its rows, and the keys and values of new tokens are written in place, into slots; see
-`igcore.engine.attention`. Which models this serves is tried once, see `fits`. Knows models and
-token ids, nothing of sampling.
+A beam search samples many continuations of few prompts. Here a prompt is prefilled once, and all
+its rows attend to the same KV cache. The keys and values of new tokens are written in place, into
+slots; see `igcore.engine.attention`. `fits` tries once whether this works for a model.
 """
 
 from collections import Counter
@@ -21,7 +20,7 @@ from .kv_cache import DynamicRows, History, forward
 
 @dataclass
 class SharedRows:
-    """Carried state of R sequences; answers to the names of `igcore.engine.kv_cache`.
+    """The state of R sequences, with the methods of `igcore.engine.kv_cache.DynamicRows`.
 
     Rows may differ in length, and more than one token may be appended at a time (`extend`).
     """
@@ -57,9 +56,9 @@ class SharedRows:
 
     @torch.inference_mode()
     def gather(self, sources: Sequence[tuple["SharedRows", int]], room: int = 0) -> "SharedRows":
-        """Copy rows of states that descend from this one, in this order: their new tokens alone.
+        """Copy the new tokens of rows of states that descend from this one, in this order.
 
-        The sources are untouched; `room` is how many tokens more each slot must hold.
+        The sources do not change. Each slot has space for `room` more tokens.
         """
         owners = [state.owner(row) for state, row in sources]
         ids = [i for i in self.prompts.ids if i in owners]
@@ -82,7 +81,7 @@ class SharedRows:
         """Append one token to each row that goes on."""
         rows = self
         owners = Counter(map(self.owner, going))
-        # slots that the rows which go on need: as many to each prompt as the one with most has
+        # slots needed by the rows that go on: every prompt has as many as the one with most rows
         needed = len(owners) * max(owners.values())
         if 2 * needed <= len(self.slab.hidden):  # a copy pays when it frees half of the slots
             room = self.slab.hidden.shape[1] - max(self.lengths)
@@ -119,7 +118,7 @@ class SharedRows:
         return self.slab.hidden[self.slots[row], length - 1] if length else self.hidden[row]
 
     def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
-        """Copy what a critic reads of these rows, by default of all; the KV cache if wanted."""
+        """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""
         rows = range(len(self.slots)) if rows is None else rows
         slots, n = [self.slots[row] for row in rows], max(self.lengths[row] for row in rows)
         return History.of(
@@ -138,8 +137,8 @@ def fits(model) -> bool:
     """Tell whether a model gives the same hidden states here as with transformers' own cache.
 
     Models with a sliding window or a linear or latent attention do not fit by their configuration.
-    Of the rest a few tokens are tried both ways, once per model: whatever else a model does with
-    its keys shows there.
+    The others are tried on a few tokens both ways, once per model, which shows whatever else a
+    model does with its keys.
     """
     if model not in _FITS:
         _FITS[model] = _plain(model) and _agrees(model)

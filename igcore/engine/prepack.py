@@ -1,16 +1,15 @@
-"""Prepacked weights: linear layers laid out for the CPU by oneDNN, for as long as a search lasts.
+"""Prepacked weights: oneDNN copies of linear layers, for faster decoding on a CPU.
 
-A decoding step multiplies few rows by every weight. On a CPU torch multiplies by the weights as
-they lie; oneDNN, which comes with it, is faster on a copy laid out in blocks, most of all for few
-rows. The copy is made when a search begins and freed when it ends, so that weights changed in
-between are never missed, and no model is changed::
+A decoding step multiplies few rows by every weight. torch multiplies by the weights in their own
+layout; oneDNN, which is part of torch, is faster on a copy in a blocked layout, most of all for few
+rows. The copies live as long as a search, so that a change of weights between searches is never
+missed. The model does not change::
 
     with packed(model):
         forward(model, ...)  # the layers multiply by their copies, see `products_of`
 
-Sums are taken in another order than without the copies. So whether there are copies must not change
-between runs: it depends on the model and on the memory of the machine, never on what is free.
-Knows layers and weights, nothing of tokens.
+The copies change the order of float sums. So whether there are copies must not change between runs:
+it depends on the model and on the memory of the machine, never on the memory that is free.
 """
 
 import logging
@@ -25,7 +24,7 @@ from torch.nn.functional import linear
 
 from .device import GIB, installed_bytes
 
-SHARE = 0.25  # of the machine's memory may be taken by the copies of one model
+SHARE = 0.25  # share of the machine's memory that the copies of one model may take
 Product = Callable[[torch.Tensor], torch.Tensor]
 # model -> [products of its layers, number of searches that use them]
 _PACKED: WeakKeyDictionary = WeakKeyDictionary()
@@ -34,9 +33,9 @@ log = logging.getLogger("igcore")
 
 @contextmanager
 def packed(*models) -> Iterator[None]:
-    """Keep copies of the linear layers of models.
+    """Keep copies of the linear layers of models during a with-block.
 
-    Models on another device, or too large for the machine, are left alone.
+    Models on another device, or too large for the machine, have none.
     """
     with ExitStack() as stack:
         for model in models:
@@ -46,6 +45,7 @@ def packed(*models) -> Iterator[None]:
 
 @contextmanager
 def _packed(model) -> Iterator[None]:
+    """Keep the copies of one model; nested searches share them."""
     if model not in _PACKED:
         products = [(layer, _product(layer.weight, layer.bias)) for layer in _layers(model)]
         _PACKED[model] = [products, 0]
@@ -59,18 +59,18 @@ def _packed(model) -> Iterator[None]:
 
 
 def missing_bytes(*models) -> int:
-    """Return the bytes that `packed` would take for models of which it has no copies yet."""
+    """Return the bytes that `packed` will take for models that have no copies yet."""
     layers = [layer for model in models if model not in _PACKED for layer in _layers(model)]
     return sum(layer.weight.nbytes for layer in layers)
 
 
 @contextmanager
 def products_of(model) -> Iterator[None]:
-    """Let the layers of a model multiply by their copies, if any, and give them back unchanged."""
+    """Let the layers of a model multiply by their copies, if any, and restore them."""
     products = _PACKED.get(model, ([],))[0]
     try:
         for layer, product in products:
-            vars(layer)["forward"] = product  # of this instance, before that of the class
+            vars(layer)["forward"] = product  # shadows the method of the class
         yield
     finally:
         for layer, _ in products:

@@ -1,9 +1,9 @@
-"""What the search asks of a decoding engine. Token ids only: no text, no scores, no budget.
+"""What the search needs of a decoding engine. It deals in token ids: no text, scores or budget.
 
-An engine carries the state of many sequences at once, its rows, from block to block::
+An engine keeps the state of many sequences at once, its rows, from block to block::
 
     engine.open(prompts)               one row per prompt
-    engine.sample_block(rows, keys)    candidates drawn from the given rows
+    engine.sample_block(rows, keys)    candidates sampled from the given rows
     engine.rollback(keep)              back to the block's start, for a retry
     engine.select(candidates)          the chosen candidates, of all rounds, become the rows
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import torch
 
 # (index of the candidate in the call, tokens of its block so far)
-# -> {token: factor on its reference probability}; other tokens keep theirs, the draw renormalises
+# -> {token: factor on its reference probability}; other tokens keep theirs, sampling renormalises
 Penalty = Callable[[int, tuple[int, ...]], Mapping[int, float]]
 
-# o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to draw from
+# o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to sample from
 Steering = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 
 
@@ -34,12 +34,12 @@ class Block:
     first : int
         Number of the first candidate; they are numbered on over all rounds of a block.
     tokens : list of list of int
-        Up to `length` tokens each; shorter when an end token was drawn, which is then the last.
+        Up to `length` tokens each; shorter when an end token was sampled, which is then the last.
     ended : list of bool
-        Whether an end token was drawn.
+        Whether an end token was sampled.
     log_p, log_q : list of list of float
-        Logprob of each token under the reference policy, and under the distribution it was drawn
-        from, penalised or steered (nats).
+        Logprob of each token under the reference policy, and under the distribution that it was
+        sampled from, penalised or steered (nats).
     near_ties : list of int
         Number of tokens that were a near tie, see `igcore.engine.sampling`.
     encoded : list of int
@@ -64,10 +64,10 @@ class Block:
 class Engine(Protocol):
     """Samples blocks of tokens for many sequences at once.
 
-    Every engine promises three things, on which results, resumes and replays rest:
+    Every engine promises three things, which make results, resumes and replays reproducible:
 
-    * Keys decide tokens. A token depends on the logits and on its own key alone, never on the batch
-      it is drawn in; logits that differ by rounding change it only where `Block.near_ties` says so.
+    * Keys decide tokens. A token depends on the logits and on its own key alone, never on its
+      batch. Logits that differ by rounding change it only where `Block.near_ties` says so.
     * `rollback` is bit-equal. A retry with the same keys gives the same tokens and logprobs.
     * Candidates are numbered from 0 over all rounds since the last `open` or `select`, ended ones
       included. Row i is prompt i after `open`, and ``candidates[i]`` after `select`.
@@ -79,7 +79,7 @@ class Engine(Protocol):
     * ``history(candidates, keys=True)`` gives a critic o_t and the KV cache of live candidates, see
       `igcore.engine.kv_cache.History`.
     * ``propose(rows, k)`` offers the k most probable next tokens of each row as a `Block`.
-    * ``steer(steering)`` sets what changes the logits that blocks are drawn from, see `Steering`.
+    * ``steer(steering)`` sets a function that changes the logits before sampling, see `Steering`.
     """
 
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -92,7 +92,7 @@ class Engine(Protocol):
         penalty: Penalty | None = None,
         last: bool = False,
     ) -> Block:
-        """Draw one continuation from each given row, at temperature 1 without top-k or top-p.
+        """Sample one continuation of each given row, at temperature 1 without top-k or top-p.
 
         Parameters
         ----------
@@ -104,8 +104,8 @@ class Engine(Protocol):
             Factors on the reference probabilities, see `Penalty`. Where they leave no mass the
             reference is used.
         last : bool
-            Whether no candidate will be continued: its last token is then not read by the model,
-            and none can be selected.
+            Whether no candidate will be continued: the model then does not read the last tokens,
+            and no candidate can be selected.
         """
 
     def rollback(self, keep: Sequence[int] = ()) -> None:
@@ -123,6 +123,6 @@ class Engine(Protocol):
         Raises
         ------
         KeyError
-            When a candidate has ended, was freed or was never drawn: it has no state to continue
+            When a candidate has ended, was freed or was never sampled: it has no state to continue
             from.
         """

@@ -1,11 +1,11 @@
-"""Drawing tokens from logits, by random numbers that a key decides.
+"""Sampling tokens from logits, with random numbers that depend on a key alone.
 
-Every draw is an inverse CDF, taken level by level: tokens are leaves of a tree with `BRANCH`
-children per node, and each level is decided by a uniform number of its own. A flat inverse CDF
-needs one uniform, but float32 logits differ by some 1e-5 between batches and machines, which shifts
-every edge and flips tokens often where tens of thousands lie dense. A tree has some fifty edges on
-the way to a token, so that a near tie is rare; it also takes one pass over the vocabulary instead
-of three.
+Every token is sampled by inverse CDF, level by level: tokens are the leaves of a tree with `BRANCH`
+children per node, and every level has a uniform number of its own. A flat inverse CDF needs one
+uniform number. But float32 logits differ by some 1e-5 between batches and machines, which shifts
+every edge of the CDF, and among tens of thousands of edges that often changes the token. A tree has
+some fifty edges on the way to a token, so that near ties are rare. It also takes one pass over the
+vocabulary instead of three.
 """
 
 import hashlib
@@ -26,11 +26,9 @@ WORDS = 4  # uniform numbers per key: enough for 128 * 16^3 tokens
 
 
 def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int) -> int:
-    """Return the 128 bits that decide one token.
-
-    They are a hash of five coordinates rather than a stream, so that they depend neither on batch,
-    shard, order nor resume.
-    """
+    """Return the 128 random bits that decide one token."""
+    # a hash of coordinates and not a stream, so that a token depends neither on its batch or shard
+    # nor on the order of work or a resume
     coordinates = f"{seed}|{prompt_id}|{round_}|{beam}|{position}".encode()
     return int.from_bytes(hashlib.blake2b(coordinates, digest_size=16).digest(), "little")
 
@@ -38,31 +36,31 @@ def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int)
 def uniforms(keys: Sequence[int]) -> np.ndarray:
     """Return `WORDS` numbers in (0, 1) per key, (R, WORDS) float64, from its lowest word on."""
     words = np.frombuffer(b"".join(key.to_bytes(16, "little") for key in keys), dtype="<u4")
-    # the middle of each of 2^32 intervals: 0 would draw a token without mass, 1 one past the last
+    # the middle of each of 2^32 intervals: 0 could give a token without mass, 1 one past the last
     return (words.reshape(len(keys), WORDS) + 0.5) * 2.0**-32
 
 
 def gumbel(key: int) -> float:
     """Return a standard Gumbel number.
 
-    With one added to each of some scores, the highest is a draw out of their softmax.
+    With such a number added to each of some scores, the highest is a sample from their softmax.
     """
     return float(-np.log(-np.log(uniforms([key])[0, 0])))
 
 
 @torch.inference_mode()
 def draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[int, float]]):
-    """Draw one token per row from softmax(logits) times the factors.
+    """Sample one token per row from softmax(logits) times the factors.
 
     Parameters
     ----------
     logits : Tensor (R, V)
-        Reference logits; the draw is done in float32.
+        Reference logits; probabilities are float32.
     u : Tensor (R, WORDS) float64
         See `uniforms`.
     factors : mapping from row to {token: factor}
-        Factors on the reference probabilities of a row; a row that they leave without mass uses the
-        reference.
+        Factors on the reference probabilities of a row. A row that they leave without mass is
+        sampled from the reference.
 
     Returns
     -------
@@ -91,6 +89,7 @@ def draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[in
 def _draw(
     logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[int, float]]
 ) -> tuple[list, list, list, list]:
+    """Sample one token per row; see `draw`, which calls it with a few rows at a time."""
     weights = logits.softmax(-1, dtype=torch.float32)  # (R, V)
     # the entries that have a factor, and their probabilities before it
     rows = [row for row, factor in factors.items() for _ in factor]
@@ -104,7 +103,7 @@ def _draw(
         raise PolicyError(
             "the policy gave logits that are not finite; load it in float32, or check its weights"
         )
-    if not mass.all():  # the factors left a row nothing: it draws from the reference
+    if not mass.all():  # the factors left a row without mass: restore its reference
         weights[rows, named] = torch.where(mass[rows] > 0, weights[rows, named], before)
         levels = _levels(weights)
         mass = levels[-1].sum(-1)
@@ -125,14 +124,14 @@ def _levels(weights: torch.Tensor) -> list[torch.Tensor]:
     levels = []
     while (width := weights.shape[1]) > WIDEST:
         if width % BRANCH:
-            weights = pad(weights, (0, -width % BRANCH))  # tokens without mass, never drawn
+            weights = pad(weights, (0, -width % BRANCH))  # tokens without mass, never sampled
         levels.append(weights.unflatten(1, (BRANCH, -1)))  # child d of node n is d * nodes + n
         weights = levels[-1].sum(1)
     return [*levels, weights]
 
 
 def _descend(levels: list[torch.Tensor], u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Walk from the top to a leaf; return the leaves (R,), and whether an edge was near (R,)."""
+    """Walk from the top to a leaf; return leaves (R,) and whether an edge on the way was near."""
     node, near = _choose(levels[-1], u[:, 0])
     for depth, children in enumerate(reversed(levels[:-1]), start=1):
         below = children.gather(2, node[:, None, None].expand(-1, BRANCH, 1))[:, :, 0]
@@ -144,8 +143,8 @@ def _descend(levels: list[torch.Tensor], u: torch.Tensor) -> tuple[torch.Tensor,
 def _choose(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the first of k weights (R, k) whose cumulative share exceeds u, and if it was near.
 
-    An edge is near where logits that move by `NEAR_TIE` could move it across u: logits that move by
-    e move an edge at F by no more than 2 e F (1 - F).
+    An edge is near where logits that move by `NEAR_TIE` could move it across u. Logits that move by
+    at most e move an edge at F by at most 2 e F (1 - F).
     """
     edges = weights.double().cumsum(1)
     edges = edges / edges[:, -1:]
