@@ -1,4 +1,4 @@
-"""Settings of rollouts and of networks that learn from them, with the ranges that are allowed."""
+"""Settings of rollouts and of networks trained on them, with their allowed ranges."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ PRECISIONS = ("no", "bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
-    """How rollouts are drawn.
+    """How rollouts are sampled.
 
     Attributes
     ----------
@@ -27,8 +27,8 @@ class RolloutConfig:
         Prompts decoded together; part of the settings, because float sums depend on it in their
         last bits.
     seed : int
-        With (prompt, response, position) it decides every token. A search with the same seed draws
-        the same numbers.
+        With (prompt, response, position) it decides every token. A search with the same seed has
+        the same random numbers.
     shard, n_shards : int
         These rollouts are of the groups whose number is `shard` modulo `n_shards`.
     """
@@ -59,26 +59,26 @@ class TrainingConfig:
     Attributes
     ----------
     width : int
-        Of its layers [4096].
+        Width of the layers [4096].
     dropout : float
-        In [0, 1), between its layers.
+        In [0, 1), between the layers.
     lr, weight_decay : float
         Of AdamW [lr 1.0e-5].
     epochs, batch_size : int
-        At most so many passes [50], over batches of so many rollouts [8], all processes together.
+        Largest number of passes [50], and rollouts per batch, of all processes together [8].
     patience : int
         Training stops after so many epochs without a lower loss on the validation split; the best
         epoch is kept.
     validation : float
         Share of the prompts, in (0, 1), that only decide when to stop. All rollouts of a prompt are
-        on one side.
+        in one split.
     mixed_precision : str
         ``no`` or ``bf16``.
     memory_gb : float
-        Latents are computed once and held in memory when they take at most so many GiB, else made
-        again for every batch.
+        Latents are computed once and kept in memory when they take at most so many GiB; if not,
+        they are computed again for every batch.
     seed : int
-        Decides weights, order, dropout and whatever else is drawn.
+        Decides the initial weights, the order, dropout and the budgets of rollouts.
     """
 
     width: int = 64
@@ -116,9 +116,9 @@ class CriticConfig(TrainingConfig):
     budget : float
         Safety budget [d], in units of the cost model.
     budget_high : float, optional
-        When given, every rollout gets a budget drawn evenly from `budget` to this, anew in every
-        epoch; its label and z follow, so that with `use_z` one critic serves all budgets between
-        them.
+        When given, every rollout has a budget sampled uniformly from [`budget`, `budget_high`],
+        anew in every epoch, which decides its label and z. So with `use_z` one critic serves all
+        budgets in between.
     accounting, gamma_safety
         See `igcore.SearchConfig`. ``terminal`` is for costs that only exist for finished answers.
     gamma_task : float
@@ -126,9 +126,9 @@ class CriticConfig(TrainingConfig):
     features : str
         A key of `igcore.critic.latent.FEATURES` [``ho``].
     layer : int, optional
-        Middle layer of features ``m``, from 0: the embedded policies are read best at 8 of 30.
+        Middle layer of features ``m``, from 0; for the embedded policies layer 8 of 30 works best.
     use_z : bool
-        Whether the critic is told z_t.
+        Whether z_t is an input of the critic.
     f2_weight : float
         Weight of the squared error of f2 in units of its standard deviation.
     """

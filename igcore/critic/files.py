@@ -1,7 +1,6 @@
-"""Networks as files: finished ones, and what a training needs to go on after a stop.
+"""Files of networks: trained ones, and checkpoints from which a stopped training resumes.
 
-A finished network is ``<name>.safetensors`` with a ``<name>.json`` that says what it is. Knows
-tensors, nothing of losses or data.
+A trained network is ``<name>.safetensors`` with its specification in ``<name>.json``.
 """
 
 import hashlib
@@ -41,7 +40,7 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, network: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[Weights, dict]:
-    """Put weights and optimiser back where they were; return the best weights and the `state`."""
+    """Restore weights and optimiser; return the best weights and the `state`."""
     # weights_only runs no code of the file; both load_state_dict move tensors where they belong
     saved = torch.load(path, map_location="cpu", weights_only=True)
     network.load_state_dict(saved["now"])
@@ -71,18 +70,18 @@ def save_network(network: nn.Module, folder: Path, name: str) -> None:
 def load_network(
     make: Callable, kind: type, folder: Path, name: str, sizes: dict[str, int], *parts
 ) -> nn.Module:
-    """Make a network of the files of `save_network`, for what it was trained for.
+    """Load a network that `save_network` wrote, for the policy and scorers of its training.
 
     Parameters
     ----------
     make : callable
-        Turns a spec into the untrained network.
+        Makes the untrained network of a spec.
     kind : type
-        Of the spec, see `igcore.critic.spec.Origin`.
+        Class of the spec, see `igcore.critic.spec.Origin`.
     sizes : dict of str to int
-        Fields of the spec that must be those of the policy's model.
+        Fields of the spec that must agree with the policy's model.
     *parts
-        Policy, cost and, where it is to be checked, reward.
+        Policy, cost model and, optionally, reward model.
 
     Returns
     -------
@@ -105,7 +104,7 @@ def load_network(
                 f"the {kind.KIND} in {folder} reads a model with {field} {trained}, but that of "
                 f"policy {policy.name!r} has {size}; train a {kind.KIND} for it"
             )
-    with torch.device("meta"):  # no weights are drawn that are replaced at once
+    with torch.device("meta"):  # initialise no weights: they are replaced at once
         network = make(spec)
     network.load_state_dict(weights, assign=True)
     network.about = about

@@ -1,8 +1,8 @@
-"""The latent map phi: what a critic reads of responses, o_t and h_t of every prefix.
+"""The latent map phi: the o_t and h_t of every prefix, which a critic reads.
 
-`latents` picks them from carried states. The engine of a search has these already
-(`igcore.engine.local.LocalEngine.history`); for finished text, `encode` makes them again in one
-forward pass, the same up to rounding. Neither is stored: at 7B they take megabytes a token.
+`latents` selects them from the states of a model. The engine of a search has these states already
+(`igcore.engine.local.LocalEngine.history`). For finished text `encode` computes them again in one
+forward pass, the same up to rounding. They are not stored: at 7B they take megabytes per token.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ from ..engine.prepack import products_of
 from ..errors import ParameterError, unknown_name
 from ..progress import progress
 
-ENCODE = 32  # responses encoded at a time where all are held in memory
+ENCODE = 32  # responses encoded at a time where all latents are kept in memory
 
-# which parts of the states a critic reads, by its features
+# features -> the parts of the states that a critic reads
 FEATURES = {
     "o": ("hidden",),
     "h": ("keys", "values"),
@@ -40,7 +40,7 @@ def check_features(features: str) -> None:
 
 @dataclass
 class Latents:
-    """What a critic reads of B responses, padded on the right to n tokens.
+    """The latents of B responses, padded on the right to n tokens.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Latents:
     hidden : Tensor (B, n, H) or None
         o_t: the hidden state after the final norm.
     middle : Tensor (B, n, H) or None
-        What a middle layer puts out.
+        The output of a middle layer.
     keys, values : list of Tensor (B, heads, n, head_dim), or None
         h_t: one pair per layer, of every token since the prompt.
     """
@@ -75,7 +75,7 @@ class Latents:
         return cls(**joined)
 
     def rows(self, index: torch.Tensor) -> "Latents":
-        """Return some of the responses, without the columns that only padding fills."""
+        """Return some of the responses, without columns of padding alone."""
         mask = self.mask[index]
         n = int(mask.sum(1).max())
 
@@ -85,11 +85,11 @@ class Latents:
         return self._map(mask[:, :n], take)
 
     def to(self, device, dtype: torch.dtype) -> "Latents":
-        """Return the same on a device, numbers as `dtype`."""
+        """Return the latents on a device, as `dtype`."""
         return self._map(self.mask.to(device), methodcaller("to", device, dtype))
 
     def without_padding(self) -> "Latents":
-        """Return the same with zeros where no token stands."""
+        """Return the latents with zeros where no token stands."""
         empty = ~self.mask[..., None]  # (B, n, 1)
 
         def clear(x: torch.Tensor) -> torch.Tensor:
@@ -98,11 +98,12 @@ class Latents:
         return self._map(self.mask, clear)
 
     def _padded(self, n: int) -> "Latents":
+        """Return the latents padded on the right to n tokens."""
         more = n - self.mask.shape[1]
         return self._map(pad(self.mask, (0, more)), partial(pad, pad=(0, 0, 0, more)))
 
     def _map(self, mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> "Latents":
-        """Return the same with another mask, and all other tensors (..., n, numbers) changed."""
+        """Return latents with this mask, and `change` applied to all other tensors (..., n, d)."""
         changed = {}
         for name in (f.name for f in fields(self) if f.name != "mask"):
             part = getattr(self, name)
@@ -114,24 +115,24 @@ class Latents:
 
 
 def latents(states: History | Latents, features: str) -> Latents:
-    """Return what a critic reads of carried states: phi of the paper (section 5).
+    """Return the latents of states: phi of the paper (section 5, Definition 5.1).
 
-    phi maps a prompt with the response so far to (h_t, o_t). As the paper has it (section 3, its
-    footnote, and the footnote of section 5), h_t are the keys and values of all layers at all
-    positions so far, and o_t is the last layer's hidden state, which W maps to logits. Training and
-    search go through this function, so that a critic is asked about what it was trained on.
+    phi maps a prompt with the response so far to (h_t, o_t). By the paper (footnotes of sections 3
+    and 5), h_t is the KV cache of all layers at all positions so far, and o_t is the last layer's
+    hidden state, which W maps to logits. Training and search both call this function, so that a
+    critic always sees the same kind of input.
 
     Parameters
     ----------
     states : History or Latents
-        Of rows of n tokens, from `encode` or from the engine. Of latents a part is taken.
+        Of rows of n tokens, from `encode` or from the engine.
     features : str
         A key of `FEATURES`; parts that it does not name are None.
 
     Raises
     ------
     ParameterError
-        For unknown features, or ``h`` and ``ho`` of a model that keeps keys and values of its last
+        For unknown features, or for ``h`` and ``ho`` of a model that keeps the KV cache of its last
         tokens only.
     """
     check_features(features)
@@ -155,7 +156,7 @@ def encode(
     features: str = "ho",
     layer: int | None = None,
 ) -> History:
-    """Encode B whole sequences at once; return the states of their responses, as an engine would.
+    """Encode B whole sequences at once, and return the states of their responses.
 
     Parameters
     ----------
@@ -165,8 +166,8 @@ def encode(
         Token ids; prompts of at least one. An end token does not belong to a response: the engine
         never encodes it.
     features : str
-        A key of `FEATURES`. For ``m`` the layers above `layer` are not run, and `middle` alone is
-        there.
+        A key of `FEATURES`. For ``m`` the layers above `layer` are not run, and only `middle` is
+        returned.
     layer : int, optional
         The middle layer of ``m``, counted from 0.
 
@@ -213,15 +214,15 @@ def _pad_right(responses: Sequence[Sequence[int]], device) -> tuple[torch.Tensor
 
 
 class _Enough(Exception):
-    """What was wanted is there; the rest of the model need not run."""
+    """Raised to stop a model's forward pass when the wanted states have been computed."""
 
 
 def _run(
     model, stop: torch.nn.Module | None, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache
 ) -> torch.Tensor:
-    """Run a model on ids (B, S) up to the output of a module, or else to the input of its head.
+    """Run a model on ids (B, S) up to the output of `stop`, or to the input of its head.
 
-    Return that, (B, S, H). `mask` (B, L) covers what the cache holds, too.
+    Return that output or input, (B, S, H). `mask` (B, L) covers the cached tokens, too.
     """
     seen = []
 
@@ -270,9 +271,9 @@ def middle_layer(model, layer: int | None) -> torch.nn.Module:
 
 
 class Source:
-    """Latents of N responses by number.
+    """The latents of N responses, by number.
 
-    They are held in memory when they take at most `memory_gb` GiB, else made again when asked for.
+    They stay in memory when they take at most `memory_gb` GiB. If not, every `take` encodes again.
 
     Parameters
     ----------
@@ -292,7 +293,7 @@ class Source:
         self.model, self.prompts, self.responses = model, prompts, responses
         self.features, self.layer = features, layer
         self.held: Latents | None = None
-        # at most: as if all responses were as long as the longest
+        # an upper bound: as if all responses were as long as the longest
         size = token_bytes(model, features) * len(responses) * max(map(len, responses))
         if size <= memory_gb * GIB:
             self._hold()
@@ -304,10 +305,12 @@ class Source:
         return self.held.rows(self.place[torch.as_tensor(index)].to(self.held.mask.device))
 
     def _hold(self) -> None:
+        """Encode all responses once and keep their latents in memory."""
+
         def by_length(i: int) -> tuple:
             return len(self.prompts[i]), self.prompts[i], len(self.responses[i])
 
-        # like lengths together pad little, and like prompts together are rarely encoded twice
+        # equal lengths together need little padding; equal prompts together are encoded once
         order = sorted(range(len(self.responses)), key=by_length)
         bar = progress(len(order), f"latents {self.features}")
         parts = []
@@ -315,10 +318,11 @@ class Source:
             parts.append(self._encode(order[at : at + ENCODE]))
             bar.update(len(parts[-1].mask))
         bar.close()
-        # place: where each response is held
+        # place: response -> its row in `held`
         self.held, self.place = Latents.join(parts), torch.tensor(order).argsort()
 
     def _encode(self, index: Sequence[int]) -> Latents:
+        """Encode some of the responses."""
         prompts = [self.prompts[i] for i in index]
         responses = [self.responses[i] for i in index]
         states = encode(self.model, prompts, responses, self.features, self.layer)
@@ -326,7 +330,7 @@ class Source:
 
 
 def shape_of(model) -> dict[str, int]:
-    """Return the sizes on which a critic depends, from the latents of one token.
+    """Return the sizes of a model on which a critic depends.
 
     Returns
     -------
@@ -334,6 +338,7 @@ def shape_of(model) -> dict[str, int]:
         ``n_layers`` with attention, ``kv_width`` (keys and values of a token in one of them) and
         ``hidden``.
     """
+    # measured on the latents of one token: configurations name these sizes in many ways
     one = latents(encode(model, [[0]], [[0]]), "ho")
     widths = [
         k.shape[1] * k.shape[3] + v.shape[1] * v.shape[3]

@@ -1,6 +1,6 @@
 """The loop that trains any network on rollouts: epochs, validation, checkpoints, resume.
 
-What the network learns is an objective, such as `igcore.critic.training.CriticObjective`.
+An objective, such as `igcore.critic.training.CriticObjective`, says what the network learns.
 """
 
 import math
@@ -33,10 +33,10 @@ def fit(
 ) -> None:
     """Train a network and save it.
 
-    Start it again after any stop and it goes on from the last epoch, to the same weights. Device,
-    mixed precision and several processes are accelerate's: under ``accelerate launch`` each process
-    takes its share of every batch. On a CPU the weights depend on the seed alone; on a GPU sums may
-    differ in their last bits.
+    Training can be stopped at any time: the next start resumes after the last epoch and gives the
+    same weights. accelerate handles device, mixed precision and several processes: under
+    ``accelerate launch`` each process takes its share of every batch. On a CPU the weights depend
+    on the seed alone; on a GPU sums may differ in their last bits.
 
     Parameters
     ----------
@@ -45,13 +45,13 @@ def fit(
         lowest validation loss, whose ``about`` has ``history`` (losses by epoch), ``train_s`` and
         ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts`` and ``config``.
     rollouts : sequence of Rollout
-        With at least one row each, of two prompts or more.
+        Of two prompts or more; each has at least one row.
     folder : Path
         Gets, last, ``manifest.json``. One that was trained under other settings or on other
         rollouts is moved aside.
     identity : mapping, optional
-        What else the weights depend on, as JSON values, such as digests of code: a resume compares
-        it, too.
+        Anything else on which the weights depend, as JSON values, such as digests of code; a resume
+        compares it, too.
     """
     config = objective.config
     parts = split_by_prompt(rollouts, config.validation)
@@ -85,13 +85,13 @@ def fit(
                     "n_prompts": len({r.prompt_id for r in rollouts}),
                 }
                 objective.save(network, rollouts, folder)
-                run.finish(params)  # the manifest, from which on the checkpoint is of no use
+                run.finish(params)  # the manifest; with it the checkpoint is of no more use
                 checkpoint.unlink()
         accelerator.wait_for_everyone()
 
 
 class _Trainer:
-    """The loop, with all that a checkpoint holds: weights, best weights, optimiser, history."""
+    """The loop and the state that a checkpoint saves: weights, best weights, optimiser, history."""
 
     def __init__(self, accelerator: Accelerator, objective, parts, sources, checkpoint: Path):
         self.accelerator, self.objective, self.config = accelerator, objective, objective.config
@@ -130,7 +130,7 @@ class _Trainer:
         return bool(losses) and len(losses) - 1 - int(np.argmin(losses)) >= self.config.patience
 
     def _epoch(self) -> None:
-        """Learn from all rollouts once, look at the others, and write a checkpoint."""
+        """Train on all training rollouts once, validate, and write a checkpoint."""
         began = time.perf_counter()
         learnt, checked = self._learn(len(self.history) + 1), self._check()
         if not math.isfinite(learnt["learn_loss"] + checked["check_loss"]):
@@ -147,9 +147,9 @@ class _Trainer:
             save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
 
     def _learn(self, epoch: int) -> dict:
-        """Take one step per batch, in an order that the epoch decides; return the mean losses."""
+        """Take one step per batch, in an order that the epoch seeds; return the mean losses."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        labels = self.objective.labels(self.learn, epoch)  # budgets are drawn anew
+        labels = self.objective.labels(self.learn, epoch)  # with new budgets
         # seeded by the epoch, so that a resumed training goes on as if it had never stopped
         rng = np.random.default_rng((self.config.seed, epoch, 1))
         order = rng.permutation(len(self.learn))
@@ -160,11 +160,11 @@ class _Trainer:
             batch = order[at : at + self.config.batch_size]
             mine = batch[rank::world]
             rows = sum(len(self.source.responses[i]) for i in batch)
-            # a process without a share takes part in the step all the same, with weight 0
+            # a process without a share must still join the step, with weight 0
             part = self._sums(self.source, labels, mine if len(mine) else batch[:1])
             part = part * bool(len(mine))
-            # the mean over processes that accelerate takes of the gradients is then the mean over
-            # the rows of the whole batch
+            # accelerate averages gradients over processes; with this factor the average is the mean
+            # over the rows of the whole batch
             self.accelerator.backward((self.weights * part[:-1]).sum() * world / rows)
             self.optimizer.step()
             self.optimizer.zero_grad()

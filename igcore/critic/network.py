@@ -1,9 +1,8 @@
-"""The critic: predicts from the policy's hidden states how a response will end.
+"""The critic: a network that predicts from the policy's hidden states how a response will end.
 
 It has two heads (paper, section 5.2): f1, the probability that a response continued by the
-reference policy ends inside the budget, and f2, its expected task cost gamma^T c_task. All prefixes
-of a response are judged at once; a prefix never sees what follows it. Knows latents and z, no text
-or tokens.
+reference policy ends within budget, and f2, its expected task cost gamma^T c_task. It judges all
+prefixes of a response at once, and is causal: a prefix never sees the tokens after it.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ WEIGHTS = "critic.safetensors"
 class Attention(nn.Module):
     """Multi-head attention of x (..., q, width) over a memory (..., k, memory_width).
 
-    The residual is the caller's.
+    The caller adds the residual.
     """
 
     def __init__(self, width: int, memory_width: int, inner: int):
@@ -47,6 +46,7 @@ class Attention(nn.Module):
         return mixed.transpose(-2, -3).flatten(-2)
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor, causal: bool = False) -> torch.Tensor:
+        """Return (..., q, width)."""
         return self.out(self.mix(x, memory, causal))
 
 
@@ -60,11 +60,12 @@ class GatedMLP(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return (..., width) of x (..., width)."""
         return self.down(silu(self.gate(x)) * self.up(x))
 
 
 class Layer(nn.Module):
-    """Causal attention over positions and a gated MLP, both normed before and added."""
+    """Causal attention over positions and a gated MLP, both with pre-norm and residual."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -72,6 +73,7 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
 
     def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        """Return (B, n, width) of x and memory (B, n, width)."""
         x = x + self.attention(self.norms[0](x), self.norms[1](memory), causal=True)
         return x + self.mlp(self.norms[2](x))
 
@@ -84,14 +86,12 @@ class Last(nn.Module):
         self.norm, self.size = nn.LayerNorm(spec.hidden), spec.hidden
 
     def forward(self, x: Latents) -> torch.Tensor:
+        """Return the normed o_t, (B, n, H)."""
         return self.norm(x.hidden)
 
 
 class Running(nn.Module):
-    """Features ``m``: a middle layer, mapped token by token, then averaged over the tokens so far.
-
-    The running maximum stands beside the running mean.
-    """
+    """Features ``m``: running mean and maximum of a middle layer, mapped token by token."""
 
     def __init__(self, spec: Spec):
         super().__init__()
@@ -99,6 +99,7 @@ class Running(nn.Module):
         self.size = 2 * spec.width
 
     def forward(self, x: Latents) -> torch.Tensor:
+        """Return the running mean and maximum, (B, n, 2 width)."""
         tokens = gelu(self.token(self.norm(x.middle)))  # (B, n, width)
         count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)[:, None]
         return torch.cat([tokens.cumsum(1) / count, tokens.cummax(1).values], dim=-1)
@@ -107,7 +108,7 @@ class Running(nn.Module):
 class States(nn.Module):
     """Features ``h`` and ``ho``: attention over the KV cache, across layers, then across positions.
 
-    With o_t the queries over positions are made of o_t, else of the keys and values themselves.
+    The queries over positions come from o_t under ``ho``, and from the KV cache itself under ``h``.
     """
 
     def __init__(self, spec: Spec):
@@ -124,13 +125,14 @@ class States(nn.Module):
         self.over_positions, self.size = Layer(spec.width), spec.width
 
     def forward(self, x: Latents) -> torch.Tensor:
+        """Return one vector per prefix, (B, n, width)."""
         layers = [
             torch.cat([y.transpose(1, 2).flatten(2) for y in pair], dim=-1)  # (B, n, kv_width)
             for pair in zip(x.keys, x.values, strict=True)
         ]
         kv = torch.stack(layers, dim=2)  # (B, n, layers, kv_width)
         normed = self.norm(kv)
-        # the mean over layers before the linear map: the same as after it, and cheaper
+        # the mean over layers commutes with the linear map, and is cheaper before it
         mixed = self.over_layers.mix(normed, normed, causal=False).mean(2)
         memory = self.down(kv.mean(2) + self.over_layers.out(mixed))  # (B, n, width)
         if not self.asks:
@@ -139,7 +141,7 @@ class States(nn.Module):
         return self.over_positions(self.over_questions(asked, asked), memory)
 
 
-# features -> what makes of latents one vector (B, n, size) per prefix
+# features -> the module that maps latents to one vector per prefix, (B, n, size)
 POOLS = {"o": Last, "m": Running, "h": States, "ho": States}
 
 
@@ -172,26 +174,26 @@ class Critic(nn.Module):
 
     @property
     def watch(self) -> int | None:
-        """The decoder layer whose output the engine must keep for it."""
+        """The decoder layer whose output the engine must keep for the critic."""
         return self.spec.layer if self.spec.features == "m" else None
 
     @property
     def reads_keys(self) -> bool:
-        """Whether it needs keys and values of the engine."""
+        """Whether it reads the KV cache of the engine."""
         return "h" in self.spec.features
 
     @property
     def parameter_count(self) -> int:
+        """Number of weights and biases."""
         return sum(p.numel() for p in self.parameters())
 
     def forward(self, x: Latents, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return f1 (as its logit) and f2 of every prefix (paper, section 5.2).
+        """Return f1 (as its logit) and f2 of every prefix (paper, section 5.2; appendix D.5).
 
         Parameters
         ----------
         x : Latents
-            Of B responses padded to n tokens; what stands in the padding has no influence on other
-            positions.
+            Of B responses padded to n tokens; values in the padding do not matter.
         z : Tensor (B, n)
             Scaled remaining budget after each token.
 
@@ -217,15 +219,15 @@ class Critic(nn.Module):
         Parameters
         ----------
         states : History or Latents
-            As the engine hands them over, or of finished text, see `igcore.critic.latent`.
+            Those of the engine, or of finished text, see `igcore.critic.latent`.
         z : sequence of R float
             Scaled remaining budget now.
 
         Returns
         -------
         f1, f2 : Tensors (R,)
-            Probability of ending inside the budget, and expected gamma_task^T c_task. NaN for a row
-            without a token and wherever the latents hold NaN: a search must fail closed on it.
+            Probability of ending within budget, and expected gamma_task^T c_task. NaN for a row
+            without a token and where the latents are NaN; a search must fail closed on NaN.
         """
         x = latents(states, self.spec.features).to(self.centre.device, torch.float32)
         z = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)

@@ -1,4 +1,4 @@
-"""Rollouts of the reference policy, and the Monte Carlo targets of a critic computed from them."""
+"""Rollouts of the reference policy, and a critic's Monte Carlo targets computed from them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class Rollout:
     Attributes
     ----------
     prompt_id, prompt : str
-        What it answers.
+        The prompt that it answers.
     tokens : list of int
         Sampled tokens; an end token is the last, where there is one.
     ended : bool
@@ -42,22 +42,22 @@ class Rollout:
 
     @property
     def words(self) -> list[int]:
-        """The tokens without an end token: their prefixes are what a critic may be asked about."""
+        """The tokens without an end token; a critic may judge any prefix of these."""
         return self.tokens[:-1] if self.ended else self.tokens
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What a critic should say of the prefixes of one rollout.
+    """The targets of a critic for the prefixes of one rollout.
 
     Attributes
     ----------
     safe : bool
-        Whether the budget holds at the end, by the one predicate of `igcore.budget`.
+        Whether the rollout ends within budget (`igcore.budget.is_safe`).
     task : float
         gamma_task^T * c_task, with task cost c_task = -reward; higher is worse.
     z : list of float
-        z_t after each of the `Rollout.words`, as a search would know it that has not finished.
+        z_t after each of the `Rollout.words`, as a search knows it before the response is finished.
     """
 
     safe: bool
@@ -77,7 +77,7 @@ def targets(
     # index of the last token of each block; the last block may be shorter
     ends = [min((k + 1) * size, n) - 1 for k in range(len(rollout.costs))]
     last = trace(rollout.costs, budget, accounting, gamma_safety, ends)[-1]
-    # cost by cost without the last charge of `terminal`, which nobody knows before the end
+    # without the last charge of `terminal`, which no search knows before the end
     going = trace(rollout.costs, budget, accounting, gamma_safety, ends, ended=False)
     # t tokens have passed t // size block ends; between these omega stays, and z is rescaled
     z = [going[t // size].omega / gamma_safety**t for t in range(1, len(rollout.words) + 1)]
@@ -91,7 +91,7 @@ class Labels:
     Attributes
     ----------
     safe, task : Tensor (N,)
-        What f1 and f2 should say; `task` is NaN where the reward model failed.
+        Targets of f1 and f2; `task` is NaN where the reward model failed.
     z : Tensor (N, n)
         z_t after each word; 0 in the padding.
     """
@@ -115,9 +115,9 @@ class Labels:
 def split_by_prompt(
     rollouts: Sequence[Rollout], share: float
 ) -> tuple[list[Rollout], list[Rollout]]:
-    """Return rollouts to learn from and rollouts for validation, all of a prompt on one side.
+    """Split rollouts into training and validation, all rollouts of a prompt on one side.
 
-    A hash of its id fixes the side of a prompt.
+    A hash of the prompt's id decides its side.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a network was trained for, and whether that is what it is used for."""
+"""The specification of a trained network, and the check that a search uses it as specified."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,20 @@ from ..scorers import Scorer
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What any network that was trained on rollouts is for.
+    """The policy, scorers and sizes that a network was trained for.
 
     Attributes
     ----------
     policy, policy_digest, cost, cost_digest, reward, reward_digest : str
-        Names and hashes; the network answers for no others.
+        Names and hashes; the network is valid for no others.
     max_new_tokens : int
-        Length T at which responses finished.
+        Length T at which the rollouts were finished.
     hidden, width : int
         Size of the policy's hidden state, and of the network's layers.
     """
 
-    KIND = "network"  # what it is called
-    SAME = ("max_new_tokens",)  # settings of a search that must be those of the training
+    KIND = "network"  # its name in messages
+    SAME = ("max_new_tokens",)  # settings in which search and training must agree
 
     policy: str
     policy_digest: str
@@ -39,8 +39,9 @@ class Origin:
         check_types(self)
 
     def check_scorers(self, policy: Policy, cost: Scorer, reward: Scorer | None = None) -> None:
-        """Raise ``ParameterError`` unless it was trained for these, by name and hash; a reward is
-        checked when given.
+        """Raise ``ParameterError`` unless it was trained for these, by name and hash.
+
+        The reward is checked when given.
         """
         for role, given in (("policy", policy), ("cost", cost), ("reward", reward)):
             name, made = getattr(self, role), getattr(self, f"{role}_digest")
@@ -66,15 +67,14 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Spec(Origin):
-    """What a critic is and what it was trained for; names, hashes and sizes are inherited, its
-    width is 4096 in the paper.
+    """The specification of a critic; names, hashes and sizes are inherited.
 
     Attributes
     ----------
     accounting, gamma_safety
         How costs use up the budget, see `igcore.SearchConfig`.
     budget, budget_high : float
-        Budgets that it was trained on: all between the two.
+        It was trained on all budgets from the one to the other.
     gamma_task : float
         Discount of the task cost.
     features : str
@@ -82,9 +82,9 @@ class Spec(Origin):
     layer : int or None
         The middle layer of features ``m``.
     use_z : bool
-        Whether it is told z_t.
+        Whether z_t is an input.
     n_layers, kv_width : int
-        Of the policy: layers, keys and values of one token in one layer.
+        Of the policy: number of layers, and size of the KV cache of one token in one layer.
     """
 
     KIND = "critic"
@@ -102,6 +102,7 @@ class Spec(Origin):
     kv_width: int
 
     def check_settings(self, method: str, settings: SearchConfig) -> None:
+        """Raise ``ParameterError`` unless it was trained for these settings and this budget."""
         super().check_settings(method, settings)
         self.check_budget(settings.budget)
 

@@ -1,12 +1,12 @@
-"""Training a critic on rollouts: its losses, its labels, and what the network is.
+"""Training a critic on rollouts: its losses, labels and specification.
 
 Every prefix of a rollout is a row. A critic's loss is the mean over rows of
 
-    BCE(f1, ended inside the budget) + f2_weight * ((f2 - gamma_task^T c_task) / s)^2
+    BCE(f1, ended within budget) + f2_weight * ((f2 - gamma_task^T c_task) / s)^2
 
-with s the standard deviation of the task cost over the rollouts, so that both parts start near one
-whatever the reward's units. The loop is in `igcore.critic.loop`, and what a value network learns in
-`igcore.baselines.value_training`.
+with s the standard deviation of the task cost over the rollouts, so that both terms start near one
+in any unit of the reward. The loop is in `igcore.critic.loop`; `igcore.baselines.value_training`
+trains a value network with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,31 +31,27 @@ from .rollouts import Labels, Rollout, split_by_prompt
 
 
 def bce_loss(logit: torch.Tensor, safe: torch.Tensor) -> torch.Tensor:
-    """Return J_1 of the paper summed over rows: binary cross-entropy of f1.
-
-    Section 5.2, "Training a Latent-Space Critic".
+    """Return J_1, the binary cross-entropy of f1, summed over rows (paper, section 5.2).
 
     Parameters
     ----------
     logit : Tensor (rows,)
-        f1 = sigmoid(logit), the probability that the response ends inside the budget.
+        f1 = sigmoid(logit), the probability that the response ends within budget.
     safe : Tensor (rows,)
-        1 where it does, 0 where it does not; the paper asks for the sign of z_T.
+        1 where it does, 0 where it does not; in the paper the sign of z_T.
     """
     # a sum, because the rows of a batch may lie on several processes; the loop divides it
     return binary_cross_entropy_with_logits(logit, safe, reduction="sum")
 
 
 def mse_loss(f2: torch.Tensor, task: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return J_2 of the paper summed over rows: the squared error of f2.
-
-    Section 5.2, "Training a Latent-Space Critic".
+    """Return J_2, the squared error of f2, summed over rows (paper, section 5.2).
 
     Parameters
     ----------
     f2, task : Tensor (rows,)
-        Predicted and true gamma_task^T c_task, higher is worse. Rows whose truth is NaN, because
-        the reward model failed, are left out.
+        Predicted and true gamma_task^T c_task, higher is worse. Rows with a true value of NaN,
+        because the reward model failed, are left out.
     scale : Tensor ()
         Unit of the error: the standard deviation of the task cost.
     """
@@ -66,7 +62,7 @@ def mse_loss(f2: torch.Tensor, task: torch.Tensor, scale: torch.Tensor) -> torch
 def spec_of(
     policy: Policy, cost: Scorer, reward: Scorer, config: CriticConfig, max_new_tokens: int
 ) -> Spec:
-    """Return what a critic with these settings is."""
+    """Return the specification of a critic with these settings."""
     layer = config.layer if config.features == "m" else None
     if config.features == "m":
         middle_layer(policy.model, layer)  # raises unless the model has it
@@ -95,9 +91,9 @@ def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, str]:
 
 
 def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> Labels:
-    """Return what a critic should say of rollouts.
+    """Return the labels of rollouts.
 
-    Where it serves a range of budgets, each rollout has one that this seed draws.
+    For a critic of a range of budgets, each rollout has a budget sampled by this seed.
     """
     budgets = np.random.default_rng(seed).uniform(spec.budget, spec.budget_high, len(rollouts))
     return Labels.of(rollouts, budgets, spec.accounting, spec.gamma_safety, spec.gamma_task)
@@ -111,7 +107,7 @@ def source_of(policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb
 
 
 def set_units(network: nn.Module, numbers: Sequence[torch.Tensor]) -> None:
-    """Let a network work in units of these numbers: their mean and standard deviation."""
+    """Set a network's units, the mean and standard deviation of each of these tensors."""
     for i, x in enumerate(numbers):
         network.centre[i] = x.mean()
         network.scale[i] = x.std() if x.std() > 1e-6 else 1  # z of a single budget does not vary
@@ -119,16 +115,16 @@ def set_units(network: nn.Module, numbers: Sequence[torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class CriticObjective:
-    """What a critic learns. `igcore.critic.loop.fit` takes any object with these names.
+    """The objective of a critic; `igcore.critic.loop.fit` takes any object with these names.
 
     Attributes
     ----------
     spec, config
-        What the network is, and how it is trained.
+        Specification of the network, and settings of its training.
     name : str
-        Of the progress bar.
+        Label of the progress bar.
     weights : dict of str to float
-        The parts of the loss and their weights.
+        Terms of the loss and their weights.
     """
 
     spec: Spec
@@ -136,10 +132,12 @@ class CriticObjective:
 
     @property
     def name(self) -> str:
+        """Label of the progress bar."""
         return f"critic {self.spec.features}"
 
     @property
     def weights(self) -> dict[str, float]:
+        """Terms of the loss and their weights."""
         return {"bce": 1.0, "mse": self.config.f2_weight}
 
     def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
@@ -155,13 +153,13 @@ class CriticObjective:
         return critic
 
     def labels(self, rollouts: Sequence[Rollout], draw: int) -> Labels:
-        """Return what the network should say; epoch n learns from draw n, validation is draw 0."""
+        """Return the labels; epoch n trains on budgets of seed n, validation uses seed 0."""
         return labels_of(rollouts, self.spec, (self.config.seed, draw))
 
     def losses(
         self, model, scale: torch.Tensor, x: Latents, labels: Labels, index: torch.Tensor
     ) -> list[torch.Tensor]:
-        """Return each part of the loss, summed over the rows of the rollouts `index`.
+        """Return each term of the loss, summed over the rows of the rollouts `index`.
 
         `x` are their latents, and `scale` the units of the network.
         """
@@ -199,9 +197,8 @@ def train(
     Parameters
     ----------
     rollouts : sequence of Rollout
-        Of this policy, scored by `cost` and `reward`. Of the training split, see
-        `igcore.models.prompts`: a threshold is only calibrated on prompts that the critic has not
-        seen.
+        Of this policy, scored by `cost` and `reward`, on prompts of the training split (see
+        `igcore.models.prompts`): a threshold is calibrated on prompts that the critic has not seen.
     folder : Path
         Gets ``critic.safetensors``, ``critic.json`` and, last, ``manifest.json``.
     identity : mapping, optional
@@ -210,13 +207,13 @@ def train(
     Returns
     -------
     Critic
-        In evaluation mode. ``critic.about`` has besides what `fit` notes ``unsafe``, the share of
-        the rollouts.
+        In evaluation mode. ``critic.about`` has the entries of `fit` and ``unsafe``, the share of
+        unsafe rollouts.
 
     Raises
     ------
     ParameterError
-        When all rollouts to learn from end on one side of the budget, or come from fewer than two
+        When all training rollouts end on one side of the budget, or come from fewer than two
         prompts.
     """
     rollouts = [r for r in rollouts if r.words]
