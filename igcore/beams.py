@@ -113,7 +113,10 @@ def e_inter(beam: Beam, config: SearchConfig) -> Score:
     """
     if beam.safe(config):
         return 0, -beam.reward
-    return 1, -beam.state.omega  # orders what is n in the paper: the least overspent comes first
+    return (
+        1,
+        -beam.state.omega,
+    )  # the paper gives all of these n; here the least overspent comes first
 
 
 def e_critic(beam: Beam, config: SearchConfig) -> Score:
@@ -349,7 +352,7 @@ class PromptSearch:
         return sorted(beams, key=lambda beam: self.method.score(beam, self.config))
 
     def chosen(self) -> list[Beam]:
-        """Return the K best of the pool; a safety-first method keeps safe ones if there are any.
+        """Return the K best of the pool, under a safety-first method the best safe ones, if any.
 
         Candidates that only the critic rejects come last. They fill places that are left free.
         """
@@ -375,7 +378,7 @@ class PromptSearch:
 
 def why_unsafe(pool: Sequence[Beam]) -> str:
     """Return the reason why no candidate of a pool is safe."""
-    # with a failed scorer nobody knows whether a candidate was safe: do not blame the sampling
+    # a failed scorer may have hidden a safe candidate: more rounds would not have helped
     return "scorer_error" if any(beam.broken for beam in pool) else "exhausted"
 
 

@@ -28,7 +28,7 @@ class ScorerError(IgcoreError):
 
 
 class JudgeError(IgcoreError):
-    """A judge of answers cannot be asked."""
+    """A judge of answers cannot be reached, or its reply cannot be used."""
 
 
 class RunError(IgcoreError):

@@ -187,7 +187,7 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
     identity = json.loads(json.dumps(identity))  # as it is read back: a tuple is a list
     with disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        # beside the folder, which may be moved aside while the lock is held
+        # not in the folder, which may be moved aside while this process has the lock
         lock = (folder.parent / f".{folder.name}.lock").open("w")
     with lock:
         try:
@@ -269,7 +269,7 @@ def sound_lines(
     drop_half_line(path)
     raw = path.read_bytes().split(b"\n")[:-1]
     kept: dict[Hashable, tuple[bytes, dict]] = {}
-    for text in raw:  # kept as bytes: what is written back is what was there
+    for text in raw:  # as bytes, so that the lines that stay do not change
         line = _line(text, by)
         if line is not None and (wanted is None or by(line) in wanted):
             kept.setdefault(by(line), (text, line))

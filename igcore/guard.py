@@ -232,7 +232,7 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     """Return the answers with their metrics and the account of the work for them."""
     prompts = [search.prompt for search in batch.searches]
     metrics = measure(emissions, prompts, **batch.scoring.reported, config=batch.config)
-    # the prompts are decoded together, so nobody can tell their seconds apart: equal shares
+    # prompts are decoded together, so their seconds cannot be told apart: equal shares
     seconds = {part: s / len(prompts) for part, s in batch.work.seconds.items()}
     out = []
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):

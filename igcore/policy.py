@@ -220,9 +220,7 @@ class Policy:
         text = self.tokenizer.decode(
             tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        if (
-            "\ufffd" in text
-        ):  # the decoder of byte pieces would give up whole characters beside a cut one
+        if "\ufffd" in text:  # the decoder of byte pieces drops whole characters next to a cut one
             pieces = list(
                 filter(None, self.tokenizer.convert_ids_to_tokens(tokens, skip_special_tokens=True))
             )

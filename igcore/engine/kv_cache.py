@@ -95,7 +95,7 @@ def forward(model, watch: int | None = None, **inputs) -> tuple[torch.Tensor, to
     logits = hidden.new_zeros(*hidden.shape[:-1], 0) if head is None else out.logits
     if watch is None:
         return hidden, logits
-    # the head may have been given the last columns alone, and may stand on another device
+    # the head may have got the last columns alone, and may be on another device
     middle = seen["middle"][:, -hidden.shape[1] :].to(hidden.device)
     return torch.cat([hidden, middle], dim=-1), logits
 
@@ -154,7 +154,7 @@ class DynamicRows:
         `room` is for other caches: this one grows by itself.
         """
         states = list({id(state): state for state, _ in sources}.values())
-        # the states' rows stand below one another; this is where each state begins
+        # the rows of all states are concatenated; this is where each state begins
         first, total = {}, 0
         for state in states:
             first[id(state)] = total
@@ -165,7 +165,7 @@ class DynamicRows:
         cache = copy.copy(states[0].cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         for i, layer in enumerate(cache.layers):
-            # whatever a layer holds: keys and values, or a window, a convolution, a recurrent state
+            # any kind of layer: keys and values, a window, a convolution, a recurrent state
             vars(layer).update(_pick([vars(state.cache.layers[i]) for state in states], index))
         mask, hidden, logits, past = (
             _pick([getattr(state, name) for state in states], index)

@@ -221,7 +221,7 @@ class LocalEngine:
         return state.history(rows, keys)
 
     def _places(self, candidates: Sequence[int]) -> list[tuple[Rows, int]]:
-        """Return the state that holds each candidate, and its row there."""
+        """Return the state of each candidate, and its row in that state."""
         place = {c: (state, row) for state, row_of in self._rounds for c, row in row_of.items()}
         if missing := set(candidates) - set(place):
             raise KeyError(
