@@ -272,10 +272,7 @@ def _tokens(response: Response, tokenizer, eos: list[int]) -> list[int]:
 
 
 def _length(settings, model, prompt: int) -> int | None:
-    """Return how many new tokens the caller of `generate` allows; None when nothing was given.
-
-    `prompt` is the length of the prompts in tokens.
-    """
+    """Return how many new tokens the caller of `generate` allows after `prompt` tokens, or None."""
     own = model.generation_config
     if settings.max_new_tokens is not None:
         return settings.max_new_tokens if settings.max_new_tokens != own.max_new_tokens else None
@@ -298,10 +295,7 @@ def _special(settings, rows: int) -> tuple[list[int], int]:
 
 
 def _check_caller(guard: GuardedGenerate) -> None:
-    """Refuse a streamer given to `generate` itself.
-
-    It would get the prompt and no end, and its reader would wait for ever.
-    """
+    """Refuse a streamer given to `generate` itself, whose reader would wait for ever."""
     # two frames up is transformers' `generate`, whose arguments are not passed on
     caller = sys._getframe(2).f_locals
     if caller.get("custom_generate") is guard and caller.get("streamer") is not None:
@@ -392,10 +386,8 @@ def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict) -> 
 
 
 def _check_refusal(refusal: str, policy: Policy) -> None:
-    """Raise ``ParameterError`` for a refusal that does not survive the tokenizer unchanged.
-
-    The returned words would not be those that passed the final check.
-    """
+    """Raise ``ParameterError`` for a refusal that does not survive the tokenizer unchanged."""
+    # the returned words would not be those that passed the final check
     back = policy.text(policy.tokenizer(refusal, add_special_tokens=False)["input_ids"])
     if back != refusal:
         raise ParameterError(
