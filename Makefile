@@ -64,6 +64,7 @@ dry-run: $(VENV)/installed
 
 test: assets
 	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet igcore tests benchmarks
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/python -m pytest
 
