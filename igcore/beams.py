@@ -113,10 +113,8 @@ def e_inter(beam: Beam, config: SearchConfig) -> Score:
     """
     if beam.safe(config):
         return 0, -beam.reward
-    return (
-        1,
-        -beam.state.omega,
-    )  # the paper gives all of these n; here the least overspent comes first
+    # the paper gives all of these n; here the least overspent comes first
+    return 1, -beam.state.omega
 
 
 def e_critic(beam: Beam, config: SearchConfig) -> Score:

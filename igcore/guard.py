@@ -231,7 +231,8 @@ def open_batch(
 def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     """Return the answers with their metrics and the account of the work for them."""
     prompts = [search.prompt for search in batch.searches]
-    metrics = measure(emissions, prompts, **batch.scoring.reported, config=batch.config)
+    scorers = batch.scoring.reported
+    metrics = measure(emissions, prompts, scorers["reward"], scorers["cost"], batch.config)
     # prompts are decoded together, so their seconds cannot be told apart: equal shares
     seconds = {part: s / len(prompts) for part, s in batch.work.seconds.items()}
     out = []

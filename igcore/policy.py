@@ -64,12 +64,10 @@ def groups_of(params, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
 
 def as_prompt(prompt: str | Prompt, set_name: str = "user") -> Prompt:
     """Return a `Prompt` of the set `set_name` for a bare text; a `Prompt` comes back as it is."""
-    return prompt if isinstance(prompt, Prompt) else _prompt(prompt, set_name)
-
-
-def _prompt(text: str, set_name: str) -> Prompt:
-    """Return a prompt whose id is a hash of its set and text."""
-    return Prompt(hashlib.sha256(f"{set_name}\n{text}".encode()).hexdigest()[:16], text, set_name)
+    if isinstance(prompt, Prompt):
+        return prompt
+    digest = hashlib.sha256(f"{set_name}\n{prompt}".encode()).hexdigest()
+    return Prompt(digest[:16], prompt, set_name)
 
 
 # --- templates ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from .engine.sampling import random_key
 from .verdict import Emission, final_check, written
 
 if TYPE_CHECKING:
-    from .engine.protocol import Engine
+    from .engine.protocol import Block, Engine
     from .guard import Guard, Work
     from .scorers import Scoring
 
@@ -231,7 +231,9 @@ def sample(batch: Batch, trying: Sequence[PromptSearch], round_: int) -> list[Ca
     return candidates_of(batch, block, [(search, beam) for search, beam, _, _ in drawn])
 
 
-def candidates_of(batch: Batch, block, origins: Sequence[tuple[PromptSearch, Beam]]):
+def candidates_of(
+    batch: Batch, block: Block, origins: Sequence[tuple[PromptSearch, Beam]]
+) -> list[Candidate]:
     """Return the candidates of a block: each beam of `origins` with its sampled tokens."""
     candidates = []
     for c, (search, parent) in enumerate(origins):

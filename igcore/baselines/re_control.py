@@ -120,6 +120,8 @@ class ValueNetwork(nn.Module):
         in these units.
     """
 
+    SPEC = ValueSpec
+
     def __init__(self, spec: ValueSpec, dropout: float = 0.0):
         super().__init__()
         self.spec, self.about = spec, {}
@@ -255,7 +257,5 @@ def load_value(folder: Path | str, *, policy: Policy, cost: Scorer, reward: Scor
         When files are missing, damaged or do not belong together.
     """
     sizes = {"hidden": policy.model.get_output_embeddings().weight.shape[1]}
-    network = load_network(
-        ValueNetwork, ValueSpec, Path(folder), "value", sizes, policy, cost, reward
-    )
+    network = load_network(ValueNetwork, Path(folder), "value", sizes, policy, cost, reward)
     return network.requires_grad_(False)

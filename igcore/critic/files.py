@@ -5,7 +5,6 @@ A trained network is ``<name>.safetensors`` with its specification in ``<name>.j
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from torch import nn
 
 from ..config import from_mapping
 from ..errors import ParameterError, RunError
+from ..policy import Policy
+from ..scorers import Scorer
 
 Weights = dict[str, torch.Tensor]
 
@@ -68,20 +69,24 @@ def save_network(network: nn.Module, folder: Path, name: str) -> None:
 
 
 def load_network(
-    make: Callable, kind: type, folder: Path, name: str, sizes: dict[str, int], *parts
+    network_type: type[nn.Module],
+    folder: Path,
+    name: str,
+    sizes: dict[str, int],
+    policy: Policy,
+    cost: Scorer,
+    reward: Scorer | None,
 ) -> nn.Module:
     """Load a network that `save_network` wrote, for the policy and scorers of its training.
 
     Parameters
     ----------
-    make : callable
-        Makes the untrained network of a spec.
-    kind : type
-        Class of the spec, see `igcore.critic.spec.Origin`.
+    network_type : type
+        Class of the network. It is made from a spec, whose class is its ``SPEC``.
     sizes : dict of str to int
         Fields of the spec that must agree with the policy's model.
-    *parts
-        Policy, cost model and, optionally, reward model.
+    policy, cost, reward
+        Those of its training; a reward model is checked when given.
 
     Returns
     -------
@@ -95,17 +100,18 @@ def load_network(
     RunError
         When files are missing, damaged or do not belong together.
     """
-    fields, weights, about = _read(folder, name, kind.KIND)
-    spec, policy = from_mapping(kind, fields), parts[0]
-    spec.check_scorers(*parts)
+    kind = network_type.SPEC.KIND
+    fields, weights, about = _read(folder, name, kind)
+    spec = from_mapping(network_type.SPEC, fields)
+    spec.check_scorers(policy, cost, reward)
     for field, size in sizes.items():
         if (trained := getattr(spec, field)) != size:
             raise ParameterError(
-                f"the {kind.KIND} in {folder} reads a model with {field} {trained}, but that of "
-                f"policy {policy.name!r} has {size}; train a {kind.KIND} for it"
+                f"the {kind} in {folder} reads a model with {field} {trained}, but that of "
+                f"policy {policy.name!r} has {size}; train a {kind} for it"
             )
     with torch.device("meta"):  # initialise no weights: they are replaced at once
-        network = make(spec)
+        network = network_type(spec)
     network.load_state_dict(weights, assign=True)
     network.about = about
     return network.to(policy.model.device).eval()

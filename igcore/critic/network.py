@@ -158,6 +158,8 @@ class Critic(nn.Module):
         these units.
     """
 
+    SPEC = Spec
+
     def __init__(self, spec: Spec, dropout: float = 0.0):
         super().__init__()
         self.spec, self.about = spec, {}
@@ -266,5 +268,5 @@ def load_critic(
         When files are missing, damaged or do not belong together.
     """
     return load_network(
-        Critic, Spec, Path(folder), "critic", shape_of(policy.model), policy, cost, reward
+        Critic, Path(folder), "critic", shape_of(policy.model), policy, cost, reward
     )

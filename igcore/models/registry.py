@@ -1,10 +1,10 @@
 """The table of scorers: from a name and its options to a loaded cost or reward model."""
 
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 from typing import Any
 
+from ..beams import imported
 from ..errors import ParameterError, unknown_name
 from ..scorers import Scorer
 
@@ -62,8 +62,7 @@ def maker(name: str) -> Callable[..., Scorer]:
     made = _registered(name)
     if not isinstance(made, str):
         return made
-    module, _, attribute = made.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return imported(made)
 
 
 def home_of(name: str) -> str | None:

@@ -6,10 +6,10 @@ frozen dataclass. Parameters that need model code live in modules of their own, 
 """
 
 import ast
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..beams import imported
 from ..config import check_at_least, check_inside, check_name, check_types, from_mapping
 from ..errors import ParameterError
 
@@ -100,7 +100,7 @@ class AuditParams:
     ----------
     largest_n : int
         Largest number of prompts tried as the denominator of the reported percentages; at least
-            1000.
+        1000.
     """
 
     largest_n: int
@@ -151,16 +151,8 @@ def notebook_params(kind: str, namespace: Mapping):
         Naming a parameter that is unknown, missing, of the wrong type or out of range.
     """
     given = notebook_parameters(namespace, last=kind not in TEACHING)
-    return from_mapping(_params_class(kind), given, WHOLE)
-
-
-def _params_class(kind: str) -> type:
-    """Return the class of a kind of notebook, importing its module on demand."""
     known = PARAMS[kind]
-    if not isinstance(known, str):
-        return known
-    module, _, name = known.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return from_mapping(imported(known) if isinstance(known, str) else known, given, WHOLE)
 
 
 def notebook_parameters(namespace: Mapping, last: bool = False) -> dict:
