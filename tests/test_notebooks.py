@@ -77,9 +77,6 @@ def test_a_notebook_is_fit_for_papermill_and_git(path):
         and (path.stem in TEACHING or c.execution_count is None)
         for c in code
     )
-    assert not any(
-        line.startswith(("def ", "class ")) for c in code for line in c.source.splitlines()
-    )
 
 
 @pytest.mark.parametrize("name", PARAMS)
