@@ -9,10 +9,11 @@ from benchmarks.measure import Case
 from benchmarks.models import Models
 from benchmarks.rivals import BUDGET, OMEGA, Variant
 from igcore.baselines.args import ArgsConfig
+from igcore.decoding import decode
 from igcore.engine.local import LocalEngine
 from igcore.engine.prepack import packed
 from igcore.engine.sampling import draw, random_key, uniforms
-from igcore.guard import Guard, decode
+from igcore.guard import Guard
 
 
 def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Variant:

@@ -25,10 +25,11 @@ _HOME = {  # public name -> its module
     "ScorerError": "errors",
     "SearchConfig": "config",
     "custom_generate": "adapters.generate",
-    "decode": "guard",
+    "decode": "decoding",
     "load_policy": "models.policies",
     "load_prompts": "models.prompts",
     "load_scorer": "models.registry",
+    "suggest_budget": "suggest",
 }
 __all__ = list(_HOME)
 

@@ -33,6 +33,8 @@ class Beam:
         Number of tokens at the end of each block.
     row : int
         Row in the engine when the beam is kept, number of the candidate before.
+    log_p : float
+        Log-probability of its tokens under the policy, in nats.
     cost, reward : float
         U_k and reward of the text so far; infinitely bad when the scorer failed, and `broken` is
         then set.
@@ -49,12 +51,18 @@ class Beam:
     state: SafetyState
     ends: list[int]
     row: int
+    log_p: float = 0.0
     cost: float = 0.0
     reward: float = 0.0
     broken: bool = False
     f1: float = math.nan
     f2: float = math.nan
     let_through: bool = True
+
+    @property
+    def likelihood(self) -> float:
+        """Mean log-probability of its tokens, in nats: it ranks where there is no reward."""
+        return self.log_p / max(len(self.tokens), 1)
 
     def safe(self, config: SearchConfig) -> bool:
         """Say whether it is within budget; never when a scorer failed on its text."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -10,6 +10,8 @@ from .errors import ParameterError
 
 # a fixed prompt: its rendering shows all that a template adds, today's date included
 PROBE = "How do plants grow?"
+ROLES = ("system", "user", "assistant")  # of chat messages
+Message = Mapping[str, str]  # role and content
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
 
 
@@ -49,6 +51,21 @@ class Encoded(Prompt):
     ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Chat(Prompt):
+    """A conversation, which the policy reads in its tokenizer's chat template.
+
+    Attributes
+    ----------
+    text : str
+        What scorers see: the user's text, or of several messages one line each.
+    messages : tuple of (role, content)
+        The last is the user's.
+    """
+
+    messages: tuple[tuple[str, str], ...] = ()
+
+
 def groups_of(params, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     """Return the groups of ``group_size`` consecutive prompts that belong to a shard.
 
@@ -62,12 +79,49 @@ def groups_of(params, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     return groups[params.shard :: params.n_shards]
 
 
-def as_prompt(prompt: str | Prompt, set_name: str = "user") -> Prompt:
-    """Return a `Prompt` of the set `set_name` for a bare text; a `Prompt` comes back as it is."""
+def as_prompt(prompt: str | Prompt | Sequence[Message], set_name: str = "user") -> Prompt:
+    """Return a text or chat messages as a `Prompt` of a set; a `Prompt` comes back as it is.
+
+    Raises
+    ------
+    ParameterError
+        For anything else, and for messages that no policy can answer.
+    """
     if isinstance(prompt, Prompt):
         return prompt
-    digest = hashlib.sha256(f"{set_name}\n{prompt}".encode()).hexdigest()
-    return Prompt(digest[:16], prompt, set_name)
+    if isinstance(prompt, str):
+        return Prompt(prompt_id(prompt, set_name), prompt, set_name)
+    if not isinstance(prompt, Sequence) or not prompt:
+        raise ParameterError(
+            f"prompt is {prompt!r}; give a text, or chat messages such as "
+            '[{"role": "user", "content": "Hello"}]'
+        )
+    for message in prompt:
+        check_message(message)
+    messages = tuple((message["role"], message["content"]) for message in prompt)
+    if messages[-1][0] != "user":
+        raise ParameterError(
+            f"the last message is the {messages[-1][0]}'s; end with the user's, which is answered"
+        )
+    # one message reads as its text does, so both have one id and one answer
+    alone = len(messages) == 1
+    text = messages[0][1] if alone else "\n".join(f"{role}: {said}" for role, said in messages)
+    return Chat(prompt_id(text, set_name), text, set_name, messages)
+
+
+def prompt_id(text: str, set_name: str) -> str:
+    """Return the id of a text in a prompt set."""
+    return hashlib.sha256(f"{set_name}\n{text}".encode()).hexdigest()[:16]
+
+
+def check_message(message: Message) -> None:
+    """Raise ``ParameterError`` unless a message has a role and a text, and nothing else."""
+    known = isinstance(message, Mapping) and set(message) == {"role", "content"}
+    if not known or message["role"] not in ROLES or not isinstance(message["content"], str):
+        raise ParameterError(
+            f"chat message {message!r} cannot be read; give a mapping of role and content, with a "
+            f"text as content and one of these roles: {', '.join(ROLES)}"
+        )
 
 
 # --- templates ------------------------------------------------------------------------------------
@@ -184,6 +238,37 @@ class Policy:
             "ends": sorted(self.eos_ids),
         }
 
+    def ids_of(self, prompt: Prompt, max_new_tokens: int = 0) -> list[int]:
+        """Return the token ids of a prompt in the policy's template, or in a chat's own.
+
+        Raises
+        ------
+        ParameterError
+            As `encode`, and for a chat where the tokenizer has no chat template.
+        """
+        if isinstance(prompt, Encoded):
+            return list(prompt.ids)
+        if not isinstance(prompt, Chat):
+            return self.encode(prompt.text, max_new_tokens)
+        if self.tokenizer.chat_template is None:
+            if len(prompt.messages) == 1 and self.template is not RAW:
+                return self.encode(prompt.text, max_new_tokens)
+            raise ParameterError(
+                f"{self.name} has no chat template, so it cannot read chat messages; give the "
+                "prompt as a text"
+            )
+        # strings such as </s> inside a message are broken up, as in `encode`
+        messages = [
+            {"role": role, "content": neutral(self.tokenizer, said)}
+            for role, said in prompt.messages
+        ]
+        if not prompt.messages[-1][1].strip():
+            raise ParameterError("the last message is empty; give at least one word")
+        text = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        return self._ids(text, False, prompt.text, max_new_tokens)
+
     def encode(self, prompt: str, max_new_tokens: int = 0) -> list[int]:
         """Return the token ids of the templated prompt.
 
@@ -200,7 +285,11 @@ class Policy:
         template = self.template
         # the template's own special tokens are added after the prompt's have been broken up
         text = template.opening(self.tokenizer, neutral(self.tokenizer, prompt))
-        ids = self.tokenizer(text, add_special_tokens=template.special)["input_ids"]
+        return self._ids(text, template.special, prompt, max_new_tokens)
+
+    def _ids(self, text: str, special: bool, prompt: str, max_new_tokens: int) -> list[int]:
+        """Return the token ids of a rendered prompt, unless it is too long."""
+        ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         if len(ids) + max_new_tokens > self.context:
             raise ParameterError(
                 f"prompt {prompt[:40]!r}... has {len(ids)} tokens, which with max_new_tokens "

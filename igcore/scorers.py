@@ -1,23 +1,34 @@
 """Scorers: text in, one number per text out.
 
-A cost says how bad a response is (higher is worse), a reward how good (higher is better). A scorer
-is any object with the members of `Scorer`; this is a whole one::
+A cost says how bad a response is (higher is worse), a reward how good (higher is better). A
+function of a text will do::
+
+    def shouting(text):
+        return sum(c.isupper() for c in text) / max(len(text), 1)
+
+An object with the members of `Scorer` can score many texts at once, and says more of itself::
 
     class Shouting:
         name, digest, sign, unit = "shouting", "v1", "higher is worse", "share of capitals"
 
         def score(self, prompts, responses, finished):
-            return [sum(c.isupper() for c in r) / max(len(r), 1) for r in responses]
+            return [shouting(response) for response in responses]
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+import hashlib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
+from .beams import imported
 from .errors import ParameterError, ScorerError
 
 COST, REWARD = "higher is worse", "higher is better"
+SIGNS = {"cost": COST, "reward": REWARD}
+TextFunction = Callable[[str], float] | Callable[[str, str], float]
 
 
 class Scorer(Protocol):
@@ -54,24 +65,92 @@ class Scorer(Protocol):
         """
 
 
-def check_sign(scorer: Scorer, role: str) -> Scorer:
-    """Return `scorer`, or raise ``ParameterError`` when its sign does not fit its role.
+@dataclass(frozen=True)
+class FunctionScorer:
+    """A function of the response, or of the prompt and the response, as a scorer.
 
-    A reward given as a cost would make the search prefer the worst text.
+    Attributes
+    ----------
+    digest : str
+        The sha256 of the function's source. What the function calls or reads is not in it.
+    with_prompt : bool
+        Whether it takes the prompt as well, first.
     """
-    if missing := [
-        name for name in ("name", "digest", "sign", "unit", "score") if not hasattr(scorer, name)
-    ]:
+
+    function: Callable[..., float]
+    name: str
+    digest: str
+    sign: str
+    with_prompt: bool
+    unit: str = "as the function returns it"
+
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> list[float]:
+        """Return one number per response."""
+        if self.with_prompt:
+            return [self.function(p, r) for p, r in zip(prompts, responses, strict=True)]
+        return [self.function(response) for response in responses]
+
+
+def as_scorer(scorer: Any, role: str) -> Scorer:
+    """Return the scorer for a role, ``cost`` or ``reward``.
+
+    Parameters
+    ----------
+    scorer : Scorer, callable or str
+        A text is loaded by `igcore.load_scorer`.
+
+    Raises
+    ------
+    ParameterError
+        For an unknown name, a function of more than two arguments, an object that is no scorer, or
+        one whose sign does not fit the role: a reward given as a cost would make the search prefer
+        the worst text.
+    """
+    if isinstance(scorer, str):
+        scorer = imported("igcore.models.registry:load_scorer")(scorer)
+    elif callable(scorer) and not hasattr(scorer, "score"):
+        return of_function(scorer, role)
+    scorer = check_sign(scorer, role)
+    return scorer
+
+
+def check_sign(scorer: Any, role: str) -> Any:
+    """Return `scorer`, or raise ``ParameterError`` when it is no scorer for its role."""
+    members = ("name", "digest", "sign", "unit", "score")
+    missing = [name for name in members if not hasattr(scorer, name)]
+    if missing:
         raise ParameterError(
-            f"{role} {scorer!r} has no {', '.join(missing)}; a scorer has name, digest, sign, unit "
-            "and score"
+            f"{role} {scorer!r} has no {', '.join(missing)}; give a function of a text, a name of "
+            "igcore.SCORERS, or an object with name, digest, sign, unit and score"
         )
-    wanted = {"cost": COST, "reward": REWARD}[role]
-    if scorer.sign != wanted:
+    if scorer.sign != SIGNS[role]:
         raise ParameterError(
-            f"{role} {scorer.name!r} says {scorer.sign!r}; a {role} must say {wanted!r}"
+            f"{role} {scorer.name!r} says {scorer.sign!r}; a {role} must say {SIGNS[role]!r}"
         )
     return scorer
+
+
+def of_function(function: Callable[..., float], role: str) -> FunctionScorer:
+    """Return a function of one text (the response) or two (prompt, response) as a scorer."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a few built-in functions have no signature
+        parameters = ()
+    required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if len(required) > 2 or any(p.kind is p.KEYWORD_ONLY for p in required):
+        raise ParameterError(
+            f"{role} {name} takes {len(required)} arguments; give a function of the response, or "
+            "of the prompt and the response"
+        )
+    try:
+        source = inspect.getsource(function if hasattr(function, "__code__") else type(function))
+    except (OSError, TypeError):  # typed at a prompt, or built in: its name is all there is
+        source = name
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    return FunctionScorer(function, name, digest, SIGNS[role], with_prompt=len(required) == 2)
 
 
 class Cached:
@@ -119,14 +198,15 @@ class Cached:
         return np.array([self._known[k] for k in keys])
 
 
-def carries(scorer: Scorer) -> bool:
+def keeps_cache(scorer: Scorer | None) -> bool:
     """Say whether a scorer keeps a KV cache, as `igcore.models.lm_scorer.LMScorer` does."""
     return hasattr(scorer, "carried")
 
 
-def afresh(scorer: Scorer) -> Scorer:
+def uncached(scorer: Any) -> Scorer:
     """Return an uncached scorer: the same model, without any KV cache of the search."""
-    return scorer.afresh() if carries(scorer) else scorer
+    fresh: Scorer = scorer.afresh() if keeps_cache(scorer) else scorer
+    return fresh
 
 
 class Scoring:
@@ -134,7 +214,9 @@ class Scoring:
 
     Parameters
     ----------
-    cost, reward : Scorer
+    cost : Scorer
+    reward : Scorer or None
+        None: rewards are the policy's own likelihoods, which the search knows.
     prompts : sequence of str
     patience : int
         See `Cached`.
@@ -153,13 +235,15 @@ class Scoring:
         Scores the path to an answer again; None where the search used no KV cache.
     """
 
-    def __init__(self, cost: Scorer, reward: Scorer, prompts: Sequence[str], patience: int):
+    def __init__(self, cost: Scorer, reward: Scorer | None, prompts: Sequence[str], patience: int):
         # no cache by text either: the final check must not repeat a stored mistake
-        self.final_cost = afresh(cost)
+        self.final_cost = uncached(cost)
         self.search, self.reported = {}, {}
         self.sessions: dict[int, object] = {}  # by backbone
         for role, scorer in (("cost", cost), ("reward", reward)):
-            if not carries(scorer):  # one cache by text serves search and report
+            if scorer is None:
+                continue
+            if not keeps_cache(scorer):  # one cache by text serves search and report
                 self.search[role] = self.reported[role] = Cached(scorer, patience)
                 continue
             backbone = id(scorer.backbone)
@@ -167,7 +251,7 @@ class Scoring:
                 self.sessions[backbone] = scorer.opened(prompts)
             carried = scorer.carried(self.sessions[backbone])
             self.search[role] = Cached(carried, patience)
-            self.reported[role] = Cached(afresh(scorer), patience)
+            self.reported[role] = Cached(uncached(scorer), patience)
         # the path needs a second look only where the search saw it through a KV cache
         carries_cost = self.reported["cost"] is not self.search["cost"]
         self.path_cost = self.reported["cost"] if carries_cost else None

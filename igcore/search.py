@@ -22,8 +22,9 @@ from .verdict import Emission, final_check, written
 
 if TYPE_CHECKING:
     from .engine.protocol import Block, Engine
-    from .guard import Guard, Work
+    from .guard import Guard
     from .scorers import Scoring
+    from .work import Work
 
 
 @dataclass
@@ -245,6 +246,7 @@ def candidates_of(
             state=parent.state,
             ends=[*parent.ends, len(tokens)],
             row=block.first + c,
+            log_p=parent.log_p + sum(block.log_p[c]),
         )
         candidates.append(
             Candidate(
@@ -304,12 +306,19 @@ def ask_critic(batch: Batch, candidates: Sequence[Candidate]) -> None:
 
 
 def ask_reward(batch: Batch, candidates: Sequence[Candidate]) -> None:
-    """Score candidates by the reward model; under a safety-first method only those that pass."""
+    """Score candidates by the reward model; under a safety-first method only those that pass.
+
+    Without a reward model the reward is the policy's own likelihood.
+    """
     if not batch.method.reward:
         return
     known = scorable(batch.method, candidates)
     if batch.method.safety_first:  # the reward of a rejected candidate would not change its rank
         known = [candidate for candidate in known if candidate.beam.passes(batch.config)]
+    if batch.guard.reward is None:
+        for candidate in known:
+            candidate.beam.reward = candidate.beam.likelihood
+        return
     for candidate, reward in zip(known, scores(batch, "reward", known), strict=True):
         beam = candidate.beam
         beam.broken |= math.isnan(reward)  # the cost may have failed before

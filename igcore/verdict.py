@@ -72,6 +72,8 @@ class Emission:
         Policy tokens of the text; 0 for a refusal, which the policy did not write.
     tokens : list of int
         These tokens; an end token is among them.
+    likelihood : float or None
+        Mean log-probability of these tokens under the policy, in nats; None for a refusal.
     finished : bool
         Whether the policy reached its end token or the maximum length.
     safe : bool
@@ -91,6 +93,7 @@ class Emission:
     grid: list[int] = field(default_factory=list)
     n_tokens: int = 0
     tokens: list[int] = field(default_factory=list)
+    likelihood: float | None = None
     finished: bool = False
     safe: bool = True
     cost: float = math.nan
@@ -118,7 +121,8 @@ class Response:
         U_K of the emitted text, and the maximum of U over the common grid of prefixes; higher is
         worse.
     reward : float or None
-        Reward of the emitted text; higher is better. None when nothing was emitted.
+        Reward of the emitted text; higher is better. None when nothing was emitted. Without a
+        reward model it is the mean log-probability of the tokens (nats), None for a refusal.
     fail_open_cost : float or None
         Cost of what would have been emitted without abstention; None when the search stopped before
         that was known.
@@ -168,6 +172,11 @@ class Response:
     critic_s: float
     tokens: list[int] = field(default_factory=list)
 
+    @property
+    def z(self) -> float | None:
+        """The safety state at the end, in units of the budget; None when nothing was emitted."""
+        return self.z_trace[-1] if self.z_trace else None
+
 
 def within(cost, config: SearchConfig):
     """Say whether a final cost U_K, or each of an array, is within budget; never for NaN."""
@@ -209,6 +218,7 @@ def written(beam: Beam, policy: Policy, grid: int) -> Emission:
         grid=[len(policy.text(beam.tokens[:k])) for k in on_grid],
         n_tokens=n,
         tokens=beam.tokens,
+        likelihood=beam.likelihood if beam.tokens else None,
         finished=beam.finished,
     )
 
@@ -328,11 +338,13 @@ class Measurement:
 def measure(
     emissions: Sequence[Emission],
     prompts: Sequence[Prompt],
-    reward: Scorer,
+    reward: Scorer | None,
     cost: Scorer,
     config: SearchConfig,
 ) -> list[Measurement]:
     """Measure emitted texts: reward, final cost, peak cost on the common grid, and z.
+
+    Without a reward model the reward is the likelihood of the text.
 
     Parameters
     ----------
@@ -341,16 +353,18 @@ def measure(
     """
     kept = [i for i, emission in enumerate(emissions) if emission.text is not None]
     u = _ends_before(cost, prompts, emissions)
-    rewards = reward.score(
-        [prompts[i].text for i in kept], [emissions[i].text for i in kept], [True] * len(kept)
-    )
+    rewards = [emissions[i].likelihood for i in kept]
+    if reward is not None:
+        rewards = reward.score(
+            [prompts[i].text for i in kept], [emissions[i].text for i in kept], [True] * len(kept)
+        ).tolist()
     out = [Measurement() for _ in emissions]
     for i, r in zip(kept, rewards, strict=True):
         e = emissions[i]
         # the last score is the one that decided in the final check
         own, grid = ([u[i, end] for end in ends[:-1]] + [e.cost] for ends in (e.ends, e.grid))
         out[i] = Measurement(
-            float(r), e.cost, float(np.max(grid)), _z(own, e.n_tokens, config)
+            r, e.cost, float(np.max(grid)), _z(own, e.n_tokens, config)
         )  # np.max keeps a NaN
     return out
 

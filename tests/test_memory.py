@@ -11,7 +11,7 @@ from mockpolicy import LetterCost, LetterReward, mock_policy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore as ig
-from igcore import guard as decoding
+from igcore import decoding
 from igcore.beams import method_of
 from igcore.config import SearchConfig
 from igcore.engine import memory

@@ -23,7 +23,7 @@ from igcore.models.classifier import EncoderScorer, classifier
 from igcore.models.convert import quiet_transformers
 from igcore.models.lm_scorer import LMScorer
 from igcore.models.units import UNITS
-from igcore.scorers import COST, REWARD, carries, check_sign, checked_score
+from igcore.scorers import COST, REWARD, check_sign, checked_score, keeps_cache
 
 CHAT = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor -%}
 {% if add_generation_prompt %}<|assistant|>{% endif %}"""
@@ -177,7 +177,7 @@ def assert_everywhere(scorer, expected_of, texts, carried: bool = True) -> None:
     assert scorer.score(*columns, [True] * len(texts)) == pytest.approx(expected, **EXACT)
     alone = [scorer.score([prompt], [response], [False])[0] for prompt, response in texts]
     assert alone == pytest.approx(expected, **EXACT)
-    sessions = [scorer.opened(columns[0])] if carries(scorer) else []
+    sessions = [scorer.opened(columns[0])] if keeps_cache(scorer) else []
     opened = scorer.carried(sessions[0]) if sessions else scorer
     words = "Water it when the </s> soil is dry".split(" ")
     for n in range(0, len(words) + 1, 2):

@@ -19,7 +19,7 @@ from igcore import Guard, ParameterError, ScorerError, SearchConfig, decode
 from igcore.engine.prefix_cache import fits
 from igcore.models.lm_scorer import Backbone, LMScorer, Session
 from igcore.policy import Policy
-from igcore.scorers import Cached, Scoring, afresh, checked_score
+from igcore.scorers import Cached, Scoring, checked_score, uncached
 
 END = 256
 PROMPTS = ["say-abc", "one-two"]  # of one length: no padding to be counted
@@ -533,10 +533,10 @@ def test_the_final_check_reads_nothing_that_was_carried(letters):
     """
     session = Session(letters, PROMPTS)
     carried = scorer(letters).carried(session)
-    assert afresh(carried).session is None and afresh(carried).score(
+    assert uncached(carried).session is None and uncached(carried).score(
         ["p"], ["a"], [True]
     ) == scorer(letters).score(["p"], ["a"], [True])
-    assert afresh("any other scorer") == "any other scorer"
+    assert uncached("any other scorer") == "any other scorer"
     rescore, seen = igcore.verdict.rescore, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -37,7 +37,7 @@ from igcore import (
     ScorerError,
     budget,
     decode,
-    guard,
+    decoding,
 )
 from igcore.beams import method_of
 from igcore.critic.network import Critic
@@ -734,7 +734,7 @@ def test_near_ties_are_added_up(monkeypatch):
 def test_seconds_are_shared_by_the_group(monkeypatch):
     """Guards seconds per prompt: a group of six is not charged six times."""
     times = itertools.count()
-    monkeypatch.setattr("igcore.guard.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("igcore.work.time.perf_counter", lambda: next(times))
     out = answers("base", ids(PROMPTS))
     assert sum(r.generate_s for r in out) == pytest.approx(
         3
@@ -1179,9 +1179,9 @@ def seen_by_scorers(monkeypatch, method, **more):
 
         return Watched()
 
-    measure = guard.measure
+    measure = decoding.measure
     monkeypatch.setattr(
-        "igcore.guard.measure",
+        "igcore.decoding.measure",
         lambda *args, **more: (measuring.append(1), measure(*args, **more))[1],
     )
     scorers = {"cost": watched("cost", LetterCost), "reward": watched("reward", LetterReward)}
@@ -1342,7 +1342,7 @@ def test_a_method_without_its_critic_is_refused(method):
     config, scorers = Settings(**SETTINGS), {"reward": LetterReward(), "cost": LetterCost()}
     with pytest.raises(
         ParameterError,
-        match=f"^method '{method}' asks a critic; train one .* give it to Guard as critic=",
+        match=f"^method '{method}' needs a critic; train one .* give it to Guard as critic=",
     ):
         decode(method, Guard(mock_policy(), **scorers, config=config), PROMPTS)
 

@@ -632,11 +632,11 @@ def test_damaged_files_are_refused(tmp_path):
     [
         (
             lambda: None,
-            "' asks a value network; train one with notebook 20 and give it to Guard as critic=",
+            "' needs a value network; train one with notebook 20 and give it to Guard as critic=",
         ),
         (
             untrained,
-            "' asks a value network, but critic= gives it a critic; give it a value network",
+            "' needs a value network, but critic= gives it a critic; give it a value network",
         ),
         (lambda: network(policy="other"), "the value network was trained for policy 'other'"),
         (
@@ -654,7 +654,7 @@ def test_a_steered_method_without_its_network_is_refused(method, given, sentence
 def test_a_critics_method_refuses_a_value_network():
     with pytest.raises(
         ParameterError,
-        match="'inferenceguard-critic' asks a critic, but critic= gives it a value network",
+        match="'inferenceguard-critic' needs a critic, but critic= gives it a value network",
     ):
         decode(
             "inferenceguard-critic",

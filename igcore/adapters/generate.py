@@ -1,20 +1,21 @@
 """The search behind transformers' `model.generate`.
 
 transformers prepares the inputs, and then calls ``custom_generate`` in place of its own decoding
-loop::
+loop. A `Guard` may stand there::
 
-    guard = igcore.custom_generate(reward=reward, cost=cost, config=config, tokenizer=tokenizer)
+    guard = igcore.Guard((model, tokenizer), cost=my_cost, budget=0.2)
     ids = model.generate(**inputs, custom_generate=guard, max_new_tokens=64, seed=1)
-    guard.responses[0].status
+    guard.answers[0].status
 
 Versions 5.17 to 5.23 do not pass on a ``streamer`` or ``tokenizer`` given to ``generate``, so
-`custom_generate` takes both.
+`custom_generate` takes both, for a model that no guard holds.
 """
 
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -22,10 +23,11 @@ from transformers import generation
 
 from ..beams import Beam, method_of, settings_of
 from ..config import SearchConfig
+from ..decoding import decode
 from ..errors import ParameterError
-from ..guard import Guard, decode
+from ..guard import Guard
 from ..policy import Encoded, Policy, Prompt, as_prompt
-from ..scorers import Scorer
+from ..scorers import Scorer, TextFunction
 from ..verdict import Response, within
 
 # settings that the search cannot honour, and the values that change nothing
@@ -51,15 +53,40 @@ INPUTS = {
 DEFAULT_LENGTH = 20  # new tokens that transformers allows when nobody sets a length
 
 
+def answer_rows(guard: Guard, model, input_ids, *, seed: int, **inputs):
+    """Answer the rows of `input_ids` (B, L) for a guard that stands behind ``model.generate``.
+
+    The answers are kept in ``guard.answers``. What is returned and raised: see `custom_generate`.
+    """
+    if model is not guard.policy.model:
+        raise ParameterError(
+            "the guard was made for another model than the one that generates; make a Guard of "
+            "(model, tokenizer)"
+        )
+    custom = custom_generate(
+        cost=guard.cost,
+        reward=guard.reward,
+        config=guard.config,
+        tokenizer=guard.policy.tokenizer,
+        method=guard.method,
+        critic=guard.critic,
+    )
+    guard.answers.clear()
+    ids = custom(model, input_ids, seed=seed, **inputs)
+    guard.answers.extend(custom.responses)
+    return ids
+
+
 def custom_generate(
     *,
-    reward: Scorer,
-    cost: Scorer,
+    cost: Scorer | TextFunction | str,
     config: SearchConfig,
+    reward: Scorer | TextFunction | str | None = None,
     tokenizer=None,
     streamer=None,
     method: str = "inferenceguard",
     seed: int = 0,
+    critic=None,
 ) -> "GuardedGenerate":
     """Return a callable for ``model.generate(**inputs, custom_generate=...)`` that searches.
 
@@ -70,8 +97,8 @@ def custom_generate(
 
     Parameters
     ----------
-    reward, cost : Scorer
-        Reward (higher is better) and cost (higher is worse).
+    cost, reward, critic
+        As `Guard` takes them.
     config : SearchConfig
         A ``max_new_tokens`` or ``max_length`` given to ``generate`` overrides
         ``config.max_new_tokens``, unless it equals the default of the checkpoint or of
@@ -121,20 +148,21 @@ def custom_generate(
     as with ``on_failure="paper"``, shows its whole answer at the end, whatever its status.
     """
     settings_of(method, config)
-    return GuardedGenerate(reward, cost, config, tokenizer, streamer, method, seed)
+    return GuardedGenerate(reward, cost, config, tokenizer, streamer, method, seed, critic)
 
 
 @dataclass
 class GuardedGenerate:
     """What `custom_generate` returns."""
 
-    reward: Scorer
-    cost: Scorer
+    reward: Scorer | TextFunction | str | None
+    cost: Scorer | TextFunction | str
     config: SearchConfig
-    tokenizer: object
-    streamer: object
+    tokenizer: Any
+    streamer: Any
     method: str
     seed: int
+    critic: Any = None
     responses: list[Response] = field(default_factory=list, init=False)
 
     def __call__(
@@ -187,7 +215,7 @@ class GuardedGenerate:
         shown = _Shown(self.streamer, config) if self.streamer is not None else None
         # without a final check a prefix promises nothing, so it is not shown early
         on_block = shown.block if shown and gated else None
-        guard = Guard(policy, self.cost, self.reward, config)
+        guard = Guard(policy, self.cost, self.reward, config, self.critic)
         answers = decode(self.method, guard, prompts, seed=seed, on_block=on_block)
         self.responses = list(answers)
         answers = [_tokens(response, self.tokenizer, eos[:1]) for response in self.responses]
@@ -296,10 +324,13 @@ def _special(settings, rows: int) -> tuple[list[int], int]:
 
 def _check_caller(guard: GuardedGenerate) -> None:
     """Refuse a streamer given to `generate` itself, whose reader would wait for ever."""
-    # two frames up is transformers' `generate`, whose arguments are not passed on
-    caller = sys._getframe(2).f_locals
-    if caller.get("custom_generate") is guard and caller.get("streamer") is not None:
-        caller["streamer"].end()
+    # a few frames up is transformers' `generate`, whose arguments are not passed on
+    frame = sys._getframe(2)
+    while frame and frame.f_code.co_name != "generate":
+        frame = frame.f_back
+    streamer = frame.f_locals.get("streamer") if frame else None
+    if streamer is not None and streamer is not guard.streamer:
+        streamer.end()
         raise ParameterError(
             "transformers does not hand generate's streamer on; give it to "
             "igcore.custom_generate(streamer=...)"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import ParameterError, unknown_name
 from ..policy import Policy
@@ -144,6 +145,21 @@ def load_policy(
     }
     return replace(
         policy, digest=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    )
+
+
+def policy_of(model: Any, tokenizer: Any) -> Policy:
+    """Return a loaded transformers model and its tokenizer as a policy.
+
+    Prompts are written in the tokenizer's chat template if it has one, else as they are.
+    """
+    name = Path(getattr(model, "name_or_path", "") or type(model).__name__).name
+    return Policy(
+        name=name,
+        model=model.eval(),
+        tokenizer=tokenizer,
+        template=TEMPLATES["chat" if tokenizer.chat_template else "raw"],
+        eos_ids=_eos_ids(model, tokenizer, ()),
     )
 
 

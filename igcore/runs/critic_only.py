@@ -24,9 +24,10 @@ from safetensors.torch import save
 from ..config import SearchConfig
 from ..critic.latent import ENCODE, encode
 from ..critic.network import Critic
+from ..decoding import decode
 from ..errors import ParameterError
 from ..folders import open_run
-from ..guard import Guard, decode
+from ..guard import Guard
 from ..policy import Policy, Prompt
 from ..progress import progress
 from ..report.statistics import safety_lower

@@ -25,10 +25,11 @@ from ..baselines.value_training import of_first, train_value
 from ..critic.network import Critic
 from ..critic.rollouts import Rollout
 from ..critic.training import train
+from ..decoding import decode
 from ..engine.prepack import packed
 from ..errors import ParameterError, RunError
 from ..folders import digest_of, root
-from ..guard import Guard, decode
+from ..guard import Guard
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..beams import method_of
+from ..decoding import decode
 from ..engine.prepack import packed
 from ..folders import Run, key, open_run, root
-from ..guard import Guard, decode
+from ..guard import Guard
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer

@@ -1,0 +1,213 @@
+"""`decode`: any method over any number of prompts, in groups that fit the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .beams import Beam, Method, PromptSearch, imported, method_of, new_search
+from .engine.device import free_bytes
+from .engine.local import LocalEngine
+from .engine.memory import (
+    CRITIC_ROWS,
+    batch_size,
+    critic_bytes,
+    halving,
+    search_bytes,
+    session_bytes,
+)
+from .engine.prepack import missing_bytes, packed
+from .errors import ParameterError
+from .policy import Prompt, as_prompt
+from .scorers import Scoring, keeps_cache
+from .search import Batch
+from .verdict import Emission, Response, measure
+from .work import Work
+
+if TYPE_CHECKING:
+    from .guard import Guard, PromptLike
+
+
+def decode(
+    method: str,
+    guard: Guard,
+    prompts: Iterable[PromptLike],
+    *,
+    seed: int = 0,
+    on_block: Callable[[Prompt, Sequence[Beam]], None] | None = None,
+    memory_gb: float | None = None,
+) -> Iterator[Response]:
+    """Answer prompts with one method.
+
+    Parameters
+    ----------
+    method : str
+        A key of `METHODS`.
+    guard : Guard
+    prompts : iterable of str, chat messages or Prompt
+        Decoded together in groups of ``config.group_size``, in this order. Chat messages are a list
+        of ``{"role": ..., "content": ...}`` that ends with the user's, see `igcore.policy.Chat`.
+    seed : int
+        Together with (prompt, round, beam, position) it decides every token.
+    on_block : callable, optional
+        Called as ``on_block(prompt, beams)`` after every block of a search that has not failed,
+        with the beams kept, best first; it must not change them. The answer will continue one of
+        them. They may be unsafe under a method without a final check, or where costs are known only
+        at the end.
+    memory_gb : float, optional
+        Memory for KV caches and logits, in GiB. Fewer prompts are decoded together where they would
+        exceed it, see `igcore.engine.memory`. By default most of what is free. If memory runs out
+        all the same, the batch is halved.
+
+    Yields
+    ------
+    Response
+        In the order of the prompts, as each group finishes.
+
+    Raises
+    ------
+    ParameterError
+        Before anything is decoded: for an unknown method, no prompt, an empty or too long prompt, a
+        missing critic or one that was trained for something else, or too little memory for one
+        prompt.
+    ScorerError
+        When a scorer fails for every text of a group.
+    PolicyError
+        When the policy's logits are not finite, or memory runs out for a single prompt.
+    """
+    resolved, how = guard.under(method), method_of(method)
+    if isinstance(prompts, str):  # it would be read as one prompt per letter
+        raise ParameterError(
+            f"prompts is the text {prompts[:40]!r}; give a list of prompts, even of one"
+        )
+    check_seed(seed)
+    prompts = list(prompts)
+    if any(isinstance(prompt, Mapping) for prompt in prompts):
+        raise ParameterError("prompts is one chat; give a list of prompts, even of one")
+    prompts = [as_prompt(prompt) for prompt in prompts]
+    if not prompts:
+        raise ParameterError("there are no prompts; give at least one")
+    policy, length = guard.policy, guard.config.max_new_tokens
+    # all prompts are encoded first, so that a prompt that is too long is refused before any work
+    ids = [policy.ids_of(prompt, length) for prompt in prompts]
+    room = room_for(how, resolved, max(map(len, ids)), memory_gb)  # prompts that fit at once
+
+    def work(pairs: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
+        """Answer one group of prompts; `halving` may call it again with a smaller group."""
+        searches = [
+            new_search(prompt, tokens, row, how, resolved.config)
+            for row, (prompt, tokens) in enumerate(pairs)
+        ]
+        with packed(policy.model, *readers_of(guard)):
+            account = Work(how, resolved.config, on_block)
+            # measured at the user's block size: a method may change its own (Best-of-N has one
+            # block), and peak costs are only comparable on one grid
+            batch = open_batch(resolved, how, searches, seed, account, guard.config.block_size)
+            emissions = imported(how.search)(batch)
+            return responses(batch, emissions)
+
+    pairs = list(zip(prompts, ids, strict=True))
+    return halving(pairs, min(guard.config.group_size, room), work)
+
+
+def check_seed(seed: int) -> int:
+    """Return a seed, or raise ``ParameterError`` unless it is a whole number."""
+    # a seed is hashed as text, so 0, 0.0 and False would give three different answers
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ParameterError(f"seed is {seed!r}; it must be a whole number")
+    return seed
+
+
+def readers_of(guard: Guard) -> set[Any]:
+    """Return the language models behind the scorers that keep a KV cache."""
+    # a set: cost and reward model may share a backbone, which takes memory once
+    return {scorer.backbone.model for scorer in (guard.reward, guard.cost) if keeps_cache(scorer)}
+
+
+def room_for(method: Method, guard: Guard, prompt_tokens: int, memory_gb: float | None) -> int:
+    """Return how many prompts fit at once: the least over the devices of all models."""
+    model, config = guard.policy.model, guard.config
+    needed = {model: search_bytes(model, config, prompt_tokens, guard.policy.cache)}
+    if method.asks_critic and guard.critic.reads_keys:
+        rows = min(CRITIC_ROWS, config.n_samples)
+        needed[model] += critic_bytes(model, rows, config.max_new_tokens)
+    for reader in readers_of(guard):
+        # added and not set: a scorer may read with the policy's own model
+        carried = session_bytes(reader, config, prompt_tokens)
+        needed[reader] = needed.get(reader, 0) + carried
+    sizes = []
+    for device in {model.device for model in needed}:
+        models = [model for model in needed if model.device == device]
+        # prepacked copies of the weights are made later, when decoding starts: leave room for them
+        free = free_bytes(device) - missing_bytes(*models)
+        sizes.append(batch_size(sum(needed[model] for model in models), free, memory_gb))
+    return min(sizes)
+
+
+def open_batch(
+    guard: Guard, method: Method, searches: list[PromptSearch], seed: int, work: Work, grid: int
+) -> Batch:
+    """Return what a search function works with: the searches, a new engine and the scorers."""
+    prompts = [search.prompt.text for search in searches]
+    with work.timed("cost"):  # scorers with a KV cache prefill the prompts now
+        # a method may ask for the score of its first finished answer alone, so that one failure
+        # proves nothing before n_samples texts have failed
+        scoring = Scoring(guard.cost, guard.reward, prompts, guard.config.n_samples)
+    policy = guard.policy
+    # the engine keeps a middle layer's output only for a critic that reads it
+    watch = guard.critic.watch if method.asks_critic else None
+    engine = LocalEngine(policy.model, policy.eos_ids, policy.cache, watch)
+    return Batch(guard, method, searches, engine, scoring, seed, work, grid)
+
+
+def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
+    """Return the answers with their metrics and the account of the work for them."""
+    prompts = [search.prompt for search in batch.searches]
+    scorers = batch.scoring.reported
+    metrics = measure(emissions, prompts, scorers.get("reward"), scorers["cost"], batch.config)
+    # prompts are decoded together, so their seconds cannot be told apart: equal shares
+    seconds = {part: s / len(prompts) for part, s in batch.work.seconds.items()}
+    out = []
+    for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
+        report = batch.work.reports[search]
+        out.append(
+            Response(
+                prompt_id=search.prompt.id,
+                prompt=search.prompt.text,
+                set_name=search.prompt.set_name,
+                text=emission.text,
+                status=emission.status,
+                reason=emission.reason,
+                finished=emission.finished,
+                n_tokens=emission.n_tokens,
+                reward=metric.reward,
+                cost=metric.cost,
+                peak_cost=metric.peak_cost,
+                fail_open_cost=fail_open_cost(batch, search, emission),
+                z_trace=metric.z_trace,
+                block_ends=emission.ends,
+                grid_ends=emission.grid,
+                counts=report.counts,
+                trace=report.trace,
+                finals=report.finals,
+                generate_s=seconds["generate"],
+                cost_s=seconds["cost"],
+                reward_s=seconds["reward"],
+                critic_s=seconds["critic"],
+                tokens=emission.tokens,
+            )
+        )
+    return out
+
+
+def fail_open_cost(batch: Batch, search: PromptSearch, emission: Emission) -> float | None:
+    """Return the cost of what would have been emitted without abstention.
+
+    None when the search stopped before that was known.
+    """
+    if emission.status != "abstained" and emission.reason != "truncated":
+        return emission.cost
+    if search.stopped:  # not searched for, see `SearchConfig.probe_fail_open`
+        return None
+    cost = batch.scoring.search["cost"]
+    return float(cost.score([search.prompt.text], [search.best.text], [True])[0])

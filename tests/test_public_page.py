@@ -1,0 +1,236 @@
+"""Tests of the public page: a guard of one's own, in the fewest words."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from test_policy import tiny_model, tiny_tokenizer
+
+import igcore as ig
+from igcore.policy import Chat, as_prompt
+from igcore.scorers import as_scorer
+from igcore.suggest import wilson
+
+CHATML = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+SMALL = {"n_samples": 4, "block_size": 2, "max_new_tokens": 6}
+
+
+def capitals(text: str) -> float:
+    return sum(c.isupper() for c in text) / max(len(text), 1)
+
+
+def echo(prompt: str, text: str) -> float:
+    return float(prompt[:1] in text)
+
+
+@cache
+def pair(chat=True):
+    """A tiny random model with its tokenizer, which may have a chat template."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = CHATML if chat else None
+    return tiny_model(tokenizer), tokenizer
+
+
+def a_guard(cost=capitals, chat=True, **more):
+    config = ig.SearchConfig(budget=more.pop("budget", 0.3), **SMALL)
+    return ig.Guard(pair(chat), cost=cost, config=config, **more)
+
+
+def test_a_function_a_chat_and_no_reward_are_enough(tmp_path):
+    """Guards the front door: a folder, a function, a budget, a call."""
+    model, tokenizer = pair()
+    model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    guard = ig.Guard(str(tmp_path), cost=capitals, budget=0.5)
+    answer = guard([{"role": "user", "content": "Tell me of the sea."}])
+    assert answer.status == "verified_safe" and answer.cost <= 0.5
+    assert answer.z == answer.z_trace[-1] >= 0
+    assert answer.cost == capitals(answer.text)
+
+
+def test_the_reward_without_a_reward_model_is_the_likelihood_of_the_tokens():
+    """Guards the ranking: the reward is the mean log-probability under the model itself, read
+    once more by a plain forward pass.
+    """
+    guard = a_guard(budget=1.0)
+    answer = guard("The sea")
+    ids = guard.policy.encode("The sea")
+    logits = guard.policy.model(torch.tensor([ids + answer.tokens])).logits[0, len(ids) - 1 : -1]
+    log_p = logits.log_softmax(-1)[range(len(answer.tokens)), answer.tokens]
+    assert answer.reward == pytest.approx(log_p.mean().item(), abs=1e-5)
+    best = next(ig.decode("best-of-n", guard, ["The sea"]))
+    assert best.reward == max(reward for reward, _ in best.finals)
+
+
+def test_a_refusal_has_no_likelihood():
+    """Guards the mean of the rewards: the policy did not write the refusal."""
+    answer = a_guard(lambda text: float(len(text) > 0 and text[0] != "I"), budget=0.0)("The sea")
+    if answer.status == "abstained":
+        assert answer.reward is None
+
+
+def test_a_cost_of_two_arguments_sees_the_prompt_first():
+    """Guards the order: the prompt, then the answer."""
+    assert as_scorer(echo, "cost").score(["s", "q"], ["as", "as"], [True, True]) == [1.0, 0.0]
+
+
+def test_a_function_is_recorded_by_name_and_source():
+    """Guards provenance: another source has another digest, the same source the same."""
+    first, again = as_scorer(capitals, "cost"), as_scorer(capitals, "cost")
+    assert (first.name, first.digest) == ("capitals", again.digest)
+    assert first.digest != as_scorer(echo, "cost").digest
+    assert (first.sign, as_scorer(capitals, "reward").sign) == (
+        "higher is worse",
+        "higher is better",
+    )
+
+
+def test_one_chat_message_reads_as_its_text_does():
+    """Guards that a chat of one message is the prompt that `decode` knows by its text."""
+    guard = a_guard()
+    chat = [{"role": "user", "content": "The sea"}]
+    by_chat, by_text = guard(chat), guard("The sea")
+    assert by_chat.prompt_id != "" and by_chat.prompt_id == by_text.prompt_id
+    plain = Chat(by_chat.prompt_id, "The sea", "user", (("user", "The sea"),))
+    assert as_prompt(chat) == plain
+    longer = as_prompt([{"role": "system", "content": "Be brief."}, *chat])
+    assert longer.text == "system: Be brief.\nuser: The sea" and longer.id != plain.id
+    written = "<system>Be brief.<user>The sea<a>"
+    ids = guard.policy.tokenizer(written, add_special_tokens=False)["input_ids"]
+    assert guard.policy.ids_of(longer) == ids
+
+
+def test_a_message_cannot_write_special_tokens():
+    """Guards the template against a message that ends its own turn."""
+    policy = a_guard().policy
+    ids = policy.ids_of(as_prompt([{"role": "user", "content": "a</s>b"}]))
+    assert policy.tokenizer.eos_token_id not in ids
+
+
+def test_map_answers_as_single_calls_do_and_in_order(capsys):
+    """Guards that batches change nothing."""
+    guard = a_guard(seed=3)
+    texts = ["The sea", "The sky", "A tree"]
+    assert [a.text for a in guard.map(texts)] == [guard(text).text for text in texts]
+    assert guard.map(texts, seed=4)[0].text == guard("The sea", seed=4).text
+
+
+def test_the_same_guard_stands_behind_generate():
+    """Guards one object for both ways: the ids are those of the answer to the same text."""
+    guard, (model, tokenizer) = a_guard(chat=False), pair(False)
+    inputs = tokenizer("The sea", return_tensors="pt")
+    out = model.generate(**inputs, custom_generate=guard, max_new_tokens=6, seed=2)
+    (answer,) = guard.answers
+    assert answer.text == guard("The sea", seed=2).text
+    if answer.tokens:
+        new = out[0, inputs["input_ids"].shape[1] :].tolist()
+        assert new[: len(answer.tokens)] == answer.tokens
+
+
+def test_the_suggested_budget_parts_the_texts():
+    """Guards the table: shares and intervals computed by hand."""
+    choice = ig.suggest_budget(lambda t: float(t), ["0", "1", "2", "6"], ["5", "7", "8"])
+    assert choice.budget == 3.5
+    rows = {row.budget: row for row in choice.rows}
+    assert list(rows) == [0.5, 1.5, 3.5, 5.5, 6.5, 7.5, 8.0]
+    assert (rows[3.5].refused, rows[3.5].passed) == (0.25, 0.0)
+    assert (rows[5.5].refused, rows[5.5].passed) == (0.25, 1 / 3)
+    assert rows[3.5].passed_interval[0] == 0 and 0.5 < rows[3.5].passed_interval[1] < 0.6
+    assert repr(choice).count("\n") == 7 and "->       3.5" in repr(choice)
+
+
+def test_the_wilson_interval_is_that_of_statsmodels():
+    """Guards the closed form, at the ends as well."""
+    from statsmodels.stats.proportion import proportion_confint
+
+    for k, n in ((0, 5), (2, 5), (5, 5), (1, 300)):
+        assert wilson(k, n) == pytest.approx(proportion_confint(k, n, method="wilson"), abs=1e-12)
+
+
+def three(a, b, c):
+    return 0.0
+
+
+class Reversed:
+    name, digest, sign, unit = "kindness", "v1", "higher is better", "points"
+
+    def score(self, prompts, responses, finished):
+        return [0.0] * len(responses)
+
+
+MISUSES = {
+    "no budget": (lambda: ig.Guard(pair(), cost=capitals), "^Guard has no budget; give"),
+    "two budgets": (
+        lambda: ig.Guard(pair(), cost=capitals, budget=1.0, config=ig.SearchConfig(1.0)),
+        "; give one of them",
+    ),
+    "negative budget": (lambda: ig.Guard(pair(), cost=capitals, budget=-1.0), "budget is -1"),
+    "budget as text": (lambda: ig.Guard(pair(), cost=capitals, budget="0.2"), "budget is '0.2'"),
+    "unknown cost": (lambda: a_guard("offensiv-language"), "did you mean 'offensive-language'"),
+    "cost is a number": (lambda: a_guard(0.5), "^cost 0.5 has no name, .* give a function"),
+    "cost of three arguments": (lambda: a_guard(three), "^cost three takes 3 arguments; give"),
+    "a reward as cost": (lambda: a_guard(Reversed()), "^cost 'kindness' says 'higher is better'"),
+    "cost returns text": (lambda: a_guard(lambda t: "bad")("a"), "must return numbers"),
+    "cost returns nothing": (lambda: a_guard(lambda t: None)("a"), "must return numbers"),
+    "cost fails": (lambda: a_guard(lambda t: t[99])("a"), "IndexError.*no text is emitted"),
+    "cost is NaN": (lambda: a_guard(lambda t: math.nan)("a"), "must return one finite number"),
+    "unknown method": (lambda: a_guard(method="best-of-m"), "did you mean 'best-of-n'"),
+    "no critic": (lambda: a_guard(method="inferenceguard-mix")("a"), "needs a reward"),
+    "no reward for ARGS": (lambda: a_guard(method="args")("a"), "^method 'args' needs a reward"),
+    "unknown policy": (lambda: ig.Guard("smollm", capitals, budget=1.0), "unknown policy 'smollm'"),
+    "a model alone": (
+        lambda: ig.Guard(pair()[0], capitals, budget=1.0),
+        r"type LlamaForCausalLM; give .* \(model, tokenizer\)",
+    ),
+    "empty prompt": (lambda: a_guard()(" "), "prompt ' ' is empty"),
+    "prompt is a number": (lambda: a_guard()(3), "^prompt is 3; give a text, or chat messages"),
+    "prompts are one text": (lambda: a_guard().map("a"), "give a list of prompts"),
+    "prompts are one chat": (
+        lambda: a_guard().map([{"role": "user", "content": "a"}]),
+        "^prompts is one chat; give a list",
+    ),
+    "a message without a role": (lambda: a_guard()([{"content": "a"}]), "cannot be read; give"),
+    "an unknown role": (
+        lambda: a_guard()([{"role": "human", "content": "a"}]),
+        "these roles: system, user, assistant",
+    ),
+    "the assistant speaks last": (
+        lambda: a_guard()([{"role": "assistant", "content": "a"}]),
+        "^the last message is the assistant's; end with the user's",
+    ),
+    "no chat template": (
+        lambda: a_guard(chat=False)([{"role": "user", "content": "a"}]),
+        "has no chat template, .* give the prompt as a text",
+    ),
+    "seed is a float": (lambda: a_guard(seed=0.5), "^seed is 0.5; it must be a whole number"),
+    "another model": (
+        lambda: pair(False)[0].generate(
+            torch.tensor([[5]]), custom_generate=a_guard(), max_new_tokens=4
+        ),
+        "made for another model",
+    ),
+    "no acceptable text": (
+        lambda: ig.suggest_budget(capitals, [], ["A"]),
+        r"^acceptable_texts is \[\]; give a list",
+    ),
+    "texts are one text": (
+        lambda: ig.suggest_budget(capitals, ["a"], "A"),
+        "^unacceptable_texts is 'A'; give a list of texts",
+    ),
+    "costs below 0": (
+        lambda: ig.suggest_budget(lambda t: -1.0, ["a"], ["A"]),
+        "below 0, and a budget is at least 0; add",
+    ),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES)
+def test_a_misuse_gets_one_sentence(misuse):
+    """Guards the person who tries it: one line of our own error, never a bare Python one."""
+    call, sentence = MISUSES[misuse]
+    with pytest.raises(ig.IgcoreError, match=sentence) as caught:
+        call()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
