@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .beams import Beam, Method, PromptSearch, imported, method_of, new_search
+from .beams import Method, PromptSearch, imported, method_of, new_search
 from .engine.device import free_bytes
 from .engine.local import LocalEngine
 from .engine.memory import (
@@ -22,7 +22,7 @@ from .policy import Prompt, as_prompt
 from .scorers import Scoring, keeps_cache
 from .search import Batch
 from .verdict import Emission, Response, measure
-from .work import Work
+from .work import OnBlock, Work
 
 if TYPE_CHECKING:
     from .guard import Guard, PromptLike
@@ -34,7 +34,7 @@ def decode(
     prompts: Iterable[PromptLike],
     *,
     seed: int = 0,
-    on_block: Callable[[Prompt, Sequence[Beam]], None] | None = None,
+    on_block: OnBlock | None = None,
     memory_gb: float | None = None,
 ) -> Iterator[Response]:
     """Answer prompts with one method.
@@ -81,15 +81,15 @@ def decode(
             f"prompts is the text {prompts[:40]!r}; give a list of prompts, even of one"
         )
     check_seed(seed)
-    prompts = list(prompts)
-    if any(isinstance(prompt, Mapping) for prompt in prompts):
+    listed = list(prompts)
+    if any(isinstance(prompt, Mapping) for prompt in listed):
         raise ParameterError("prompts is one chat; give a list of prompts, even of one")
-    prompts = [as_prompt(prompt) for prompt in prompts]
-    if not prompts:
+    given = [as_prompt(prompt) for prompt in listed]
+    if not given:
         raise ParameterError("there are no prompts; give at least one")
     policy, length = guard.policy, guard.config.max_new_tokens
     # all prompts are encoded first, so that a prompt that is too long is refused before any work
-    ids = [policy.ids_of(prompt, length) for prompt in prompts]
+    ids = [policy.ids_of(prompt, length) for prompt in given]
     room = room_for(how, resolved, max(map(len, ids)), memory_gb)  # prompts that fit at once
 
     def work(pairs: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
@@ -106,7 +106,7 @@ def decode(
             emissions = imported(how.search)(batch)
             return responses(batch, emissions)
 
-    pairs = list(zip(prompts, ids, strict=True))
+    pairs = list(zip(given, ids, strict=True))
     return halving(pairs, min(guard.config.group_size, room), work)
 
 

@@ -7,11 +7,11 @@ answer = guard("Dear customer,")
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .beams import Beam, Method, imported, method_of
+from .beams import Method, imported, method_of
 from .config import SearchConfig
 from .decoding import check_seed, decode
 from .errors import ParameterError
@@ -19,6 +19,7 @@ from .policy import Message, Policy, Prompt
 from .progress import progress
 from .scorers import Scorer, TextFunction, as_scorer
 from .verdict import Response
+from .work import OnBlock
 
 PolicyLike = Policy | str | os.PathLike[str] | tuple[Any, Any]
 ScorerLike = Scorer | TextFunction | str
@@ -124,7 +125,7 @@ class Guard:
         input_ids: Any = None,
         *,
         seed: int | None = None,
-        on_block: Callable[[Prompt, Sequence[Beam]], None] | None = None,
+        on_block: OnBlock | None = None,
         **inputs: Any,
     ) -> Response | Any:
         """Answer one prompt: a text, chat messages, or a `Prompt`.

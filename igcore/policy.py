@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 from .errors import ParameterError
 
@@ -66,7 +67,7 @@ class Chat(Prompt):
     messages: tuple[tuple[str, str], ...] = ()
 
 
-def groups_of(params, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+def groups_of(params: Any, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
     """Return the groups of ``group_size`` consecutive prompts that belong to a shard.
 
     A shard has the groups whose number is ``shard`` modulo ``n_shards``, which may be none.
@@ -96,9 +97,7 @@ def as_prompt(prompt: str | Prompt | Sequence[Message], set_name: str = "user") 
             f"prompt is {prompt!r}; give a text, or chat messages such as "
             '[{"role": "user", "content": "Hello"}]'
         )
-    for message in prompt:
-        check_message(message)
-    messages = tuple((message["role"], message["content"]) for message in prompt)
+    messages = tuple(role_and_content(message) for message in prompt)
     if messages[-1][0] != "user":
         raise ParameterError(
             f"the last message is the {messages[-1][0]}'s; end with the user's, which is answered"
@@ -114,27 +113,28 @@ def prompt_id(text: str, set_name: str) -> str:
     return hashlib.sha256(f"{set_name}\n{text}".encode()).hexdigest()[:16]
 
 
-def check_message(message: Message) -> None:
-    """Raise ``ParameterError`` unless a message has a role and a text, and nothing else."""
+def role_and_content(message: Any) -> tuple[str, str]:
+    """Return who says what; raise ``ParameterError`` unless a message has both and no more."""
     known = isinstance(message, Mapping) and set(message) == {"role", "content"}
     if not known or message["role"] not in ROLES or not isinstance(message["content"], str):
         raise ParameterError(
             f"chat message {message!r} cannot be read; give a mapping of role and content, with a "
             f"text as content and one of these roles: {', '.join(ROLES)}"
         )
+    return message["role"], message["content"]
 
 
 # --- templates ------------------------------------------------------------------------------------
 
 
-def special_strings(tokenizer) -> list[str]:
+def special_strings(tokenizer: Any) -> list[str]:
     """Return the strings that a tokenizer reads as special tokens, the longest first."""
     # the longest first, because one may contain another, such as <s> in a longer name
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return sorted({*added, *tokenizer.all_special_tokens}, key=lambda s: (-len(s), s))
 
 
-def neutral(tokenizer, text: str) -> str:
+def neutral(tokenizer: Any, text: str) -> str:
     """Break up strings such as ``</s>``, so that a text cannot write a template's own tokens."""
     for special in special_strings(tokenizer):
         text = text.replace(special, f"{special[0]} {special[1:]}")
@@ -158,17 +158,17 @@ class Template:
     """
 
     name: str
-    opening: Callable[[object, str], str]
-    whole: Callable[[object, str, str], str]
+    opening: Callable[[Any, str], str]
+    whole: Callable[[Any, str, str], str]
     special: bool = True
 
 
-def _as_is(tokenizer, prompt: str) -> str:
+def _as_is(tokenizer: Any, prompt: str) -> str:
     """Return the prompt without a template."""
     return prompt
 
 
-def _joined(tokenizer, prompt: str, answer: str) -> str:
+def _joined(tokenizer: Any, prompt: str, answer: str) -> str:
     """Return the prompt and its answer, one after the other."""
     return prompt + answer
 
@@ -204,11 +204,11 @@ class Policy:
     """
 
     name: str
-    model: object
-    tokenizer: object
+    model: Any
+    tokenizer: Any
     template: Template = RAW
     digest: str = ""
-    eos_ids: frozenset = field(default=frozenset())
+    eos_ids: frozenset[int] = frozenset()
     cache: str = "auto"
     files: dict[str, str] = field(default_factory=dict, repr=False)
 
@@ -218,7 +218,7 @@ class Policy:
         # a model without a limit, such as a recurrent one, gets one that nothing reaches
         return getattr(self.model.config, "max_position_embeddings", None) or 2**31
 
-    def identity(self) -> dict:
+    def identity(self) -> dict[str, Any]:
         """Return everything that decides the policy's answers, as JSON values.
 
         Returns
@@ -304,7 +304,7 @@ class Policy:
         The text of a prefix of the tokens is a prefix of their text, so that a block end is a
         position in the emitted text.
         """
-        text = self.tokenizer.decode(
+        text: str = self.tokenizer.decode(
             tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         if "\ufffd" in text:  # the decoder of byte pieces drops whole characters next to a cut one
@@ -322,12 +322,11 @@ def _characters(pieces: Sequence[str]) -> list[str]:
 
     A byte that belongs to no character becomes U+FFFD.
     """
-    parts = []
+    parts: list[str] = []
     for is_byte, run in groupby(pieces, key=lambda piece: BYTE.fullmatch(piece) is not None):
-        run = list(run)
-        parts += (
-            [bytes(int(piece[3:5], 16) for piece in run).decode("utf-8", errors="replace")]
-            if is_byte
-            else run
-        )
+        if is_byte:
+            values = bytes(int(piece[3:5], 16) for piece in run)
+            parts.append(values.decode("utf-8", errors="replace"))
+        else:
+            parts += run
     return parts

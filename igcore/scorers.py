@@ -19,7 +19,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
@@ -31,8 +31,20 @@ SIGNS = {"cost": COST, "reward": REWARD}
 TextFunction = Callable[[str], float] | Callable[[str, str], float]
 
 
-class Scorer(Protocol):
-    """What the search needs of a cost or reward model.
+class Scores(Protocol):
+    """What gives one number per text."""
+
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> Any:
+        """Return one number per text.
+
+        `finished` says whether a response is complete; if not, it is a prefix.
+        """
+
+
+class Scorer(Scores, Protocol):
+    """What the search needs of a cost or reward model: its scores, and what they are.
 
     Attributes
     ----------
@@ -44,11 +56,6 @@ class Scorer(Protocol):
         ``"higher is worse"`` for a cost, ``"higher is better"`` for a reward.
     unit : str
         What one point means, such as ``"probability"``.
-
-    Notes
-    -----
-    A scorer that keeps a KV cache also has ``backbone``, ``opened``, ``carried`` and ``afresh``, as
-    `igcore.models.lm_scorer.LMScorer` has.
     """
 
     name: str
@@ -56,16 +63,29 @@ class Scorer(Protocol):
     sign: str
     unit: str
 
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> Sequence[float]:
-        """Return one number per text.
 
-        `finished` says whether a response is complete; if not, it is a prefix.
-        """
+class CachingScorer(Scorer, Protocol):
+    """A scorer that keeps a KV cache, as `igcore.models.lm_scorer.LMScorer` does.
+
+    Attributes
+    ----------
+    backbone
+        The language model that reads. Two scorers of one backbone share a cache.
+    """
+
+    backbone: Any
+
+    def opened(self, prompts: Sequence[str]) -> Any:
+        """Return a new KV cache that has read the prompts."""
+
+    def carried(self, session: Any) -> Scorer:
+        """Return the scorer that reads through a KV cache."""
+
+    def afresh(self) -> Scorer:
+        """Return the scorer without a KV cache."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FunctionScorer:
     """A function of the response, or of the prompt and the response, as a scorer.
 
@@ -112,8 +132,8 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
         scorer = imported("igcore.models.registry:load_scorer")(scorer)
     elif callable(scorer) and not hasattr(scorer, "score"):
         return of_function(scorer, role)
-    scorer = check_sign(scorer, role)
-    return scorer
+    checked: Scorer = check_sign(scorer, role)
+    return checked
 
 
 def check_sign(scorer: Any, role: str) -> Any:
@@ -136,9 +156,9 @@ def of_function(function: Callable[..., float], role: str) -> FunctionScorer:
     """Return a function of one text (the response) or two (prompt, response) as a scorer."""
     name = getattr(function, "__qualname__", type(function).__qualname__)
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # a few built-in functions have no signature
-        parameters = ()
+        parameters = []
     required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
     if len(required) > 2 or any(p.kind is p.KEYWORD_ONLY for p in required):
         raise ParameterError(
@@ -198,15 +218,14 @@ class Cached:
         return np.array([self._known[k] for k in keys])
 
 
-def keeps_cache(scorer: Scorer | None) -> bool:
-    """Say whether a scorer keeps a KV cache, as `igcore.models.lm_scorer.LMScorer` does."""
+def keeps_cache(scorer: Scorer | None) -> TypeGuard[CachingScorer]:
+    """Say whether a scorer keeps a KV cache."""
     return hasattr(scorer, "carried")
 
 
-def uncached(scorer: Any) -> Scorer:
+def uncached(scorer: Scorer) -> Scorer:
     """Return an uncached scorer: the same model, without any KV cache of the search."""
-    fresh: Scorer = scorer.afresh() if keeps_cache(scorer) else scorer
-    return fresh
+    return scorer.afresh() if keeps_cache(scorer) else scorer
 
 
 class Scoring:
@@ -239,7 +258,7 @@ class Scoring:
         # no cache by text either: the final check must not repeat a stored mistake
         self.final_cost = uncached(cost)
         self.search, self.reported = {}, {}
-        self.sessions: dict[int, object] = {}  # by backbone
+        self.sessions: dict[int, Any] = {}  # KV caches by backbone
         for role, scorer in (("cost", cost), ("reward", reward)):
             if scorer is None:
                 continue

@@ -15,7 +15,7 @@ from .budget import trace
 from .config import SearchConfig
 from .errors import ScorerError
 from .policy import Policy, Prompt
-from .scorers import Scorer, Scoring, checked_score
+from .scorers import Scorer, Scores, Scoring, checked_score
 
 
 @dataclass
@@ -278,7 +278,7 @@ def final_check(
     ]
 
 
-def _path_holds(scorer: Scorer, prompt: Prompt, emission: Emission, config: SearchConfig) -> bool:
+def _path_holds(scorer: Scores, prompt: Prompt, emission: Emission, config: SearchConfig) -> bool:
     """Say whether a text is within budget when its block ends are scored again without a cache."""
     costs = _ends_before(scorer, [prompt], [emission])
     z = _z(
@@ -289,7 +289,7 @@ def _path_holds(scorer: Scorer, prompt: Prompt, emission: Emission, config: Sear
 
 
 def _ends_before(
-    cost: Scorer, prompts: Sequence[Prompt], emissions: Sequence[Emission]
+    cost: Scores, prompts: Sequence[Prompt], emissions: Sequence[Emission]
 ) -> dict[tuple[int, int], float]:
     """Return U of each text at its block ends and the grid's, by (number of the text, offset).
 
@@ -338,8 +338,8 @@ class Measurement:
 def measure(
     emissions: Sequence[Emission],
     prompts: Sequence[Prompt],
-    reward: Scorer | None,
-    cost: Scorer,
+    reward: Scores | None,
+    cost: Scores,
     config: SearchConfig,
 ) -> list[Measurement]:
     """Measure emitted texts: reward, final cost, peak cost on the common grid, and z.

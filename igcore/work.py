@@ -9,11 +9,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from .beams import Beam, Method, PromptSearch
 from .config import SearchConfig
+from .policy import Prompt
 from .search import Candidate
 from .verdict import Counts, Emission
+
+OnBlock = Callable[[Prompt, Sequence[Beam]], None]
 
 
 @dataclass
@@ -21,7 +25,7 @@ class Report:
     """The work done for one prompt; the fields are those of `Response`."""
 
     counts: Counts = field(default_factory=Counts)
-    trace: list[dict] = field(default_factory=list)
+    trace: list[dict[str, Any]] = field(default_factory=list)
     finals: list[list[float | None]] = field(default_factory=list)
 
 
@@ -38,7 +42,7 @@ class Work:
         By part: ``generate``, ``cost``, ``reward`` and ``critic``.
     """
 
-    def __init__(self, method: Method, config: SearchConfig, on_block: Callable | None = None):
+    def __init__(self, method: Method, config: SearchConfig, on_block: OnBlock | None = None):
         self.method, self.config, self.on_block = method, config, on_block
         # keyed by the identity of the search: two prompts may be equal
         self.reports: dict[PromptSearch, Report] = defaultdict(Report)

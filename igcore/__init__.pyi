@@ -1,0 +1,27 @@
+"""The names of the public page, for editors and type checkers."""
+
+from .adapters.generate import custom_generate as custom_generate
+from .baselines.args import ArgsConfig as ArgsConfig
+from .baselines.re_control import ReControlConfig as ReControlConfig
+from .beams import METHODS as METHODS
+from .config import SearchConfig as SearchConfig
+from .decoding import decode as decode
+from .errors import AssetError as AssetError
+from .errors import IgcoreError as IgcoreError
+from .errors import ParameterError as ParameterError
+from .errors import PolicyError as PolicyError
+from .errors import RunError as RunError
+from .errors import ScorerError as ScorerError
+from .guard import Guard as Guard
+from .models.policies import POLICIES as POLICIES
+from .models.policies import load_policy as load_policy
+from .models.prompts import load_prompts as load_prompts
+from .models.registry import SCORERS as SCORERS
+from .models.registry import load_scorer as load_scorer
+from .policy import Policy as Policy
+from .policy import Prompt as Prompt
+from .scorers import Scorer as Scorer
+from .suggest import suggest_budget as suggest_budget
+from .verdict import Response as Response
+
+__version__: str
