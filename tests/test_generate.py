@@ -57,21 +57,16 @@ def model():
     return LlamaForCausalLM(config).eval()
 
 
-def a_guard(tokenizer, cost=None, method="inferenceguard", streamer=None, **settings):
+def a_guard(model, tokenizer, cost=None, method="inferenceguard", streamer=None, **settings):
     config = SearchConfig(**(SETTINGS | settings))
-    return custom_generate(
-        reward=LetterReward(),
-        cost=cost or LetterCost(),
-        config=config,
-        tokenizer=tokenizer,
-        method=method,
-        streamer=streamer,
-    )
+    pair = (model, tokenizer)
+    guard = Guard(pair, cost or LetterCost(), LetterReward(), config, method=method)
+    return custom_generate(guard, streamer)
 
 
 def generate(model, guard, texts, seed=0, max_new_tokens=8, **more):
     """Return the new tokens of each row, padding removed."""
-    inputs = guard.tokenizer(texts, return_tensors="pt", padding=True)
+    inputs = guard.guard.policy.tokenizer(texts, return_tensors="pt", padding=True)
     inputs.pop("token_type_ids", None)
     out = model.generate(
         **inputs, custom_generate=guard, seed=seed, max_new_tokens=max_new_tokens, **more
@@ -82,7 +77,7 @@ def generate(model, guard, texts, seed=0, max_new_tokens=8, **more):
     return [
         unpadded(row, r)
         for row, r in zip(
-            out[:, inputs.input_ids.shape[1] :].tolist(), guard.responses, strict=True
+            out[:, inputs.input_ids.shape[1] :].tolist(), guard.guard.answers, strict=True
         )
     ]
 
@@ -142,7 +137,7 @@ def test_generate_returns_the_tokens_that_decode_finds(model, tokenizer, method)
     they were drawn.
     """
     policy = Policy("tiny", model, tokenizer, eos_ids=frozenset({EOS}))
-    guard, texts, ended = a_guard(tokenizer, method=method), ["ab", "fed", "c", "dd"], 0
+    guard, texts, ended = a_guard(model, tokenizer, method=method), ["ab", "fed", "c", "dd"], 0
     for seed in range(4):
         expected = list(
             decode(
@@ -158,7 +153,7 @@ def test_generate_returns_the_tokens_that_decode_finds(model, tokenizer, method)
             )
         )
         answers = generate(model, guard, texts, seed)
-        assert [r.text for r in guard.responses] == [r.text for r in expected]
+        assert [r.text for r in guard.guard.answers] == [r.text for r in expected]
         for r, tokens in zip(expected, answers, strict=True):
             assert tokens == (r.tokens or [*tokenizer(r.text)["input_ids"], EOS])
             assert tokenizer.decode(tokens, skip_special_tokens=True) == r.text
@@ -168,7 +163,7 @@ def test_generate_returns_the_tokens_that_decode_finds(model, tokenizer, method)
 
 def test_a_padded_row_is_answered_as_it_is_alone(model, tokenizer):
     """Guards prompts against the padding of their batch, however many groups it is decoded in."""
-    guard, texts = a_guard(tokenizer, group_size=3), ["ab", "fedfed", "c", "ddd"]
+    guard, texts = a_guard(model, tokenizer, group_size=3), ["ab", "fedfed", "c", "ddd"]
     assert generate(model, guard, texts) == [generate(model, guard, [text])[0] for text in texts]
 
 
@@ -177,7 +172,7 @@ def test_rows_of_equal_text_keep_their_own_ids_and_samples(model, tokenizer):
     the model's answer is not. The rule is that the n-th row of a text draws the n-th samples, from
     its own ids."""
     guard, plain = (
-        a_guard(tokenizer, n_samples=1, keep=1, method="base"),
+        a_guard(model, tokenizer, n_samples=1, keep=1, method="base"),
         tokenizer("ab")["input_ids"],
     )
     rows = {"plain": ([PAD, *plain], [0, 1, 1]), "with": ([BOS, *plain], [1, 1, 1])}
@@ -187,8 +182,8 @@ def test_rows_of_equal_text_keep_their_own_ids_and_samples(model, tokenizer):
             torch.tensor(part) for part in zip(*(rows[name] for name in names), strict=True)
         )
         model.generate(ids, attention_mask=mask, custom_generate=guard, max_new_tokens=8, seed=4)
-        assert {r.prompt for r in guard.responses} == {"ab"}
-        return [r.tokens for r in guard.responses]
+        assert {r.prompt for r in guard.guard.answers} == {"ab"}
+        return [r.tokens for r in guard.guard.answers]
 
     a, b, c = drawn("plain", "with", "plain")
     assert len({tuple(a), tuple(b), tuple(c)}) == 3
@@ -199,7 +194,7 @@ def test_rows_of_equal_text_keep_their_own_ids_and_samples(model, tokenizer):
 
 def test_several_answers_are_as_many_searches(model, tokenizer):
     """Guards num_return_sequences, which transformers asks for by repeating rows."""
-    guard = a_guard(tokenizer)
+    guard = a_guard(model, tokenizer)
     ids = tokenizer(["ab", "fe"], return_tensors="pt").input_ids
     out = model.generate(
         ids, custom_generate=guard, max_new_tokens=8, do_sample=True, num_return_sequences=3
@@ -208,14 +203,14 @@ def test_several_answers_are_as_many_searches(model, tokenizer):
         torch.equal(out[:, :2], ids.repeat_interleave(3, 0))
         and len({tuple(row) for row in out.tolist()}) == 6
     )
-    first = [r.text for r in guard.responses[::3]]
+    first = [r.text for r in guard.guard.answers[::3]]
     generate(model, guard, ["ab", "fe"])
-    assert [r.text for r in guard.responses] == first
+    assert [r.text for r in guard.guard.answers] == first
 
 
 def test_a_dictionary_holds_the_sequences(model, tokenizer):
     ids = tokenizer(["ab"], return_tensors="pt").input_ids
-    guard = a_guard(tokenizer)
+    guard = a_guard(model, tokenizer)
     out = model.generate(ids, custom_generate=guard, max_new_tokens=8, return_dict_in_generate=True)
     assert type(out).__name__ == "GenerateDecoderOnlyOutput"
     assert torch.equal(
@@ -229,19 +224,21 @@ def test_an_abstention_is_the_refusal_and_an_end_token(model, tokenizer):
     """
     refusal = [*tokenizer("fedfed")["input_ids"], EOS]
     for cost, text, expected in ((Only("fedfed"), "fedfed", refusal), (Only(), None, [EOS])):
-        guard = a_guard(tokenizer, cost, budget=0.5, refusal="fedfed")
+        guard = a_guard(model, tokenizer, cost, budget=0.5, refusal="fedfed")
         assert generate(model, guard, ["ab", "c"], max_new_tokens=4) == [expected] * 2
-        assert [(r.status, r.text) for r in guard.responses] == [("abstained", text)] * 2
+        assert [(r.status, r.text) for r in guard.guard.answers] == [("abstained", text)] * 2
 
 
 def test_a_truncated_answer_is_the_sampled_prefix_and_an_end_token(model, tokenizer):
     guard, cut = (
-        a_guard(tokenizer, cost=Noise(), budget=0.3, n_samples=2, rounds=1, on_failure="truncate"),
+        a_guard(
+            model, tokenizer, cost=Noise(), budget=0.3, n_samples=2, rounds=1, on_failure="truncate"
+        ),
         0,
     )
     for seed in range(8):
         for tokens, r in zip(
-            generate(model, guard, ["ab", "fed"], seed), guard.responses, strict=True
+            generate(model, guard, ["ab", "fed"], seed), guard.guard.answers, strict=True
         ):
             if r.reason == "truncated":
                 assert tokens == [*r.tokens, EOS] and r.n_tokens in (3, 6) and noise(r.text) <= 0.3
@@ -287,9 +284,9 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
             on_failure=on_failure,
             accounting=accounting,
         )
-        guard = a_guard(tokenizer, Noise(), streamer=Watched(), keep=keep, **settings)
+        guard = a_guard(model, tokenizer, Noise(), streamer=Watched(), keep=keep, **settings)
         (answer,) = generate(model, guard, ["ab"], seed)
-        stream, answered = guard.streamer, guard.responses[0].status != "abstained"
+        stream, answered = guard.streamer, guard.guard.answers[0].status != "abstained"
         assert stream.ends == 1 and stream.puts[0] == tokenizer(["ab"])["input_ids"]
         assert stream.shown == answer or not answered and stream.shown
         parts = shown[1:]
@@ -356,6 +353,7 @@ def test_a_method_without_a_gate_shows_its_answer_at_the_end(model, tokenizer, m
     ):
         stream = Recorder()
         guard = a_guard(
+            model,
             tokenizer,
             cost,
             method=method,
@@ -366,15 +364,17 @@ def test_a_method_without_a_gate_shows_its_answer_at_the_end(model, tokenizer, m
         )
         (answer,) = generate(model, guard, ["ab"])
         assert (
-            stream.puts[1:] == [answer] and len(answer) > 3 and guard.responses[0].status == status
+            stream.puts[1:] == [answer]
+            and len(answer) > 3
+            and guard.guard.answers[0].status == status
         )
 
 
 def test_a_streamer_of_transformers_reads_the_answer(model, tokenizer):
     stream = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=5, skip_special_tokens=True)
-    guard = a_guard(tokenizer, streamer=stream)
+    guard = a_guard(model, tokenizer, streamer=stream)
     generate(model, guard, ["ab"])
-    assert "".join(stream) == guard.responses[0].text
+    assert "".join(stream) == guard.guard.answers[0].text
 
 
 def test_the_stream_ends_when_the_search_fails(model, tokenizer):
@@ -389,24 +389,27 @@ def test_the_stream_ends_when_the_search_fails(model, tokenizer):
         (LetterCost(), {"top_k": 3}, ParameterError),
     ):
         stream = Recorder()
-        guard = a_guard(tokenizer, cost, streamer=stream, keep=1)
+        guard = a_guard(model, tokenizer, cost, streamer=stream, keep=1)
         with pytest.raises(error):
             generate(model, guard, ["ab"], **more)
-        assert stream.ends == 1 and guard.responses == [] and len(stream.shown) <= 3
+        assert stream.ends == 1 and guard.guard.answers == [] and len(stream.shown) <= 3
 
 
 def test_the_length_asked_of_generate_goes_first(model, tokenizer, monkeypatch):
     """Guards max_new_tokens: what is asked for explicitly wins, what a checkpoint sets for itself
     does not.
     """
-    ids, guard = tokenizer(["ab"], return_tensors="pt").input_ids, a_guard(tokenizer, budget=100.0)
+    ids, guard = (
+        tokenizer(["ab"], return_tensors="pt").input_ids,
+        a_guard(model, tokenizer, budget=100.0),
+    )
     lacking = dict(
         eos_token_id=9, pad_token_id=PAD
     )  # an end token that makes none of these answers shorter
 
     def length(**given):
         model.generate(ids, custom_generate=guard, seed=5, **lacking, **given)
-        return guard.responses[0].n_tokens
+        return guard.guard.answers[0].n_tokens
 
     assert length(max_new_tokens=11) == 11 and length(max_length=6) == 4
     with pytest.warns(UserWarning, match="model-agnostic default"):
@@ -422,14 +425,21 @@ def test_what_a_checkpoint_sets_for_itself_changes_nothing(model, tokenizer, mon
     """Guards models whose own settings ask for sampling with top-p: they must work, at temperature
     1.
     """
-    before = generate(model, a_guard(tokenizer), ["ab", "fed"])
+    before = generate(model, a_guard(model, tokenizer), ["ab", "fed"])
     for name, value in dict(
         do_sample=True, temperature=0.6, top_k=2, top_p=0.9, repetition_penalty=1.2
     ).items():
         monkeypatch.setattr(model.generation_config, name, value)
-    assert generate(model, a_guard(tokenizer), ["ab", "fed"]) == before
+    assert generate(model, a_guard(model, tokenizer), ["ab", "fed"]) == before
     assert (
-        generate(model, a_guard(tokenizer), ["ab", "fed"], temperature=1.0, top_k=0, do_sample=True)
+        generate(
+            model,
+            a_guard(model, tokenizer),
+            ["ab", "fed"],
+            temperature=1.0,
+            top_k=0,
+            do_sample=True,
+        )
         == before
     )
 
@@ -486,14 +496,16 @@ def test_what_cannot_be_honoured_is_named(model, tokenizer, given, message):
     """Guards against an answer drawn otherwise than the caller asked for."""
     ids = tokenizer(["ab"], return_tensors="pt").input_ids
     with pytest.raises(ParameterError, match=message):
-        model.generate(ids, custom_generate=a_guard(tokenizer), **({"max_new_tokens": 8} | given))
+        model.generate(
+            ids, custom_generate=a_guard(model, tokenizer), **({"max_new_tokens": 8} | given)
+        )
 
 
 def test_inputs_other_than_ids_are_refused(model, tokenizer):
     with pytest.raises(ParameterError, match="was given inputs_embeds"):
         model.generate(
             inputs_embeds=torch.zeros(1, 2, 32),
-            custom_generate=a_guard(tokenizer),
+            custom_generate=a_guard(model, tokenizer),
             max_new_tokens=8,
         )
     cache = model(torch.tensor([[4, 5]]), use_cache=True).past_key_values
@@ -501,7 +513,7 @@ def test_inputs_other_than_ids_are_refused(model, tokenizer):
         model.generate(
             torch.tensor([[4, 5, 6]]),
             past_key_values=cache,
-            custom_generate=a_guard(tokenizer),
+            custom_generate=a_guard(model, tokenizer),
             max_new_tokens=8,
         )
 
@@ -509,26 +521,30 @@ def test_inputs_other_than_ids_are_refused(model, tokenizer):
 def test_a_tokenizer_is_needed_and_must_write_the_refusal(model, tokenizer):
     ids = tokenizer(["ab"], return_tensors="pt").input_ids
     with pytest.raises(ParameterError, match="there is no tokenizer, and scorers read text"):
-        model.generate(ids, custom_generate=a_guard(None), tokenizer=tokenizer, max_new_tokens=8)
+        model.generate(
+            ids, custom_generate=a_guard(model, None), tokenizer=tokenizer, max_new_tokens=8
+        )
     with pytest.raises(
         ParameterError,
         match="turns the refusal 'no, fed' into 'fed'; give SearchConfig another refusal",
     ):
-        model.generate(ids, custom_generate=a_guard(tokenizer, refusal="no, fed"), max_new_tokens=8)
+        model.generate(
+            ids, custom_generate=a_guard(model, tokenizer, refusal="no, fed"), max_new_tokens=8
+        )
     with pytest.raises(ParameterError, match="did you mean 'inferenceguard'"):
-        a_guard(tokenizer, method="inferenceguards")
+        a_guard(model, tokenizer, method="inferenceguards")
 
 
 def test_a_streamer_shows_one_row_and_must_be_given_to_custom_generate(model, tokenizer):
     stream = Recorder()
     with pytest.raises(
         ParameterError,
-        match=r"generate's streamer on; give it to igcore.custom_generate\(streamer=...\)",
+        match=r"generate's streamer on; give it to igcore.custom_generate\(guard, streamer=...\)",
     ):
-        generate(model, a_guard(tokenizer), ["ab"], streamer=stream)
+        generate(model, a_guard(model, tokenizer), ["ab"], streamer=stream)
     assert stream.ends == 1
     with pytest.raises(ParameterError, match="a streamer shows one answer, but there are 2 rows"):
-        generate(model, a_guard(tokenizer, streamer=Recorder()), ["ab", "cd"])
+        generate(model, a_guard(model, tokenizer, streamer=Recorder()), ["ab", "cd"])
 
 
 def test_answers_that_may_need_padding_need_a_token_for_it(model, tokenizer, monkeypatch):
@@ -536,7 +552,7 @@ def test_answers_that_may_need_padding_need_a_token_for_it(model, tokenizer, mon
         monkeypatch.setattr(model.generation_config, name, None)
     ids, guard = (
         tokenizer(["ab", "cd"], return_tensors="pt").input_ids,
-        a_guard(tokenizer, budget=100.0),
+        a_guard(model, tokenizer, budget=100.0),
     )
     with pytest.raises(
         ParameterError, match="the answers to 2 rows may need padding; give generate a pad_token_id"
@@ -567,16 +583,16 @@ def test_an_encoder_decoder_model_is_refused(tokenizer):
             "decoder-only"
         ),
     ):
-        T5ForConditionalGeneration(config).generate(
-            torch.tensor([[4, 5]]), custom_generate=a_guard(tokenizer), max_new_tokens=8
-        )
+        t5 = T5ForConditionalGeneration(config)
+        guard = a_guard(t5, tokenizer)
+        t5.generate(torch.tensor([[4, 5]]), custom_generate=guard, max_new_tokens=8)
 
 
 def test_costs_of_answers_are_those_of_their_texts(model, tokenizer):
     """Guards the status a caller relies on: the decoded answer, scored again, is within budget."""
-    guard = a_guard(tokenizer, budget=1.0)
+    guard = a_guard(model, tokenizer, budget=1.0)
     for seed in range(5):
         for tokens, r in zip(
-            generate(model, guard, ["ab", "fed", "c"], seed), guard.responses, strict=True
+            generate(model, guard, ["ab", "fed", "c"], seed), guard.guard.answers, strict=True
         ):
             assert letter_cost(tokenizer.decode(tokens, skip_special_tokens=True)) == r.cost <= 1.0

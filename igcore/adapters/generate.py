@@ -7,8 +7,8 @@ loop. A `Guard` may stand there::
     ids = model.generate(**inputs, custom_generate=guard, max_new_tokens=64, seed=1)
     guard.answers[0].status
 
-Versions 5.17 to 5.23 do not pass on a ``streamer`` or ``tokenizer`` given to ``generate``, so
-`custom_generate` takes both, for a model that no guard holds.
+Versions 5.17 to 5.23 do not pass on a ``streamer`` given to ``generate``, so `custom_generate`
+takes it.
 """
 
 import sys
@@ -21,13 +21,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import generation
 
-from ..beams import Beam, method_of, settings_of
+from ..beams import Beam, method_of
 from ..config import SearchConfig
 from ..decoding import decode
 from ..errors import ParameterError
 from ..guard import Guard
 from ..policy import Encoded, Policy, Prompt, as_prompt
-from ..scorers import Scorer, TextFunction
 from ..verdict import Response, within
 
 # settings that the search cannot honour, and the values that change nothing
@@ -43,99 +42,46 @@ REFUSED: dict[str, tuple] = {
     "min_length": (0,), "min_new_tokens": (0,), "max_time": (), "token_healing": (),
     "output_scores": (), "output_logits": (), "output_attentions": (), "output_hidden_states": (),
 }  # fmt: skip
-INPUTS = {
-    "attention_mask",
-    "position_ids",
-    "past_key_values",
-    "use_cache",
-    "logits_to_keep",
-}  # `generate` makes them itself
+# `generate` makes them itself
+INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 DEFAULT_LENGTH = 20  # new tokens that transformers allows when nobody sets a length
 
 
-def answer_rows(guard: Guard, model, input_ids, *, seed: int, **inputs):
-    """Answer the rows of `input_ids` (B, L) for a guard that stands behind ``model.generate``.
+@dataclass
+class custom_generate:
+    """A guard with a streamer, for ``model.generate(**inputs, custom_generate=...)``.
 
-    The answers are kept in ``guard.answers``. What is returned and raised: see `custom_generate`.
-    """
-    if model is not guard.policy.model:
-        raise ParameterError(
-            "the guard was made for another model than the one that generates; make a Guard of "
-            "(model, tokenizer)"
-        )
-    custom = custom_generate(
-        cost=guard.cost,
-        reward=guard.reward,
-        config=guard.config,
-        tokenizer=guard.policy.tokenizer,
-        method=guard.method,
-        critic=guard.critic,
-    )
-    guard.answers.clear()
-    ids = custom(model, input_ids, seed=seed, **inputs)
-    guard.answers.extend(custom.responses)
-    return ids
-
-
-def custom_generate(
-    *,
-    cost: Scorer | TextFunction | str,
-    config: SearchConfig,
-    reward: Scorer | TextFunction | str | None = None,
-    tokenizer=None,
-    streamer=None,
-    method: str = "inferenceguard",
-    seed: int = 0,
-    critic=None,
-) -> "GuardedGenerate":
-    """Return a callable for ``model.generate(**inputs, custom_generate=...)`` that searches.
-
-    The model must be decoder-only and keep its state in ``past_key_values``. The search continues
-    the ids that ``generate`` is given, without their left padding; scorers see their text without
-    special tokens. It samples at temperature 1 from the model's own distribution, and ignores the
-    checkpoint's defaults (``do_sample``, ``top_p``, ...).
+    A bare `Guard` may stand there as well. The model must be decoder-only and keep its state in
+    ``past_key_values``. The search continues the ids that ``generate`` is given, without their left
+    padding; scorers see their text without special tokens. It samples at temperature 1 from the
+    model's own distribution, and ignores the checkpoint's defaults (``do_sample``, ``top_p``, ...).
 
     Parameters
     ----------
-    cost, reward, critic
-        As `Guard` takes them.
-    config : SearchConfig
-        A ``max_new_tokens`` or ``max_length`` given to ``generate`` overrides
-        ``config.max_new_tokens``, unless it equals the default of the checkpoint or of
-        transformers, which cannot be told from no value at all.
-    tokenizer : transformers tokenizer
-        The model's own.
+    guard : Guard
+        Made of this model and its tokenizer. A ``max_new_tokens`` or ``max_length`` given to
+        ``generate`` overrides the guard's, unless it equals the default of the checkpoint or of
+        transformers, which cannot be told from no value at all; ``generate(seed=...)`` overrides
+        its seed. Rows of equal text are numbered: the first samples what `decode` samples for that
+        text, and each further one has samples of its own, so that ``num_return_sequences`` gives as
+        many searches.
     streamer : transformers streamer, optional
         Shows the answer to a single prompt during the search; see Notes.
-    method : str
-        A key of `METHODS`.
-    seed : int
-        Together with a row's text it decides every token; ``generate(seed=...)`` overrides it. Rows
-        of equal text are numbered: the first samples what `decode` samples for that text, and each
-        further one has samples of its own, so that ``num_return_sequences`` gives as many searches.
-
-    Returns
-    -------
-    callable
-        With it ``generate`` returns, as always, a LongTensor (B, prompt + new): the prompts as they
-        were given, the answers, and padding on the right. With ``return_dict_in_generate`` it
-        returns a ``GenerateDecoderOnlyOutput`` with ``sequences`` alone. An answer consists of
-        exactly the sampled tokens, and of an end token when it was truncated. A refusal is encoded
-        by the tokenizer, ends with the end token and may be longer than ``max_new_tokens``; when
-        not even the empty text is safe, there is the end token alone. Only the ``status`` tells an
-        answer from a refusal: the attribute ``responses`` has the `Response` to every row of the
-        last call.
-
-    Raises
-    ------
-    ParameterError
-        For an unknown method. The call raises it for anything that cannot be honoured, such as
-        ``num_beams``, a temperature, the user's own logits processor, a stop string or scores to be
-        returned; without a tokenizer; for an encoder-decoder model; for prompts that are not padded
-        on the left.
 
     Notes
     -----
+    ``generate`` returns, as always, a LongTensor (B, prompt + new): the prompts as they were given,
+    the answers, and padding on the right. With ``return_dict_in_generate`` it returns a
+    ``GenerateDecoderOnlyOutput`` with ``sequences`` alone. An answer consists of exactly the
+    sampled tokens, and of an end token when it was truncated. A refusal is encoded by the
+    tokenizer, ends with the end token and may be longer than ``max_new_tokens``; when not even the
+    empty text is safe, there is the end token alone. Only the ``status`` of ``guard.answers`` tells
+    an answer from a refusal.
+
+    It raises ``ParameterError`` for anything that it cannot honour, such as ``num_beams``, a
+    temperature, the user's own logits processor, a stop string or scores to be returned; for
+    another model than the guard's; for prompts that are not padded on the left.
+
     The streamer gets the prompt, and after each block the tokens that all kept beams share, up to a
     block end. At that block end and all before it the text was within budget. While any kept beam
     was over budget at one of its block ends, nothing more is shown. The rest follows when the whole
@@ -147,89 +93,78 @@ def custom_generate(
     refusal; the refusal is shown only when nothing was shown before. A method that never abstains,
     as with ``on_failure="paper"``, shows its whole answer at the end, whatever its status.
     """
-    settings_of(method, config)
-    return GuardedGenerate(reward, cost, config, tokenizer, streamer, method, seed, critic)
 
+    guard: Guard
+    streamer: Any = None
 
-@dataclass
-class GuardedGenerate:
-    """What `custom_generate` returns."""
-
-    reward: Scorer | TextFunction | str | None
-    cost: Scorer | TextFunction | str
-    config: SearchConfig
-    tokenizer: Any
-    streamer: Any
-    method: str
-    seed: int
-    critic: Any = None
-    responses: list[Response] = field(default_factory=list, init=False)
-
-    def __call__(
-        self,
-        model,
-        input_ids,
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        seed=None,
-        **inputs,
-    ):
-        """Answer the rows of `input_ids` (B, L).
-
-        transformers chooses the names of these parameters, except `seed`.
-        """
-        self.responses = []
+    def __call__(self, model, input_ids, seed=None, **inputs):
+        """Answer the rows of `input_ids` (B, L); transformers calls it."""
         try:
-            _check_caller(self)
-            _check_model(model, self.tokenizer)
-            _check_settings(generation_config, model.generation_config)
-            _check_processors([*logits_processor, *stopping_criteria])
-            mask = inputs.get("attention_mask")
-            mask = torch.ones_like(input_ids) if mask is None else mask.long()
-            _check_inputs(input_ids, mask, inputs)
-            if self.streamer is not None:
-                if len(input_ids) > 1:
-                    raise ParameterError(
-                        f"a streamer shows one answer, but there are {len(input_ids)} rows; give a "
-                        "single prompt"
-                    )
-                self.streamer.put(input_ids.cpu())
-            return self._answer(
-                model, input_ids, mask, generation_config, self.seed if seed is None else seed
-            )
+            return answer_rows(self.guard, model, input_ids, self.streamer, seed=seed, **inputs)
         finally:  # a reader of the streamer waits for its end, also after an error
             if self.streamer is not None:
                 self.streamer.end()
 
-    def _answer(self, model, input_ids, mask, settings, seed):
-        """Search, show the rest of the answer, and append the answers to the prompts."""
-        length = _length(settings, model, input_ids.shape[1])
-        config = replace(self.config, max_new_tokens=length) if length else self.config
-        eos, pad = _special(settings, len(input_ids))
-        policy = Policy("the model", model, self.tokenizer, eos_ids=frozenset(eos))
-        prompts = _prompts(policy, input_ids, mask, config.max_new_tokens)
-        gated = method_of(self.method).gated and config.on_failure != "paper"
-        if gated:
-            _check_refusal(config.refusal, policy)
-        shown = _Shown(self.streamer, config) if self.streamer is not None else None
-        # without a final check a prefix promises nothing, so it is not shown early
-        on_block = shown.block if shown and gated else None
-        guard = Guard(policy, self.cost, self.reward, config, self.critic)
-        answers = decode(self.method, guard, prompts, seed=seed, on_block=on_block)
-        self.responses = list(answers)
-        answers = [_tokens(response, self.tokenizer, eos[:1]) for response in self.responses]
-        if shown:
-            shown.show(answers[0])
-        new = pad_sequence(
-            [torch.tensor(answer, dtype=torch.long) for answer in answers],
-            batch_first=True,
-            padding_value=pad,
-        )
-        sequences = torch.cat([input_ids, new.to(input_ids)], dim=1)  # (B, L + new)
-        if settings.return_dict_in_generate:
-            return generation.GenerateDecoderOnlyOutput(sequences=sequences)
-        return sequences
+
+def answer_rows(
+    guard: Guard,
+    model,
+    input_ids,
+    streamer=None,
+    *,
+    logits_processor,
+    stopping_criteria,
+    generation_config,
+    seed=None,
+    **inputs,
+):
+    """Answer the rows of `input_ids` (B, L), see `custom_generate`.
+
+    transformers chooses the names of these parameters, except `guard` and `seed`.
+    """
+    guard.answers.clear()
+    _check_caller(streamer)
+    _check_model(model, guard)
+    _check_settings(generation_config, model.generation_config)
+    _check_processors([*logits_processor, *stopping_criteria])
+    mask = inputs.get("attention_mask")
+    mask = torch.ones_like(input_ids) if mask is None else mask.long()
+    _check_inputs(input_ids, mask, inputs)
+    if streamer is not None:
+        if len(input_ids) > 1:
+            raise ParameterError(
+                f"a streamer shows one answer, but there are {len(input_ids)} rows; give a single "
+                "prompt"
+            )
+        streamer.put(input_ids.cpu())
+
+    length = _length(generation_config, model, input_ids.shape[1])
+    config = replace(guard.config, max_new_tokens=length) if length else guard.config
+    eos, pad = _special(generation_config, len(input_ids))
+    tokenizer = guard.policy.tokenizer
+    policy = Policy("the model", model, tokenizer, eos_ids=frozenset(eos))
+    prompts = _prompts(policy, input_ids, mask, config.max_new_tokens)
+    abstains = method_of(guard.method).gated and config.on_failure != "paper"
+    if abstains:
+        _check_refusal(config.refusal, policy)
+    shown = _Shown(streamer, config) if streamer is not None else None
+    # without a final check a prefix promises nothing, so it is not shown early
+    on_block = shown.block if shown and abstains else None
+    here = replace(guard, policy=policy, config=config)
+    seed = guard.seed if seed is None else seed
+    guard.answers.extend(decode(guard.method, here, prompts, seed=seed, on_block=on_block))
+    answers = [_tokens(answer, tokenizer, eos[:1]) for answer in guard.answers]
+    if shown:
+        shown.show(answers[0])
+    new = pad_sequence(
+        [torch.tensor(answer, dtype=torch.long) for answer in answers],
+        batch_first=True,
+        padding_value=pad,
+    )
+    sequences = torch.cat([input_ids, new.to(input_ids)], dim=1)  # (B, L + new)
+    if generation_config.return_dict_in_generate:
+        return generation.GenerateDecoderOnlyOutput(sequences=sequences)
+    return sequences
 
 
 @dataclass
@@ -322,33 +257,32 @@ def _special(settings, rows: int) -> tuple[list[int], int]:
     return eos, pad or 0
 
 
-def _check_caller(guard: GuardedGenerate) -> None:
+def _check_caller(streamer) -> None:
     """Refuse a streamer given to `generate` itself, whose reader would wait for ever."""
     # a few frames up is transformers' `generate`, whose arguments are not passed on
     frame = sys._getframe(2)
     while frame and frame.f_code.co_name != "generate":
         frame = frame.f_back
-    streamer = frame.f_locals.get("streamer") if frame else None
-    if streamer is not None and streamer is not guard.streamer:
-        streamer.end()
+    lost = frame.f_locals.get("streamer") if frame else None
+    if lost is not None and lost is not streamer:
+        lost.end()
         raise ParameterError(
             "transformers does not hand generate's streamer on; give it to "
-            "igcore.custom_generate(streamer=...)"
+            "igcore.custom_generate(guard, streamer=...)"
         )
 
 
-def _check_model(model, tokenizer) -> None:
-    """Refuse an encoder-decoder model, and a missing tokenizer."""
+def _check_model(model, guard: Guard) -> None:
+    """Refuse an encoder-decoder model, and another than the guard's."""
     if model.config.is_encoder_decoder:
         raise ParameterError(
             f"{type(model).__name__} is an encoder-decoder model; the search needs a decoder-only "
             "one"
         )
-    if tokenizer is None:
+    if model is not guard.policy.model:
         raise ParameterError(
-            "there is no tokenizer, and scorers read text; give it to "
-            "igcore.custom_generate(tokenizer=...), because transformers does not hand generate's "
-            "own on"
+            "the guard was made for another model than the one that generates; make a Guard of "
+            "(model, tokenizer)"
         )
 
 

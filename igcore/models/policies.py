@@ -152,7 +152,16 @@ def policy_of(model: Any, tokenizer: Any) -> Policy:
     """Return a loaded transformers model and its tokenizer as a policy.
 
     Prompts are written in the tokenizer's chat template if it has one, else as they are.
+
+    Raises
+    ------
+    ParameterError
+        Without a tokenizer.
     """
+    if tokenizer is None:
+        raise ParameterError(
+            "there is no tokenizer, and scorers read text; give (model, tokenizer)"
+        )
     name = Path(getattr(model, "name_or_path", "") or type(model).__name__).name
     return Policy(
         name=name,
