@@ -26,8 +26,8 @@ help:
 	@echo "make critic-search  what a critic gains where costs exist at the end only (about half an hour on two cores; resumes)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models and a judge that never thinks, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, their memory and their hours, and starts nothing"
-	@echo "make test       all tests and notebooks"
-	@echo "make bench      the engine against its rivals, into figures/tables/bench.csv (under an hour; resumes)"
+	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
+	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (under an hour; resumes)"
 	@echo "make lab        JupyterLab"
 	@echo "make readme     write the numbers of figures/tables into README.md"
 
@@ -35,7 +35,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "igcore: installing into $(VENV), which takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; set PYTHON=") if sys.version_info < (3, 11) else None'
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,test]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[notebooks,cluster,test]'
 	@mkdir -p $(VENV)/etc/ipython && printf '%s\n' $(KERNEL) > $(VENV)/etc/ipython/ipython_kernel_config.py
 	@touch $@
 
@@ -56,7 +56,6 @@ critic-search: assets
 	@$(SNAKE) --config profile=critic-search
 
 rehearsal: assets
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[judge]'
 	@$(BIN)/python -m igcore.runs.unlock && $(BIN)/python -m tests.rehearsal --cores $(CORES)
 
 dry-run: $(VENV)/installed
@@ -66,7 +65,8 @@ test: assets
 	@$(BIN)/ruff check --quiet
 	@$(BIN)/ruff format --check --quiet igcore tests benchmarks
 	@$(BIN)/lint-imports --no-logo --no-cache
-	@$(BIN)/python -m pytest
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest --numprocesses $(CORES) --no-loadscope-reorder notebooks tests
 
 bench: assets
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

@@ -1,5 +1,5 @@
 """Settings shared by all tests: one thread, so that timings and float sums do not depend on the
-machine's load.
+machine's load; and how tests are shared among processes.
 """
 
 import os
@@ -8,6 +8,23 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"  # a test that reaches for the network must fail, not wait
 
+import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 torch.set_num_threads(1)
+
+
+class FileScheduling(LoadScopeScheduling):
+    """Run the tests of a file on one process, and all notebooks on one, in their order."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the name of what stays together; later notebooks read runs of earlier ones."""
+        path = nodeid.partition("::")[0]
+        return "notebooks" if path.endswith(".ipynb") else path
+
+
+@pytest.hookimpl
+def pytest_xdist_make_scheduler(config, log):
+    """Tell pytest-xdist how to share the tests, where it has more than one process."""
+    return FileScheduling(config, log)

@@ -23,14 +23,17 @@ from igcore.runs.readme import ABLATIONS, FIGURES, TABLES, ablation_list, figure
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CONDA_NAMES = {"torch": "pytorch"}
+EXTRAS = PROJECT["optional-dependencies"]
+CONDA_NAMES = {"torch": "pytorch", "adjustText": "adjusttext"}
+BIOCONDA = {"snakemake", "snakemake-executor-plugin-slurm"}  # all else is on conda-forge
+IMPORT_NAMES = {"sklearn": "scikit-learn", "yaml": "pyyaml"}  # where they differ from packages
 
 
-def requirements(without=()):
-    extras = [
-        group for name, group in PROJECT["optional-dependencies"].items() if name not in without
-    ]
-    return [Requirement(text) for group in (PROJECT["dependencies"], *extras) for text in group]
+def requirements(*extras: str) -> list[Requirement]:
+    """Return what the package and some of its extras need; an extra that is named has its own."""
+    groups = [PROJECT["dependencies"], *(EXTRAS[name] for name in extras)]
+    needed = [Requirement(text) for group in groups for text in group]
+    return [requirement for requirement in needed if requirement.name != "igcore"]
 
 
 def test_environment_yml_agrees_with_pyproject():
@@ -38,22 +41,43 @@ def test_environment_yml_agrees_with_pyproject():
     solve is tried.)
     """
     content = yaml.safe_load((ROOT / "environment.yml").read_text())
-    environment = content["dependencies"]
-    named = [
-        d.rpartition("::") for d in environment if isinstance(d, str)
-    ]  # channel::package, or the package alone
-    conda = {Requirement(package).name: Requirement(package).specifier for _, _, package in named}
-    expected = {
-        CONDA_NAMES.get(r.name, r.name): r.specifier for r in requirements(without=["bench"])
-    }  # not on conda-forge
+    assert content["channels"] == ["conda-forge", "bioconda"]
+    *packages, last = content["dependencies"]
+    assert last == {"pip": ["-e ."]}
+    conda, channels = {}, {}
+    for package in packages:
+        channel, _, text = package.rpartition("::")
+        requirement = Requirement(text)
+        conda[requirement.name] = requirement.specifier
+        channels[requirement.name] = channel
+    assert {name for name, channel in channels.items() if channel} == BIOCONDA
     assert conda.pop("python") == Requirement("python" + PROJECT["requires-python"]).specifier
     assert not conda.pop("pip")
+    expected = {}
+    for r in requirements(*(EXTRAS.keys() - {"bench"})):  # its_hub is not on conda-forge
+        name = CONDA_NAMES.get(r.name, r.name)
+        expected[name] = expected.get(name, r.specifier) & r.specifier
+    # an exact version says more than a bound of another extra
+    expected["scikit-learn"] = Requirement("scikit-learn==1.9.1").specifier
     assert conda == expected
-    assert [d for d in environment if isinstance(d, dict)] == [{"pip": ["-e ."]}]
-    assert content["channels"] == ["conda-forge", "bioconda"]
-    assert [d for d in named if d[0]] == [
-        ("bioconda", "::", "snakemake>=9.0")
-    ]  # all else is on conda-forge, this is not
+
+
+def test_only_the_embedded_models_need_an_exact_version():
+    """Bug: a library that pins scikit-learn or a Git version cannot be installed beside others."""
+    for extra in EXTRAS.keys() - {"embedded"}:
+        for requirement in requirements(extra):
+            assert all(bound.operator != "==" for bound in requirement.specifier), requirement
+
+
+def test_a_guard_needs_no_library_of_a_study():
+    """Bug: a user of `igcore.Guard` had to install pandas, Jupyter and an exact scikit-learn."""
+    base = {requirement.name for requirement in requirements()}
+    paths = [*(ROOT / "igcore").glob("*.py")]
+    for room in ("adapters", "baselines", "critic", "engine", "models"):
+        paths += (ROOT / "igcore" / room).glob("*.py")
+    for path in paths:
+        for name in imported(path, lazily=False) - sys.stdlib_module_names - {"igcore"}:
+            assert IMPORT_NAMES.get(name, name) in base, f"{path.name} imports {name}"
 
 
 def test_constraints_pin_every_dependency_inside_its_bounds():
@@ -69,15 +93,16 @@ def test_constraints_pin_every_dependency_inside_its_bounds():
         Requirement(line).name.lower(): next(iter(Requirement(line).specifier)) for line in lines
     }
     assert all(pin.operator == "==" for pin in pins.values())
-    for requirement in requirements():
+    for requirement in requirements(*EXTRAS):
         assert pins[requirement.name.lower()].version in requirement.specifier
     assert pins["torch"].version == "2.13.0"
 
 
-def imported(path: Path) -> set[str]:
-    """Return the packages that a file imports by name, anywhere in it."""
+def imported(path: Path, lazily: bool = True) -> set[str]:
+    """Return the packages that a file imports by name, with or without those in functions."""
+    tree = ast.parse(path.read_text())
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree) if lazily else tree.body:
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -87,13 +112,12 @@ def imported(path: Path) -> set[str]:
 
 def test_each_import_is_a_declared_dependency():
     """Guards against a package that is only there because another one brings it."""
-    names = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
-    declared = {r.name for r in requirements()}
+    declared = {requirement.name for requirement in requirements(*EXTRAS)}
     own = {"igcore", "benchmarks", "tests"}
     for folder in ("igcore", "benchmarks", "tests/rehearsal"):
         for path in (ROOT / folder).rglob("*.py"):
             for name in imported(path) - sys.stdlib_module_names - own:
-                assert names.get(name, name) in declared, f"{path.name} imports {name}"
+                assert IMPORT_NAMES.get(name, name) in declared, f"{path.name} imports {name}"
 
 
 def test_the_package_is_all_of_igcore_and_nothing_else():

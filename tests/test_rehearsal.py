@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_packaging import ROOT
 
 from igcore import METHODS
 from igcore.config import from_mapping
@@ -25,6 +24,7 @@ from igcore.runs.paramfiles import ParamFiles
 from tests.rehearsal.__main__ import build_mirror
 from tests.rehearsal.stub import stub_judge
 
+ROOT = Path(__file__).parents[1]
 SMALL = {
     "n_samples": 4,
     "keep": 2,
