@@ -1307,7 +1307,8 @@ def whole_text(policy, prompt, tokens, layer):
     keys, values = (
         [getattr(x, name)[:, :, -n:] for x in past.layers] for name in ("keys", "values")
     )
-    return History(out.last_hidden_state[:, -n:], middle, keys, values)
+    hidden = out.last_hidden_state[:, -n:]
+    return History(hidden, middle, keys, values, torch.ones(hidden.shape[:2], dtype=torch.bool))
 
 
 @pytest.mark.parametrize("features", ["m", "o", "h", "ho"])

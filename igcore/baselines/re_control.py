@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from ..beams import Method, one_sample, unranked
 from ..config import SearchConfig, check_at_least, widened
-from ..critic.files import load_network, save_network
+from ..critic.files import Network, load_network, save_network
 from ..critic.spec import Origin
 from ..engine.kv_cache import forward
 from ..engine.protocol import Steering
@@ -105,26 +105,17 @@ class ValueSpec(Origin):
     KIND = "value network"
 
 
-class ValueNetwork(nn.Module):
+class ValueNetwork(Network):
     """The value network: three linear layers on o_t.
 
     Its activations are smooth, so that rounding differences do not grow from step to step.
-
-    Attributes
-    ----------
-    spec : ValueSpec
-    about : dict
-        How it was trained, see `igcore.critic.loop.fit`.
-    centre, scale : Tensor (2,)
-        Mean and standard deviation of reward and cost over the training rollouts; the layers work
-        in these units.
+    Its units are those of reward and cost.
     """
 
     SPEC = ValueSpec
 
     def __init__(self, spec: ValueSpec, dropout: float = 0.0):
-        super().__init__()
-        self.spec, self.about = spec, {}
+        super().__init__(spec)
         self.layers = nn.Sequential(
             nn.Linear(spec.hidden, spec.width),
             nn.GELU(),
@@ -134,13 +125,6 @@ class ValueNetwork(nn.Module):
             nn.Dropout(dropout),
             nn.Linear(spec.width, 2),
         )
-        self.register_buffer("centre", torch.zeros(2))
-        self.register_buffer("scale", torch.ones(2))
-
-    @property
-    def parameter_count(self) -> int:
-        """Number of weights and biases."""
-        return sum(p.numel() for p in self.parameters())
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the expected final reward and cost (..., 2) of o_t (..., H) in float32.

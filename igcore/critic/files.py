@@ -7,6 +7,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from safetensors.torch import load, save
@@ -16,8 +17,42 @@ from ..config import from_mapping
 from ..errors import ParameterError, RunError
 from ..policy import Policy
 from ..scorers import Scorer
+from .spec import Origin
 
 Weights = dict[str, torch.Tensor]
+N = TypeVar("N", bound="Network")
+
+
+class Network(nn.Module):
+    """A network that is trained on rollouts.
+
+    Attributes
+    ----------
+    spec : Origin
+        What it is and what it was trained for.
+    about : dict
+        How it was trained, see `igcore.critic.loop.fit`.
+    centre, scale : Tensor (2,)
+        Mean and standard deviation of its inputs or outputs over the training rollouts; the layers
+        work in these units.
+    """
+
+    SPEC: ClassVar[type[Origin]]
+    spec: Any
+    centre: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(self, spec: Any):
+        super().__init__()
+        self.spec = spec
+        self.about: dict[str, Any] = {}
+        self.register_buffer("centre", torch.zeros(2))
+        self.register_buffer("scale", torch.ones(2))
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of weights and biases."""
+        return sum(p.numel() for p in self.parameters())
 
 
 def weights_of(network: nn.Module) -> Weights:
@@ -29,7 +64,11 @@ def weights_of(network: nn.Module) -> Weights:
 
 
 def save_checkpoint(
-    path: Path, network: nn.Module, optimizer: torch.optim.Optimizer, best: Weights, state: dict
+    path: Path,
+    network: Network,
+    optimizer: torch.optim.Optimizer,
+    best: Weights,
+    state: dict[str, Any],
 ) -> None:
     """Write weights, the best ones so far, the optimiser and `state` (JSON values), atomically."""
     part = path.with_suffix(".part")
@@ -39,8 +78,8 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, network: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[Weights, dict]:
+    path: Path, network: Network, optimizer: torch.optim.Optimizer
+) -> tuple[Weights, dict[str, Any]]:
     """Restore weights and optimiser; return the best weights and the `state`."""
     # weights_only runs no code of the file; both load_state_dict move tensors where they belong
     saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -52,8 +91,8 @@ def load_checkpoint(
 # --- finished networks ----------------------------------------------------------------------------
 
 
-def save_network(network: nn.Module, folder: Path, name: str) -> None:
-    """Write the two files of a network that has ``spec``, ``about`` and ``parameter_count``."""
+def save_network(network: Network, folder: Path, name: str) -> None:
+    """Write the two files of a network."""
     weights = {key: x.detach().cpu().contiguous() for key, x in network.state_dict().items()}
     data = save(weights)
     description = asdict(network.spec) | {
@@ -69,20 +108,20 @@ def save_network(network: nn.Module, folder: Path, name: str) -> None:
 
 
 def load_network(
-    network_type: type[nn.Module],
+    network_type: type[N],
     folder: Path,
     name: str,
     sizes: dict[str, int],
     policy: Policy,
     cost: Scorer,
     reward: Scorer | None,
-) -> nn.Module:
+) -> N:
     """Load a network that `save_network` wrote, for the policy and scorers of its training.
 
     Parameters
     ----------
     network_type : type
-        Class of the network. It is made from a spec, whose class is its ``SPEC``.
+        Class of the network.
     sizes : dict of str to int
         Fields of the spec that must agree with the policy's model.
     policy, cost, reward
@@ -90,7 +129,7 @@ def load_network(
 
     Returns
     -------
-    Module
+    Network
         In evaluation mode, float32, on the policy's device.
 
     Raises
@@ -117,7 +156,7 @@ def load_network(
     return network.to(policy.model.device).eval()
 
 
-def _read(folder: Path, name: str, kind: str) -> tuple[dict, Weights, dict]:
+def _read(folder: Path, name: str, kind: str) -> tuple[dict[str, Any], Weights, dict[str, Any]]:
     """Return the fields of ``spec``, the weights and ``about``; errors call the network `kind`."""
     path = folder / f"{name}.safetensors"
     try:

@@ -6,13 +6,15 @@ forward pass, the same up to rounding. They are not stored: at 7B they take mega
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from operator import methodcaller
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import DynamicCache
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..engine.device import GIB
@@ -50,22 +52,22 @@ class Latents:
         o_t: the hidden state after the final norm.
     middle : Tensor (B, n, H) or None
         The output of a middle layer.
-    keys, values : list of Tensor (B, heads, n, head_dim), or None
-        h_t: one pair per layer, of every token since the prompt.
+    keys, values : list of Tensor (B, heads, n, head_dim)
+        h_t: one pair per layer, of every token since the prompt; empty where they are not read.
     """
 
-    mask: torch.Tensor
-    hidden: torch.Tensor | None = None
-    middle: torch.Tensor | None = None
-    keys: list[torch.Tensor] | None = None
-    values: list[torch.Tensor] | None = None
+    mask: Tensor
+    hidden: Tensor | None = None
+    middle: Tensor | None = None
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def join(cls, parts: Sequence["Latents"]) -> "Latents":
         """Return the responses of all parts, padded to one length."""
         n = max(part.mask.shape[1] for part in parts)
         padded = [part._padded(n) for part in parts]
-        joined = {}
+        joined: dict[str, Any] = {}
         for name in (f.name for f in fields(cls)):
             tensors = [getattr(part, name) for part in padded]
             if isinstance(tensors[0], list):  # one tensor per layer
@@ -74,17 +76,17 @@ class Latents:
                 joined[name] = torch.cat(tensors)
         return cls(**joined)
 
-    def rows(self, index: torch.Tensor) -> "Latents":
+    def rows(self, index: Tensor) -> "Latents":
         """Return some of the responses, without columns of padding alone."""
         mask = self.mask[index]
         n = int(mask.sum(1).max())
 
-        def take(x: torch.Tensor) -> torch.Tensor:
+        def take(x: Tensor) -> Tensor:
             return x[index, ..., :n, :]
 
         return self._map(mask[:, :n], take)
 
-    def to(self, device, dtype: torch.dtype) -> "Latents":
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Latents":
         """Return the latents on a device, as `dtype`."""
         return self._map(self.mask.to(device), methodcaller("to", device, dtype))
 
@@ -92,7 +94,7 @@ class Latents:
         """Return the latents with zeros where no token stands."""
         empty = ~self.mask[..., None]  # (B, n, 1)
 
-        def clear(x: torch.Tensor) -> torch.Tensor:
+        def clear(x: Tensor) -> Tensor:
             return x.masked_fill(empty if x.dim() == 3 else empty[:, None], 0)
 
         return self._map(self.mask, clear)
@@ -102,9 +104,9 @@ class Latents:
         more = n - self.mask.shape[1]
         return self._map(pad(self.mask, (0, more)), partial(pad, pad=(0, 0, 0, more)))
 
-    def _map(self, mask: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> "Latents":
+    def _map(self, mask: Tensor, change: Callable[[Tensor], Tensor]) -> "Latents":
         """Return latents with this mask, and `change` applied to all other tensors (..., n, d)."""
-        changed = {}
+        changed: dict[str, Any] = {}
         for name in (f.name for f in fields(self) if f.name != "mask"):
             part = getattr(self, name)
             if isinstance(part, list):
@@ -136,21 +138,18 @@ def latents(states: History | Latents, features: str) -> Latents:
         tokens only.
     """
     check_features(features)
-    mask = states.mask
-    if mask is None:  # rows of one length
-        mask = torch.ones(states.hidden.shape[:2], dtype=torch.bool, device=states.hidden.device)
-    parts = {name: getattr(states, name) for name in FEATURES[features]}
-    if any(keys.shape[2] != mask.shape[1] for keys in parts.get("keys", ())):
+    parts: dict[str, Any] = {name: getattr(states, name) for name in FEATURES[features]}
+    if any(keys.shape[2] != states.mask.shape[1] for keys in parts.get("keys", ())):
         raise ParameterError(
             f"features {features!r} need keys and values of every token, but the model keeps "
             "those of its last tokens only; choose features 'o' or 'm'"
         )
-    return Latents(mask, **parts)
+    return Latents(states.mask, **parts)
 
 
 @torch.no_grad()  # not inference mode, whose tensors cannot be trained on
 def encode(
-    model,
+    model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     responses: Sequence[Sequence[int]],
     features: str = "ho",
@@ -205,7 +204,7 @@ def encode(
     return History(states, None, keys, values, spoken)
 
 
-def _pad_right(responses: Sequence[Sequence[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
+def _pad_right(responses: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return ids (B, n) and a mask (B, n), True where a token stands."""
     n = max(map(len, responses))
     ids = torch.tensor([[*r, *[0] * (n - len(r))] for r in responses], device=device)
@@ -218,15 +217,15 @@ class _Enough(Exception):
 
 
 def _run(
-    model, stop: torch.nn.Module | None, ids: torch.Tensor, mask: torch.Tensor, cache: DynamicCache
-) -> torch.Tensor:
+    model: PreTrainedModel, stop: nn.Module | None, ids: Tensor, mask: Tensor, cache: DynamicCache
+) -> Tensor:
     """Run a model on ids (B, S) up to the output of `stop`, or to the input of its head.
 
     Return that output or input, (B, S, H). `mask` (B, L) covers the cached tokens, too.
     """
-    seen = []
+    seen: list[Tensor] = []
 
-    def catch(_, inputs, output=None) -> None:
+    def catch(_: nn.Module, inputs: Any, output: Any = None) -> None:
         states = inputs if output is None else output
         seen.append(states[0] if isinstance(states, tuple) else states)
         raise _Enough  # neither the layers above nor the head are run
@@ -252,7 +251,7 @@ def _run(
     return seen[0]
 
 
-def middle_layer(model, layer: int | None) -> torch.nn.Module:
+def middle_layer(model: PreTrainedModel, layer: int | None) -> nn.Module:
     """Return a decoder layer by number.
 
     Raises
@@ -260,7 +259,7 @@ def middle_layer(model, layer: int | None) -> torch.nn.Module:
     ParameterError
         When the model has no such layer.
     """
-    layers = getattr(model.get_decoder(), "layers", None)
+    layers: nn.ModuleList | None = getattr(model.get_decoder(), "layers", None)
     if layers is None:
         raise ParameterError(
             f"{type(model).__name__} does not name its layers; choose features other than 'm'"
@@ -283,9 +282,9 @@ class Source:
 
     def __init__(
         self,
-        model,
-        prompts: Sequence,
-        responses: Sequence,
+        model: PreTrainedModel,
+        prompts: Sequence[Sequence[int]],
+        responses: Sequence[Sequence[int]],
         features: str,
         layer: int | None,
         memory_gb: float,
@@ -307,7 +306,7 @@ class Source:
     def _hold(self) -> None:
         """Encode all responses once and keep their latents in memory."""
 
-        def by_length(i: int) -> tuple:
+        def by_length(i: int) -> tuple[int, Sequence[int], int]:
             return len(self.prompts[i]), self.prompts[i], len(self.responses[i])
 
         # equal lengths together need little padding; equal prompts together are encoded once
@@ -329,7 +328,7 @@ class Source:
         return latents(states, self.features)
 
 
-def shape_of(model) -> dict[str, int]:
+def shape_of(model: PreTrainedModel) -> dict[str, int]:
     """Return the sizes of a model on which a critic depends.
 
     Returns
@@ -339,7 +338,8 @@ def shape_of(model) -> dict[str, int]:
         ``hidden``.
     """
     # measured on the latents of one token: configurations name these sizes in many ways
-    one = latents(encode(model, [[0]], [[0]]), "ho")
+    one = encode(model, [[0]], [[0]])
+    assert one.hidden is not None  # always there where no layer is left out
     widths = [
         k.shape[1] * k.shape[3] + v.shape[1] * v.shape[3]
         for k, v in zip(one.keys, one.values, strict=True)
@@ -351,9 +351,10 @@ def shape_of(model) -> dict[str, int]:
     }
 
 
-def token_bytes(model, features: str) -> int:
+def token_bytes(model: PreTrainedModel, features: str) -> int:
     """Return the bytes that the latents of one token take."""
     shape = shape_of(model)
     one = shape["n_layers"] * shape["kv_width"] // 2  # keys of all layers, or values
     numbers = {"hidden": shape["hidden"], "middle": shape["hidden"], "keys": one, "values": one}
-    return sum(numbers[part] for part in FEATURES[features]) * model.dtype.itemsize
+    size: int = model.dtype.itemsize
+    return size * sum(numbers[part] for part in FEATURES[features])

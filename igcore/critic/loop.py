@@ -9,27 +9,69 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor
 
 from ..errors import ParameterError
 from ..folders import digest_of, open_run
 from ..policy import Policy
 from ..progress import progress
-from .files import load_checkpoint, save_checkpoint, weights_of
-from .latent import ENCODE, Source
+from .config import TrainingConfig
+from .files import Network, load_checkpoint, save_checkpoint, weights_of
+from .latent import ENCODE, Latents, Source
 from .rollouts import Rollout, split_by_prompt
+from .spec import Origin
+
+Losses = dict[str, float]  # epoch, the loss and its terms, by name
+
+
+class Objective(Protocol):
+    """What a network learns, such as `igcore.critic.training.CriticObjective`."""
+
+    @property
+    def name(self) -> str:
+        """Label of the progress bar."""
+
+    @property
+    def spec(self) -> Origin:
+        """Specification of the network."""
+
+    @property
+    def config(self) -> TrainingConfig:
+        """Settings of its training."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Terms of the loss and their weights."""
+
+    def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
+        """Return the latents that the network reads."""
+
+    def network(self, rollouts: Sequence[Rollout]) -> Network:
+        """Return an untrained network in the units of these rollouts."""
+
+    def labels(self, rollouts: Sequence[Rollout], draw: int) -> Any:
+        """Return the targets of rollouts; epoch n trains on `draw` n, validation uses 0."""
+
+    def losses(
+        self, model: Any, scale: Tensor, x: Latents, labels: Any, index: Tensor
+    ) -> list[Tensor]:
+        """Return each term of the loss, summed over the rows of the rollouts `index`."""
+
+    def save(self, network: Any, rollouts: Sequence[Rollout], folder: Path) -> None:
+        """Write the network's files."""
 
 
 def fit(
-    objective,
+    objective: Objective,
     policy: Policy,
     rollouts: Sequence[Rollout],
     folder: Path,
-    identity: Mapping | None = None,
+    identity: Mapping[str, Any] | None = None,
 ) -> None:
     """Train a network and save it.
 
@@ -40,8 +82,8 @@ def fit(
 
     Parameters
     ----------
-    objective
-        See `igcore.critic.training.CriticObjective`. It saves the network of the epoch with the
+    objective : Objective
+        It saves the network of the epoch with the
         lowest validation loss, whose ``about`` has ``history`` (losses by epoch), ``train_s`` and
         ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts`` and ``config``.
     rollouts : sequence of Rollout
@@ -93,7 +135,14 @@ def fit(
 class _Trainer:
     """The loop and the state that a checkpoint saves: weights, best weights, optimiser, history."""
 
-    def __init__(self, accelerator: Accelerator, objective, parts, sources, checkpoint: Path):
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        objective: Objective,
+        parts: Sequence[Sequence[Rollout]],
+        sources: Sequence[Source],
+        checkpoint: Path,
+    ):
         self.accelerator, self.objective, self.config = accelerator, objective, objective.config
         self.checkpoint = checkpoint
         (self.learn, self.check), (self.source, self.check_source) = parts, sources
@@ -103,17 +152,17 @@ class _Trainer:
             network.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay
         )
         self.model, self.optimizer = accelerator.prepare(network, optimizer)
-        self.network = accelerator.unwrap_model(self.model)
+        self.network: Network = accelerator.unwrap_model(self.model)
         weights = list(objective.weights.values())
         self.weights = torch.tensor(weights, device=accelerator.device)
-        self.history: list[dict] = []  # losses by epoch
+        self.history: list[Losses] = []  # losses by epoch
         self.seconds = 0.0
         self.best = weights_of(self.network)
         if checkpoint.exists():  # an earlier start was stopped
             self.best, state = load_checkpoint(checkpoint, self.network, self.optimizer)
             self.history, self.seconds = state["history"], state["seconds"]
 
-    def run(self) -> nn.Module:
+    def run(self) -> Network:
         """Return the network of the best epoch."""
         bar = progress(self.config.epochs, self.objective.name)
         bar.update(len(self.history))
@@ -146,13 +195,13 @@ class _Trainer:
             state = {"history": self.history, "seconds": self.seconds}
             save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
 
-    def _learn(self, epoch: int) -> dict:
+    def _learn(self, epoch: int) -> Losses:
         """Take one step per batch, in an order that the epoch seeds; return the mean losses."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         labels = self.objective.labels(self.learn, epoch)  # with new budgets
         # seeded by the epoch, so that a resumed training goes on as if it had never stopped
         rng = np.random.default_rng((self.config.seed, epoch, 1))
-        order = rng.permutation(len(self.learn))
+        order = rng.permutation(len(self.learn)).tolist()
         torch.manual_seed(int(rng.integers(2**62)) + rank)  # of dropout
         self.model.train()
         sums = torch.zeros(len(self.weights) + 1)  # the parts of the loss, and the rows
@@ -172,7 +221,7 @@ class _Trainer:
         return self._means("learn", sums)
 
     @torch.no_grad()
-    def _check(self) -> dict:
+    def _check(self) -> Losses:
         """Return the mean losses of the validation rollouts."""
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
         labels = self.objective.labels(self.check, 0)
@@ -183,14 +232,14 @@ class _Trainer:
             sums += self._sums(self.check_source, labels, mine[at : at + ENCODE]).cpu()
         return self._means("check", sums)
 
-    def _sums(self, source: Source, labels, index: Sequence[int]) -> torch.Tensor:
+    def _sums(self, source: Source, labels: Any, rollouts: Sequence[int]) -> Tensor:
         """Return the sums over rows of all parts of the loss, and the number of rows."""
-        index = torch.as_tensor(index)
-        x = source.take(index).to(self.accelerator.device, torch.float32)
+        index = torch.as_tensor(rollouts)
+        x = source.take(rollouts).to(self.accelerator.device, torch.float32)
         parts = self.objective.losses(self.model, self.network.scale, x, labels, index)
         return torch.stack([*parts, x.mask.sum().to(parts[0])])
 
-    def _means(self, name: str, sums: torch.Tensor) -> dict:
+    def _means(self, name: str, sums: Tensor) -> Losses:
         """Return the loss and its parts as means over the rows of all processes."""
         *parts, rows = self.accelerator.reduce(sums.to(self.accelerator.device)).tolist()
         weights = self.objective.weights

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from ..engine.kv_cache import History
 from ..policy import Policy
 from ..scorers import Scorer
-from .files import load_network, save_network
+from .files import Network, load_network, save_network
 from .latent import Latents, latents, shape_of
 from .spec import Spec
 
@@ -37,17 +37,18 @@ class Attention(nn.Module):
         self.key, self.value = (nn.Linear(memory_width, inner, bias=False) for _ in range(2))
         self.out = nn.Linear(inner, width, bias=False)
 
-    def mix(self, x: torch.Tensor, memory: torch.Tensor, causal: bool) -> torch.Tensor:
+    def mix(self, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
         """Return (..., q, inner), before the last projection."""
         q, k, v = self.query(x), self.key(memory), self.value(memory)
         # (..., n, heads * d) -> (..., heads, n, d)
         q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for y in (q, k, v))
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=causal)
+        mixed: Tensor = scaled_dot_product_attention(q, k, v, is_causal=causal)
         return mixed.transpose(-2, -3).flatten(-2)
 
-    def forward(self, x: torch.Tensor, memory: torch.Tensor, causal: bool = False) -> torch.Tensor:
+    def forward(self, x: Tensor, memory: Tensor, causal: bool = False) -> Tensor:
         """Return (..., q, width)."""
-        return self.out(self.mix(x, memory, causal))
+        out: Tensor = self.out(self.mix(x, memory, causal))
+        return out
 
 
 class GatedMLP(nn.Module):
@@ -59,9 +60,10 @@ class GatedMLP(nn.Module):
         self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
         self.down = nn.Linear(inner, width, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return (..., width) of x (..., width)."""
-        return self.down(silu(self.gate(x)) * self.up(x))
+        out: Tensor = self.down(silu(self.gate(x)) * self.up(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -72,10 +74,11 @@ class Layer(nn.Module):
         self.attention, self.mlp = Attention(width, width, width), GatedMLP(width)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
 
-    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         """Return (B, n, width) of x and memory (B, n, width)."""
         x = x + self.attention(self.norms[0](x), self.norms[1](memory), causal=True)
-        return x + self.mlp(self.norms[2](x))
+        change: Tensor = self.mlp(self.norms[2](x))
+        return x + change
 
 
 class Last(nn.Module):
@@ -85,9 +88,10 @@ class Last(nn.Module):
         super().__init__()
         self.norm, self.size = nn.LayerNorm(spec.hidden), spec.hidden
 
-    def forward(self, x: Latents) -> torch.Tensor:
+    def forward(self, x: Latents) -> Tensor:
         """Return the normed o_t, (B, n, H)."""
-        return self.norm(x.hidden)
+        normed: Tensor = self.norm(x.hidden)
+        return normed
 
 
 class Running(nn.Module):
@@ -98,7 +102,7 @@ class Running(nn.Module):
         self.norm, self.token = nn.LayerNorm(spec.hidden), nn.Linear(spec.hidden, spec.width)
         self.size = 2 * spec.width
 
-    def forward(self, x: Latents) -> torch.Tensor:
+    def forward(self, x: Latents) -> Tensor:
         """Return the running mean and maximum, (B, n, 2 width)."""
         tokens = gelu(self.token(self.norm(x.middle)))  # (B, n, width)
         count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)[:, None]
@@ -124,7 +128,7 @@ class States(nn.Module):
             self.over_questions = Layer(spec.width)
         self.over_positions, self.size = Layer(spec.width), spec.width
 
-    def forward(self, x: Latents) -> torch.Tensor:
+    def forward(self, x: Latents) -> Tensor:
         """Return one vector per prefix, (B, n, width)."""
         layers = [
             torch.cat([y.transpose(1, 2).flatten(2) for y in pair], dim=-1)  # (B, n, kv_width)
@@ -135,34 +139,34 @@ class States(nn.Module):
         # the mean over layers commutes with the linear map, and is cheaper before it
         mixed = self.over_layers.mix(normed, normed, causal=False).mean(2)
         memory = self.down(kv.mean(2) + self.over_layers.out(mixed))  # (B, n, width)
-        if not self.asks:
-            return self.over_positions(memory, memory)
-        asked = self.question(x.hidden)
-        return self.over_positions(self.over_questions(asked, asked), memory)
+        queries = memory
+        if self.asks:
+            asked = self.question(x.hidden)
+            queries = self.over_questions(asked, asked)
+        out: Tensor = self.over_positions(queries, memory)
+        return out
 
 
 # features -> the module that maps latents to one vector per prefix, (B, n, size)
-POOLS = {"o": Last, "m": Running, "h": States, "ho": States}
+POOLS: dict[str, type[Last | Running | States]] = {
+    "o": Last,
+    "m": Running,
+    "h": States,
+    "ho": States,
+}
 
 
-class Critic(nn.Module):
+class Critic(Network):
     """The two-headed network.
 
-    Attributes
-    ----------
-    spec : Spec
-    about : dict
-        How it was trained, see `igcore.critic.training.train`.
-    centre, scale : Tensor (2,)
-        Mean and standard deviation of z and of f2 over the training rows; the network works in
-        these units.
+    Its units are those of z and of f2.
     """
 
     SPEC = Spec
+    spec: Spec
 
     def __init__(self, spec: Spec, dropout: float = 0.0):
-        super().__init__()
-        self.spec, self.about = spec, {}
+        super().__init__(spec)
         self.pool = POOLS[spec.features](spec)
         self.trunk = nn.Sequential(
             nn.Dropout(dropout),
@@ -171,8 +175,6 @@ class Critic(nn.Module):
             nn.Dropout(dropout),
         )
         self.heads = nn.Linear(spec.width, 2)  # logit of f1, and f2 in its units
-        self.register_buffer("centre", torch.zeros(2))
-        self.register_buffer("scale", torch.ones(2))
 
     @property
     def watch(self) -> int | None:
@@ -184,12 +186,7 @@ class Critic(nn.Module):
         """Whether it reads the KV cache of the engine."""
         return "h" in self.spec.features
 
-    @property
-    def parameter_count(self) -> int:
-        """Number of weights and biases."""
-        return sum(p.numel() for p in self.parameters())
-
-    def forward(self, x: Latents, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: Latents, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return f1 (as its logit) and f2 of every prefix (paper, section 5.2; appendix D.5).
 
         Parameters
@@ -213,9 +210,7 @@ class Critic(nn.Module):
         return logit, f2 * self.scale[1] + self.centre[1]
 
     @torch.inference_mode()
-    def judge(
-        self, states: History | Latents, z: Sequence[float]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def judge(self, states: History | Latents, z: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Judge the last prefix of each of R rows, in float32 on the critic's device.
 
         Parameters
@@ -232,8 +227,8 @@ class Critic(nn.Module):
             without a token and where the latents are NaN; a search must fail closed on NaN.
         """
         x = latents(states, self.spec.features).to(self.centre.device, torch.float32)
-        z = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)
-        logit, f2 = self(x, z[:, None].expand(x.mask.shape))  # (R, n) each
+        budgets = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)
+        logit, f2 = self(x, budgets[:, None].expand(x.mask.shape))  # (R, n) each
         n = x.mask.sum(1, keepdim=True)  # (R, 1) tokens of each row
         end = (n - 1).clamp(min=0)  # column of its last one
         logit, f2 = (y.gather(1, end).masked_fill(n == 0, torch.nan)[:, 0] for y in (logit, f2))

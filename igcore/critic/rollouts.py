@@ -3,8 +3,10 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..budget import is_safe, trace
 from ..errors import ParameterError
@@ -96,12 +98,12 @@ class Labels:
         z_t after each word; 0 in the padding.
     """
 
-    safe: torch.Tensor
-    task: torch.Tensor
-    z: torch.Tensor
+    safe: Tensor
+    task: Tensor
+    z: Tensor
 
     @classmethod
-    def of(cls, rollouts: Sequence[Rollout], budgets: Sequence[float], *settings) -> "Labels":
+    def of(cls, rollouts: Sequence[Rollout], budgets: Sequence[float], *settings: Any) -> "Labels":
         """Return the targets of every rollout at its own budget, under `settings` of `targets`."""
         each = [targets(r, budget, *settings) for r, budget in zip(rollouts, budgets, strict=True)]
         n = max(len(x.z) for x in each)

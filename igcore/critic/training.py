@@ -12,25 +12,28 @@ trains a value network with it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..errors import ParameterError
 from ..policy import Policy
 from ..scorers import Scorer
 from .config import CriticConfig
+from .files import Network
 from .latent import Latents, Source, middle_layer, shape_of
 from .loop import fit
-from .network import Critic, Spec, load_critic, save_critic
+from .network import Critic, load_critic, save_critic
 from .rollouts import Labels, Rollout, split_by_prompt
+from .spec import Spec
 
 # --- what a critic learns -------------------------------------------------------------------------
 
 
-def bce_loss(logit: torch.Tensor, safe: torch.Tensor) -> torch.Tensor:
+def bce_loss(logit: Tensor, safe: Tensor) -> Tensor:
     """Return J_1, the binary cross-entropy of f1, summed over rows (paper, section 5.2).
 
     Parameters
@@ -44,7 +47,7 @@ def bce_loss(logit: torch.Tensor, safe: torch.Tensor) -> torch.Tensor:
     return binary_cross_entropy_with_logits(logit, safe, reduction="sum")
 
 
-def mse_loss(f2: torch.Tensor, task: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+def mse_loss(f2: Tensor, task: Tensor, scale: Tensor) -> Tensor:
     """Return J_2, the squared error of f2, summed over rows (paper, section 5.2).
 
     Parameters
@@ -66,9 +69,9 @@ def spec_of(
     layer = config.layer if config.features == "m" else None
     if config.features == "m":
         middle_layer(policy.model, layer)  # raises unless the model has it
+    origin: dict[str, Any] = names_of(policy, cost, reward) | shape_of(policy.model)
     return Spec(
-        **names_of(policy, cost, reward),
-        **shape_of(policy.model),
+        **origin,
         max_new_tokens=max_new_tokens,
         accounting=config.accounting,
         gamma_safety=config.gamma_safety,
@@ -82,12 +85,11 @@ def spec_of(
     )
 
 
-def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, str]:
+def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, Any]:
     """Return names and hashes, as `igcore.critic.spec.Origin` has them."""
-    names = {}
-    for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
-        names |= {role: part.name, f"{role}_digest": part.digest}
-    return names
+    names = {"policy": policy.name, "cost": cost.name, "reward": reward.name}
+    digests = {"policy": policy.digest, "cost": cost.digest, "reward": reward.digest}
+    return names | {f"{role}_digest": digest for role, digest in digests.items()}
 
 
 def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> Labels:
@@ -95,7 +97,8 @@ def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> L
 
     For a critic of a range of budgets, each rollout has a budget sampled by this seed.
     """
-    budgets = np.random.default_rng(seed).uniform(spec.budget, spec.budget_high, len(rollouts))
+    rng = np.random.default_rng(seed)
+    budgets = rng.uniform(spec.budget, spec.budget_high, len(rollouts)).tolist()
     return Labels.of(rollouts, budgets, spec.accounting, spec.gamma_safety, spec.gamma_task)
 
 
@@ -106,7 +109,7 @@ def source_of(policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb
     return Source(policy.model, prompts, responses, spec.features, spec.layer, memory_gb)
 
 
-def set_units(network: nn.Module, numbers: Sequence[torch.Tensor]) -> None:
+def set_units(network: Network, numbers: Sequence[Tensor]) -> None:
     """Set a network's units, the mean and standard deviation of each of these tensors."""
     for i, x in enumerate(numbers):
         network.centre[i] = x.mean()
@@ -115,16 +118,12 @@ def set_units(network: nn.Module, numbers: Sequence[torch.Tensor]) -> None:
 
 @dataclass(frozen=True)
 class CriticObjective:
-    """The objective of a critic; `igcore.critic.loop.fit` takes any object with these names.
+    """What a critic learns, an `igcore.critic.loop.Objective`.
 
     Attributes
     ----------
     spec, config
         Specification of the network, and settings of its training.
-    name : str
-        Label of the progress bar.
-    weights : dict of str to float
-        Terms of the loss and their weights.
     """
 
     spec: Spec
@@ -157,8 +156,8 @@ class CriticObjective:
         return labels_of(rollouts, self.spec, (self.config.seed, draw))
 
     def losses(
-        self, model, scale: torch.Tensor, x: Latents, labels: Labels, index: torch.Tensor
-    ) -> list[torch.Tensor]:
+        self, model: nn.Module, scale: Tensor, x: Latents, labels: Labels, index: Tensor
+    ) -> list[Tensor]:
         """Return each term of the loss, summed over the rows of the rollouts `index`.
 
         `x` are their latents, and `scale` the units of the network.
@@ -168,10 +167,7 @@ class CriticObjective:
         # the label of a rollout is that of all its prefixes
         safe = labels.safe[index, None].expand(-1, n).to(device)
         task = labels.task[index, None].expand(-1, n).to(device)
-        return [
-            bce_loss(logit[x.mask], safe[x.mask]),
-            mse_loss(f2[x.mask], task[x.mask], scale[1]),
-        ]
+        return [bce_loss(logit[x.mask], safe[x.mask]), mse_loss(f2[x.mask], task[x.mask], scale[1])]
 
     def save(self, critic: Critic, rollouts: Sequence[Rollout], folder: Path) -> None:
         """Write the critic's files, with the share of these rollouts that is unsafe."""
@@ -190,7 +186,7 @@ def train(
     *,
     cost: Scorer,
     reward: Scorer,
-    identity: Mapping | None = None,
+    identity: Mapping[str, Any] | None = None,
 ) -> Critic:
     """Train a critic and save it, see `igcore.critic.loop.fit`.
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from transformers import AttentionInterface
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "igcore_shared_prefix"
 # arguments by which models ask for an attention that is not plain: a capped or windowed score, a
@@ -35,9 +36,9 @@ class Prompts:
     """
 
     ids: list[int]
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
-    mask: torch.Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
+    mask: Tensor
 
     @cached_property
     def padded(self) -> bool:
@@ -61,16 +62,16 @@ class Slab:
     """
 
     width: int
-    keys: list[torch.Tensor]  # (C, heads, capacity, head_dim) per layer
-    values: list[torch.Tensor]
-    hidden: torch.Tensor  # (C, capacity, H), or 2 H, see `igcore.engine.kv_cache.forward`
+    keys: list[Tensor]  # (C, heads, capacity, head_dim) per layer
+    values: list[Tensor]
+    hidden: Tensor  # (C, capacity, H), or 2 H, see `igcore.engine.kv_cache.forward`
 
     @classmethod
-    def empty(cls, prompts: Prompts, width: int, capacity: int, hidden: torch.Tensor) -> "Slab":
+    def empty(cls, prompts: Prompts, width: int, capacity: int, hidden: Tensor) -> "Slab":
         """Return empty slots for `capacity` tokens, with the dtypes of `prompts` and `hidden`."""
         slots = len(prompts.ids) * width
 
-        def zeros(like: torch.Tensor) -> torch.Tensor:
+        def zeros(like: Tensor) -> Tensor:
             return like.new_zeros(slots, like.shape[1], capacity, like.shape[3])
 
         keys, values = map(zeros, prompts.keys), map(zeros, prompts.values)
@@ -131,7 +132,7 @@ class Packing:
         self.position = prompts.mask.sum(1)[self.slot // slab.width] + self.column
         self.mask = self._mask(slots, starts)
 
-    def _mask(self, slots: Sequence[int], starts: Sequence[int]) -> torch.Tensor | None:
+    def _mask(self, slots: Sequence[int], starts: Sequence[int]) -> Tensor | None:
         """Return the attribute ``mask``: causal on new tokens, and without the prompts' padding."""
         prompt = self.prompts.mask
         if self.n_steps == 1 and len(set(starts)) == 1 and not self.prompts.padded:
@@ -145,7 +146,7 @@ class Packing:
         prefix = prompt[:, None, None, None, None].expand(*suffix.shape[:-1], -1)
         return torch.cat([prefix, suffix], dim=-1)
 
-    def scatter(self, x: torch.Tensor) -> torch.Tensor:
+    def scatter(self, x: Tensor) -> Tensor:
         """Return packed x (T, ...) by slot, (C, S, ...), with zeros where no token stands."""
         if self.dense:  # a view, where an index would copy
             return x[:, None]
@@ -153,13 +154,15 @@ class Packing:
         out[self.slot, self.step] = x
         return out
 
-    def collect(self, x: torch.Tensor) -> torch.Tensor:
+    def collect(self, x: Tensor) -> Tensor:
         """Return x by slot (C, S, ...) as packed, (T, ...)."""
         return x[:, 0] if self.dense else x[self.slot, self.step]
 
     # the methods that transformers calls on a cache
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_, **__):
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object
+    ) -> tuple["Packing", "Packing"]:
         """Write keys and values (1, heads, T, head_dim) of a layer into their slots.
 
         `attend` gets the packing in their place.
@@ -171,20 +174,20 @@ class Packing:
                 slab[self.slot, :, self.column] = new[0].transpose(0, 1)
         return self, self
 
-    def get_seq_length(self, *_) -> int:
+    def get_seq_length(self, *_: object) -> int:
         """Return the number of columns in use."""
         return self.filled
 
 
 def attend(
-    module,
-    query: torch.Tensor,
+    module: nn.Module,
+    query: Tensor,
     key: Packing,
     value: Packing,
-    attention_mask,
-    scaling=None,
-    **options,
-):
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: object,
+) -> tuple[Tensor, None]:
     """Attend with packed queries (1, heads, T, head_dim) to their prompt's and their own keys.
 
     All queries of a prompt attend to its keys in one matrix product. One softmax normalises the
@@ -193,7 +196,8 @@ def attend(
     # an option must not be ignored in silence; on this error `fits` rejects the model
     if unusual := [name for name in NOT_PLAIN if options.get(name) is not None]:
         raise NotImplementedError(f"attention with {unusual}")
-    packing, layer = key, module.layer_idx
+    packing = key
+    layer = int(module.layer_idx)  # type: ignore[arg-type]  # torch takes it for a submodule
     prompt_keys, prompt_values = packing.prompts.keys[layer], packing.prompts.values[layer]
     keys = packing.slab.keys[layer][:, :, : packing.filled]  # (C, h, n, d)
     values = packing.slab.values[layer][:, :, : packing.filled]
@@ -228,7 +232,7 @@ AttentionInterface.register(NAME, attend)
 
 
 @contextmanager
-def attention_of(model) -> Iterator[None]:
+def attention_of(model: PreTrainedModel) -> Iterator[None]:
     """Let a model use `attend` in a with-block, and restore its own attention."""
     # transformers builds no mask for an attention that has not registered one
     config = model.config.get_text_config(decoder=True)

@@ -11,6 +11,9 @@ from functools import partial
 
 Prefix = tuple[int, ...]  # tokens of the block so far
 Factors = dict[int, float]  # token -> factor on its reference probability
+Tree = dict[int, tuple[float, "Tree"]]  # token -> (reference probability, subtree)
+# (failures, parent, sample, n_samples) -> factors by prefix, or None where nothing changes
+Diversity = Callable[["Failures", int, int, int], Callable[[Prefix], Factors] | None]
 
 
 class Failures:
@@ -28,15 +31,15 @@ class Failures:
     ----------
     seen : dict of int to set of int
         Position in the block -> tokens that failed blocks have there, the paper's F > 0.
-    trees : dict of int to dict
-        Parent -> tree of its failed blocks: token -> (reference probability, subtree).
+    trees : dict of int to Tree
+        Parent -> tree of its failed blocks.
     """
 
     def __init__(self, spared: frozenset[int], penalty: float | None):
         self.spared = spared
         self.factor = 0.0 if penalty is None else math.exp(-penalty)
         self.seen: dict[int, set[int]] = defaultdict(set)
-        self.trees: dict[int, dict] = defaultdict(dict)
+        self.trees: dict[int, Tree] = defaultdict(dict)
 
     def add(self, parent: int, tokens: Sequence[int], log_p: Sequence[float]) -> None:
         """Note a failed block of beam `parent`, with its tokens' reference logprobs (nats)."""
@@ -106,7 +109,7 @@ def no_penalty(failures: Failures, parent: int, sample: int, n_samples: int) -> 
     """Sample every retry from the reference."""
 
 
-def _unused_shares(node: dict, prefix: Prefix) -> Factors:
+def _unused_shares(node: Tree, prefix: Prefix) -> Factors:
     """Return for each token after `prefix` the share of its mass that no failed block has used."""
     for token in prefix:
         if token not in node:  # no failed block begins like this
@@ -115,15 +118,14 @@ def _unused_shares(node: dict, prefix: Prefix) -> Factors:
     return {token: 1 - _used_share(child) for token, (_, child) in node.items()}
 
 
-def _used_share(node: dict) -> float:
+def _used_share(node: Tree) -> float:
     """Return the share of the mass below a node that failed blocks have used."""
     if not node:  # the end of a failed block
         return 1.0
     return min(1.0, sum(p * _used_share(child) for p, child in node.values()))
 
 
-# setting -> function of (failures, parent, sample, n_samples) -> factors by prefix, or None
-DIVERSITIES: dict[str, Callable] = {
+DIVERSITIES: dict[str, Diversity] = {
     "none": no_penalty,
     "paper": diversity_penalty,
     "half": penalty_of_half,

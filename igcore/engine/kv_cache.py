@@ -13,12 +13,16 @@ methods::
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from transformers import DynamicCache
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
 
 from ..errors import PolicyError
 from .prepack import products_of
+
+Places = Sequence[tuple[Any, int]]  # states of one kind, and a row of each
 
 
 @dataclass
@@ -33,25 +37,30 @@ class History:
         The output of the watched layer.
     keys, values : list of Tensor (R, heads, n, head_dim)
         h_t: one pair per layer that has attention; of a sliding window, as many as it keeps.
-    mask : Tensor (R, n) bool or None
-        Where a token stands; None for rows of one length.
+    mask : Tensor (R, n) bool
+        Where a token stands.
     """
 
-    hidden: torch.Tensor | None
-    middle: torch.Tensor | None
-    keys: list[torch.Tensor]
-    values: list[torch.Tensor]
-    mask: torch.Tensor | None = None
+    hidden: Tensor | None
+    middle: Tensor | None
+    keys: list[Tensor]
+    values: list[Tensor]
+    mask: Tensor
 
     @classmethod
-    def of(cls, states: torch.Tensor, watch: int | None, keys: list, values: list) -> "History":
-        """Split states (R, n, H or 2 H) as `forward` joins them."""
+    def of(
+        cls, states: Tensor, watch: int | None, keys: list[Tensor], values: list[Tensor]
+    ) -> "History":
+        """Split states (R, n, H or 2 H) of rows of one length, as `forward` joins them."""
         hidden, middle = (states, None) if watch is None else states.chunk(2, dim=-1)
-        return cls(hidden, middle, keys, values)
+        mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+        return cls(hidden, middle, keys, values, mask)
 
 
 @torch.inference_mode()
-def forward(model, watch: int | None = None, **inputs) -> tuple[torch.Tensor, torch.Tensor]:
+def forward(
+    model: PreTrainedModel, watch: int | None = None, **inputs: Any
+) -> tuple[Tensor, Tensor]:
     """Run a model; return o_t, which is the input of its head, and the logits.
 
     With `watch` the output of that decoder layer follows o_t in the same tensor: (..., H) becomes
@@ -64,12 +73,13 @@ def forward(model, watch: int | None = None, **inputs) -> tuple[torch.Tensor, to
         its context.
     """
     # hooks, because ``output_hidden_states`` would keep the hidden states of every layer
-    head, seen, hooks = model.get_output_embeddings(), {}, []
+    head, hooks = model.get_output_embeddings(), []
+    seen: dict[str, Tensor] = {}
 
-    def catch_hidden(_, args) -> None:
+    def catch_hidden(_: nn.Module, args: Any) -> None:
         seen["hidden"] = args[0]
 
-    def catch_middle(_, args, out) -> None:
+    def catch_middle(_: nn.Module, args: Any, out: Any) -> None:
         seen["middle"] = out[0] if isinstance(out, tuple) else out
 
     if head is None:
@@ -100,7 +110,7 @@ def forward(model, watch: int | None = None, **inputs) -> tuple[torch.Tensor, to
     return torch.cat([hidden, middle], dim=-1), logits
 
 
-def pad_left(sequences: Sequence[Sequence[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_left(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return ids (B, L) and mask (B, L), 1 where a token stands; the masked ids are 0."""
     length = max(map(len, sequences))
     ids = torch.tensor([[0] * (length - len(s)) + list(s) for s in sequences], device=device)
@@ -108,7 +118,7 @@ def pad_left(sequences: Sequence[Sequence[int]], device) -> tuple[torch.Tensor, 
     return ids, mask
 
 
-def positions_of(mask: torch.Tensor) -> torch.Tensor:
+def positions_of(mask: Tensor) -> Tensor:
     """Return the positions (B, L) of a mask (B, L); left padding does not count."""
     return (mask.cumsum(1) - 1).clamp(min=0)
 
@@ -120,17 +130,17 @@ class DynamicRows:
     The last `length` columns are new tokens, the others the prompts.
     """
 
-    model: object
+    model: PreTrainedModel
     cache: DynamicCache  # keys and values (R, heads, L, head_dim) per layer
-    mask: torch.Tensor  # (R, L)
-    hidden: torch.Tensor  # (R, H) o_t, or (R, 2 H), see `forward`
-    logits: torch.Tensor  # (R, V) W o_t
-    past: torch.Tensor  # (R, length, H) o_t of every new token
+    mask: Tensor  # (R, L)
+    hidden: Tensor  # (R, H) o_t, or (R, 2 H), see `forward`
+    logits: Tensor  # (R, V) W o_t
+    past: Tensor  # (R, length, H) o_t of every new token
     watch: int | None = None
 
     @classmethod
     def open(
-        cls, model, prompts: Sequence[Sequence[int]], watch: int | None = None
+        cls, model: PreTrainedModel, prompts: Sequence[Sequence[int]], watch: int | None = None
     ) -> "DynamicRows":
         """Prefill prompts of one token or more, left-padded to one length.
 
@@ -138,9 +148,9 @@ class DynamicRows:
         """
         ids, mask = pad_left(prompts, model.device)
         cache = DynamicCache(config=model.config)
-        rows = cls(model, cache, mask, None, None, None, watch)._forward(ids)
-        rows.past = rows.hidden[:, None][:, :0]  # no new token yet, in the right type and width
-        return rows
+        hidden, logits = _read(model, watch, ids, mask, cache)
+        past = hidden[:, None][:, :0]  # no new token yet, in the right type and width
+        return cls(model, cache, mask, hidden, logits, past, watch)
 
     @property
     def length(self) -> int:
@@ -148,7 +158,7 @@ class DynamicRows:
         return self.past.shape[1]
 
     @torch.inference_mode()
-    def gather(self, sources: Sequence[tuple["DynamicRows", int]], room: int = 0) -> "DynamicRows":
+    def gather(self, sources: Places, room: int = 0) -> "DynamicRows":
         """Copy rows of states of equal length, in this order; the sources do not change.
 
         `room` is for other caches: this one grows by itself.
@@ -179,7 +189,7 @@ class DynamicRows:
         rows = self if len(going) == len(self.mask) else self.gather([(self, row) for row in going])
         ids = torch.tensor(tokens, device=rows.mask.device)[:, None]  # (R, 1)
         rows.mask = torch.cat([rows.mask, torch.ones_like(ids)], dim=1)
-        rows._forward(ids)
+        rows.hidden, rows.logits = _read(self.model, self.watch, ids, rows.mask, rows.cache)
         rows.past = torch.cat([rows.past, rows.hidden[:, None]], dim=1)
         return rows
 
@@ -197,22 +207,24 @@ class DynamicRows:
             [_last(x.values, self.length)[rows] for x in pairs],
         )
 
-    def _forward(self, ids: torch.Tensor) -> "DynamicRows":
-        """Encode the last columns (R, S) of the sequences, which `mask` covers."""
-        hidden, logits = forward(
-            self.model,
-            self.watch,
-            input_ids=ids,
-            attention_mask=self.mask,
-            position_ids=positions_of(self.mask)[:, -ids.shape[1] :],  # (R, S)
-            past_key_values=self.cache,
-            logits_to_keep=1,  # of the last column alone: the others of a prompt are never used
-        )
-        self.hidden, self.logits = hidden[:, -1], logits[:, -1]
-        return self
+
+def _read(
+    model: PreTrainedModel, watch: int | None, ids: Tensor, mask: Tensor, cache: DynamicCache
+) -> tuple[Tensor, Tensor]:
+    """Encode the last columns (R, S) of sequences, which `mask` covers; return o_t and logits."""
+    hidden, logits = forward(
+        model,
+        watch,
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=positions_of(mask)[:, -ids.shape[1] :],  # (R, S)
+        past_key_values=cache,
+        logits_to_keep=1,  # of the last column alone: the others of a prompt are never used
+    )
+    return hidden[:, -1], logits[:, -1]
 
 
-def _pick(parts: Sequence, index: torch.Tensor):
+def _pick(parts: Sequence[Any], index: Tensor) -> Any:
     """Join tensors along their rows and take some of the rows, also inside dictionaries.
 
     Anything else is the same in all parts.
@@ -220,12 +232,12 @@ def _pick(parts: Sequence, index: torch.Tensor):
     first = parts[0]
     if isinstance(first, dict):
         return {name: _pick([part[name] for part in parts], index) for name in first}
-    if not isinstance(first, torch.Tensor) or not first.dim():
+    if not isinstance(first, Tensor) or not first.dim():
         return first
-    joined = torch.cat(parts) if len(parts) > 1 else first
+    joined = torch.cat(list(parts)) if len(parts) > 1 else first
     return joined.index_select(0, index.to(first.device))
 
 
-def _last(x: torch.Tensor, n: int) -> torch.Tensor:
+def _last(x: Tensor, n: int) -> Tensor:
     """Return the last n tokens of (R, heads, L, head_dim), or as many as a window has kept."""
     return x[:, :, max(0, x.shape[2] - n) :]

@@ -11,15 +11,17 @@ Where the model allows it, all rows of a prompt share one KV cache of the prompt
 (`igcore.engine.kv_cache`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..errors import ParameterError, PolicyError, unknown_name
 from .kv_cache import DynamicRows, History
 from .prefix_cache import SharedRows, fits
 from .protocol import Block, Penalty, Steering
-from .sampling import NEAR_TIE, WORDS, draw, uniforms
+from .sampling import NEAR_TIE, WORDS, Drawn, RowFactors, draw, uniforms
 
 Rows = DynamicRows | SharedRows
 
@@ -49,7 +51,11 @@ class LocalEngine:
     """
 
     def __init__(
-        self, model, eos_ids: Sequence[int], cache: str = "auto", watch: int | None = None
+        self,
+        model: PreTrainedModel,
+        eos_ids: Collection[int],
+        cache: str = "auto",
+        watch: int | None = None,
     ):
         if cache not in CACHES:
             raise unknown_name("cache", cache, CACHES)
@@ -62,7 +68,7 @@ class LocalEngine:
 
     def _start(self, rows: Rows | None) -> None:
         """Begin a block from these rows."""
-        self.rows = rows
+        self.rows: Rows = rows  # type: ignore[assignment]  # None before and after all prompts
         # for each round the state of its live candidates, and candidate -> row of that state
         self._rounds: list[tuple[Rows, dict[int, int]]] = []
         self._drawn = 0  # number of candidates of all rounds so far
@@ -88,14 +94,14 @@ class LocalEngine:
     ) -> Block:
         """Sample one continuation of each given row; see `igcore.engine.protocol.Engine`."""
         length = len(keys[0])
-        state = self.rows.gather([(self.rows, row) for row in rows], room=length)
+        state: Rows = self.rows.gather([(self.rows, row) for row in rows], room=length)
         u = torch.from_numpy(uniforms([key for row in keys for key in row]))
         u = u.view(len(rows), length, WORDS)
         block = Block.empty(self._drawn, len(rows))
         # candidate of each row of the state; a row leaves the batch when its candidate ends
         live = list(range(len(rows)))
         for step in range(length):
-            factors = {}
+            factors: RowFactors = {}
             if penalty:
                 factors = {i: penalty(c, tuple(block.tokens[c])) for i, c in enumerate(live)}
             tokens, log_p, log_q, near = self._draw(state, u[live, step], factors)
@@ -119,7 +125,7 @@ class LocalEngine:
         self._drawn += len(rows)
         return block
 
-    def _draw(self, state: Rows, u: torch.Tensor, factors: Mapping):
+    def _draw(self, state: Rows, u: Tensor, factors: RowFactors) -> Drawn:
         """Sample one token per row of a state; see `igcore.engine.sampling.draw`."""
         if self.steering is None:
             return draw(state.logits, u, factors)
@@ -217,7 +223,7 @@ class LocalEngine:
         places = self._places(candidates)
         state, rows = places[0][0], [row for _, row in places]
         if any(other is not state for other, _ in places):  # candidates of several rounds
-            state, rows = self.rows.gather(places), range(len(places))
+            state, rows = self.rows.gather(places), list(range(len(places)))
         return state.history(rows, keys)
 
     def _places(self, candidates: Sequence[int]) -> list[tuple[Rows, int]]:
@@ -231,7 +237,8 @@ class LocalEngine:
 
 
 @torch.inference_mode()
-def _log_p(logits: torch.Tensor, tokens: Sequence[int]) -> list[float]:
+def _log_p(logits: Tensor, tokens: Sequence[int]) -> list[float]:
     """Return the logprob of one token per row of logits (R, V), in nats."""
     index = torch.tensor(tokens, device=logits.device)[:, None]
-    return logits.log_softmax(-1, dtype=torch.float32).gather(1, index)[:, 0].tolist()
+    log_p = logits.log_softmax(-1, dtype=torch.float32).gather(1, index)[:, 0]
+    return log_p.tolist()

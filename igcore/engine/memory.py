@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
+from transformers import PreTrainedModel
 
 from ..config import SearchConfig
 from ..errors import ParameterError, PolicyError
@@ -20,7 +21,9 @@ CRITIC_COPIES = 12
 log = logging.getLogger("igcore")
 
 
-def kv_bytes(model, prompts: int, prompt_tokens: int, rows: int, capacity: int) -> int:
+def kv_bytes(
+    model: PreTrainedModel, prompts: int, prompt_tokens: int, rows: int, capacity: int
+) -> int:
     """Return the bytes of the KV cache of prompts and of `rows` slots of `capacity` new tokens.
 
     layers * 2 * key heads * head_dim * bytes per number
@@ -29,16 +32,18 @@ def kv_bytes(model, prompts: int, prompt_tokens: int, rows: int, capacity: int) 
     config = model.config.get_text_config(decoder=True)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = config.num_hidden_layers * 2 * heads * head_dim * model.dtype.itemsize
+    per_token: int = config.num_hidden_layers * 2 * heads * head_dim * model.dtype.itemsize
     return per_token * (prompts * prompt_tokens + rows * capacity)
 
 
-def _shares_prompts(model, cache: str) -> bool:
+def _shares_prompts(model: PreTrainedModel, cache: str) -> bool:
     """Say whether the KV cache of a prompt is kept once for all its rows."""
     return cache == "shared" or (cache == "auto" and fits(model))
 
 
-def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
+def search_bytes(
+    model: PreTrainedModel, config: SearchConfig, prompt_tokens: int, cache: str = "auto"
+) -> int:
     """Return the bytes to plan for the search for one prompt.
 
     These are the KV cache of the prompt (twice, because a retry of some prompts copies theirs), of
@@ -58,10 +63,13 @@ def search_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "
     else:  # every row has its prompt, and a step needs the original beside the copy
         kv = kv_bytes(model, 0, 0, 2 * rows, prompt_tokens + config.max_new_tokens)
     vocabulary = getattr(model.config.get_text_config(decoder=True), "vocab_size", 0)
-    return kv + config.n_samples * vocabulary * model.dtype.itemsize
+    logits: int = config.n_samples * vocabulary * model.dtype.itemsize
+    return kv + logits
 
 
-def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = "auto") -> int:
+def session_bytes(
+    model: PreTrainedModel, config: SearchConfig, prompt_tokens: int, cache: str = "auto"
+) -> int:
     """Return the bytes of the KV cache that a scorer keeps for the texts of one prompt.
 
     It has the prompt, the candidates of all rounds of a block, the beams that they continue and
@@ -77,9 +85,9 @@ def session_bytes(model, config: SearchConfig, prompt_tokens: int, cache: str = 
     return kv_bytes(model, 1, prompt_tokens, rows, config.max_new_tokens)
 
 
-def critic_bytes(model, rows: int, tokens: int) -> int:
+def critic_bytes(model: PreTrainedModel, rows: int, tokens: int) -> int:
     """Return the bytes that a critic of the KV cache needs for candidates of this length."""
-    in_float32 = kv_bytes(model, 0, 0, rows, tokens) * 4 // model.dtype.itemsize
+    in_float32: int = kv_bytes(model, 0, 0, rows, tokens) * 4 // model.dtype.itemsize
     return CRITIC_COPIES * in_float32
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import DynamicCache
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from .attention import Packing, Prompts, Slab, attention_of
-from .kv_cache import DynamicRows, History, forward
+from .kv_cache import DynamicRows, History, Places, forward
 
 
 @dataclass
@@ -25,18 +26,18 @@ class SharedRows:
     Rows may differ in length, and more than one token may be appended at a time (`extend`).
     """
 
-    model: object
+    model: PreTrainedModel
     prompts: Prompts
     slab: Slab
     slots: list[int]  # of each row
     lengths: list[int]  # new tokens of each row
-    hidden: torch.Tensor  # (R, H) o_t
-    logits: torch.Tensor  # (R, V) W o_t
+    hidden: Tensor  # (R, H) o_t
+    logits: Tensor  # (R, V) W o_t
     watch: int | None = None
 
     @classmethod
     def open(
-        cls, model, prompts: Sequence[Sequence[int]], watch: int | None = None
+        cls, model: PreTrainedModel, prompts: Sequence[Sequence[int]], watch: int | None = None
     ) -> "SharedRows":
         """Prefill prompts of one token or more, left-padded to one length.
 
@@ -55,7 +56,7 @@ class SharedRows:
         return self.prompts.ids[self.slots[row] // self.slab.width]
 
     @torch.inference_mode()
-    def gather(self, sources: Sequence[tuple["SharedRows", int]], room: int = 0) -> "SharedRows":
+    def gather(self, sources: Places, room: int = 0) -> "SharedRows":
         """Copy the new tokens of rows of states that descend from this one, in this order.
 
         The sources do not change. Each slot has space for `room` more tokens.
@@ -113,7 +114,7 @@ class SharedRows:
             self.hidden, self.logits = hidden[0, last], logits[0, last]
         self.lengths = [a + n for a, n in zip(self.lengths, counts, strict=True)]
 
-    def last_hidden(self, row: int, length: int) -> torch.Tensor:
+    def last_hidden(self, row: int, length: int) -> Tensor:
         """Return o_t (H,) of a row's first `length` new tokens; of none, that of its prompt."""
         return self.slab.hidden[self.slots[row], length - 1] if length else self.hidden[row]
 
@@ -130,10 +131,10 @@ class SharedRows:
 
 
 # model -> whether it fits; models are tried once
-_FITS: WeakKeyDictionary = WeakKeyDictionary()
+_FITS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
-def fits(model) -> bool:
+def fits(model: PreTrainedModel) -> bool:
     """Tell whether a model gives the same hidden states here as with transformers' own cache.
 
     Models with a sliding window or a linear or latent attention do not fit by their configuration.
@@ -145,7 +146,7 @@ def fits(model) -> bool:
     return _FITS[model]
 
 
-def _plain(model) -> bool:
+def _plain(model: PreTrainedModel) -> bool:
     """Tell whether all layers keep plain keys and values, and take a registered attention."""
     if not getattr(model, "_supports_attention_backend", False):
         return False
@@ -153,7 +154,7 @@ def _plain(model) -> bool:
     return all(type(layer) is DynamicLayer for layer in layers)
 
 
-def _agrees(model) -> bool:
+def _agrees(model: PreTrainedModel) -> bool:
     """Tell whether both caches give the same o_t, up to rounding, after a branch and two steps."""
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     # special tokens, which magnify rounding, stand at the ends of a vocabulary

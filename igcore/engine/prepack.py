@@ -16,23 +16,24 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from .device import GIB, installed_bytes
 
 SHARE = 0.25  # share of the machine's memory that the copies of one model may take
-Product = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[Tensor], Tensor]
 # model -> [products of its layers, number of searches that use them]
-_PACKED: WeakKeyDictionary = WeakKeyDictionary()
+_PACKED: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 log = logging.getLogger("igcore")
 
 
 @contextmanager
-def packed(*models) -> Iterator[None]:
+def packed(*models: nn.Module) -> Iterator[None]:
     """Keep copies of the linear layers of models during a with-block.
 
     Models on another device, or too large for the machine, have none.
@@ -44,7 +45,7 @@ def packed(*models) -> Iterator[None]:
 
 
 @contextmanager
-def _packed(model) -> Iterator[None]:
+def _packed(model: nn.Module) -> Iterator[None]:
     """Keep the copies of one model; nested searches share them."""
     if model not in _PACKED:
         products = [(layer, _product(layer.weight, layer.bias)) for layer in _layers(model)]
@@ -58,16 +59,16 @@ def _packed(model) -> Iterator[None]:
             del _PACKED[model]
 
 
-def missing_bytes(*models) -> int:
+def missing_bytes(*models: nn.Module) -> int:
     """Return the bytes that `packed` will take for models that have no copies yet."""
     layers = [layer for model in models if model not in _PACKED for layer in _layers(model)]
     return sum(layer.weight.nbytes for layer in layers)
 
 
 @contextmanager
-def products_of(model) -> Iterator[None]:
+def products_of(model: nn.Module) -> Iterator[None]:
     """Let the layers of a model multiply by their copies, if any, and restore them."""
-    products = _PACKED.get(model, ([],))[0]
+    products = _PACKED[model][0] if model in _PACKED else []
     try:
         for layer, product in products:
             vars(layer)["forward"] = product  # shadows the method of the class
@@ -77,12 +78,13 @@ def products_of(model) -> Iterator[None]:
             vars(layer).pop("forward", None)
 
 
-def _layers(model) -> list[nn.Linear]:
+def _layers(model: nn.Module) -> list[nn.Linear]:
     """Return the layers to copy: all or none."""
     layers = []
     for layer in model.modules():
-        plain = type(layer) is nn.Linear and "forward" not in vars(layer)  # patched ones stay
-        if plain and layer.weight.device.type == "cpu" and _multiplies(layer.weight.dtype):
+        if type(layer) is not nn.Linear or "forward" in vars(layer):  # patched ones stay
+            continue
+        if layer.weight.device.type == "cpu" and _multiplies(layer.weight.dtype):
             layers.append(layer)
     size = sum(layer.weight.nbytes for layer in layers)
     if size > SHARE * installed_bytes():
@@ -97,12 +99,13 @@ def _layers(model) -> list[nn.Linear]:
 
 
 @torch.inference_mode()
-def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+def _product(weight: Tensor, bias: Tensor | None) -> Product:
     """Return x -> x W^T + b with a copy of W (out, in)."""
     copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
-    def product(x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
+    def product(x: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, copy, bias, "none", [], "")
+        return result
 
     return product
 

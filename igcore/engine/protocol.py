@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from .kv_cache import History
+
 # (index of the candidate in the call, tokens of its block so far)
 # -> {token: factor on its reference probability}; other tokens keep theirs, sampling renormalises
 Penalty = Callable[[int, tuple[int, ...]], Mapping[int, float]]
@@ -57,7 +59,9 @@ class Block:
     @classmethod
     def empty(cls, first: int, size: int) -> "Block":
         """Return a block of candidates without tokens."""
-        tokens, log_p, log_q = ([[] for _ in range(size)] for _ in range(3))
+        tokens: list[list[int]] = [[] for _ in range(size)]
+        log_p: list[list[float]] = [[] for _ in range(size)]
+        log_q: list[list[float]] = [[] for _ in range(size)]
         return cls(first, tokens, [False] * size, log_p, log_q, [0] * size, [0] * size)
 
 
@@ -74,12 +78,7 @@ class Engine(Protocol):
 
     Notes
     -----
-    An engine may have more, and a method that needs it cannot run without it:
-
-    * ``history(candidates, keys=True)`` gives a critic o_t and the KV cache of live candidates, see
-      `igcore.engine.kv_cache.History`.
-    * ``propose(rows, k)`` offers the k most probable next tokens of each row as a `Block`.
-    * ``steer(steering)`` sets a function that changes the logits before sampling, see `Steering`.
+    Only some methods need `history`, `propose` and `steer`; the others run without them.
     """
 
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
@@ -126,3 +125,12 @@ class Engine(Protocol):
             When a candidate has ended, was freed or was never sampled: it has no state to continue
             from.
         """
+
+    def history(self, candidates: Sequence[int], keys: bool = True) -> "History":
+        """Return o_t and, with `keys`, the KV cache of live candidates, for a critic."""
+
+    def propose(self, rows: Sequence[int], k: int) -> Block:
+        """Offer the k most probable next tokens of each row, the most probable first."""
+
+    def steer(self, steering: Steering | None) -> None:
+        """Sample all further blocks from changed logits; None restores the reference."""

@@ -10,9 +10,12 @@ vocabulary instead of three.
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import PolicyError
@@ -24,6 +27,9 @@ WIDEST = 128  # nodes on the top level, at most
 CHUNK = 2**20  # probabilities handled at a time on a CPU, so that they stay in its cache
 WORDS = 4  # uniform numbers per key: enough for 128 * 16^3 tokens
 
+RowFactors = Mapping[int, Mapping[int, float]]  # row -> {token: factor on its probability}
+Drawn = tuple[list[int], list[float], list[float], list[bool]]  # tokens, log_p, log_q, near ties
+
 
 def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int) -> int:
     """Return the 128 random bits that decide one token."""
@@ -33,7 +39,7 @@ def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int)
     return int.from_bytes(hashlib.blake2b(coordinates, digest_size=16).digest(), "little")
 
 
-def uniforms(keys: Sequence[int]) -> np.ndarray:
+def uniforms(keys: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return `WORDS` numbers in (0, 1) per key, (R, WORDS) float64, from its lowest word on."""
     words = np.frombuffer(b"".join(key.to_bytes(16, "little") for key in keys), dtype="<u4")
     # the middle of each of 2^32 intervals: 0 could give a token without mass, 1 one past the last
@@ -49,7 +55,7 @@ def gumbel(key: int) -> float:
 
 
 @torch.inference_mode()
-def draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[int, float]]):
+def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     """Sample one token per row from softmax(logits) times the factors.
 
     Parameters
@@ -77,18 +83,16 @@ def draw(logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[in
     logits, u = logits.to(device), u.to(device)
     # on a CPU a few rows at a time, so that their probabilities stay in its cache
     size = max(1, CHUNK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    drawn = ([], [], [], [])
+    parts = []
     for at in range(0, len(logits), size):
         rows = slice(at, at + size)
         chunk = {row - at: factor for row, factor in factors.items() if at <= row < at + size}
-        for whole, part in zip(drawn, _draw(logits[rows], u[rows], chunk), strict=True):
-            whole += part
-    return drawn
+        parts.append(_draw(logits[rows], u[rows], chunk))
+    tokens, log_p, log_q, near = (list(chain(*lists)) for lists in zip(*parts, strict=True))
+    return tokens, log_p, log_q, near
 
 
-def _draw(
-    logits: torch.Tensor, u: torch.Tensor, factors: Mapping[int, Mapping[int, float]]
-) -> tuple[list, list, list, list]:
+def _draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     """Sample one token per row; see `draw`, which calls it with a few rows at a time."""
     weights = logits.softmax(-1, dtype=torch.float32)  # (R, V)
     # the entries that have a factor, and their probabilities before it
@@ -107,16 +111,16 @@ def _draw(
         weights[rows, named] = torch.where(mass[rows] > 0, weights[rows, named], before)
         levels = _levels(weights)
         mass = levels[-1].sum(-1)
-    tokens, near = _descend(levels, u)
-    q = weights.gather(1, tokens[:, None])[:, 0]  # (R,) with factors, before normalising
-    tokens, near, log_w, log_q = (x.tolist() for x in (tokens, near, q.log(), (q / mass).log()))
+    leaves, near = _descend(levels, u)
+    q = weights.gather(1, leaves[:, None])[:, 0]  # (R,) with factors, before normalising
+    tokens, log_w, log_q = leaves.tolist(), q.log().tolist(), (q / mass).log().tolist()
     # of a token that has a factor the reference probability is the one before it
     reference = dict(zip(zip(rows, named, strict=True), before.log().tolist(), strict=True))
     log_p = [reference.get(entry, w) for entry, w in zip(enumerate(tokens), log_w, strict=True)]
-    return tokens, log_p, log_q if factors else log_p, near
+    return tokens, log_p, log_q if factors else log_p, near.tolist()
 
 
-def _levels(weights: torch.Tensor) -> list[torch.Tensor]:
+def _levels(weights: Tensor) -> list[Tensor]:
     """Sum (R, V) over groups of `BRANCH` until at most `WIDEST` are left.
 
     Return the levels, the finest first: [(R, BRANCH, V / BRANCH), ..., (R, top)].
@@ -125,12 +129,13 @@ def _levels(weights: torch.Tensor) -> list[torch.Tensor]:
     while (width := weights.shape[1]) > WIDEST:
         if width % BRANCH:
             weights = pad(weights, (0, -width % BRANCH))  # tokens without mass, never sampled
-        levels.append(weights.unflatten(1, (BRANCH, -1)))  # child d of node n is d * nodes + n
+        # child d of node n is d * nodes + n
+        levels.append(weights.reshape(len(weights), BRANCH, -1))
         weights = levels[-1].sum(1)
     return [*levels, weights]
 
 
-def _descend(levels: list[torch.Tensor], u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _descend(levels: list[Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
     """Walk from the top to a leaf; return leaves (R,) and whether an edge on the way was near."""
     node, near = _choose(levels[-1], u[:, 0])
     for depth, children in enumerate(reversed(levels[:-1]), start=1):
@@ -140,7 +145,7 @@ def _descend(levels: list[torch.Tensor], u: torch.Tensor) -> tuple[torch.Tensor,
     return node, near
 
 
-def _choose(weights: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _choose(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first of k weights (R, k) whose cumulative share exceeds u, and if it was near.
 
     An edge is near where logits that move by `NEAR_TIE` could move it across u. Logits that move by
