@@ -24,6 +24,14 @@ class FileScheduling(LoadScopeScheduling):
         return "notebooks" if path.endswith(".ipynb") else path
 
 
+@pytest.fixture(scope="session")
+def rollouts(tmp_path_factory):
+    """Rollouts of a tiny random Llama, see `tinytraining`."""
+    from tinytraining import sampled  # here: other tests need none of it
+
+    return sampled(tmp_path_factory.mktemp("rollouts"))
+
+
 @pytest.hookimpl
 def pytest_xdist_make_scheduler(config, log):
     """Tell pytest-xdist how to share the tests, where it has more than one process."""

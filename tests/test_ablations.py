@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from mockruns import lines
 from synthetic import record
-from test_records import lines
 
 from igcore import METHODS, ParameterError, RunError
 from igcore.beams import method_of, settings_of

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_latent import LAYER, RESPONSES, read
+from tiny import LAYER, RESPONSES, read
 from tinymodels import PROMPTS, numbers, tiny
 
 from igcore import ParameterError, RunError

@@ -8,7 +8,7 @@ import pytest
 from mockpolicy import LetterCost, letter_cost, mock_policy
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
-from test_training import policy, rollouts, trained
+from tinytraining import policy, trained
 
 from igcore import ParameterError
 from igcore.report.calibration import calibration_error, reliability
@@ -23,8 +23,6 @@ from igcore.report.critic_metrics import (
     wins,
     within_difference,
 )
-
-assert rollouts  # a fixture
 
 
 def sample(seed=0, n=120, prompts=15):

@@ -14,21 +14,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from mockpolicy import (
-    EOS,
     LetterCost,
     LetterReward,
-    MockTokenizer,
     letter_cost,
     letter_reward,
     some_number,
 )
-from tinymodels import tiny
+from tiny import letters, untrained
 
 from igcore import Guard, ParameterError, Prompt, SearchConfig, decode
 from igcore.critic.latent import FEATURES, encode
-from igcore.critic.network import Critic
-from igcore.critic.training import CriticConfig, spec_of
-from igcore.policy import Policy
+from igcore.critic.training import CriticConfig
 from igcore.report.certify import learn_then_test
 from igcore.runs import critic_only as module
 from igcore.runs.critic_only import (
@@ -47,34 +43,6 @@ CONFIG = SearchConfig(
     budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, group_size=3, refusal="f"
 )
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
-
-
-class Letters(MockTokenizer):
-    """One letter, one token; a beginning token where special tokens are wanted, which a response
-    must not get.
-    """
-
-    def __call__(self, text, add_special_tokens=True):
-        return {"input_ids": [1] * add_special_tokens + super().__call__(text)["input_ids"]}
-
-
-def letters(tokenizer=None):
-    model = tiny("llama", vocab_size=7, initializer_range=0.1)
-    return Policy("letters", model, tokenizer or Letters(), digest="l1", eos_ids=frozenset({EOS}))
-
-
-def untrained(features="m", config=None, **changes):
-    """A critic of the real kind, with weights wide enough to tell texts apart."""
-    made = spec_of(
-        letters(),
-        **SCORERS,
-        config=config or CriticConfig(budget=1.0, features=features, layer=0, width=8),
-        **LENGTH,
-    )
-    torch.manual_seed(0)
-    critic = Critic(replace(made, **changes)).eval()
-    critic.heads.weight.data *= 20
-    return critic
 
 
 LENGTH = dict(max_new_tokens=6)

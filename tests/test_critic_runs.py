@@ -11,7 +11,7 @@ import pytest
 import torch
 from mockpolicy import LetterCost, LetterCritic, LetterReward, letter_f1, mock_policy
 from sklearn.metrics import roc_auc_score
-from test_critic_only import letters
+from tiny import letters
 
 from igcore import AssetError, ParameterError, Prompt, RunError, decode
 from igcore.critic import loop

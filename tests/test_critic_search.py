@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from mockruns import lines
 from synthetic import record
-from test_records import lines
 
 from igcore import METHODS, ParameterError
 from igcore.report.critic_search import (

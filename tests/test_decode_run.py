@@ -16,16 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 from killed import PARAMS, PROMPTS
-from mockpolicy import LetterCost, LetterReward, mock_policy
-from test_critic_only import letters, untrained
-from test_policy import tiny_model, tiny_tokenizer
-from test_value import network
+from mockpolicy import LetterCost, LetterReward
+from mockruns import decode_into, experiment
+from tiny import letters, tiny_model, tiny_tokenizer, untrained
+from tiny import value_network as network
 
 from igcore import ParameterError, Prompt, RunError, ScorerError, folders
 from igcore.baselines.re_control import ValueNetwork, save_value
 from igcore.config import from_mapping
 from igcore.critic.network import Critic, save_critic
-from igcore.guard import Guard
 from igcore.policy import Policy
 from igcore.runs import cli, decode_run
 from igcore.runs.cli import differences
@@ -40,18 +39,6 @@ SIZE = dict(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, ref
 
 def params(**changes):
     return from_mapping(DecodeParams, GOOD | changes)
-
-
-def experiment(p, prompts=PROMPTS, policy=None, cost=None):
-    guard = Guard(policy or mock_policy(), cost or LetterCost(), LetterReward(), p.search())
-    return decode_run.Experiment.of(p, prompts, guard, {})
-
-
-def decode_into(folder, p=PARAMS):
-    with folders.open_run(folder, {"budget": p.budget}) as run:
-        decode_run.decode_missing(run, experiment(p))
-        run.finish({"lines": len(run.lines)})
-    return run.responses
 
 
 @pytest.fixture

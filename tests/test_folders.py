@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from killed import PARAMS
-from test_decode_run import decode_into
-from test_records import lines
+from mockruns import decode_into, lines
 
 from igcore import RunError, folders
 from igcore.runs.cli import differences

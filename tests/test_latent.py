@@ -4,20 +4,13 @@ agree.
 
 import pytest
 import torch
+from tiny import LAYER, RESPONSES, read
 from tinymodels import PROMPTS, Counter, numbers, tiny
 from transformers import DynamicCache
 
 from igcore import ParameterError
-from igcore.critic.latent import FEATURES, Source, encode, latents, shape_of
+from igcore.critic.latent import FEATURES, Source, latents, shape_of
 from igcore.engine.local import LocalEngine
-
-RESPONSES = [[7, 2, 9, 1], [4], [11, 6, 3]]
-LAYER = 0
-
-
-def read(model, prompts, responses, features="ho", layer=None):
-    """What a critic reads of finished text."""
-    return latents(encode(model, prompts, responses, features, layer), features)
 
 
 @torch.inference_mode()

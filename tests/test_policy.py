@@ -4,14 +4,10 @@ import hashlib
 import json
 import re
 import shutil
-from datetime import datetime
-from types import SimpleNamespace
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny import tiny_model, tiny_tokenizer, turn_calendar
 
 from igcore import AssetError, Guard, ParameterError, SearchConfig, decode, load_policy
 from igcore.models.policies import POLICIES
@@ -19,33 +15,6 @@ from igcore.models.templates import TEMPLATES
 from igcore.policy import Policy
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
-
-
-def tiny_tokenizer(**more):
-    """A byte-level tokenizer without merges: one byte, one token; special tokens at the end."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="</s>", pad_token="</s>", **more
-    )
-
-
-def tiny_model(tokenizer):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="module")
@@ -160,12 +129,6 @@ def test_any_local_folder_is_a_policy(folder):
         r.text for p in ("hello", "a longer one") for r in decode("inferenceguard", guard, [p])
     ]
     assert alone == [r.text for r in out] or any(r.counts.near_ties for r in out)
-
-
-def turn_calendar(monkeypatch, day: int):
-    """Let chat templates believe that it is this day of May."""
-    clock = SimpleNamespace(now=lambda: datetime(2024, 5, day))
-    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", clock)
 
 
 def respelt(path, **changes):

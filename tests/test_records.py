@@ -4,32 +4,14 @@ import json
 import math
 from dataclasses import replace
 
-from mockpolicy import LetterCost, LetterCritic, LetterReward, letter_cost, mock_policy
+from mockpolicy import letter_cost, mock_policy
+from mockruns import SCORERS, lines
 
-from igcore import METHODS, Guard, decode, folders
+from igcore import Guard, decode, folders
 from igcore.runs import records, verify
 from igcore.runs.decode_params import Settings
 
-SCORERS = {"letters": LetterCost(), "vowels": LetterReward()}
-PROMPTS = ["ab", "fed", "c", "dd"]
 CONFIG = Settings(budget=0.5, n_samples=4, block_size=3, max_new_tokens=6)
-UNSTEERED = [name for name in METHODS if not name.startswith("re-control")]
-
-
-def lines(budget=0.5, methods=UNSTEERED, **settings):
-    config = Settings(
-        **(
-            dict(budget=budget, n_samples=4, block_size=3, max_new_tokens=6, keep=1, top_k=4)
-            | settings
-        )
-    )
-    scorers = dict(reward=SCORERS["vowels"], cost=SCORERS["letters"])
-    guard = Guard(mock_policy(), config=config, critic=LetterCritic(), **scorers)
-    return [
-        records.record(r, method, guard, seed=0)
-        for method in methods
-        for r in decode(method, guard, PROMPTS)
-    ]
 
 
 def test_a_line_has_the_columns_that_a_table_of_none_has():

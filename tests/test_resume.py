@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
-from test_policy import tiny_model, tiny_tokenizer
+from tiny import tiny_model, tiny_tokenizer
 
 from igcore import folders, load_policy, search
 from igcore.engine import sampling

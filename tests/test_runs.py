@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from killed import PARAMS
-from test_decode_run import decode_into
+from mockruns import decode_into
 
 from igcore import RunError, folders
 from igcore.report import load as runs

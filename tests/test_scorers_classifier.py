@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded, renamed, without
-from test_policy import tiny_tokenizer
+from tiny import tiny_tokenizer
 from tinymodels import GROUPED, SMALL_HEADS
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer

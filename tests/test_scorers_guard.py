@@ -8,9 +8,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded
-from test_policy import tiny_tokenizer, turn_calendar
 from test_scorers_classifier import MARKS, assert_everywhere, chatted, decoder_tokenizer
 from test_scorers_classifier import save as save_classifier
+from tiny import tiny_tokenizer, turn_calendar
 from tinymodels import Counter, tiny
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer

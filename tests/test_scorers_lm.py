@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from mockpolicy import LetterReward
-from test_policy import tiny_tokenizer
+from tiny import tiny_tokenizer
 from tinymodels import Counter, reencode, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast

@@ -25,7 +25,7 @@ from mockpolicy import (
 )
 from reference import search as reference_search
 from scipy.stats import binomtest
-from test_policy import tiny_model, tiny_tokenizer
+from tiny import tiny_model, tiny_tokenizer
 from transformers import DynamicCache
 
 from igcore import (

@@ -21,7 +21,7 @@ from mockpolicy import (
     probabilities,
 )
 from scipy.stats import chisquare
-from test_policy import tiny_tokenizer
+from tiny import tiny_tokenizer
 from tinymodels import Counter, tiny
 
 from igcore import METHODS, Guard, ParameterError, Prompt, decode

@@ -8,68 +8,23 @@ import pytest
 import torch
 from accelerate import debug_launcher
 from accelerate.state import AcceleratorState
-from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer
-from tinymodels import tiny
+from mockpolicy import LetterCost, LetterReward
+from tinytraining import CONFIG, policy, trained
 
-from igcore import ParameterError, Prompt
+from igcore import ParameterError
 from igcore.critic import loop
 from igcore.critic import training as module
-from igcore.critic.config import RolloutConfig
 from igcore.critic.latent import encode
 from igcore.critic.network import load_critic
 from igcore.critic.rollouts import split_by_prompt
 from igcore.critic.training import (
-    CriticConfig,
     bce_loss,
     labels_of,
     mse_loss,
     spec_of,
     train,
 )
-from igcore.policy import Policy
 from igcore.report.critic_metrics import critic_table, judgements
-from igcore.runs.rollout_run import roll_out
-
-PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
-CONFIG = CriticConfig(
-    budget=3.0,
-    features="m",
-    layer=0,
-    width=16,
-    epochs=3,
-    batch_size=16,
-    lr=1e-2,
-    validation=0.2,
-    f2_weight=1.0,
-)
-
-
-def policy(dtype=torch.float32, end=EOS):
-    model = tiny("llama", dtype, vocab_size=7, initializer_range=0.1)
-    return Policy("letters", model, MockTokenizer(), digest="l1", eos_ids=frozenset({end}))
-
-
-@pytest.fixture(scope="module")
-def rollouts(tmp_path_factory):
-    """Of many lengths: a third of them never end by themselves."""
-    scorers = {"cost": LetterCost(), "reward": LetterReward()}
-    folder = tmp_path_factory.mktemp("rollouts")
-    found = []
-    for n, end in ((4, -1), (8, EOS)):
-        config = RolloutConfig(n_rollouts=n, max_new_tokens=10, block_size=4)
-        found += roll_out(policy(end=end), PROMPTS, config, **scorers, folder=folder / str(n))
-    return found
-
-
-def trained(rollouts, folder, dtype=torch.float32, **changes):
-    return train(
-        policy(dtype),
-        rollouts,
-        replace(CONFIG, **changes),
-        folder,
-        cost=LetterCost(),
-        reward=LetterReward(),
-    )
 
 
 def same(a, b, **close):

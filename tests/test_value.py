@@ -12,19 +12,19 @@ import pandas as pd
 import pytest
 import torch
 from mockpolicy import EOS, LetterCost, LetterReward, mock_policy
-from test_critic_only import letters, untrained
+from tiny import letters, untrained
+from tiny import value_network as network
 from tinymodels import PROMPTS, numbers, reencode, tiny
 from torch.nn.functional import gelu
 
 from igcore import Guard, ParameterError, PolicyError, Prompt, RunError, decode
 from igcore.baselines import value_training as module
-from igcore.baselines.re_control import ValueNetwork, ValueSpec, load_value, save_value
+from igcore.baselines.re_control import load_value, save_value
 from igcore.baselines.value_training import ValueConfig, of_first, train_value, value_source
 from igcore.critic import loop
 from igcore.critic.config import RolloutConfig
 from igcore.critic.latent import Latents
 from igcore.critic.rollouts import Rollout
-from igcore.critic.training import names_of
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE, draw
 from igcore.report.value_metrics import expectations, value_table
@@ -37,18 +37,6 @@ CONFIG = Settings(
     budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=8, group_size=3, value_steps=5
 )
 METHODS = ["re-control", "re-control-lagrangian"]
-
-
-def network(of=None, seed=0, width=16, wide=6.0, **changes):
-    """An untrained network, with weights wide enough to move a hidden state."""
-    of = of or letters()
-    hidden = of.model.get_output_embeddings().weight.shape[1]
-    spec = ValueSpec(**names_of(of, **SCORERS), max_new_tokens=8, hidden=hidden, width=width)
-    torch.manual_seed(seed)
-    made = ValueNetwork(replace(spec, **changes)).eval()
-    made.layers[-1].weight.data *= wide
-    made.centre.copy_(torch.tensor([0.3, 2.0])), made.scale.copy_(torch.tensor([0.5, 1.5]))
-    return made
 
 
 def speaking(name, dtype=torch.float32, **more):
@@ -72,7 +60,12 @@ def decoded(method, policy=None, value=None, prompts=TEXTS, **changes):
     return list(
         decode(
             method,
-            Guard(policy, **SCORERS, config=replace(CONFIG, **changes), critic=value or network()),
+            Guard(
+                policy,
+                **SCORERS,
+                config=replace(CONFIG, **changes),
+                critic=value or network(),
+            ),
             prompts,
         )
     )
@@ -651,7 +644,7 @@ def test_a_steered_method_without_its_network_is_refused(method, given, sentence
         decode(method, Guard(letters(), **SCORERS, config=CONFIG, critic=given()), TEXTS)
 
 
-def test_a_critics_method_refuses_a_value_network():
+def test_a_critics_method_refuses_a_network():
     with pytest.raises(
         ParameterError,
         match="'inferenceguard-critic' needs a critic, but critic= gives it a value network",
@@ -666,7 +659,7 @@ def test_a_critics_method_refuses_a_value_network():
 @pytest.mark.parametrize(
     "changes", [{"budget": 7.0}, {"accounting": "sum"}, {"gamma_safety": 0.5}, {"gamma_task": 0.5}]
 )
-def test_budget_and_accounting_are_nothing_to_a_value_network(changes):
+def test_budget_and_accounting_are_nothing_to_a_network(changes):
     """Bug: a refusal that its training does not call for: it knows final rewards and costs."""
     assert len(decoded("re-control", prompts=TEXTS[:1], **changes)) == 1
 

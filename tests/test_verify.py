@@ -13,8 +13,8 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
-from test_records import SCORERS as MOCKS
-from test_records import lines
+from mockruns import SCORERS as MOCKS
+from mockruns import lines
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

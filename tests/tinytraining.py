@@ -1,0 +1,52 @@
+"""A critic's training in small: rollouts of a tiny random Llama that speaks seven letters."""
+
+from dataclasses import replace
+
+import torch
+from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer
+from tinymodels import tiny
+
+from igcore import Prompt
+from igcore.critic.config import RolloutConfig
+from igcore.critic.training import CriticConfig, train
+from igcore.policy import Policy
+from igcore.runs.rollout_run import roll_out
+
+PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
+CONFIG = CriticConfig(
+    budget=3.0,
+    features="m",
+    layer=0,
+    width=16,
+    epochs=3,
+    batch_size=16,
+    lr=1e-2,
+    validation=0.2,
+    f2_weight=1.0,
+)
+
+
+def policy(dtype=torch.float32, end=EOS):
+    model = tiny("llama", dtype, vocab_size=7, initializer_range=0.1)
+    return Policy("letters", model, MockTokenizer(), digest="l1", eos_ids=frozenset({end}))
+
+
+def sampled(folder):
+    """Of many lengths: a third of them never end by themselves."""
+    scorers = {"cost": LetterCost(), "reward": LetterReward()}
+    found = []
+    for n, end in ((4, -1), (8, EOS)):
+        config = RolloutConfig(n_rollouts=n, max_new_tokens=10, block_size=4)
+        found += roll_out(policy(end=end), PROMPTS, config, **scorers, folder=folder / str(n))
+    return found
+
+
+def trained(rollouts, folder, dtype=torch.float32, **changes):
+    return train(
+        policy(dtype),
+        rollouts,
+        replace(CONFIG, **changes),
+        folder,
+        cost=LetterCost(),
+        reward=LetterReward(),
+    )
