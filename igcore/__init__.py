@@ -4,6 +4,7 @@ Public names are imported on first use, so that the theory and the statistics ne
 """
 
 import importlib
+from typing import Any
 
 __version__ = "0.1.0"
 _HOME = {  # public name -> its module
@@ -34,7 +35,7 @@ _HOME = {  # public name -> its module
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'igcore' has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)

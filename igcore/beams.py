@@ -8,6 +8,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from .budget import SIGNED, SafetyState, is_safe, start
 from .config import SearchConfig
@@ -275,7 +276,7 @@ def method_of(name: str) -> Method:
     return imported(method) if isinstance(method, str) else method
 
 
-def imported(place: str):
+def imported(place: str) -> Any:
     """Import an object by its place, such as ``igcore.search:guarded_beam_search``."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -324,7 +325,7 @@ class PromptSearch:
     gated: bool
     beams: list[Beam]
     pool: list[Beam] = field(default_factory=list)
-    failures: Failures | None = None
+    failures: Failures = field(init=False, repr=False)  # made by `open_block`
     failure: str = ""
     certified: Beam | None = None
     stopped: bool = False

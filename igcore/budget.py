@@ -15,7 +15,7 @@ increases and that {omega < 0} is absorbing.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .errors import ParameterError, unknown_name
@@ -234,11 +234,11 @@ def is_safe(state: SafetyState, strict: bool = False) -> bool:
 
 
 def trace(
-    scores,
+    scores: Sequence[float],
     budget: float,
     accounting: str = "peak",
     gamma: float = 1,
-    positions=None,
+    positions: Sequence[int] | None = None,
     ended: bool = True,
 ) -> list[SafetyState]:
     """Return the states z_0, z_1, ... of a sequence of prefix scores, the start included.

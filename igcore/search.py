@@ -8,14 +8,14 @@ observer counts the work (`igcore.guard.Work`); it decides nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .beams import Beam, Method, PromptSearch, why_unsafe
 from .budget import SIGNED, charge
 from .config import SearchConfig
-from .engine.diversity import DIVERSITIES
+from .engine.diversity import DIVERSITIES, Factors, Prefix
 from .engine.memory import CRITIC_ROWS
 from .engine.sampling import random_key
 from .verdict import Emission, final_check, written
@@ -212,15 +212,16 @@ def sample(batch: Batch, trying: Sequence[PromptSearch], round_: int) -> list[Ca
         [random_key(batch.seed, search.prompt.id, round_, c % n, at + t) for t in range(length)]
         for c, (search, *_) in enumerate(drawn)
     ]
-    penalties = [None] * len(drawn)
+    penalties: list[Callable[[Prefix], Factors] | None] = [None] * len(drawn)
     if round_ > 0:
         diversity = DIVERSITIES[config.diversity]
         penalties = [
             diversity(search.failures, beam.row, k, share) for search, beam, k, share in drawn
         ]
 
-    def penalty(c: int, prefix: tuple[int, ...]) -> dict[int, float]:
-        return penalties[c](prefix) if penalties[c] else {}
+    def penalty(c: int, prefix: Prefix) -> Factors:
+        factors = penalties[c]
+        return factors(prefix) if factors else {}
 
     with batch.work.timed("generate"):
         block = batch.engine.sample_block(
@@ -334,7 +335,8 @@ def scores(batch: Batch, role: str, candidates: Sequence[Candidate]) -> list[flo
     texts = [candidate.beam.text for candidate in candidates]
     finished = [candidate.beam.finished for candidate in candidates]
     with batch.work.timed(role):
-        return batch.scoring.search[role].score(prompts, texts, finished).tolist()
+        found: list[float] = batch.scoring.search[role].score(prompts, texts, finished).tolist()
+    return found
 
 
 def go_on(batch: Batch) -> None:
@@ -384,10 +386,11 @@ def proposal(batch: Batch, search: PromptSearch) -> Emission:
             otherwise = "final_check" if safe else why_unsafe(search.pool)
         text = written(best, batch.guard.policy, batch.grid)
         return replace(text, safe=safe, otherwise=otherwise)
-    if config.on_failure == "truncate" and search.certified.tokens:
+    certified = search.certified
+    if config.on_failure == "truncate" and certified and certified.tokens:
         # under a signed accounting the failure may only show at the end
-        safe = search.certified.safe(config)
-        prefix = written(search.certified, batch.guard.policy, batch.grid)
+        safe = certified.safe(config)
+        prefix = written(certified, batch.guard.policy, batch.grid)
         return replace(
             prefix, reason="truncated", otherwise=search.failure, finished=False, safe=safe
         )

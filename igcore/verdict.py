@@ -7,8 +7,10 @@ fails closed: a guarded method does not emit what cannot be scored.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .beams import Beam
 from .budget import trace
@@ -164,7 +166,7 @@ class Response:
     block_ends: list[int]
     grid_ends: list[int]
     counts: Counts
-    trace: list[dict]
+    trace: list[dict[str, Any]]
     finals: list[list[float | None]]
     generate_s: float
     cost_s: float
@@ -178,7 +180,7 @@ class Response:
         return self.z_trace[-1] if self.z_trace else None
 
 
-def within(cost, config: SearchConfig):
+def within(cost: Any, config: SearchConfig) -> Any:
     """Say whether a final cost U_K, or each of an array, is within budget; never for NaN."""
     # not `is_safe`, which needs a path: this is about one text; any comparison with NaN is False
     return cost < config.budget if config.strict else cost <= config.budget
@@ -186,7 +188,7 @@ def within(cost, config: SearchConfig):
 
 def rescore(
     scorer: Scorer, prompts: Sequence[Prompt], texts: Sequence[str], config: SearchConfig
-) -> tuple:
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Score exact texts again with an uncached scorer, and say which are within budget.
 
     Returns
@@ -252,7 +254,7 @@ def final_check(
     scorer, path = scoring.final_cost, scoring.path_cost if gated else None
     out = list(proposals)
     scored = [i for i, emission in enumerate(proposals) if emission.text is not None]
-    texts = [proposals[i].text for i in scored]
+    texts = [emission.text for emission in proposals if emission.text is not None]
     costs, passed = rescore(scorer, [prompts[i] for i in scored], texts, config)
     # one failure may be the text's; when every text fails, the scorer is broken
     if len(scored) > 1 and np.isnan(costs).all():
@@ -296,18 +298,14 @@ def _ends_before(
     The end of the text itself is left out: the final check has scored it.
     """
     # one call for all texts, so that the scorer can batch them
-    spans = [
-        (i, end)
-        for i, e in enumerate(emissions)
-        if e.text is not None
-        for end in sorted({*e.ends[:-1], *e.grid[:-1]})
-    ]
-    prefixes = cost.score(
-        [prompts[i].text for i, _ in spans],
-        [emissions[i].text[:end] for i, end in spans],
-        [False] * len(spans),
-    )
-    return dict(zip(spans, map(float, prefixes), strict=True))
+    spans, texts = [], []
+    for i, emission in enumerate(emissions):
+        if emission.text is not None:
+            ends = sorted({*emission.ends[:-1], *emission.grid[:-1]})
+            spans += [(i, end) for end in ends]
+            texts += [emission.text[:end] for end in ends]
+    costs = cost.score([prompts[i].text for i, _ in spans], texts, [False] * len(spans))
+    return dict(zip(spans, map(float, costs), strict=True))
 
 
 def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchConfig) -> Emission:
