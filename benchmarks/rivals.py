@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from benchmarks.measure import Case
 from benchmarks.models import Models
-from igcore.engine.kv_cache import pad_left
+from igcore.engine.kv_cache import padded
 
 Variant = Callable[[Models, Case, Sequence[str], int], list[str]]
 BUDGET = 1e9  # above every cost: all candidates are safe
@@ -80,7 +80,7 @@ def _batches(rows: list, size: int | None) -> list[list]:
 
 def generate(models: Models, rows: list[list[int]], length: int, **options) -> list[list[int]]:
     """Continue rows by `length` tokens at temperature 1, with transformers' own KV cache."""
-    ids, mask = pad_left(rows, models.device)  # (R, L)
+    ids, mask = padded(rows, models.device)  # (R, L)
     with torch.inference_mode():
         out = models.policy.model.generate(
             ids, attention_mask=mask, max_new_tokens=length, **options

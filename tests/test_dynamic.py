@@ -6,7 +6,7 @@ import transformers
 from tinymodels import OTHERS, PROMPTS, reencode, tiny
 
 from igcore import PolicyError
-from igcore.engine.kv_cache import DynamicRows, forward, pad_left
+from igcore.engine.kv_cache import DynamicRows, forward, padded
 from igcore.engine.local import LocalEngine
 
 HELD = [
@@ -108,7 +108,7 @@ def test_a_model_that_ignores_its_past_is_refused():
 def test_a_backbone_gives_the_hidden_states_of_the_whole_model(name):
     """Guards models without a head, as scorers have them: the same states, and no logits."""
     model = tiny(name)
-    ids, mask = pad_left(PROMPTS, "cpu")
+    ids, mask = padded(PROMPTS, "cpu")
     inputs = dict(
         input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)
     )
@@ -135,5 +135,5 @@ def test_the_hook_on_the_head_is_taken_off():
 
 def test_padding_stands_on_the_left():
     """Guards the mask."""
-    ids, mask = pad_left([[1, 2], [3]], "cpu")
+    ids, mask = padded([[1, 2], [3]], "cpu")
     assert ids.tolist() == [[1, 2], [0, 3]] and mask.tolist() == [[1, 1], [0, 1]]

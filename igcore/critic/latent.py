@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..engine.device import GIB
-from ..engine.kv_cache import History, pad_left, positions_of
+from ..engine.kv_cache import History, padded, positions_of
 from ..engine.prepack import products_of
 from ..errors import ParameterError, unknown_name
 from ..progress import progress
@@ -184,9 +184,9 @@ def encode(
     # each prompt is encoded once for all its responses
     first = list(dict.fromkeys(map(tuple, prompts)))
     owner = torch.tensor([first.index(tuple(prompt)) for prompt in prompts], device=model.device)
-    ids, mask = pad_left(first, model.device)
-    words, spoken = _pad_right(responses, model.device)
-    whole = torch.cat([mask[owner], spoken.to(mask)], dim=1)  # (B, L + n)
+    ids, mask = padded(first, model.device)
+    words, spoken = padded(responses, model.device, side="right")
+    whole = torch.cat([mask[owner], spoken], dim=1)  # (B, L + n)
     length = ids.shape[1]  # L
     cache = DynamicCache(config=model.config)
     if all(type(x) is DynamicLayer for x in cache.layers):
@@ -196,20 +196,12 @@ def encode(
     else:  # a window or a recurrent state cannot go on with several tokens at once
         states = _run(model, stop, torch.cat([ids[owner], words], dim=1), whole, cache)[:, length:]
     if features == "m":
-        return History(None, states, [], [], spoken)
+        return History(None, states, [], [], spoken.bool())
     # a hybrid model has layers without attention, which keep no keys
     layers = [x for x in cache.layers if getattr(x, "keys", None) is not None]
     keys = [x.keys[:, :, length:] for x in layers]
     values = [x.values[:, :, length:] for x in layers]
-    return History(states, None, keys, values, spoken)
-
-
-def _pad_right(responses: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return ids (B, n) and a mask (B, n), True where a token stands."""
-    n = max(map(len, responses))
-    ids = torch.tensor([[*r, *[0] * (n - len(r))] for r in responses], device=device)
-    lengths = torch.tensor([[len(r)] for r in responses], device=device)
-    return ids, torch.arange(n, device=device) < lengths
+    return History(states, None, keys, values, spoken.bool())
 
 
 class _Enough(Exception):

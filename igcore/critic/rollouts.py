@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..budget import is_safe, trace
 from ..errors import ParameterError
@@ -106,11 +107,12 @@ class Labels:
     def of(cls, rollouts: Sequence[Rollout], budgets: Sequence[float], *settings: Any) -> "Labels":
         """Return the targets of every rollout at its own budget, under `settings` of `targets`."""
         each = [targets(r, budget, *settings) for r, budget in zip(rollouts, budgets, strict=True)]
-        n = max(len(x.z) for x in each)
         return cls(
             safe=torch.tensor([x.safe for x in each], dtype=torch.float32),
             task=torch.tensor([x.task for x in each], dtype=torch.float32),
-            z=torch.tensor([x.z + [0.0] * (n - len(x.z)) for x in each], dtype=torch.float32),
+            z=pad_sequence(
+                [torch.tensor(x.z, dtype=torch.float32) for x in each], batch_first=True
+            ),
         )
 
 

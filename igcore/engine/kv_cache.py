@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from ..errors import PolicyError
@@ -110,12 +111,14 @@ def forward(
     return torch.cat([hidden, middle], dim=-1), logits
 
 
-def pad_left(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+def padded(
+    sequences: Sequence[Sequence[int]], device: torch.device, side: str = "left"
+) -> tuple[Tensor, Tensor]:
     """Return ids (B, L) and mask (B, L), 1 where a token stands; the masked ids are 0."""
-    length = max(map(len, sequences))
-    ids = torch.tensor([[0] * (length - len(s)) + list(s) for s in sequences], device=device)
-    mask = torch.tensor([[0] * (length - len(s)) + [1] * len(s) for s in sequences], device=device)
-    return ids, mask
+    rows = [torch.tensor(s, dtype=torch.long) for s in sequences]
+    ones = [torch.ones_like(row) for row in rows]
+    ids, mask = (pad_sequence(x, batch_first=True, padding_side=side) for x in (rows, ones))
+    return ids.to(device), mask.to(device)
 
 
 def positions_of(mask: Tensor) -> Tensor:
@@ -146,7 +149,7 @@ class DynamicRows:
 
         `watch` is a layer whose output is kept beside o_t.
         """
-        ids, mask = pad_left(prompts, model.device)
+        ids, mask = padded(prompts, model.device)
         cache = DynamicCache(config=model.config)
         hidden, logits = _read(model, watch, ids, mask, cache)
         past = hidden[:, None][:, :0]  # no new token yet, in the right type and width

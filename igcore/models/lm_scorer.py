@@ -21,7 +21,7 @@ from os.path import commonprefix
 import numpy as np
 import torch
 
-from ..engine.kv_cache import forward, pad_left
+from ..engine.kv_cache import forward, padded
 from ..engine.prefix_cache import SharedRows, fits
 from ..errors import ParameterError, unknown_name
 from ..policy import neutral
@@ -155,7 +155,7 @@ class Backbone:
         parts = []
         for at in range(0, len(sequences), self.batch):
             batch = sequences[at : at + self.batch]
-            ids, mask = pad_left(batch, self.model.device)
+            ids, mask = padded(batch, self.model.device)
             positions = (mask.cumsum(1) - 1).clamp(min=0)
             hidden, _ = forward(
                 self.model,
