@@ -1,0 +1,236 @@
+"""Settings that check themselves: a decorator, the types of their fields, one sentence an error.
+
+A class under `settings` is a frozen dataclass that pydantic checks by name, type and range::
+
+    @settings
+    class Sampling:
+        temperature: Weight = 1.0
+        n_samples: Count = 8
+
+What pydantic refuses becomes a ``ParameterError``. Rules across fields stand in ``__post_init__``
+and raise that error themselves.
+"""
+
+import math
+import re
+from collections.abc import Collection
+from functools import partial, wraps
+from pathlib import PurePath
+from typing import Annotated, Any, dataclass_transform, get_args
+
+import pydantic.dataclasses
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic import WrapValidator as Wrapped
+
+from .errors import ParameterError, unknown_name
+
+# a folder's name: no character that a path or a shell treats specially
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    list: "a list",
+    dict: "a mapping",
+    type(None): "nothing",
+}
+ALLOWED = {  # pydantic's name of an error -> what the value must be
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "finite_number": "finite",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+}
+
+
+# --- the decorator --------------------------------------------------------------------------------
+
+
+@dataclass_transform(frozen_default=True)
+def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
+    """Make a class a frozen dataclass whose fields are checked when an object is made.
+
+    Parameters
+    ----------
+    kw_only : bool
+        Whether all fields are given by name.
+
+    Raises
+    ------
+    ParameterError
+        From the class, when a field is unknown, missing, of the wrong type or out of range.
+    """
+    if cls is None:
+        return partial(settings, kw_only=kw_only)
+    checked = pydantic.dataclasses.dataclass(frozen=True, kw_only=kw_only, config=STRICT)(cls)
+    build = checked.__init__
+
+    @wraps(build)
+    def init(self: Any, *values: Any, **named: Any) -> None:
+        try:
+            build(self, *values, **named)
+        except ValidationError as error:
+            fields = type(self).__pydantic_fields__
+            given = dict(zip(fields, values, strict=False)) | named
+            refusal = _refusal(fields, given, error)
+        else:
+            return
+        raise refusal
+
+    checked.__init__ = init
+    return checked
+
+
+def _refusal(fields: dict, given: dict, error: ValidationError) -> Exception:
+    """Return the error to raise for what pydantic refuses: about one field, in one sentence."""
+    failures = error.errors(include_url=False)
+    # a misspelt name explains a missing one, so it comes first
+    failures.sort(key=_is_known)
+    first = failures[0]
+    if not first["loc"]:  # a rule across fields
+        return first["ctx"]["error"]
+    place = first["loc"][0]
+    if first["type"] == "unexpected_keyword_argument":
+        return unknown_name("parameter", place, fields)
+    if first["type"] == "unexpected_positional_argument":
+        return ParameterError(f"{place + 1} values are given for {len(fields)} settings; name them")
+    name = list(fields)[place] if isinstance(place, int) else place
+    if first["type"] == "missing":
+        reason = ", because what is safe is the user's to say" if name == "budget" else ""
+        return ParameterError(
+            f"parameter {name} is missing; it has no default{reason}, so give it a value"
+        )
+    of_field = [failure for failure in failures if failure["loc"][0] == place]
+    for failure in of_field:
+        if failure["type"] == "value_error":
+            return failure["ctx"]["error"]
+    allowed = get_args(fields[name].annotation)
+    if first["type"] == "literal_error" and len(of_field) == 1:
+        return unknown_name(name, given[name], allowed)
+    nothing = type(None) in allowed
+    return _wrong_value(name, given[name], of_field, nothing)
+
+
+def _is_known(failure: dict) -> bool:
+    """Say whether a failure is about a field that there is."""
+    return failure["type"] != "unexpected_keyword_argument"
+
+
+def _wrong_value(name: str, value: Any, failures: list, nothing: bool) -> ParameterError:
+    """Return the error for a wrong type or range; the types of a union fail one by one.
+
+    `nothing` says whether the parameter may be left out as None.
+    """
+    # a value inside a list or mapping is named itself
+    inside = [failure for failure in failures if failure["input"] is not value]
+    if inside:
+        failures = [failure for failure in inside if failure["loc"] == inside[0]["loc"]]
+        nothing = False
+    wrong = failures[0]["input"]
+    phrases = []
+    for failure in failures:
+        phrase = ALLOWED.get(failure["type"], failure["msg"])
+        phrases.append(phrase.format(**failure.get("ctx", {})))
+    kind = ""
+    if any(failure["type"].endswith("_type") for failure in failures):
+        kind = f", which is {KINDS.get(type(wrong), type(wrong).__name__)}"
+        if nothing:
+            phrases.append("nothing")
+    # the commonest mistake gets its remedy: YAML reads 1e-5 as text
+    spelt = "a number" in phrases and isinstance(wrong, str) and _is_number(wrong)
+    remedy = ", with a point and without quotes, such as 1.0e-5" if spelt else ""
+    verb = "holds" if inside else "is"
+    allowed = " or ".join(dict.fromkeys(phrases))
+    return ParameterError(f"parameter {name} {verb} {wrong!r}{kind}; it must be {allowed}{remedy}")
+
+
+def _is_number(text: str) -> bool:
+    """Say whether a text spells a finite number."""
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
+# --- checks of one value --------------------------------------------------------------------------
+
+
+def check_name(kind: str, value: Any) -> None:
+    """Raise ``ParameterError`` unless a value can name the folder of a run, see `NAME`.
+
+    Parameters
+    ----------
+    kind : str
+        What the value is, such as ``"parameter run"``.
+    """
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise ParameterError(
+            f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and "
+            "A to Z, digits, _ and - alone"
+        )
+
+
+def one_of(allowed: Collection[str]) -> AfterValidator:
+    """Return a check for ``Annotated[str, ...]``: the value is one of the names of a table.
+
+    The table is read when a value is checked, so it may grow. The error names the nearest name.
+    """
+
+    def check(value: str, info: ValidationInfo) -> str:
+        if value not in allowed:
+            raise unknown_name(info.field_name, value, allowed)
+        return value
+
+    return AfterValidator(check)
+
+
+def _check_folder_name(value: str, info: ValidationInfo) -> str:
+    """Refuse a text that cannot name a folder."""
+    check_name(f"parameter {info.field_name}", value)
+    return value
+
+
+def _check_inside(folder: str, info: ValidationInfo) -> str:
+    """Refuse a folder outside the repository."""
+    # the folder is written to, so a parameter file of somebody else must not lead outside
+    path = PurePath(folder)
+    if path.is_absolute() or not path.parts or ".." in path.parts or "\0" in folder:
+        raise ParameterError(
+            f"parameter {info.field_name} is {folder!r}; give a folder inside the repository, seen "
+            "from its root and without .., such as runs/mine/figures"
+        )
+    return folder
+
+
+def _unchanged(value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
+    """Check a number and keep it as it is: a whole number would become a float."""
+    # the identity of a run holds its settings, and 1 and 1.0 are written differently
+    check(value)
+    return value
+
+
+# --- types of fields ------------------------------------------------------------------------------
+
+Number = Annotated[float, Wrapped(_unchanged)]  # finite; a whole number stays one
+Weight = Annotated[Number, Field(ge=0)]
+Positive = Annotated[Number, Field(gt=0)]
+Probability = Annotated[Number, Field(ge=0, le=1)]
+Share = Annotated[Number, Field(gt=0, lt=1)]
+Discount = Annotated[Number, Field(gt=0, le=1)]
+Natural = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+# bounded, because torch ends the whole process when it cannot start its threads
+Threads = Annotated[int, Field(ge=1, le=1024)]
+Options = dict[str, Any]  # options by name
+Named = str | Options  # a name, or a mapping of a name and options
+FolderName = Annotated[str, AfterValidator(_check_folder_name)]
+InsideFolder = Annotated[str, AfterValidator(_check_inside)]  # seen from the repository's root
