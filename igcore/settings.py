@@ -14,6 +14,7 @@ and raise that error themselves.
 import math
 import re
 from collections.abc import Collection
+from dataclasses import fields
 from functools import partial, wraps
 from pathlib import PurePath
 from typing import Annotated, Any, dataclass_transform, get_args
@@ -22,7 +23,7 @@ import pydantic.dataclasses
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic import WrapValidator as Wrapped
 
-from .errors import ParameterError, unknown_name
+from .errors import MissingParameter, ParameterError, unknown_name
 
 # a folder's name: no character that a path or a shell treats specially
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -79,9 +80,9 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
         try:
             build(self, *values, **named)
         except ValidationError as error:
-            fields = type(self).__pydantic_fields__
-            given = dict(zip(fields, values, strict=False)) | named
-            refusal = _refusal(fields, given, error)
+            known = type(self).__pydantic_fields__
+            given = dict(zip(known, values, strict=False)) | named
+            refusal = _refusal(known, given, error)
         else:
             return
         raise refusal
@@ -90,7 +91,7 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
     return checked
 
 
-def _refusal(fields: dict, given: dict, error: ValidationError) -> Exception:
+def _refusal(known: dict, given: dict, error: ValidationError) -> Exception:
     """Return the error to raise for what pydantic refuses: about one field, in one sentence."""
     failures = error.errors(include_url=False)
     # a misspelt name explains a missing one, so it comes first
@@ -100,20 +101,20 @@ def _refusal(fields: dict, given: dict, error: ValidationError) -> Exception:
         return first["ctx"]["error"]
     place = first["loc"][0]
     if first["type"] == "unexpected_keyword_argument":
-        return unknown_name("parameter", place, fields)
+        return unknown_name("parameter", place, known)
     if first["type"] == "unexpected_positional_argument":
-        return ParameterError(f"{place + 1} values are given for {len(fields)} settings; name them")
-    name = list(fields)[place] if isinstance(place, int) else place
+        return ParameterError(f"{place + 1} values are given for {len(known)} settings; name them")
+    name = list(known)[place] if isinstance(place, int) else place
     if first["type"] == "missing":
         reason = ", because what is safe is the user's to say" if name == "budget" else ""
-        return ParameterError(
+        return MissingParameter(
             f"parameter {name} is missing; it has no default{reason}, so give it a value"
         )
     of_field = [failure for failure in failures if failure["loc"][0] == place]
     for failure in of_field:
         if failure["type"] == "value_error":
             return failure["ctx"]["error"]
-    allowed = get_args(fields[name].annotation)
+    allowed = get_args(known[name].annotation)
     if first["type"] == "literal_error" and len(of_field) == 1:
         return unknown_name(name, given[name], allowed)
     nothing = type(None) in allowed
@@ -122,7 +123,7 @@ def _refusal(fields: dict, given: dict, error: ValidationError) -> Exception:
 
 def _is_known(failure: dict) -> bool:
     """Say whether a failure is about a field that there is."""
-    return failure["type"] != "unexpected_keyword_argument"
+    return not failure["type"].startswith("unexpected_")
 
 
 def _wrong_value(name: str, value: Any, failures: list, nothing: bool) -> ParameterError:
@@ -176,6 +177,21 @@ def check_name(kind: str, value: Any) -> None:
         raise ParameterError(
             f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and "
             "A to Z, digits, _ and - alone"
+        )
+
+
+def part_of(kind: type, config: Any) -> Any:
+    """Return the settings of a kind that `config` holds, with defaults for those that it lacks."""
+    known = [field.name for field in fields(kind) if hasattr(config, field.name)]
+    return kind(**{name: getattr(config, name) for name in known})
+
+
+def check_shard(shard: int, n_shards: int) -> None:
+    """Raise ``ParameterError`` unless the number of a shard, from 0, is below that of all."""
+    if shard >= n_shards:
+        raise ParameterError(
+            f"shard is {shard}; with n_shards {n_shards} it must be below that, because shards "
+            "count from 0"
         )
 
 

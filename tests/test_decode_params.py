@@ -1,9 +1,8 @@
-"""Tests of what notebook 30 may be told."""
+"""Tests of the parameters of notebook 30."""
 
 import pytest
 
 from igcore import ParameterError
-from igcore.config import from_mapping
 from igcore.runs.decode_params import DecodeParams
 
 GOOD = dict(
@@ -22,10 +21,13 @@ GOOD = dict(
         ({"methods": ["bose"]}, "unknown method 'bose'; did you mean 'base'"),
         (
             {"methods": ["base", "inferenceguard-mix"]},
-            "'inferenceguard-mix', which asks a critic, but critic names none; train one",
+            "'inferenceguard-mix', which uses a critic, but critic names none; train one",
         ),
         ({"critic": 1}, "critic is 1, which is a whole number; it must be text or nothing"),
-        ({"threshold": "match"}, "threshold is 'match'; give a number or 'matched'"),
+        (
+            {"threshold": "match"},
+            "threshold is 'match', which is text; it must be a number or 'matched'",
+        ),
         (
             {"cost": "offensive"},
             "unknown cost scorer 'offensive'; did you mean 'offensive-language'",
@@ -39,11 +41,9 @@ GOOD = dict(
 )
 def test_bad_parameters_are_named(changes, message):
     with pytest.raises(ParameterError, match=message):
-        from_mapping(DecodeParams, GOOD | changes)
+        DecodeParams(**(GOOD | changes))
 
 
 def test_a_missing_parameter_is_named():
     with pytest.raises(ParameterError, match="parameter budget is missing"):
-        from_mapping(
-            DecodeParams, {name: value for name, value in GOOD.items() if name != "budget"}
-        )
+        DecodeParams(**{name: value for name, value in GOOD.items() if name != "budget"})

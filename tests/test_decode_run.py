@@ -23,7 +23,6 @@ from tiny import value_network as network
 
 from igcore import ParameterError, Prompt, RunError, ScorerError, folders
 from igcore.baselines.re_control import ValueNetwork, save_value
-from igcore.config import from_mapping
 from igcore.critic.network import Critic, save_critic
 from igcore.policy import Policy
 from igcore.runs import cli, decode_run
@@ -38,7 +37,7 @@ SIZE = dict(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, ref
 
 
 def params(**changes):
-    return from_mapping(DecodeParams, GOOD | changes)
+    return DecodeParams(**(GOOD | changes))
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ import synthetic
 from pictures import boxes, hidden, outside
 
 from igcore import ParameterError, RunError, ScorerError, folders
-from igcore.config import from_mapping
 from igcore.errors import JudgeError
 from igcore.figures.judge import win_tie_loss
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
@@ -97,9 +96,8 @@ def repository(tmp_path, monkeypatch):
 
 
 def params(**changes):
-    return from_mapping(
-        JudgeParams,
-        {"profile": "test", "run": "x", "figures": "figures", "seed": 7, "workers": 3} | changes,
+    return JudgeParams(
+        **({"profile": "test", "run": "x", "figures": "figures", "seed": 7, "workers": 3} | changes)
     )
 
 

@@ -9,7 +9,6 @@ import yaml
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
-from igcore.config import from_mapping
 from igcore.errors import ParameterError
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.decode_params import DecodeParams
@@ -147,7 +146,7 @@ def test_a_params_file_comes_through_papermill_as_it_is(path):
     for left_out in (set(), sample):
         kept = {key: value for key, value in given.items() if key not in left_out}
         known = notebook_params(CLASSES.get(name, "output"), told(name, kept))
-        assert known == from_mapping(type(known), kept)
+        assert known == type(known)(**kept)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import yaml
 from packaging.requirements import Requirement
 
 from igcore import METHODS
-from igcore.config import from_mapping
 from igcore.paper import swept
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.decode_params import DecodeParams
@@ -141,7 +140,7 @@ def test_the_package_is_all_of_igcore_and_nothing_else():
 def points(path):
     """Yield the checked parameters of every run of a decode file."""
     for _, given in ParamFiles(path.parent.name, base=ROOT / "params").points(path):
-        yield from_mapping(DecodeParams, given)
+        yield DecodeParams(**given)
 
 
 DECODED = sorted(
@@ -155,9 +154,8 @@ def test_every_params_file_is_valid_and_named_after_its_run(path):
         assert params.profile == path.parent.name and params.run.startswith(path.stem)
         if params.critic:  # named in the params file of the notebook that trains it
             _, profile, _, run, name = Path(params.critic).parts
-            trained = from_mapping(
-                CriticParams,
-                yaml.safe_load((ROOT / f"params/{profile}/critic-{run}.yaml").read_text()),
+            trained = CriticParams(
+                **(yaml.safe_load((ROOT / f"params/{profile}/critic-{run}.yaml").read_text()))
             )
             assert name in trained.critics and trained.policy == params.policy
 
@@ -189,7 +187,7 @@ def test_hex_phi_is_decoded_with_the_networks_of_hh_rlhf():
     ids=lambda p: f"{p.parent.name}/{p.stem}",
 )
 def test_every_critic_file_is_valid_and_named_after_its_run(path):
-    params = from_mapping(CriticParams, yaml.safe_load(path.read_text()))
+    params = CriticParams(**(yaml.safe_load(path.read_text())))
     assert (params.profile, f"critic-{params.run}") == (path.parent.name, path.stem)
 
 

@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore.runs.plan.report
 from igcore.baselines.value_training import ValueConfig
-from igcore.config import from_mapping
 from igcore.critic.config import CriticConfig
 from igcore.engine.device import GIB
 from igcore.engine.memory import search_bytes, session_bytes
@@ -282,7 +281,7 @@ def test_rollouts_are_scored_text_by_text():
     """Bug: prefixes scored as if a session carried them. Two groups of 32 prompts, and 320 texts in
     batches of 32.
     """
-    params = from_mapping(CriticParams, CRITIC)
+    params = CriticParams(**CRITIC)
     assert rollouts_s(system(), params, 64, COUNTED) == pytest.approx(2 * (1 + 63) + 10 * (4 + 1))
 
 
@@ -556,9 +555,7 @@ def test_a_critics_run_by_hand(tmp_path):
     (later,) = jobs([taken], ASSUMED)
     assert later.methods == "critic terminal (ho), search" and later.tokens[0] == searched
     (both,) = jobs([written(tmp_path, "critic-c", CRITIC, value=None)], ASSUMED)
-    rolling = sum(
-        rollouts_s(system(), from_mapping(CriticParams, CRITIC), n, ASSUMED) for n in (150, 78)
-    )
+    rolling = sum(rollouts_s(system(), CriticParams(**CRITIC), n, ASSUMED) for n in (150, 78))
     assert both.gpu_hours[1] - later.gpu_hours[1] == pytest.approx(
         both.devices * rolling / 3600, rel=1e-3
     )

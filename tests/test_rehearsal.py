@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from igcore import METHODS
-from igcore.config import from_mapping
 from igcore.judge import JudgeParams
 from igcore.report import load as runs
 from igcore.report.verdicts import win_rates
@@ -56,7 +55,7 @@ def here(mirror, tmp_path, monkeypatch):
 def params(kind, stem, **changes):
     given = PAPER.read(ROOT / f"params/paper/{stem}.yaml")
     given.pop("grid", None)
-    return from_mapping(kind, given | changes)
+    return kind(**(given | changes))
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -86,7 +85,7 @@ def test_a_row_group_of_the_main_tables_runs(name, here):
 def test_every_sweep_is_a_run_that_the_notebooks_take(mirror):
     """Bug: a point of a grid that is refused after hours, such as more kept beams than samples."""
     points = [given for file in PAPER.files("decode") for _, given in PAPER.points(file)]
-    checked = [from_mapping(DecodeParams, given) for given in points]
+    checked = [DecodeParams(**given) for given in points]
     assert len(checked) > 60 and {p.profile for p in checked} == {"rehearsal"}
     assert all(p.limit <= 2 and p.dtype == "float32" for p in checked)
 
@@ -101,9 +100,8 @@ def test_the_judge_is_rehearsed_with_an_endpoint(here, monkeypatch):
     with stub_judge() as stub:
         given = PAPER.read(ROOT / "params/paper/judge-alpaca-pku.yaml") | {"limit": SMALL["limit"]}
         judged = judge_run(
-            from_mapping(
-                JudgeParams,
-                given | {"judge": given["judge"] | {"base_url": stub.base_url}, "workers": 2},
+            JudgeParams(
+                **(given | {"judge": given["judge"] | {"base_url": stub.base_url}, "workers": 2})
             )
         )
     rates = win_rates(judged)

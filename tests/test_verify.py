@@ -20,7 +20,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from igcore import METHODS, Guard, ParameterError, decode, folders, load_policy
 from igcore.beams import method_of, settings_of
-from igcore.config import from_mapping
 from igcore.critic.network import Critic, save_critic
 from igcore.critic.training import CriticConfig, spec_of
 from igcore.models.policies import POLICIES, Known
@@ -112,7 +111,7 @@ def tiny(tmp_path_factory):
 def decoded_run(folder, tiny, **changes):
     """Decode into a folder and return the path of its lines."""
     return decode_run.decode_run(
-        from_mapping(DecodeParams, SIZE | {"policy": str(tiny)} | changes), folder
+        DecodeParams(**(SIZE | {"policy": str(tiny)} | changes)), folder
     ).responses
 
 
@@ -472,7 +471,7 @@ class Forger:
         prompts, scores, statuses.
         """
         names = DecodeParams.__dataclass_fields__
-        params = from_mapping(DecodeParams, {name: self.params[name] for name in names})
+        params = DecodeParams(**{name: self.params[name] for name in names})
         for line in self.lines:
             config = settings_of(line["method"], params.search())
             line |= {name: asdict(config)[name] for name in SETTINGS} | {

@@ -11,12 +11,12 @@ not look ahead and never abstains.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated
 
 from ..beams import Method, lagrangian, safety_cost, task_cost
-from ..config import SearchConfig, check_at_least, widened
+from ..config import SearchConfig, widened
 from ..engine.sampling import gumbel, random_key
-from ..errors import unknown_name
 from ..search import (
     Batch,
     Candidate,
@@ -27,6 +27,7 @@ from ..search import (
     go_on,
     open_searches,
 )
+from ..settings import Count, Weight, one_of, settings
 from ..verdict import Emission
 
 
@@ -53,7 +54,7 @@ TOKEN_SCORES: dict[str, Callable[[float, float, "ArgsConfig"], float]] = {
 }
 
 
-@dataclass(frozen=True)
+@settings
 class ArgsConfig(SearchConfig):
     """Settings of ARGS besides those of `SearchConfig`; the paper's symbol in brackets.
 
@@ -72,17 +73,11 @@ class ArgsConfig(SearchConfig):
         the `top_k`.
     """
 
-    top_k: int = 16
-    token_score: str = "probability"
-    policy_weight: float = 2.5
-    reward_weight: float = 1.0
-    token_temperature: float = 0.0
-
-    def __post_init__(self):
-        super().__post_init__()  # checks the types of all fields, these included
-        if self.token_score not in TOKEN_SCORES:
-            raise unknown_name("token_score", self.token_score, TOKEN_SCORES)
-        check_at_least(self, top_k=1, policy_weight=0, reward_weight=0, token_temperature=0)
+    top_k: Count = 16
+    token_score: Annotated[str, one_of(TOKEN_SCORES)] = "probability"
+    policy_weight: Weight = 2.5
+    reward_weight: Weight = 1.0
+    token_temperature: Weight = 0.0
 
 
 def args(batch: Batch) -> list[Emission]:

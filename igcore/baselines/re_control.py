@@ -8,15 +8,16 @@ At each token, o_t takes a few gradient steps that increase V_reward - lambda V_
 final norm and the head. The KV cache stays that of the sampled tokens.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
 from ..beams import Method, one_sample, unranked
-from ..config import SearchConfig, check_at_least, widened
+from ..config import SearchConfig, widened
 from ..critic.files import Network, load_network, save_network
 from ..critic.spec import Origin
 from ..engine.kv_cache import forward
@@ -25,6 +26,7 @@ from ..errors import PolicyError
 from ..policy import Policy
 from ..scorers import Scorer
 from ..search import Batch, guarded_beam_search
+from ..settings import Natural, Weight, settings
 from ..verdict import Emission
 
 WEIGHTS = "value.safetensors"
@@ -51,7 +53,7 @@ def re_control(batch: Batch) -> list[Emission]:
 # --- settings and methods -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@settings
 class ReControlConfig(SearchConfig):
     """Settings of RE-Control besides those of `SearchConfig`; the paper's symbol in brackets.
 
@@ -63,12 +65,8 @@ class ReControlConfig(SearchConfig):
         Size of a step [step size].
     """
 
-    value_steps: int = 30
-    value_step_size: float = 0.5
-
-    def __post_init__(self):
-        super().__post_init__()  # checks the types of all fields, these included
-        check_at_least(self, value_steps=0, value_step_size=0)
+    value_steps: Natural = 30
+    value_step_size: Weight = 0.5
 
 
 def one_steered_sample(config: SearchConfig) -> ReControlConfig:
@@ -95,14 +93,14 @@ RE_CONTROL = replace(RE_CONTROL_LAGRANGIAN, settings=one_sample_without_cost)
 # --- the value function ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class ValueSpec(Origin):
     """What a value network is and what it was trained for.
 
     It serves any budget and accounting, so it adds no field.
     """
 
-    KIND = "value network"
+    KIND: ClassVar = "value network"
 
 
 class ValueNetwork(Network):

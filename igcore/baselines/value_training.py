@@ -14,10 +14,11 @@ last one. Monte Carlo targets leave no such choice.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
-from ..config import check_at_least
 from ..critic.config import TrainingConfig
 from ..critic.latent import Latents, Source
 from ..critic.loop import fit
@@ -25,10 +26,11 @@ from ..critic.rollouts import Rollout
 from ..critic.training import mse_loss, names_of, set_units
 from ..policy import Policy
 from ..scorers import Scorer
+from ..settings import Count, Weight, settings
 from .re_control import ValueNetwork, ValueSpec, load_value, save_value
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class ValueConfig(TrainingConfig):
     """Settings of a value network and its training; the defaults suit the embedded policies.
 
@@ -41,13 +43,9 @@ class ValueConfig(TrainingConfig):
         all. Fewer save time, because o_t takes a pass through all layers of the policy.
     """
 
-    width: int = 128
-    lr: float = 3e-4
-    n_prompts: int | None = None
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(self, n_prompts=2)
+    width: Count = 128
+    lr: Weight = 3e-4
+    n_prompts: Annotated[int, Field(ge=2)] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """Settings of rollouts and of networks trained on them, with their allowed ranges."""
 
-from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from ..budget import check_accounting, start
-from ..config import check_at_least, check_types
-from ..errors import ParameterError, unknown_name
-from .latent import check_features
+from pydantic import Field
 
-PRECISIONS = ("no", "bf16")
+from ..config import Accounting
+from ..errors import ParameterError
+from ..settings import Count, Discount, Natural, Share, Weight, check_shard, one_of, settings
+from .latent import FEATURES
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class RolloutConfig:
     """How rollouts are sampled.
 
@@ -33,26 +33,19 @@ class RolloutConfig:
         These rollouts are of the groups whose number is `shard` modulo `n_shards`.
     """
 
-    n_rollouts: int = 5
-    max_new_tokens: int = 32
-    block_size: int = 8
-    group_size: int = 32
+    n_rollouts: Count = 5
+    max_new_tokens: Count = 32
+    block_size: Count = 8
+    group_size: Count = 32
     seed: int = 1
-    shard: int = 0
-    n_shards: int = 1
+    shard: Natural = 0
+    n_shards: Count = 1
 
     def __post_init__(self):
-        check_types(self)
-        check_at_least(
-            self, n_rollouts=1, max_new_tokens=1, block_size=1, group_size=1, shard=0, n_shards=1
-        )
-        if self.shard >= self.n_shards:
-            raise ParameterError(
-                f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that"
-            )
+        check_shard(self.shard, self.n_shards)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class TrainingConfig:
     """How a network is trained on rollouts; the paper's value for its critic in brackets.
 
@@ -81,33 +74,20 @@ class TrainingConfig:
         Decides the initial weights, the order, dropout and the budgets of rollouts.
     """
 
-    width: int = 64
-    dropout: float = 0.1
-    lr: float = 1e-3
-    weight_decay: float = 0.01
-    epochs: int = 30
-    batch_size: int = 32
-    patience: int = 3
-    validation: float = 0.15
-    mixed_precision: str = "no"
-    memory_gb: float = 4.0
-    seed: int = 0
-
-    def __post_init__(self):
-        check_types(self)
-        check_at_least(self, width=1, epochs=1, batch_size=1, patience=1)
-        check_at_least(self, lr=0, weight_decay=0, dropout=0, memory_gb=0, seed=0)
-        if self.mixed_precision not in PRECISIONS:
-            raise unknown_name("mixed_precision", self.mixed_precision, PRECISIONS)
-        if not 0 < self.validation < 1:  # 0 would never stop, 1 would learn nothing
-            raise ParameterError(
-                f"parameter validation is {self.validation}; it must lie between 0 and 1"
-            )
-        if self.dropout >= 1:
-            raise ParameterError(f"parameter dropout is {self.dropout}; it must be below 1")
+    width: Count = 64
+    dropout: Annotated[Weight, Field(lt=1)] = 0.1
+    lr: Weight = 1e-3
+    weight_decay: Weight = 0.01
+    epochs: Count = 30
+    batch_size: Count = 32
+    patience: Count = 3
+    validation: Share = 0.15  # with 0 it would never stop, with 1 learn nothing
+    mixed_precision: Literal["no", "bf16"] = "no"
+    memory_gb: Weight = 4.0
+    seed: Natural = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class CriticConfig(TrainingConfig):
     """Settings of a critic and its training; how it is trained is inherited.
 
@@ -133,23 +113,18 @@ class CriticConfig(TrainingConfig):
         Weight of the squared error of f2 in units of its standard deviation.
     """
 
-    budget: float
-    budget_high: float | None = None
-    accounting: str = "terminal"
-    gamma_safety: float = 1.0
-    gamma_task: float = 0.999
-    features: str = "m"
+    budget: Weight
+    budget_high: Weight | None = None
+    accounting: Accounting = "terminal"
+    gamma_safety: Discount = 1.0
+    gamma_task: Discount = 0.999
+    features: Annotated[str, one_of(FEATURES)] = "m"
     layer: int | None = None
     use_z: bool = True
-    f2_weight: float = 0.2
+    f2_weight: Weight = 0.2
 
     def __post_init__(self):
-        super().__post_init__()  # checks the types of all fields, these included
-        start(self.budget)  # raises for a budget below 0
-        check_accounting(self.accounting)
-        check_at_least(self, budget_high=self.budget, f2_weight=0)
-        check_features(self.features)
-        for name in ("gamma_safety", "gamma_task"):
-            value = getattr(self, name)
-            if not 0 < value <= 1:
-                raise ParameterError(f"parameter {name} is {value}; it must lie in (0, 1]")
+        if self.budget_high is not None and self.budget_high < self.budget:
+            raise ParameterError(
+                f"budget_high is {self.budget_high}; it must be at least budget, {self.budget}"
+            )

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from ..config import from_mapping
 from ..errors import ParameterError, RunError
 from ..policy import Policy
 from ..scorers import Scorer
@@ -141,7 +140,7 @@ def load_network(
     """
     kind = network_type.SPEC.KIND
     fields, weights, about = _read(folder, name, kind)
-    spec = from_mapping(network_type.SPEC, fields)
+    spec = network_type.SPEC(**fields)
     spec.check_scorers(policy, cost, reward)
     for field, size in sizes.items():
         if (trained := getattr(spec, field)) != size:

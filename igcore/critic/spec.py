@@ -1,14 +1,15 @@
 """The specification of a trained network, and the check that a search uses it as specified."""
 
-from dataclasses import dataclass
+from typing import ClassVar
 
-from ..config import SearchConfig, check_types
+from ..config import SearchConfig
 from ..errors import ParameterError
 from ..policy import Policy
 from ..scorers import Scorer
+from ..settings import Number, settings
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class Origin:
     """The policy, scorers and sizes that a network was trained for.
 
@@ -22,8 +23,8 @@ class Origin:
         Size of the policy's hidden state, and of the network's layers.
     """
 
-    KIND = "network"  # its name in messages
-    SAME = ("max_new_tokens",)  # settings in which search and training must agree
+    KIND: ClassVar = "network"  # its name in messages
+    SAME: ClassVar = ("max_new_tokens",)  # settings in which search and training must agree
 
     policy: str
     policy_digest: str
@@ -34,9 +35,6 @@ class Origin:
     max_new_tokens: int
     hidden: int
     width: int
-
-    def __post_init__(self):
-        check_types(self)
 
     def check_scorers(self, policy: Policy, cost: Scorer, reward: Scorer | None = None) -> None:
         """Raise ``ParameterError`` unless it was trained for these, by name and hash.
@@ -65,7 +63,7 @@ class Origin:
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class Spec(Origin):
     """The specification of a critic; names, hashes and sizes are inherited.
 
@@ -87,14 +85,14 @@ class Spec(Origin):
         Of the policy: number of layers, and size of the KV cache of one token in one layer.
     """
 
-    KIND = "critic"
-    SAME = ("accounting", "gamma_safety", "gamma_task", "max_new_tokens")
+    KIND: ClassVar = "critic"
+    SAME: ClassVar = ("accounting", "gamma_safety", "gamma_task", "max_new_tokens")
 
     accounting: str
-    gamma_safety: float
-    budget: float
-    budget_high: float
-    gamma_task: float
+    gamma_safety: Number
+    budget: Number
+    budget_high: Number
+    gamma_task: Number
     features: str
     layer: int | None
     use_z: bool

@@ -6,17 +6,17 @@ there is none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from ..beams import METHODS
-from ..config import check_at_least, check_inside, check_name, check_types, from_mapping
 from ..errors import ParameterError, unknown_name
 from ..models.registry import check_scorer, load_scorer, named
 from ..scorers import COST, Cached, Scorer
+from ..settings import Count, FolderName, InsideFolder, Named, settings
 from .endpoint import OpenAIJudge
 from .spec import ASPECTS, Question, Reply
 
@@ -45,7 +45,7 @@ class Judge(Protocol):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class ScorerJudge:
     """Local scorers in the place of a language model.
 
@@ -57,11 +57,10 @@ class ScorerJudge:
         See `igcore.load_scorer`; of a cost, lower is better.
     """
 
-    helpfulness: str | dict = "minilm-relevance"
-    harmlessness: str | dict = "jigsaw-toxicity"
+    helpfulness: Named = "minilm-relevance"
+    harmlessness: Named = "jigsaw-toxicity"
 
     def __post_init__(self):
-        check_types(self)
         for aspect in ASPECTS:
             check_scorer(getattr(self, aspect), f"{aspect} scorer")
 
@@ -115,12 +114,12 @@ def load_judge(judge: str | Mapping) -> Judge:
         raise unknown_name("judge", name, JUDGES)
     known = [field.name for field in fields(JUDGES[name])] if name in JUDGES else ()
     name, options = named(judge, "judge", known)
-    return from_mapping(JUDGES[name], options)
+    return JUDGES[name](**options)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class JudgeParams:
-    """Everything notebook 60 may be told.
+    """Validated parameters of one run of notebook 60.
 
     Attributes
     ----------
@@ -147,23 +146,18 @@ class JudgeParams:
         ``tables``.
     """
 
-    profile: str
-    run: str
-    figures: str
-    judge: str | dict = "scorer"
+    profile: FolderName
+    run: FolderName
+    figures: InsideFolder
+    judge: Named = "scorer"
     pattern: str = "*"
     baseline: str = "base"
     methods: list[str] | None = None
-    limit: int | None = 500
+    limit: Count | None = 500
     seed: int = 0
-    workers: int = 4
+    workers: Count = 4
 
     def __post_init__(self):
-        check_types(self)
-        check_name("parameter profile", self.profile)
-        check_name("parameter run", self.run)
-        check_inside("figures", self.figures)
-        check_at_least(self, limit=1, workers=1)
         load_judge(self.judge)
         chosen = [self.baseline, *(self.methods or [])]
         for method in chosen:

@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from urllib.parse import urlsplit
 
-from ..config import check_at_least, check_types
 from ..errors import JudgeError, ParameterError
+from ..settings import Count, Discount, Natural, Positive, Weight, settings
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
 from .trust import PREFIX, VARIABLE, check_variable, host_of, is_plain, masked
 
@@ -48,7 +48,7 @@ WHY = {  # what the client raises -> what its user can do
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class OpenAIJudge:
     """A language model behind an OpenAI-compatible endpoint.
 
@@ -77,21 +77,13 @@ class OpenAIJudge:
     model: str
     base_url: str = "http://localhost:8000/v1"
     api_key_env: str = "IGCORE_JUDGE_KEY"
-    temperature: float = 0.6
-    top_p: float = 0.95
-    max_tokens: int = 4096
-    timeout: float = 600.0
-    max_retries: int = 5
+    temperature: Weight = 0.6
+    top_p: Discount = 0.95
+    max_tokens: Count = 4096
+    timeout: Positive = 600.0
+    max_retries: Natural = 5
 
     def __post_init__(self):
-        check_types(self)
-        check_at_least(self, temperature=0, max_tokens=1, max_retries=0)
-        for name, high in (("top_p", 1), ("timeout", float("inf"))):
-            if not 0 < getattr(self, name) <= high:
-                raise ParameterError(
-                    f"parameter {name} is {getattr(self, name)}; it must be above 0 and at "
-                    f"most {high}"
-                )
         if not VARIABLE.fullmatch(self.api_key_env):
             raise ParameterError(  # without the value, which may be the key
                 f"parameter api_key_env is no name of an environment variable; give one that "

@@ -4,18 +4,34 @@ The module stands alone, as `igcore.runs.decode_params` does: the identity of ro
 hashes the code that they import, and certificates are no part of that.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field
+from typing import Annotated
+
+from pydantic import Field
 
 from ..baselines.value_training import ValueConfig
-from ..config import SearchConfig, check_at_least, check_name, check_threads, from_mapping
+from ..config import SearchConfig
 from ..critic.config import CriticConfig, RolloutConfig
 from ..errors import ParameterError
-from ..models.prompts import check_prompts
-from ..report.certify import smallest_n
+from ..settings import (
+    Count,
+    FolderName,
+    Named,
+    Options,
+    Probability,
+    Share,
+    Threads,
+    Weight,
+    check_name,
+    part_of,
+    settings,
+)
+from .decode_params import PromptSet, ScorerName
+
+Several = Annotated[int, Field(ge=2)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class CriticParams(RolloutConfig):
     """Validated parameters of one run of notebook 20; the settings of the rollouts are inherited.
 
@@ -51,50 +67,45 @@ class CriticParams(RolloutConfig):
         See `igcore.runs.decode_params.DecodeParams`.
     """
 
-    profile: str
-    run: str
-    policy: str | dict
-    prompts: str | dict
-    budget: float
-    critics: dict
-    value: dict | None = None
-    limit: int | None = None
-    test_limit: int | None = None
+    profile: FolderName
+    run: FolderName
+    policy: Named
+    prompts: PromptSet
+    budget: Weight
+    critics: dict[str, Options]
+    value: Options | None = None
+    limit: Several | None = None
+    test_limit: Several | None = None
     rollouts: str | None = None
-    search: dict = field(default_factory=dict)
-    search_limit: int = 24
-    thresholds: list = field(default_factory=list)
-    alpha: float = 0.05
-    delta: float = 0.1
-    reward: str | dict = "minilm-relevance"
-    cost: str | dict = "offensive-language"
+    search: Options = field(default_factory=dict)
+    search_limit: Count = 24
+    thresholds: list[Probability] = field(default_factory=list)
+    alpha: Share = 0.05
+    delta: Share = 0.1
+    reward: ScorerName = "minilm-relevance"
+    cost: ScorerName = "offensive-language"
     dtype: str = "float32"
     device: str = "auto"
-    threads: int = 1
+    threads: Threads = 1
 
     def __post_init__(self):
-        """Refuse settings that are out of range or contradict one another."""
+        """Refuse settings that contradict one another, and build those of every part once."""
         super().__post_init__()
-        check_name("parameter profile", self.profile)
-        check_name("parameter run", self.run)
-        check_at_least(self, limit=2, test_limit=2, search_limit=1)
-        check_threads(self.threads)
-        check_prompts(self.prompts)
         if not self.critics:
             raise ParameterError(
                 "critics is empty; name at least one critic with its settings, such as {'m': "
                 "{'layer': 8}}"
             )
-        for name, settings in self.critics.items():
+        for name, options in self.critics.items():
             check_name("the name of a critic in critics", name)
             if name in ("none", "value") or name.startswith(("rollouts-", "critic-only-")):
                 raise ParameterError(
                     f"critics names a critic {name!r}; give it a name that is not 'none', and none "
                     "of a folder of the run ('value', 'rollouts-...', 'critic-only-...')"
                 )
-            _check_own(f"critics[{name!r}]", settings, "budget")
+            _check_own(f"critics[{name!r}]", options, "budget")
         _check_own("search", self.search, "budget", "max_new_tokens", "block_size")
-        self.searching(), self.valuing()
+        self.searching(), self.valuing()  # refuse what is out of range
         first, config = next(iter(self.configs().items()))
         if config.accounting != "terminal":
             raise ParameterError(
@@ -105,23 +116,17 @@ class CriticParams(RolloutConfig):
             raise ParameterError(
                 f"n_shards is {self.n_shards}; a critic is trained in one piece, so it must be 1"
             )
-        outside = [t for t in self.thresholds if not (isinstance(t, int | float) and 0 <= t <= 1)]
-        if outside:
-            raise ParameterError(
-                f"thresholds holds {outside[0]!r}; every threshold must be a number from 0 to 1"
-            )
-        smallest_n(self.alpha, self.delta)  # checks both
 
     def configs(self) -> dict[str, CriticConfig]:
         """Return the settings of every critic."""
         return {
-            name: from_mapping(CriticConfig, {"budget": self.budget} | settings)
-            for name, settings in self.critics.items()
+            name: CriticConfig(budget=self.budget, **options)
+            for name, options in self.critics.items()
         }
 
     def valuing(self) -> ValueConfig | None:
         """Return the settings of the value network, or None when none is to be trained."""
-        return None if self.value is None else from_mapping(ValueConfig, self.value)
+        return None if self.value is None else ValueConfig(**self.value)
 
     def searching(self) -> SearchConfig:
         """Return the settings of the search."""
@@ -130,21 +135,17 @@ class CriticParams(RolloutConfig):
             "max_new_tokens": self.max_new_tokens,
             "block_size": self.block_size,
         }
-        return from_mapping(SearchConfig, own | self.search)
+        return SearchConfig(**own, **self.search)
 
     def rolling(self) -> RolloutConfig:
         """Return the settings of the rollouts alone."""
-        return RolloutConfig(**{f.name: getattr(self, f.name) for f in fields(RolloutConfig)})
+        return part_of(RolloutConfig, self)
 
 
-def _check_own(what: str, settings: object, *given: str) -> None:
-    """Refuse settings that are no mapping, or that repeat one given once for the whole run."""
-    if not isinstance(settings, Mapping):
-        raise ParameterError(
-            f"{what} is {settings!r}; give its settings by name, such as {{'layer': 8}}"
-        )
-    for name in given:
-        if name in settings:
+def _check_own(what: str, options: Options, *common: str) -> None:
+    """Refuse options that repeat a setting of the whole run."""
+    for name in common:
+        if name in options:
             raise ParameterError(
                 f"{what} sets {name}, which is given once for the whole run; leave it out there"
             )

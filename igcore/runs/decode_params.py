@@ -5,22 +5,49 @@ because a run's identity hashes the code that decoding imports, and neither judg
 of critics may change that hash.
 """
 
-from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, ValidationInfo
 
 from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
 from ..beams import METHODS, method_of, settings_of
-from ..config import check_at_least, check_name, check_threads
-from ..errors import ParameterError, unknown_name
+from ..errors import ParameterError
 from ..models.prompts import check_prompts
 from ..models.registry import check_scorer
+from ..settings import (
+    Count,
+    FolderName,
+    Named,
+    Natural,
+    Number,
+    Threads,
+    check_shard,
+    part_of,
+    settings,
+)
 
-CONTROLS = ("none", "shuffled")
 # network that a method needs -> the parameter that names its folder
 NETWORKS = {"critic": "critic", "value network": "value"}
 
 
-@dataclass(frozen=True)
+def _check_scorer(scorer: str | dict, info: ValidationInfo) -> str | dict:
+    """Refuse a scorer or an option that there is not."""
+    check_scorer(scorer, f"{info.field_name} scorer")
+    return scorer
+
+
+def _check_prompts(prompts: str | dict) -> str | dict:
+    """Refuse a prompt set or an option that there is not."""
+    check_prompts(prompts)
+    return prompts
+
+
+ScorerName = Annotated[Named, AfterValidator(_check_scorer)]
+PromptSet = Annotated[Named, AfterValidator(_check_prompts)]
+
+
+@settings
 class Settings(ArgsConfig, ReControlConfig):
     """Settings of all methods: those of the search, of ARGS and of RE-Control."""
 
@@ -30,7 +57,7 @@ def network_of(method: str) -> str | None:
     return NETWORKS.get(method_of(method).network)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class DecodeParams(Settings):
     """Validated parameters of one run of notebook 30; the settings of the search are inherited.
 
@@ -67,34 +94,31 @@ class DecodeParams(Settings):
         This run decodes the groups whose number is `shard` modulo `n_shards`.
     """
 
-    profile: str
-    run: str
-    policy: str | dict
+    profile: FolderName
+    run: FolderName
+    policy: Named
     methods: list[str]
-    prompts: str | dict
+    prompts: PromptSet
     split: str = "all"
-    limit: int | None = None
+    limit: Count | None = None
     hardest: int = 0
-    reward: str | dict = "minilm-relevance"
-    cost: str | dict = "offensive-language"
+    reward: ScorerName = "minilm-relevance"
+    cost: ScorerName = "offensive-language"
     critic: str | None = None
-    critic_control: str = "none"
+    critic_control: Literal["none", "shuffled"] = "none"
     value: str | None = None
     seed: int = 0
     dtype: str = "float32"
     device: str = "auto"
-    threads: int = 1
-    memory_gb: float | None = None
-    shard: int = 0
-    n_shards: int = 1
+    threads: Threads = 1
+    memory_gb: Number | None = None
+    shard: Natural = 0
+    n_shards: Count = 1
 
     def __post_init__(self):
-        """Refuse settings that are out of range or contradict one another."""
-        super().__post_init__()  # checks the types of all fields, these included
-        check_name("parameter profile", self.profile)
-        check_name("parameter run", self.run)
-        check_at_least(self, n_shards=1, shard=0)
-        check_threads(self.threads)
+        """Refuse settings that contradict one another."""
+        super().__post_init__()
+        check_shard(self.shard, self.n_shards)
         if not self.methods:
             raise ParameterError(f"methods is empty; name at least one of {', '.join(METHODS)}")
         for method in self.methods:
@@ -104,22 +128,11 @@ class DecodeParams(Settings):
             role = network_of(method)
             if role and not getattr(self, role):
                 raise ParameterError(
-                    f"methods names {method!r}, which asks a {method_of(method).network}, but "
+                    f"methods names {method!r}, which uses a {method_of(method).network}, but "
                     f"{role} names none; train one with notebook 20 and give its folder, or leave "
                     "the method out"
                 )
-        if self.critic_control not in CONTROLS:
-            raise unknown_name("critic_control", self.critic_control, CONTROLS)
-        for role, scorer in (("reward", self.reward), ("cost", self.cost)):
-            check_scorer(scorer, f"{role} scorer")
-        check_prompts(self.prompts)
-        if self.shard >= self.n_shards:
-            raise ParameterError(
-                f"shard is {self.shard}; with n_shards {self.n_shards} it must be below that"
-            )
-        if self.limit is not None and self.limit < 1:
-            raise ParameterError(f"limit is {self.limit}; give at least 1 prompt, or null for all")
 
     def search(self) -> Settings:
         """Return the settings of the search alone."""
-        return Settings(**{f.name: getattr(self, f.name) for f in fields(Settings)})
+        return part_of(Settings, self)

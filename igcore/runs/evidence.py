@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from ..beams import settings_of
-from ..config import from_mapping
 from ..errors import IgcoreError, RunError
 from ..folders import read, root_of
 from ..policy import Prompt, groups_of
@@ -68,7 +67,7 @@ def params_of(found: Evidence) -> DecodeParams:
             "changed"
         )
     try:
-        return from_mapping(DecodeParams, {name: given[name] for name in names})
+        return DecodeParams(**{name: given[name] for name in names})
     except IgcoreError:
         raise
     except GARBLED as error:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import yaml
 
-from ..config import NAME, check_name
 from ..errors import ParameterError
+from ..settings import NAME, check_name
 
 OUTPUT = ("tables", "figures", "ablations")  # kinds of files that name no run
 

@@ -5,16 +5,17 @@ frozen dataclass. Parameters that need model code live in modules of their own, 
 `igcore.runs.decode_params`, and are imported when they are asked for.
 """
 
-import ast
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ..beams import imported
-from ..config import check_at_least, check_inside, check_name, check_types, from_mapping
-from ..errors import ParameterError
+from ..errors import MissingParameter, ParameterError
+from ..settings import FolderName, InsideFolder, Share, Weight, settings
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class OutputParams:
     """Which runs notebooks 40 and 50 read, and where they write.
 
@@ -32,19 +33,13 @@ class OutputParams:
         `pattern`.
     """
 
-    profile: str
-    figures: str
+    profile: FolderName
+    figures: InsideFolder
     pattern: str = "*"
     examples: str | None = None
 
-    def __post_init__(self):
-        """Refuse a bad profile, and a folder outside the root."""
-        check_types(self)
-        check_name("parameter profile", self.profile)
-        check_inside("figures", self.figures)
 
-
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class StartParams:
     """Parameters of notebook 00.
 
@@ -62,15 +57,11 @@ class StartParams:
 
     policy: str
     prompt: str
-    budget: float
+    budget: Weight
     seed: int
 
-    def __post_init__(self):
-        """Refuse a value of the wrong type."""
-        check_types(self)
 
-
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class TheoryParams:
     """Parameters of notebook 10.
 
@@ -83,16 +74,10 @@ class TheoryParams:
     """
 
     seed: int
-    gamma: float
-
-    def __post_init__(self):
-        """Refuse a discount outside (0, 1)."""
-        check_types(self)
-        if not 0 < self.gamma < 1:
-            raise ParameterError(f"gamma is {self.gamma}; it must lie strictly between 0 and 1")
+    gamma: Share
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(kw_only=True)
 class AuditParams:
     """Parameters of notebook 70.
 
@@ -103,12 +88,7 @@ class AuditParams:
         1000.
     """
 
-    largest_n: int
-
-    def __post_init__(self):
-        """Refuse a range that is too small."""
-        check_types(self)
-        check_at_least(self, largest_n=1000)
+    largest_n: Annotated[int, Field(ge=1000)]
 
 
 # kind -> its class, or "module:name" of one that needs models: it is imported on demand, so
@@ -125,13 +105,9 @@ PARAMS: dict[str, type | str] = {
 # notebooks where papermill's parameters override single values of the notebook's own cell;
 # elsewhere they replace the whole cell
 TEACHING = ("start", "theory", "audit")
-WHOLE = (
-    "give it a value: papermill takes a whole params file with -f, and single settings that change "
-    "it with -p"
-)
 
 
-def notebook_params(kind: str, namespace: Mapping):
+def notebook_params(kind: str, namespace: Mapping) -> Any:
     """Return the checked parameters of a notebook.
 
     papermill only warns about a parameter that the notebook does not have. Checked by name here, a
@@ -150,13 +126,20 @@ def notebook_params(kind: str, namespace: Mapping):
     ParameterError
         Naming a parameter that is unknown, missing, of the wrong type or out of range.
     """
-    given = notebook_parameters(namespace, last=kind not in TEACHING)
+    values = notebook_parameters(namespace, last=kind not in TEACHING)
     known = PARAMS[kind]
-    return from_mapping(imported(known) if isinstance(known, str) else known, given, WHOLE)
+    checked = imported(known) if isinstance(known, str) else known
+    try:
+        return checked(**values)
+    except MissingParameter as error:
+        raise ParameterError(
+            f"{error}: papermill takes a whole params file with -f, and single settings that "
+            "change it with -p"
+        ) from None
 
 
 def notebook_parameters(namespace: Mapping, last: bool = False) -> dict:
-    """Collect what the cells that begin with ``# Parameters`` have set.
+    """Collect what the cells that begin with ``# Parameters`` set.
 
     The cell that papermill injects is one of them. Where a kernel keeps no history of its cells
     (nbval), collect all plain data in the namespace under a lower-case name instead.
@@ -168,19 +151,14 @@ def notebook_parameters(namespace: Mapping, last: bool = False) -> dict:
         By hand, the notebook's own cell runs alone, edited and rerun as often as one likes.
     """
     sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
-    if not sources:
-        plain = (bool, int, float, str, list, dict, type(None))
-        return {
-            k: v
-            for k, v in namespace.items()
-            if isinstance(v, plain) and k.islower() and not k.startswith("_")
-        }
-    counted = sources[-1:] if last else sources
-    targets = [
-        t
-        for source in counted
-        for node in ast.parse(source).body
-        if isinstance(node, ast.Assign)
-        for t in node.targets
-    ]
-    return {t.id: namespace[t.id] for t in targets if isinstance(t, ast.Name)}
+    values: dict = {}
+    for source in sources[-1:] if last else sources:
+        exec(source, {}, values)
+    if sources:
+        return values
+    plain = (bool, int, float, str, list, dict, type(None))
+    return {
+        name: value
+        for name, value in namespace.items()
+        if isinstance(value, plain) and name.islower() and not name.startswith("_")
+    }

@@ -16,7 +16,6 @@ from pathlib import Path
 import yaml
 
 from ...beams import method_of
-from ...config import from_mapping
 from ...engine.device import GIB
 from ...engine.memory import batch_size
 from ...errors import IgcoreError, ParameterError
@@ -374,8 +373,7 @@ def _runs(file: Path, cls: type) -> list:
     # a relative path may lack the name of its folder, which is the profile
     file = Path(os.path.abspath(file))
     return [
-        from_mapping(cls, run)
-        for _, run in ParamFiles(file.parent.name, base=file.parent.parent).points(file)
+        cls(**run) for _, run in ParamFiles(file.parent.name, base=file.parent.parent).points(file)
     ]
 
 

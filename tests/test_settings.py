@@ -1,0 +1,129 @@
+"""Tests of settings: what pydantic checks, and the one sentence that a user reads."""
+
+from dataclasses import asdict, field, fields, replace
+from typing import Annotated, Literal
+
+import pytest
+
+from igcore import ParameterError, SearchConfig
+from igcore.settings import (
+    Count,
+    Discount,
+    FolderName,
+    InsideFolder,
+    Named,
+    Number,
+    Options,
+    Weight,
+    one_of,
+    settings,
+)
+
+TABLE = {"half": 1, "whole": 2}
+
+
+@settings
+class Sampling:
+    width: Weight
+    count: Count = 8
+    share: Discount = 1.0
+    kind: Annotated[str, one_of(TABLE)] = "half"
+    precision: Literal["no", "bf16"] = "no"
+    limit: Count | None = None
+    threshold: Number | Literal["matched"] = "matched"
+    model: Named = "small"
+    names: list[str] = field(default_factory=list)
+    parts: dict[str, Options] = field(default_factory=dict)
+    loud: bool = False
+    run: FolderName = "run"
+    folder: InsideFolder = "runs/x"
+
+    def __post_init__(self):
+        if self.count > 100 * self.width:
+            raise ParameterError(f"count is {self.count}, too much for width {self.width}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"cuont": 3}, "unknown parameter 'cuont'; did you mean 'count'? allowed: count, "),
+        ({"width": -1}, "parameter width is -1; it must be at least 0"),
+        ({"width": True}, "parameter width is True, which is true or false; it must be a number"),
+        (
+            {"width": "1e-5"},
+            "parameter width is '1e-5', which is text; it must be a number, with a point and "
+            "without quotes, such as 1.0e-5",
+        ),
+        ({"width": float("nan")}, "parameter width is nan; it must be finite"),
+        ({"width": float("inf")}, "parameter width is inf; it must be finite"),
+        ({"count": 0}, "parameter count is 0; it must be at least 1"),
+        ({"count": True}, "parameter count is True, which is true or false; it must be a whole"),
+        ({"count": 2.0}, "parameter count is 2.0, which is a number; it must be a whole number"),
+        ({"share": 0}, "parameter share is 0; it must be above 0"),
+        ({"share": 1.5}, "parameter share is 1.5; it must be at most 1"),
+        ({"kind": "hal"}, "unknown kind 'hal'; did you mean 'half'? allowed: half, whole"),
+        ({"precision": "bf"}, "unknown precision 'bf'; did you mean 'bf16'? allowed: bf16, no"),
+        ({"limit": 0}, "parameter limit is 0; it must be at least 1"),
+        ({"limit": "all"}, "parameter limit is 'all', which is text; it must be a whole number or"),
+        ({"threshold": "best"}, "parameter threshold is 'best', which is text; it must be a numb"),
+        ({"model": 3}, "parameter model is 3, which is a whole number; it must be text or a mapp"),
+        ({"model": {3: 4}}, "parameter model holds 3, which is a whole number; it must be text"),
+        ({"names": "one"}, "parameter names is 'one', which is text; it must be a list"),
+        ({"names": [1]}, "parameter names holds 1, which is a whole number; it must be text"),
+        ({"parts": {"a": None}}, "parameter parts holds None, which is nothing; it must be a map"),
+        ({"loud": 1}, "parameter loud is 1, which is a whole number; it must be true or false"),
+        ({"run": "../x"}, "parameter run is '../x', which cannot name a folder; give text of the"),
+        ({"folder": "/x"}, "parameter folder is '/x'; give a folder inside the repository"),
+        ({"count": 900}, "count is 900, too much for width 1"),
+    ],
+)
+def test_a_bad_value_gets_one_sentence(changes, sentence):
+    """Bug: pydantic's own message, which lists every type of a union and a link."""
+    with pytest.raises(ParameterError) as caught:
+        Sampling(**{"width": 1} | changes)
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+
+
+def test_values_without_names_are_checked_too():
+    """Bug: pydantic knows such a value by its place, and the sentence would call it 1."""
+    assert Sampling(2, 3) == Sampling(count=3, width=2)
+    with pytest.raises(ParameterError, match="parameter count is 'x', which is text"):
+        Sampling(2, "x")
+    with pytest.raises(ParameterError, match="14 values are given for 13 settings"):
+        Sampling(*range(14))
+
+
+def test_a_missing_value_is_named_and_a_misspelt_name_explains_it():
+    """Bug: a complaint about a missing name, where a misspelling stands beside it."""
+    with pytest.raises(ParameterError, match="parameter width is missing; it has no default"):
+        Sampling()
+    with pytest.raises(ParameterError, match="unknown parameter 'widht'; did you mean 'width'"):
+        Sampling(widht=2)
+
+
+def test_numbers_stay_as_they_are():
+    """Bug: a budget of 1 that becomes 1.0, so that a finished run is no longer recognised."""
+    assert repr(Sampling(1).width) == "1" and repr(Sampling(1, threshold=2).threshold) == "2"
+
+
+def test_settings_are_plain_dataclasses():
+    """Guards resuming: the fields of a run are compared, in their order, as a mapping."""
+    one = Sampling(1, model={"name": "small"})
+    assert replace(one, count=3) == Sampling(1, 3, model={"name": "small"})
+    assert list(asdict(one)) == [f.name for f in fields(Sampling)]
+    assert hash(SearchConfig(0.2)) == hash(SearchConfig(budget=0.2))
+    with pytest.raises(AttributeError):
+        one.count = 4
+    with pytest.raises(ParameterError, match="parameter count is 0"):
+        replace(one, count=0)
+
+
+def test_a_budget_has_no_default():
+    """Guards the user's decision about what is safe."""
+    with pytest.raises(
+        ParameterError,
+        match="^parameter budget is missing; it has no default, because what is safe is the user's "
+        "to say, so give it a value$",
+    ):
+        SearchConfig()
