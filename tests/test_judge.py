@@ -1008,7 +1008,7 @@ def test_an_address_is_taken_as_it_is(url):
         ),
         (
             {"judge": {"name": "openai", "model": "m", "top_p": 1.5}},
-            "parameter top_p is 1.5; it must be above 0 and at most 1",
+            "parameter top_p is 1.5; it must be at most 1",
         ),
         (
             {"judge": {"name": "openai", "model": "m", "base_url": f"https://me:{KEY}@x/v1"}},

@@ -164,11 +164,9 @@ def test_single_settings_ask_for_a_whole_params_file(name, single, missing):
     """
     with pytest.raises(ParameterError) as caught:
         notebook_params(CLASSES.get(name, "output"), told(name, single))
-    assert str(caught.value) == (
-        f"parameter {missing} is missing; it has no default, so give it a value: papermill "
-        f"takes a whole params file with -f, and "
-        "single settings that change it with -p"
-    )
+    sentence = str(caught.value)
+    assert sentence.startswith(f"parameter {missing} is missing; it has no default")
+    assert "papermill takes a whole params file with -f" in sentence
 
 
 def test_teaching_notebooks_take_single_settings():
