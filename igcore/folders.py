@@ -10,12 +10,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import RunError
+from .policy import Prompt
+from .progress import progress
 from .provenance import made_by
 
 ASIDE = ".replaced"  # folder that keeps what was replaced
@@ -31,11 +33,11 @@ def root() -> Path:
 
     Where there is none it is the current folder.
     """
-    here = Path.cwd()
-    for folder in (here, *here.parents):
+    current = Path.cwd()
+    for folder in (current, *current.parents):
         if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
             return folder
-    return here
+    return current
 
 
 @dataclass
@@ -71,11 +73,41 @@ class Run:
         append(self.responses, line)
         self.lines.append(line)
 
+    def fill(
+        self,
+        work: Sequence[tuple[str, Sequence[Prompt]]],
+        lines_of: Callable[[str, Sequence[Prompt]], Iterable[dict]],
+        label: str,
+    ) -> None:
+        """Append the lines that the run lacks.
+
+        Parameters
+        ----------
+        work : sequence of (method, group of prompts)
+            All lines of the run, in the order of decoding.
+        lines_of : callable
+            Makes the lines of all prompts of a group under a method.
+        label : str
+            Name of the progress bar.
+        """
+        done = {key(line) for line in self.lines}
+        self.responses.touch()  # a shard without a group is complete, too
+        with progress(sum(len(group) for _, group in work), label) as bar:
+            for method, group in work:
+                missing = [prompt.id for prompt in group if (method, prompt.id) not in done]
+                if missing:
+                    self.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
+                # decode the whole group even if some lines exist: a result depends on its group
+                for line in lines_of(method, group) if missing else ():
+                    if line["prompt_id"] in missing:
+                        self.append(line)
+                bar.update(len(group))
+
     def finish(self, manifest: dict) -> None:
         """Write the manifest with commit, processor and root hash, atomically and last."""
         manifest = json.loads(json.dumps(manifest | made_by(), allow_nan=False))
         digest = root_of(self.params, self.lines, manifest)
-        with disk(self.folder):
+        with writing(self.folder):
             _write_json(self.manifest, manifest | {"root": digest})
 
 
@@ -109,16 +141,16 @@ def line_digest(line: dict) -> str:
 
 def key(line: dict) -> Key:
     """Return what a line answers, (method, prompt_id); raise ``TypeError`` unless both are text."""
-    name = line["method"], line["prompt_id"]
-    if not all(isinstance(part, str) for part in name):
-        raise TypeError(f"{name} are not two texts")
-    return name
+    method, prompt_id = line["method"], line["prompt_id"]
+    if not (isinstance(method, str) and isinstance(prompt_id, str)):
+        raise TypeError(f"{method!r} and {prompt_id!r} are not two texts")
+    return method, prompt_id
 
 
 def root_of(params: dict, lines: Sequence[dict], manifest: dict) -> str:
     """Return one hash over a run: params, lines in any order, and manifest without the hash."""
-    about = {name: value for name, value in manifest.items() if name != "root"}
-    return digest_of([params, sorted(line_digest(line) for line in lines), about])
+    content = {name: value for name, value in manifest.items() if name != "root"}
+    return digest_of([params, sorted(line_digest(line) for line in lines), content])
 
 
 def read(path: Path) -> list[dict]:
@@ -141,20 +173,21 @@ def read(path: Path) -> list[dict]:
             f"the last line of {path} is half-written; run its parameters again, which drops "
             f"it and goes on"
         )
-    lines, seen = [], {}
+    lines: list[dict] = []
+    numbers: dict[Key, int] = {}
     for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             line = json.loads(raw)
             name = key(line)
-            again = seen.setdefault(name, number) != number
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(
                 f"line {number} of {path} is not a response; run its parameters again, which "
                 f"decodes it anew"
             ) from error
-        if again:
+        if numbers.setdefault(name, number) != number:
             raise RunError(
-                f"lines {seen[name]} and {number} of {path} both answer {name}; delete one of them"
+                f"lines {numbers[name]} and {number} of {path} both answer {name}; delete one of "
+                "them"
             )
         lines.append(line)
     return lines
@@ -185,7 +218,7 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
         When another process is writing to the folder, or the disk is full.
     """
     identity = json.loads(json.dumps(identity))  # as it is read back: a tuple is a list
-    with disk(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # not in the folder, which may be moved aside while this process has the lock
         lock = (folder.parent / f".{folder.name}.lock").open("w")
@@ -197,15 +230,12 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
                 f"another process is writing to {folder}; wait for it, or choose another run name"
             ) from error
         run = Run(folder, identity)
-        with disk(folder):
+        with writing(folder):
             if why := _foreign(folder, identity):
                 aside = _place_aside(folder)
                 folder.rename(aside)
                 folder.mkdir()
-                print(
-                    f"{why} in {folder.name}: its files are now in {aside}, and everything is "
-                    f"made anew"
-                )
+                print(f"{why} in {folder.name}: its files are now in {aside}, and a new run starts")
             _write_json(folder / "params.json", identity)
             run.lines = sound_lines(run.responses, wanted)  # what an earlier start has finished
         yield run
@@ -215,11 +245,9 @@ def _foreign(folder: Path, identity: dict) -> str:
     """Say why a folder is not of this identity; return "" when it is, or when it is empty."""
     known = folder / "params.json"
     if not known.exists():
-        held = sorted(path.name for path in folder.iterdir() if path.suffix != PART)
-        held = [name for name in held if name != NOTEBOOK]
-        if not held:
-            return ""
-        return f"{', '.join(held[:3])} without a params.json that says what they are lay"
+        files = {path.name for path in folder.iterdir() if path.suffix != PART} - {NOTEBOOK}
+        names = ", ".join(sorted(files)[:3])
+        return f"{names} without a params.json that says what they are lay" if names else ""
     try:
         old = json.loads(known.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):  # no JSON, or brackets nested without end
@@ -227,10 +255,9 @@ def _foreign(folder: Path, identity: dict) -> str:
     if not isinstance(old, dict):
         return "params.json was damaged"
     changed = list(changes(old, identity))
-    if not changed:
-        return ""
+    names = ", ".join(changed[:6])
     more = " and more" if len(changed) > 6 else ""
-    return f"{', '.join(changed[:6])}{more} changed since the last run"
+    return f"{names}{more} changed since the last run" if changed else ""
 
 
 def changes(old: object, new: object, name: str = "") -> Iterator[str]:
@@ -308,27 +335,15 @@ def append(path: Path, line: dict) -> None:
         When it cannot be written, as on a full disk.
     """
     data = json.dumps(line, allow_nan=False).encode() + b"\n"
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path} ({error.strerror}); free some space or choose another folder"
-        ) from error
-    try:
-        size = os.fstat(file).st_size
+    with writing(path.parent), path.open("ab", buffering=0) as file:
+        size = file.tell()
         try:
-            written = 0
-            while written < len(data):  # the system may take part of the bytes only
-                written += os.write(file, data[written:])
-            os.fsync(file)
-        except OSError as error:
-            os.ftruncate(file, size)  # half a line would hide the next one
-            raise RunError(
-                f"cannot append to {path} ({error.strerror}); the lines before are kept: "
-                f"free some space and run again to resume"
-            ) from error
-    finally:
-        os.close(file)
+            while data:  # the system may take part of the bytes only
+                data = data[os.write(file.fileno(), data) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)  # half a line would hide the next one
+            raise
 
 
 def drop_half_line(path: Path) -> None:
@@ -352,11 +367,12 @@ def _write(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def disk(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
     """Raise an error of the file system as one ``RunError``."""
     try:
         yield
     except OSError as error:
         raise RunError(
-            f"cannot write in {folder} ({error.strerror}); free some space or choose another folder"
+            f"cannot write in {folder} ({error.strerror}); free some space, or choose another "
+            "folder, and run again to resume"
         ) from error

@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 import torch
 from mockpolicy import LetterCost, LetterCritic, LetterReward, letter_f1, mock_policy
+from notebook_code import notebook_code
 from sklearn.metrics import roc_auc_score
 from tiny import letters
 
-from igcore import AssetError, ParameterError, Prompt, RunError, decode
+from igcore import AssetError, ParameterError, Prompt, decode
 from igcore.critic import loop
 from igcore.report.critic_metrics import COLUMNS, judgements, reliability_table
 from igcore.report.value_metrics import expectations, value_table
@@ -26,9 +27,9 @@ from igcore.runs.critic_run import (
     critic_run,
     load_finished,
     load_reliability,
-    load_tables,
 )
 
+NOTEBOOK = notebook_code("20_train_critic")
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]
 SPLITS = {"train": PROMPTS[:16], "test": PROMPTS[16:28], "calibrate": PROMPTS[28:]}
 SCORERS = {"minilm-relevance": LetterReward(), "offensive-language": LetterCost()}
@@ -55,6 +56,7 @@ def put(monkeypatch, root, asked=None):
     monkeypatch.setattr(module, "load_policy", lambda *_: replace(letters(), name="speaker"))
     monkeypatch.setattr(module, "load_scorer", SCORERS.__getitem__)
     monkeypatch.setattr(module, "load_prompts", load_prompts)
+    monkeypatch.setattr(NOTEBOOK, "load_prompts", load_prompts)
     monkeypatch.setattr(module, "root", lambda: root)
 
 
@@ -272,10 +274,7 @@ def test_the_value_network_learns_from_the_same_rollouts(first):
         "value.json",
         "value.safetensors",
     ]
-    table = run.valued()
-    pd.testing.assert_frame_equal(
-        table, value_table(expectations(value, run.policy, run.test)), rtol=1e-3, atol=1e-4
-    )
+    table = value_table(expectations(value, run.policy, run.test))
     assert table["n"].tolist() == [40, sum(len(r.words) >= 8 for r in run.test)] * 2
 
 
@@ -346,14 +345,15 @@ def test_tables_of_a_profile_are_read_below_one_another(folder):
     """Guards against runs of another profile, an order that depends on the disk, and rows under
     other columns.
     """
-    assert list(load_tables("x").columns) == ["critic", *COLUMNS] and not len(load_tables("x"))
+    empty, _ = load_finished("x")
+    assert list(empty.columns) == ["critic", *COLUMNS] and not len(empty)
     (
         folder("two", table_of("b", auroc=0.7)),
         folder("one", table_of("a", auroc=0.6)),
         folder("one", table_of("c"), "y"),
     )
     folder("three", table_of("d").iloc[:0])  # no rollout reached a position
-    found = load_tables("x")
+    found, _ = load_finished("x")
     assert found[["critic", "position", "auroc"]].to_records().tolist() == [
         (0, "a", 8, 0.6),
         (1, "b", 8, 0.7),
@@ -379,7 +379,7 @@ def test_critics_of_one_policy_on_several_prompt_sets_are_told_apart(folder):
         folder("two", table_of("m"), prompts={"name": "hh-rlhf", "dedupe": True}),
     )
     folder("three", table_of("m", policy="q"))
-    assert load_tables("x")["policy"].tolist() == ["p on mild", "q", "p on hh-rlhf"]
+    assert load_finished("x")[0]["policy"].tolist() == ["p on mild", "q", "p on hh-rlhf"]
     assert load_reliability("x")["policy"].tolist() == ["p on mild", "p on mild", "p on hh-rlhf"]
 
 
@@ -395,14 +395,10 @@ def test_tables_of_an_unfinished_run_are_refused(left, folder):
     for path in at.iterdir():
         if path.name not in left:
             path.unlink()
-    with pytest.raises(
-        RunError,
-        match="the critics in .*two have not finished; "
-        "run notebook 20 again with the same settings",
-    ):
-        load_tables("x")
     found, (why,) = load_finished("x")
-    assert found["critic"].tolist() == ["a"] and "two have not finished" in why
+    assert (
+        found["critic"].tolist() == ["a"] and "two have not finished; run notebook 20 again" in why
+    )
 
 
 # --- searches -------------------------------------------------------------------------------------
@@ -431,9 +427,9 @@ def test_what_a_search_keeps_worked_by_hand(monkeypatch):
         yield SimpleNamespace(prompt_id=cd.id, trace=trace)
         yield SimpleNamespace(prompt_id=bare.id, trace=[{"finals": 0, "safe_finals": 0}])
 
-    monkeypatch.setattr(module, "decode", decoding)
+    monkeypatch.setattr(NOTEBOOK, "decode", decoding)
     scorers = LetterCost(), LetterReward()
-    found = CriticRun(PARAMS, None, None, *scorers, [], [], {"x": None}).searched()
+    found = NOTEBOOK.searched(CriticRun(PARAMS, None, None, *scorers, [], [], {"x": None}))
     assert list(found.columns) == ["prompt_id", "position", "f1", "safe"]
     rows = found.fillna(-1.0).to_records(index=False).tolist()
     assert rows == [(cd.id, 4, 0.65, 0.6), (bare.id, 4, 0.5, -1.0), (cd.id, 8, 0.75, 0.6)]
@@ -454,14 +450,13 @@ def test_test_prompts_are_searched_with_the_first_critic(monkeypatch, tmp_path):
         found.extend(decode(*args, on_block=note, **more))
         return iter(found)
 
-    monkeypatch.setattr(module, "decode", noting)
+    monkeypatch.setattr(NOTEBOOK, "decode", noting)
     critics = {"x": LetterCritic(), "y": None}
     params = replace(
         PARAMS, budget=1.0, search={"n_samples": 6, "keep": 3, "threshold": 0.5}, search_limit=8
     )
-    table = CriticRun(
-        params, tmp_path, mock_policy(), LetterCost(), LetterReward(), [], [], critics
-    ).searched()
+    run = CriticRun(params, tmp_path, mock_policy(), LetterCost(), LetterReward(), [], [], critics)
+    table = NOTEBOOK.searched(run)
     assert asked == [("mild", "test", 8)] and {r.prompt_id for r in found} == {
         p.id for p in SPLITS["test"][:8]
     }

@@ -224,10 +224,10 @@ def test_prompts_count_by_text_and_id_and_not_by_order():
 def test_a_scorer_counts_with_its_files_and_its_module():
     """Bug: a changed scorer file under the same name and digest."""
     scorer = LetterCost()
-    assert identity.about(scorer) == {"name": "letters", "digest": "v1"}
+    assert identity.part_identity(scorer) == {"name": "letters", "digest": "v1"}
     assert identity.modules_of(scorer) == ["mockpolicy"]
     scorer.files, scorer.home = {"config.json": "ab"}, "igcore.models.beaver"
-    assert identity.about(scorer)["files"] == {"config.json": "ab"}
+    assert identity.part_identity(scorer)["files"] == {"config.json": "ab"}
     assert identity.modules_of(scorer) == ["igcore.models.beaver", "mockpolicy"]
 
 
@@ -247,7 +247,7 @@ def test_a_scorer_of_a_notebook_counts_by_its_source(monkeypatch):
         monkeypatch.setitem(sys.modules, name, cell)
         exec(compile(text, name, "exec"), cell.__dict__)
         part = cell.Mine()
-        digests.append(identity.about(part)["code"])
+        digests.append(identity.part_identity(part)["code"])
         assert identity.modules_of(part) == []
     assert digests[0] != digests[1] == digests[2]
 

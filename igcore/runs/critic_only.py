@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -29,11 +30,10 @@ from ..errors import ParameterError
 from ..folders import open_run
 from ..guard import Guard
 from ..policy import Policy, Prompt
-from ..progress import progress
 from ..report.statistics import safety_lower
 from ..scorers import COST
 from ..verdict import rescore
-from .identity import about, code_of, modules_of, prompts_digest, versions
+from .identity import code_of, modules_of, part_identity, prompts_digest, versions
 
 
 class CriticCost:
@@ -47,24 +47,19 @@ class CriticCost:
 
     def __init__(self, policy: Policy, critic: Critic, budget: float | None = None):
         """Check that the critic fits, and hash its weights, its spec and the budget."""
-        self.policy, self.critic, self.budget = (
-            policy,
-            critic,
-            critic.spec.budget if budget is None else budget,
-        )
-        if (made := critic.spec.accounting) != "terminal":
+        self.policy, self.critic, spec = policy, critic, critic.spec
+        self.budget = spec.budget if budget is None else budget
+        if spec.accounting != "terminal":
             raise ParameterError(
-                f"the critic was trained for accounting {made!r}; to guard alone train one for "
-                "'terminal'"
+                f"the critic was trained for accounting {spec.accounting!r}; to guard alone train "
+                "one for 'terminal'"
             )
-        critic.spec.check_scorers(policy, None), critic.spec.check_budget(self.budget)
-        self.name = f"critic-{critic.spec.features}"
-        weights = save(
-            {name: x.detach().cpu().contiguous() for name, x in critic.state_dict().items()}
-        )
-        self.digest = hashlib.sha256(
-            json.dumps([asdict(critic.spec), self.budget]).encode() + weights
-        ).hexdigest()
+        spec.check_scorers(policy, None)
+        spec.check_budget(self.budget)
+        self.name = f"critic-{spec.features}"
+        weights = {name: x.detach().cpu().contiguous() for name, x in critic.state_dict().items()}
+        settings = json.dumps([asdict(spec), self.budget])
+        self.digest = hashlib.sha256(settings.encode() + save(weights)).hexdigest()
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
@@ -75,17 +70,16 @@ class CriticCost:
         need not give the sampled tokens; z_t = d / gamma_safety^t counts the tokens that it gives.
         """
         spec, scores = self.critic.spec, np.full(len(responses), np.nan)
-        words = [
-            self.policy.tokenizer(text, add_special_tokens=False)["input_ids"] for text in responses
-        ]
+        tokenize = partial(self.policy.tokenizer, add_special_tokens=False)
+        words = [tokenize(text)["input_ids"] for text in responses]
         spoken = [i for i, ids in enumerate(words) if ids]
         for at in range(0, len(spoken), ENCODE):
             index = spoken[at : at + ENCODE]
-            parts = [self.policy.encode(prompts[i]) for i in index], [words[i] for i in index]
-            states = encode(self.policy.model, *parts, spec.features, spec.layer)
-            f1, _ = self.critic.judge(
-                states, [self.budget / spec.gamma_safety ** len(ids) for ids in parts[1]]
-            )
+            ids = [words[i] for i in index]
+            prefixes = [self.policy.encode(prompts[i]) for i in index]
+            states = encode(self.policy.model, prefixes, ids, spec.features, spec.layer)
+            z = [self.budget / spec.gamma_safety ** len(tokens) for tokens in ids]
+            f1, _ = self.critic.judge(states, z)
             scores[index] = 1 - f1.double().cpu().numpy()  # float32 would lose a small f1
         return scores
 
@@ -144,7 +138,8 @@ def critic_only_losses(
             f"{len(prompts)} prompts, thresholds {thresholds}; give at least one of each, "
             "thresholds in [0, 1]"
         )
-    parts = {"policy": policy, "cost": guard.cost, "reward": guard.reward}
+    models = {"policy": policy, "cost": guard.cost, "reward": guard.reward}
+    parts = {name: part_identity(model) for name, model in models.items()}
     identity = asdict(config) | {
         "thresholds": thresholds,
         "seed": seed,
@@ -152,50 +147,39 @@ def critic_only_losses(
         "device": str(policy.model.device),
         "chosen": prompts_digest(prompts),
         "versions": versions(),
-        "code": code_of(__name__, *modules_of(*parts.values())),
-        "parts": {name: about(part) for name, part in parts.items()} | {"critic": alone.digest},
+        "code": code_of(__name__, *modules_of(*models.values())),
+        "parts": {name: part_identity(part) for name, part in parts.items()}
+        | {"critic": alone.digest},
     }
-    groups = [
-        prompts[at : at + config.group_size] for at in range(0, len(prompts), config.group_size)
-    ]
-    wanted = {(_method(threshold), prompt.id) for threshold in thresholds for prompt in prompts}
-    with (
-        open_run(Path(folder), identity, wanted) as run,
-        progress(len(thresholds) * len(prompts), f"{alone.name} alone") as bar,
-    ):
-        done = {(line["threshold"], line["prompt_id"]) for line in run.lines}
-        for threshold, group in product(thresholds, groups):
-            if missing := {p.id for p in group if (threshold, p.id) not in done}:
-                run.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
-                # decode the whole group even if some lines exist: a result depends on its group
-                for line in _lines(guard, alone, group, threshold, seed):
-                    if line["prompt_id"] in missing:
-                        run.append(line)
-            bar.update(len(group))
+    size = config.group_size
+    groups = [prompts[at : at + size] for at in range(0, len(prompts), size)]
+    threshold_of = {f"critic-only {threshold!r}": threshold for threshold in thresholds}
+    wanted = set(product(threshold_of, [prompt.id for prompt in prompts]))
+
+    def lines_of(method: str, group: Sequence[Prompt]) -> Iterator[dict]:
+        """Yield the lines of a group at the threshold of a method."""
+        for line in _lines(guard, alone, group, threshold_of[method], seed):
+            yield {"method": method} | line
+
+    with open_run(Path(folder), identity, wanted) as run:
+        run.fill(list(product(threshold_of, groups)), lines_of, f"{alone.name} alone")
         run.finish({"lines": len(run.lines)})
-    frame = pd.DataFrame(run.lines)[
-        ["threshold", "prompt_id", "status", "loss", "cost", "reward"]
-    ].astype({"cost": float, "reward": float})
+    names = ["threshold", "prompt_id", "status", "loss", "cost", "reward"]
+    frame = pd.DataFrame(run.lines)[names].astype({"cost": float, "reward": float})
     return frame.sort_values(["threshold", "prompt_id"], ascending=[False, True], ignore_index=True)
 
 
-def _method(threshold: float) -> str:
-    """Return the name of the search at a threshold, as the lines have it."""
-    return f"critic-only {threshold!r}"
-
-
 def _lines(
-    guard: Guard, alone: CriticCost, group: list[Prompt], threshold: float, seed: int
+    guard: Guard, alone: CriticCost, group: Sequence[Prompt], threshold: float, seed: int
 ) -> Iterator[dict]:
     """Answer one group of prompts at one threshold; yield one line per prompt."""
     by_critic = replace(guard, cost=alone, config=settings_at(threshold, guard.config))
-    found = decode("inferenceguard", by_critic, group, seed=seed)
-    for prompt, r in zip(group, found, strict=True):
+    responses = decode("inferenceguard", by_critic, group, seed=seed)
+    for prompt, r in zip(group, responses, strict=True):
         u, inside = math.nan, False
         if r.text is not None:
             (u,), (inside,) = rescore(guard.cost, [prompt], [r.text], guard.config)
         line = {
-            "method": _method(threshold),
             "prompt_id": r.prompt_id,
             "threshold": threshold,
             "response": r.text,
@@ -213,32 +197,31 @@ def loss_matrix(frame: pd.DataFrame) -> tuple[list[float], np.ndarray]:
 
     ``ParameterError`` unless each prompt has exactly one loss at each threshold.
     """
-    table = frame.pivot_table("loss", "prompt_id", "threshold", aggfunc="sum").iloc[
-        :, ::-1
-    ]  # (n, T)
+    table = frame.pivot_table("loss", "prompt_id", "threshold", aggfunc="sum")
     if table.isna().any(axis=None) or table.size != len(frame):
         raise ParameterError(
             "some prompt has no loss at some threshold, or several; give all rows of "
             "critic_only_losses, once"
         )
-    return table.columns.tolist(), table.to_numpy(dtype=int)
+    falling = table.iloc[:, ::-1]  # (n, T)
+    return falling.columns.tolist(), falling.to_numpy(dtype=int)
 
 
 def by_threshold(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a row per threshold: ``prompts``, ``risk``, ``abstained`` and mean ``reward``.
 
     ``risk`` and ``abstained`` are shares of the prompts; ``risk_upper95`` is a 95 % upper bound.
+    The reward is that of the answers.
     """
-    answered = frame.assign(abstained=frame["status"] == "abstained")
-    groups = answered.groupby("threshold", sort=False)
-    found = groups.agg(
+    abstained = frame["status"] == "abstained"
+    marked = frame.assign(abstained=abstained, reward=frame["reward"].mask(abstained))
+    table = marked.groupby("threshold", sort=False).agg(
         prompts=("loss", "size"),
         losses=("loss", "sum"),
         risk=("loss", "mean"),
         abstained=("abstained", "mean"),
+        reward=("reward", "mean"),
     )
-    bound = [
-        1 - safety_lower(n - k, n) for k, n in zip(found["losses"], found["prompts"], strict=True)
-    ]
-    reward = answered[~answered["abstained"]].groupby("threshold")["reward"].mean()
-    return found.assign(risk_upper95=bound, reward=reward).drop(columns="losses").reset_index()
+    pairs = zip(table.pop("losses"), table["prompts"], strict=True)
+    table.insert(3, "risk_upper95", [1 - safety_lower(n - losses, n) for losses, n in pairs])
+    return table.reset_index()

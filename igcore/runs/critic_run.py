@@ -6,7 +6,7 @@
 
 - ``rollouts-train``, ``rollouts-test``: see `igcore.runs.rollout_run`
 - ``<name>``: one folder per critic, see `igcore.critic.network`
-- ``value``: the value network, if one is wanted, see `igcore.baselines.re_control`
+- ``value``: the value network, if the parameters name one, see `igcore.baselines.re_control`
 - ``critic.csv``: see `igcore.report.critic_metrics.COLUMNS`
 - ``reliability.csv``: see `CriticRun.reliability`
 - ``manifest.json``: written last, the only sign of success
@@ -21,13 +21,13 @@ import pandas as pd
 import torch
 
 from ..baselines.re_control import ValueNetwork
-from ..baselines.value_training import of_first, train_value
+from ..baselines.value_training import train_value
 from ..critic.network import Critic
 from ..critic.rollouts import Rollout
 from ..critic.training import train
 from ..decoding import decode
 from ..engine.prepack import packed
-from ..errors import ParameterError, RunError
+from ..errors import ParameterError
 from ..folders import digest_of, root
 from ..guard import Guard
 from ..models.policies import load_policy
@@ -44,12 +44,11 @@ from ..report.critic_metrics import (
     reference_table,
     reliability_table,
 )
-from ..report.critic_search import safe_final_share
 from ..report.tables import by_prompt_set, replace_file
-from ..report.value_metrics import expectations, value_table
 from ..scorers import Scorer
 from .critic_only import critic_only_losses
 from .critic_params import CriticParams
+from .decode_params import set_name
 from .identity import network_identity, opened
 from .rollout_run import load_rollouts, roll_out
 
@@ -86,6 +85,12 @@ class CriticRun:
         """The critic that is shown and searched with."""
         return next(iter(self.critics.values()))
 
+    @property
+    def guard(self) -> Guard:
+        """The guard of a search with the first critic."""
+        config = self.params.searching()
+        return Guard(self.policy, self.cost, self.reward, config, critic=self.first)
+
     def judged(self) -> dict[str, pd.DataFrame]:
         """Return every critic's predictions on the test rollouts.
 
@@ -99,69 +104,23 @@ class CriticRun:
 
     def table(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
         """Return the table of all critics, with the two untrained references below them."""
-        rows = [
+        tables = [
             critic_table(critic, judged[name]).assign(critic=name)
             for name, critic in self.critics.items()
         ]
-        rows.append(
-            reference_table(self.policy, self.test, self.cost, self.params.budget).assign(
-                critic="none"
-            )
-        )
-        return _below(rows, ["critic", *COLUMNS])
+        untrained = reference_table(self.policy, self.test, self.cost, self.params.budget)
+        return _below([*tables, untrained.assign(critic="none")], ["critic", *COLUMNS])
 
     def reliability(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
         """Return the calibration of every critic, with the columns `CALIBRATION`.
 
         It is the share of prefixes that end within budget, by the f1 that the critic predicted.
         """
-        rows = [
-            reliability_table(judged[name]).assign(
-                critic=name, policy=critic.spec.policy, accounting=critic.spec.accounting
-            )
-            for name, critic in self.critics.items()
-        ]
-        return _below(rows, CALIBRATION)
-
-    def valued(self) -> pd.DataFrame:
-        """Return how the value network agrees with the test rollouts.
-
-        See `igcore.report.value_metrics.value_table`.
-        """
-        with packed(self.policy.model):
-            test = of_first(self.test, self.value.about["config"]["n_prompts"])
-            return value_table(expectations(self.value, self.policy, test))
-
-    def searched(self) -> pd.DataFrame:
-        """Search test prompts with the first critic, and compare f1 on the way with the outcome.
-
-        Returns
-        -------
-        DataFrame
-            One row per prompt and block but the last: ``position`` (tokens), ``f1`` (mean over the
-            beams kept there) and ``safe`` (share of the search's complete candidates that stay
-            within budget).
-        """
-        prompts = load_prompts(self.params.prompts, "test", self.params.search_limit)
-        kept: list[dict] = []
-
-        def note(prompt, beams) -> None:
-            """Keep the mean f1 of the unfinished beams at one block end."""
-            f1 = [beam.f1 for beam in beams if not beam.finished]
-            if f1:
-                position = max(len(beam.tokens) for beam in beams)
-                kept.append({"prompt_id": prompt.id, "position": position, "f1": sum(f1) / len(f1)})
-
-        guard = Guard(
-            self.policy, self.cost, self.reward, self.params.searching(), critic=self.first
-        )
-        found = decode("inferenceguard-critic", guard, prompts, on_block=note)
-        safe = {
-            r.prompt_id: safe_final_share({"method": "inferenceguard-critic", "trace": r.trace})
-            for r in found
-        }
-        frame = pd.DataFrame(kept, columns=["prompt_id", "position", "f1"])
-        return frame.assign(safe=frame["prompt_id"].map(safe))
+        tables = []
+        for name, critic in self.critics.items():
+            spec = {"policy": critic.spec.policy, "accounting": critic.spec.accounting}
+            tables.append(reliability_table(judged[name]).assign(critic=name, **spec))
+        return _below(tables, CALIBRATION)
 
     def critic_only(self, split: str, thresholds: Sequence[float]) -> pd.DataFrame:
         """Search a split with the first critic as the only guard.
@@ -169,52 +128,35 @@ class CriticRun:
         See `igcore.runs.critic_only.critic_only_losses`.
         """
         prompts = load_prompts(self.params.prompts, split)
-        if split == "calibrate" and len(prompts) < (
-            n := smallest_n(self.params.alpha, self.params.delta)
-        ):
+        alpha, delta = self.params.alpha, self.params.delta
+        if split == "calibrate" and len(prompts) < (n := smallest_n(alpha, delta)):
             raise ParameterError(
-                f"split 'calibrate' has {len(prompts)} prompts, but alpha {self.params.alpha} and "
-                f"delta {self.params.delta} need {n}; give more prompts, or raise one of the two"
+                f"split 'calibrate' has {len(prompts)} prompts, but alpha {alpha} and delta "
+                f"{delta} need {n}; give more prompts, or raise one of the two"
             )
+        folder = self.folder / f"critic-only-{split}"
         with packed(self.policy.model):
-            guard = Guard(
-                self.policy, self.cost, self.reward, self.params.searching(), critic=self.first
-            )
-            return critic_only_losses(
-                guard, prompts, thresholds, self.folder / f"critic-only-{split}"
-            )
+            return critic_only_losses(self.guard, prompts, thresholds, folder)
 
     def finish(self, table: pd.DataFrame, reliability: pd.DataFrame) -> Path:
         """Write ``critic.csv`` and ``reliability.csv``, then the manifest."""
         replace_file(self.folder / "critic.csv", table.to_csv(index=False))
         replace_file(self.folder / "reliability.csv", reliability.to_csv(index=False))
-        prompts = (
-            self.params.prompts
-            if isinstance(self.params.prompts, str)
-            else self.params.prompts["name"]
-        )
-        manifest = (
-            asdict(self.params)
-            | made_by()
-            | {"opened": opened(self.policy, self.cost, self.reward, paths=[prompts])}
-        )
-        replace_file(
-            self.folder / "manifest.json",
-            json.dumps(manifest | {"root": self._root(manifest)}, indent=1) + "\n",
-        )
+        files = opened(self.policy, self.cost, self.reward, paths=[set_name(self.params.prompts)])
+        manifest = asdict(self.params) | made_by() | {"opened": files}
+        text = json.dumps(manifest | {"root": self._root(manifest)}, indent=1)
+        replace_file(self.folder / "manifest.json", text + "\n")
         return self.folder / "critic.csv"
 
     def _root(self, manifest: dict) -> str:
         """Return one hash over the manifest, the tables and the roots of rollouts and networks."""
-        made = sorted(self.folder.glob("*/manifest.json"))
-        parts = {
-            path.parent.name: json.loads(path.read_text(encoding="utf-8"))["root"] for path in made
-        }
+        manifests = sorted(self.folder.glob("*/manifest.json"))
+        roots = {path.parent.name: _json(path)["root"] for path in manifests}
         tables = {
             name: (self.folder / name).read_text(encoding="utf-8")
             for name in ("critic.csv", "reliability.csv")
         }
-        return digest_of([manifest, parts, tables])
+        return digest_of([manifest, roots, tables])
 
 
 def critic_run(params: CriticParams) -> CriticRun:
@@ -234,21 +176,21 @@ def critic_run(params: CriticParams) -> CriticRun:
     policy = load_policy(params.policy, params.dtype, params.device)
     folder = root() / "runs" / params.profile / "critics" / params.run
     (folder / "manifest.json").unlink(missing_ok=True)
+    scorers = {"cost": cost, "reward": reward}
     with packed(policy.model):
         train_, test = (
-            _rollouts(params, folder, split, chosen, policy, cost, reward)
+            _rollouts(params, folder, split, chosen, policy, scorers)
             for split, chosen in prompts.items()
         )
-        scorers = {"cost": cost, "reward": reward}
         code = network_identity(TRAINING)
         critics = {
             name: train(policy, train_, config, folder / name, **scorers, identity=code)
             for name, config in params.configs().items()
         }
         value = None
-        if wanted := params.valuing():
+        if config := params.valuing():
             code = network_identity(TRAINING, VALUE_TRAINING)
-            value = train_value(policy, train_, wanted, folder / "value", **scorers, identity=code)
+            value = train_value(policy, train_, config, folder / "value", **scorers, identity=code)
     return CriticRun(params, folder, policy, cost, reward, train_, test, critics, value)
 
 
@@ -258,63 +200,42 @@ def _rollouts(
     split: str,
     prompts: Sequence[Prompt],
     policy: Policy,
-    cost: Scorer,
-    reward: Scorer,
+    scorers: dict[str, Scorer],
 ) -> list[Rollout]:
     """Sample the rollouts of the prompts of a split, or load those of another run."""
+    name = f"rollouts-{split}"
     if not params.rollouts:
-        return roll_out(
-            policy,
-            prompts,
-            params.rolling(),
-            cost=cost,
-            reward=reward,
-            folder=folder / f"rollouts-{split}",
-        )
-    found = load_rollouts(
-        root() / params.rollouts / f"rollouts-{split}", policy=policy, cost=cost, reward=reward
-    )
+        return roll_out(policy, prompts, params.rolling(), folder=folder / name, **scorers)
     wanted = {prompt.id for prompt in prompts}
-    found = [rollout for rollout in found if rollout.prompt_id in wanted]
-    shape = {(r.max_new_tokens, r.block_size) for r in found}
-    if {r.prompt_id for r in found} != wanted or shape != {
-        (params.max_new_tokens, params.block_size)
-    }:
+    loaded = load_rollouts(root() / params.rollouts / name, policy=policy, **scorers)
+    rollouts = [rollout for rollout in loaded if rollout.prompt_id in wanted]
+    lengths = {(rollout.max_new_tokens, rollout.block_size) for rollout in rollouts}
+    complete = {rollout.prompt_id for rollout in rollouts} == wanted
+    if not complete or lengths != {(params.max_new_tokens, params.block_size)}:
         raise ParameterError(
             f"rollouts names {params.rollouts}, which does not hold all {len(wanted)} prompts of "
             f"split {split!r} at max_new_tokens {params.max_new_tokens} and block_size "
             f"{params.block_size}; take its settings over, or set rollouts to null"
         )
-    return found
+    return rollouts
 
 
-def load_tables(profile: str) -> pd.DataFrame:
-    """Return the tables of all runs of notebook 20 in a profile, concatenated.
-
-    The table is empty when there is no run.
-
-    Raises
-    ------
-    RunError
-        When a run has not finished.
-    """
-    found, left_out = load_finished(profile)
-    for reason in left_out:
-        raise RunError(reason)
-    return found
+# --- finished runs --------------------------------------------------------------------------------
 
 
 def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return `load_tables` of the finished runs, and for every other run why it is left out."""
+    """Return the tables of all finished runs of notebook 20 in a profile, concatenated.
+
+    The table is empty when there is no run. For every other run a sentence says why it is left out.
+    """
     folders = sorted((root() / "runs" / profile / "critics").glob("[!.]*/"))
-    finished = [folder for folder in folders if (folder / "manifest.json").exists()]
-    left_out = [
+    unfinished = [
         f"the critics in {folder} have not finished; run notebook 20 again with the same settings, "
         "which goes on"
         for folder in folders
-        if folder not in finished
+        if not (folder / "manifest.json").exists()
     ]
-    return _of_all([folder / "critic.csv" for folder in finished], ["critic", *COLUMNS]), left_out
+    return _of_all(profile, "critic.csv", ["critic", *COLUMNS]), unfinished
 
 
 def load_reliability(profile: str) -> pd.DataFrame:
@@ -322,26 +243,29 @@ def load_reliability(profile: str) -> pd.DataFrame:
 
     The table is empty when no run has left one.
     """
-    left = (root() / "runs" / profile / "critics").glob("[!.]*/reliability.csv")
-    return _of_all(
-        sorted(path for path in left if path.with_name("manifest.json").exists()), CALIBRATION
-    )
+    return _of_all(profile, "reliability.csv", CALIBRATION)
 
 
-def _of_all(paths: Sequence[Path], names: Sequence[str]) -> pd.DataFrame:
-    """Return the tables of runs, concatenated.
+def _of_all(profile: str, file: str, names: Sequence[str]) -> pd.DataFrame:
+    """Return the tables of the finished runs of a profile, concatenated.
 
     Where critics of one policy belong to several prompt sets, the policy gets a name for each set.
     """
     tables = []
-    for path in paths:
-        prompts = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))["prompts"]
-        name = prompts if isinstance(prompts, str) else prompts["name"]
-        tables.append(pd.read_csv(path).assign(prompts=Path(name).stem))
+    for manifest in sorted((root() / "runs" / profile / "critics").glob("[!.]*/manifest.json")):
+        table = manifest.with_name(file)
+        if table.exists():
+            prompts = Path(set_name(_json(manifest)["prompts"])).stem
+            tables.append(pd.read_csv(table).assign(prompts=prompts))
     return by_prompt_set(_below(tables, [*names, "prompts"]))[names]
+
+
+def _json(path: Path) -> dict:
+    """Return what a JSON file holds."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _below(tables: Sequence[pd.DataFrame], names: Sequence[str]) -> pd.DataFrame:
     """Concatenate tables; those without rows are left out, for they would change column types."""
-    found = [table for table in tables if len(table)]
-    return pd.concat(found, ignore_index=True)[names] if found else pd.DataFrame(columns=names)
+    filled = [table for table in tables if len(table)]
+    return pd.concat(filled, ignore_index=True)[names] if filled else pd.DataFrame(columns=names)

@@ -57,6 +57,11 @@ def network_of(method: str) -> str | None:
     return NETWORKS.get(method_of(method).network)
 
 
+def set_name(prompts: str | dict) -> str:
+    """Return the name or path of a prompt set that is given with options or without."""
+    return prompts if isinstance(prompts, str) else prompts["name"]
+
+
 @settings(kw_only=True)
 class DecodeParams(Settings):
     """Validated parameters of one run of notebook 30; the settings of the search are inherited.

@@ -6,22 +6,24 @@ the folder. The unit of work is one method on one group of prompts. The paramete
 groups, so sharding and resuming never change a result.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from ..beams import method_of
 from ..decoding import decode
 from ..engine.prepack import packed
-from ..folders import Run, key, open_run, root
+from ..folders import Run, open_run, root
 from ..guard import Guard
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Prompt, groups_of
-from ..progress import progress
-from .decode_params import DecodeParams, network_of
-from .identity import about, code_of, modules_of, opened, prompts_digest, versions
+from .decode_params import DecodeParams, network_of, set_name
+from .identity import code_of, modules_of, opened, part_identity, prompts_digest, versions
 from .networks import Networks, load_networks, network_files
 from .records import record
 
@@ -91,14 +93,14 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     shard = f".{params.shard}-of-{params.n_shards}" if params.n_shards > 1 else ""
     folder = folder or root() / "runs" / params.profile / f"{params.run}{shard}"
     experiment, weights = resolve(params)
-    guard, wanted = experiment.guard, [(m, p.id) for m, group in experiment.work for p in group]
+    guard = experiment.guard
+    wanted = {(method, prompt.id) for method, group in experiment.work for prompt in group}
     identity = identity_of(params, experiment, weights)
     # pack the weights once for the whole run; every search would pack and unpack them again
-    with open_run(folder, identity, set(wanted)) as run, packed(guard.policy.model):
+    with open_run(folder, identity, wanted) as run, packed(guard.policy.model):
         run.scorers = {scorer.name: scorer for scorer in (guard.cost, guard.reward)}
         decode_missing(run, experiment)
-        source = params.prompts if isinstance(params.prompts, str) else params.prompts["name"]
-        paths = [source, *network_files(params, root())]
+        paths = [set_name(params.prompts), *chain(*network_files(params, root()).values())]
         files = opened(guard.policy, guard.cost, guard.reward, paths=paths)
         run.finish(summary(run.lines) | {"opened": files, "params": run.params})
     return run
@@ -140,7 +142,7 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     """
     guard = experiment.guard
     models = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
-    parts = {name: about(model) for name, model in models.items()} | dict(weights)
+    parts = {name: part_identity(model) for name, model in models.items()} | dict(weights)
     # baselines with a search of their own are found by name, so no import statement shows them
     searches = {method_of(method).search.partition(":")[0] for method in params.methods}
     return asdict(params) | {
@@ -154,21 +156,7 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
 
 def decode_missing(run: Run, experiment: Experiment) -> None:
     """Decode every group that the run lacks, and append its responses one by one."""
-    done = {key(line) for line in run.lines}
-    work = experiment.work
-    if any((method, prompt.id) not in done for method, group in work for prompt in group):
-        run.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
-    run.responses.touch()  # a shard without a group is complete, too
-    bar = progress(sum(len(group) for _, group in work), experiment.name)
-    for method, group in work:
-        missing = [prompt.id for prompt in group if (method, prompt.id) not in done]
-        # decode the whole group even if some lines exist: a result depends on its group
-        lines = lines_of(experiment, method, group) if missing else ()
-        for line in lines:
-            if line["prompt_id"] in missing:
-                run.append(line)
-        bar.update(len(group))
-    bar.close()
+    run.fill(experiment.work, partial(lines_of, experiment), experiment.name)
 
 
 def lines_of(experiment: Experiment, method: str, group: Sequence[Prompt]) -> Iterator[dict]:
@@ -180,14 +168,13 @@ def lines_of(experiment: Experiment, method: str, group: Sequence[Prompt]) -> It
 
 def summary(lines: Sequence[dict]) -> dict:
     """Return counts of lines and near ties, seconds by part, and the statuses of each method."""
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, Counter] = {}
     for line in lines:
-        of = counts.setdefault(line["method"], {})
-        of[line["status"]] = of.get(line["status"], 0) + 1
+        counts.setdefault(line["method"], Counter())[line["status"]] += 1
     parts = ("generate_s", "cost_s", "reward_s", "critic_s")
     return {
         "seconds": {name: sum(line[name] for line in lines) for name in parts},
         "near_ties": sum(line["near_ties"] for line in lines),
         "lines": len(lines),
-        "counts": counts,
+        "counts": {method: dict(statuses) for method, statuses in counts.items()},
     }

@@ -7,25 +7,28 @@ operator does. Modules of other packages count by version.
 """
 
 import ast
+import contextlib
 import importlib.metadata
 import importlib.util
 import inspect
 import json
-import site
 import sys
-import sysconfig
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 
 from ..errors import RunError
 from ..folders import DIGITS, digest_of
 
 PACKAGE = __name__.partition(".")[0]
+OWN = frozenset([PACKAGE])
+INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
 # a package that imports names lazily has a table of this name: public name -> module
 LAZY = "_HOME"
+TYPING_ONLY = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 # fields of a syntax tree that do not change what the code does
 LAYOUT = ("ctx", "kind", "type_comment", "type_ignores")
 
@@ -41,17 +44,27 @@ def prompts_digest(prompts: Iterable) -> dict:
     return {"n": len(pairs), "digest": digest_of(pairs)[:DIGITS]}
 
 
-def about(part) -> dict:
+def part_identity(part) -> dict:
     """Return the identity of a policy or scorer by content.
 
     It is ``identity()`` where the part has one, else its name and digest; its files are added. A
     part that was defined in a notebook has no module to hash, so its source counts instead.
     """
-    known = (
-        part.identity() if hasattr(part, "identity") else {"name": part.name, "digest": part.digest}
-    )
-    files = {"files": dict(part.files)} if getattr(part, "files", None) else {}
-    return known | files | ({} if _has_source(part) else {"code": cells_digest([_source(part)])})
+    known = {"name": part.name, "digest": part.digest}
+    if hasattr(part, "identity"):
+        known = part.identity()
+    if getattr(part, "files", None):
+        known = known | {"files": dict(part.files)}
+    if _has_source(part):
+        return known
+    try:
+        source = textwrap.dedent(inspect.getsource(type(part)))
+    except (OSError, TypeError) as error:
+        raise RunError(
+            f"{type(part).__name__} has no source to be known by; define it in a .py file or a "
+            "notebook cell"
+        ) from error
+    return known | {"code": cells_digest([source])}
 
 
 def modules_of(*parts) -> list[str]:
@@ -59,10 +72,8 @@ def modules_of(*parts) -> list[str]:
 
     Those that `igcore.load_scorer` took them from count as well.
     """
-    homes = {getattr(part, "home", None) for part in parts} | {
-        type(part).__module__ for part in parts if _has_source(part)
-    }
-    return sorted(homes - {None})
+    homes = {getattr(part, "home", None) for part in parts} - {None}
+    return sorted(homes | {type(part).__module__ for part in parts if _has_source(part)})
 
 
 def network_identity(*modules: str) -> dict:
@@ -81,29 +92,19 @@ def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
 
     A later change then shows without reading gigabytes.
     """
-    known = [getattr(part, "files", {}) for part in parts]
-    models = [
-        Path(files.folder) / name for files in known if hasattr(files, "folder") for name in files
-    ]
-    found = [path.absolute() for path in (*models, *map(Path, paths)) if path.is_file()]
-    return {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in found}
+    files = [Path(path) for path in paths]
+    for part in parts:
+        names = getattr(part, "files", {})
+        if hasattr(names, "folder"):
+            files += [Path(names.folder) / name for name in names]
+    stats = {str(file.absolute()): file.stat() for file in files if file.is_file()}
+    return {file: [stat.st_size, stat.st_mtime_ns] for file, stat in stats.items()}
 
 
 def _has_source(part) -> bool:
     """Say whether the class of a part lives in a module with readable source."""
     name = type(part).__module__
     return source_of(name, frozenset([name.partition(".")[0]])) is not None
-
-
-def _source(part) -> str:
-    """Return the source of a class that was defined in a notebook cell or script."""
-    try:
-        return textwrap.dedent(inspect.getsource(type(part)))
-    except (OSError, TypeError) as error:
-        raise RunError(
-            f"{type(part).__name__} has no source to be known by; define it in a .py file or a "
-            "notebook cell"
-        ) from error
 
 
 # --- code -----------------------------------------------------------------------------------------
@@ -125,26 +126,23 @@ def code_of(*entries: str) -> dict[str, str]:
         When an entry point has no source that can be read.
     """
     own = frozenset(entry.partition(".")[0] for entry in entries)
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     waiting = list(entries)
     while waiting:
         name = waiting.pop()
-        if name in found:
-            continue
-        if (path := source_of(name, own)) is None:
-            if name in entries:
-                raise RunError(
-                    f"module {name} has no source to be known by; put it into a .py file that can "
-                    "be imported"
-                )
-            continue
-        tree = parsed(path)
-        found[name] = digest_of(canonical(tree))[:DIGITS]
-        waiting += imports_of(
-            tree, name if path.name == "__init__.py" else name.rpartition(".")[0], own
-        )
-        waiting += parents(name)
-    return dict(sorted(found.items()))
+        path = None if name in digests else source_of(name, own)
+        if path is not None:
+            tree = parsed(path)
+            digests[name] = digest_of(canonical(tree))[:DIGITS]
+            package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+            waiting += imports_of(tree, package, own)
+            waiting.append(name.rpartition(".")[0])  # importing it runs the package above it
+        elif name in entries and name not in digests:
+            raise RunError(
+                f"module {name} has no source to be known by; put it into a .py file that can be "
+                "imported"
+            )
+    return dict(sorted(digests.items()))
 
 
 def cells_digest(cells: Iterable[str]) -> str:
@@ -152,7 +150,7 @@ def cells_digest(cells: Iterable[str]) -> str:
 
     A line that is no Python, such as ``%matplotlib inline``, counts as text.
     """
-    return digest_of([canonical(ast.parse(plain(cell))) for cell in cells])[:DIGITS]
+    return digest_of([canonical(_cell(cell)) for cell in cells])[:DIGITS]
 
 
 def notebook_code(path: Path | str) -> tuple[str, list[str]]:
@@ -162,16 +160,16 @@ def notebook_code(path: Path | str) -> tuple[str, list[str]]:
     """
     content = json.loads(Path(path).read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
-    own = frozenset([PACKAGE])
-    modules = {name for cell in cells for name in imports_of(ast.parse(plain(cell)), "", own)}
-    return cells_digest(cells), sorted(name for name in modules if source_of(name, own))
+    modules = {name for cell in cells for name in imports_of(_cell(cell), "", OWN)}
+    return cells_digest(cells), sorted(name for name in modules if source_of(name, OWN))
 
 
-def plain(cell: str) -> str:
-    """Return a notebook cell with its magic lines as text, so that Python can parse it."""
-    return "\n".join(
+def _cell(cell: str) -> ast.Module:
+    """Return the syntax tree of a notebook cell, with its magic lines as text."""
+    lines = [
         repr([line]) if line.lstrip().startswith(("%", "!")) else line for line in cell.splitlines()
-    )
+    ]
+    return ast.parse("\n".join(lines))
 
 
 @cache
@@ -181,70 +179,42 @@ def source_of(name: str, own: frozenset[str]) -> Path | None:
     Return None for a module outside our packages (`own`), and for a name that is no module.
     """
     top, *rest = name.split(".")
-    if top in sys.stdlib_module_names:
+    home = _top(top)
+    if home is None or (top not in own and INSTALLED & set(home.parts)):
         return None
-    if (
-        (home := _top(top)) is None
-        or top not in own
-        and any(home.is_relative_to(folder) for folder in _installed())
-    ):
-        return None
-    path = home
-    for part in rest:
-        if path.name != "__init__.py":
-            return None  # a module has no submodules
-        folder = path.parent
-        path = folder / part / "__init__.py"
-        if not path.is_file():
-            path = folder / f"{part}.py"
-    return path if path.is_file() else None
+    if not rest:
+        return home
+    place = home.parent.joinpath(*rest)
+    files = (place / "__init__.py", place.with_suffix(".py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _top(name: str) -> Path | None:
-    """Return the file of a module or package of the top level."""
-    loaded = sys.modules.get(name)
+    """Return the file of a module or package of the top level, None for the standard library."""
     try:
-        spec = loaded.__spec__ if loaded is not None else importlib.util.find_spec(name)
-    except (ImportError, ValueError):
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a script has a file and no spec
         spec = None
-    # a script has a file and no spec
-    file = spec.origin if spec is not None else getattr(loaded, "__file__", None)
-    return Path(file).resolve() if file and file.endswith(".py") else None
-
-
-@cache
-def _installed() -> list[Path]:
-    """Return the folders into which packages are installed."""
-    places = {
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-        site.getusersitepackages(),
-        *site.getsitepackages(),
-    }
-    return [Path(place).resolve() for place in places]
-
-
-def parents(name: str) -> list[str]:
-    """Return the packages in which a module lies: importing it runs their ``__init__``."""
-    parts = name.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
-
-
-_TREES: dict[tuple, ast.Module] = {}
+    file = spec.origin if spec else getattr(sys.modules.get(name), "__file__", None)
+    known = name not in sys.stdlib_module_names and file and file.endswith(".py")
+    return Path(file).resolve() if known else None
 
 
 def parsed(path: Path) -> ast.Module:
     """Return the syntax tree of a file; it is parsed again when the file has changed."""
-    about = path.stat()
-    key = (path, about.st_mtime_ns, about.st_size)
-    if key not in _TREES:
-        try:
-            _TREES[key] = ast.parse(path.read_bytes())
-        except SyntaxError as error:
-            raise RunError(
-                f"{path} is no Python that can be read ({error.msg}, line {error.lineno}); mend it"
-            ) from error
-    return _TREES[key]
+    stat = path.stat()
+    return _parsed(path, stat.st_mtime_ns, stat.st_size)
+
+
+@cache
+def _parsed(path: Path, changed_ns: int, size: int) -> ast.Module:
+    """Parse a file as it was at a time."""
+    try:
+        return ast.parse(path.read_bytes())
+    except SyntaxError as error:
+        raise RunError(
+            f"{path} is no Python that can be read ({error.msg}, line {error.lineno}); mend it"
+        ) from error
 
 
 def imports_of(tree: ast.AST, package: str, own: frozenset[str]) -> Iterator[str]:
@@ -253,24 +223,23 @@ def imports_of(tree: ast.AST, package: str, own: frozenset[str]) -> Iterator[str
     Imports for type checkers alone do not count. A name of a package that imports lazily (`LAZY`)
     stands for the module in which it lives.
     """
-    for node in running(tree):
+    nodes = list(running(tree))
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name
-                yield from _used(tree, alias.asname or alias.name, alias.name, own)
+                lazy = _lazy(alias.name, own)
+                yield from (lazy[name] for name in attributes & lazy.keys())
         elif isinstance(node, ast.ImportFrom):
-            base = absolute(node, package)
+            base = resolve_name("." * node.level + (node.module or ""), package)
             yield base
             for alias in node.names:
                 yield _lazy(base, own).get(alias.name, f"{base}.{alias.name}")
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = (
-                node.func.attr
-                if isinstance(node.func, ast.Attribute)
-                else getattr(node.func, "id", "")
-            )
+            called = ast.unparse(node.func).rpartition(".")[2]
             if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
-                yield _resolved(node.args[0].value, package)
+                yield resolve_name(node.args[0].value, package)
 
 
 def running(tree: ast.AST) -> Iterator[ast.AST]:
@@ -279,25 +248,8 @@ def running(tree: ast.AST) -> Iterator[ast.AST]:
     while waiting:
         node = waiting.pop()
         yield node
-        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in (
-            getattr(node.test, a, "") for a in ("id", "attr")
-        )
+        typing_only = isinstance(node, ast.If) and ast.unparse(node.test) in TYPING_ONLY
         waiting += node.orelse if typing_only else list(ast.iter_child_nodes(node))
-
-
-def absolute(node: ast.ImportFrom, package: str) -> str:
-    """Return the full name of the module of a ``from ... import`` statement."""
-    return _resolved("." * node.level + (node.module or ""), package)
-
-
-def _resolved(name: str, package: str) -> str:
-    """Return the full name of a module that is named from inside a package."""
-    rest = name.lstrip(".")
-    if level := len(name) - len(rest):
-        parts = package.split(".")
-        base = parts[: len(parts) - level + 1]
-        return ".".join([*base, *([rest] if rest else [])])
-    return name
 
 
 @cache
@@ -306,37 +258,18 @@ def _lazy(package: str, own: frozenset[str]) -> dict[str, str]:
     return {name: f"{package}.{home}" for name, home in literal_table(package, LAZY, own).items()}
 
 
-def literal_table(module: str, name: str, own: frozenset[str] = frozenset([PACKAGE])) -> dict:
-    """Return the entries of a module's table whose keys and values are literal strings.
+def literal_table(module: str, name: str, own: frozenset[str] = OWN) -> dict[str, str]:
+    """Return a module's table of literal strings.
 
     The table is read from the source, without an import; it is empty where the module has none.
     """
     path = source_of(module, own)
     for node in parsed(path).body if path else ():
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if isinstance(getattr(node, "value", None), ast.Dict) and any(
-            getattr(target, "id", "") == name for target in targets
-        ):
-            pairs = zip(node.value.keys, node.value.values, strict=True)
-            texts = [
-                (k.value, v.value)
-                for k, v in pairs
-                if isinstance(k, ast.Constant) and isinstance(v, ast.Constant)
-            ]
-            return {name: value for name, value in texts if isinstance(value, str)}
+        if name in [getattr(target, "id", "") for target in targets]:
+            with contextlib.suppress(ValueError):
+                return ast.literal_eval(node.value)
     return {}
-
-
-def _used(tree: ast.AST, alias: str, package: str, own: frozenset[str]) -> Iterator[str]:
-    """Yield the modules of the lazy names that are used as attributes of an imported package."""
-    if names := _lazy(package, own):
-        for node in running(tree):
-            if (
-                isinstance(node, ast.Attribute)
-                and getattr(node.value, "id", "") == alias
-                and node.attr in names
-            ):
-                yield names[node.attr]
 
 
 # --- syntax trees ---------------------------------------------------------------------------------
@@ -345,7 +278,7 @@ def _used(tree: ast.AST, alias: str, package: str, own: frozenset[str]) -> Itera
 def canonical(node: object) -> object:
     """Return a syntax tree as JSON lists that are the same under every supported Python version.
 
-    Left out are positions, docstrings and other strings that stand alone, ``pass``, and empty
+    It has no positions, no ``pass``, no docstrings or other strings that stand alone, and no empty
     fields, because newer versions have fields that older ones lack. Neighbouring plain parts of an
     f-string are merged.
     """
@@ -354,10 +287,9 @@ def canonical(node: object) -> object:
     if isinstance(node, ast.JoinedStr):
         return ["JoinedStr", *map(canonical, _joined(node.values))]
     if isinstance(node, ast.AST):
-        fields = [(name, getattr(node, name, None)) for name in node._fields if name not in LAYOUT]
-        kept = [
-            [name, canonical(value)] for name, value in fields if value is not None and value != []
-        ]
+        names = [name for name in node._fields if name not in LAYOUT]
+        values = [(name, getattr(node, name, None)) for name in names]
+        kept = [[name, canonical(value)] for name, value in values if value not in (None, [])]
         return [type(node).__name__, *kept]
     if isinstance(node, list):
         return [canonical(part) for part in node if not _idle(part)]
@@ -366,19 +298,17 @@ def canonical(node: object) -> object:
 
 def _idle(node: object) -> bool:
     """Say whether a statement does nothing: a string that stands alone, or ``pass``."""
-    return isinstance(node, ast.Pass) or (
-        isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
-    )
+    value = getattr(node, "value", None)
+    text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and text)
 
 
 def _joined(parts: Sequence[ast.expr]) -> list[ast.expr]:
     """Return the parts of an f-string, neighbouring plain parts merged and empty ones dropped."""
-    out: list[ast.expr] = []
+    merged: list[ast.expr] = []
     for part in parts:
-        if isinstance(part, ast.Constant) and out and isinstance(out[-1], ast.Constant):
-            out[-1] = ast.Constant(out[-1].value + part.value)
+        if isinstance(part, ast.Constant) and merged and isinstance(merged[-1], ast.Constant):
+            merged[-1] = ast.Constant(merged[-1].value + part.value)
         elif not (isinstance(part, ast.Constant) and part.value == ""):
-            out.append(part)
-    return out
+            merged.append(part)
+    return merged

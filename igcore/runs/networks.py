@@ -11,11 +11,9 @@ from pathlib import Path
 
 import torch
 
-from ..baselines import re_control as value
-from ..baselines.re_control import ValueNetwork
-from ..critic import network as critic
+from ..baselines.re_control import ValueNetwork, load_value
 from ..critic.latent import Latents
-from ..critic.network import Critic
+from ..critic.network import Critic, load_critic
 from ..engine.kv_cache import History
 from ..folders import digest_of, file_digest
 from ..guard import Guard
@@ -45,11 +43,8 @@ class Shuffled:
         return f1[order], f2[order]
 
 
-# parameter that names the folder -> how to load the network, and its file of weights
-LOADERS = {
-    "critic": (critic.load_critic, critic.WEIGHTS),
-    "value": (value.load_value, value.WEIGHTS),
-}
+# parameter that names the folder, and its files -> how to load the network
+LOADERS = {"critic": load_critic, "value": load_value}
 Networks = dict[str, Critic | Shuffled | ValueNetwork]
 
 
@@ -72,22 +67,21 @@ def load_networks(
     """
     networks: Networks = {}
     digests = {}
-    for name, (load, _) in LOADERS.items():
-        if folder := getattr(params, name):
-            networks[name] = load(
-                root / folder, policy=guard.policy, cost=guard.cost, reward=guard.reward
-            )
-            weights, said = network_files(params, root, name)
-            spec = json.loads(said.read_text(encoding="utf-8"))
-            spec.pop("about")  # how it was trained, with seconds
-            digests[name] = digest_of([file_digest(weights), spec])
+    for name, (weights, settings) in network_files(params, root).items():
+        load, folder = LOADERS[name], weights.parent
+        networks[name] = load(folder, policy=guard.policy, cost=guard.cost, reward=guard.reward)
+        spec = json.loads(settings.read_text(encoding="utf-8"))
+        spec.pop("about")  # how it was trained, with seconds
+        digests[name] = digest_of([file_digest(weights), spec])
     if "critic" in networks and params.critic_control == "shuffled":
         networks["critic"] = Shuffled(networks["critic"])
     return networks, digests
 
 
-def network_files(params: DecodeParams, root: Path, *names: str) -> list[Path]:
-    """Return the files of a run's networks, weights and settings; by default of all it names."""
-    named = {name: getattr(params, name) for name in names or LOADERS}
-    weights = [root / folder / LOADERS[name][1] for name, folder in named.items() if folder]
-    return [path for file in weights for path in (file, file.with_suffix(".json"))]
+def network_files(params: DecodeParams, root: Path) -> dict[str, list[Path]]:
+    """Return the two files, weights and settings, of every network that a run names."""
+    folders = {name: root / folder for name in LOADERS if (folder := getattr(params, name))}
+    return {
+        name: [folder / f"{name}.safetensors", folder / f"{name}.json"]
+        for name, folder in folders.items()
+    }

@@ -5,7 +5,7 @@ it, `igcore.folders.Run` appends it. Nothing is read or written here.
 """
 
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from ..beams import settings_of
 from ..config import widened
@@ -14,47 +14,27 @@ from ..guard import Guard
 from ..verdict import Counts, Response
 from .decode_params import Settings
 
-SETTINGS = (
-    "n_samples", "keep", "block_size", "max_new_tokens", "rounds", "budget", "accounting",
-    "gamma_safety", "strict",
-    "lagrange_multiplier", "threshold", "miss", "eta", "gamma_task", "diversity",
-    "diversity_penalty", "on_failure", "refusal",
-    "probe_fail_open", "group_size", "score_threshold", "top_k", "token_score", "policy_weight",
-    "reward_weight",
-    "token_temperature", "value_steps", "value_step_size",
-)  # fmt: skip
+SETTINGS = tuple(
+    """
+    n_samples keep block_size max_new_tokens rounds budget accounting gamma_safety strict
+    lagrange_multiplier threshold miss eta gamma_task diversity diversity_penalty on_failure refusal
+    probe_fail_open group_size score_threshold top_k token_score policy_weight reward_weight
+    token_temperature value_steps value_step_size
+    """.split()
+)
 COLUMNS = (
-    *[
-        "prompt_id",
-        "prompt",
-        "response",
-        "tokens",
-        "policy",
-        "prompts",
-        "method",
-        "seed",
-        *SETTINGS,
-    ],
-    *["status", "finished", "n_tokens"],
-    *[
-        "reward",
-        "cost",
-        "peak_cost",
-        "fail_open_cost",
-        "z_final",
-        "z_trace",
-        "block_ends",
-        "grid_ends",
-        "grid_size",
-    ],
+    *"prompt_id prompt response tokens policy prompts method seed".split(),
+    *SETTINGS,
+    *"status finished n_tokens reward cost peak_cost fail_open_cost z_final z_trace".split(),
+    *"block_ends grid_ends grid_size".split(),
     *[field.name for field in fields(Counts)],
-    *["trace", "finals", "generate_s", "cost_s", "reward_s", "critic_s", "score_s", "reason"],
-    *["cost_scorer", "cost_digest", "reward_scorer", "reward_digest", "digest"],
+    *"trace finals generate_s cost_s reward_s critic_s score_s reason".split(),
+    *"cost_scorer cost_digest reward_scorer reward_digest digest".split(),
 )
 
 
 def record(response: Response, method: str, guard: Guard, seed: int) -> dict:
-    """Return a response as the flat mapping that a run stores.
+    """Return a response as the flat mapping that a run stores, with the fields `COLUMNS`.
 
     Parameters
     ----------
@@ -69,33 +49,30 @@ def record(response: Response, method: str, guard: Guard, seed: int) -> dict:
         whose name does not end in ``_s``, so that an accidental change of a line shows without
         scoring.
     """
-    r, cost, reward = response, guard.cost, guard.reward
     config = settings_of(method, widened(Settings, guard.config))
-    line = {
-        "prompt_id": r.prompt_id, "prompt": r.prompt, "response": r.text, "tokens": r.tokens,
-        "policy": guard.policy.name, "prompts": r.set_name, "method": method, "seed": seed,
-        **{name: getattr(config, name) for name in SETTINGS},
-        "status": r.status, "finished": r.finished, "n_tokens": r.n_tokens, "reward": r.reward,
-        "cost": r.cost,
-        "peak_cost": r.peak_cost, "fail_open_cost": r.fail_open_cost,
-        "z_final": r.z_trace[-1] if r.z_trace else None, "z_trace": r.z_trace,
-        "block_ends": r.block_ends, "grid_ends": r.grid_ends, "grid_size": guard.config.block_size,
-        **vars(r.counts), "trace": r.trace, "finals": r.finals,
-        "generate_s": r.generate_s, "cost_s": r.cost_s, "reward_s": r.reward_s,
-        "critic_s": r.critic_s,
-        "score_s": r.cost_s + r.reward_s + r.critic_s,
-        "reason": r.reason,
-        "cost_scorer": cost.name, "cost_digest": cost.digest, "reward_scorer": reward.name,
-        "reward_digest": reward.digest,
-    }  # fmt: skip
-    line = _finite(line)
+    values = asdict(config) | vars(response) | vars(response.counts)
+    values |= {
+        "response": response.text,
+        "prompts": response.set_name,
+        "policy": guard.policy.name,
+        "method": method,
+        "seed": seed,
+        "z_final": response.z_trace[-1] if response.z_trace else None,
+        "grid_size": guard.config.block_size,
+        "score_s": response.cost_s + response.reward_s + response.critic_s,
+        "cost_scorer": guard.cost.name,
+        "cost_digest": guard.cost.digest,
+        "reward_scorer": guard.reward.name,
+        "reward_digest": guard.reward.digest,
+    }
+    line = {name: _finite(values[name]) for name in COLUMNS if name != "digest"}
     return line | {"digest": line_digest(line)}
 
 
-def _finite(value):
+def _finite(value: object) -> object:
     """Return a JSON value with every number that is not finite replaced by None."""
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+        return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list):
-        return [_finite(v) for v in value]
+        return [_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

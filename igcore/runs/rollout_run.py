@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from ..critic.config import RolloutConfig
@@ -20,16 +21,15 @@ from ..engine.prepack import packed
 from ..engine.protocol import Block
 from ..engine.sampling import random_key
 from ..errors import ParameterError, RunError
-from ..folders import Run, open_run, read
+from ..folders import open_run, read
 from ..policy import Policy, Prompt, groups_of
-from ..progress import progress
 from ..scorers import Scorer, check_sign, checked_score
-from .identity import about, code_of, modules_of, prompts_digest, versions
+from .identity import code_of, modules_of, part_identity, prompts_digest, versions
 
 METHOD = "rollouts"  # the lines' field ``method``
 
 
-# --- drawing and scoring --------------------------------------------------------------------------
+# --- sampling and scoring ------------------------------------------------------------------------
 
 
 def roll_out(
@@ -68,66 +68,42 @@ def roll_out(
     for prompt in prompts:
         policy.encode(prompt.text, config.max_new_tokens)  # refuses before anything is written
     groups = groups_of(config, list(prompts))
-    mine = [prompt for group in groups for prompt in group]
+    chosen = [prompt for group in groups for prompt in group]
     models = {"policy": policy, "cost": cost, "reward": reward}
     params = asdict(config) | {
-        "parts": {role: about(model) for role, model in models.items()},
+        "parts": {role: part_identity(model) for role, model in models.items()},
         "code": code_of(__name__, *modules_of(*models.values())),
         "versions": versions(),
         "dtype": str(policy.model.dtype),
         "device": str(policy.model.device),
-        "chosen": prompts_digest(mine),
+        "chosen": prompts_digest(chosen),
     }
-    wanted = {(METHOD, prompt.id) for prompt in mine}
+    wanted = {(METHOD, prompt.id) for prompt in chosen}
+    label = f"rollouts {policy.name}"
+
+    def lines_of(method: str, group: Sequence[Prompt]) -> list[dict]:
+        """Return the lines of a group, in smaller batches where memory runs out."""
+        return halving(group, len(group), partial(_lines, policy, config, cost, reward))
+
     with open_run(Path(folder), params, wanted) as run, packed(policy.model):
-        _fill(run, policy, groups, config, cost, reward)
+        run.fill([(METHOD, group) for group in groups], lines_of, label)
         seconds = sum(line["generate_s"] + line["score_s"] for line in run.lines)
         run.finish({"lines": len(run.lines), "seconds": seconds})
     return _rollouts(run.lines)
 
 
-def _fill(
-    run: Run,
-    policy: Policy,
-    groups: list[list[Prompt]],
-    config: RolloutConfig,
-    cost: Scorer,
-    reward: Scorer,
-) -> None:
-    """Append a line for every prompt that the run lacks."""
-    done = {line["prompt_id"] for line in run.lines}
-    if any(prompt.id not in done for group in groups for prompt in group):
-        run.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
-    run.responses.touch()  # a shard without a group is complete, too
-    bar = progress(sum(map(len, groups)), f"rollouts {policy.name}")
-
-    def draw(batch: Sequence[Prompt]) -> list[dict]:
-        """Return the lines of a batch; `halving` retries smaller batches when memory runs out."""
-        return _lines(policy, batch, config, cost, reward)
-
-    for group in groups:
-        missing = {prompt.id for prompt in group} - done
-        if missing:
-            # sample the whole group even if some lines exist: a result depends on its group
-            for line in halving(group, len(group), draw):
-                if line["prompt_id"] in missing:
-                    run.append(line)
-        bar.update(len(group))
-    bar.close()
-
-
 def _lines(
     policy: Policy,
-    prompts: Sequence[Prompt],
     config: RolloutConfig,
     cost: Scorer,
     reward: Scorer,
+    prompts: Sequence[Prompt],
 ) -> list[dict]:
     """Sample and score the responses to one group of prompts; return one line per prompt."""
     n, size = config.n_rollouts, config.block_size
     began = time.perf_counter()
-    block = _draw(policy, prompts, config)
-    drawn = time.perf_counter()
+    block = _sampled(policy, prompts, config)
+    sampled = time.perf_counter()
     # each response cut at every block end, the whole response last; `owners` says whose prefix
     texts, owners = [], []
     for i, tokens in enumerate(block.tokens):
@@ -142,30 +118,29 @@ def _lines(
     scored = time.perf_counter()
     lines = []
     for k, prompt in enumerate(prompts):
-        mine = slice(k * n, (k + 1) * n)
-        lines.append(
-            {
-                "method": METHOD,
-                "prompt_id": prompt.id,
-                "prompt": prompt.text,
-                "prompts": prompt.set_name,
-                "policy": policy.name,
-                "block_size": size,
-                "max_new_tokens": config.max_new_tokens,
-                "seed": config.seed,
-                "tokens": block.tokens[mine],
-                "texts": [text for _, text, _ in whole[mine]],
-                "ended": block.ended[mine],
-                "costs": costs[mine],
-                "rewards": rewards[mine],
-                "generate_s": (drawn - began) / len(prompts),
-                "score_s": (scored - drawn) / len(prompts),
-            }
-        )
+        own = slice(k * n, (k + 1) * n)
+        line = {
+            "method": METHOD,
+            "prompt_id": prompt.id,
+            "prompt": prompt.text,
+            "prompts": prompt.set_name,
+            "policy": policy.name,
+            "block_size": size,
+            "max_new_tokens": config.max_new_tokens,
+            "seed": config.seed,
+            "tokens": block.tokens[own],
+            "texts": [text for _, text, _ in whole[own]],
+            "ended": block.ended[own],
+            "costs": costs[own],
+            "rewards": rewards[own],
+            "generate_s": (sampled - began) / len(prompts),
+            "score_s": (scored - sampled) / len(prompts),
+        }
+        lines.append(line)
     return lines
 
 
-def _draw(policy: Policy, prompts: Sequence[Prompt], config: RolloutConfig) -> Block:
+def _sampled(policy: Policy, prompts: Sequence[Prompt], config: RolloutConfig) -> Block:
     """Sample `n_rollouts` whole responses to each prompt; those of one prompt are neighbours."""
     engine = LocalEngine(policy.model, policy.eos_ids, policy.cache)
     engine.open([policy.encode(prompt.text) for prompt in prompts])
@@ -202,7 +177,7 @@ def load_rollouts(*folders: Path, policy: Policy, cost: Scorer, reward: Scorer) 
     for folder in map(Path, folders):
         if not (folder / "manifest.json").exists():
             raise RunError(
-                f"the rollouts in {folder} have not finished; draw them again with the same "
+                f"the rollouts in {folder} have not finished; sample them again with the same "
                 "settings, which goes on"
             )
         parts = json.loads((folder / "params.json").read_text(encoding="utf-8"))["parts"]
@@ -211,7 +186,7 @@ def load_rollouts(*folders: Path, policy: Policy, cost: Scorer, reward: Scorer) 
             if digest != part.digest:
                 raise ParameterError(
                     f"the rollouts in {folder} are of {role} {name!r} of hash {digest[:12]!r}, not "
-                    f"of {part.name!r} of hash {part.digest[:12]!r}; draw rollouts with it"
+                    f"of {part.name!r} of hash {part.digest[:12]!r}; sample rollouts with it"
                 )
         rollouts += _rollouts(read(folder / "responses.jsonl"))
     return rollouts
@@ -219,25 +194,20 @@ def load_rollouts(*folders: Path, policy: Policy, cost: Scorer, reward: Scorer) 
 
 def _rollouts(lines: list[dict]) -> list[Rollout]:
     """Return the rollouts of all lines, in their order."""
-    rollouts = []
-    for line in lines:
-        parts = (line[name] for name in ("tokens", "ended", "costs", "rewards"))
-        for tokens, ended, costs, reward in zip(*parts, strict=True):
-            rollouts.append(
-                Rollout(
-                    prompt_id=line["prompt_id"],
-                    prompt=line["prompt"],
-                    tokens=tokens,
-                    ended=ended,
-                    costs=[_known(cost) for cost in costs],
-                    reward=_known(reward),
-                    block_size=line["block_size"],
-                    max_new_tokens=line["max_new_tokens"],
-                )
-            )
-    return rollouts
+    common = ("prompt_id", "prompt", "block_size", "max_new_tokens")
+    return [
+        Rollout(
+            tokens=tokens,
+            ended=line["ended"][i],
+            costs=[_score(cost) for cost in line["costs"][i]],
+            reward=_score(line["rewards"][i]),
+            **{name: line[name] for name in common},
+        )
+        for line in lines
+        for i, tokens in enumerate(line["tokens"])
+    ]
 
 
-def _known(score: float | None) -> float:
+def _score(stored: float | None) -> float:
     """Return a stored score, NaN for the null that stands for a failed scorer."""
-    return math.nan if score is None else score
+    return math.nan if stored is None else stored
