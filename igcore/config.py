@@ -1,11 +1,12 @@
 """The settings of the search."""
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from .budget import ACCOUNTINGS
 from .engine.diversity import DIVERSITIES
 from .errors import ParameterError
-from .settings import Count, Discount, Number, Share, Weight, one_of, part_of, settings
+from .settings import Count, Discount, Number, Share, Weight, one_of, settings
 
 Accounting = Annotated[str, one_of(ACCOUNTINGS)]
 
@@ -128,6 +129,12 @@ class SearchConfig:
             if self.threshold == "matched"
             else float(self.threshold)
         )
+
+
+def part_of(kind: type, config: Any) -> Any:
+    """Return the settings of a kind that `config` holds, with defaults for those that it lacks."""
+    known = [field.name for field in fields(kind) if hasattr(config, field.name)]
+    return kind(**{name: getattr(config, name) for name in known})
 
 
 def widened(kind: type, config: SearchConfig) -> Any:

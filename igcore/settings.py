@@ -14,7 +14,6 @@ and raise that error themselves.
 import math
 import re
 from collections.abc import Collection
-from dataclasses import fields
 from functools import partial, wraps
 from pathlib import PurePath
 from typing import Annotated, Any, dataclass_transform, get_args
@@ -178,12 +177,6 @@ def check_name(kind: str, value: Any) -> None:
             f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and "
             "A to Z, digits, _ and - alone"
         )
-
-
-def part_of(kind: type, config: Any) -> Any:
-    """Return the settings of a kind that `config` holds, with defaults for those that it lacks."""
-    known = [field.name for field in fields(kind) if hasattr(config, field.name)]
-    return kind(**{name: getattr(config, name) for name in known})
 
 
 def check_shard(shard: int, n_shards: int) -> None:

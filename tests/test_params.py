@@ -116,7 +116,7 @@ def test_defaults_are_not_shared():
         ),
         (
             {"critics": {"../m": {}}},
-            "the name of a critic in critics is '../m', which cannot name a folder",
+            "parameter critics is '../m', which cannot name a folder",
         ),
         (
             {"critics": {"none": {}}},

@@ -10,7 +10,7 @@ from mockpolicy import LetterCost, LetterReward, letter_cost, letter_reward, moc
 from igcore import Guard, ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
 from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Labels, Rollout, split_by_prompt, targets
-from igcore.runs import rollout_run
+from igcore.runs import identity
 from igcore.runs.rollout_run import load_rollouts, roll_out
 
 PROMPTS = [
@@ -137,14 +137,14 @@ def test_other_settings_start_anew(tmp_path, capsys):
 
 def test_whatever_else_rollouts_depend_on_is_compared(tmp_path, capsys, monkeypatch):
     """Guards rollouts of two versions of the code in one folder."""
-    monkeypatch.setattr(rollout_run, "code_of", lambda *_: {"igcore.x": "1"})
+    monkeypatch.setattr(identity, "code_of", lambda *_: {"igcore.x": "1"})
     roll(tmp_path / "a")
     said = json.loads((tmp_path / "a" / "params.json").read_text())
     assert (said["code"], said["seed"], said["chosen"]["n"]) == ({"igcore.x": "1"}, 5, len(PROMPTS))
     assert (said["parts"]["cost"]["name"], said["parts"]["cost"]["digest"]) == ("letters", "v1")
     roll(tmp_path / "a")
     assert "changed" not in capsys.readouterr().out
-    monkeypatch.setattr(rollout_run, "code_of", lambda *_: {"igcore.x": "2"})
+    monkeypatch.setattr(identity, "code_of", lambda *_: {"igcore.x": "2"})
     roll(tmp_path / "a")
     assert "code.igcore.x changed since the last run" in capsys.readouterr().out
 

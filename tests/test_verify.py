@@ -26,7 +26,7 @@ from igcore.models.policies import POLICIES, Known
 from igcore.models.prompts import PROMPT_SETS
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
-from igcore.runs import cli, decode_run, records, trusted, verify
+from igcore.runs import cli, decode_run, identity, records, trusted, verify
 from igcore.runs.decode_params import DecodeParams, Settings
 from igcore.runs.identity import prompts_digest
 from igcore.runs.records import SETTINGS
@@ -77,7 +77,7 @@ def tables():
         }.items():
             patch.setitem(SCORERS, name, scorer)
         patch.setitem(PROMPT_SETS, "few", lambda: list(PROMPTS))
-        patch.setattr(decode_run, "code_of", functools.cache(decode_run.code_of))  # for speed
+        patch.setattr(identity, "code_of", functools.cache(identity.code_of))  # for speed
         yield
 
 

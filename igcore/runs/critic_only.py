@@ -33,7 +33,7 @@ from ..policy import Policy, Prompt
 from ..report.statistics import safety_lower
 from ..scorers import COST
 from ..verdict import rescore
-from .identity import code_of, modules_of, part_identity, prompts_digest, versions
+from .identity import models_identity
 
 
 class CriticCost:
@@ -139,18 +139,11 @@ def critic_only_losses(
             "thresholds in [0, 1]"
         )
     models = {"policy": policy, "cost": guard.cost, "reward": guard.reward}
-    parts = {name: part_identity(model) for name, model in models.items()}
-    identity = asdict(config) | {
-        "thresholds": thresholds,
-        "seed": seed,
-        "dtype": str(policy.model.dtype),
-        "device": str(policy.model.device),
-        "chosen": prompts_digest(prompts),
-        "versions": versions(),
-        "code": code_of(__name__, *modules_of(*models.values())),
-        "parts": {name: part_identity(part) for name, part in parts.items()}
-        | {"critic": alone.digest},
-    }
+    known = models_identity(models, prompts, __name__)
+    known["parts"]["critic"] = alone.digest
+    order = ("dtype", "device", "chosen", "versions", "code", "parts")
+    identity = asdict(config) | {"thresholds": thresholds, "seed": seed}
+    identity |= {name: known[name] for name in order}
     size = config.group_size
     groups = [prompts[at : at + size] for at in range(0, len(prompts), size)]
     threshold_of = {f"critic-only {threshold!r}": threshold for threshold in thresholds}

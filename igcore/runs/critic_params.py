@@ -10,23 +10,11 @@ from typing import Annotated
 from pydantic import Field
 
 from ..baselines.value_training import ValueConfig
-from ..config import SearchConfig
+from ..config import SearchConfig, part_of
 from ..critic.config import CriticConfig, RolloutConfig
 from ..errors import ParameterError
-from ..settings import (
-    Count,
-    FolderName,
-    Named,
-    Options,
-    Probability,
-    Share,
-    Threads,
-    Weight,
-    check_name,
-    part_of,
-    settings,
-)
-from .decode_params import PromptSet, ScorerName
+from ..settings import Count, FolderName, Options, Probability, Share, Threads, Weight, settings
+from .decode_params import Policy, PromptSet, ScorerName
 
 Several = Annotated[int, Field(ge=2)]
 
@@ -69,10 +57,10 @@ class CriticParams(RolloutConfig):
 
     profile: FolderName
     run: FolderName
-    policy: Named
+    policy: Policy
     prompts: PromptSet
     budget: Weight
-    critics: dict[str, Options]
+    critics: dict[FolderName, Options]
     value: Options | None = None
     limit: Several | None = None
     test_limit: Several | None = None
@@ -97,7 +85,6 @@ class CriticParams(RolloutConfig):
                 "{'layer': 8}}"
             )
         for name, options in self.critics.items():
-            check_name("the name of a critic in critics", name)
             if name in ("none", "value") or name.startswith(("rollouts-", "critic-only-")):
                 raise ParameterError(
                     f"critics names a critic {name!r}; give it a name that is not 'none', and none "

@@ -35,15 +35,8 @@ from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Policy, Prompt
 from ..provenance import made_by
+from ..report import critic_metrics as metrics
 from ..report.certify import smallest_n
-from ..report.critic_metrics import (
-    COLUMNS,
-    RELIABILITY,
-    critic_table,
-    judgements,
-    reference_table,
-    reliability_table,
-)
 from ..report.tables import by_prompt_set, replace_file
 from ..scorers import Scorer
 from .critic_only import critic_only_losses
@@ -54,7 +47,7 @@ from .rollout_run import load_rollouts, roll_out
 
 # entry points of training: the code that they import is part of a network's identity
 TRAINING, VALUE_TRAINING = "igcore.critic.training", "igcore.baselines.value_training"
-CALIBRATION = ["critic", "policy", "accounting", *RELIABILITY]
+CALIBRATION = ["critic", "policy", "accounting", *metrics.RELIABILITY]
 
 
 @dataclass
@@ -98,18 +91,18 @@ class CriticRun:
         """
         with packed(self.policy.model):
             return {
-                name: judgements(critic, self.policy, self.test)
+                name: metrics.judgements(critic, self.policy, self.test)
                 for name, critic in self.critics.items()
             }
 
     def table(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
         """Return the table of all critics, with the two untrained references below them."""
         tables = [
-            critic_table(critic, judged[name]).assign(critic=name)
+            metrics.critic_table(critic, judged[name]).assign(critic=name)
             for name, critic in self.critics.items()
         ]
-        untrained = reference_table(self.policy, self.test, self.cost, self.params.budget)
-        return _below([*tables, untrained.assign(critic="none")], ["critic", *COLUMNS])
+        untrained = metrics.reference_table(self.policy, self.test, self.cost, self.params.budget)
+        return _below([*tables, untrained.assign(critic="none")], ["critic", *metrics.COLUMNS])
 
     def reliability(self, judged: dict[str, pd.DataFrame]) -> pd.DataFrame:
         """Return the calibration of every critic, with the columns `CALIBRATION`.
@@ -119,7 +112,7 @@ class CriticRun:
         tables = []
         for name, critic in self.critics.items():
             spec = {"policy": critic.spec.policy, "accounting": critic.spec.accounting}
-            tables.append(reliability_table(judged[name]).assign(critic=name, **spec))
+            tables.append(metrics.reliability_table(judged[name]).assign(critic=name, **spec))
         return _below(tables, CALIBRATION)
 
     def critic_only(self, split: str, thresholds: Sequence[float]) -> pd.DataFrame:
@@ -235,7 +228,7 @@ def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
         for folder in folders
         if not (folder / "manifest.json").exists()
     ]
-    return _of_all(profile, "critic.csv", ["critic", *COLUMNS]), unfinished
+    return _of_all(profile, "critic.csv", ["critic", *metrics.COLUMNS]), unfinished
 
 
 def load_reliability(profile: str) -> pd.DataFrame:

@@ -12,20 +12,11 @@ from pydantic import AfterValidator, ValidationInfo
 from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
 from ..beams import METHODS, method_of, settings_of
+from ..config import part_of
 from ..errors import ParameterError
 from ..models.prompts import check_prompts
 from ..models.registry import check_scorer
-from ..settings import (
-    Count,
-    FolderName,
-    Named,
-    Natural,
-    Number,
-    Threads,
-    check_shard,
-    part_of,
-    settings,
-)
+from ..settings import Count, FolderName, Named, Natural, Number, Threads, check_shard, settings
 
 # network that a method needs -> the parameter that names its folder
 NETWORKS = {"critic": "critic", "value network": "value"}
@@ -43,6 +34,7 @@ def _check_prompts(prompts: str | dict) -> str | dict:
     return prompts
 
 
+Policy = Named
 ScorerName = Annotated[Named, AfterValidator(_check_scorer)]
 PromptSet = Annotated[Named, AfterValidator(_check_prompts)]
 
@@ -101,7 +93,7 @@ class DecodeParams(Settings):
 
     profile: FolderName
     run: FolderName
-    policy: Named
+    policy: Policy
     methods: list[str]
     prompts: PromptSet
     split: str = "all"

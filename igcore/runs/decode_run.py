@@ -23,7 +23,7 @@ from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Prompt, groups_of
 from .decode_params import DecodeParams, network_of, set_name
-from .identity import code_of, modules_of, opened, part_identity, prompts_digest, versions
+from .identity import models_identity, opened
 from .networks import Networks, load_networks, network_files
 from .records import record
 
@@ -142,16 +142,13 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     """
     guard = experiment.guard
     models = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
-    parts = {name: part_identity(model) for name, model in models.items()} | dict(weights)
+    prompts = [prompt for group in experiment.groups for prompt in group]
     # baselines with a search of their own are found by name, so no import statement shows them
     searches = {method_of(method).search.partition(":")[0] for method in params.methods}
-    return asdict(params) | {
-        "versions": versions(),
-        "code": code_of(__name__, *modules_of(*models.values()), *sorted(searches)),
-        "chosen": prompts_digest([prompt for group in experiment.groups for prompt in group]),
-        "parts": parts,
-        "device": str(guard.policy.model.device),
-    }
+    known = models_identity(models, prompts, __name__, *searches)
+    known["parts"] |= weights
+    order = ("versions", "code", "chosen", "parts", "device")
+    return asdict(params) | {name: known[name] for name in order}
 
 
 def decode_missing(run: Run, experiment: Experiment) -> None:

@@ -14,10 +14,11 @@ import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
+from typing import Any
 
 from ..errors import RunError
 from ..folders import DIGITS, digest_of
@@ -65,6 +66,27 @@ def part_identity(part) -> dict:
             "notebook cell"
         ) from error
     return known | {"code": cells_digest([source])}
+
+
+def models_identity(models: Mapping[str, Any], prompts: Iterable, *modules: str) -> dict:
+    """Return what lines depend on besides settings: models, code, versions, device and prompts.
+
+    Parameters
+    ----------
+    models : mapping of str to Policy or Scorer
+        By role; one is ``policy``.
+    modules : str
+        Dotted names of the modules that make the lines.
+    """
+    model = models["policy"].model
+    return {
+        "parts": {role: part_identity(part) for role, part in models.items()},
+        "code": code_of(*modules, *modules_of(*models.values())),
+        "versions": versions(),
+        "dtype": str(model.dtype),
+        "device": str(model.device),
+        "chosen": prompts_digest(prompts),
+    }
 
 
 def modules_of(*parts) -> list[str]:

@@ -47,18 +47,22 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
     pairs = pairs_of(load_runs(params.profile, pattern=params.pattern), params)
     folder = folder or root() / "runs" / params.profile / "judge" / params.run
     # only what a reply depends on: verdicts are computed from the replies again each time
-    code = code_of(*modules_of(judge, *getattr(judge, "scorers", {}).values()))
     identity = {
         "judge": judge.identity(),
         "seed": params.seed,
-        "code": code,
+        "code": code_of(*modules_of(judge, *getattr(judge, "scorers", {}).values())),
         "versions": versions(),
     }
     with open_run(folder, identity) as run:
         scores = judge_missing(params, judge, run, questions_of(pairs))
-        judged = verdicts(pairs, scores, judge.names)
-        run.finish(_manifest(params, judged))
-    return judged
+        table = verdicts(pairs, scores, judge.names)
+        counts = {
+            aspect: cell["verdict"].value_counts().to_dict()
+            for aspect, cell in table.groupby("aspect")
+        }
+        n_pairs = len(table) // len(ASPECTS)
+        run.finish({"pairs": n_pairs, "counts": counts, "params": asdict(params)})
+    return table
 
 
 def judge_missing(
@@ -69,35 +73,21 @@ def judge_missing(
     Replies are appended to the folder one by one.
     """
     path = run.folder / "verdicts.jsonl"
-    scores = {
-        line["question"]: scores_of(line) for line in sound_lines(path, by=itemgetter("question"))
-    }
+    lines = sound_lines(path, by=itemgetter("question"))
+    scores = {line["question"]: scores_of(line) for line in lines}
     missing = [question for digest, question in questions.items() if digest not in scores]
     if missing:
         run.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
-    bar = progress(len(questions), params.run)
-    bar.update(len(questions) - len(missing))
-    for question, reply in judge.ask(missing, params.seed, params.workers):
-        about = {
-            "question": question.digest,
-            "aspect": question.aspect,
-            "prompt_id": question.prompt_id,
-        }
-        line = about | asdict(reply)
-        append(path, line | {"digest": line_digest(line)})
-        scores[question.digest] = reply.scores
-        bar.update()
-    bar.close()
+    with progress(len(questions), params.run) as bar:
+        bar.update(len(questions) - len(missing))
+        for question, reply in judge.ask(missing, params.seed, params.workers):
+            line = {
+                "question": question.digest,
+                "aspect": question.aspect,
+                "prompt_id": question.prompt_id,
+                **asdict(reply),
+            }
+            append(path, line | {"digest": line_digest(line)})
+            scores[question.digest] = reply.scores
+            bar.update()
     return scores
-
-
-def _manifest(params: JudgeParams, judged: pd.DataFrame) -> dict:
-    """Return the manifest: numbers of pairs and verdicts, and the parameters."""
-    return {
-        "pairs": len(judged) // len(ASPECTS),
-        "counts": {
-            aspect: cell["verdict"].value_counts().to_dict()
-            for aspect, cell in judged.groupby("aspect")
-        },
-        "params": asdict(params),
-    }

@@ -59,11 +59,8 @@ class ParamFiles:
 
     def files(self, kind: str) -> list[Path]:
         """Return all files of a kind: ``critic``, ``decode``, ``judge``, ``tables``, ..."""
-        return sorted(
-            path
-            for path in (self.base / self.folder).glob(f"{kind}*.yaml")
-            if path.stem.split("-")[0] == kind
-        )
+        paths = sorted((self.base / self.folder).glob(f"{kind}*.yaml"))
+        return [path for path in paths if _kind(path) == kind]
 
     def read(self, file: Path | str) -> dict:
         """Return the settings of a file.
@@ -83,7 +80,7 @@ class ParamFiles:
             raise ParameterError(
                 f"{file} cannot be read ({reason}); mend it, or take it out of its folder"
             ) from error
-        if not isinstance(given, dict):
+        if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
             raise ParameterError(f"{file} is no params file; it must be a mapping of settings")
         home = file.parent.name
         check_name(f"profile of {file}", given.get("profile"))
@@ -94,13 +91,11 @@ class ParamFiles:
             )
         if home != self.folder or not self.changes:
             return given
-        every = {
-            name: value for name, value in self.changes.get("every", {}).items() if name in given
-        }
-        given |= every | self.changes.get(file.stem.split("-")[0], {}) | {"profile": self.profile}
-        return json.loads(
-            json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
-        )
+        every = self.changes.get("every", {})
+        given |= {name: every[name] for name in every.keys() & given.keys()}
+        given |= self.changes.get(_kind(file), {}) | {"profile": self.profile}
+        moved = json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
+        return json.loads(moved)
 
     def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
         """Yield name and settings of every run of a file, one for every point of its grid.
@@ -113,23 +108,19 @@ class ParamFiles:
         given = self.read(file)
         check_name(f"run of {file}", given.get("run"))
         if self.limit and given.get("hardest"):  # not where a whole set is answered
-            given |= {
-                "limit": self.limit,
-                "hardest": round(self.limit * given["hardest"] / given["limit"]),
-            }
+            share = given["hardest"] / given["limit"]
+            given |= {"limit": self.limit, "hardest": round(self.limit * share)}
         grid = given.pop("grid", {})
-        if not isinstance(grid, dict) or not all(
-            isinstance(values, list) and values for values in grid.values()
-        ):
+        lists = grid.values() if isinstance(grid, dict) else [None]
+        if not all(isinstance(values, list) and values for values in lists):
             raise ParameterError(
                 f"grid of {file} is {grid!r}; give each of its settings a list of values, such as "
                 "seed: [0, 1]"
             )
-        for values in itertools.product(*grid.values()):
+        for values in itertools.product(*lists):
             point = dict(zip(grid, values, strict=True))
-            run = "-".join(
-                [given["run"], *(_part(file, name, value) for name, value in point.items())]
-            )
+            parts = [_part(file, name, value) for name, value in point.items()]
+            run = "-".join([given["run"], *parts])
             yield run, given | point | {"run": run}
 
     def runs(self) -> dict[str, dict]:
@@ -155,17 +146,22 @@ class ParamFiles:
 
         Refuse two files that would write into one folder.
         """
-        found: dict[str, dict] = {}
+        runs: dict[str, dict] = {}
         makers: dict[str, Path] = {}
         for file in itertools.chain.from_iterable(map(self.files, kinds)):
             for run, settings in self.points(file):
-                if run in found:
+                if run in runs:
                     raise ParameterError(
                         f"{makers[run]} and {file} both make a run {run!r}; give one of the two "
                         "another name"
                     )
-                found[run], makers[run] = settings, file
-        return found
+                runs[run], makers[run] = settings, file
+        return runs
+
+
+def _kind(file: Path) -> str:
+    """Return the kind of a file: its name up to the first hyphen."""
+    return file.stem.split("-")[0]
 
 
 def _part(file: Path | str, name: str, value: object) -> str:

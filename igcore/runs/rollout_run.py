@@ -24,7 +24,7 @@ from ..errors import ParameterError, RunError
 from ..folders import open_run, read
 from ..policy import Policy, Prompt, groups_of
 from ..scorers import Scorer, check_sign, checked_score
-from .identity import code_of, modules_of, part_identity, prompts_digest, versions
+from .identity import models_identity
 
 METHOD = "rollouts"  # the lines' field ``method``
 
@@ -70,14 +70,7 @@ def roll_out(
     groups = groups_of(config, list(prompts))
     chosen = [prompt for group in groups for prompt in group]
     models = {"policy": policy, "cost": cost, "reward": reward}
-    params = asdict(config) | {
-        "parts": {role: part_identity(model) for role, model in models.items()},
-        "code": code_of(__name__, *modules_of(*models.values())),
-        "versions": versions(),
-        "dtype": str(policy.model.dtype),
-        "device": str(policy.model.device),
-        "chosen": prompts_digest(chosen),
-    }
+    identity = asdict(config) | models_identity(models, chosen, __name__)
     wanted = {(METHOD, prompt.id) for prompt in chosen}
     label = f"rollouts {policy.name}"
 
@@ -85,7 +78,7 @@ def roll_out(
         """Return the lines of a group, in smaller batches where memory runs out."""
         return halving(group, len(group), partial(_lines, policy, config, cost, reward))
 
-    with open_run(Path(folder), params, wanted) as run, packed(policy.model):
+    with open_run(Path(folder), identity, wanted) as run, packed(policy.model):
         run.fill([(METHOD, group) for group in groups], lines_of, label)
         seconds = sum(line["generate_s"] + line["score_s"] for line in run.lines)
         run.finish({"lines": len(run.lines), "seconds": seconds})
