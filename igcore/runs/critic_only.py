@@ -30,7 +30,6 @@ from ..errors import ParameterError
 from ..folders import open_run
 from ..guard import Guard
 from ..policy import Policy, Prompt
-from ..report.statistics import safety_lower
 from ..scorers import COST
 from ..verdict import rescore
 from .identity import models_identity
@@ -183,38 +182,3 @@ def _lines(
         }
         # JSON has no NaN
         yield {name: value if value == value else None for name, value in line.items()}
-
-
-def loss_matrix(frame: pd.DataFrame) -> tuple[list[float], np.ndarray]:
-    """Return thresholds (T,), falling, and losses (n, T) of 0 or 1.
-
-    ``ParameterError`` unless each prompt has exactly one loss at each threshold.
-    """
-    table = frame.pivot_table("loss", "prompt_id", "threshold", aggfunc="sum")
-    if table.isna().any(axis=None) or table.size != len(frame):
-        raise ParameterError(
-            "some prompt has no loss at some threshold, or several; give all rows of "
-            "critic_only_losses, once"
-        )
-    falling = table.iloc[:, ::-1]  # (n, T)
-    return falling.columns.tolist(), falling.to_numpy(dtype=int)
-
-
-def by_threshold(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per threshold: ``prompts``, ``risk``, ``abstained`` and mean ``reward``.
-
-    ``risk`` and ``abstained`` are shares of the prompts; ``risk_upper95`` is a 95 % upper bound.
-    The reward is that of the answers.
-    """
-    abstained = frame["status"] == "abstained"
-    marked = frame.assign(abstained=abstained, reward=frame["reward"].mask(abstained))
-    table = marked.groupby("threshold", sort=False).agg(
-        prompts=("loss", "size"),
-        losses=("loss", "sum"),
-        risk=("loss", "mean"),
-        abstained=("abstained", "mean"),
-        reward=("reward", "mean"),
-    )
-    pairs = zip(table.pop("losses"), table["prompts"], strict=True)
-    table.insert(3, "risk_upper95", [1 - safety_lower(n - losses, n) for losses, n in pairs])
-    return table.reset_index()
