@@ -11,7 +11,6 @@ What pydantic refuses becomes a ``ParameterError``. Rules across fields stand in
 and raise that error themselves.
 """
 
-import math
 import re
 from collections.abc import Collection
 from functools import partial, wraps
@@ -26,6 +25,7 @@ from .errors import MissingParameter, ParameterError, unknown_name
 
 # a folder's name: no character that a path or a shell treats specially
 NAME = re.compile(r"[A-Za-z0-9_-]+")
+NUMBER = re.compile(r"\s*[-+]?[\d_]*\.?\d+\.?(e[-+]?\d+)?\s*", re.IGNORECASE)  # as text
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 KINDS = {
     int: "a whole number",
@@ -81,10 +81,7 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
         except ValidationError as error:
             known = type(self).__pydantic_fields__
             given = dict(zip(known, values, strict=False)) | named
-            refusal = _refusal(known, given, error)
-        else:
-            return
-        raise refusal
+            raise _refusal(known, given, error) from None
 
     checked.__init__ = init
     return checked
@@ -93,16 +90,13 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
 def _refusal(known: dict, given: dict, error: ValidationError) -> Exception:
     """Return the error to raise for what pydantic refuses: about one field, in one sentence."""
     failures = error.errors(include_url=False)
-    # a misspelt name explains a missing one, so it comes first
-    failures.sort(key=_is_known)
+    for failure in failures:  # first, because a misspelt name explains a missing one
+        if failure["type"].startswith("unexpected_"):
+            return unknown_name("parameter", failure["loc"][0], known)
     first = failures[0]
     if not first["loc"]:  # a rule across fields
         return first["ctx"]["error"]
     place = first["loc"][0]
-    if first["type"] == "unexpected_keyword_argument":
-        return unknown_name("parameter", place, known)
-    if first["type"] == "unexpected_positional_argument":
-        return ParameterError(f"{place + 1} values are given for {len(known)} settings; name them")
     name = list(known)[place] if isinstance(place, int) else place
     if first["type"] == "missing":
         reason = ", because what is safe is the user's to say" if name == "budget" else ""
@@ -111,18 +105,12 @@ def _refusal(known: dict, given: dict, error: ValidationError) -> Exception:
         )
     of_field = [failure for failure in failures if failure["loc"][0] == place]
     for failure in of_field:
-        if failure["type"] == "value_error":
+        if failure["type"] == "value_error":  # from a check of ours
             return failure["ctx"]["error"]
     allowed = get_args(known[name].annotation)
     if first["type"] == "literal_error" and len(of_field) == 1:
         return unknown_name(name, given[name], allowed)
-    nothing = type(None) in allowed
-    return _wrong_value(name, given[name], of_field, nothing)
-
-
-def _is_known(failure: dict) -> bool:
-    """Say whether a failure is about a field that there is."""
-    return not failure["type"].startswith("unexpected_")
+    return _wrong_value(name, given[name], of_field, type(None) in allowed)
 
 
 def _wrong_value(name: str, value: Any, failures: list, nothing: bool) -> ParameterError:
@@ -136,29 +124,20 @@ def _wrong_value(name: str, value: Any, failures: list, nothing: bool) -> Parame
         failures = [failure for failure in inside if failure["loc"] == inside[0]["loc"]]
         nothing = False
     wrong = failures[0]["input"]
-    phrases = []
-    for failure in failures:
-        phrase = ALLOWED.get(failure["type"], failure["msg"])
-        phrases.append(phrase.format(**failure.get("ctx", {})))
+    phrases = [
+        ALLOWED.get(failure["type"], failure["msg"]).format(**failure.get("ctx", {}))
+        for failure in failures
+    ]
     kind = ""
     if any(failure["type"].endswith("_type") for failure in failures):
         kind = f", which is {KINDS.get(type(wrong), type(wrong).__name__)}"
-        if nothing:
-            phrases.append("nothing")
+        phrases += ["nothing"] if nothing else []
     # the commonest mistake gets its remedy: YAML reads 1e-5 as text
-    spelt = "a number" in phrases and isinstance(wrong, str) and _is_number(wrong)
+    spelt = "a number" in phrases and NUMBER.fullmatch(str(wrong))
     remedy = ", with a point and without quotes, such as 1.0e-5" if spelt else ""
     verb = "holds" if inside else "is"
     allowed = " or ".join(dict.fromkeys(phrases))
     return ParameterError(f"parameter {name} {verb} {wrong!r}{kind}; it must be {allowed}{remedy}")
-
-
-def _is_number(text: str) -> bool:
-    """Say whether a text spells a finite number."""
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 # --- checks of one value --------------------------------------------------------------------------

@@ -71,8 +71,8 @@ def save_checkpoint(
 ) -> None:
     """Write weights, the best ones so far, the optimiser and `state` (JSON values), atomically."""
     part = path.with_suffix(".part")
-    weights = {"now": network.state_dict(), "best": best}
-    torch.save({**weights, "optimizer": optimizer.state_dict(), "state": state}, part)
+    saved = {"now": network.state_dict(), "best": best, "optimizer": optimizer.state_dict()}
+    torch.save(saved | {"state": state}, part)
     part.replace(path)
 
 
@@ -139,7 +139,7 @@ def load_network(
         When files are missing, damaged or do not belong together.
     """
     kind = network_type.SPEC.KIND
-    fields, weights, about = _read(folder, name, kind)
+    fields, weights, training = _read(folder, name, kind)
     spec = network_type.SPEC(**fields)
     spec.check_scorers(policy, cost, reward)
     for field, size in sizes.items():
@@ -151,24 +151,26 @@ def load_network(
     with torch.device("meta"):  # initialise no weights: they are replaced at once
         network = network_type(spec)
     network.load_state_dict(weights, assign=True)
-    network.about = about
+    network.about = training
     return network.to(policy.model.device).eval()
 
 
 def _read(folder: Path, name: str, kind: str) -> tuple[dict[str, Any], Weights, dict[str, Any]]:
-    """Return the fields of ``spec``, the weights and ``about``; errors call the network `kind`."""
+    """Return the fields of ``spec``, the weights, and how they were trained.
+
+    Errors call the network `kind`.
+    """
     path = folder / f"{name}.safetensors"
     try:
         fields = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         data = path.read_bytes()
-        digest, about, _ = (fields.pop(key) for key in ("sha256", "about", "parameters"))
+        digest, training, _ = (fields.pop(key) for key in ("sha256", "about", "parameters"))
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise RunError(
             f"no {kind} can be read from {folder} ({type(error).__name__}: {error}); train it again"
         ) from error
-    if (found := hashlib.sha256(data).hexdigest()) != digest:
+    if (actual := hashlib.sha256(data).hexdigest()) != digest:
         raise RunError(
-            f"{path} is damaged: its sha256 is {found[:12]}..., not {digest[:12]}...; "
-            f"train it again"
+            f"{path} is damaged: its sha256 is {actual[:12]}, not {digest[:12]}; train it again"
         )
-    return fields, load(data), about
+    return fields, load(data), training

@@ -41,25 +41,24 @@ class Origin:
 
         The reward is checked when given.
         """
-        for role, given in (("policy", policy), ("cost", cost), ("reward", reward)):
-            name, made = getattr(self, role), getattr(self, f"{role}_digest")
-            if given is not None and (given.name, given.digest) != (name, made):
+        for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
+            name, digest = getattr(self, role), getattr(self, f"{role}_digest")
+            if part is not None and (part.name, part.digest) != (name, digest):
                 raise ParameterError(
-                    f"the {self.KIND} was trained for {role} {name!r} of hash {made[:12]!r}, "
-                    f"not for {given.name!r} of hash "
-                    f"{given.digest[:12]!r}; give it that {role}, or train a {self.KIND} for "
-                    f"this one"
+                    f"the {self.KIND} was trained for {role} {name!r} of hash {digest[:12]!r}, not "
+                    f"for {part.name!r} of hash {part.digest[:12]!r}; give it that {role}, or "
+                    f"train a {self.KIND} for this one"
                 )
 
     def check_settings(self, method: str, settings: SearchConfig) -> None:
         """Raise ``ParameterError`` unless it was trained for the settings of a method."""
         for name in self.SAME:
-            made, value = getattr(self, name), getattr(settings, name)
-            if value != made:
+            trained, value = getattr(self, name), getattr(settings, name)
+            if value != trained:
                 raise ParameterError(
-                    f"the {self.KIND} was trained for {name} {made!r}, but {method!r} runs "
-                    f"with {value!r}; set {name} to {made!r} "
-                    f"where the method leaves it open, or train a {self.KIND} for this one"
+                    f"the {self.KIND} was trained for {name} {trained!r}, but {method!r} runs with "
+                    f"{value!r}; set {name} to {trained!r} where the method leaves it open, or "
+                    f"train a {self.KIND} for this one"
                 )
 
 
@@ -108,7 +107,6 @@ class Spec(Origin):
         """Raise ``ParameterError`` unless the critic was trained for this budget."""
         if not self.budget <= budget <= self.budget_high:
             raise ParameterError(
-                f"budget is {budget}, but the critic was trained for budgets from "
-                f"{self.budget} to {self.budget_high}; choose one "
-                "of these, or train a critic for this one"
+                f"budget is {budget}, but the critic was trained for budgets from {self.budget} to "
+                f"{self.budget_high}; choose one of these, or train a critic for this one"
             )
