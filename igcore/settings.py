@@ -80,14 +80,14 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
             build(self, *values, **named)
         except ValidationError as error:
             known = type(self).__pydantic_fields__
-            given = dict(zip(known, values, strict=False)) | named
-            raise _refusal(known, given, error) from None
+            by_name = dict(zip(known, values, strict=False)) | named
+            raise _refusal(known, by_name, error) from None
 
     checked.__init__ = init
     return checked
 
 
-def _refusal(known: dict, given: dict, error: ValidationError) -> Exception:
+def _refusal(known: dict, values: dict, error: ValidationError) -> Exception:
     """Return the error to raise for what pydantic refuses: about one field, in one sentence."""
     failures = error.errors(include_url=False)
     for failure in failures:  # first, because a misspelt name explains a missing one
@@ -109,8 +109,8 @@ def _refusal(known: dict, given: dict, error: ValidationError) -> Exception:
             return failure["ctx"]["error"]
     allowed = get_args(known[name].annotation)
     if first["type"] == "literal_error" and len(of_field) == 1:
-        return unknown_name(name, given[name], allowed)
-    return _wrong_value(name, given[name], of_field, type(None) in allowed)
+        return unknown_name(name, values[name], allowed)
+    return _wrong_value(name, values[name], of_field, type(None) in allowed)
 
 
 def _wrong_value(name: str, value: Any, failures: list, nothing: bool) -> ParameterError:

@@ -1,4 +1,4 @@
-"""What a judge of two answers is asked, and how its reply is read."""
+"""The question that a judge of two answers gets, and the scores in its reply."""
 
 import hashlib
 import json
@@ -62,7 +62,7 @@ class Question:
 
     @property
     def text(self) -> str:
-        """What a language model is asked."""
+        """The question as a language model gets it."""
         answers = "\n\n".join(
             ANSWER.format(*pair) for pair in enumerate((self.first, self.second), start=1)
         )
@@ -71,7 +71,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a judge says of a question.
+    """The reply of a judge to a question.
 
     Attributes
     ----------
@@ -95,10 +95,10 @@ def parse(answer: str | None, finish_reason: str | None = "stop") -> tuple[float
     The opening tag may be missing: chat templates of reasoning models write it themselves. None for
     a reply that was cut off, inside its reasoning or after it, and for any other first line.
     """
-    said = (answer or "").rpartition("</think>")[2]
-    if finish_reason == "length" or "<think>" in said:
+    reply = (answer or "").rpartition("</think>")[2]
+    if finish_reason == "length" or "<think>" in reply:
         return None
-    scores = SCORES.fullmatch(said.strip().partition("\n")[0])
+    scores = SCORES.fullmatch(reply.strip().partition("\n")[0])
     return scores and (float(scores[1]), float(scores[2]))
 
 

@@ -74,27 +74,27 @@ class ParamFiles:
         file = Path(file)
         check_name(f"the name of {file} without .yaml", file.stem)
         try:
-            given = yaml.safe_load(file.read_text(encoding="utf-8"))
+            settings = yaml.safe_load(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ParameterError(
                 f"{file} cannot be read ({reason}); mend it, or take it out of its folder"
             ) from error
-        if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+        if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
             raise ParameterError(f"{file} is no params file; it must be a mapping of settings")
         home = file.parent.name
-        check_name(f"profile of {file}", given.get("profile"))
-        if given["profile"] != home:
+        check_name(f"profile of {file}", settings.get("profile"))
+        if settings["profile"] != home:
             raise ParameterError(
-                f"profile of {file} is {given['profile']!r}; set it to {home!r}, the folder that "
-                "the file lies in"
+                f"profile of {file} is {settings['profile']!r}; set it to {home!r}, the folder "
+                "that the file lies in"
             )
         if home != self.folder or not self.changes:
-            return given
+            return settings
         every = self.changes.get("every", {})
-        given |= {name: every[name] for name in every.keys() & given.keys()}
-        given |= self.changes.get(_kind(file), {}) | {"profile": self.profile}
-        moved = json.dumps(given).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
+        settings |= {name: every[name] for name in every.keys() & settings.keys()}
+        settings |= self.changes.get(_kind(file), {}) | {"profile": self.profile}
+        moved = json.dumps(settings).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
         return json.loads(moved)
 
     def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
@@ -105,12 +105,12 @@ class ParamFiles:
         ParameterError
             See `read`; also when the name of a run is not allowed, or the grid makes such a name.
         """
-        given = self.read(file)
-        check_name(f"run of {file}", given.get("run"))
-        if self.limit and given.get("hardest"):  # not where a whole set is answered
-            share = given["hardest"] / given["limit"]
-            given |= {"limit": self.limit, "hardest": round(self.limit * share)}
-        grid = given.pop("grid", {})
+        settings = self.read(file)
+        check_name(f"run of {file}", settings.get("run"))
+        if self.limit and settings.get("hardest"):  # not where a whole set is answered
+            share = settings["hardest"] / settings["limit"]
+            settings |= {"limit": self.limit, "hardest": round(self.limit * share)}
+        grid = settings.pop("grid", {})
         lists = grid.values() if isinstance(grid, dict) else [None]
         if not all(isinstance(values, list) and values for values in lists):
             raise ParameterError(
@@ -120,8 +120,8 @@ class ParamFiles:
         for values in itertools.product(*lists):
             point = dict(zip(grid, values, strict=True))
             parts = [_part(file, name, value) for name, value in point.items()]
-            run = "-".join([given["run"], *parts])
-            yield run, given | point | {"run": run}
+            run = "-".join([settings["run"], *parts])
+            yield run, settings | point | {"run": run}
 
     def runs(self) -> dict[str, dict]:
         """Return the settings of all runs of notebook 30 by name, the examples included.
