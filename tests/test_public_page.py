@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from test_policy import tiny_model, tiny_tokenizer
+from tiny import tiny_model, tiny_tokenizer
 
 import igcore as ig
 from igcore.policy import Chat, as_prompt

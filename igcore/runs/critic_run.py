@@ -25,7 +25,6 @@ from ..baselines.value_training import train_value
 from ..critic.network import Critic
 from ..critic.rollouts import Rollout
 from ..critic.training import train
-from ..decoding import decode
 from ..engine.prepack import packed
 from ..errors import ParameterError
 from ..folders import digest_of, root
