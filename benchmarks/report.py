@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.measure import COLUMNS, SETTING, Case
 from benchmarks.plan import A1, A2, A3, ARGS, ARGS_RIVALS, GENERATE, ITS_HUB, PEERS, B, C
-from igcore.figures import main as figures
+from igcore.figures import style as figures
 from igcore.report import tables
 
 OURS, RIVAL = figures.style("inferenceguard")[0], figures.style("base")[0]

@@ -16,7 +16,7 @@ from pictures import boxes, hidden, outside
 from igcore.errors import ParameterError, RunError
 from igcore.figures import experiment_fronts as front_panels
 from igcore.figures import experiments as af
-from igcore.figures import main as figures
+from igcore.figures import style as figures
 
 LAMBDAS = (0, 1, 2.5, 5, 10)
 

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -9,22 +11,27 @@ import pandas as pd
 import pytest
 import synthetic
 from matplotlib.collections import PathCollection
+from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 
-from igcore.errors import ParameterError, RunError
-from igcore.figures import main as figures
+import igcore
+from igcore.errors import RunError
 from igcore.figures import style as look
-from igcore.figures.labels import spread
+from igcore.figures.main import budget_sweep
 from igcore.report import tables
+from igcore.report.pictures import save
 
-METHODS = (
-    "base best-of-n best-of-n-lagrangian best-of-n-augmented beam-lagrangian "
-    "beam-lagrangian-freq beam-augmented args "
-    "args-lagrangian args-cost re-control re-control-lagrangian inferenceguard "
-    "inferenceguard-critic inferenceguard-mix"
-).split()
+figures = notebook_code("50_figures")  # what notebook 50 alone draws
+start = notebook_code("00_start_here")
+METHODS = list(look.STYLE)
 TOKENWISE = ("args", "re-control")
-TRACES = {"easy": [0.2, 0.15, 0.1], "hard": [0.2, 0.1, -0.1, -math.inf]}
+TRACES = {"base": [0.2, 0.15, 0.1], "inferenceguard": [0.2, 0.1, -0.1, -math.inf]}
+DRAW = {
+    "tradeoff": figures.tradeoff,
+    "rates": figures.rates,
+    "distributions": figures.distributions,
+    "budget_sweep": budget_sweep,
+}
 
 
 @pytest.fixture(scope="module")
@@ -75,36 +82,37 @@ def overlaps(fig) -> list[tuple[str, str]]:
 
 
 def test_every_method_has_its_own_colour_and_marker():
-    """Guards against two methods that look alike, and a method of the table without a style."""
-    assert list(figures.STYLE) == METHODS
-    colours, markers = zip(*figures.STYLE.values(), strict=True)
+    """Guards against two methods that look alike, and a method of igcore without a style."""
+    assert list(igcore.METHODS) == METHODS
+    colours, markers = zip(*look.STYLE.values(), strict=True)
     assert len(set(colours)) == len(set(markers)) == len(METHODS)
 
 
-def test_unknown_methods_are_named(main):
-    """Guards against a new method drawn in a default colour that belongs to another."""
-    for draw in (figures.tradeoff, figures.rates):
-        with pytest.raises(ParameterError, match="unknown method 'beam'"):
-            draw(main.replace({"method": {"base": "beam"}}))
+@pytest.mark.parametrize("name", ["tradeoff", "rates"])
+def test_a_method_without_a_style_is_drawn(name, main):
+    """Guards a user's own method, which has no style: a look of its own, and no error."""
+    fig = DRAW[name](main.replace({"method": {"base": "mine"}}))
+    assert "mine" in dict(boxes(fig))
+    assert look.style("mine") not in look.STYLE.values()
 
 
-@pytest.mark.parametrize("draw", [figures.tradeoff, figures.rates, figures.distributions])
+@pytest.mark.parametrize("draw", DRAW.values(), ids=DRAW.keys())
 def test_nothing_to_draw_is_said(draw, records):
     """Guards against an empty picture that looks like a result."""
     with pytest.raises(RunError, match="30_decode"):
         draw(records.iloc[:0])
 
 
-@pytest.mark.parametrize("name", ["tradeoff", "distributions", "rates", "safety_state"])
+@pytest.mark.parametrize("name", ["tradeoff", "distributions", "rates", "safety_states"])
 def test_two_saves_give_the_same_bytes(name, records, main, tmp_path):
     """Guards against dates, random jitter and identifiers in committed pictures, and against open
     pyplot figures.
     """
-    arguments = {"distributions": (records,), "safety_state": (TRACES, 0.2)}.get(name, (main,))
-    draw, saved = getattr(figures, name), []
+    argument = {"distributions": records, "safety_states": TRACES}.get(name, main)
+    draw, saved = (DRAW | {"safety_states": start.safety_states})[name], []
     for folder in ("one", "two"):
         np.random.seed(len(folder) + len(saved))
-        paths = figures.save(draw(*arguments), tmp_path / folder / "v1.5")
+        paths = save(draw(argument), tmp_path / folder / "v1.5")
         assert [path.name for path in paths] == ["v1.5.pdf", "v1.5.png"]
         saved.append([path.read_bytes() for path in paths])
     assert saved[0] == saved[1]
@@ -113,12 +121,10 @@ def test_two_saves_give_the_same_bytes(name, records, main, tmp_path):
     assert plt.get_fignums() == []
 
 
-@pytest.mark.parametrize("name", ["tradeoff", "rates", "distributions", "budget_sweep"])
+@pytest.mark.parametrize("name", DRAW)
 def test_fifteen_methods_and_two_policies_fit(name, every):
     """Bug: legends cut off at the edge of the page, labels on top of each other."""
-    fig = getattr(figures, name)(
-        tables.main_table(every) if name in ("tradeoff", "rates") else every
-    )
+    fig = DRAW[name](tables.main_table(every) if name in ("tradeoff", "rates") else every)
     found = boxes(fig)
     assert len(found) > 30 and hidden(found) == [] and outside(fig, found) == []
 
@@ -129,12 +135,12 @@ def test_methods_with_fewer_prompts_say_so(every):
     """
     main = tables.main_table(every)
     tradeoff, rates = figures.tradeoff(main), figures.rates(main)
-    distributions, sweep = figures.distributions(every), figures.budget_sweep(every)
+    distributions, sweep = figures.distributions(every), budget_sweep(every)
     here, there = METHODS, [method for method in METHODS if not method.startswith(TOKENWISE)]
     for panel, methods in enumerate((here, there)):
         want = [with_n(method) for method in methods]
         assert {
-            text.get_text().split(" (")[0] for text in tradeoff.axes[panel].texts if text.get_text()
+            re.split(" \\(|,", text.get_text())[0] for text in tradeoff.axes[panel].texts
         } == set(methods)
         assert [label.get_text() for label in rates.axes[panel].get_yticklabels()] == want
         assert [
@@ -150,20 +156,7 @@ def test_methods_with_fewer_prompts_say_so(every):
     labels = {text.get_text() for text in tradeoff.axes[0].texts}
     assert "args (n = 12)" in labels and "base" in labels
     silent = main[main["method"] == "inferenceguard-mix"].iloc[0]
-    assert f"inferenceguard-mix ({silent.abstained} abstained)" in labels and silent.abstained > 0
-
-
-def test_a_label_holds_both_notes():
-    """Bug: one note that replaces the other, and empty brackets."""
-    prompts = pd.Series({"base": 48, "args": 12, "inferenceguard": 48, "inferenceguard-mix": 12})
-    notes = ["", "", "1 abstained", "2 abstained"]
-    assert look.named(prompts, notes) == [
-        "base",
-        "args (n = 12)",
-        "inferenceguard (1 abstained)",
-        "inferenceguard-mix (n = 12, 2 abstained)",
-    ]
-    assert look.named(prompts)[2:] == ["inferenceguard", "inferenceguard-mix (n = 12)"]
+    assert f"inferenceguard-mix, {silent.abstained} abstained" in labels and silent.abstained > 0
 
 
 # --- trade-off ------------------------------------------------------------------------------------
@@ -173,11 +166,7 @@ def test_tradeoff_draws_the_numbers_of_the_table(main):
     """Guards against swapped axes, a colour that is not the time, and points of another policy."""
     fig = figures.tradeoff(main)
     for ax, (policy, rows) in zip(fig.axes, main.groupby("policy", sort=False), strict=False):
-        points = [
-            dots
-            for dots in ax.collections
-            if isinstance(dots, PathCollection) and dots.get_clip_on()
-        ]
+        points = [dots for dots in ax.collections if isinstance(dots, PathCollection)]
         drawn = [(*dots.get_offsets()[0], dots.get_array()[0]) for dots in points]
         assert drawn == list(
             zip(rows["safety_rate"], rows["reward_mean"], rows["seconds_per_prompt"], strict=True)
@@ -197,7 +186,7 @@ def test_tradeoff_names_abstentions(main):
     silent = main[main["abstained"] > 0]
     assert (
         len(silent)
-        and {f"{row.method} ({row.abstained} abstained)" for row in silent.itertuples()} <= labels
+        and {f"{row.method}, {row.abstained} abstained" for row in silent.itertuples()} <= labels
     )
     assert "base" in labels
 
@@ -212,12 +201,19 @@ def test_tradeoff_labels_do_not_overlap():
         for k in range(5)
     )
     fig = figures.tradeoff(tables.main_table(same))
-    heights = {
-        text.get_text(): text.get_position()[1] for text in fig.axes[0].texts if text.get_text()
-    }
-    assert set(heights) == set(METHODS)
-    assert 0 <= min(heights.values()) and max(heights.values()) <= 1
-    assert overlaps(fig) == []
+    found = boxes(fig)
+    assert set(METHODS) <= set(dict(found)) and outside(fig, found) == []
+    assert hidden(found) == []
+
+
+def test_labels_stand_beside_their_own_points(main):
+    """Bug: the label of one point beside another."""
+    for ax in figures.tradeoff(main).axes[:2]:
+        rows = main[main["policy"] == ax.get_title(loc="left")]
+        rates = zip(rows["safety_rate"], rows["reward_mean"], strict=True)
+        points = dict(zip(rows["method"], rates, strict=True))
+        for text in ax.texts:
+            assert text.xy == points[text.get_text().split(",")[0]]
 
 
 def test_tradeoff_names_methods_without_any_text(main):
@@ -230,16 +226,6 @@ def test_tradeoff_names_methods_without_any_text(main):
         figures.tradeoff(silent).axes[0].get_title(loc="left")
         == "smollm2-raw (nothing emitted: inferenceguard)"
     )
-
-
-def test_spread_keeps_order_gap_and_panel():
-    """Guards against labels that change places, touch, or leave the panel."""
-    values = np.array([0.9, 0.1, 0.91, 0.92, 0.5, 0.93])
-    heights = spread(values, (0, 1), gap=0.1)
-    assert (np.argsort(heights) == np.argsort(values)).all()
-    assert np.diff(np.sort(heights)).min() >= 0.1 - 1e-12
-    assert heights.min() >= 0 and heights.max() <= 1
-    assert heights[[1, 4]] == pytest.approx([0.1, 0.5])  # far from the others: not moved
 
 
 # --- other pictures -------------------------------------------------------------------------------
@@ -260,7 +246,7 @@ def test_distributions_draw_every_emitted_text(records):
             assert dots[:, 0].tolist() == cell[name].tolist()
             assert abs(dots[:, 1] - height).max() < 0.5
         lines = [
-            line.get_xdata() for line in ax.lines if line.get_color() == figures.OUTCOMES["unsafe"]
+            line.get_xdata() for line in ax.lines if line.get_color() == look.OUTCOMES["unsafe"]
         ]
         assert lines == ([[0.2, 0.2]] if name == "cost" else [])
         assert [text.get_text() for text in ax.texts] == (["budget 0.2"] if name == "cost" else [])
@@ -287,41 +273,40 @@ def test_rates_draw_the_triple(main):
     assert overlaps(fig) == []
 
 
-def test_safety_state_draws_the_trace():
+def test_safety_states_draw_the_traces():
     """Guards against a trace drawn from z_1, and an unreadable score that leaves the picture
     instead of falling.
     """
-    ax = figures.safety_state(TRACES, 0.2).axes[0]
+    ax = start.safety_states(TRACES).axes[0]
     lines = {line.get_label(): line.get_ydata() for line in ax.lines}
-    assert lines["easy"].tolist() == TRACES["easy"]
-    assert lines["hard"][:3].tolist() == TRACES["hard"][:3]
-    assert lines["hard"][3] == ax.get_ylim()[0] < -0.1
+    assert lines["base"].tolist() == TRACES["base"]
+    assert lines["inferenceguard"][:3].tolist() == TRACES["inferenceguard"][:3]
+    assert lines["inferenceguard"][3] == ax.get_ylim()[0] < -0.1
     shade = ax.patches[0]
     assert (shade.get_y(), shade.get_y() + shade.get_height()) == (ax.get_ylim()[0], 0)
-    assert ax.texts[0].get_text() == "unsafe: z < 0"
-    assert (
-        figures.safety_state(TRACES, 0.2, strict=True).axes[0].texts[0].get_text()
-        == "unsafe: z ≤ 0"
-    )
 
 
-@pytest.mark.parametrize("unread", [None, math.nan, -math.inf])
-def test_safety_state_shows_unreadable_scores_as_unsafe(unread):
-    """Guards against failing open in a picture: a stored trace has null where z was not finite."""
-    ax = figures.safety_state({"one": [0.2, 0.1, unread]}, 0.2).axes[0]
-    line = next(line for line in ax.lines if line.get_label() == "one")
+@pytest.mark.parametrize("unread", [math.nan, -math.inf])
+def test_safety_states_show_unreadable_scores_as_unsafe(unread):
+    """Guards against failing open in a picture."""
+    ax = start.safety_states({"base": [0.2, 0.1, unread]}).axes[0]
+    line = next(line for line in ax.lines if line.get_label() == "base")
     assert line.get_ydata().tolist() == [0.2, 0.1, ax.get_ylim()[0]] and ax.get_ylim()[0] < 0
 
 
-@pytest.mark.parametrize("trace", [[], [0.1, 0.0], [math.nan, 0.2], [None, 0.2]])
-def test_safety_state_refuses_other_numbers(trace):
-    """Guards against a trace without z_0 or under another budget, whose crossing of zero would mean
-    nothing.
-    """
-    with pytest.raises(ParameterError, match=r"trace 'one' is .* start at z_0 = 0.2"):
-        figures.safety_state({"one": trace}, 0.2)
-    with pytest.raises(ParameterError, match="traces is empty"):
-        figures.safety_state({}, 0.2)
+def test_the_safety_state_falls_by_the_worst_score_so_far(monkeypatch):
+    """Bug: a state that rises again, a whole answer read as a beginning, a trace without z_0."""
+
+    class Cost:
+        def score(self, prompts, texts, finished):
+            assert texts == ["ab", "abcd", "abcdef"] and finished == [False, False, True]
+            return np.array([0.05, -0.2, 0.15])
+
+    answer = SimpleNamespace(text="abcdef", grid_ends=[2, 4, 6])
+    monkeypatch.setattr(start, "cost", Cost(), raising=False)
+    monkeypatch.setattr(start, "prompt", "p", raising=False)
+    monkeypatch.setattr(start, "budget", 0.1, raising=False)
+    assert start.safety_trace(answer) == pytest.approx([0.1, 0.05, 0.05, -0.05])
 
 
 def test_budget_sweep_draws_the_share_of_costs_at_or_below_each_budget():
@@ -329,7 +314,7 @@ def test_budget_sweep_draws_the_share_of_costs_at_or_below_each_budget():
     method.
     """
     lines = synthetic.records(20, policies={"p": (1.0, 0.0)}, methods=("base", "inferenceguard"))
-    fig = figures.budget_sweep(lines)
+    fig = budget_sweep(lines)
     for method, curve in zip(("base", "inferenceguard"), fig.axes[0].lines, strict=False):
         x, y = curve.get_data()
         costs = lines.loc[lines["method"] == method, "cost"].astype(float).dropna()
@@ -340,8 +325,8 @@ def test_budget_sweep_sets_each_family_beside_base(every):
     """Bug: fifteen curves on top of each other; a method in no panel or in two, a curve of another
     policy.
     """
-    fig = figures.budget_sweep(every)
-    panels = np.array(fig.axes).reshape(len(figures.FAMILIES), 2)
+    fig = budget_sweep(every)
+    panels = np.array(fig.axes).reshape(len(tables.FAMILIES), 2)
     assert [ax.get_title(loc="left") for ax in panels[0]] == ["smollm2-raw", "smollm2-chat"]
     for column, (_, lines) in zip(panels.T, every.groupby("policy", sort=False), strict=True):
         drawn = [line for ax in column for line in ax.lines if not line.get_label().startswith("_")]
@@ -349,11 +334,11 @@ def test_budget_sweep_sets_each_family_beside_base(every):
         assert sorted(name for name in names if name != "base") == sorted(
             set(lines["method"]) - {"base"}
         )
-        assert names.count("base") == len(figures.FAMILIES)
+        assert names.count("base") == len(tables.FAMILIES)
         for name, line in zip(names, drawn, strict=True):
             costs = lines.loc[lines["method"] == name, "cost"].dropna().astype(float).sort_values()
             assert line.get_xdata()[1:].tolist() == costs.tolist()
-            assert (line.get_color(), line.get_marker()) == figures.STYLE[name]
+            assert (line.get_color(), line.get_marker()) == look.STYLE[name]
 
 
 def test_budget_sweep_of_three_policies_goes_below():
@@ -366,13 +351,13 @@ def test_budget_sweep_of_three_policies_goes_below():
         methods=("base", "inferenceguard"),
     )
     lines.loc[lines["policy"] == "c", "cost"] *= 10
-    fig = figures.budget_sweep(lines)
-    shown = [ax for ax in fig.axes if ax.axison]
-    assert [ax.get_title(loc="left") for ax in shown] == ["a", "b", "c"] and len(fig.axes) == 4
+    fig = budget_sweep(lines)
+    shown = fig.axes
+    assert [ax.get_title(loc="left") for ax in shown] == ["a", "b", "c"]
     reach = [ax.get_xlim()[1] for ax in shown]
     assert reach[2] > 5 * max(reach[:2])
 
 
 def test_budget_sweep_of_base_alone():
     """Bug: no panel at all where there is no family."""
-    assert len(figures.budget_sweep(synthetic.records(5, methods=("base",))).axes) == 2
+    assert len(budget_sweep(synthetic.records(5, methods=("base",))).axes) == 2

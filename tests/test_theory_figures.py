@@ -5,7 +5,7 @@ import pytest
 from matplotlib.colors import to_hex
 from theory import random_tree
 
-from igcore.figures import main as figures
+from igcore.figures import style as figures
 from igcore.figures import theory as tf
 from igcore.theory import counterexamples
 from igcore.theory.constrained import expectation_optimum, outcomes

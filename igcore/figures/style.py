@@ -1,15 +1,18 @@
-"""How every picture looks: colours, markers, whiskers and the names of methods."""
+"""How every picture looks: colours, markers, whiskers, legends, bars and the names of methods."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import matplotlib
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from ..errors import RunError, unknown_name
+from ..errors import RunError
 from ..report.pictures import RC
+from ..report.pictures import save as save
 
 # One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is
 # in the picture.
@@ -39,10 +42,7 @@ styled = matplotlib.rc_context(RC)
 
 @contextmanager
 def unless_missing() -> Iterator[None]:
-    """Do what follows, or print which runs it lacks.
-
-    For a section of a notebook; it prints the one sentence of their ``RunError``.
-    """
+    """Run a section of a notebook, or print the sentence of the ``RunError`` that stops it."""
     try:
         yield
     except RunError as error:
@@ -50,21 +50,14 @@ def unless_missing() -> Iterator[None]:
 
 
 def style(method: str) -> tuple[str, str | tuple]:
-    """Return the fixed (colour, marker) of a method, or raise ``ParameterError``."""
-    if method not in STYLE:
-        raise unknown_name("method", method, STYLE)
-    return STYLE[method]
+    """Return the fixed (colour, marker) of a method; a user's own method is a black hexagon."""
+    return STYLE.get(method, ("#000000", "H"))
 
 
-def rows_of_panels(
-    policies: Sequence[str], families: Sequence[str], beside: int = 2
-) -> list[tuple[list[str], str]]:
-    """Return (policies side by side, family) for each row of a figure of policies by families.
-
-    What is too wide goes below.
-    """
-    several = [list(policies[i : i + beside]) for i in range(0, len(policies), beside)]
-    return list(itertools.product(several, families))
+def rows_of_panels(policies: Sequence[str], families: Sequence[str]) -> list[tuple[list[str], str]]:
+    """Return (two policies side by side, family) for each row of a figure."""
+    pairs = [list(policies[i : i + 2]) for i in range(0, len(policies), 2)]
+    return list(itertools.product(pairs, families))
 
 
 def percent(value: float, _position: int) -> str:
@@ -75,22 +68,45 @@ def percent(value: float, _position: int) -> str:
 def whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> np.ndarray:
     """Return the lengths (2, n) below and above the centre.
 
-    A percentile interval need not hold its centre: then a length is 0.
+    A percentile interval need not contain its centre: then a length is 0.
     """
     return np.clip([centre - low, high - centre], 0, None)
 
 
-def named(prompts: pd.Series, notes: Sequence[str] = ()) -> list[str]:
-    """Return the name of each method, with n where it was asked fewer prompts, and a note.
+def named(prompts: pd.Series) -> list[str]:
+    """Return the name of each method, with n where it has fewer prompts than others.
 
-    `prompts` holds their number by method; `notes` has one text per method, or is empty.
+    `prompts` is the number of prompts by method.
     """
-    fewer = [f"n = {n}" if n < prompts.max() else "" for n in prompts]
-    asides = [
-        ", ".join(filter(None, pair))
-        for pair in zip(fewer, notes or itertools.repeat(""), strict=False)
-    ]
-    return [
-        f"{method} ({aside})" if aside else method
-        for method, aside in zip(prompts.index, asides, strict=True)
-    ]
+    most = prompts.max()
+    return [method if n == most else f"{method} (n = {n})" for method, n in prompts.items()]
+
+
+def legend_above(fig: Figure, columns: int) -> None:
+    """Write one legend for all panels above them, each label once."""
+    entries = {}
+    for ax in fig.axes:
+        handles, labels = ax.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    look = {"loc": "outside upper center", "ncols": columns, "frameon": False}
+    fig.legend(list(entries.values()), list(entries), **look)
+
+
+def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> pd.DataFrame:
+    """Draw each row of counts as a bar of shares, and write the counts that fit into their pieces.
+
+    Returns which counts do not fit, as a table of bool like `counts`.
+    """
+    shares = counts.div(counts.sum(axis=1), axis=0)
+    starts = shares.cumsum(axis=1) - shares
+    thin = shares < 0.02 + 0.025 * counts.astype(str).map(len)
+    for outcome, colour in colours.items():
+        look = {"color": colour, "ec": "white", "height": 0.78, "label": outcome}
+        bars = ax.barh(counts.index, shares[outcome], left=starts[outcome], **look)
+        texts = counts[outcome].astype(str).mask(thin[outcome], "")
+        ink = INK if colour == OUTCOMES["abstained"] else "white"
+        ax.bar_label(bars, texts, label_type="center", color=ink, fontsize=9)
+    ax.set(xlim=(0, 1), ylim=(len(counts) - 0.4, -0.6))
+    ax.tick_params(axis="y", length=0)
+    ax.xaxis.set_major_formatter(percent)
+    return thin

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from ..theory.constrained import Outcomes, best_safe, hull
 from ..theory.mdp import Augmented
-from .main import INK, OUTCOMES, WIDTH, styled
+from .style import INK, OUTCOMES, WIDTH, styled
 
 PALETTE = sns.color_palette("colorblind").as_hex()
 SAFE, UNSAFE, UNKNOWN = OUTCOMES["safe"], OUTCOMES["unsafe"], OUTCOMES["abstained"]
