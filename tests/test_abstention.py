@@ -7,12 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 
 from igcore.errors import ParameterError, RunError
-from igcore.figures import abstention as ab
 
+ab = notebook_code("50_figures")
 BEST, OURS = "best-of-n-lagrangian", "inferenceguard"
+COLUMNS = ["policy", "curve", "samples", "n_prompts", "share", "low", "high"]
 
 
 def line(prompt, costs, **fields) -> dict:
@@ -52,15 +54,14 @@ def test_the_bound_knows_no_sample_that_is_counted():
     unknown taken for safe.
     """
     table = ab.abstention_table(records())
-    assert list(table.columns) == ab.COLUMNS and set(table["n_prompts"]) == {3}
-    assert curve(table, ab.OBSERVED) == pytest.approx({1: (0.5 + 1 + 0.5) / 3, 2: 1 / 3})
-    assert curve(table, ab.BOUND) == pytest.approx(
+    assert list(table.columns) == COLUMNS and set(table["n_prompts"]) == {3}
+    assert curve(table, "observed") == pytest.approx({1: (0.5 + 1 + 0.5) / 3, 2: 1 / 3})
+    assert curve(table, "bound") == pytest.approx(
         {n: (1 + 0.5**n + 0) / 3 for n in range(1, 9)}
     )  # to N M of the guard
     assert curve(table, OURS) == pytest.approx({8: 1 / 3})
-    observed = table[table["curve"] == ab.OBSERVED]
+    observed = table[table["curve"] == "observed"]
     assert ((observed["low"] < observed["share"]) & (observed["share"] < observed["high"])).all()
-    assert table.loc[table["curve"] == ab.BOUND, ["low", "high"]].isna().all(axis=None)
 
 
 def test_shares_of_subsets_are_those_of_all_subsets():
@@ -84,7 +85,7 @@ def test_on_average_the_dots_lie_above_the_squares(p):
     table = ab.abstention_table(
         pd.DataFrame([line(f"p{k}", row) for k, row in enumerate(costs.tolist())])
     )
-    observed, bound = curve(table, ab.OBSERVED), curve(table, ab.BOUND)
+    observed, bound = curve(table, "observed"), curve(table, "bound")
     assert list(observed) == [1, 2, 3, 4] and list(bound) == list(range(1, 9))
     assert all(
         abs(observed[n] - (1 - p) ** n) < 0.03 and bound[n] > (1 - p) ** n - 0.03 for n in observed
@@ -95,7 +96,7 @@ def test_on_average_the_dots_lie_above_the_squares(p):
 @pytest.mark.parametrize(("strict", "share"), [(False, 0.0), (True, 1.0)])
 def test_the_edge_of_the_budget_is_that_of_the_run(strict, share):
     table = ab.abstention_table(pd.DataFrame([line("p0", (0.2, 0.2)) | {"strict": strict}]))
-    assert curve(table, ab.OBSERVED) == {1: share}
+    assert curve(table, "observed") == {1: share}
 
 
 def test_samples_are_those_of_one_setting():
@@ -110,15 +111,15 @@ def test_nothing_to_count_is_said():
     """Bug: a crash for runs without Best-of-N, or with a single sample, or without the guard."""
     for lines in ([guard("p0")], [line("p0", (0.1,))]):
         table = ab.abstention_table(pd.DataFrame(lines))
-        assert list(table.columns) == ab.COLUMNS and not len(table)
+        assert list(table.columns) == COLUMNS and not len(table)
         with pytest.raises(
             RunError,
             match="no samples of best-of-n-lagrangian to count; decode it with notebook 30_decode",
         ):
             ab.abstention(table)
     assert set(ab.abstention_table(pd.DataFrame([line("p0", (0.1, 0.1))]))["curve"]) == {
-        ab.OBSERVED,
-        ab.BOUND,
+        "observed",
+        "bound",
     }
     assert not len(ab.abstention_table(records().iloc[:0]))
 
@@ -139,16 +140,16 @@ def test_the_picture_draws_the_table(policies):
         )
         (dotted,) = [drawn for drawn in ax.lines if drawn.get_linestyle() == ":"]
         for drawn, name in (
-            (observed, ab.OBSERVED),
+            (observed, "observed"),
             (guarded, OURS),
-            (dotted.get_xydata().tolist(), ab.BOUND),
+            (dotted.get_xydata().tolist(), "bound"),
         ):
             assert (
                 drawn == rows.loc[rows["curve"] == name, ["samples", "share"]].to_numpy().tolist()
             )
         ends = np.array(ax.containers[0].lines[2][0].get_segments())[:, :, 1]
         assert ends == pytest.approx(
-            rows.loc[rows["curve"] == ab.OBSERVED, ["low", "high"]].to_numpy()
+            rows.loc[rows["curve"] == "observed", ["low", "high"]].to_numpy()
         )
         assert ax.get_xticks().tolist() == [1, 2, 4, 8]
     assert len(fig.legends[0].get_texts()) == 3

@@ -18,11 +18,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import synthetic
+from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 
 from igcore import ParameterError, RunError, ScorerError, folders
 from igcore.errors import JudgeError
-from igcore.figures.judge import win_tie_loss
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
 from igcore.judge.spec import ASPECTS, Question, Reply, parse
 from igcore.judge.trust import host_of, masked
@@ -1097,7 +1097,7 @@ def test_the_table_and_the_picture(tmp_path):
     assert [path.suffix for path in paths] == [".csv", ".md", ".tex", ".json"] and list(
         pd.read_csv(paths[0]).columns
     ) == COLUMNS
-    fig = win_tie_loss(table)
+    fig = notebook_code("60_judge").win_tie_loss(table)
     found = boxes(fig)
     assert hidden(found) == [] and outside(fig, found) == [] and "args (n = 12)" in dict(found)
     for ax, ((policy, aspect), cell) in zip(
@@ -1115,8 +1115,6 @@ def test_the_table_and_the_picture(tmp_path):
             and "77 [67, 84]" in texts
         )
         assert f"{policy} on pku-saferlhf" in texts or aspect == "harmlessness"
-    with pytest.raises(RunError, match="no verdicts to draw"):
-        win_tie_loss(table.iloc[:0])
 
 
 def test_the_stub_serves_from_the_command_line():

@@ -18,9 +18,10 @@ from igcore.report.load import load_runs
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = (
-    "tradeoff pareto rates distributions budget_sweep win_rates abstention trajectories "
-    "answers critic reliability"
+    "tradeoff pareto rates distributions budget_sweep abstention trajectories answers critic "
+    "reliability"
 ).split()
+PICTURES = set(SECTIONS) - {"answers"}  # the answers are a table
 CRITICS = {"critic", "reliability"}
 METHODS = ("base", "best-of-n", "best-of-n-lagrangian", "inferenceguard")
 
@@ -36,7 +37,7 @@ class Mild:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    for name in ("params", "notebooks"):
+    for name in ("params", "notebooks", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
@@ -112,11 +113,9 @@ def test_without_any_run_every_section_says_so(profile, folder, monkeypatch, cap
     """Bug: a traceback in the first cell, or at the answers, where nothing has been decoded yet."""
     written, shown = executed(folder, monkeypatch, profile=profile, figures="figures")
     found = said(capsys)
-    assert written == {"overview"} and not shown
+    assert not written and not shown
     assert len(found) == len(SECTIONS) and all(text.startswith("not run: ") for text in found)
-    assert all(
-        any(what in text for what in ("30_decode", "60_judge", "20_train_critic")) for text in found
-    )
+    assert all(any(what in text for what in ("30_decode", "20_train_critic")) for text in found)
 
 
 def test_runs_that_have_not_finished_are_named_and_the_others_drawn(folder, monkeypatch, capsys):
@@ -129,21 +128,17 @@ def test_runs_that_have_not_finished_are_named_and_the_others_drawn(folder, monk
         folder, monkeypatch, profile="x", figures="figures", examples="examples-*"
     )
     found = said(capsys)
-    assert (
-        written == {"overview", *SECTIONS} - CRITICS - {"win_rates", "answers"}
-        and shown == len(written) - 1
-    )
+    assert written == PICTURES - CRITICS and shown == len(written)
     assert [text for text in found if "decode-b has not finished" in text][0].startswith(
         "left out: "
     )
-    assert sum(text.startswith("not run: ") for text in found) == 4
+    assert sum(text.startswith("not run: ") for text in found) == 3
 
 
 def test_every_picture_that_needs_no_critic_is_drawn(folder, monkeypatch, capsys):
     decoded(folder, "decode-a", imaginary())
-    judged(folder)
     written, shown = executed(folder, monkeypatch, profile="x", figures="figures")
-    assert written == {"overview", *SECTIONS} - CRITICS - {"win_rates"} and shown == len(written)
+    assert written == PICTURES - CRITICS and shown == len(written) + 1  # and the answers
     assert (folder / "runs/x/answers.md").read_text().startswith("### smollm2-raw")
     assert [text.split(";")[0] for text in said(capsys)] == [
         "not run: there are no critics to draw",

@@ -93,7 +93,8 @@ def search_differences(table: pd.DataFrame) -> Figure:
     for ax, (measure, rows) in zip(axes, measures, strict=True):
         for number, n in enumerate(sizes):
             arms = rows[rows["n_samples"] == n]
-            places = pair[arms.index].map(pairs.index) + 0.24 * (number - (len(sizes) - 1) / 2)
+            aside = 0.24 * (number - (len(sizes) - 1) / 2)
+            places = [pairs.index(name) + aside for name in pair[arms.index]]
             around = whiskers(arms["difference"], arms["low"], arms["high"])
             look = look_of(number) | {"ls": "none"}
             ax.errorbar(arms["difference"], places, xerr=around, label=f"N = {n}", **look)
