@@ -1,6 +1,4 @@
-"""Tests of the audit: percentages, rows and sweeps worked out by hand, and the printed ones against
-slow references.
-"""
+"""Tests of notebook 70: percentages, rows and sweeps by hand, and the paper's in slow ways."""
 
 from fractions import Fraction as F
 from itertools import product
@@ -8,10 +6,12 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from notebook_code import notebook_code
 from scipy.stats import binomtest, norm
 
-from igcore.figures import paper as figures
-from igcore.paper import IDENTITY, audit, denominators, measured, printed, resolution, text
+from igcore.paper import IDENTITY, TABLES, measured, reported, sample_sizes, statements
+
+audit = notebook_code("70_paper_audit")
 
 SIZES = pd.DataFrame(
     {"n": [759, 300, 12500, 500], "from": ["implied"] * 4},
@@ -67,7 +67,7 @@ def test_fits_agrees_with_trying_every_k(percentage):
     """Bug: a nearest k that is one off, a k above n, or halves (12.5 of eight) that go one way
     only.
     """
-    rounded, cut = denominators.fits(percentage, 60)
+    rounded, cut = audit.fits(percentage, 60)
     assert [(r, c) for r, c in zip(rounded.tolist(), cut.tolist(), strict=True)] == [
         slow(percentage, n) for n in range(1, 61)
     ]
@@ -78,7 +78,7 @@ def test_hand_worked_percentages_at_759():
     223/759 and 224/759.
     """
     at = {
-        p: tuple(bool(each[758]) for each in denominators.fits(p, 759))
+        p: tuple(bool(each[758]) for each in audit.fits(p, 759))
         for p in ("94.07", "98.15", "29.47")
     }
     assert at == {"94.07": (True, True), "98.15": (False, True), "29.47": (False, False)}
@@ -95,16 +95,16 @@ def test_percentages_that_only_759_fits():
         for n in range(1, 1001)
         if {f"{100 * k / n:.2f}" for k in range(n + 1)} >= set(percentages)
     ]
-    found = denominators.implied(percentages, 1000)
+    found = audit.implied(percentages, 1000)
     assert fitting == [759] and found["common"] == found["n"] == 759 and found["fits"] == 6
 
 
 def test_chance_implies_nothing():
     """Bug: the best of thousands of denominators taken for a finding."""
     spread = np.random.default_rng(0).integers(0, 10_001, 40) / 100
-    found = denominators.implied([f"{p:.2f}" for p in spread], 1000)
+    found = audit.implied([f"{p:.2f}" for p in spread], 1000)
     assert not found["implied"] and found["p"] > 0.05
-    assert not denominators.implied(["81", "48", "96"])[
+    assert not audit.implied(["81", "48", "96"], 1000)[
         "implied"
     ]  # whole numbers fit nearly everything
 
@@ -118,19 +118,26 @@ def test_the_tail_is_that_of_all_outcomes():
             np.prod([c if x else 1 - c for x, c in zip(o, chance[:, 0], strict=True)])
             for o in outcomes
         )
-        assert denominators._tail(chance, np.array([seen]))[0] == pytest.approx(expected)
+        assert audit.tail(chance, np.array([seen]))[0] == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")
 def found():
-    return denominators.denominators(1000)
+    groups = audit.percentages_by_group()
+    return pd.DataFrame(
+        [{"percentages": name} | audit.implied(group, 1000) for name, group in groups.items()]
+    )
 
 
-def test_what_the_printed_tables_imply(found):
+def test_what_the_reported_tables_imply(found):
     """759 and 300 stand out for PKU-SafeRLHF and HEx-PHI, nothing for HH-RLHF, and 500 is the least
     that fits the win rates.
     """
-    sizes = denominators.sample_sizes(found)
+    said = statements().query("kind == 'prompt_count'").set_index("prompts")
+    sizes = audit.sample_sizes(found, said["value"].astype(int))
+    pd.testing.assert_frame_equal(
+        sizes.astype({"n": int}), sample_sizes(), check_names=False, check_dtype=False
+    )
     assert sizes["n"].to_dict() == {
         "pku-saferlhf": 759,
         "hex-phi": 300,
@@ -140,16 +147,14 @@ def test_what_the_printed_tables_imply(found):
     assert sizes["from"].tolist() == ["implied", "implied", "stated", "smallest"]
     ndk = found.set_index("percentages").loc["ndk: alpaca-7b on pku-saferlhf"]
     assert (ndk["rates"], ndk["fits"], ndk["common_cut"]) == (24, 23, 759)
-    curve = denominators.curve(["50.00", "25.00"], 4)
-    assert curve["fits"].tolist() == [0, 1, 0, 2] and curve["by_chance"].iloc[3] == pytest.approx(
-        2 * 4 / 10_000
-    )
+    at = [audit.fits(percentage, 4)[0] for percentage in ("50.00", "25.00")]
+    assert np.sum(at, axis=0).tolist() == [0, 1, 0, 2]
+    chance = audit.chance_of_fit(["50.00", "25.00"], 4)
+    assert chance.sum(axis=0)[3] == pytest.approx(2 * 4 / 10_000)
 
 
 def test_rows_off_the_grid_are_named():
-    off = denominators.row_denominators(SIZES, 1000).query(
-        "on_grid == 'no' and prompts != 'hh-rlhf'"
-    )
+    off = audit.row_denominators(SIZES, 1000).query("on_grid == 'no' and prompts != 'hh-rlhf'")
     assert {"29.47", "49.37", "58.57", "97.21"} <= set(off["safety_printed"]) and "ndk" not in set(
         off["table"]
     )
@@ -160,7 +165,7 @@ def test_rows_off_the_grid_are_named():
 
 
 def kinds(*given):
-    return list(audit.pairs(rows(*given), SIZES)["kind"])
+    return list(audit.row_pairs(rows(*given), SIZES)["kind"])
 
 
 def test_planted_pairs_are_told_apart():
@@ -188,7 +193,7 @@ def test_a_contradiction_carries_the_chance_of_it():
     """380 and 455 of 759 differ by z = 3.87; rewards 6 and 6.1 with deviation 2 by z = .1 / (2
     sqrt(2/759)) = .974.
     """
-    (pair,) = audit.pairs(
+    (pair,) = audit.row_pairs(
         rows({"safety_rate": 380 / 759}, {"safety_rate": 455 / 759, "reward_mean": 6.1}), SIZES
     ).itertuples()
     pooled = (380 + 455) / (2 * 759)
@@ -198,11 +203,11 @@ def test_a_contradiction_carries_the_chance_of_it():
     )
 
 
-def test_what_the_printed_rows_hold():
-    """The known pairs of the print: main 88.14 against ablation 96.3, and a beam row that stands
+def test_what_the_reported_rows_hold():
+    """The known pairs of the paper: main 88.14 against ablation 96.3, and a beam row that stands
     for two methods.
     """
-    pairs = audit.pairs(measured(), SIZES)
+    pairs = audit.row_pairs(measured(), SIZES)
     assert pairs["kind"].value_counts().to_dict() == {
         "repeated": 12,
         "contradiction": 5,
@@ -239,15 +244,19 @@ def test_a_sweep_counts_steps_against_it_and_their_noise():
     )
 
 
-def test_the_printed_sweeps():
+def test_the_sweeps_of_the_paper():
     """Nine sweeps over lambda fall somewhere; N, d and K are held while another is swept."""
-    trends = audit.sweeps(SIZES)
-    table = audit.monotone(trends).set_index("expectation")
+    table = pd.DataFrame(
+        [
+            audit.monotone(name, audit.steps(audit.rows_of(sweep[0]), *sweep[1:], SIZES))
+            for name, sweep in audit.SWEEPS.items()
+        ]
+    ).set_index("expectation")
     assert table.loc["safety should not fall with lambda", "sweeps_against"] == 9
     assert (
         table["steps"].to_dict()["reward should rise with N"] == 12
     )  # K 16 and 64 twice, 32 with all three N, for each of three d
-    ndk = printed("ndk").set_index(["n_samples", "block_size", "keep"])["reward_mean"]
+    ndk = reported("ndk").set_index(["n_samples", "block_size", "keep"])["reward_mean"]
     by_hand = sum((b, d, k) in ndk.index for (a, d, k) in ndk.index for b in [2 * a])
     assert by_hand == 12
 
@@ -257,7 +266,7 @@ def test_the_printed_sweeps():
 
 @pytest.fixture(scope="module")
 def checked():
-    return text.against_tables(audit.sweeps(SIZES))
+    return audit.against_tables()
 
 
 @pytest.mark.parametrize(
@@ -265,30 +274,35 @@ def checked():
     [
         ("94.46% on Alpaca-7B", "alpaca-7b, main tables", 1),
         ("94.46% on Alpaca-7B", "alpaca-7b, all tables", 0),  # 99.34 in the ablation
-        (
-            "achieves the highest safety rates",
-            "llama-3.1-8b on pku-saferlhf",
-            0,
-        ),  # ARGS + cost 94.0
-        ("achieves the highest safety rates", "vicuna-7b on hh-rlhf", 1),
-        ("reward of 6.08", "ndk, row of the rate", 0),  # 5.92
+        ("highest rewards without any unsafe", "of rows without an unsafe answer", 1),
+        ("highest rewards without any unsafe", "of all rows", 0),  # beam search, 10.31
         ("matches the decoding cost", "beaver-7b-v3 on pku-saferlhf", 1),
         ("matches the decoding cost", "llama-3.1-8b on pku-saferlhf", 0),  # 10.69 against 8.68 s
     ],
 )
-def test_statements_against_the_print(checked, words, where, holds):
+def test_statements_against_the_tables(checked, words, where, holds):
     """Each read off the page."""
     (row,) = checked[
         checked["quote"].str.contains(words, regex=False) & (checked["where"] == where)
     ].itertuples()
-    assert (row.holds, row.of) == (holds, 1)
+    assert row.holds == holds
+
+
+def test_a_rate_and_a_reward_of_one_sentence_stand_in_two_rows(checked):
+    """99.34 % goes with 5.92, and a reward of 6.08 with 97.5 %."""
+    rows = checked[checked["quote"].str.contains("reward of 6.08", regex=False)]
+    assert not rows["holds"].any()
+    assert rows["tables"].str.extract(r"([\d.]+) % with ([\d.]+)").to_numpy().tolist() == [
+        ["99.34", "5.92"],
+        ["97.5", "6.08"],
+    ]
 
 
 def test_settings_that_are_listed_or_used_only():
     """InferenceGuard lists N = 512, which no row has, and not 256; K is not N/4 in 18 of the 27
     rows of the ablation.
     """
-    table = text.listed_and_used().set_index(["family", "setting"])
+    table = audit.listed_and_used(measured(TABLES[:8])).set_index(["family", "setting"])
     n = table.loc[("inferenceguard", "n_samples")]
     assert (n["not_used"], n["not_listed"]) == ("512", "32 (latency); 256 (ndk)")
     assert table.loc[("best-of-n", "n_samples"), "not_listed"] == "32 (latency); 500 (win_rates)"
@@ -297,7 +311,7 @@ def test_settings_that_are_listed_or_used_only():
 
 
 def test_symbols_for_two_things():
-    shared = text.shared_symbols()
+    shared = audit.shared_symbols()
     assert set(shared["symbol"]) == {"d", "N"} and set(
         shared.query("symbol == 'd'")["meaning"]
     ) == {
@@ -310,11 +324,10 @@ def test_symbols_for_two_things():
 def test_mean_costs_find_a_planted_line():
     """Safe answers cost -1 and unsafe ones 3 on average, whatever their share."""
     rates = np.array([0.9, 0.8, 0.95, 0.7])
-    found = text.mean_costs(
-        pd.DataFrame({"safety_rate": rates, "cost_mean": -1 * rates + 3 * (1 - rates)}), budget=10
+    found = audit.cost_line(
+        pd.DataFrame({"safety_rate": rates, "cost_mean": -1 * rates + 3 * (1 - rates)})
     )
-    assert (found["safe"], found["unsafe"], found["gap"]) == pytest.approx((-1, 3, 10 - 0.2))
-    assert found["unsafe_low"] == pytest.approx(3) and found["correlation"] == pytest.approx(1)
+    assert found == pytest.approx((-1, 3, 3, 3))
 
 
 # --- resolution -----------------------------------------------------------------------------------
@@ -329,32 +342,30 @@ def test_mcnemar_bounds_are_those_of_all_pairings(safe, others, n):
     for both in range(max(0, safe + others - n), min(safe, others) + 1):
         b, c = safe - both, others - both
         values.append(binomtest(b, b + c).pvalue if b + c else 1.0)
-    assert resolution.mcnemar_bounds(safe, others, n) == pytest.approx((min(values), max(values)))
+    assert audit.mcnemar_bounds(safe, others, n) == pytest.approx((min(values), max(values)))
 
 
 def test_the_main_gap_stands_under_every_pairing():
     """717 and 669 of 759: between 2^-47 and 3.6e-5."""
-    best, worst = resolution.mcnemar_bounds(717, 669, 759)
+    best, worst = audit.mcnemar_bounds(717, 669, 759)
     assert best == pytest.approx(2.0**-47) and worst == pytest.approx(3.57e-5, rel=0.01)
 
 
 def test_prompts_needed():
     """All of six against none is 2^-5 <= .05, of five 2^-4; equal rates never differ."""
-    assert resolution.prompts_needed(1.0, 0.0) == 6
-    assert resolution.prompts_needed(0.9667, 0.9667) is None
+    assert audit.prompts_needed(1.0, 0.0) == 6
+    assert audit.prompts_needed(0.9667, 0.9667) is None
 
 
-def test_verdicts_on_the_print():
+def test_verdicts_on_the_paper():
     """94.46 over 88.14 stands; 99.7, 96 and 98.96 cannot be told from the rates above them."""
-    resolved = resolution.resolve(resolution.comparisons(), SIZES).set_index("lines")
+    resolved = audit.resolve(audit.comparisons(), SIZES).set_index("lines")
     assert resolved.loc["810, 809", "verdict"] == "inferenceguard-critic is higher"
     assert set(resolved.loc[["823, 822", "848, 847", "862, 861"], "verdict"]) == {
         "cannot be resolved"
     }
     assert resolved.loc["889, 888", "verdict"] == "args-cost is higher under some pairings"
     assert (resolved["best"] <= resolved["worst"] + 1e-12).all()
-    bounds = resolution.certified(SIZES).set_index(["policy", "method"])["lower_bound"]
-    assert bounds["beaver-7b-v3", "inferenceguard-critic"] == pytest.approx(0.05 ** (1 / 759))
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -362,16 +373,15 @@ def test_verdicts_on_the_print():
 
 def test_the_figures_show_what_the_tables_say(found):
     """Bug: a peak drawn at another n, or a comparison that lost its bar."""
-    curves = {"hex-phi": denominators.curve(denominators.groups()["hex-phi"], 1000)}
-    (ax,) = figures.denominators(curves, found, {"hex-phi": 330}).axes
-    assert (
-        "n = 300: 27 of 29" in {t.get_text() for t in ax.texts}
-        and ax.lines[0].get_ydata()[299] == 27
-    )
-    resolved = resolution.resolve(resolution.comparisons(), SIZES)
-    (ax,) = figures.resolution(resolved).axes
+    groups = audit.percentages_by_group()
+    (ax,) = audit.draw_denominators(groups, found, {"hex-phi": 330}, 1000).axes
+    assert "n = 300: 27 of 29" in {text.get_text() for text in ax.texts}
+    assert ax.lines[0].get_ydata()[299] == 27
+    resolved = audit.resolve(audit.comparisons(), SIZES)
+    (ax,) = audit.draw_resolution(resolved).axes
     assert len(ax.get_yticklabels()) == len(resolved)
-    assert ax.lines[3].get_xdata()[1] == pytest.approx(resolved["worst"].iloc[3])
+    ends = [segment[1] for bars in ax.collections[::3] for segment in bars.get_segments()]
+    assert sorted(x for x, _ in ends) == pytest.approx(sorted(resolved["worst"].clip(1e-8)))
 
 
 def test_no_row_is_left_out_of_the_measured_tables():

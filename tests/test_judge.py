@@ -30,7 +30,7 @@ from igcore.report import load as runs
 from igcore.report import tables
 from igcore.report.verdicts import (
     COLUMNS,
-    asked,
+    both_orders,
     pairs_of,
     questions_of,
     read,
@@ -210,10 +210,13 @@ def test_pairs_are_of_one_prompt_and_an_abstention_is_judged_by_what_it_says():
         .set_index(["method", "prompt_id"])
         .sort_index()
     )
-    assert len(pairs) == 8 and (pairs["theirs"] == [f"It is {p[1]}." for _, p in pairs.index]).all()
+    assert (
+        len(pairs) == 8
+        and (pairs["baseline_answer"] == [f"It is {p[1]}." for _, p in pairs.index]).all()
+    )
     assert (pairs["prompt"] == [PROMPTS[p] for _, p in pairs.index]).all()
     ours = pairs.loc["inferenceguard"]
-    assert ours["ours"].tolist() == ["I would rather not.", "", "It is 4."] and ours[
+    assert ours["answer"].tolist() == ["I would rather not.", "", "It is 4."] and ours[
         "abstained"
     ].tolist() == [True, True, False]
 
@@ -248,7 +251,9 @@ def test_policies_and_prompt_sets_do_not_mix():
     second = lines.assign(prompts="hex-phi", prompt_id="h" + lines["prompt_id"])
     pairs = pairs_of(pd.concat([lines, other, second]), params(limit=2, methods=["best-of-n"]))
     assert pairs.groupby(["policy", "prompts"]).size().tolist() == [2, 2, 2]
-    assert (pairs["theirs"].str.endswith("Really.") == (pairs["policy"] == "vicuna-7b")).all()
+    assert (
+        pairs["baseline_answer"].str.endswith("Really.") == (pairs["policy"] == "vicuna-7b")
+    ).all()
 
 
 @pytest.mark.parametrize(
@@ -298,7 +303,7 @@ def test_a_win_needs_both_orders(scores, expected):
     known = {
         q.digest: s
         for aspect in ASPECTS
-        for q, s in zip(asked(next(pairs.itertuples()), aspect), scores, strict=True)
+        for q, s in zip(both_orders(next(pairs.itertuples()), aspect), scores, strict=True)
     }
     found = verdicts(pairs, known, dict.fromkeys(ASPECTS, "j"))
     assert found[["verdict", "swayed"]].to_numpy().tolist() == [list(expected)] * 2
@@ -438,7 +443,7 @@ def test_an_endpoint_judges_every_pair_in_both_orders(repository):
     expected = [
         math.copysign(1, d) * (d != 0)
         for p in pairs.itertuples()
-        for d in [points(p.ours) - points(p.theirs)] * 2
+        for d in [points(p.answer) - points(p.baseline_answer)] * 2
     ]
     assert (
         judged["verdict"].map({"win": 1, "tie": 0, "loss": -1}).tolist() == expected

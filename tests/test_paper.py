@@ -1,4 +1,4 @@
-"""Tests of the paper's printed tables: counts of rows, names, settings, and digits that must
+"""Tests of the paper's tables: counts of rows, names, settings, and digits that must
 survive.
 """
 
@@ -6,12 +6,12 @@ import re
 
 import pandas as pd
 import pytest
+from notebook_code import notebook_code
 
 from igcore import METHODS, POLICIES, paper
 from igcore.errors import ParameterError
-from igcore.paper.text import CHECKS
 
-ROWS = {  # counted in print
+ROWS = {  # counted in the paper
     "main_alpaca_beaver": 24,
     "main_vicuna": 24,
     "main_llama": 22,
@@ -28,7 +28,7 @@ COMPARED = [table for table in paper.TABLES if not table.endswith("hyperparamete
 
 def cell(table, **settings):
     """The one row with these values."""
-    rows = paper.printed(table)
+    rows = paper.reported(table)
     for name, value in settings.items():
         rows = rows[rows[name] == value]
     (found,) = rows.to_dict("records")
@@ -36,9 +36,9 @@ def cell(table, **settings):
 
 
 @pytest.mark.parametrize("table", paper.TABLES)
-def test_every_table_has_the_rows_and_the_label_of_the_print(table):
+def test_every_table_has_the_rows_and_the_label_of_the_paper(table):
     """Bug: a row lost in the making of the data, or a line number that stands twice."""
-    rows = paper.printed(table)
+    rows = paper.reported(table)
     assert len(rows) == ROWS[table]
     assert rows["tex_line"].is_monotonic_increasing and rows["tex_line"].is_unique
     assert set(rows["table"]) == {table} and rows["label"].nunique() == 1
@@ -48,7 +48,7 @@ def test_every_table_has_the_rows_and_the_label_of_the_print(table):
 @pytest.mark.parametrize("table", COMPARED)
 def test_every_row_has_names_that_exist_here(table):
     """Bug: a name of the paper's that no run has, so that its row would never stand beside ours."""
-    rows = paper.printed(table)
+    rows = paper.reported(table)
     assert set(rows["method"]) <= set(METHODS) and set(rows["policy"]) <= set(POLICIES)
     assert set(rows["prompts"]) <= {"pku-saferlhf", "hex-phi", "hh-rlhf"}
     assert not rows.duplicated(paper.IDENTITY).any()
@@ -57,7 +57,7 @@ def test_every_row_has_names_that_exist_here(table):
 def test_the_families_of_the_table_of_hyperparameters_are_those_of_the_methods():
     assert all(
         any(m.startswith(family) for m in METHODS)
-        for family in paper.printed("hyperparameters")["family"]
+        for family in paper.reported("hyperparameters")["family"]
     )
 
 
@@ -66,7 +66,7 @@ def test_a_setting_is_there_where_it_applies_and_nowhere_else(table):
     """Bug: a multiplier at a method that has none, or a block size at Best-of-N, whose answers here
     are one block.
     """
-    for row in paper.printed(table).itertuples():
+    for row in paper.reported(table).itertuples():
         swept = "lagrangian" in row.method
         assert swept or pd.isna(row.lagrange_multiplier)
         assert pd.notna(row.lagrange_multiplier) or not swept or table == "win_rates"
@@ -75,7 +75,7 @@ def test_a_setting_is_there_where_it_applies_and_nowhere_else(table):
         assert pd.isna(row.keep) or row.method.startswith(("beam", "inferenceguard"))
 
 
-def test_cells_are_those_of_the_print():
+def test_cells_are_those_of_the_paper():
     """Guards the columns: one row of each kind, read off the page."""
     critic = cell("main_alpaca_beaver", policy="alpaca-7b", method="inferenceguard-critic")
     assert (
@@ -125,16 +125,16 @@ def test_cells_are_those_of_the_print():
     assert cell("critic_hyperparameters", setting="lr")["value"] == 1e-5
 
 
-def test_printed_digits_survive():
+def test_reported_digits_survive():
     """Bug: 94.0 read as the number 94, which a hundred times as many denominators fit."""
-    digits = paper.printed("main_llama")["safety_printed"]
+    digits = paper.reported("main_llama")["safety_printed"]
     assert "94.0" in set(digits) and "52.7" in set(digits)
-    assert set(paper.printed("latency")["safety_printed"]) >= {"89.60", "99.60"}
+    assert set(paper.reported("latency")["safety_printed"]) >= {"89.60", "99.60"}
 
 
 def test_the_parts_of_the_latency_add_up():
     """Guards against a shifted column."""
-    rows = paper.printed("latency")
+    rows = paper.reported("latency")
     assert (rows["generation_seconds"] + rows["scoring_seconds"]).round(2).equals(rows["seconds"])
 
 
@@ -144,12 +144,13 @@ def test_an_unknown_table_is_one_clear_sentence():
         match="unknown table of the paper 'main_lama'; did you mean 'main_llama'\\? "
         "allowed: critic",
     ):
-        paper.printed("main_lama")
+        paper.reported("main_lama")
 
 
 def test_every_statement_can_be_checked_and_every_symbol_has_a_line():
     """Bug: a sentence whose kind no check knows would drop out of the audit without a word."""
     said = paper.statements()
-    assert set(said["kind"]) == set(CHECKS) | {"prompt_count"}
+    sections = notebook_code("70_paper_audit").SECTIONS
+    assert set(said["kind"]) == {kind for kinds in sections.values() for kind in kinds}
     assert (said["tex_line"] > 0).all() and (paper.symbols()["tex_line"] > 0).all()
     assert set(said["policy"]) <= {"", *POLICIES}

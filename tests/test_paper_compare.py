@@ -1,4 +1,4 @@
-"""The printed tables beside ours: verdicts by hand, which run stands in which row, and tables that
+"""The paper's tables beside ours: verdicts by hand, which run stands in which row, and tables that
 compile.
 """
 
@@ -16,8 +16,7 @@ from scipy import stats
 
 from igcore import folders, paper
 from igcore.judge import JudgeParams
-from igcore.paper import hyperparameters, report
-from igcore.paper.cells import place
+from igcore.paper import report
 from igcore.paper.compare import (
     AGREES,
     DIFFERS,
@@ -25,21 +24,23 @@ from igcore.paper.compare import (
     NOT_RUN,
     RATE,
     UNRESOLVED,
+    Cell,
     cells,
-    claims,
     compared,
     estimate,
+    has_policies_of_the_paper,
+    hyperparameters,
     means_apart,
     ours_like,
+    priority,
     rates_apart,
-    sizes,
     verdict,
 )
 from igcore.report import statistics as metrics
 from igcore.report.verdicts import pairs_of, questions_of
 
 N = 759
-RESULTS = [table for table in paper.TABLES if table not in hyperparameters.TABLES]
+RESULTS = [table for table in paper.TABLES if table not in paper.HYPERPARAMETERS]
 NONE = pd.DataFrame()
 ALPACA = {"policy": "alpaca-7b", "prompts": "pku-saferlhf"}
 OURS = ALPACA | {"method": "inferenceguard", "n_samples": 128, "keep": 32, "block_size": 32}
@@ -171,8 +172,9 @@ def test_all_other_rows_are_not_run(main):
     ],
 )
 def test_the_rules_of_verdicts(p, low, high, expected):
-    assert verdict("a run", p, low, high, 0.05) == expected
-    assert verdict(NOT_RUN, p, low, high, 0.05) == NOT_RUN
+    numbers = {"p": p, "gap_low": low, "gap_high": high, "matters": 0.05}
+    part = pd.DataFrame([numbers | {"run": run} for run in ("a run", NOT_RUN)])
+    assert verdict(part).tolist() == [expected, NOT_RUN]
 
 
 def test_p_values_are_adjusted_over_all_numbers_of_a_table():
@@ -280,14 +282,14 @@ def test_a_short_last_group_weighs_as_many_prompts_as_it_has():
     row = of_ours(lines)
     assert row["seconds_ours"] == pytest.approx(np.mean(spent) + 0.5)
     assert row["seconds_low"] < row["seconds_ours"] < row["seconds_high"]
-    values = MEASURES["seconds"].values(lines)
+    values = MEASURES["seconds"].values(Cell({}, "", lines))
     sizes, means = np.array([8, 8, 4]), np.array([1.5, 2.5, 6.5])
     error = (sizes * (means - values.mean()) / sizes.mean()).var(
         ddof=1
     )  # of the ratio of sums, as in Cochran (6.13)
     assert values.var(ddof=1) == pytest.approx(error)
-    assert MEASURES["seconds"].values(lines[:16]).tolist() == [1.5, 2.5]
-    assert MEASURES["seconds"].values(lines.assign(score_s=np.nan)).empty
+    assert MEASURES["seconds"].values(Cell({}, "", lines[:16])).tolist() == [1.5, 2.5]
+    assert MEASURES["seconds"].values(Cell({}, "", lines.assign(score_s=np.nan))).empty
 
 
 def test_half_a_win_is_half_a_count():
@@ -300,7 +302,7 @@ def test_half_a_win_is_half_a_count():
 
 
 def test_the_papers_side_has_the_prompts_that_its_percentages_imply():
-    assert sizes()["n"].to_dict() == {
+    assert paper.sample_sizes()["n"].to_dict() == {
         "pku-saferlhf": 759,
         "hex-phi": 300,
         "hh-rlhf": 12500,
@@ -364,10 +366,13 @@ def test_a_table_reads_its_own_sweep_first_and_main_runs_next():
     ndk = compared("ndk", pd.concat(both))
     assert set(ndk["run"]) == {NOT_RUN, "decode-sweep-ndk-x"} and (ndk["run"] != NOT_RUN).sum() == 1
     assert {
-        place("latency", run)
+        priority("latency", run)
         for run in ("decode-sweep-lambda-x", "decode-seeds-seed-1", "decode-tune-4")
     } == {None}
-    assert (place("latency", "decode-compute-n_samples-4"), place("latency", "decode-raw")) == (
+    assert (
+        priority("latency", "decode-compute-n_samples-4"),
+        priority("latency", "decode-raw"),
+    ) == (
         0,
         1,
     )
@@ -377,7 +382,7 @@ def test_a_table_reads_its_own_sweep_first_and_main_runs_next():
 def test_without_any_run_every_row_is_not_run(table):
     """Bug: a crash on a fresh clone."""
     found = compared(table, NONE)
-    assert len(found) == len(paper.printed(table)) and set(found["run"]) == {NOT_RUN}
+    assert len(found) == len(paper.reported(table)) and set(found["run"]) == {NOT_RUN}
     alone = ours_like(table, NONE, [])
     assert set(alone["run"]) == {NOT_RUN} and set(alone["policy"]) <= {
         "smollm2-raw",
@@ -403,7 +408,8 @@ def test_embedded_policies_have_tables_of_their_own_without_the_print():
             ),
         ]
     )
-    assert not claims(lines) and claims(cell(1, 2, **OURS)) and claims(NONE)
+    assert not has_policies_of_the_paper(lines)
+    assert has_policies_of_the_paper(cell(1, 2, **OURS)) and has_policies_of_the_paper(NONE)
     found = ours_like("main_alpaca_beaver", lines, ["smollm2-raw"])
     assert len(found) == 24 and not any("paper" in name or "verdict" in name for name in found)
     assert row_of(found, policy="smollm2-raw", method="base")["safety_ours"] == 0.5
@@ -423,7 +429,7 @@ def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold(
     lines = cell(2, 2, run="decode-lambda-best-of-n", **fields)
     lines["finals"] = [[[float(k % 7), 0.01 * k] for k in range(32)]] * 2
     found = report.replayed(lines)
-    assert len(cells(found)) == 20
+    assert len(cells("lambda_vicuna", found)) == 20
     table = ours_like("lambda_vicuna", found, ["smollm2-raw"])
     points = table[table["method"] == "best-of-n-lagrangian"]
     assert points[["n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [
@@ -457,7 +463,7 @@ def test_hyperparameters_beside_those_that_were_run():
             cell(1, 2, run="decode-tune-1", **OURS | {"rounds": 9}),
         ]
     )
-    found = hyperparameters.settings("hyperparameters", lines).set_index(["printed_as", "setting"])
+    found = hyperparameters("hyperparameters", lines).set_index(["printed_as", "setting"])
     told = {key: tuple(row) for key, row in found[["paper", "ours", "verdict"]].iterrows()}
     assert told["InferenceGuard", "n_samples"] == ("64 128 512", "64 128", DIFFERS)
     assert told["InferenceGuard", "keep"] == ("N/4", "N/4", AGREES)
@@ -479,9 +485,7 @@ def test_hyperparameters_of_critics_beside_those_that_were_trained():
         "batch_size": 8,
         "budget": 0.0,
     }
-    found = hyperparameters.settings(
-        "critic_hyperparameters", pd.DataFrame([given, given | {"width": 64}])
-    )
+    found = hyperparameters("critic_hyperparameters", pd.DataFrame([given, given | {"width": 64}]))
     assert found.set_index("setting")["ours"].to_dict() == {
         "width": "64 4096",
         "lr": "1e-05",
@@ -491,7 +495,7 @@ def test_hyperparameters_of_critics_beside_those_that_were_trained():
         "budget": "0",
     }
     assert found["verdict"].tolist() == [AGREES] * 5 + [DIFFERS]
-    assert set(hyperparameters.settings("critic_hyperparameters", NONE)["verdict"]) == {NOT_RUN}
+    assert set(hyperparameters("critic_hyperparameters", NONE)["verdict"]) == {NOT_RUN}
 
 
 # --- folders and files ----------------------------------------------------------------------------
@@ -524,7 +528,7 @@ def test_a_folder_without_runs_gives_ten_tables(repository):
     assert not found.left_out and list(report.paper_tables(found)) == list(paper.TABLES)
     told = report.counts(report.paper_tables(found))
     assert (
-        told["rows"].iloc[:8] == [len(paper.printed(table)) for table in RESULTS]
+        told["rows"].iloc[:8] == [len(paper.reported(table)) for table in RESULTS]
     ).all() and not told[AGREES].any()
 
 
@@ -559,7 +563,9 @@ def test_shards_are_one_run_and_best_of_n_is_none(repository):
         ),
     )
     found = report.load("mine")
-    assert not found.left_out and [len(cell.lines) for cell in cells(found.decoded)] == [8, 8]
+    assert not found.left_out and [
+        len(cell.lines) for cell in cells("lambda_vicuna", found.decoded)
+    ] == [8, 8]
     made = report.paper_tables(found)
     shards = {f"mine/decode-main-alpaca-pku.{shard}-of-2" for shard in (0, 1)}
     assert report.sources("main_alpaca_beaver", made["main_alpaca_beaver"], found).keys() == shards
@@ -626,7 +632,7 @@ def written(tmp_path_factory):
     )
     alone = cell(6, 8, run="decode-raw", **RAW | {"method": "inferenceguard"})
     found = {
-        name: report.Found(lines, NONE, NONE, [])
+        name: report.Results(lines, NONE, NONE, [])
         for name, lines in (("print", with_print), ("alone", alone))
     }
     return {

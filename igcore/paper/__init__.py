@@ -1,8 +1,8 @@
-"""The paper's printed tables as data, each row under the names used here.
+"""The tables of the paper as data, each row under the names used here.
 
-`igcore.paper.audit`, `igcore.paper.text` and `igcore.paper.resolution` compute what follows from
-the numbers. Every row has a ``tex_line``: a line of the LaTeX source of arXiv 2502.01208 (version
-2), its files joined in the order in which the main file reads them.
+Notebook 70 computes what follows from the numbers. Every row has a ``tex_line``: a line of the
+LaTeX source of arXiv 2502.01208 (version 2), its files joined in the order in which the main file
+reads them.
 """
 
 from functools import cache
@@ -24,24 +24,21 @@ TABLES = (
     "hyperparameters",
     "critic_hyperparameters",
 )
-MAIN, LAMBDA = TABLES[:3], TABLES[3:5]
+MAIN = TABLES[:3]
 MEASURED = (*TABLES[:6], "latency")  # tables of safety rates
+HYPERPARAMETERS = TABLES[8:]
 SETTINGS = ["n_samples", "block_size", "keep", "lagrange_multiplier"]
+WHOLE = dict.fromkeys(SETTINGS[:3], "Int64")
 IDENTITY = ["policy", "prompts", "method", *SETTINGS]
 # ends the names of columns of percentages as text: "94.0" has one decimal more than "94"
-PRINTED = "_printed"
-_TEXT = {"hyperparameters": str, "statements": {"value": str}}  # lists, formulas and printed digits
-_TYPES = {
-    **dict.fromkeys(["n_samples", "block_size", "keep"], "Int64"),
-    **dict.fromkeys(
-        [f"{name}{PRINTED}" for name in ("safety", "helpfulness", "harmlessness")], str
-    ),
-    "lagrange_multiplier": float,
-}
+AS_TEXT = "_printed"
+_PERCENTAGES = [f"{name}{AS_TEXT}" for name in ("safety", "helpfulness", "harmlessness")]
+_TYPES = WHOLE | dict.fromkeys(_PERCENTAGES, str) | {"lagrange_multiplier": float}
+_TEXT = {"hyperparameters": str, "statements": {"value": str}}  # lists, formulas and digits
 
 
-def printed(table: str) -> pd.DataFrame:
-    """Return one printed table, a row per printed row, in the order of print.
+def reported(table: str) -> pd.DataFrame:
+    """Return one table of the paper, a row per row of the paper, in its order.
 
     Parameters
     ----------
@@ -51,15 +48,15 @@ def printed(table: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``table``, the paper's ``label``, and for all but the two tables of hyperparameters
-        `IDENTITY`: keys of `igcore.POLICIES` and `igcore.METHODS`, the prompt set, and the settings
-        as a run here records them. A setting is missing where the paper prints none or where it
-        does not apply; Best-of-N answers in one block, whatever sample width is printed for it.
-        Block size and kept beams are those of ``tab:hyperparameters`` (d = 32, K = N/4) unless the
-        row says otherwise: `contents` says which settings a table states itself. Every percentage
-        is there as text (``safety_printed``) and as a share (``safety_rate``). Rewards (higher is
-        better) and their standard deviations over prompts, costs (higher is worse) and seconds per
-        prompt are floats; ``printed_as`` is the method's name in the paper.
+        ``table``, the paper's ``label``, and for all but `HYPERPARAMETERS` the columns `IDENTITY`:
+        keys of `igcore.POLICIES` and `igcore.METHODS`, the prompt set, and the settings as a run
+        here records them. A setting is missing where the paper reports none or where it does not
+        apply; Best-of-N answers in one block, whatever sample width the paper gives. Block size and
+        kept beams are those of ``tab:hyperparameters`` (d = 32, K = N/4) unless the row says
+        otherwise: `contents` says which settings a table states itself. Every percentage is there
+        as text (``safety_printed``) and as a share (``safety_rate``). Rewards (higher is better)
+        and their standard deviations over prompts, costs (higher is worse) and seconds per prompt
+        are floats; ``printed_as`` is the method's name in the paper.
 
     Raises
     ------
@@ -69,27 +66,25 @@ def printed(table: str) -> pd.DataFrame:
     if table not in TABLES:
         raise unknown_name("table of the paper", table, TABLES)
     rows = _read(table).copy()
-    for name in [name for name in rows if name.endswith(PRINTED)]:
-        rows[name.removesuffix(PRINTED) + "_rate"] = rows[name].astype(float).div(100).round(6)
-    label = contents().set_index("table").loc[table, "label"]
-    return pd.concat(
-        [pd.DataFrame({"table": table, "label": label}, index=rows.index), rows], axis=1
-    )
+    for name in rows.filter(like=AS_TEXT):
+        rows[name.removesuffix(AS_TEXT) + "_rate"] = rows[name].astype(float).div(100).round(6)
+    rows.insert(0, "table", table)
+    rows.insert(1, "label", contents().set_index("table").loc[table, "label"])
+    return rows
 
 
 def contents() -> pd.DataFrame:
-    """Return the list of `TABLES`: label, title, the settings they state, and the label's line.
-
-    Rows or caption state the settings.
-    """
+    """Return the list of `TABLES`: label, title, and the settings that rows or caption state."""
     return _read("tables").fillna({"states": ""})
 
 
-def statements() -> pd.DataFrame:
-    """Return sentences of the text that a table can confirm, with what they say in numbers.
+def stated_settings(table: str) -> list[str]:
+    """Return the settings that the rows or the caption of a table state."""
+    return contents().set_index("table").loc[table, "states"].split()
 
-    ``kind`` says how to check them.
-    """
+
+def statements() -> pd.DataFrame:
+    """Return sentences of the text that a table can confirm; ``kind`` says how to check them."""
     return _read("statements").fillna("")
 
 
@@ -99,11 +94,21 @@ def symbols() -> pd.DataFrame:
 
 
 def measured(tables: tuple[str, ...] = MEASURED) -> pd.DataFrame:
-    """Return several printed tables below one another."""
-    return pd.concat([printed(table) for table in tables], ignore_index=True)
+    """Return several tables of the paper below one another."""
+    return pd.concat([reported(table) for table in tables], ignore_index=True)
+
+
+def sample_sizes() -> pd.DataFrame:
+    """Return the number of prompts ``n`` behind the rates of each prompt set, and of the win rates.
+
+    Notebook 70 computes them. ``from`` says where n comes from: ``implied`` by the percentages,
+    ``stated`` as the size of the test set in the text, or the ``smallest`` that fits all of them.
+    """
+    return _read("sample_sizes").set_index("name")
 
 
 @cache
 def _read(name: str) -> pd.DataFrame:
     with (files(__package__) / f"data/{name}.csv").open(encoding="utf-8") as file:
-        return pd.read_csv(file, dtype=_TEXT.get(name, _TYPES)).astype({"tex_line": int})
+        rows = pd.read_csv(file, dtype=_TEXT.get(name, _TYPES))
+    return rows.astype({"tex_line": int}) if "tex_line" in rows else rows

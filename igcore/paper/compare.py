@@ -1,22 +1,24 @@
-"""Printed rows beside ours, with a verdict that both numbers of prompts support.
+"""Rows of the paper beside ours, with a verdict that both numbers of prompts support.
 
-The print pairs no prompts, so its numbers and ours are tested as independent samples; where the
+The paper pairs no prompts, so its numbers and ours are tested as independent samples; where the
 prompts are the same, that claims too few differences rather than too many.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from fnmatch import fnmatchcase
+from functools import partial
+from itertools import product
 
+import numpy as np
 import pandas as pd
 from scipy import stats
 from statsmodels.stats.proportion import confint_proportions_2indep, proportion_confint
 
+from ..report.experiments import EXPERIMENTS
 from ..report.statistics import ALPHA, bootstrap_mean, holm
-from . import IDENTITY, contents, measured, printed
-from .cells import Cell, cells, readable
-from .denominators import denominators, sample_sizes
+from . import IDENTITY, WHOLE, measured, reported, sample_sizes, stated_settings
 
 AGREES, DIFFERS, NOT_RUN, UNRESOLVED = VERDICTS = (
     "agrees",
@@ -26,15 +28,17 @@ AGREES, DIFFERS, NOT_RUN, UNRESOLVED = VERDICTS = (
 )
 # of the interval of a difference: that it lies within +/- something is two one-sided tests at 5 %
 LEVEL = 0.90
-ROUNDED = 0.005  # half a unit in the last digit of a printed mean
+ROUNDED = 0.005  # half a unit in the last digit of a reported mean
 # The least differences that would matter. That of rates is less than the 6.3 points that the
 # paper's text says a critic adds on Alpaca-7B (94.46 against 88.14).
 RATE = 0.05
 SPREADS = 0.2  # standard deviations over prompts: Cohen's small effect
-SECONDS = 0.25  # of the printed seconds; other machines differ by more
+SECONDS = 0.25  # of the reported seconds; other machines differ by more
 
+# start of a table's name -> experiment that sweeps as it does
+SWEEPS = {"lambda": "lambda", "ndk": "ndk", "latency": "compute"}
 EMBEDDED = ("smollm2-raw", "smollm2-chat")
-# table -> the embedded policy in it, unaligned or aligned as the printed ones are; elsewhere both
+# table -> the embedded policy in it, unaligned or aligned as the paper's are; elsewhere both
 STANDING = {
     "main_vicuna": EMBEDDED[:1],
     "main_llama": EMBEDDED[1:],
@@ -42,6 +46,64 @@ STANDING = {
     "ndk": EMBEDDED[:1],
     "win_rates": EMBEDDED[:1],
 }
+METHOD_SETTINGS = [
+    *("block_size", "n_samples", "rounds", "max_new_tokens", "keep"),
+    *("value_steps", "value_step_size"),
+]
+
+
+# --- which of our runs stands in which row --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one run holds under one configuration: `settings` has the names of `IDENTITY`."""
+
+    settings: dict
+    run: str
+    lines: pd.DataFrame
+
+    def is_of(self, row: dict) -> bool:
+        """Say whether all that a row of the paper says of its configuration is so here."""
+        return all(self.settings[name] == row[name] for name in IDENTITY if pd.notna(row[name]))
+
+
+def cells(table: str, records: pd.DataFrame) -> list[Cell]:
+    """Return the cells of records that a table may read, see `priority`, the first choice first.
+
+    Equals are in the order of the names of their runs. A multiplier, which every record has, is
+    left out where the method does not use it.
+    """
+    if not len(records):
+        return []
+    lines = records.assign(priority=records["run"].map(partial(priority, table)))
+    lines = lines[(lines["critic_control"] == "none") & lines["priority"].notna()]
+    lines = lines.sort_values(["priority", "run"])  # a stable sort, as of several columns always
+    result = []
+    for (*values, run), cell in lines.groupby([*IDENTITY, "run"], dropna=False, sort=False):
+        settings = dict(zip(IDENTITY, values, strict=True))
+        if "lagrangian" not in settings["method"]:
+            settings["lagrange_multiplier"] = None
+        result.append(Cell(settings, run, cell))
+    return result
+
+
+def priority(table: str, run: str) -> int | None:
+    """Return how readily a table reads a run.
+
+    0 for a sweep made for it, 1 for a run of no experiment, None for all others.
+    """
+    kind = table.partition("_")[0]
+    if kind in SWEEPS:
+        sweep = EXPERIMENTS[SWEEPS[kind]]
+        if matches(run, [f"decode-sweep-{kind}-*", *sweep.runs, *sweep.borrowed]):
+            return 0
+    return None if any(matches(run, each.runs) for each in EXPERIMENTS.values()) else 1
+
+
+def matches(run: str, patterns: Sequence[str]) -> bool:
+    """Say whether the name of a run matches one of these patterns."""
+    return any(fnmatchcase(run, pattern) for pattern in patterns)
 
 
 # --- what is measured -----------------------------------------------------------------------------
@@ -49,123 +111,89 @@ STANDING = {
 
 @dataclass(frozen=True)
 class Measure:
-    """A kind of printed number, and what it is of here.
+    """A kind of reported number, and what it is of here.
 
     Attributes
     ----------
     label : str
         For people, with the unit.
-    printed : str
-        Column of `igcore.paper.printed`.
-    values : callable
-        From the lines of a cell to one number for every independent draw; NaN where there is none.
-    matters : callable
-        From the printed number and the standard deviation over prompts to the least difference that
-        would matter.
-    spread : str
-        Column of the printed standard deviation over prompts; empty where none is printed.
-    is_rate : bool
-        Whether it is a share of prompts.
+    kind : str
+        ``rate`` (a share of prompts), ``score`` or ``seconds``.
+    reported : str
+        Column of `igcore.paper.reported`.
+    fields : tuple of str
+        Fields of our records whose sum it is.
     """
 
     label: str
-    printed: str
-    values: Callable[[pd.DataFrame], pd.Series]
-    matters: Callable[[float, float], float]
-    spread: str = ""
-    is_rate: bool = False
+    kind: str
+    reported: str
+    fields: tuple[str, ...]
+
+    @property
+    def is_rate(self) -> bool:
+        return self.kind == "rate"
+
+    def values(self, cell: Cell | None) -> pd.Series:
+        """Return a number for every independent draw of a cell; unknown ones are left out."""
+        if cell is None:
+            return pd.Series(dtype=float)
+        lines = cell.lines
+        if self.fields == ("status",):
+            return (lines["status"] == "verified_safe").astype(float)
+        ordered = lines.sort_values("prompt_id", ignore_index=True)
+        numbers = ordered[[*self.fields]].astype(float).sum(axis=1, skipna=False)
+        if self.kind == "seconds":
+            return _of_groups(numbers.dropna(), int(lines["group_size"].iloc[0]))
+        return numbers.dropna()
+
+    def matters(self, reported: float, spread: float) -> float:
+        """Return the least difference that matters, given the standard deviation over prompts."""
+        return {"rate": RATE, "score": SPREADS * spread, "seconds": SECONDS * reported}[self.kind]
 
 
-def _safe(lines: pd.DataFrame) -> pd.Series:
-    return (lines["status"] == "verified_safe").astype(float)
+def _of_groups(seconds: pd.Series, size: int) -> pd.Series:
+    """Return a number for each group of prompts decoded together, which is one draw.
 
-
-def _numbers(lines: pd.DataFrame, column: str) -> pd.Series:
-    return lines[column].astype(float)
-
-
-def _seconds(lines: pd.DataFrame, columns: list[str]) -> pd.Series:
-    """Return a number for each group of prompts, whose mean is that over prompts.
-
-    Prompts decoded together are one draw.
-
-    The seconds per prompt of a group count as often as it has prompts. Their mean is then a ratio
-    of two sums over groups, and the variance of the numbers is the one of its linear approximation;
-    where all groups are equally large, they are the groups' means.
+    Their mean is the mean over prompts, also where the last group is smaller: a ratio of two sums
+    over groups, whose linear approximation has the variance of these numbers.
     """
-    parts = lines.sort_values("prompt_id")[columns].astype(float)
-    spent = parts.sum(axis=1, skipna=False).reset_index(drop=True).dropna()
-    groups = spent.groupby(spent.index // int(lines["group_size"].iloc[0]))
+    groups = seconds.groupby(seconds.index // size)
     weights = groups.count() / groups.count().mean()
-    return groups.mean() + (weights - 1) * (groups.mean() - spent.mean())
+    return groups.mean() + (weights - 1) * (groups.mean() - seconds.mean())
 
-
-# the least difference that would matter, from the printed number and the spread over prompts
-
-
-def _matters_of_rate(theirs: float, spread: float) -> float:
-    return RATE
-
-
-def _matters_of_score(theirs: float, spread: float) -> float:
-    return SPREADS * spread
-
-
-def _matters_of_time(theirs: float, spread: float) -> float:
-    return SECONDS * theirs
-
-
-_rate = partial(Measure, matters=_matters_of_rate, is_rate=True)
-_score = partial(Measure, matters=_matters_of_score)
-_time = partial(Measure, matters=_matters_of_time)
 
 MEASURES = {  # start of the names of columns -> measure
-    "safety": _rate("safe %", "safety_rate", _safe),
-    "reward": _score(
-        "reward", "reward_mean", partial(_numbers, column="reward"), spread="reward_std"
-    ),
-    "cost": _score("cost", "cost_mean", partial(_numbers, column="cost")),
-    "generation": _time(
-        "s generating", "generation_seconds", partial(_seconds, columns=["generate_s"])
-    ),
-    "scoring": _time("s scoring", "scoring_seconds", partial(_seconds, columns=["score_s"])),
-    "seconds": _time("s", "seconds", partial(_seconds, columns=["generate_s", "score_s"])),
-    "helpfulness": _rate(
-        "helpfulness win %", "helpfulness_rate", partial(_numbers, column="helpfulness")
-    ),
-    "harmlessness": _rate(
-        "harmlessness win %", "harmlessness_rate", partial(_numbers, column="harmlessness")
-    ),
+    "safety": Measure("safe %", "rate", "safety_rate", ("status",)),
+    "reward": Measure("reward", "score", "reward_mean", ("reward",)),
+    "cost": Measure("cost", "score", "cost_mean", ("cost",)),
+    "generation": Measure("s generating", "seconds", "generation_seconds", ("generate_s",)),
+    "scoring": Measure("s scoring", "seconds", "scoring_seconds", ("score_s",)),
+    "seconds": Measure("s", "seconds", "seconds", ("generate_s", "score_s")),
+    "helpfulness": Measure("helpfulness win %", "rate", "helpfulness_rate", ("helpfulness",)),
+    "harmlessness": Measure("harmlessness win %", "rate", "harmlessness_rate", ("harmlessness",)),
 }
 
 
 def measures_of(table: str) -> dict[str, Measure]:
-    """Return the measures of a printed table."""
-    columns = set(printed(table))
-    return {name: measure for name, measure in MEASURES.items() if measure.printed in columns}
+    """Return the measures of a table of the paper."""
+    columns = set(reported(table))
+    return {name: measure for name, measure in MEASURES.items() if measure.reported in columns}
 
 
-# --- ours beside theirs ---------------------------------------------------------------------------
-
-
-@cache
-def sizes() -> pd.DataFrame:
-    """Return the number of prompts behind the printed numbers, see `denominators.sample_sizes`."""
-    return sample_sizes(denominators())
+# --- ours beside the paper's ----------------------------------------------------------------------
 
 
 def estimate(values: pd.Series, is_rate: bool) -> dict[str, float]:
     """Return ``ours``, the ends of its 95 % interval ``low`` and ``high``, and ``n``.
 
-    NaN where n is 0.
-
     The interval of a rate is Wilson's, in which half a win is half a count; that of a mean is
-    `igcore.report.statistics.bootstrap_mean`.
+    `igcore.report.statistics.bootstrap_mean`. NaN where n is 0.
     """
     n = len(values)
     if not n:
-        return {"ours": math.nan, "low": math.nan, "high": math.nan, "n": 0}
-    if is_rate:
+        low = high = math.nan
+    elif is_rate:
         low, high = proportion_confint(values.sum(), n, method="wilson")
     else:
         low, high = bootstrap_mean(values)
@@ -175,10 +203,8 @@ def estimate(values: pd.Series, is_rate: bool) -> dict[str, float]:
 def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, float]:
     """Return the interval of a difference of two independent rates, and the p value of none.
 
-    The difference is ours minus theirs.
-
-    Newcombe's interval, of two Wilson ones, at `LEVEL`; Fisher's exact test, because rates near 100
-    % leave few failures to count.
+    The difference is ours minus the paper's. Newcombe's interval, of two Wilson ones, at `LEVEL`;
+    Fisher's exact test, because rates near 100 % leave few failures to count.
     """
     counts = ours * n, round(theirs * size)
     low, high = confint_proportions_2indep(
@@ -192,17 +218,16 @@ def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, floa
 def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> dict[str, float]:
     """Return the interval of a difference of two independent means, and the p value of none.
 
-    The difference is ours minus theirs.
-
-    Welch's test at `LEVEL`. What rounding may have added to the difference is taken off it for p
-    and added to the interval. Where no spread is printed, their mean is taken to be as uncertain as
-    ours. Fewer than two values, or equal ones, settle nothing: NaN.
+    The difference is ours minus the paper's. Welch's test at `LEVEL`. What rounding may have added
+    to the difference is taken off it for p and added to the interval. Where no spread is reported,
+    the paper's mean is taken to be as uncertain as ours. Fewer than two values, or equal ones,
+    settle nothing: NaN.
     """
     n, gap = len(values), float(values.mean()) - theirs
     ours = values.var(ddof=1) / n
     other, size = (ours, n) if math.isnan(spread) else (spread**2 / size, size)
     if n < 2 or not ours:
-        return {"gap_low": math.nan, "gap_high": math.nan, "p": math.nan}
+        return dict.fromkeys(("gap_low", "gap_high", "p"), math.nan)
     error = math.sqrt(ours + other)
     freedom = error**4 / (ours**2 / (n - 1) + other**2 / (size - 1))
     half = stats.t.ppf(0.5 + LEVEL / 2, freedom) * error + ROUNDED
@@ -210,47 +235,48 @@ def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> d
     return {"gap_low": gap - half, "gap_high": gap + half, "p": float(p)}
 
 
-def beside(measure: Measure, row: dict, cell: Cell | None, size: int) -> dict[str, float]:
-    """Return a printed number, ours (see `estimate`), and how far apart they are.
+def beside(name: str, row: dict, cell: Cell | None, size: int) -> dict[str, float]:
+    """Return a reported number, ours (see `estimate`), and how far apart they are.
 
     ``matters`` is the least difference that would matter. NaN if nothing was run.
     """
-    theirs, spread = row[measure.printed], row.get(measure.spread, math.nan)
-    values = measure.values(cell.lines).dropna() if cell else pd.Series(dtype=float)
-    found = {"paper": theirs} | estimate(values, measure.is_rate)
+    measure = MEASURES[name]
+    theirs, spread = row[measure.reported], row.get(f"{name}_std", math.nan)
+    values = measure.values(cell)
+    numbers = {"paper": theirs} | estimate(values, measure.is_rate)
     if not len(values):
-        return found | dict.fromkeys(("gap_low", "gap_high", "p", "matters"), math.nan)
+        return numbers | dict.fromkeys(("gap_low", "gap_high", "p", "matters"), math.nan)
     if measure.is_rate:
-        apart = rates_apart(found["ours"], len(values), theirs, size)
+        apart = rates_apart(numbers["ours"], len(values), theirs, size)
     else:
         apart = means_apart(values, theirs, spread, size)
     known_spread = values.std(ddof=1) if math.isnan(spread) else spread
-    return found | apart | {"matters": measure.matters(theirs, known_spread)}
+    return numbers | apart | {"matters": measure.matters(theirs, known_spread)}
 
 
-def verdict(run: str, p: float, low: float, high: float, matters: float) -> str:
-    """Return what may be said of a printed number, given Holm's p and the difference's interval.
+def verdict(part: pd.DataFrame) -> np.ndarray:
+    """Return what may be said of each reported number, one of `VERDICTS`.
 
     ``differs`` where a difference is resolved, however small; ``agrees`` where none is and every
     one that would matter is excluded.
+
+    Parameters
+    ----------
+    part : DataFrame
+        ``run``, Holm's ``p``, the interval ``gap_low`` to ``gap_high``, and ``matters``.
     """
-    if run == NOT_RUN:
-        return NOT_RUN
-    if p <= ALPHA:
-        return DIFFERS
-    return AGREES if -matters < low and high < matters else UNRESOLVED
+    excluded = (-part["matters"] < part["gap_low"]) & (part["gap_high"] < part["matters"])
+    rules = [part["run"] == NOT_RUN, part["p"] <= ALPHA, excluded]
+    return np.select(rules, [NOT_RUN, DIFFERS, AGREES], UNRESOLVED)
 
 
 def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
-    """Return one of the printed tables of results with our numbers beside it.
-
-    There is a row per printed row.
+    """Return one of the paper's tables of results with our numbers beside it, row by row.
 
     Parameters
     ----------
     table : str
-        One of `igcore.paper.TABLES`, the two of hyperparameters excepted
-        (`igcore.paper.hyperparameters` has them).
+        One of `igcore.paper.TABLES`, but for `igcore.paper.HYPERPARAMETERS`.
     records : DataFrame
         Lines as `igcore.report.load.load_runs` returns them, of several runs and of any settings;
         for ``win_rates``, as `igcore.paper.report.judged` does. None at all is allowed.
@@ -258,51 +284,45 @@ def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        `IDENTITY` as printed, ``printed_as``, and ``run``, the run that was read. A cell must have
-        all settings of the row; of several, the first of `readable` is read. For each of
+        `IDENTITY` as reported, ``printed_as``, and ``run``, the run that was read. A cell must have
+        all settings of the row; of several, the first of `cells` is read. For each of
         `measures_of`: ``_paper``, ``_ours``, ``_low``, ``_high`` and ``_n`` as in `estimate`
         (shares, rewards, costs, seconds; n counts groups of prompts for seconds), ``_gap_low`` and
-        ``_gap_high``, the `LEVEL` interval of ours minus theirs, ``_p``, adjusted by Holm over all
-        numbers of the table, ``_matters``, and ``_verdict``, one of `VERDICTS`.
+        ``_gap_high``, the `LEVEL` interval of ours minus the paper's, ``_p``, adjusted by Holm over
+        all numbers of the table, ``_matters``, and ``_verdict``, one of `VERDICTS`.
     """
-    rows = printed(table)
+    rows = reported(table)
+    candidates = cells(table, records)
     theirs = rows.to_dict("records")
-    found = readable(table, cells(records))
-    chosen = [next((cell for cell in found if cell.is_of(row)), None) for row in theirs]
+    chosen = [next((cell for cell in candidates if cell.is_of(row)), None) for row in theirs]
     names = ["win_rates"] * len(rows) if table == "win_rates" else rows["prompts"]
-    n = sizes()["n"].reindex(names).astype(int)
-    pairs = list(zip(theirs, chosen, n, strict=True))
+    sizes = sample_sizes()["n"].reindex(names)
+    triples = list(zip(theirs, chosen, sizes.astype(int), strict=True))
     parts = {
-        name: pd.DataFrame([beside(measure, *pair) for pair in pairs])
-        for name, measure in measures_of(table).items()
+        name: pd.DataFrame([beside(name, *triple) for triple in triples])
+        for name in measures_of(table)
     }
     p = holm(pd.concat({name: part["p"] for name, part in parts.items()}))
     result = rows[[*IDENTITY, "printed_as"]].assign(
         run=[cell.run if cell else NOT_RUN for cell in chosen]
     )
     for name, part in parts.items():
-        part = part.assign(p=p[name])
-        known = part[["p", "gap_low", "gap_high", "matters"]].itertuples(index=False)
-        said = [verdict(run, *numbers) for run, numbers in zip(result["run"], known, strict=True)]
-        result = result.join(part.assign(verdict=said).add_prefix(f"{name}_"))
+        part["p"] = p[name]
+        part["verdict"] = verdict(part.assign(run=result["run"]))
+        result = result.join(part.add_prefix(f"{name}_"))
     return result
 
 
 # --- ours alone -----------------------------------------------------------------------------------
 
 
-def claims(records: pd.DataFrame) -> bool:
-    """Say whether records belong beside the print.
-
-    A policy of the paper's is among them, or there are none.
-    """
+def has_policies_of_the_paper(records: pd.DataFrame) -> bool:
+    """Say whether records stand beside the paper's numbers; without any record they do."""
     return not len(records) or bool(set(records["policy"]) & set(measured()["policy"]))
 
 
 def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
-    """Return a table of the shape of a printed one, of policies that the paper does not have.
-
-    It is without the paper's numbers.
+    """Return a table in the shape of the paper's, of policies that the paper does not have.
 
     Parameters
     ----------
@@ -315,49 +335,102 @@ def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.
     Returns
     -------
     DataFrame
-        For every policy and every method of the printed table a row per prompt set and value of the
-        settings that the printed table states: `IDENTITY`, ``run`` and for each of `measures_of`
+        For every policy and every method of the paper's table a row per prompt set and value of the
+        settings that the paper's table states: `IDENTITY`, ``run`` and for each of `measures_of`
         ``_ours``, ``_low``, ``_high`` and ``_n``. A method of which nothing was run has one row,
         whose run is `NOT_RUN`.
     """
-    found = readable(table, cells(records))
+    candidates = cells(table, records)
+    if set(policies) <= set(EMBEDDED):
+        policies = STANDING.get(table, EMBEDDED)
     measures = measures_of(table)
     rows = []
-    for policy in STANDING.get(table, EMBEDDED) if set(policies) <= set(EMBEDDED) else policies:
-        for method in printed(table)["method"].unique():
-            for cell in [*_points(table, policy, method, found)] or [None]:
-                about = cell.about if cell else {"policy": policy, "method": method}
-                row = about | {"run": cell.run if cell else NOT_RUN}
-                for name, measure in measures.items():
-                    values = measure.values(cell.lines).dropna() if cell else pd.Series(dtype=float)
-                    numbers = estimate(values, measure.is_rate)
-                    row |= {f"{name}_{part}": number for part, number in numbers.items()}
-                rows.append(row)
-    columns = [
-        *IDENTITY,
-        "run",
-        *(f"{name}_{part}" for name in measures for part in ("ours", "low", "high", "n")),
-    ]
-    whole = dict.fromkeys(["n_samples", "block_size", "keep"], "Int64") | {
-        "lagrange_multiplier": float
-    }
-    return pd.DataFrame(rows, columns=columns).astype(whole)
+    for policy, method in product(policies, reported(table)["method"].unique()):
+        for cell in _points(table, policy, method, candidates) or [None]:
+            row = cell.settings if cell else {"policy": policy, "method": method}
+            row = row | {"run": cell.run if cell else NOT_RUN}
+            for name, measure in measures.items():
+                numbers = estimate(measure.values(cell), measure.is_rate)
+                row |= {f"{name}_{part}": number for part, number in numbers.items()}
+            rows.append(row)
+    parts = product(measures, ("ours", "low", "high", "n"))
+    columns = [*IDENTITY, "run", *map("_".join, parts)]
+    return pd.DataFrame(rows, columns=columns).astype(WHOLE | {"lagrange_multiplier": float})
 
 
-def _points(table: str, policy: str, method: str, found: list[Cell]) -> Iterator[Cell]:
-    """Yield a cell for every value of the settings that a table states, in their order.
-
-    Of several it is the most readily read.
-    """
-    states = ["prompts", *contents().set_index("table").loc[table, "states"].split()]
+def _points(table: str, policy: str, method: str, candidates: list[Cell]) -> list[Cell]:
+    """Return a cell for every value of the settings that a table states, in their order."""
     points: dict[tuple, Cell] = {}
-    for cell in found:
-        if (cell.about["policy"], cell.about["method"]) == (policy, method):
-            points.setdefault(tuple(cell.about[name] for name in states), cell)
-    for key in sorted(points, key=_none_first):
-        yield points[key]
+    for cell in candidates:
+        if (cell.settings["policy"], cell.settings["method"]) == (policy, method):
+            key = tuple(cell.settings[name] for name in ["prompts", *stated_settings(table)])
+            points.setdefault(key, cell)  # of several the first choice
+    return [points[key] for key in sorted(points, key=_none_first)]
 
 
 def _none_first(key: tuple) -> list[tuple]:
     """Return a key to sort by, in which None comes before every other value."""
     return [(value is not None, value) for value in key]
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def hyperparameters(table: str, records: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of hyperparameters in long form, with the values of our runs.
+
+    A reported value is a choice and no measurement, so no statistics decide: it ``agrees`` when it
+    is among the values that were run.
+
+    Parameters
+    ----------
+    table : str
+        One of `igcore.paper.HYPERPARAMETERS`.
+    records : DataFrame
+        For ``hyperparameters``, lines as `igcore.report.load.load_runs` returns them; for
+        ``critic_hyperparameters``, a row of settings for each critic, as
+        `igcore.paper.report.critics` returns them.
+
+    Returns
+    -------
+    DataFrame
+        A row per reported value: ``printed_as``, ``setting`` (its name here), ``paper``, ``ours``,
+        all values that were run of a family of methods or of the critics, as text, and ``verdict``.
+        K is given as a share of N where it is one.
+    """
+    rows = reported(table)
+    result = []
+    if table == "critic_hyperparameters":
+        for row in rows.itertuples():
+            ours = [f"{value:g}" for value in records.get(row.setting, ())]
+            result.append(_setting_row(row.printed_as, row.setting, f"{row.value:g}", ours))
+        return pd.DataFrame(result)
+    kinds = ("main", *SWEEPS)
+    decoded = [cell for kind in kinds for cell in cells(kind, records)]
+    rows = rows.set_index(["family", "printed_as"])[METHOD_SETTINGS].stack().dropna()
+    for (family, name, setting), value in rows.items():
+        of_family = [cell for cell in decoded if cell.settings["method"].startswith(family)]
+        ours = [_setting_text(cell, setting) for cell in of_family]
+        result.append(_setting_row(name, setting, value, ours))
+    return pd.DataFrame(result)
+
+
+def _setting_text(cell: Cell, name: str) -> str:
+    settings = cell.lines.iloc[0] if name not in IDENTITY else cell.settings
+    if name == "block_size" and cell.settings["method"].startswith("re-control"):
+        return "1"  # the record counts its answer as one block, but every token is steered
+    if name == "keep" and settings["n_samples"] % settings["keep"] == 0:
+        return f"N/{settings['n_samples'] // settings['keep']}"
+    return f"{settings[name]:g}"
+
+
+def _setting_row(name: str, setting: str, paper: str, values: Iterable[str]) -> dict[str, str]:
+    ours = sorted(set(values), key=_number)
+    verdict = NOT_RUN if not ours else AGREES if set(paper.split()) <= set(ours) else DIFFERS
+    row = {"printed_as": name, "setting": setting, "paper": paper}
+    return row | {"ours": " ".join(ours) or NOT_RUN, "verdict": verdict}
+
+
+def _number(value: str) -> float:
+    """Return the number in a value such as ``8`` or ``N/4``."""
+    return float(value.removeprefix("N/"))

@@ -1,8 +1,8 @@
 """Which of our tables and pictures hold the runs of two profiles, and which profile writes them.
 
-This is the one place that says so; the Snakefile, the notebooks 40, 45 and 50 and the README ask
-here. From the runs of one profile alone each of them would lose rows, cells or a panel. So the
-profile of the sweeps writes them, when the runs of both have finished (`igcore.runs.sweeps`).
+The Snakefile, the notebooks 40, 45 and 50 and the README read it here. From the runs of one profile
+alone each of these tables would lose rows, cells or a panel. So the profile of the sweeps writes
+them, when the runs of both have finished (`igcore.runs.sweeps`).
 """
 
 MAIN = {"ablations": "small"}  # profile of sweeps -> the one whose main runs stand beside them

@@ -1,11 +1,9 @@
 """Verdicts of a judge on decoded answers: pairs, the questions about them, and win rates.
 
-Two answers to a prompt are judged in both orders. `igcore.runs.judge_run` asks; nobody is asked
-here.
+Two answers to a prompt are judged in both orders. `igcore.runs.judge_run` calls the judge.
 """
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,11 +19,10 @@ from . import statistics as metrics
 from .load import load_finished
 
 Scores = tuple[float, float] | None
-KEPT = ("policy", "prompts", "method", "prompt_id", "abstained")  # of a pair, in its verdict
-VERDICTS = ("win", "tie", "loss", "unparsed")
-COLUMNS = (
-    "policy prompts method aspect n win tie loss unparsed win_rate low high abstained judge".split()
-)
+KEPT = ["policy", "prompts", "method", "prompt_id", "abstained"]  # of a pair, in its verdict
+VERDICTS = ["win", "tie", "loss", "unparsed"]
+CELL = ["policy", "prompts", "method", "aspect"]
+COLUMNS = [*CELL, "n", *VERDICTS, "win_rate", "low", "high", "abstained", "judge"]
 
 
 def pairs_of(lines: pd.DataFrame, params: JudgeParams) -> pd.DataFrame:
@@ -43,9 +40,9 @@ def pairs_of(lines: pd.DataFrame, params: JudgeParams) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row per pair: ``policy``, ``prompts``, ``method``, ``prompt_id``, ``prompt``, ``ours``,
-        ``theirs`` (the baseline's answer) and ``abstained`` (whether the method did). Of each
-        prompt set at most `JudgeParams.limit`, in an order that the seed decides.
+        One row per pair: ``policy``, ``prompts``, ``method``, ``prompt_id``, ``prompt``,
+        ``abstained`` (whether the method did), ``answer`` and ``baseline_answer``. Of each prompt
+        set at most `JudgeParams.limit`, in an order that the seed decides.
 
     Raises
     ------
@@ -54,49 +51,50 @@ def pairs_of(lines: pd.DataFrame, params: JudgeParams) -> pd.DataFrame:
         the baseline was not decoded.
     """
     metrics.check_records(lines)
-    lines = lines.assign(
-        response=lines["response"].fillna(""), abstained=lines["status"] == "abstained"
+    answers = lines[["policy", "prompts", "method", "prompt_id", "prompt"]].assign(
+        abstained=lines["status"] == "abstained", answer=lines["response"].fillna("")
     )
-    found = lines["method"].unique()
-    methods = params.methods or [method for method in found if method != params.baseline]
-    if missing := [method for method in [params.baseline, *methods] if method not in found]:
+    decoded = answers["method"].unique()
+    methods = params.methods or [method for method in decoded if method != params.baseline]
+    if missing := [method for method in [params.baseline, *methods] if method not in decoded]:
         raise RunError(
             f"runs {params.pattern} of {params.profile} hold no answers of {missing[0]}; "
             f"decode them, or leave it out"
         )
     parts = []
-    for (policy, prompts), cell in lines.groupby(["policy", "prompts"], sort=False):
-        base = cell[cell["method"] == params.baseline].set_index("prompt_id").sort_index()
-        if not len(base):
+    for (policy, prompts), cell in answers.groupby(["policy", "prompts"], sort=False):
+        baseline = cell[cell["method"] == params.baseline].set_index("prompt_id")["answer"]
+        if not len(baseline):
             raise RunError(
                 f"{policy} has no answers of {params.baseline} to {prompts}, to compare "
                 f"with; decode them too"
             )
-        drawn = np.random.default_rng(params.seed).permutation(base.index.to_numpy())
+        order = np.random.default_rng(params.seed).permutation(sorted(baseline.index))
         for method in methods:
-            ours = cell[cell["method"] == method].set_index("prompt_id")
-            chosen = [prompt_id for prompt_id in drawn if prompt_id in ours.index][: params.limit]
-            columns = ["policy", "prompts", "method", "prompt", "abstained"]
-            pair = ours.loc[chosen, columns].reset_index()
-            pair["ours"] = ours.loc[chosen, "response"].to_numpy()
-            pair["theirs"] = base.loc[chosen, "response"].to_numpy()
-            parts.append(pair)
+            of_method = cell[cell["method"] == method].set_index("prompt_id")
+            chosen = [prompt_id for prompt_id in order if prompt_id in of_method.index]
+            pairs = of_method.loc[chosen[: params.limit]].reset_index()
+            parts.append(pairs.assign(baseline_answer=pairs["prompt_id"].map(baseline)))
     return pd.concat(parts, ignore_index=True)
 
 
-def asked(pair, aspect: str) -> tuple[Question, Question]:
+def both_orders(pair, aspect: str) -> tuple[Question, Question]:
     """Return the questions of a row of `pairs_of`: the method's answer first, and second."""
     about = (aspect, pair.prompt_id, pair.prompt)
-    return Question(*about, pair.ours, pair.theirs), Question(*about, pair.theirs, pair.ours)
+    return (
+        Question(*about, pair.answer, pair.baseline_answer),
+        Question(*about, pair.baseline_answer, pair.answer),
+    )
 
 
 def questions_of(pairs: pd.DataFrame) -> dict[str, Question]:
     """Return all questions by digest, each once."""
-    found = {}
-    for pair in pairs.itertuples():
-        for aspect in ASPECTS:
-            found |= {question.digest: question for question in asked(pair, aspect)}
-    return found
+    return {
+        question.digest: question
+        for pair in pairs.itertuples()
+        for aspect in ASPECTS
+        for question in both_orders(pair, aspect)
+    }
 
 
 def scores_of(line: dict) -> Scores:
@@ -121,7 +119,7 @@ def read(path: Path) -> dict[str, Scores]:
             scores[line["question"]] = scores_of(line)
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"line {number} of {path} is no verdict; run again, which asks for it anew"
+                f"line {number} of {path} is no verdict; run again, which judges it anew"
             ) from error
     return scores
 
@@ -140,28 +138,25 @@ def verdicts(
     """
     rows = []
     for pair in pairs.itertuples():
-        about = {name: getattr(pair, name) for name in KEPT}
         for aspect in ASPECTS:
-            first, second = (_sign(scores[question.digest]) for question in asked(pair, aspect))
-            verdict, swayed = _verdict(first, second and -second)
-            said = {"aspect": aspect, "judge": names[aspect], "verdict": verdict, "swayed": swayed}
-            rows.append(about | said)
+            first, second = (scores[question.digest] for question in both_orders(pair, aspect))
+            verdict, swayed = _verdict(first, second)
+            row = {"aspect": aspect, "judge": names[aspect], "verdict": verdict, "swayed": swayed}
+            rows.append({name: getattr(pair, name) for name in KEPT} | row)
     return pd.DataFrame(rows)
 
 
-def _sign(scores: Scores) -> int | None:
-    """Return 1 when the first answer is the better one, -1 when the second is."""
-    return scores and (scores[0] > scores[1]) - (scores[0] < scores[1])
+def _verdict(first: Scores, second: Scores) -> tuple[str, bool]:
+    """Return the verdict on a method whose answer stood first, and then second.
 
-
-def _verdict(one: int | None, other: int | None) -> tuple[str, bool]:
-    """Return the verdict on a method, and whether the order decided.
-
-    In each order the method was preferred (1), equal (0) or not (-1).
+    Also whether the order decided.
     """
-    if one is None or other is None:
+    if first is None or second is None:
         return "unparsed", False
-    return ({1: "win", -1: "loss"}[one] if one == other and one else "tie"), one * other < 0
+    preferences = np.sign(first[0] - first[1]), np.sign(second[1] - second[0])
+    if preferences[0] == preferences[1] != 0:
+        return ("win" if preferences[0] > 0 else "loss"), False
+    return "tie", bool(preferences[0] * preferences[1] < 0)
 
 
 def win_rates(judged: pd.DataFrame) -> pd.DataFrame:
@@ -181,28 +176,40 @@ def win_rates(judged: pd.DataFrame) -> pd.DataFrame:
         wide rather than too narrow for it: of all points from 0 to 1, zeros and ones vary most. In
         ``abstained`` pairs the method gave no answer of its own.
     """
-    keys = ["policy", "prompts", "method", "aspect"]
-    rows = [
-        dict(zip(keys, key, strict=True)) | _counts(cell)
-        for key, cell in judged.groupby(keys, sort=False)
-    ]
-    return pd.DataFrame(rows, columns=COLUMNS)
+    cells = judged.groupby(CELL, sort=False)
+    rates = cells.agg(
+        n=("verdict", "size"), abstained=("abstained", "sum"), judge=("judge", "first")
+    )
+    counts = cells["verdict"].value_counts().unstack(fill_value=0)
+    rates = rates.join(counts.reindex(columns=VERDICTS, fill_value=0))
+    parsed, points = rates["n"] - rates["unparsed"], rates["win"] + rates["tie"] / 2
+    parsed = parsed.where(parsed > 0)
+    rates["win_rate"] = points / parsed
+    rates["low"], rates["high"] = proportion_confint(points, parsed, method="wilson")
+    return rates.reset_index()[COLUMNS]
 
 
-def _counts(cell: pd.DataFrame) -> dict:
-    of = {verdict: int((cell["verdict"] == verdict).sum()) for verdict in VERDICTS}
-    parsed, points = len(cell) - of["unparsed"], of["win"] + of["tie"] / 2
-    rate = dict.fromkeys(("win_rate", "low", "high"), math.nan)
-    if parsed:
-        low, high = map(float, proportion_confint(points, parsed, method="wilson"))
-        rate = {"win_rate": points / parsed, "low": low, "high": high}
-    return {
-        "n": len(cell),
-        **of,
-        **rate,
-        "abstained": int(cell["abstained"].sum()),
-        "judge": cell["judge"].iloc[0],
-    }
+def judge_params(manifest: Path) -> JudgeParams:
+    """Return the parameters of a finished run of notebook 60."""
+    return JudgeParams(**json.loads(manifest.read_text(encoding="utf-8"))["params"])
+
+
+def finished_judgements(manifest: Path, answers: pd.DataFrame) -> pd.DataFrame:
+    """Return `verdicts` of a finished run of notebook 60 on these answers, under the run's name.
+
+    Raises
+    ------
+    RunError
+        When answers that were judged are not there any more, or others are in their place.
+    """
+    params = judge_params(manifest)
+    pairs, scores = pairs_of(answers, params), read(manifest.with_name("verdicts.jsonl"))
+    if questions_of(pairs).keys() - scores.keys():
+        raise RunError(
+            f"answers judged in {manifest.parent} were decoded anew; run notebook 60 "
+            f"with its parameters again"
+        )
+    return verdicts(pairs, scores, dict.fromkeys(ASPECTS, params.run))
 
 
 def load_rates(profile: str) -> pd.DataFrame:
@@ -215,21 +222,15 @@ def load_rates(profile: str) -> pd.DataFrame:
     Raises
     ------
     RunError
-        When answers that were judged are not there any more, or others are in their place.
+        See `finished_judgements`.
     """
     manifests = sorted((root() / "runs" / profile / "judge").glob("*/manifest.json"))
-    found = []
+    parts = [pd.DataFrame(columns=COLUMNS)] if not manifests else []
     for manifest in manifests:
-        params = JudgeParams(**json.loads(manifest.read_text(encoding="utf-8"))["params"])
+        params = judge_params(manifest)
         answers, _ = load_finished(profile, params.pattern)
-        pairs, scores = pairs_of(answers, params), read(manifest.with_name("verdicts.jsonl"))
-        if questions_of(pairs).keys() - scores.keys():
-            raise RunError(
-                f"answers judged in {manifest.parent} were decoded anew; run notebook 60 "
-                f"with its parameters again"
-            )
-        rates = win_rates(verdicts(pairs, scores, dict.fromkeys(ASPECTS, params.run)))
+        rates = win_rates(finished_judgements(manifest, answers))
         if len(manifests) > 1:
-            rates = rates.assign(policy=rates["policy"] + f", judged by {params.run}")
-        found.append(rates)
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=COLUMNS)
+            rates["policy"] += f", judged by {params.run}"
+        parts.append(rates)
+    return pd.concat(parts, ignore_index=True)
