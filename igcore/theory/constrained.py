@@ -75,11 +75,8 @@ def lagrangian(points: Outcomes, multiplier: float) -> int:
     A tie goes to the lower cost.
     """
     scores = points.task + multiplier * points.cost
-
-    def score_then_cost(i: int) -> tuple:
-        return scores[i], points.cost[i]
-
-    return min(range(len(scores)), key=score_then_cost)
+    best = np.flatnonzero(scores == scores.min())
+    return int(best[np.argmin(points.cost[best])])
 
 
 def multipliers(points: Outcomes, chosen: int) -> tuple[float, float] | None:
@@ -87,43 +84,13 @@ def multipliers(points: Outcomes, chosen: int) -> tuple[float, float] | None:
 
     None means that no lambda picks it.
     """
-    low, high = 0, math.inf
-    more_task, more_cost = points.task - points.task[chosen], points.cost - points.cost[chosen]
+    task, cost = points.task - points.task[chosen], points.cost - points.cost[chosen]
     # optimal means task + lambda cost >= 0 for the difference to every other trajectory
-    for task, cost in zip(more_task, more_cost, strict=True):
-        if cost > 0:
-            low = max(low, -task / cost)
-        elif cost < 0:
-            high = min(high, task / -cost)
-        elif task < 0:
-            return None
+    if (task[cost == 0] < 0).any():
+        return None
+    low = (-task[cost > 0] / cost[cost > 0]).max(initial=0)
+    high = (-task[cost < 0] / cost[cost < 0]).min(initial=math.inf)
     return (low, high) if low <= high else None
-
-
-def hull(points: Outcomes) -> list[int]:
-    """Return the lower left corners of the convex hull of (cost, task), by rising cost.
-
-    These are the trajectories that some lambda > 0 picks.
-    """
-    corners: list[int] = []
-
-    def cost_then_task(i: int) -> tuple:
-        return points.cost[i], points.task[i]
-
-    for i in sorted(range(len(points.task)), key=cost_then_task):
-        if corners and points.task[i] >= points.task[corners[-1]]:
-            continue
-        while len(corners) > 1 and _turns_right(points, corners[-2], corners[-1], i):
-            corners.pop()
-        corners.append(i)
-    return corners
-
-
-def _turns_right(points: Outcomes, a: int, b: int, c: int) -> bool:
-    """Say whether corner b lies on or above the line from a to c."""
-    cost_b, task_b = points.cost[b] - points.cost[a], points.task[b] - points.task[a]
-    cost_c, task_c = points.cost[c] - points.cost[a], points.task[c] - points.task[a]
-    return task_b * cost_c >= task_c * cost_b
 
 
 def expectation_optimum(points: Outcomes, budget: float) -> np.ndarray:
@@ -152,35 +119,6 @@ def expectation_optimum(points: Outcomes, budget: float) -> np.ndarray:
             "budget"
         )
     return solution.x
-
-
-def shared_multiplier(
-    prompts: list[Outcomes], budgets: list[float], grid: list[float]
-) -> list[dict[str, float]]:
-    """Return a row per lambda, shared by all prompts: mean task cost and share of violations.
-
-    Parameters
-    ----------
-    prompts : list of Outcomes
-        Trajectories of each prompt.
-    budgets : list of float
-        d of each prompt, in units of the cost model.
-    grid : list of float
-        The values of lambda.
-    """
-    rows = []
-    for multiplier in grid:
-        picks = [(points, lagrangian(points, multiplier)) for points in prompts]
-        tasks = [points.task[i] for points, i in picks]
-        broken = [points.cost[i] > d for (points, i), d in zip(picks, budgets, strict=True)]
-        rows.append(
-            {
-                "lambda": multiplier,
-                "task": float(np.mean(tasks)),
-                "violation": float(np.mean(broken)),
-            }
-        )
-    return rows
 
 
 def n_star(mdp: Augmented, start: int = 0) -> float:
@@ -212,20 +150,3 @@ def n_star(mdp: Augmented, start: int = 0) -> float:
             discounted = mdp.gamma**way.steps * weight
             least = max(least, (best - way.task) / discounted)
     return least
-
-
-def n_star_by_bisection(
-    mdp: Augmented, start: int = 0, high: float = 1e3, steps: int = 60
-) -> float:
-    """Return n*(s), the least n with V^{*,n}(s) = V^{*,inf}(s), by bisection of [0, high].
-
-    It is the slow check of `n_star`.
-    """
-    low, best = 0.0, values(mdp)[start]
-    for _ in range(steps):
-        middle = (low + high) / 2
-        if values(mdp, middle)[start] >= best - 1e-13:
-            high = middle
-        else:
-            low = middle
-    return high

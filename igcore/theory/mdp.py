@@ -74,22 +74,21 @@ class MDP:
                 f"action {a} of state {s} leads to state {self.child[s, a]}; children need larger "
                 "numbers"
             )
-        if not (self.signed or (self.cost[self.allowed] >= 0).all()):
-            least = self.cost[self.allowed].min()
+        costs = self.cost[self.allowed]
+        if not (self.signed or (costs >= 0).all()):
             raise ParameterError(
-                f"a safety cost is {least}; costs must be >= 0 unless signed=True, which voids the "
-                "guarantees"
+                f"a safety cost is {costs.min()}; costs must be >= 0 unless signed=True, which "
+                "voids the guarantees"
             )
         if (self.task != self.task).any():
             raise ParameterError("a task cost is nan; give a number, higher is worse")
-        for s in np.flatnonzero(self.allowed.any(axis=1)):
-            p = self.reference[s][self.allowed[s]]
-            if not ((p >= 0).all() and abs(p.sum() - 1) <= 1e-9):
-                given = ", ".join(f"{float(x):g}" for x in p)
-                raise ParameterError(
-                    f"the probabilities at {self.names[s]!r} are {given}; give numbers >= 0 with "
-                    "sum 1"
-                )
+        p = np.where(self.allowed, self.reference, 0)
+        sums_to_one = (p >= 0).all(axis=1) & (abs(p.sum(axis=1) - 1) <= 1e-9)
+        for s in np.flatnonzero(self.allowed.any(axis=1) & ~sums_to_one)[:1]:
+            values = ", ".join(f"{float(x):g}" for x in p[s][self.allowed[s]])
+            raise ParameterError(
+                f"the probabilities at {self.names[s]!r} are {values}; give numbers >= 0 with sum 1"
+            )
 
     @cached_property
     def allowed(self) -> np.ndarray:
@@ -144,18 +143,17 @@ def check_deterministic(mdp: MDP) -> None:
         )
 
 
-def enumerate_prefixes(vocabulary: int, horizon: int, eos: int = 0) -> list[tuple[int, ...]]:
+def enumerate_prefixes(vocabulary: int, horizon: int) -> list[tuple[int, ...]]:
     """Return all nonempty prefixes of at most `horizon` tokens, the shortest first.
 
-    Nothing follows `eos`.
+    Nothing follows token 0, which ends a text.
 
     Raises
     ------
     ParameterError
         When there are more than `LIMIT`, the prompt included.
     """
-    others = [token for token in range(vocabulary) if token != eos]
-    count = 1 + sum(len(others) ** (t - 1) * vocabulary for t in range(1, horizon + 1))
+    count = 1 + vocabulary * sum((vocabulary - 1) ** t for t in range(horizon))
     if count > LIMIT:
         raise ParameterError(
             f"vocabulary {vocabulary} and horizon {horizon} give {count} prefixes; at most {LIMIT} "
@@ -163,7 +161,7 @@ def enumerate_prefixes(vocabulary: int, horizon: int, eos: int = 0) -> list[tupl
         )
     prefixes: list[tuple[int, ...]] = []
     for t in range(horizon):
-        for unfinished in product(others, repeat=t):
+        for unfinished in product(range(1, vocabulary), repeat=t):
             prefixes += [(*unfinished, last) for last in range(vocabulary)]
     return prefixes
 
@@ -191,12 +189,8 @@ def token_mdp(
     Raises
     ------
     ParameterError
-        When a prefix has no parent, there are more than `LIMIT`, or as in `MDP`.
+        When a prefix has no parent, or as in `MDP`.
     """
-    if len(table) >= LIMIT:
-        raise ParameterError(
-            f"the table has {len(table)} prefixes; at most {LIMIT - 1} are enumerated"
-        )
     names = (next(iter(table))[:0], *sorted(table, key=len))
     index = {name: s for s, name in enumerate(names)}
     tokens = {token: a for a, token in enumerate(sorted({name[-1] for name in table}))}
@@ -263,54 +257,43 @@ def augment(
     check_accounting(accounting)
     ended = ~mdp.allowed.any(axis=1)
     first = start(budget)
-    pairs, safe = [(0, first)], [is_safe(first, strict)]
+    # of each state: z and whatever else the next cost depends on -> safety state
+    reached: list[dict[tuple, SafetyState]] = [{} for _ in mdp.child]
+    reached[0][(first.z,)] = first
+    pairs: list[tuple[int, SafetyState]] = []
     number: dict[tuple, int] = {}  # of each pair
-    edges: list[list[int]] = []  # the pair that each action leads to; -1 where there is none
-    for i, (s, state) in enumerate(pairs):  # grows while it is read: breadth first
-        edges.append([-1] * mdp.child.shape[1])
-        if not safe[i]:
-            continue
-        for a in np.flatnonzero(mdp.allowed[s]):
-            y = int(mdp.child[s, a])
-            last = bool(ended[y])
-            after = charge(state, mdp.cost[s, a], accounting, gamma, last=last)
-            # what the next cost depends on besides z: under `sum` nothing
-            memory = () if accounting == "sum" else (after.peak, after.score)
-            j = number.setdefault((y, after.z, *memory), len(pairs))
-            edges[i][a] = j
-            if j == len(pairs):
-                pairs.append((y, after))
-                unchecked = last and not check_last
-                safe.append(is_safe(after, strict) or unchecked)
-    return _in_order(mdp, pairs, safe, edges)
-
-
-def _in_order(
-    mdp: MDP, pairs: list[tuple[int, SafetyState]], safe: list[bool], edges: list[list[int]]
-) -> Augmented:
-    """Return the augmented MDP with its states sorted by the state of `mdp` that they extend.
-
-    Children have larger numbers in `mdp`, and so they have in the augmented MDP.
-    """
+    safe: list[bool] = []
+    targets: list[dict[int, tuple]] = []  # of each pair, the pair that each action leads to
+    for s, states in enumerate(reached):  # children come later
+        for key, state in states.items():
+            number[s, key] = len(pairs)
+            pairs.append((s, state))
+            safe.append(bool(is_safe(state, strict) or (ended[s] and not check_last)))
+            targets.append({})
+            for a in np.flatnonzero(mdp.allowed[s] & safe[-1]):
+                y = int(mdp.child[s, a])
+                after = charge(state, mdp.cost[s, a], accounting, gamma, last=bool(ended[y]))
+                memory = () if accounting == "sum" else (after.peak, after.score)
+                targets[-1][a] = y, (after.z, *memory)
+                reached[y].setdefault((after.z, *memory), after)
+    child = np.full((len(pairs), mdp.child.shape[1]), -1)
+    for i, row in enumerate(targets):
+        for a, pair in row.items():
+            child[i, a] = number[pair]
     origin = np.array([s for s, _ in pairs])
-    order = np.argsort(origin, kind="stable")
-    # the new number of each pair; the last entry keeps -1 at -1
-    rank = np.append(np.argsort(order), -1)
-    origin = origin[order]
-    z = np.array([pairs[i][1].z for i in order])
     return Augmented(
-        child=rank[np.array(edges)[order]],
+        child=child,
         cost=mdp.cost[origin],
         task=mdp.task[origin],
         reference=mdp.reference[origin],
         chance=mdp.chance[origin],
-        names=tuple((mdp.names[s], x) for s, x in zip(origin, z, strict=True)),
+        names=tuple((mdp.names[s], state.z) for s, state in pairs),
         gamma=mdp.gamma,
         signed=mdp.signed,
-        safe=np.array(safe)[order],
+        safe=np.array(safe),
         origin=origin,
-        z=z,
-        total=np.array([pairs[i][1].total for i in order]),
+        z=np.array([state.z for _, state in pairs]),
+        total=np.array([state.total for _, state in pairs]),
     )
 
 

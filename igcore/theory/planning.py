@@ -33,16 +33,17 @@ def unsafe_value(mdp: MDP, n: float) -> float:
     return n / (1 - mdp.gamma) if mdp.gamma < 1 else n
 
 
-def action_values(mdp: MDP, v: np.ndarray) -> np.ndarray:
-    """Return q(s, y) = C_task(s, y) + gamma v(s + y), shape (S, A); infinite where not allowed."""
-    return _action_values(mdp, mdp.task, v, slice(None))
-
-
-def _action_values(
-    mdp: MDP, cost: np.ndarray, v: np.ndarray, states: np.ndarray | slice
+def action_values(
+    mdp: MDP,
+    v: np.ndarray,
+    cost: np.ndarray | None = None,
+    states: np.ndarray | slice = slice(None),
 ) -> np.ndarray:
-    """Return cost(s, y) + gamma v(s + y) at some states, shape (len(states), A)."""
-    child = mdp.child[states]
+    """Return q(s, y) = cost(s, y) + gamma v(s + y), shape (states, A); infinite if not allowed.
+
+    The cost is C_task and the states are all, unless they are given.
+    """
+    cost, child = mdp.task if cost is None else cost, mdp.child[states]
     return np.where(child >= 0, cost[states] + mdp.gamma * v[child], math.inf)
 
 
@@ -60,7 +61,7 @@ def _backup(
     That is the minimum of cost + gamma v over actions, or the mean under a policy. Where nature
     moves, it is the mean under nature's probabilities.
     """
-    q = _action_values(mdp, cost, v, states)
+    q = action_values(mdp, v, cost, states)
     chosen = q.min(axis=1) if policy is None else _mean(policy[states], q)
     return np.where(mdp.chance[states], _mean(mdp.reference[states], q), chosen)
 
@@ -134,7 +135,7 @@ def greedy(mdp: MDP, v: np.ndarray) -> np.ndarray:
     """
     q = action_values(mdp, v)
     policy = np.zeros(q.shape, dtype=int)
-    policy[np.arange(len(q)), [min(range(len(row)), key=row.__getitem__) for row in q.tolist()]] = 1
+    policy[np.arange(len(q)), q.argmin(axis=1)] = 1
     return np.where(mdp.chance[:, None], mdp.reference, policy * mdp.allowed)
 
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import softmax
 
 from .mdp import MDP, enumerate_prefixes, token_mdp
 
@@ -48,12 +49,6 @@ def _norm(x: np.ndarray) -> np.ndarray:
     return (x - x.mean(axis=-1, keepdims=True)) / (x.std(axis=-1, keepdims=True) + 1e-5)
 
 
-def softmax(x: np.ndarray) -> np.ndarray:
-    """Return softmax over the last axis."""
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
-
-
 def logits(lm: TinyLM, tokens: np.ndarray) -> np.ndarray:
     """Return the logits after each prefix of each row, the empty one included.
 
@@ -77,7 +72,8 @@ def logits(lm: TinyLM, tokens: np.ndarray) -> np.ndarray:
         query, key, value = (
             (h @ m).reshape(b, t, HEADS, -1).swapaxes(1, 2) for m in weights[:3]
         )  # (B, HEADS, t, W / HEADS)
-        look = softmax(query @ key.swapaxes(2, 3) / query.shape[-1] ** 0.5 + future)
+        scores = query @ key.swapaxes(2, 3) / query.shape[-1] ** 0.5 + future
+        look = softmax(scores, axis=-1)
         x = x + (look @ value).swapaxes(1, 2).reshape(b, t, -1) @ weights[3]
         x = x + np.maximum(0, _norm(x) @ wide) @ narrow
     return _norm(x) @ lm.head
@@ -119,7 +115,7 @@ def tiny_instance(
     """
     prefixes = [(), *enumerate_prefixes(vocabulary, horizon)]
     models = [tiny_lm(3 * seed + i, vocabulary, horizon) for i in range(3)]
-    chances = softmax(last_logits(models[0], prefixes))
+    chances = softmax(last_logits(models[0], prefixes), axis=-1)
     scores, tasks = (last_logits(lm, prefixes)[:, 0] for lm in models[1:])
     scores = (scores - scores.mean()) / scores.std()
     partial = 1 / (1 + np.exp(-2 * (tasks - tasks.mean()) / tasks.std()))
