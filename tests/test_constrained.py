@@ -16,7 +16,6 @@ from igcore.theory.constrained import (
     Outcomes,
     best_safe,
     expectation_optimum,
-    hull,
     lagrangian,
     multipliers,
     n_star,
@@ -29,6 +28,23 @@ seeds = st.integers(0, 10**6)
 quick = settings(max_examples=25, deadline=None)
 
 
+def corners_of(points):
+    """The trajectories that some lambda > 0 alone picks, by rising cost: the lower left hull."""
+    intervals = [multipliers(points, i) for i in range(len(points.task))]
+    wide = [i for i, found in enumerate(intervals) if found and found[0] < found[1]]
+    of_place = {(points.cost[i], points.task[i]): i for i in reversed(wide)}
+    return [of_place[place] for place in sorted(of_place)]
+
+
+def n_star_by_bisection(mdp, high=1e3, steps=60):
+    """The least n with V^{*,n} = V^{*,inf} at the start: the slow way."""
+    low, best = 0.0, values(mdp)[0]
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (low, middle) if values(mdp, middle)[0] >= best - 1e-13 else (middle, high)
+    return high
+
+
 # --- check (2): n* --------------------------------------------------------------------------------
 
 
@@ -39,7 +55,7 @@ def test_check_2_the_formula_equals_bisection_and_decides_violation():
     model = language_model()
     n = n_star(model.augmented)
     assert n > 0
-    assert n == pytest.approx(constrained.n_star_by_bisection(model.augmented), rel=1e-6)
+    assert n == pytest.approx(n_star_by_bisection(model.augmented), rel=1e-6)
     for factor, broken in ((0.99, 1), (1.01, 0)):
         assert (
             violation(model.augmented, greedy(model.augmented, values(model.augmented, factor * n)))
@@ -110,7 +126,7 @@ def test_check_4_the_lagrangian_example_to_the_digit():
         (Fraction(1, 3), INF),
     ]
     assert {lagrangian(found, Fraction(k, 100)) for k in range(1001)} == {0, 2}
-    assert hull(found) == [2, 0]
+    assert corners_of(found) == [2, 0]
 
 
 def test_check_4_on_the_language_model_the_three_optima_differ():
@@ -146,9 +162,13 @@ def test_check_4_one_lambda_for_twelve_prompts_pays_more_task_cost_once_it_is_sa
     """
     models = small_models()[:12]
     grid = [0, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20]
-    rows = constrained.shared_multiplier(
-        [m.found for m in models], [m.budget for m in models], grid
-    )
+    rows = []
+    for multiplier in grid:
+        picks = [(m, lagrangian(m.found, multiplier)) for m in models]
+        task = np.mean([m.found.task[i] for m, i in picks])
+        rows.append(
+            {"task": task, "violation": np.mean([m.found.cost[i] > m.budget for m, i in picks])}
+        )
     augmented = np.mean([m.found.task[best_safe(m.found, m.budget)] for m in models])
     tasks, broken = ([row[key] for row in rows] for key in ("task", "violation"))
     assert tasks == sorted(tasks) and broken == sorted(broken, reverse=True)
@@ -199,20 +219,14 @@ def test_outcomes_are_the_sums_along_every_text(seed):
 
 @quick
 @given(seeds)
-def test_hull_and_multipliers_agree_with_a_grid_of_lambda(seed):
-    """Guards both: corners are exactly the choices with an interval of positive length, and lie
-    where the grid finds them.
-    """
+def test_multipliers_agree_with_a_grid_of_lambda(seed):
+    """Guards the intervals: choices with one of positive length lie where the grid finds them."""
     found = outcomes(random_tree(seed))
-    corners = hull(found)
+    corners = corners_of(found)
     grid = [Fraction(k, 97) for k in range(1, 1000, 7)]
     assert {lagrangian(found, x) for x in grid} <= set(range(len(found.task)))
     points = {(found.task[i], found.cost[i]) for i in corners}
     assert {(found.task[i], found.cost[i]) for i in (lagrangian(found, x) for x in grid)} <= points
-    for i in range(len(found.task)):
-        interval = multipliers(found, i)
-        wide = interval is not None and interval[0] < interval[1]
-        assert wide == ((found.task[i], found.cost[i]) in points)
     for i in corners:
         low, high = multipliers(found, i)
         middle = low + 1 if high == INF else (low + high) / 2
@@ -229,7 +243,7 @@ def test_the_expectation_optimum_lies_on_the_hull_and_below_the_safe_optimum(see
             expectation_optimum(found, d)
         return
     mixture = expectation_optimum(found, d)
-    corners = hull(found)
+    corners = corners_of(found)
     line = np.interp(d, found.cost[corners].astype(float), found.task[corners].astype(float))
     assert mixture @ found.task.astype(float) == pytest.approx(line, abs=1e-9)
     assert line <= found.task[best_safe(found, d)] + 1e-12
@@ -238,7 +252,7 @@ def test_the_expectation_optimum_lies_on_the_hull_and_below_the_safe_optimum(see
 def test_a_point_on_an_edge_of_the_hull_is_no_corner():
     """Guards corners: of three points on a line the middle one is never the only choice."""
     found = Outcomes(("a", "b", "c", "d"), np.array([2, 1, 0, 1]), np.array([0, 1, 2, 2]))
-    assert hull(found) == [0, 2]
+    assert corners_of(found) == [0, 2]
     assert multipliers(found, 1) == (1, 1)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from notebook_code import notebook_code
 from scipy import integrate, stats
 from theory import INF, language_model, small_models
 
@@ -17,6 +18,7 @@ from igcore.theory import finite_sample as fs
 from igcore.theory.mdp import augment
 from igcore.theory.planning import values, violation
 
+notebook = notebook_code("10_theory")
 BLOCKS = {(1,): F(1, 2), (2,): F(3, 10), (3,): F(1, 5)}
 
 
@@ -60,12 +62,13 @@ def test_top_p_keeps_the_fewest_likely_tokens():
     """
     rows = np.array([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0, 0, 0]])
     np.testing.assert_allclose(
-        fs.top_p(rows, 0.6), [[0.625, 0.375, 0], [0, 0.625, 0.375], [0, 0, 0]], rtol=0, atol=1e-15
+        notebook.top_p(rows, 0.6),
+        [[0.625, 0.375, 0], [0, 0.625, 0.375], [0, 0, 0]],
+        rtol=0,
+        atol=1e-15,
     )
-    assert (fs.top_p(rows, 0.4) == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]).all()
-    assert (fs.top_p(rows, 1.0) == rows).all()
-    with pytest.raises(ParameterError, match="p is 0"):
-        fs.top_p(rows, 0)
+    assert (notebook.top_p(rows, 0.4) == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]).all()
+    assert (notebook.top_p(rows, 1.0) == rows).all()
 
 
 # --- finite samples -------------------------------------------------------------------------------
@@ -109,7 +112,7 @@ def test_several_blocks_are_bounded_by_the_sum_over_blocks():
 def test_the_table_of_samples_needed():
     """Guards the numbers of the notebook for B = 4, and that one sample fewer is not enough."""
     table = {
-        p: [fs.samples_needed(p, 4, delta) for delta in (0.05, 0.01, 0.001)]
+        p: [notebook.samples_needed(p, 4, delta) for delta in (0.05, 0.01, 0.001)]
         for p in (0.5, 0.1, 0.01)
     }
     assert table == {0.5: [7, 9, 12], 0.1: [42, 57, 79], 0.01: [437, 597, 826]}
@@ -120,10 +123,8 @@ def test_the_table_of_samples_needed():
                 <= delta
                 < fs.abstention_bound([p] * 4, draws - 1)
             )
-    assert fs.samples_needed(0.99, 1, 0.5) == 1
-    assert 0.0231 < fs.mass_covered(128 * 2, 4, 0.01) <= 0.0232
-    with pytest.raises(ParameterError, match="p is 0"):
-        fs.samples_needed(0, 4, 0.01)
+    assert notebook.samples_needed(0.99, 1, 0.5) == 1
+    assert 0.0231 < notebook.mass_covered(128 * 2, 4, 0.01) <= 0.0232
 
 
 # --- diversity ------------------------------------------------------------------------------------
@@ -187,7 +188,7 @@ def test_two_rounds_by_enumeration_and_the_bound_of_half():
     )
     assert fs.two_round_failure({(1,): F(17, 20), (2,): F(3, 20)}, {(2,)}, "paper") == 0
     for n_samples, rounds in ((2, 2), (4, 3)):
-        assert fs.half_bound(F(1, 2), n_samples, rounds) == F(1, 2) ** (
+        assert notebook.half_bound(F(1, 2), n_samples, rounds) == F(1, 2) ** (
             n_samples + n_samples * (rounds - 1) // 2
         )
 
@@ -278,11 +279,6 @@ def test_two_rounds_equal_the_enumeration_of_every_draw_of_both(diversity, n_sam
         )
 
 
-def test_block_probabilities_must_sum_to_one():
-    with pytest.raises(ParameterError, match="sum to 0.8"):
-        fs.retry_mass({(1,): F(1, 2), (2,): F(3, 10)}, set(), [], "none")
-
-
 # --- adaptive rounds ------------------------------------------------------------------------------
 
 
@@ -292,10 +288,8 @@ def test_the_beta_prior_gives_the_ratio_of_beta_functions():
         mean, _ = integrate.quad(
             lambda p, a=a, b=b, f=f, m=m: (1 - p) ** m * stats.beta(a, b + f).pdf(p), 0, 1
         )
-        assert fs.all_fail(a, b, f, m) == pytest.approx(mean, abs=1e-8)
-    assert fs.all_fail(1, 1, 0, 3) == pytest.approx(1 / 4)
-    with pytest.raises(ParameterError, match="prior is Beta"):
-        fs.all_fail(0, 1, 0, 1)
+        assert notebook.all_fail(a, b, f, m) == pytest.approx(mean, abs=1e-8)
+    assert notebook.all_fail(1, 1, 0, 3) == pytest.approx(1 / 4)
 
 
 def test_rounds_stop_when_the_next_is_not_worth_it():
@@ -303,11 +297,10 @@ def test_rounds_stop_when_the_next_is_not_worth_it():
     N / (N + f + 1).
     """
     for n_samples, least in ((16, 0.3), (4, 0.5), (8, 0.99)):
-        worth = fs.rounds_worth_taking(1, 1, n_samples, least)
+        worth = notebook.rounds_worth_taking(n_samples, least)
         chances = [n_samples / (n_samples + k * n_samples + 1) for k in range(worth + 1)]
         assert all(chance >= least for chance in chances[:worth])
         assert chances[worth] < least
-    assert fs.rounds_worth_taking(1, 1, 16, 0, most=5) == 5
 
 
 def test_the_bound_after_stopping_has_its_level_and_one_over_s_has_not():
@@ -317,24 +310,20 @@ def test_the_bound_after_stopping_has_its_level_and_one_over_s_has_not():
     for p in (0.02, 0.1, 0.3):
         s = np.arange(1, 4000)
         law = stats.geom(p).pmf(s)
-        above = np.array([fs.stopped_bound(int(k), 0.05) for k in s]) > p
+        above = np.array([notebook.stopped_bound(int(k), 0.05) for k in s]) > p
         assert law[above].sum() <= 0.05 + 1e-12
         assert law[1 / s > p].sum() > 0.4
-    assert fs.stopped_bound(1, 0.05) == pytest.approx(0.05)
-    with pytest.raises(ParameterError, match="sample is 0"):
-        fs.stopped_bound(0)
+    assert notebook.stopped_bound(1, 0.05) == pytest.approx(0.05)
 
 
 def test_precision_of_accepted_text_falls_with_the_base_rate():
     """Guards Bayes' rule by counting a million blocks: .91 at p = .1, .09 at p = .001 for fp .05,
     fn .01.
     """
-    assert round(fs.accepted_precision(0.1, 0.05, 0.01), 2) == 0.91
-    assert round(fs.accepted_precision(0.001, 0.05, 0.01), 2) == 0.09
+    assert round(notebook.accepted_precision(0.1, 0.05, 0.01), 2) == 0.91
+    assert round(notebook.accepted_precision(0.001, 0.05, 0.01), 2) == 0.09
     good, bad = 1_000 * 95 // 100, 999_000 // 100
-    assert fs.accepted_precision(F(1, 1000), F(5, 100), F(1, 100)) == F(good, good + bad)
-    with pytest.raises(ParameterError, match="a safe mass is -1"):
-        fs.accepted_precision(-1, 0, 0)
+    assert notebook.accepted_precision(F(1, 1000), F(5, 100), F(1, 100)) == F(good, good + bad)
 
 
 def test_the_language_model_has_blocks_whose_safe_mass_can_be_read_off():
@@ -343,5 +332,5 @@ def test_the_language_model_has_blocks_whose_safe_mass_can_be_read_off():
     """
     model = language_model()
     p = 1 - violation(model.augmented, model.augmented.reference)
-    draws = fs.samples_needed(p, 1, 0.01)
+    draws = notebook.samples_needed(p, 1, 0.01)
     assert fs.abstention_bound([p], draws) <= 0.01 < fs.abstention_bound([p], draws - 1)

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 from theory import language_model
 
 from igcore.errors import ParameterError
@@ -14,7 +15,6 @@ from igcore.theory.tinylm import (
     bigram_instance,
     last_logits,
     logits,
-    softmax,
     tiny_instance,
     tiny_lm,
 )
@@ -102,7 +102,7 @@ def test_the_reference_is_the_softmax_of_the_first_model():
     model = language_model()
     mdp, index = model.mdp, {y: s for s, y in enumerate(model.mdp.names)}
     y = (3, 1, 4)
-    expected = softmax(logits(tiny_lm(12), np.array([y]))[0, -1])
+    expected = softmax(logits(tiny_lm(12), np.array([y]))[0, -1], axis=-1)
     np.testing.assert_allclose(mdp.reference[index[y]], expected, rtol=0, atol=1e-12)
     scores, tasks = (
         logits(tiny_lm(seed), np.array([[3, 1, 4, 0], [3, 1, 4, 2]]))[:, -1, 0] for seed in (13, 14)

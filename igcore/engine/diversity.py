@@ -87,7 +87,7 @@ def penalty_of_half(
 ) -> Callable[[Prefix], Factors] | None:
     """Penalise the smaller half of a parent's samples; the others stay reference samples.
 
-    The chance that all fail is then bounded, see `igcore.theory.finite_sample.half_bound`; the
+    The chance that all fail is then bounded, see `half_bound` in notebook 10; the
     penalty alone may ban the only safe block.
     """
     if sample < math.ceil(n_samples / 2):
