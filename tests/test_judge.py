@@ -2,7 +2,6 @@
 them, and the counts by hand.
 """
 
-import gzip
 import itertools
 import json
 import math
@@ -25,7 +24,7 @@ from igcore import ParameterError, RunError, ScorerError, folders
 from igcore.errors import JudgeError
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
 from igcore.judge.spec import ASPECTS, Question, Reply, parse
-from igcore.judge.trust import host_of, masked
+from igcore.judge.trust import without_key
 from igcore.report import load as runs
 from igcore.report import tables
 from igcore.report.verdicts import (
@@ -545,15 +544,15 @@ NO_COMPLETIONS = [
         ),
         (
             Canned(f"{KEY} is wrong", status=401),
-            r"refuses the key; .* variable IGCORE_JUDGE_TEST \(.*\*\*\* is wrong",
+            r"refuses the key; .* variable IGCORE_JUDGE_TEST \(its words repeat the key",
             1,
         ),
         (
             Canned(f"not {KEY[:-3]}... or {KEY[5:]}", status=401),
-            r"refuses the key; .*not \*\*\*\.\.\. or \*\*\*",
+            r"refuses the key; .*its words repeat the key",
             1,
         ),
-        (Canned("no", status=403), "does not let this key use model 'stub-7b'", 1),
+        (Canned("no", status=403), "refuses model 'stub-7b'; choose another model or key", 1),
         (
             Canned("no such model", status=404),
             "does not know model 'stub-7b'; give a name that http://.*/v1/models lists",
@@ -569,13 +568,17 @@ NO_COMPLETIONS = [
             "did not reply within 0.1 s; raise timeout, or lower workers",
             1,
         ),
-        (Canned(body="<html>"), "does not speak JSON; correct base_url", 1),
+        (Canned(body="<html>"), "does not answer as a chat completion does; correct base_url", 1),
         (Canned(body="{}"), "does not answer as a chat completion does; correct base_url", 1),
         *[
             (Canned(body=json.dumps(said)), "does not answer as a chat completion does", 1)
             for said in NO_COMPLETIONS
         ],
-        (Canned(body="[" * 100_000), "does not speak JSON; correct base_url", 1),
+        (
+            Canned(body="[" * 100_000),
+            "does not answer as a chat completion does; correct base_url",
+            1,
+        ),
     ],
     ids=lambda value: repr(value)[:60],
 )
@@ -715,21 +718,8 @@ def test_a_redirect_is_not_followed(status, monkeypatch):
         ):
             said = error_of(address, max_retries=3)
     assert len(seen) == 1 and not stub.requests
-    assert (
-        f"judge at {address} points to localhost, where nothing is sent unasked; give the "
-        f"address there as base_url" in said
-    )
+    assert f"judge at {address} points to another address; give that one as base_url" in said
     assert KEY not in said and "completions" not in said
-
-
-@pytest.mark.parametrize(
-    ("location", "host"), [("/v2/x", "127.0.0.1"), ("http://{model}/", "{model}")]
-)
-def test_a_redirect_to_an_odd_place_is_named(location, host):
-    """Bug: a traceback for an address that is none, or for braces in it."""
-    with served(["307 Moved", f"Location: {location}", "Content-Length: 0"]) as (address, _):
-        assert f"points to {host}, where nothing" in error_of(address)
-        assert host_of("http://[::1/", address) == "nowhere"
 
 
 @pytest.mark.parametrize(
@@ -777,42 +767,11 @@ def test_nothing_else_of_the_environment_is_sent(monkeypatch):
     assert KEY not in seen[0] and "authorization: bearer the-key" in seen[0]
 
 
-def test_an_endpoint_that_drips_has_the_time_of_any_other():
-    """Bug: a byte a moment holds a run for ever, since no single byte is late."""
-    began = time.monotonic()
-    with served(["200 OK"], [b" "] * 200, pause=0.05) as (address, _):
-        assert "did not reply within 0.3 s; raise timeout, or lower workers" in error_of(
-            address, timeout=0.3
-        )
-        assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [Canned(body="x" * 5 * 2**20), Canned("x" * 5 * 2**20, status=500)],
-    ids=["reply", "error"],
-)
-def test_a_reply_without_an_end_is_not_kept(reply):
-    """Bug: hundreds of megabytes of an endpoint's error page held in memory."""
-    with stub_judge(lambda request: reply) as stub:
-        assert (
-            "sends a reply of more than 4 MiB; correct base_url, or lower max_tokens"
-            in error_of(stub.base_url)
-        )
-
-
-def test_a_reply_is_not_unpacked():
-    """Bug: a few kilobytes that become gigabytes."""
-    packed = gzip.compress(json.dumps({"choices": [CHOICE]}).encode())
-    with served(["200 OK", "Content-Encoding: gzip"], [packed]) as (address, _):
-        assert "does not speak JSON" in error_of(address)
-
-
 def test_a_text_that_cannot_be_sent_is_named():
     """Bug: a traceback for half a surrogate pair in a prompt, called a fault of the endpoint."""
     with (
         stub_judge() as stub,
-        pytest.raises(JudgeError, match=r"half a character in it; correct .* \(prompt p9\)"),
+        pytest.raises(JudgeError, match=r"half a character; correct .* \(prompt p9\)"),
     ):
         list(
             load_judge(endpoint(stub)).ask(
@@ -835,20 +794,19 @@ def test_a_key_that_no_header_can_hold_is_named(key, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "shown"),
+    ("text", "key", "is_shown"),
     [
-        ("no abcdefgh here", "abcdefgh", "no *** here"),
-        ("no abcdefg here", "abcdefgh", "no abcdefg here"),
-        ("cdefghijk, 123456789", "abcdefghijk-0123456789", "***, ***"),
-        ("abcdefghabcdefgh", "abcdefgh", "***"),
-        ("an abc", "abc", "an ***"),
-        ("anything", "", "anything"),
-        ("", "abc", ""),
+        ("no abcdefgh here", "abcdefgh", False),
+        ("no abcdefg here", "abcdefgh", True),
+        ("cdefghijk, 123456789", "abcdefghijk-0123456789", False),
+        ("an abc", "abc", False),
+        ("anything", "", True),
+        ("", "abc", True),
     ],
 )
-def test_parts_of_a_key_are_masked(text, key, shown):
+def test_words_that_repeat_parts_of_a_key_are_not_shown(text, key, is_shown):
     """Bug: an endpoint that repeats all but the end of a key."""
-    assert masked(text, key) == shown
+    assert without_key(text, key) == (text if is_shown else "its words repeat the key")
 
 
 # --- run folders ----------------------------------------------------------------------------------

@@ -3,47 +3,35 @@
 import json
 import os
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from functools import partial
+from threading import Event
 from urllib.parse import urlsplit
 
 from ..errors import JudgeError, ParameterError
 from ..settings import Count, Discount, Natural, Positive, Weight, settings
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
-from .trust import PREFIX, VARIABLE, check_variable, host_of, is_plain, masked
+from .trust import PREFIX, VARIABLE, check_variable, is_plain, without_key
 
-HEADERS = {  # of a request; the last is the client's own note of what it is to return
+HEADERS = {  # of a request; the last tells the client what to return
     *("host", "connection", "accept", "accept-encoding"),
     *("content-type", "content-length", "authorization"),
     "x-stainless-raw-response",
 }
-LARGEST = 4 * 2**20  # bytes of a reply; the longest that is asked for takes a hundredth of it
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
 WHY = {  # what the client raises -> what its user can do
     "APITimeoutError": "did not reply within {timeout:g} s; raise timeout, or lower workers",
     "APIConnectionError": "cannot be reached; start it, or correct base_url",
-    "AuthenticationError": (
-        "refuses the key; put one that it knows into the environment variable {api_key_env}"
-    ),
-    "PermissionDeniedError": (
-        "does not let this key use model {model!r}; choose another model or key"
-    ),
+    "AuthenticationError": "refuses the key; correct the environment variable {api_key_env}",
+    "PermissionDeniedError": "refuses model {model!r}; choose another model or key",
     "NotFoundError": "does not know model {model!r}; give a name that {base_url}/models lists",
     "RateLimitError": "takes no more requests for now; lower workers, or wait",
     "InternalServerError": "keeps failing; look into its log",
-    "redirect": (
-        "points to {host}, where nothing is sent unasked; give the address there as base_url"
-    ),
-    "size": "sends a reply of more than 4 MiB; correct base_url, or lower max_tokens",
-    "json": "does not speak JSON; correct base_url",
+    "redirect": "points to another address; give that one as base_url",
     "form": "does not answer as a chat completion does; correct base_url",
-    "text": (
-        "cannot be sent a prompt or an answer with half a character in it; correct the prompt or "
-        "decode it anew"
-    ),
+    "text": "cannot be sent half a character; correct the prompt or decode it anew",
     "OpenAIError": "does not accept the request; correct the options of the judge",
 }
 
@@ -69,7 +57,7 @@ class OpenAIJudge:
     max_tokens : int
         Longest reply, its reasoning included.
     timeout : float
-        Seconds to wait for a reply, from the request to its last byte.
+        Seconds to wait for a reply.
     max_retries : int
         Further attempts, after ever longer pauses, before the endpoint counts as down.
     """
@@ -142,40 +130,22 @@ class OpenAIJudge:
             )
         http = openai.DefaultHttpxClient(
             trust_env=not local,  # no proxy stands between this computer and itself
-            follow_redirects=False,
-            headers={"Accept-Encoding": "identity"},
-            event_hooks={"request": [self._send], "response": [self._receive]},
+            follow_redirects=False,  # prompts go to no host that the params file does not name
+            event_hooks={"request": [self._clean]},
         )
-        connection = {"timeout": self.timeout, "max_retries": self.max_retries, "http_client": http}
-        return openai.OpenAI(base_url=self.base_url, api_key=self.key or "none", **connection)
+        return openai.OpenAI(
+            base_url=self.base_url,
+            api_key=self.key or "none",
+            timeout=self.timeout,
+            max_retries=self.max_retries,
+            http_client=http,
+        )
 
-    def _send(self, request) -> None:
-        """Note the time, and send nothing that the client has found in the environment by itself.
-
-        ``OPENAI_ORG_ID`` and others are such.
-        """
+    def _clean(self, request) -> None:
+        """Take from a request what the client finds by itself, such as ``OPENAI_ORG_ID``."""
         for name in set(request.headers) - HEADERS:
             del request.headers[name]
         request.headers["authorization"] = f"Bearer {self.key or 'none'}"
-        request.extensions["began"] = time.monotonic()
-
-    def _receive(self, response) -> None:
-        """Read a reply before the client does.
-
-        The client would wait for any number of bytes, and keep them all.
-        """
-        # none was asked for, and a small reply could unpack to gigabytes
-        response.headers.pop("content-encoding", None)
-        body = bytearray()
-        for part in response.stream:
-            body += part
-            if len(body) > LARGEST:
-                raise self._down("size", f"status {response.status_code}")
-            if time.monotonic() - response.request.extensions["began"] > self.timeout:
-                raise self._down("APITimeoutError", f"{len(body)} bytes")
-        response.stream.close()
-        # what was read, as a stream of the client's own kind
-        response.stream = type(response)(200, content=bytes(body)).stream
 
     def _reply(self, client, seed: int, question: Question) -> Reply:
         import openai
@@ -189,39 +159,30 @@ class OpenAIJudge:
             "max_tokens": self.max_tokens,
         }
         try:
-            said = client.chat.completions.with_raw_response.create(**request)
+            response = client.chat.completions.with_raw_response.create(**request)
+            completion = json.loads(response.http_response.content)
         except openai.OpenAIError as error:
             raise self._failed(error) from None  # its text may hold the key
         except UnicodeError:
             raise self._down("text", f"prompt {question.prompt_id}") from None
-        try:
-            said = json.loads(said.http_response.content)
         except (ValueError, RecursionError):
-            raise self._down("json", "no JSON") from None
-        if (reply := read_completion(said)) is None:
+            raise self._down("form", "no JSON") from None
+        if (reply := read_completion(completion)) is None:
             raise self._down("form", "no message")
         return reply
 
     def _failed(self, error) -> JudgeError:
         """Return the sentence for what the client raised."""
-        if isinstance(error.__cause__, JudgeError):
-            return error.__cause__  # from `_receive`; some versions of the client wrap it
         status = getattr(error, "status_code", 0)
-        if 300 <= status < 400:
-            host = host_of(error.response.headers.get("location", ""), self.base_url)
-            return self._down("redirect", f"status {status}", host=self._shown(host))
+        if 300 <= status < 400:  # without the address, which may hold a key
+            return self._down("redirect", f"status {status}")
         kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in WHY)
         return self._down(kind, str(error))
 
-    def _shown(self, text: str) -> str:
-        """Return the beginning of what an endpoint said, on one line and without the key."""
-        return " ".join(masked(text[:1000], self.key).split())[:200]
-
-    def _down(self, why: str, detail: str, **known: str) -> JudgeError:
-        why = WHY[why].format(**asdict(self), **known)
+    def _down(self, why: str, detail: str) -> JudgeError:
         return JudgeError(
-            f"judge at {self.base_url} {why} ({self._shown(detail)}); what it said so far is "
-            f"kept: run again to go on"
+            f"judge at {self.base_url} {WHY[why].format(**asdict(self))} "
+            f"({without_key(detail, self.key)}); what it said so far is kept: run again to go on"
         )
 
 
@@ -233,23 +194,24 @@ def in_parallel(
     After the first error only what is under way is waited for, then it is raised.
     """
     errors: list[JudgeError] = []
-    stopped = False
+    stopped = Event()
 
     def one(question: Question) -> Reply | None:
-        if errors or stopped:
+        if stopped.is_set():
             return None
         try:
             return reply(question)
         except JudgeError as error:
+            stopped.set()
             errors.append(error)
 
     with ThreadPoolExecutor(workers) as pool:
-        asked = {pool.submit(one, question): question for question in questions}
+        futures = {pool.submit(one, question): question for question in questions}
         try:
-            for done in as_completed(asked):
+            for done in as_completed(futures):
                 if (said := done.result()) is not None:
-                    yield asked[done], said
+                    yield futures[done], said
         finally:
-            stopped = True
+            stopped.set()
     if errors:
         raise errors[0]

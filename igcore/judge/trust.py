@@ -7,9 +7,7 @@ a judge.
 import os
 import re
 from ipaddress import IPv6Address
-from itertools import groupby
-from operator import itemgetter
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from ..errors import ParameterError
 
@@ -19,7 +17,7 @@ ALLOWED = "IGCORE_JUDGE_KEY_FROM"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|[0-9a-f:.]*:[0-9a-f:.]*")
 LONGEST = 2000  # characters of an address
-SHOWN = 8  # a run of so many characters of a key is shown nowhere
+SHOWN = 8  # so many characters of a key in a row are shown nowhere
 
 
 def check_variable(name: str) -> None:
@@ -48,30 +46,10 @@ def is_plain(address: str) -> bool:
     )
 
 
-def host_of(location: str, base_url: str) -> str:
-    """Return the host that a redirect points to, and no more of it.
-
-    The rest of an address may hold a key.
-    """
-    try:
-        return urlsplit(urljoin(base_url, location)).hostname or "nowhere"
-    except ValueError:
-        return "nowhere"
-
-
-def masked(text: str, key: str) -> str:
-    """Return a text with ``***`` for every run of at least `SHOWN` characters of a key.
-
-    A shorter key is hidden as a whole.
-    """
+def without_key(text: str, key: str) -> str:
+    """Return the beginning of what an endpoint said, on one line; nothing if it repeats the key."""
     size = min(SHOWN, len(key))
-    if not size:
-        return text
-    hidden = [False] * len(text)
-    for start in range(len(text) - size + 1):
-        if text[start : start + size] in key:
-            hidden[start : start + size] = [True] * size
-    shown = []
-    for hide, letters in groupby(zip(hidden, text, strict=True), itemgetter(0)):
-        shown.append("***" if hide else "".join(letter for _, letter in letters))
-    return "".join(shown)
+    parts = [key[start : start + size] for start in range(len(key) - size + 1)]
+    if key and any(part in text for part in parts):
+        return "its words repeat the key"
+    return " ".join(text.split())[:200]
