@@ -4,6 +4,7 @@ lambda and bisection.
 
 from fractions import Fraction
 
+import counterexamples
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from theory import INF, language_model, leaves, path, random_table, random_tree, small_models
 
 from igcore.errors import ParameterError
-from igcore.theory import constrained, counterexamples
+from igcore.theory import constrained
 from igcore.theory.constrained import (
     Outcomes,
     best_safe,

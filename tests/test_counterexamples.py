@@ -2,13 +2,13 @@
 
 from fractions import Fraction
 
+import counterexamples
 import numpy as np
 import pytest
 from notebook_code import notebook_code
 from theory import INF, policies
 
 from igcore import budget
-from igcore.theory import counterexamples
 from igcore.theory.constrained import n_star
 from igcore.theory.finite_sample import myopic_search
 from igcore.theory.mdp import augment

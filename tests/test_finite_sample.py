@@ -4,6 +4,7 @@ import itertools
 import math
 from fractions import Fraction as F
 
+import counterexamples
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,6 @@ from scipy import integrate, stats
 from theory import INF, language_model, small_models
 
 from igcore.errors import ParameterError
-from igcore.theory import counterexamples
 from igcore.theory import finite_sample as fs
 from igcore.theory.mdp import augment
 from igcore.theory.planning import values, violation

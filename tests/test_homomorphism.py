@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 from fractions import Fraction
 
+import counterexamples
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from theory import INF, bigrams, language_model
 
 from igcore.errors import ParameterError
-from igcore.theory import counterexamples, homomorphism
+from igcore.theory import homomorphism
 from igcore.theory.constrained import n_star
 from igcore.theory.homomorphism import (
     averaged_policy,

@@ -293,7 +293,7 @@ def test_a_short_last_group_weighs_as_many_prompts_as_it_has():
 
 
 def test_half_a_win_is_half_a_count():
-    assert estimate(pd.Series([1.0, 0.5, 0.5, 0.0]), is_rate=True) == {
+    assert estimate(pd.Series([1.0, 0.5, 0.5, 0.0]), kind="rate") == {
         "ours": 0.5,
         "n": 4,
         "low": pytest.approx(metrics.wilson(2, 4)[0]),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from fractions import Fraction
 
+import counterexamples
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,6 @@ from theory import (
 )
 
 from igcore.errors import ParameterError
-from igcore.theory import counterexamples
 from igcore.theory.mdp import augment, token_mdp
 from igcore.theory.planning import (
     bellman,

@@ -1,5 +1,6 @@
 """The data behind two pictures of notebook 10, and that their axes say their units."""
 
+import counterexamples
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
@@ -7,7 +8,6 @@ from matplotlib.colors import to_hex
 from notebook_code import notebook_code
 from theory import random_tree
 
-from igcore.theory import counterexamples
 from igcore.theory.constrained import expectation_optimum, outcomes
 from igcore.theory.mdp import augment
 

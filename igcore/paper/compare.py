@@ -130,10 +130,6 @@ class Measure:
     reported: str
     fields: tuple[str, ...]
 
-    @property
-    def is_rate(self) -> bool:
-        return self.kind == "rate"
-
     def values(self, cell: Cell | None) -> pd.Series:
         """Return a number for every independent draw of a cell; unknown ones are left out."""
         if cell is None:
@@ -184,7 +180,7 @@ def measures_of(table: str) -> dict[str, Measure]:
 # --- ours beside the paper's ----------------------------------------------------------------------
 
 
-def estimate(values: pd.Series, is_rate: bool) -> dict[str, float]:
+def estimate(values: pd.Series, kind: str) -> dict[str, float]:
     """Return ``ours``, the ends of its 95 % interval ``low`` and ``high``, and ``n``.
 
     The interval of a rate is Wilson's, in which half a win is half a count; that of a mean is
@@ -193,7 +189,7 @@ def estimate(values: pd.Series, is_rate: bool) -> dict[str, float]:
     n = len(values)
     if not n:
         low = high = math.nan
-    elif is_rate:
+    elif kind == "rate":
         low, high = proportion_confint(values.sum(), n, method="wilson")
     else:
         low, high = bootstrap_mean(values)
@@ -243,10 +239,10 @@ def beside(name: str, row: dict, cell: Cell | None, size: int) -> dict[str, floa
     measure = MEASURES[name]
     theirs, spread = row[measure.reported], row.get(f"{name}_std", math.nan)
     values = measure.values(cell)
-    numbers = {"paper": theirs} | estimate(values, measure.is_rate)
+    numbers = {"paper": theirs} | estimate(values, measure.kind)
     if not len(values):
         return numbers | dict.fromkeys(("gap_low", "gap_high", "p", "matters"), math.nan)
-    if measure.is_rate:
+    if measure.kind == "rate":
         apart = rates_apart(numbers["ours"], len(values), theirs, size)
     else:
         apart = means_apart(values, theirs, spread, size)
@@ -350,7 +346,7 @@ def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.
             row = cell.settings if cell else {"policy": policy, "method": method}
             row = row | {"run": cell.run if cell else NOT_RUN}
             for name, measure in measures.items():
-                numbers = estimate(measure.values(cell), measure.is_rate)
+                numbers = estimate(measure.values(cell), measure.kind)
                 row |= {f"{name}_{part}": number for part, number in numbers.items()}
             rows.append(row)
     parts = product(measures, ("ours", "low", "high", "n"))

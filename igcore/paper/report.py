@@ -195,7 +195,7 @@ def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _for_people(name: str, measure: Measure, frame: pd.DataFrame) -> list[pd.Series]:
-    times, digits = (100, 1) if measure.is_rate else (1, 3)
+    times, digits = (100, 1) if measure.kind == "rate" else (1, 3)
     ends = frame[[f"{name}_ours", f"{name}_low", f"{name}_high"]] * times
     texts = [
         f"{x:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]" for x, low, high in ends.values

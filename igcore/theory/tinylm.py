@@ -30,17 +30,13 @@ def tiny_lm(seed: int, vocabulary: int = 5, horizon: int = 6) -> TinyLM:
     """Return random weights; the same seed gives the same model."""
     rng = np.random.default_rng(seed)
     w = WIDTH
-    shapes = [
-        (vocabulary + 1, w),
-        (horizon + 1, w),
-        (LAYERS, 4, w, w),
-        (LAYERS, w, 4 * w),
-        (LAYERS, 4 * w, w),
-        (w, vocabulary),
-    ]
-    scales = [1, 1, w**-0.5, w**-0.5, (4 * w) ** -0.5, w**-0.5]
     return TinyLM(
-        *(rng.normal(scale=scale, size=shape) for shape, scale in zip(shapes, scales, strict=True))
+        tokens=rng.normal(size=(vocabulary + 1, w)),
+        positions=rng.normal(size=(horizon + 1, w)),
+        attention=rng.normal(scale=w**-0.5, size=(LAYERS, 4, w, w)),
+        wide=rng.normal(scale=w**-0.5, size=(LAYERS, w, 4 * w)),
+        narrow=rng.normal(scale=(4 * w) ** -0.5, size=(LAYERS, 4 * w, w)),
+        head=rng.normal(scale=w**-0.5, size=(w, vocabulary)),
     )
 
 
@@ -86,9 +82,8 @@ def last_logits(lm: TinyLM, prefixes: list[tuple[int, ...]]) -> np.ndarray:
     lengths = np.array([len(y) for y in prefixes])
     for t in np.unique(lengths):
         rows = np.flatnonzero(lengths == t)
-        out[rows] = logits(
-            lm, np.array([prefixes[i] for i in rows], dtype=int).reshape(len(rows), t)
-        )[:, -1]
+        tokens = np.array([prefixes[i] for i in rows], dtype=int).reshape(len(rows), t)
+        out[rows] = logits(lm, tokens)[:, -1]
     return out
 
 
@@ -120,14 +115,10 @@ def tiny_instance(
     scores = (scores - scores.mean()) / scores.std()
     partial = 1 / (1 + np.exp(-2 * (tasks - tasks.mean()) / tasks.std()))
     ended = np.array([len(y) == horizon or y[-1:] == (0,) for y in prefixes])
-    table = dict(
-        zip(prefixes[1:], zip(scores[1:], (partial * ended)[1:], strict=True), strict=True)
-    )
-    reference = {
-        y: dict(enumerate(p))
-        for y, p, end in zip(prefixes, chances.tolist(), ended, strict=True)
-        if not end
-    }
+    table = dict(zip(prefixes, zip(scores, partial * ended, strict=True), strict=True))
+    del table[()]
+    inner = np.flatnonzero(~ended)
+    reference = {prefixes[s]: dict(enumerate(chances[s].tolist())) for s in inner}
     return token_mdp(table, reference, gamma=gamma, signed=True), partial
 
 
