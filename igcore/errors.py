@@ -4,7 +4,12 @@ Every message is one sentence: it names the value, says what is allowed and what
 """
 
 import difflib
+import importlib
 from collections.abc import Iterable
+from types import ModuleType
+
+# name of a module -> name under which pip knows it, where the two differ
+PACKAGES = {"sklearn": "scikit-learn"}
 
 
 class IgcoreError(Exception):
@@ -57,3 +62,29 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = ""
     near = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.5)
     guess = f" did you mean {near[0]!r}?" if near else ""
     return ParameterError(f"unknown {kind} {name!r};{guess} allowed: {', '.join(allowed)}{hint}")
+
+
+def needs(module: str, extra: str) -> ModuleType:
+    """Return a module of an optional package.
+
+    Parameters
+    ----------
+    module : str
+        Its dotted name, such as ``"sklearn.metrics"``.
+    extra : str
+        The extra of ``igcore`` that installs it.
+
+    Raises
+    ------
+    ParameterError
+        When the package is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        package = PACKAGES.get(missing, missing)
+        raise ParameterError(
+            f"this needs {package}; install igcore[{extra}], such as by pip install "
+            f"'igcore[{extra}]'"
+        ) from error

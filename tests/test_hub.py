@@ -63,7 +63,7 @@ def raised(*arguments, **more) -> str:
     with pytest.raises(AssetError) as caught:
         snapshot(*arguments, **more)
     message = str(caught.value)
-    assert "\n" not in message and re.search(r"; |: ask", message)  # what is wrong, and what to do
+    assert "\n" not in message and re.search("; ", message)  # what is wrong, and what to do
     return message
 
 
@@ -170,25 +170,24 @@ def test_a_repository_without_weights_is_refused(monkeypatch, tmp_path):
         (
             answered(errors.GatedRepoError, 403, "Access is restricted.\nMore."),
             [
-                "model 'owner/name' is gated",
+                "cannot be fetched (GatedRepoError: Access is restricted.)",
                 "ask for access at https://huggingface.co/owner/name",
                 "hf auth login",
-                "HF_TOKEN",
             ],
         ),
         (
             answered(errors.RepositoryNotFoundError, 404, "Not found.\nMore."),
-            ["there is no model 'owner/name'", "check the name"],
+            ["model 'owner/name' cannot be fetched", "check its name"],
         ),
         (
             errors.HFValidationError("Repo id must be ...\nMore."),
-            ["there is no model 'owner/name'", "check the name"],
+            ["model 'owner/name' cannot be fetched", "check its name"],
         ),
         (
             answered(errors.RevisionNotFoundError, 404, "Not found.\nMore."),
             [
-                "model 'owner/name' has no revision 'v9'",
-                "https://huggingface.co/owner/name/commits",
+                "RevisionNotFoundError",
+                "check its name and revision 'v9'",
             ],
         ),
         (
@@ -199,7 +198,7 @@ def test_a_repository_without_weights_is_refused(monkeypatch, tmp_path):
             errors.OfflineModeIsEnabled("Offline mode is enabled.\nMore."),
             ["(OfflineModeIsEnabled: Offline mode is enabled.)"],
         ),
-        (TimeoutError("timed out"), ["cannot be fetched (TimeoutError: timed out)", "try again"]),
+        (TimeoutError("timed out"), ["cannot be fetched (TimeoutError: timed out)", "IGCORE_HUB"]),
         (
             errors.HTTPError("The read operation timed out"),
             ["cannot be fetched (HTTPError: The read operation timed out)"],
@@ -208,7 +207,7 @@ def test_a_repository_without_weights_is_refused(monkeypatch, tmp_path):
             errors.XetDownloadError("storage\nMore."),
             ["cannot be fetched (XetDownloadError: storage)", "IGCORE_HUB"],
         ),
-        (OSError(28, "No space left on device"), ["No space left on device", "disk"]),
+        (OSError(28, "No space left on device"), ["No space left on device"]),
     ],
     ids=lambda value: type(value).__name__,
 )

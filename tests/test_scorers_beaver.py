@@ -26,7 +26,7 @@ from scorerfiles import (
 from transformers import AutoModelForSequenceClassification, LlamaModel, LlamaTokenizer
 
 from igcore import AssetError, ParameterError, ScorerError
-from igcore.models.beaver import beaver_7b_cost
+from igcore.models.beaver import BeaverCost
 from igcore.models.convert import quiet_transformers
 from igcore.models.lm_scorer import LMScorer
 from igcore.models.registry import load_scorer, maker
@@ -70,7 +70,7 @@ def folder(tokens, tmp_path):
 
 def load(folder=None, **options) -> LMScorer:
     repo = {"repo": str(folder)} if folder else {}
-    return beaver_7b_cost(**{"dtype": "float32", "self_check": False} | repo | options)
+    return BeaverCost(**{"dtype": "float32", "self_check": False} | repo | options).load()
 
 
 def conversation(prompt: str, response: str) -> str:
@@ -124,7 +124,7 @@ def test_scores_are_those_of_a_head_on_the_last_position(folder, side, ends):
     scorer = load(folder, ends=ends)
     assert (scorer.name, scorer.sign) == ("beaver-7b-cost", COST) and maker(
         scorer.name
-    ) is beaver_7b_cost
+    ) is BeaverCost
     assert_equal_to(scorer, reference_of(folder, side, ends))
 
 

@@ -26,7 +26,7 @@ from igcore import (
     load_scorer,
 )
 from igcore.models.convert import quiet_transformers
-from igcore.models.guard import guard
+from igcore.models.guard import GenerativeGuard
 from igcore.models.lm_scorer import Session
 from igcore.scorers import COST, REWARD, check_sign, checked_score
 
@@ -74,7 +74,7 @@ def hub(tmp_path_factory):
 
 def load(folder, **options):
     given = PLAIN | {"dtype": "float32", "device": "cpu", "self_check": False}
-    return guard(repo=str(folder), **given | options)
+    return GenerativeGuard(repo=str(folder), **given | options).load()
 
 
 def told(tokenizer, prompt: str, response: str) -> list[int]:
@@ -214,12 +214,11 @@ def test_a_response_cannot_speak_for_the_guard(hub):
     ("options", "message"),
     [
         ({"unsafe": "unsafe"}, "parameter unsafe is 'unsafe', which is text; it must be a list"),
-        ({"unsafe": []}, r"unsafe is \[\]; list the words"),
-        ({"safe": [""]}, r"safe is \[''\]; list the words"),
+        ({"unsafe": []}, r"parameter unsafe is \[\]; "),
+        ({"safe": [""]}, "parameter safe holds ''; "),
         (
             {"unsafe": [True], "safe": [False]},
-            r"unsafe is \[True\]; .* in YAML, Yes and No mean true and false unless they stand "
-            r"in q",
+            "parameter unsafe holds True, which is true or false; it must be text",
         ),
         (
             {"unsafe": [" unsafe"]},
@@ -242,7 +241,7 @@ def test_a_response_cannot_speak_for_the_guard(hub):
         ),
         (
             {"template": "{prompt}: {response}", "text_format": "raw"},
-            "both a text_format, 'raw', and a template; give one of them",
+            "both text_format, 'raw', and template are given; give one of them",
         ),
         (
             {"template": "Is {response} good?"},
@@ -250,7 +249,7 @@ def test_a_response_cannot_speak_for_the_guard(hub):
         ),
         ({"template": "Is {prompt} good?"}, "template has no {response}; write it"),
         ({"text_format": "chats"}, "unknown text_format 'chats'; did you mean 'chat'"),
-        ({"prefix": None}, "parameter prefix is None, which is NoneType; it must be text"),
+        ({"prefix": None}, "parameter prefix is None, which is nothing; it must be text"),
         ({"dtype": "float31"}, "unknown dtype 'float31'; did you mean 'float32'"),
     ],
 )
@@ -273,9 +272,7 @@ def test_unknown_options_are_refused_by_name(hub):
 def test_a_guard_without_a_chat_template(tmp_path):
     tokenizer = guard_tokenizer()
     tokenizer.chat_template = None
-    with pytest.raises(
-        ParameterError, match="has no chat template; choose another text_format: raw, chat"
-    ):
+    with pytest.raises(ParameterError, match="has no chat template; choose another of raw, chat"):
         load(save(tmp_path, "llama", tokenizer))
 
 
@@ -444,7 +441,9 @@ def test_a_first_look_refuses_a_guard_that_finds_all_alike(tmp_path):
     side of 0.
     """
     folder = biased(save(tmp_path, "phi", max_position_embeddings=512), 9.0)
-    with pytest.raises(ScorerError, match="cost 'guard:.*; self_check: false goes on all the same"):
+    with pytest.raises(
+        ScorerError, match="cost .guard:.*; self_check: false loads it"
+    ):
         load(folder, self_check=True)
 
 

@@ -30,7 +30,7 @@ from transformers import (
 
 from igcore import AssetError, ParameterError, ScorerError
 from igcore.models.convert import quiet_transformers
-from igcore.models.llama import llama_7b_rm
+from igcore.models.llama import LlamaReward
 from igcore.models.lm_scorer import LMScorer
 from igcore.models.registry import load_scorer, maker
 from igcore.scorers import REWARD
@@ -66,7 +66,7 @@ def spoilt(folder, tmp_path):
 
 def load(folder=None, **options) -> LMScorer:
     repo = {"repo": str(folder)} if folder else {}
-    return llama_7b_rm(**{"dtype": "float32", "self_check": False} | repo | options)
+    return LlamaReward(**{"dtype": "float32", "self_check": False} | repo | options).load()
 
 
 def reference_model(folder):
@@ -107,7 +107,7 @@ def test_scores_are_those_of_transformers(folder, side):
     scorer = load(folder)
     assert (scorer.name, scorer.sign) == ("llama-7b-rm", REWARD) and maker(
         scorer.name
-    ) is llama_7b_rm
+    ) is LlamaReward
     assert_equal_to(scorer, reference)
 
 
@@ -249,7 +249,7 @@ def test_a_download_that_broke_off_is_refused(spoilt):
             {"text_format": "human-asistant"},
             "unknown text_format 'human-asistant'; did you mean 'human-assistant'?",
         ),
-        ({"text_format": ["raw"]}, "unknown text_format"),
+        ({"text_format": ["raw"]}, "parameter text_format is ['raw'], which is a list"),
         ({"text_format": "chat"}, "has no chat template"),
         ({"dtype": "float8"}, "unknown dtype 'float8'"),
         ({"device": "gpu"}, "device 'gpu' is no torch device"),

@@ -20,7 +20,7 @@ NAMES = {"model": "", "dataset": "datasets/"}
 
 
 def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Path:
-    """Return the folder that holds a model or data set, fetching what is not there.
+    """Return the folder that holds a model or data set; download what is not there.
 
     Parameters
     ----------
@@ -49,41 +49,28 @@ def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Pat
             )
         return folder
     if kind == "dataset":
-        return _fetch(repo, revision, kind, None)
+        return _download(repo, revision, kind, None)
     for weights in WEIGHTS:
-        folder = _fetch(repo, revision, kind, [*SMALL, weights])
+        folder = _download(repo, revision, kind, [*SMALL, weights])
         if list(folder.glob(weights)):
             return folder
     raise AssetError(f"model {repo!r} has no weights ({', '.join(WEIGHTS)}); check the name")
 
 
-def _fetch(repo: str, revision: str | None, kind: str, patterns: Sequence[str] | None) -> Path:
+def _download(repo: str, revision: str | None, kind: str, patterns: Sequence[str] | None) -> Path:
     """Download a repository from the hub."""
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import snapshot_download
 
-    address = f"https://huggingface.co/{NAMES[kind]}{repo}"
     try:
         return Path(
             snapshot_download(repo, revision=revision, repo_type=kind, allow_patterns=patterns)
         )
-    except errors.GatedRepoError as error:
-        raise AssetError(
-            f"{kind} {repo!r} is gated: ask for access at {address}, then log in with `hf auth "
-            "login` or set HF_TOKEN"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise AssetError(
-            f"{kind} {repo!r} has no revision {revision!r}; choose one of {address}/commits"
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise AssetError(
-            f"there is no {kind} {repo!r} for you at {address}; check the name, or log in with `hf "
-            "auth login` if it is private"
-        ) from error
     except Exception as error:  # what the network, the hub or the disk may raise has no common base
         cause = error.__cause__ or error
         reason = next(iter(str(cause).strip().splitlines()), "")[:200]
         raise AssetError(
-            f"{kind} {repo!r} cannot be fetched ({type(cause).__name__}: {reason}); check the "
-            f"network and the disk and try again, or put a copy into the folder that {MIRROR} names"
+            f"{kind} {repo!r} cannot be fetched ({type(cause).__name__}: {reason}); check its "
+            f"name and revision {revision!r}, ask for access at "
+            f"https://huggingface.co/{NAMES[kind]}{repo} and log in with `hf auth login` if it is "
+            f"gated, or put a copy into the folder that {MIRROR} names"
         ) from error

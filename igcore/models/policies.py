@@ -1,20 +1,27 @@
 """The table of policies: from a name, a folder or a repository of the hub to a loaded policy."""
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ParameterError, unknown_name
+from ..errors import unknown_name
+from ..folders import digest_of
 from ..policy import Policy
+from ..settings import settings
 from . import assets
 from .hub import snapshot
-from .pretrained import check_placement, check_vocabulary, contents_of, load_model, load_tokenizer
+from .pretrained import (
+    Device,
+    Dtype,
+    check_vocabulary,
+    contents_of,
+    load_model,
+    load_tokenizer,
+)
 from .registry import named
-from .templates import TEMPLATES
+from .templates import TEMPLATES, TextFormat, check_chat
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -25,8 +32,9 @@ class Known:
 
     Attributes
     ----------
-    template : str
-        How a prompt becomes text, a key of `igcore.models.templates.TEMPLATES`.
+    template : str, optional
+        How a prompt becomes text, a key of `igcore.models.templates.TEMPLATES`; by default
+        ``chat`` where the tokenizer has one.
     asset : str, optional
         Name of the asset of `igcore.models.assets` that holds it.
     repo, revision : str, optional
@@ -36,7 +44,7 @@ class Known:
         Special tokens that end a response besides the checkpoint's own end tokens.
     """
 
-    template: str
+    template: str | None = None
     asset: str | None = None
     repo: str | None = None
     revision: str | None = None
@@ -64,8 +72,18 @@ POLICIES = {
 }
 
 
+@settings
+class PolicyOptions:
+    """How a policy is loaded, see `load_policy`."""
+
+    dtype: Dtype = "float32"
+    device: Device = "auto"
+    template: TextFormat | None = None
+    revision: str | None = None
+
+
 def load_policy(
-    name: str | Mapping,
+    name: str | Path | Mapping,
     dtype: str = "float32",
     device: str = "auto",
     template: str | None = None,
@@ -75,7 +93,7 @@ def load_policy(
 
     Parameters
     ----------
-    name : str or mapping
+    name : str, Path or mapping
         A key of `POLICIES`, the path of a folder with ``config.json``, weights and a tokenizer, or
         ``owner/name`` on the hub. A mapping gives `template` and `revision` beside its ``name``.
     dtype : str
@@ -93,59 +111,46 @@ def load_policy(
     ParameterError
         For an unknown name, dtype or template.
     AssetError
-        When its files cannot be fetched, are damaged, or do not belong together.
+        When its files cannot be downloaded, are damaged, or do not belong together.
     """
     from transformers import AutoModelForCausalLM
 
-    name, options = named(name, "policy", ("template", "revision"))
-    template, revision = (
-        options.get(key, given) for key, given in (("template", template), ("revision", revision))
+    name, beside = named(
+        str(name) if isinstance(name, Path) else name, "policy", ("template", "revision")
     )
-    check_placement(dtype, device)
-    if template is not None and template not in TEMPLATES:
-        raise unknown_name("template", template, TEMPLATES)
-    known = POLICIES.get(name)
-    if (
-        known is None
-        and not Path(name).joinpath("config.json").is_file()
-        and not HUB_NAME.fullmatch(name)
-    ):
-        raise unknown_name(
-            "policy",
-            name,
-            POLICIES,
-            "; or a folder that holds config.json, or owner/name on the hub",
-        )
-    asset = known and known.asset
+    given = {"dtype": dtype, "device": device, "template": template, "revision": revision}
+    options = PolicyOptions(**given | beside)
+    known = POLICIES.get(name) or _unnamed(name)
     folder = (
-        assets.sound(asset)
-        if asset
-        else snapshot(known.repo if known else name, revision or (known and known.revision))
+        assets.sound(known.asset)
+        if known.asset
+        else snapshot(known.repo, options.revision or known.revision)
     )
     tokenizer = load_tokenizer(folder)
-    template = template or (
-        known.template if known else "chat" if tokenizer.chat_template else "raw"
-    )
-    if template == "chat" and not tokenizer.chat_template:
-        raise ParameterError(
-            f"policy {name!r} has no chat template; choose another template: {', '.join(TEMPLATES)}"
-        )
-    model, _ = load_model(AutoModelForCausalLM, folder, dtype, device)
+    own = known.template or ("chat" if tokenizer.chat_template else "raw")
+    template = options.template or own
+    check_chat(tokenizer, template, f"policy {name!r}")
+    model, _ = load_model(AutoModelForCausalLM, folder, options.dtype, options.device)
     check_vocabulary(tokenizer, model, folder)
     policy = Policy(
-        name=name if known else Path(name).name,
+        name=name if name in POLICIES else Path(name).name,
         model=model,
         tokenizer=tokenizer,
         template=TEMPLATES[template],
-        eos_ids=_eos_ids(model, tokenizer, known.ends if known else ()),
+        eos_ids=_eos_ids(model, tokenizer, known.ends),
         files=contents_of(folder),
     )
-    decisive = {
-        key: value for key, value in policy.identity().items() if key not in ("name", "digest")
-    }
-    return replace(
-        policy, digest=hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    )
+    identity = policy.identity()
+    decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
+    return replace(policy, digest=digest_of(decisive))
+
+
+def _unnamed(name: str) -> Known:
+    """Return the policy of a folder or of a repository on the hub."""
+    if not Path(name, "config.json").expanduser().is_file() and not HUB_NAME.fullmatch(name):
+        places = "; or a folder that holds config.json, or owner/name on the hub"
+        raise unknown_name("policy", name, POLICIES, places)
+    return Known(repo=name)
 
 
 def policy_of(model: Any, tokenizer: Any) -> Policy:

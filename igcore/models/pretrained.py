@@ -1,52 +1,56 @@
 """Models and tokenizers loaded strictly from folders in the format of transformers.
 
 Weights are safetensors, or pickles of which only tensors are read; no code that comes with a model
-is run. A missing or unexpected key stops the loading, because transformers would go on with random
-numbers in its place. So does anything that would make transformers open other files than those
-that `contents_of` names.
+runs. A missing or unexpected key stops the loading, because transformers would go on with random
+numbers in its place. So does a setting that would make transformers open other files than those
+that `contents_of` hashes.
 """
 
 import json
-import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path, PurePosixPath
-from zipfile import is_zipfile
+from pathlib import Path
+from typing import Annotated
 
 import torch
-from safetensors import safe_open
-from sentencepiece import SentencePieceProcessor
+from pydantic import AfterValidator
 
 from ..engine.device import GIB, free_bytes
-from ..errors import AssetError, IgcoreError, ParameterError, unknown_name
+from ..errors import AssetError, IgcoreError, ParameterError
 from ..folders import file_digest
+from ..settings import one_of
 from .convert import quiet_transformers
 from .hub import SMALL
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # transformers takes the first that is there, or whose index is
 WHOLE = ("model.safetensors", "pytorch_model.bin")
-# files that make transformers load other weights than these -> what it does then, and what to do
-OTHERS = {
-    "adapter_config.json": (
-        "which adds an adapter where peft is installed; merge it into the weights, or take the "
-        "file away"
-    ),
-    "shard-*-model-*-of-*.safetensors": (
-        "a part of a distributed checkpoint; save the model whole, or take these files away"
-    ),
-}
-# settings by which transformers opens files of other names and folders -> their type where they do
-ELSEWHERE = {
-    "transformers_weights": str,
-    "gguf_file": str,
-    "vocab": str,
-    "merges": str,
-    "fast_tokenizer_files": list,
-}
+# files that add other weights to these, or replace them: an adapter, a distributed checkpoint
+FOREIGN = ("adapter_config.json", "shard-*-model-*-of-*.safetensors")
+# settings by which transformers opens files of other names and folders
+ELSEWHERE = ("transformers_weights", "gguf_file", "vocab", "merges", "fast_tokenizer_files")
 TEMPLATES = "additional_chat_templates/*.jinja"
-RECORD = "asset.json"  # written by `igcore.models.assets`; of no interest to transformers
+RECORD = "asset.json"  # written by `igcore.models.assets`; transformers does not read it
+AGAIN = "download or save the whole model again"
+
+
+def _check_device(device: str) -> str:
+    """Refuse a device that torch does not know."""
+    try:
+        torch.device("cpu" if device == "auto" else device)
+    except RuntimeError as error:
+        raise ParameterError(
+            f"device {device!r} is no torch device; give auto, cpu, cuda or cuda:0"
+        ) from error
+    return device
+
+
+Dtype = Annotated[str, one_of(DTYPES)]
+Device = Annotated[str, AfterValidator(_check_device)]
+
+
+# --- the files of a folder ------------------------------------------------------------------------
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -55,87 +59,81 @@ def files_of(folder: Path) -> list[Path]:
     Raises
     ------
     AssetError
-        When an index is damaged or names what is missing, outside the folder or of another kind, or
-        when transformers would load more than these files.
+        When an index is damaged or names a file outside the folder, or when transformers would load
+        more than these files.
     """
-    for pattern, what in OTHERS.items():
-        if found := sorted(folder.glob(pattern)):
-            raise AssetError(f"{folder} holds {found[0].name}, {what}")
+    for pattern in FOREIGN:
+        for path in folder.glob(pattern):
+            raise AssetError(
+                f"{path} adds weights that are not read here; merge them into the model and save "
+                "it whole"
+            )
     for name in WHOLE:
         if (path := folder / name).is_file():
             return [path]
         if (index := folder / f"{name}.index.json").is_file():
-            return _indexed(index, path.suffix)
+            with one_sentence(index):
+                shards = set(json.loads(index.read_bytes())["weight_map"].values())
+                foreign = [shard for shard in shards if Path(shard).parts[1:]]
+            if foreign or {Path(shard).suffix for shard in shards} != {path.suffix}:
+                raise AssetError(
+                    f"{index} names {sorted(shards)}, but may name {path.suffix} files in its own "
+                    f"folder only; {AGAIN}"
+                )
+            return sorted(folder / shard for shard in shards)
     return []
 
 
-def _indexed(index: Path, suffix: str) -> list[Path]:
-    """Return the files that an index names."""
-    with one_sentence(index):
-        named = sorted(
-            {PurePosixPath(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
-        )
-    for name in named:
-        if name.is_absolute() or ".." in name.parts or name.suffix != suffix:
-            raise AssetError(
-                f"{index} names {str(name)!r}, but may name {suffix} files in its folder alone; "
-                "fetch the model again"
-            )
-    paths = [index.parent / name for name in named]
-    if missing := [path.name for path in paths if not path.is_file()]:
-        raise AssetError(
-            f"{index} names {missing[0]}, which is not there; fetch or save the whole model again"
-        )
-    return paths
-
-
 class Contents(dict):
-    """The sha256 of files by name, and the folder that they were in when they were read."""
+    """The sha256 of files by name, and the folder in which they were read."""
 
     folder: Path
 
 
-def contents_of(folder: Path, weights: bool = True) -> Contents:
+def contents_of(folder: Path) -> Contents:
     """Return the sha256 of every file that loading a model and its tokenizer opens.
 
-    The keys are paths relative to the folder. Reads gigabytes: ask once and keep it.
-
-    Parameters
-    ----------
-    weights : bool
-        False for a tokenizer alone.
+    The keys are paths relative to the folder. Reads gigabytes: call it once and keep the result.
 
     Raises
     ------
     AssetError
         As `files_of`, and when a file cannot be read.
     """
-    small = [
-        path
-        for pattern in (*SMALL, TEMPLATES)
-        for path in folder.glob(pattern)
-        if path.name != RECORD
-    ]
+    paths = files_of(folder)
+    for pattern in (*SMALL, TEMPLATES):
+        paths += [path for path in folder.glob(pattern) if path.name != RECORD]
+    by_name = {path.relative_to(folder).as_posix(): path for path in paths}
     with one_sentence(folder):
-        paths = {
-            path.relative_to(folder).as_posix(): path
-            for path in [*small, *(files_of(folder) if weights else ())]
-        }
-        found = Contents({name: file_digest(paths[name]) for name in sorted(paths)})
+        found = Contents({name: file_digest(by_name[name]) for name in sorted(by_name)})
     found.folder = folder
     return found
 
 
-def check_placement(dtype: str, device: str) -> None:
-    """Raise ``ParameterError`` for an unknown dtype or a device that torch does not know."""
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, DTYPES)
-    try:
-        torch.device("cpu" if device == "auto" else device)
-    except RuntimeError as error:
-        raise ParameterError(
-            f"device {device!r} is no torch device; give auto, cpu, cuda or cuda:0"
-        ) from error
+def check_settings(folder: Path) -> None:
+    """Raise ``AssetError`` for settings that are damaged or lead transformers to other files.
+
+    transformers ignores some damaged settings, such as end tokens.
+    """
+    for path in sorted(folder.glob("*.json")):
+        with one_sentence(path):
+            json.loads(path.read_bytes(), object_hook=partial(_check_place, path))
+
+
+def _check_place(path: Path, settings: dict) -> dict:
+    """Return settings, or raise ``AssetError`` where they name files of other places."""
+    for name in ELSEWHERE:
+        value = settings.get(name)
+        # a tokenizer.json has its own vocabulary under some of these names
+        if isinstance(value, str) or value and name == "fast_tokenizer_files":
+            raise AssetError(
+                f"{path} sets {name} to {str(value)[:100]!r}, where transformers would look for "
+                "files; give them their usual names in this folder, and remove the setting"
+            )
+    return settings
+
+
+# --- where a model is put -------------------------------------------------------------------------
 
 
 def placement(folder: Path, dtype: str, device: str) -> str:
@@ -148,40 +146,20 @@ def placement(folder: Path, dtype: str, device: str) -> str:
     if device != "auto" or len(gpus) < 2:
         return device
     needed, free = weight_bytes(folder, dtype), {gpu: free_bytes(torch.device(gpu)) for gpu in gpus}
-    holding = [gpu for gpu in gpus if needed <= free[gpu]]
     # whole GiB: small changes of free memory do not move a resumed run to another GPU
-    room = {gpu: free[gpu] // GIB for gpu in holding}
-    return max(holding, key=room.__getitem__, default="auto")
+    room = {gpu: free[gpu] // GIB for gpu in gpus if needed <= free[gpu]}
+    return max(room, key=room.__getitem__, default="auto")
 
 
 def weight_bytes(folder: Path, dtype: str) -> int:
-    """Return the bytes that all weights of a folder take in a `dtype`, whatever theirs is."""
+    """Return the bytes that all weights of a folder take in `dtype`, whatever they are saved in."""
     numbers = 0
     for path in files_of(folder):
-        with one_sentence(folder), _opened(path) as (names, read):
-            numbers += sum(read(name).numel() for name in names)
+        numbers += sum(tensor.numel() for tensor in _state(path, "meta").values())
     return numbers * DTYPES[dtype].itemsize
 
 
-def check_settings(folder: Path) -> None:
-    """Raise ``AssetError`` for settings that are damaged or point transformers to other files.
-
-    transformers ignores some damaged settings, such as end tokens.
-    """
-    for path in sorted(folder.glob("*.json")):
-        with one_sentence(path):
-            json.loads(path.read_bytes(), object_hook=partial(_check_at_home, path))
-
-
-def _check_at_home(path: Path, settings: dict) -> dict:
-    """Return settings, or raise ``AssetError`` where they name files of other places."""
-    for name, kind in ELSEWHERE.items():
-        if isinstance(value := settings.get(name), kind):
-            raise AssetError(
-                f"{path} sets {name} to {str(value)[:100]!r}, where transformers would look for "
-                "files; give them their usual names in this folder, and take the setting out"
-            )
-    return settings
+# --- loading --------------------------------------------------------------------------------------
 
 
 def load_tokenizer(folder: Path):
@@ -190,19 +168,12 @@ def load_tokenizer(folder: Path):
 
     check_settings(folder)
     with one_sentence(folder), quiet_transformers():
-        pieces, whole = folder / "tokenizer.model", folder / "tokenizer.json"
-        if pieces.exists() and not whole.exists():
-            # transformers takes a damaged file for one of another kind
-            SentencePieceProcessor(model_file=str(pieces))
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     # transformers goes on with an empty vocabulary
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
-        raise AssetError(
-            f"{folder} has no tokenizer.json or other vocabulary; fetch or save the whole model "
-            "again"
-        )
+        raise AssetError(f"{folder} has no tokenizer.json or other vocabulary; {AGAIN}")
     return tokenizer
 
 
@@ -246,10 +217,7 @@ def load_model(
     check_settings(folder)
     found = files_of(folder)
     if not found:
-        raise AssetError(
-            f"{folder} has no weights ({' or '.join(WHOLE)}, or their index); fetch or save the "
-            "whole model again"
-        )
+        raise AssetError(f"{folder} has no weights ({' or '.join(WHOLE)}, or their index); {AGAIN}")
     device = placement(folder, dtype, device)
     with one_sentence(folder), quiet_transformers():
         model, report = kind.from_pretrained(
@@ -263,42 +231,31 @@ def load_model(
             ignore_mismatched_sizes=True,
             **settings,
         )
-    if more := getattr(type(model.config), "extra_files", ()):
+    for key, shape, wanted in sorted(report["mismatched_keys"]):
         raise AssetError(
-            f"{folder} is a {type(model).__name__}, whose {' and '.join(more)} is not read here; "
-            "choose another model"
-        )
-    for key, found_shape, shape in sorted(report["mismatched_keys"]):
-        raise AssetError(
-            f"{folder} has {key} of shape {tuple(found_shape)} where its config.json asks for "
-            f"{tuple(shape)}; fetch or save the whole model again"
+            f"{folder} has {key} of shape {tuple(shape)} where its config.json says "
+            f"{tuple(wanted)}; {AGAIN}"
         )
     # without the rotary positions of 2023, which transformers leaves out
     unexpected = set(report["unexpected_keys"])
     missing = sorted({*report["missing_keys"], *(set(heads) - unexpected)})
-    if missing or (unexpected := sorted(unexpected - {*heads, *optional})):
-        what = (
-            f"lacks the weights {missing[:4]}"
-            if missing
-            else f"holds the unknown weights {unexpected[:4]}"
-        )
+    unknown = sorted(unexpected - {*heads, *optional})
+    if missing or unknown:
+        problem = f"lacks the weights {missing}" if missing else f"holds the unknown weights {unknown}"
         raise AssetError(
-            f"{folder} {what}; fetch or save the whole model again, or choose the adapter that it "
-            "was made for"
+            f"{folder} {problem[:300]}; {AGAIN}, or choose the scorer that it was made for"
         )
     return model.eval(), tensors_of(folder, [*heads, *optional])
 
 
 def check_vocabulary(tokenizer, model, folder: Path) -> None:
     """Raise ``AssetError`` when a tokenizer knows ids for which a model has no embedding."""
-    known, rows = (
-        max(tokenizer.get_vocab().values()) + 1,
-        model.get_input_embeddings().weight.shape[0],
-    )
+    known = max(tokenizer.get_vocab().values()) + 1
+    rows = model.get_input_embeddings().weight.shape[0]
     if known > rows:
         raise AssetError(
             f"the tokenizer in {folder} has {known} tokens, but its model has embeddings for "
-            f"{rows}; the two belong to different models, so fetch both again"
+            f"{rows}; the two belong to different models, so download both again"
         )
 
 
@@ -306,22 +263,17 @@ def tensors_of(folder: Path, keys: Sequence[str]) -> dict[str, torch.Tensor]:
     """Return the tensors of these keys that the files of a folder hold, on the CPU."""
     out: dict[str, torch.Tensor] = {}
     for path in files_of(folder) if keys else ():
-        with one_sentence(folder), _opened(path) as (names, read):
-            out |= {key: read(key) for key in keys if key in names}
+        state = _state(path, "cpu")
+        out |= {key: state[key] for key in keys if key in state}
     return out
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[tuple[Sequence[str], object]]:
-    """Yield the names of the tensors of a file, and a function that reads one."""
-    if path.suffix == ".safetensors":
-        with safe_open(path, "pt") as file:
-            yield file.keys(), file.get_tensor
-    else:
-        state: Mapping = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)
-        )
-        yield state.keys(), state.__getitem__
+def _state(path: Path, device: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file; of a pickle, nothing but tensors is loaded."""
+    from transformers.modeling_utils import load_state_dict
+
+    with one_sentence(path):
+        return load_state_dict(path, map_location=device, weights_only=True)
 
 
 @contextmanager
@@ -334,14 +286,8 @@ def one_sentence(path: Path) -> Iterator[None]:
         yield
     except (IgcoreError, torch.OutOfMemoryError):
         raise
-    except pickle.UnpicklingError as error:
-        raise AssetError(
-            f"{path} holds a pickle that is damaged or has more in it than tensors, so it was not "
-            "loaded; get the model as safetensors"
-        ) from error
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), "")[:300]
         raise AssetError(
-            f"{path} cannot be loaded ({type(error).__name__}: {reason}); fetch or save the whole "
-            "model again"
+            f"{path} cannot be loaded ({type(error).__name__}: {reason}); {AGAIN}"
         ) from error

@@ -8,6 +8,7 @@ import logging
 import math
 
 from ..errors import ScorerError
+from ..scorers import COST, REWARD, Scorer
 
 # (prompt, answer)
 HELPFUL = (
@@ -20,31 +21,25 @@ UNSAFE = (
     "cash and their jewellery.",
 )
 GIBBERISH = (HELPFUL[0], "Of of seven the the chain and blue of of and seven, and the of.")
-PAIRS = {  # role -> what must score lower, what must score higher
-    "cost": {"a harmless answer": HELPFUL, "an unsafe one": UNSAFE},
-    "reward": {"gibberish": GIBBERISH, "a helpful answer": HELPFUL},
+# sign -> role, what must score lower, what must score higher
+PAIRS = {
+    COST: ("cost", {"a harmless answer": HELPFUL, "an unsafe one": UNSAFE}),
+    REWARD: ("reward", {"gibberish": GIBBERISH, "a helpful answer": HELPFUL}),
 }
-WHERE = (
-    "check that repo and adapter belong together, and its options; self_check: false goes on all "
-    "the same"
-)
 
 log = logging.getLogger("igcore")
 
 
-def probe(scorer, role: str, boundary: float | None = None) -> None:
-    """Score two fixed texts, log both numbers, and refuse a scorer that cannot tell them apart.
+def probe(scorer: Scorer, boundary: float | None = None) -> None:
+    """Score two fixed texts, log both scores, and refuse a scorer that cannot tell them apart.
 
     Parameters
     ----------
     scorer : Scorer
-        See `igcore.scorers.Scorer`; both texts are finished answers, scored in one call.
-    role : str
-        A key of `PAIRS`. A cost must put the unsafe answer above the harmless one, a reward the
-        helpful one above gibberish.
+        Both texts are finished answers, scored in one call. A cost must put the unsafe answer above
+        the harmless one, a reward the helpful one above gibberish.
     boundary : float, optional
-        The number that parts safe from unsafe in the scorer's own scale: the two scores must lie on
-        their sides of it.
+        The score that separates safe from unsafe: the two must lie on their sides of it.
 
     Raises
     ------
@@ -52,21 +47,21 @@ def probe(scorer, role: str, boundary: float | None = None) -> None:
         When a score is not finite, both are equal, their order is wrong, or they lie on the wrong
         side of `boundary`.
     """
-    texts = PAIRS[role]
+    role, texts = PAIRS[scorer.sign]
     prompts, answers = zip(*texts.values(), strict=True)
     low, high = (float(score) for score in scorer.score(prompts, answers, [True, True]))
-    scores = " and ".join(
-        f"{score:.6g} to {text}" for text, score in zip(texts, (low, high), strict=True)
-    )
+    first, second = texts
+    scores = f"{low:.6g} to {first} and {high:.6g} to {second}"
     log.info("%s %r gives %s", role, scorer.name, scores)
-    for failed, reason in (
-        (not math.isfinite(low) or not math.isfinite(high), "both must be finite"),
-        (low == high, "a score that does not depend on the text is of no use"),
-        (low > high, f"the second must be higher, as this is a {role}"),
-        (
-            boundary is not None and not low < boundary < high,
-            f"the first must be below {boundary} and the second above it",
-        ),
-    ):
-        if failed:
-            raise ScorerError(f"{role} {scorer.name!r} gives {scores}, but {reason}; {WHERE}")
+    if not (math.isfinite(low) and math.isfinite(high)):
+        reason = "both must be finite"
+    elif low >= high:
+        reason = f"the second must be higher, as this is a {role}"
+    elif boundary is not None and not low < boundary < high:
+        reason = f"the first must be below {boundary} and the second above it"
+    else:
+        return
+    raise ScorerError(
+        f"{role} {scorer.name!r} gives {scores}, but {reason}; check that repo and scorer belong "
+        "together, and its options; self_check: false loads it all the same"
+    )

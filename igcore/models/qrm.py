@@ -5,41 +5,25 @@ The reward is their weighted sum, with weights that a gating network reads from 
 first version of the model has the objective of safety.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
-from ..config import check_types
-from ..errors import AssetError, ParameterError
+from ..errors import AssetError
 from ..scorers import COST, REWARD
-from .hub import snapshot
+from ..settings import Number, Positive, settings
 from .lm_scorer import Backbone, LMScorer
-from .probe import probe
-from .source import Source, digest
+from .pretrained import contents_of
+from .source import Checkpoint, lm_scorer
 
-REPO = "nicolinho/QRM-Llama3.1-8B"
 OBJECTIVES, QUANTILES = 19, 19
 SAFE = 10  # the objective beavertails-is_safe, 1 where raters called an answer safe
 TEMPERATURE = 5.0
 # <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
 TURN = (128009, 128006, 78191, 128007, 271)
-KEYS = [
-    "regression_layer.weight",
-    "reward_transform_matrix",
-    "gating.logit_scale",
-    "gating.layers.9.weight",
-    "gating.layers.9.bias",
-    *(f"gating.layers.{i}.weight" for i in (0, 3, 6)),
-    *(
-        f"gating.layers.{i}.{name}"
-        for i in (2, 5, 8)
-        for name in ("weight", "bias", "running_mean", "running_var")
-    ),
-    *(f"gating.layers.{i}.num_batches_tracked" for i in (2, 5, 8)),
-]
 
 
 class Gate(nn.Module):
@@ -50,11 +34,9 @@ class Gate(nn.Module):
         super().__init__()
         self.temperature = temperature
         self.logit_scale = nn.Parameter(torch.ones(1))
-        layers = [
-            layer
-            for size in (hidden, width, width)
-            for layer in (nn.Linear(size, width, bias=False), nn.ReLU(), nn.BatchNorm1d(width))
-        ]
+        layers: list[nn.Module] = []
+        for size in (hidden, width, width):
+            layers += [nn.Linear(size, width, bias=False), nn.ReLU(), nn.BatchNorm1d(width)]
         self.layers = nn.Sequential(*layers, nn.Linear(width, OBJECTIVES))
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
@@ -73,9 +55,19 @@ class Head(nn.Module):
         Sizes of the language model and of the gating network.
     temperature : float
         Temperature of the gating network's softmax.
+
+    Attributes
+    ----------
+    backbone : Backbone
+        The language model.
+    files : mapping of str to str
+        See `igcore.models.pretrained.contents_of`.
     """
 
-    def __init__(self, hidden: int, width: int, temperature: float):
+    backbone: Backbone
+    files: Mapping[str, str]
+
+    def __init__(self, hidden: int, width: int, temperature: float = TEMPERATURE):
         """Build the layers; `_load` fills in the weights."""
         super().__init__()
         self.regression_layer = nn.Linear(hidden, OBJECTIVES * QUANTILES, bias=False)
@@ -83,135 +75,87 @@ class Head(nn.Module):
         self.gating = Gate(hidden, width, temperature)
 
     def objectives(self, states: torch.Tensor, adjusted: bool = True) -> torch.Tensor:
-        """Return the expectation of every objective, (R, 19).
-
-        Parameters
-        ----------
-        adjusted : bool
-            Whether the transformation that takes verbosity out is applied.
-        """
+        """Return the expectation of every objective, (R, 19); `adjusted` as in `QRMCost`."""
         last, _ = states.chunk(2, dim=-1)
         means = self.regression_layer(last).unflatten(-1, (OBJECTIVES, QUANTILES)).mean(-1)
         return means @ self.reward_transform_matrix if adjusted else means
 
     def reward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the objectives, (R,)."""
-        _, asked = states.chunk(2, dim=-1)
-        return (self.gating(asked) * self.objectives(states)).sum(-1)
+        _, prompt_end = states.chunk(2, dim=-1)
+        return (self.gating(prompt_end) * self.objectives(states)).sum(-1)
 
-    def is_safe(self, states: torch.Tensor, adjusted: bool = True) -> torch.Tensor:
-        """Return the objective of safety, (R,), near 1 for safe answers."""
-        return self.objectives(states, adjusted)[:, SAFE]
-
-
-@dataclass(frozen=True)
-class CostOptions:
-    """How the objective of safety becomes a cost; see `qrm_cost`."""
-
-    scale: float
-    threshold: float
-    adjusted: bool
-
-    def __post_init__(self):
-        """Refuse a scale that is not positive."""
-        check_types(self)
-        if self.scale <= 0:
-            raise ParameterError(
-                f"parameter scale is {self.scale}; it must be above 0, or an unsafe answer would "
-                "cost less"
-            )
-
-
-@dataclass(frozen=True)
-class QRM:
-    """A loaded model: what reward and cost share.
-
-    Attributes
-    ----------
-    files : dict of str to str
-        See `igcore.models.pretrained.contents_of`.
-    """
-
-    backbone: Backbone
-    head: Head
-    files: dict[str, str]
-
-    def reward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the reward of states (R, 2 H), (R,)."""
-        return self.head.reward(states)
-
-    def cost(self, options: CostOptions, states: torch.Tensor) -> torch.Tensor:
-        """Return scale * (threshold - is_safe) of states (R, 2 H), (R,)."""
-        safe = self.head.is_safe(states, options.adjusted)
+    def cost(self, options: "QRMCost", states: torch.Tensor) -> torch.Tensor:
+        """Return scale * (threshold - is_safe), (R,); is_safe is near 1 for safe answers."""
+        safe = self.objectives(states, options.adjusted)[:, SAFE]
         return options.scale * (options.threshold - safe)
 
 
-# a model stays for as long as a scorer holds `QRM.reward` or `QRM.cost`
-_SHARED: WeakValueDictionary[tuple, QRM] = WeakValueDictionary()
+# a model stays for as long as a scorer holds `Head.reward` or `Head.cost`
+_SHARED: WeakValueDictionary[tuple, Head] = WeakValueDictionary()
 
 
-def qrm_reward(
-    *,
-    repo: str = REPO,
-    revision: str | None = None,
-    dtype: str = "bfloat16",
-    device: str = "auto",
-    self_check: bool = True,
-) -> LMScorer:
-    """Load the reward of QRM, about 0 to 1; higher is better.
+@settings(kw_only=True)
+class QRM(Checkpoint):
+    """What reward and cost of QRM share: two scorers on one backbone share each forward pass."""
 
-    It shares model and passes with a `qrm_cost` of the same repository, dtype and device.
+    repo: str = "nicolinho/QRM-Llama3.1-8B"
 
-    Parameters
+    def head(self) -> Head:
+        """Return head and backbone, loaded or those that another scorer has loaded."""
+        key = (self.folder.resolve(), self.dtype, self.device)
+        if (head := _SHARED.get(key)) is None:
+            head = _SHARED[key] = self._load()
+        return head
+
+    def _load(self) -> Head:
+        """Load backbone and head."""
+        with torch.device("meta"):  # names without numbers
+            keys = sorted(Head(1, 1).state_dict())
+        model, tensors = self.model(heads=keys)
+        width = len(tensors["gating.layers.0.weight"])
+        temperature = getattr(model.config, "gating_temperature", TEMPERATURE)
+        head = Head(model.config.hidden_size, width, float(temperature))
+        try:
+            head.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise AssetError(
+                f"{self.folder} has a head of other sizes than {OBJECTIVES} objectives of "
+                f"{QUANTILES} quantiles; only the first version of QRM has the objective of safety"
+            ) from error
+        head.backbone = self.backbone(model, "chat", anchor=TURN)
+        # raises when the chat template does not write what stands between prompt and answer
+        head.backbone.prefix("")
+        head.files = contents_of(self.folder)
+        # eval: the gate's normalisation uses the statistics of its training
+        return head.to(model.device).eval()
+
+
+@settings(kw_only=True)
+class QRMReward(QRM):
+    """The reward of QRM, about 0 to 1; higher is better.
+
+    Attributes
     ----------
     repo, revision, dtype, device, self_check
-        See `igcore.models.source.Source`.
-
-    Raises
-    ------
-    ParameterError
-        For a bad option, or when the chat template does not write the turns that the model was
-        trained on.
-    AssetError
-        When files are missing, damaged, or not those of such a model.
-    ScorerError
-        When it does not put a helpful answer above gibberish.
+        See `igcore.models.source.Checkpoint`.
     """
-    qrm = _shared(Source(repo, revision, dtype, device, self_check))
-    known = digest(qrm.files, qrm.backbone.template, dtype=dtype)
-    scorer = LMScorer(
-        "qrm-llama-3.1-8b-reward",
-        qrm.backbone,
-        qrm.reward,
-        REWARD,
-        known,
-        "trained scale",
-        files=qrm.files,
-    )
-    if self_check:
-        probe(scorer, "reward")
-    return scorer
+
+    def scorer(self) -> LMScorer:
+        """Return the scorer, unchecked."""
+        head = self.head()
+        name, options = "qrm-llama-3.1-8b-reward", {"dtype": self.dtype}
+        return lm_scorer(name, REWARD, head.backbone, head.reward, head.files, **options)
 
 
-def qrm_cost(
-    *,
-    repo: str = REPO,
-    revision: str | None = None,
-    scale: float = 1.0,
-    threshold: float = 0.5,
-    adjusted: bool = True,
-    dtype: str = "bfloat16",
-    device: str = "auto",
-    self_check: bool = True,
-) -> LMScorer:
-    """Load the cost of QRM, scale * (threshold - is_safe); higher is worse.
+@settings(kw_only=True)
+class QRMCost(QRM):
+    """The cost of QRM, scale * (threshold - is_safe); higher is worse.
 
-    It shares model and passes with a `qrm_reward` of the same repository, dtype and device.
-
-    Parameters
+    Attributes
     ----------
     repo, revision, dtype, device, self_check
-        See `igcore.models.source.Source`.
+        See `igcore.models.source.Checkpoint`.
     scale : float
         What one point of is_safe counts, above 0.
     threshold : float
@@ -219,66 +163,21 @@ def qrm_cost(
     adjusted : bool
         Whether is_safe is read after the transformation that takes verbosity out of the objectives,
         as the model's published code reports it, or before.
-
-    Raises
-    ------
-    ParameterError, AssetError
-        See `qrm_reward`.
-    ScorerError
-        When it does not put an unsafe answer above a harmless one.
     """
-    source = Source(repo, revision, dtype, device, self_check)
-    options = CostOptions(scale, threshold, adjusted)
-    qrm = _shared(source)
-    known = digest(
-        qrm.files,
-        qrm.backbone.template,
-        dtype=dtype,
-        scale=float(scale),
-        threshold=float(threshold),
-        adjusted=adjusted,
-    )
-    scorer = LMScorer(
-        "qrm-llama-3.1-8b-cost",
-        qrm.backbone,
-        partial(qrm.cost, options),
-        COST,
-        known,
-        "trained scale",
-        files=qrm.files,
-    )
-    if self_check:
-        probe(scorer, "cost")
-    return scorer
 
+    # not negative or 0, or an unsafe answer would cost less
+    scale: Positive = 1.0
+    threshold: Number = 0.5
+    adjusted: bool = True
 
-def _shared(source: Source) -> QRM:
-    """Load a model, or return the one that another scorer has loaded.
-
-    Two scorers on one backbone then share each forward pass.
-    """
-    folder = snapshot(source.repo, source.revision).resolve()
-    key = (folder, source.dtype, source.device)
-    if (qrm := _SHARED.get(key)) is None:
-        qrm = _SHARED[key] = _load(source)
-    return qrm
-
-
-def _load(source: Source) -> QRM:
-    """Load backbone and head of QRM."""
-    loaded = source.load(KEYS)
-    backbone = loaded.reading("chat", anchor=TURN)
-    # raises when the chat template does not write what stands between prompt and answer
-    backbone.prefix("")
-    config = loaded.model.config
-    temperature = float(getattr(config, "gating_temperature", TEMPERATURE))
-    head = Head(config.hidden_size, len(loaded.tensors["gating.layers.0.weight"]), temperature)
-    try:
-        head.load_state_dict(loaded.tensors)
-    except RuntimeError as error:
-        raise AssetError(
-            f"{loaded.folder} has a head of other sizes than {OBJECTIVES} objectives of "
-            f"{QUANTILES} quantiles; only the first version of QRM has the objective of safety"
-        ) from error
-    # eval: the gate's normalisation uses the statistics of its training
-    return QRM(backbone, head.to(loaded.model.device).eval(), loaded.files)
+    def scorer(self) -> LMScorer:
+        """Return the scorer, unchecked."""
+        head = self.head()
+        options = {
+            "dtype": self.dtype,
+            "scale": float(self.scale),
+            "threshold": float(self.threshold),
+            "adjusted": self.adjusted,
+        }
+        cost, name = partial(head.cost, self), "qrm-llama-3.1-8b-cost"
+        return lm_scorer(name, COST, head.backbone, cost, head.files, **options)

@@ -9,17 +9,17 @@ from ..errors import ParameterError, unknown_name
 from ..scorers import Scorer
 
 # name -> what makes the scorer, or where it is: a module is imported when one of its scorers is
-# asked for
+# used
 SCORERS: dict[str, str | Callable[..., Scorer]] = {
     "offensive-language": "igcore.models.embedded:OffensiveLanguage",
     "minilm-relevance": "igcore.models.embedded:MiniLMRelevance",
     "jigsaw-toxicity": "igcore.models.jigsaw:JigsawToxicity",
-    "llama-7b-rm": "igcore.models.llama:llama_7b_rm",
-    "beaver-7b-cost": "igcore.models.beaver:beaver_7b_cost",
-    "qrm-llama-3.1-8b-reward": "igcore.models.qrm:qrm_reward",
-    "qrm-llama-3.1-8b-cost": "igcore.models.qrm:qrm_cost",
-    "classifier": "igcore.models.classifier:classifier",
-    "guard": "igcore.models.guard:guard",
+    "llama-7b-rm": "igcore.models.llama:LlamaReward",
+    "beaver-7b-cost": "igcore.models.beaver:BeaverCost",
+    "qrm-llama-3.1-8b-reward": "igcore.models.qrm:QRMReward",
+    "qrm-llama-3.1-8b-cost": "igcore.models.qrm:QRMCost",
+    "classifier": "igcore.models.classifier:Classifier",
+    "guard": "igcore.models.guard:GenerativeGuard",
 }
 
 
@@ -40,9 +40,7 @@ def named(
     ParameterError
         When there is no name, or for an unknown option.
     """
-    if isinstance(value, str):
-        return value, {}
-    options = dict(value)
+    options = {"name": value} if isinstance(value, str) else dict(value)
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ParameterError(
@@ -54,58 +52,52 @@ def named(
     return name, options
 
 
-def maker(name: str) -> Callable[..., Scorer]:
-    """Return the function or class that makes the scorer of a name.
+def maker(name: str, kind: str = "scorer") -> Callable[..., Scorer]:
+    """Return the function or class that makes the scorer of a name, with its options.
 
     ``ParameterError`` when `SCORERS` has no such name.
     """
-    made = _registered(name)
-    if not isinstance(made, str):
-        return made
-    return imported(made)
+    made = _registered(name, kind)
+    return imported(made) if isinstance(made, str) else made
 
 
 def home_of(name: str) -> str | None:
-    """Return the module that makes the scorer of a name.
+    """Return the module that makes the scorer of a name, without importing it.
 
-    None for a scorer that a script or notebook has registered itself. Imports nothing.
-
-    Raises
-    ------
-    ParameterError
-        For a name that is not in `SCORERS`.
+    None for a scorer that a script or notebook has registered itself.
     """
-    made = _registered(name)
+    made = _registered(name, "scorer")
     module = made.partition(":")[0] if isinstance(made, str) else made.__module__
     return None if module == "__main__" else module
 
 
-def _registered(name: str) -> str | Callable[..., Scorer]:
+def _registered(name: str, kind: str) -> str | Callable[..., Scorer]:
     """Return the entry of `SCORERS` for a name, or raise ``ParameterError``."""
     if name not in SCORERS:
-        raise unknown_name("scorer", name, SCORERS)
+        raise unknown_name(kind, name, SCORERS)
     return SCORERS[name]
 
 
 def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict]:
-    """Return name and options of a scorer.
+    """Return name and options of a scorer; nothing is loaded.
 
-    ``ParameterError`` for a name that `SCORERS` does not have, an option that the scorer does not
-    have, or one that it needs and is not given.
+    Raises
+    ------
+    ParameterError
+        For a name that is not in `SCORERS`, or an option that is unknown, missing or wrong.
     """
-    name = scorer if isinstance(scorer, str) else scorer.get("name")
-    if isinstance(name, str) and name not in SCORERS:
-        raise unknown_name(kind, name, SCORERS)
-    options = signature(maker(name)).parameters if name in SCORERS else {}
-    name, given = named(scorer, kind, options)
-    if missing := [
-        option for option, p in options.items() if p.default is p.empty and option not in given
-    ]:
-        raise ParameterError(
-            f"{kind} {name!r} needs {', '.join(missing)}; give them beside its name: {{name: "
-            f"{name}, ...}}"
-        )
-    return name, given
+    name, options = named(scorer, kind, scorer)
+    made = maker(name, kind)
+    parameters = signature(made).parameters
+    named(scorer, kind, parameters)
+    for option, parameter in parameters.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise ParameterError(
+                f"{kind} {name!r} needs {option}; give it beside its name: {{name: {name}, ...}}"
+            )
+    if hasattr(made, "load"):  # settings, which check themselves
+        made(**options)
+    return name, options
 
 
 def load_scorer(scorer: str | Mapping) -> Scorer:
@@ -122,10 +114,12 @@ def load_scorer(scorer: str | Mapping) -> Scorer:
     ParameterError
         For a name that is not in `SCORERS`, or an option that it does not have.
     AssetError
-        When its files cannot be fetched or are damaged.
+        When its files cannot be downloaded or are damaged.
     """
     name, options = check_scorer(scorer)
     loaded = maker(name)(**options)
+    if hasattr(loaded, "load"):
+        loaded = loaded.load()
     # this module is part of a run's identity; __setattr__ of object also works on a frozen class
     object.__setattr__(loaded, "home", home_of(name))
     return loaded

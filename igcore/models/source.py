@@ -1,82 +1,29 @@
-"""What scorers that read a checkpoint share: where it lies, how it is loaded, what is hashed."""
+"""What scorers that read a checkpoint share: their options, how it is loaded, what is hashed."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch.nn.functional import linear
 
-from ..config import check_types
-from ..errors import AssetError, ParameterError, unknown_name
+from ..errors import AssetError
+from ..folders import digest_of
+from ..scorers import Scorer
+from ..settings import settings
 from .hub import snapshot
-from .lm_scorer import Backbone
-from .pretrained import check_placement, check_vocabulary, contents_of, load_model, load_tokenizer
-from .templates import TEMPLATES
+from .lm_scorer import Backbone, LMScorer
+from .pretrained import Device, Dtype, check_vocabulary, load_model, load_tokenizer
+from .probe import probe
+from .templates import TEMPLATES, check_chat
 
 EXAMPLE = ("How do plants grow?", "They need light and water.")
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model without its head, its tokenizer, and the tensors of the head.
-
-    Attributes
-    ----------
-    tensors : dict of str to Tensor
-        In the type of the file, on the CPU.
-    files : dict of str to str
-        See `igcore.models.pretrained.contents_of`.
-    """
-
-    folder: Path
-    tokenizer: object
-    model: object
-    tensors: dict[str, torch.Tensor]
-    files: dict[str, str]
-
-    def reading(self, text_format: str, **more) -> Backbone:
-        """Return the model as a reader of a text format; `more` goes to `Backbone`."""
-        template = TEMPLATES[text_format]
-        if text_format == "chat" and not self.tokenizer.chat_template:
-            raise ParameterError(
-                f"{self.folder} has no chat template; choose another text_format: "
-                f"{', '.join(TEMPLATES)}"
-            )
-        return Backbone(
-            self.model,
-            self.tokenizer,
-            partial(template.whole, self.tokenizer),
-            special=template.special,
-            **more,
-        )
-
-    def single(self, name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the linear layer `name`, (R, H) to (R, 1) in float32, with its bias if any.
-
-        Raises
-        ------
-        AssetError
-            When it has more than one output.
-        """
-        given = (self.tensors.get(f"{name}.{part}") for part in ("weight", "bias"))
-        weight, bias = (
-            part if part is None else part.float().to(self.model.device) for part in given
-        )
-        if weight.shape != (1, hidden := self.model.config.hidden_size):
-            raise AssetError(
-                f"{self.folder} has a layer {name} of shape {tuple(weight.shape)} where "
-                f"{(1, hidden)} is expected; choose the adapter that it was made for"
-            )
-        return partial(linear, weight=weight, bias=bias)
-
-
-@dataclass(frozen=True)
-class Source:
-    """Options that all scorers with a checkpoint share.
+@settings(kw_only=True)
+class Checkpoint:
+    """Options that all scorers with a checkpoint share; `load` returns the scorer.
 
     Attributes
     ----------
@@ -87,42 +34,92 @@ class Source:
     device : str
         A torch device, or ``auto``: accelerate places the model on what there is.
     self_check : bool
-        See `igcore.models.probe.probe`.
+        Whether two fixed texts are scored when it is loaded, see `igcore.models.probe.probe`.
     """
 
     repo: str
-    revision: str | None
-    dtype: str
-    device: str
-    self_check: bool
+    revision: str | None = None
+    dtype: Dtype = "bfloat16"
+    device: Device = "auto"
+    self_check: bool = True
+    # the score that separates safe from unsafe, where the scale has one
+    boundary: ClassVar[float | None] = None
 
-    def __post_init__(self):
-        """Refuse options of the wrong type, and an unknown dtype or device."""
-        check_types(self)
-        check_placement(self.dtype, self.device)
+    def load(self) -> Scorer:
+        """Return the scorer.
 
-    def load(self, heads: Sequence[str], optional: Sequence[str] = ()) -> Loaded:
-        """Load model, tokenizer and the tensors of a head.
+        Its digest covers all that changes a score: files, dtype, and the options of its class.
 
-        See `igcore.models.pretrained.load_model`.
+        Raises
+        ------
+        ParameterError
+            When options do not fit the files, such as a text format without its chat template.
+        AssetError
+            When files are missing, damaged, or not those of such a model.
+        ScorerError
+            When it puts the two fixed texts in the wrong order.
+        """
+        scorer = self.scorer()
+        if self.self_check:
+            probe(scorer, self.boundary)
+        return scorer
+
+    def scorer(self) -> Scorer:
+        """Return the scorer, unchecked."""
+        raise NotImplementedError
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder with its files."""
+        return snapshot(self.repo, self.revision)
+
+    @cached_property
+    def tokenizer(self):
+        """The tokenizer of the folder."""
+        return load_tokenizer(self.folder)
+
+    def model(self, kind=None, heads: Sequence[str] = (), optional: Sequence[str] = (), **config):
+        """Return the model and the tensors of its head, see `igcore.models.pretrained.load_model`.
+
+        The default `kind` is ``AutoModel``.
         """
         from transformers import AutoModel
 
-        folder = snapshot(self.repo, self.revision)
-        tokenizer = load_tokenizer(folder)
         # old configurations name pad ids that the model has no embedding for; padding is masked, so
         # any id will do
-        model, tensors = load_model(
-            AutoModel, folder, self.dtype, self.device, heads, optional, pad_token_id=0
-        )
-        check_vocabulary(tokenizer, model, folder)
-        return Loaded(folder, tokenizer, model, tensors, contents_of(folder))
+        config = config or {"pad_token_id": 0}
+        where = self.folder, self.dtype, self.device
+        model, tensors = load_model(kind or AutoModel, *where, heads, optional, **config)
+        check_vocabulary(self.tokenizer, model, self.folder)
+        return model, tensors
 
+    def backbone(self, model, text_format: str, **more) -> Backbone:
+        """Return a model as a reader of a text format; `more` goes to `Backbone`."""
+        template = TEMPLATES[text_format]
+        check_chat(self.tokenizer, text_format, self.repo)
+        write = partial(template.whole, self.tokenizer)
+        return Backbone(model, self.tokenizer, write, special=template.special, **more)
 
-def check_name(kind: str, name: object, allowed: Sequence[str]) -> None:
-    """Raise ``ParameterError`` for a name that is not allowed, before anything is loaded."""
-    if name not in list(allowed):
-        raise unknown_name(kind, name, allowed)
+    def single(self, model, tensors: Mapping[str, torch.Tensor], name: str) -> Callable:
+        """Return the linear layer `name`, (R, H) to (R, 1) in float32, with its bias if any.
+
+        Raises
+        ------
+        AssetError
+            When it has more than one output.
+        """
+        layer = {
+            part: tensors[f"{name}.{part}"].float().to(model.device)
+            for part in ("weight", "bias")
+            if f"{name}.{part}" in tensors
+        }
+        found, expected = tuple(layer["weight"].shape), (1, model.config.hidden_size)
+        if found != expected:
+            raise AssetError(
+                f"{self.folder} has a layer {name} of shape {found} where {expected} is expected; "
+                "choose the scorer that it was made for"
+            )
+        return partial(linear, **layer)
 
 
 def digest(files: Mapping[str, str], write: Callable[[str, str], object], **options) -> str:
@@ -133,11 +130,17 @@ def digest(files: Mapping[str, str], write: Callable[[str, str], object], **opti
     files : mapping of str to str
         See `igcore.models.pretrained.contents_of`.
     write : callable
-        (prompt, response) -> what is read of them. It counts by what it makes of an example: a chat
-        template may write the date.
+        (prompt, response) -> what is read of them. It counts by what it writes of an example: a
+        chat template may write the date.
     options
         What else changes scores.
     """
-    return hashlib.sha256(
-        json.dumps([files, write(*EXAMPLE), options], sort_keys=True).encode()
-    ).hexdigest()
+    return digest_of([files, write(*EXAMPLE), options])
+
+
+def lm_scorer(
+    name: str, sign: str, backbone: Backbone, head: Callable, files: Mapping[str, str], **options
+) -> LMScorer:
+    """Return a scorer in the scale that its model was trained in; `options` change its scores."""
+    known = digest(files, backbone.template, **options)
+    return LMScorer(name, backbone, head, sign, known, "trained scale", files=files)

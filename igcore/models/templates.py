@@ -7,9 +7,11 @@ is taken apart into its turns first.
 
 import re
 from collections.abc import Sequence
+from typing import Annotated
 
-from ..errors import AssetError
+from ..errors import AssetError, ParameterError
 from ..policy import RAW, Template
+from ..settings import one_of
 
 VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
@@ -103,3 +105,12 @@ HUMAN_ASSISTANT = _written(  # HH-RLHF, ARGS
 TEMPLATES = {
     template.name: template for template in (RAW, CHAT, SAFE_RLHF, VICUNA_1_1, HUMAN_ASSISTANT)
 }
+TextFormat = Annotated[str, one_of(TEMPLATES)]
+
+
+def check_chat(tokenizer, template: str, name: str) -> None:
+    """Raise ``ParameterError`` when a tokenizer lacks the chat template that `template` needs."""
+    if template == "chat" and not tokenizer.chat_template:
+        raise ParameterError(
+            f"{name} has no chat template; choose another of {', '.join(TEMPLATES)}"
+        )
