@@ -204,14 +204,3 @@ def test_a_pickled_tokenizer_becomes_plain_values(tmp_path):
         and read["num_words"] == NUM_WORDS
     )
     assert {type(value) for value in read.values()} == {dict, str, bool, int, type(None)}
-
-
-@pytest.mark.parametrize(
-    "changes", [{"lower": False}, {"split": ","}, {"char_level": True}, {"oov_token": "?"}]
-)
-def test_a_tokenizer_with_other_rules_is_refused(tmp_path, changes):
-    """Bug: texts are split by our rules although the model was trained with others."""
-    write_tokenizer(tmp_path / "t.pickle", **changes)
-    ((name, value),) = changes.items()
-    with pytest.raises(AssetError, match=f"the tokenizer has {name} "):
-        save_vocabulary(read_plain_pickle(tmp_path / "t.pickle"), tmp_path / "v.json")

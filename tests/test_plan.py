@@ -138,7 +138,7 @@ def test_every_named_model_has_a_shape():
         "qrm-llama-3.1-8b-reward",
         "qrm-llama-3.1-8b-cost",
     ):
-        assert maker(scorer).__kwdefaults__["repo"] in SHAPES
+        assert maker(scorer).repo in SHAPES
 
 
 def test_a_folder_says_its_shape_itself(tmp_path):

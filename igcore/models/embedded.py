@@ -94,14 +94,11 @@ class MiniLMRelevance:
     are lower-cased and carry no punctuation. A response without a word scores 0. A proxy: it knows
     neither truth nor helpfulness.
 
+    A full echo of the prompt loses :math:`w_\mathrm{echo}`, a very long response gains
+    :math:`w_\mathrm{length}`, and a response of :math:`\ell` words has 63 % of that gain.
+
     Parameters
     ----------
-    echo_weight : float
-        :math:`w_\mathrm{echo}`, what a full echo of the prompt loses.
-    length_weight : float
-        :math:`w_\mathrm{length}`, what a very long response gains.
-    length_scale : float
-        :math:`\ell` in words: a response of this length has 63 % of that gain.
     device : str or torch.device
         Where the encoder runs.
 
@@ -122,27 +119,15 @@ class MiniLMRelevance:
     unit = "cosine"
     batch_size = 32
     max_tokens = 256
+    echo_weight, length_weight, length_scale = 0.5, 0.1, 20
 
-    def __init__(
-        self,
-        *,
-        echo_weight: float = 0.5,
-        length_weight: float = 0.1,
-        length_scale: float = 20,
-        device="cpu",
-    ) -> None:
+    def __init__(self, *, device="cpu") -> None:
         """Load the encoder; the digest covers its files and the three numbers."""
         from transformers import AutoModel, AutoTokenizer
 
-        self.echo_weight, self.length_weight, self.length_scale = (
-            echo_weight,
-            length_weight,
-            length_scale,
-        )
         folder = assets.sound("minilm")
-        formula = (
-            f"{assets.digest('minilm')} {echo_weight:.17g} {length_weight:.17g} {length_scale:.17g}"
-        )
+        weights = (self.echo_weight, self.length_weight, self.length_scale)
+        formula = " ".join([assets.digest("minilm"), *(f"{weight:.17g}" for weight in weights)])
         self.digest = hashlib.sha256(formula.encode()).hexdigest()
         with quiet_transformers():
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -77,9 +77,14 @@ class Backbone:
         Ids in the text before the response. Where they are given, the hidden state at the first of
         them is put beside that of the last token: (R, H) becomes (R, 2 H). Where the ids occur more
         than once, the last time counts.
+
+    Attributes
+    ----------
     batch : int
         Texts encoded at a time without a session.
     """
+
+    batch = 32
 
     def __init__(
         self,
@@ -91,29 +96,19 @@ class Backbone:
         ends: str = "finished",
         special: bool = True,
         anchor: Sequence[int] = (),
-        batch: int = 32,
     ):
         """Keep the model in evaluation mode and without its head."""
         if ends not in ENDS:
             raise unknown_name("ends", ends, ENDS)
         self.model = getattr(model, "base_model", model).eval()
-        self.tokenizer, self.template, self.end_id, self.ends, self.special = (
-            tokenizer,
-            template,
-            end_id,
-            ends,
-            special,
-        )
-        self.anchor, self.batch = list(anchor), batch
+        self.tokenizer, self.template, self.special = tokenizer, template, special
+        self.end_id, self.ends, self.anchor = end_id, ends, list(anchor)
 
     def ids(self, prompt: str, response: str, finished: bool) -> list[int]:
         """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
         prompt, response = (neutral(self.tokenizer, text) for text in (prompt, response))
-        ids = list(
-            self.tokenizer(self.template(prompt, response), add_special_tokens=self.special)[
-                "input_ids"
-            ]
-        )
+        text = self.template(prompt, response)
+        ids = list(self.tokenizer(text, add_special_tokens=self.special)["input_ids"])
         if self.end_id is not None and (finished or self.ends == "always"):
             ids.append(self.end_id)
         check_length(len(ids), context_of(self.model))
@@ -124,11 +119,8 @@ class Backbone:
 
         They are fewer than the prompt's own ids, because a tokenizer may merge across the seam.
         """
-        ids = list(
-            commonprefix(
-                [self.ids(prompt, response, False) for response in ("", "a", " a", "\n", "9", ".")]
-            )
-        )
+        texts = [self.ids(prompt, response, False) for response in ("", "a", " a", "\n", "9", ".")]
+        ids = list(commonprefix(texts))
         return ids[: self.anchored(ids)] if self.anchor else ids
 
     def anchored(self, ids: Sequence[int]) -> int:
@@ -233,12 +225,10 @@ class Session:
             ids = self.backbone.ids(prompt, response, False)
             if self._starts_with_prefix(prompt, ids):
                 nearest.append((prompt, *self._nearest(prompt, ids[len(self.prefixes[prompt]) :])))
-        rows = (
-            self.root.gather([(known.rows, known.row) for _, known, _ in nearest])
-            if nearest
-            else None
-        )
         self.known = {prompt: [_Known([], self.root, i)] for i, prompt in enumerate(self.prompts)}
+        if not nearest:
+            return
+        rows = self.root.gather([(known.rows, known.row) for _, known, _ in nearest])
         for row, (prompt, known, _) in enumerate(nearest):
             self.known[prompt].append(_Known(known.ids, rows, row))
 

@@ -241,7 +241,9 @@ def load_model(
     missing = sorted({*report["missing_keys"], *(set(heads) - unexpected)})
     unknown = sorted(unexpected - {*heads, *optional})
     if missing or unknown:
-        problem = f"lacks the weights {missing}" if missing else f"holds the unknown weights {unknown}"
+        problem = f"lacks the weights {missing}"
+        if not missing:
+            problem = f"holds the unknown weights {unknown}"
         raise AssetError(
             f"{folder} {problem[:300]}; {AGAIN}, or choose the scorer that it was made for"
         )

@@ -5,24 +5,49 @@ splits.
 """
 
 import csv
+import io
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from textwrap import shorten
 
-from ..config import check_types
 from ..errors import AssetError, unknown_name
+from ..settings import settings
 from .hub import snapshot
-from .tabular import Unreadable, opened
+from .registry import named
+from .rows import Unreadable, column_of, read_text
 
 HH_FOLDERS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
 HH_ANSWER = "\n\nAssistant:"  # after the last one stands the answer
+PKU_FOLDERS = ("Alpaca-7B", "Alpaca2-7B", "Alpaca3-8B")
 HEX_PHI_FILES = [f"category_{i}.csv" for i in range(1, 12) if i != 2]  # the second was withdrawn
-HEX_PHI_LINES = 30
 
 log = logging.getLogger("igcore")
+
+
+# --- how the files are read -----------------------------------------------------------------------
+
+
+def _dialogues(path: Path) -> list[str | None]:
+    """Return each dialogue up to where its last answer begins; None where there is no answer."""
+    prompts = []
+    for chosen in column_of(path, "chosen"):
+        before, seam, _ = str(chosen).rpartition(HH_ANSWER)
+        prompts.append(before + seam or None)
+    return prompts
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a CSV file without header.
+
+    An unquoted comma is part of the prompt, so the cells of a line are joined again.
+    """
+    try:
+        table = csv.reader(io.StringIO(read_text(path), newline=""))
+        return [",".join(cells) for cells in table if cells]
+    except (OSError, ValueError, csv.Error) as error:
+        raise Unreadable(f"{path.name}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -33,25 +58,55 @@ class Source:
     ----------
     repo : str
         ``owner/name``.
+    configs : mapping of str to sequence of str
+        Selections of its files, as patterns in which ``{part}`` stands for a part; the first is the
+        default.
     read : callable
-        (folder, config) -> for every part what is in the place of a prompt, row by row; raises
-        `Unreadable`.
-    configs : tuple of str
-        Selections of its files; the first is the default.
+        A file -> what is in the place of a prompt, row by row.
     parts : tuple of str
-        How its owners divided it, or nothing.
+        How its owners divided it, or ``("all",)``.
     revision : str, optional
         The commit that is taken unless another is given; without one its newest state.
     """
 
     repo: str
-    read: Callable[[Path, str | None], dict[str, list]]
-    configs: tuple[str, ...] = ()
+    configs: Mapping[str, Sequence[str]]
+    read: Callable[[Path], list] = column_of
     parts: tuple[str, ...] = ("train", "test")
     revision: str | None = None
 
 
-@dataclass(frozen=True)
+def _folders(folders: Sequence[str], pattern: str) -> dict[str, list[str]]:
+    """Return the files of every folder as a config of its name, all together as ``default``."""
+    files = {folder.lower(): [pattern.format(folder)] for folder in folders}
+    return {"default": [pattern.format(folder) for folder in folders]} | files
+
+
+PKU = _folders(PKU_FOLDERS, "data/{}/{{part}}.jsonl")
+ANTHROPIC = _folders(HH_FOLDERS, "{}/{{part}}.jsonl.gz")
+SOURCES: dict[str, dict[str, Source]] = {  # set -> version -> where it is
+    "pku-saferlhf": {"pku-alignment": Source("PKU-Alignment/PKU-SafeRLHF", PKU)},
+    "hex-phi": {
+        "llm-tuning-safety": Source(
+            "LLM-Tuning-Safety/HEx-PHI", {"default": HEX_PHI_FILES}, _lines, parts=("all",)
+        )
+    },
+    "hh-rlhf": {
+        "dahoas": Source("Dahoas/full-hh-rlhf", {"default": ["data/{part}-*.parquet"]}),
+        "anthropic": Source(
+            "Anthropic/hh-rlhf",
+            ANTHROPIC,
+            _dialogues,
+            revision="09be8c5bbc57cb3887f3a9732ad6aa7ec602a1fa",
+        ),
+    },
+}
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@settings
 class PromptOptions:
     """The options that may stand beside the name of a prompt set.
 
@@ -75,145 +130,41 @@ class PromptOptions:
     part: str | None = None
     version: str | None = None
 
-    def __post_init__(self):
-        """Refuse an option of the wrong type."""
-        check_types(self)
 
+def options_of(name: str, given: Mapping) -> PromptOptions:
+    """Return the options that a mapping gives beside the name of a prompt set.
 
-# --- how the files are read -----------------------------------------------------------------------
-
-
-def _tables(
-    folder: Path,
-    config: str | None,
-    *,
-    column: str,
-    options: Callable[[str | None], dict],
-    prompt: Callable | None = None,
-) -> dict[str, list]:
-    """Read a column of every part.
-
-    `options` gives the arguments of ``load_dataset`` for a config; `prompt` extracts the
-    prompt from a cell.
+    Raises
+    ------
+    ParameterError
+        For an option or a value that the set does not have.
     """
-    with opened(folder, **options(config)) as tables:
-        for part in ("train", "test"):
-            if part not in tables:
-                raise Unreadable(f"it has the parts {', '.join(tables)}, but not {part!r}")
-            if column not in (found := tables[part].column_names):
-                raise Unreadable(
-                    f"its part {part!r} has the columns {', '.join(found)}, but not {column!r}"
-                )
-        return {
-            part: [prompt(cell) if prompt else cell for cell in tables[part][column]]
-            for part in ("train", "test")
+    choices: dict[str, Sequence[str]] = {}
+    if name in SOURCES:
+        source = _source(name, given.get("version"))
+        choices = {
+            "config": tuple(source.configs),
+            "part": source.parts,
+            "version": tuple(SOURCES[name]),
         }
-
-
-def _without_answer(chosen: object) -> str | None:
-    """Return the dialogue up to where its last answer begins; None where there is no answer."""
-    before, seam, _ = chosen.rpartition(HH_ANSWER) if isinstance(chosen, str) else ("", "", "")
-    return before + seam or None
-
-
-def _no_options(config: str | None) -> dict:
-    """Return no arguments of ``load_dataset``."""
-    return {}
-
-
-def _config_name(config: str) -> dict:
-    """Return a config as the argument of ``load_dataset``."""
-    return {"name": config}
-
-
-def _hh_files(config: str) -> dict:
-    """Return the files of HH-RLHF as arguments of ``load_dataset``."""
-    folders = HH_FOLDERS if config == "default" else (config,)
-    return {
-        "data_files": {
-            part: [f"{folder}/{part}.jsonl.gz" for folder in folders] for part in ("train", "test")
-        }
-    }
-
-
-def _hex_phi(folder: Path, _) -> dict[str, list]:
-    """Read the files without header, one prompt a line.
-
-    An unquoted comma is part of the prompt, so the cells of a line are joined again.
-    """
-    lines = {}
-    for name in HEX_PHI_FILES:
-        try:
-            with folder.joinpath(name).open(encoding="utf-8-sig", newline="") as file:
-                lines[name] = [",".join(cells) for cells in csv.reader(file) if cells]
-        except (OSError, ValueError, csv.Error) as error:
-            raise Unreadable(f"{name} cannot be read, {type(error).__name__}: {error}") from error
-    if short := [
-        f"{name} {len(found)}" for name, found in lines.items() if len(found) != HEX_PHI_LINES
-    ]:
-        log.warning(
-            "the files of HEx-PHI have %d prompts each, but here are in %s",
-            HEX_PHI_LINES,
-            ", ".join(short),
-        )
-    return {"all": [line for found in lines.values() for line in found]}
-
-
-SOURCES: dict[str, dict[str, Source]] = {  # set -> version -> where it is
-    "pku-saferlhf": {
-        "pku-alignment": Source(
-            "PKU-Alignment/PKU-SafeRLHF",
-            partial(_tables, column="prompt", options=_config_name),
-            configs=("default", "alpaca-7b", "alpaca2-7b", "alpaca3-8b"),
-        ),
-    },
-    "hex-phi": {"llm-tuning-safety": Source("LLM-Tuning-Safety/HEx-PHI", _hex_phi, parts=())},
-    "hh-rlhf": {
-        "dahoas": Source(
-            "Dahoas/full-hh-rlhf", partial(_tables, column="prompt", options=_no_options)
-        ),
-        "anthropic": Source(
-            "Anthropic/hh-rlhf",
-            partial(_tables, column="chosen", options=_hh_files, prompt=_without_answer),
-            configs=("default", *HH_FOLDERS),
-            revision="09be8c5bbc57cb3887f3a9732ad6aa7ec602a1fa",
-        ),
-    },
-}
-
-
-# --- what is asked for ----------------------------------------------------------------------------
-
-
-def allowed_options(name: str, given: Mapping) -> list[str]:
-    """Return the options that a set takes, which may depend on the version in `given`."""
-    if name not in SOURCES:
-        return ["dedupe"]
-    versions = SOURCES[name] if len(SOURCES[name]) > 1 else ()
-    source = _source(name, given.get("version") if versions else None)
-    some = {"config": source.configs, "part": source.parts, "version": versions}
-    return ["dedupe", "revision", *(option for option, choices in some.items() if choices)]
-
-
-def check_options(name: str, options: PromptOptions) -> None:
-    """Raise ``ParameterError`` for a config or part that a set of the hub does not have."""
-    source = _source(name, options.version)
-    for option, value, choices in (
-        ("config", options.config, source.configs),
-        ("part", options.part, source.parts),
-    ):
-        if value is not None and value not in choices:
-            raise unknown_name(f"{option} of prompt set {name!r}:", value, choices)
+    choices = {option: values for option, values in choices.items() if len(values) > 1}
+    hub = ["revision"] if name in SOURCES else []
+    _, values = named(given, "prompt set", ["dedupe", *hub, *choices])
+    options = PromptOptions(**values)
+    for option, allowed in choices.items():
+        value = getattr(options, option)
+        if value is not None and value not in allowed:
+            raise unknown_name(f"{option} of prompt set {name!r}:", value, allowed)
+    return options
 
 
 def _source(name: str, version: object) -> Source:
     """Return the source of a set in a version, by default its first."""
     versions = SOURCES[name]
-    if version is None:
-        return next(iter(versions.values()))
-    if version not in list(versions):
-        raise unknown_name(f"version of prompt set {name!r}:", version, versions)
-    return versions[version]
+    return versions.get(str(version), next(iter(versions.values())))
+
+
+# --- prompts --------------------------------------------------------------------------------------
 
 
 def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
@@ -229,46 +180,42 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
     Raises
     ------
     AssetError
-        When the set is not there or not to be had, see `igcore.models.hub.snapshot`, or is laid out
-        otherwise than is known here.
+        When the set cannot be fetched, see `igcore.models.hub.snapshot`, or its files are not those
+        of `SOURCES`.
     """
     source = _source(name, options.version)
     folder = snapshot(source.repo, options.revision or source.revision, kind="dataset")
-    config = options.config or next(iter(source.configs), None)
+    files = source.configs[options.config or "default"]
+    parts = source.parts if options.part is None else (options.part,)
     try:
-        rows = source.read(folder, config)
-        texts = {part: _filled(part, values, source.repo) for part, values in rows.items()}
+        return {part: _texts(source, folder, files, part) for part in parts}
     except Unreadable as why:
         reason = shorten(str(why), 160, placeholder=" ...")
         raise AssetError(
-            f"data set {source.repo!r} is not laid out as expected in {folder} ({reason}); it "
-            f"holds {_held(folder)}; choose another revision or config, or fetch it again"
+            f"data set {source.repo!r} is not laid out as expected in {folder} ({reason}); choose "
+            "another revision or config, or download it again"
         ) from why
-    return texts if options.part is None else {options.part: texts[options.part]}
 
 
-def _filled(part: str, values: Iterable, repo: str) -> list[str]:
-    """Return the rows that hold a prompt; warn of the others."""
-    values = list(values)
-    texts = [value for value in values if isinstance(value, str) and value.strip()]
+def _texts(source: Source, folder: Path, files: Sequence[str], part: str) -> list[str]:
+    """Return the prompts of a part; warn of rows without one."""
+    rows = []
+    for pattern in files:
+        pattern = pattern.format(part=part)
+        paths = sorted(folder.glob(pattern))
+        if not paths:
+            raise Unreadable(f"there is no file {pattern}")
+        for path in paths:
+            rows += source.read(path)
+    texts = [row for row in rows if isinstance(row, str) and row.strip()]
     if not texts:
-        raise Unreadable(f"part {part!r} has {len(values)} rows, and no prompt in them")
-    if lost := len(values) - len(texts):
+        raise Unreadable(f"part {part!r} has {len(rows)} rows, and no prompt in them")
+    if lost := len(rows) - len(texts):
         log.warning(
             "%d of %d rows of part %r of %s have no prompt and are left out",
             lost,
-            len(values),
+            len(rows),
             part,
-            repo,
+            source.repo,
         )
     return texts
-
-
-def _held(folder: Path) -> str:
-    """Return the names of the files in a folder, for an error message."""
-    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return (
-        ", ".join(files[:12]) + (f" and {len(files) - 12} more" if len(files) > 12 else "")
-        if files
-        else "no files"
-    )
