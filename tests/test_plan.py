@@ -518,7 +518,6 @@ def test_a_set_of_unknown_size_has_memory_but_no_hours(tmp_path):
             None,
             56_026,
         ),  # a part alone is divided as any set
-        ({"name": "hh-rlhf", "version": "anthropic"}, "test", None, 8552),
         ("hex-phi", "train", None, 150),
         ("hex-phi", "test", None, 78),
         ("rtp", "all", None, 623),

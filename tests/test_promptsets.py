@@ -29,7 +29,6 @@ from igcore.runs.decode_params import DecodeParams
 from tests.rehearsal import data
 
 PKU, HEX, HH = "pku-saferlhf", "hex-phi", "hh-rlhf"
-ANTHROPIC = {"name": HH, "version": "anthropic"}
 MODELS = {"alpaca-7b": "Alpaca-7B", "alpaca2-7b": "Alpaca2-7B", "alpaca3-8b": "Alpaca3-8B"}
 
 
@@ -54,7 +53,7 @@ def failure(name, *arguments) -> str:
     with pytest.raises(AssetError) as caught:
         load_prompts(name, *arguments)
     message = str(caught.value)
-    assert "\n" not in message and "; choose another revision or config" in message
+    assert "\n" not in message and "; choose another revision" in message
     return message
 
 
@@ -62,9 +61,7 @@ def failure(name, *arguments) -> str:
 
 
 def test_pku_has_the_prompts_of_all_three_models_in_file_order(hub):
-    """Bug: a config that reads one file only, files in another order, or the train part for the
-    test part.
-    """
+    """Bug: one file only, files in another order, or the train part for the test part."""
     for part in ("train", "test"):
         files = {
             name: rows(hub / data.PKU / f"data/{model}/{part}.jsonl")
@@ -73,10 +70,6 @@ def test_pku_has_the_prompts_of_all_three_models_in_file_order(hub):
         everything = [row["prompt"] for file in files.values() for row in file]
         assert hub_texts(PKU, PromptOptions())[part] == everything
         assert len(everything) > len(set(everything)) >= 6
-        for name, file in files.items():
-            assert hub_texts(PKU, PromptOptions(config=name))[part] == [
-                row["prompt"] for row in file
-            ]
     assert texts(PKU) == set(data.TEST) and texts(PKU, part="train") == set(data.TRAIN)
 
 
@@ -129,78 +122,36 @@ def test_hex_phi_has_ten_categories(hub):
     )
 
 
-def test_both_versions_of_hh_are_the_same_dialogues(hub):
-    """Bug: an answer left in the prompt, a dialogue cut at its first answer, or an ending that
-    templates do not know.
-    """
+def test_hh_prompts_are_dialogues(hub):
+    """Bug: an answer left in the prompt, or an ending that templates do not know."""
     for split in ("train", "tune", "calibrate", "test"):
-        dahoas, anthropic = load_prompts(HH, split), load_prompts(ANTHROPIC, split)
-        assert dahoas == anthropic and len(dahoas) >= 1  # ids too
+        found = load_prompts(HH, split)
+        assert len(found) >= 1
         assert all(
-            p.text.startswith("\n\nHuman: ") and p.text.endswith("\n\nAssistant:") for p in dahoas
+            p.text.startswith("\n\nHuman: ") and p.text.endswith("\n\nAssistant:") for p in found
         )
     turns = [turns_of(text) for text in texts(HH)]
     assert {len(dialogue) for dialogue in turns} == {1, 3} and {
         dialogue[-1] for dialogue in turns
     } == set(data.TEST)
     table = pd.read_parquet(hub / data.HH_DAHOAS / data.HH_FILES["test"])
-    assert hub_texts(HH, PromptOptions())["test"] == list(table["prompt"]) and list(table) == [
-        "prompt",
-        "response",
-        "chosen",
-        "rejected",
-    ]
-
-
-def test_each_folder_of_anthropics_version_can_be_had_alone(hub):
-    """Bug: the red-team transcripts, which are no prompts, come along, or a config reads all
-    folders.
-    """
-    whole = hub_texts(HH, PromptOptions(version="anthropic"))["train"]
-    alone = []
-    for name in data.HH_FOLDERS:
-        found = hub_texts(HH, PromptOptions(version="anthropic", config=name))["train"]
-        chosen = [row["chosen"] for row in rows(hub / data.HH_ANTHROPIC / name / "train.jsonl.gz")]
-        assert found == [text[: text.rfind("\n\nAssistant:")] + "\n\nAssistant:" for text in chosen]
-        alone += found
-    assert whole == alone and "\n\nHuman: Hello\n\nAssistant:" not in whole
+    assert hub_texts(HH, PromptOptions())["test"] == list(table["prompt"])
+    assert list(table) == ["prompt", "response", "chosen", "rejected"]
 
 
 # --- options --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "version"), [(name, version) for name in SOURCES for version in SOURCES[name]]
-)
-def test_repository_and_revision_are_passed_on(hub, monkeypatch, name, version):
+@pytest.mark.parametrize("name", SOURCES)
+def test_repository_and_revision_are_passed_on(hub, monkeypatch, name):
     """Bug: a pinned revision that nobody asks the hub for."""
     asked = []
     original = promptsets.snapshot
     monkeypatch.setattr(
         promptsets, "snapshot", lambda *a, **k: asked.append((*a, k)) or original(*a, **k)
     )
-    given = {"version": version} if len(SOURCES[name]) > 1 else {}
-    load_prompts({"name": name, "revision": "1234abc", **given})
-    assert asked == [(SOURCES[name][version].repo, "1234abc", {"kind": "dataset"})]
-
-
-def test_a_pin_is_asked_for_where_no_revision_is_given(hub, monkeypatch):
-    """Bug: a set that its owners revise in silence, although its commit is known here."""
-    asked, original = [], promptsets.snapshot
-    monkeypatch.setattr(
-        promptsets,
-        "snapshot",
-        lambda repo, revision, kind: asked.append(revision) or original(repo, kind=kind),
-    )
-    for name in (PKU, HEX, HH, ANTHROPIC):
-        load_prompts(name)
-    assert asked == [
-        source.revision for versions in SOURCES.values() for source in versions.values()
-    ]
-    pins = [revision for revision in asked if revision]
-    assert SOURCES[HH]["anthropic"].revision in pins and all(
-        re.fullmatch("[0-9a-f]{40}", pin) for pin in pins
-    )
+    load_prompts({"name": name, "revision": "1234abc"})
+    assert asked == [(SOURCES[name].repo, "1234abc", {"kind": "dataset"})]
 
 
 def test_owners_parts_are_the_splits(hub):
@@ -241,12 +192,11 @@ def test_a_part_that_is_named_is_divided_as_any_set(hub, part):
 
 
 def test_ids_depend_on_set_and_text_alone(hub):
-    """Bug: the same prompt has another id, and so other random numbers, under another config or
+    """Bug: the same prompt has another id, and so other random numbers, under another part or
     revision.
     """
     by_text = {prompt.text: prompt for prompt in load_prompts(PKU)}
     for options in (
-        {"config": "alpaca3-8b"},
         {"part": "test"},
         {"revision": "x"},
         {"dedupe": False},
@@ -306,17 +256,11 @@ def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
         ({"part": "test"}, "has no name"),
         (
             {"name": PKU, "split": "test"},
-            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: config, dedupe, "
-            "part, revision",
-        ),
-        ({"name": PKU, "version": "v0"}, "unknown option of prompt set 'pku-saferlhf': 'version'"),
-        (
-            {"name": PKU, "config": "alpaca-8b"},
-            "unknown config of prompt set 'pku-saferlhf': 'alpaca-8b'; did you mean",
+            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: dedupe, part, revision",
         ),
         (
             {"name": PKU, "part": "tests"},
-            "unknown part of prompt set 'pku-saferlhf': 'tests'; did you mean 'test'",
+            "unknown part 'tests'; did you mean 'test'",
         ),
         (
             {"name": PKU, "revision": 12345},
@@ -329,18 +273,6 @@ def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
         (
             {"name": HEX, "part": "test"},
             "unknown option of prompt set 'hex-phi': 'part'; allowed: dedupe, revision",
-        ),
-        (
-            {"name": HH, "version": "antropic"},
-            "unknown version of prompt set 'hh-rlhf': 'antropic'; did you mean 'anthropic'",
-        ),
-        (
-            {"name": HH, "config": "harmless-base"},
-            "'config'; .*allowed: dedupe, part, revision, version",
-        ),
-        (
-            {**ANTHROPIC, "config": "red-team-attempts"},
-            "unknown config of prompt set 'hh-rlhf': 'red-team-attempts'",
         ),
         (
             {"name": "rtp", "part": "test"},
@@ -373,10 +305,10 @@ def test_options_are_checked_before_anything_is_read(given, sentence, monkeypatc
 def test_counts_are_logged_once(hub, caplog):
     """Bug: a set that its owners have revised gives other numbers, and nothing says so."""
     with caplog.at_level(logging.INFO, "igcore"):
-        load_prompts({"name": PKU, "config": "alpaca-7b"}, "tune", limit=3)
+        load_prompts(PKU, "tune", limit=3)
     assert [record.getMessage() for record in caplog.records] == [
-        "prompt set pku-saferlhf, config alpaca-7b: train 11 rows, 10 unique; test 7 rows, 6 "
-        "unique; split tune 1, chosen 1"
+        "prompt set pku-saferlhf: train 30 rows, 10 unique; test 18 rows, 6 unique; "
+        "split tune 1, chosen 1"
     ]
 
 
@@ -387,30 +319,17 @@ def test_rows_without_a_prompt_are_left_out_and_counted(hub, caplog):
     """Bug: one empty row of a set that its reader cannot mend stops everything, or is decoded as a
     prompt.
     """
-    path = hub / data.HH_ANTHROPIC / "helpful-base/test.jsonl.gz"
-    bad = [
-        {"chosen": "\n\nHuman: Is anybody there?", "rejected": ""},
-        {"chosen": None, "rejected": ""},
-        {"chosen": " ", "rejected": ""},
-    ]
-    lines = "".join(json.dumps(row) + "\n" for row in [*rows(path), *bad])
-    before = hub_texts(HH, PromptOptions(version="anthropic"))["test"]
-    path.write_bytes(gzip.compress(lines.encode()))
-    assert hub_texts(HH, PromptOptions(version="anthropic"))["test"] == before
+    path = hub / data.PKU / "data/Alpaca-7B/test.jsonl"
+    before = hub_texts(PKU, PromptOptions())["test"]
+    bad = [rows(path)[0] | {"prompt": prompt} for prompt in (" \n", None)]
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in bad)
+    assert hub_texts(PKU, PromptOptions())["test"] == before
     (warning,) = [record.getMessage() for record in caplog.records]
     assert (
-        warning
-        == f"3 of {len(before) + 3} rows of part 'test' of Anthropic/hh-rlhf have no prompt and "
-        f"are left out"
+        warning == f"2 of {len(before) + 2} rows of part 'test' of {data.PKU} have no prompt and "
+        "are left out"
     )
-    path = hub / data.PKU / "data/Alpaca-7B/test.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps(rows(path)[0] | {"prompt": prompt}) + "\n"
-            for prompt in ("Why?", " \n", None)
-        )
-    )
-    assert hub_texts(PKU, PromptOptions(config="alpaca-7b"))["test"] == ["Why?"]
 
 
 BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
@@ -422,28 +341,16 @@ BREAKS = {  # what is wrong -> set, what is broken, what the sentence says
         r"\(train.jsonl has the columns question, answer, but not 'prompt'\)",
     ),
     "a file without prompts": (
-        ANTHROPIC,
-        "Anthropic/hh-rlhf/*/test.jsonl.gz",
-        lambda path: path.write_bytes(gzip.compress(b'{"chosen": "Hello", "rejected": "Hi"}\n')),
-        r"\(part 'test' has 4 rows, and no prompt in them\)",
+        PKU,
+        "PKU-Alignment/PKU-SafeRLHF/data/*/test.jsonl",
+        lambda path: path.write_text('{"prompt": null}\n'),
+        r"\(part 'test' has 3 rows, and no prompt in them\)",
     ),
     "a missing file": (
         PKU,
         "PKU-Alignment/PKU-SafeRLHF/data/Alpaca2-7B/test.jsonl",
         Path.unlink,
         r"\(there is no file data/Alpaca2-7B/test.jsonl\)",
-    ),
-    "a missing folder": (
-        ANTHROPIC,
-        "Anthropic/hh-rlhf/helpful-online/*.gz",
-        Path.unlink,
-        r"\(there is no file helpful-online/train.jsonl.gz\)",
-    ),
-    "a damaged file": (
-        ANTHROPIC,
-        "Anthropic/hh-rlhf/helpful-base/test.jsonl.gz",
-        lambda path: path.write_bytes(path.read_bytes()[:-9]),
-        r"'Anthropic/hh-rlhf' is not laid out as expected in .*EOFError",
     ),
     "a file of the wrong kind": (
         HH,
@@ -511,7 +418,7 @@ def test_a_snapshot_of_links_in_a_folder_with_brackets(hub, tmp_path, monkeypatc
         link.symlink_to(blob)
     monkeypatch.setenv(MIRROR, str(linked))
     assert texts(PKU) == set(data.TEST)
-    assert load_prompts(HH) == load_prompts(ANTHROPIC) and len(load_prompts(HEX)) == 13
+    assert len(load_prompts(HH)) == len(data.TEST) and len(load_prompts(HEX)) == 13
 
 
 def test_prompts_need_no_torch():

@@ -21,7 +21,6 @@ from igcore import AssetError, ParameterError, ScorerError, load_scorer
 from igcore.models.classifier import Classifier, EncoderScorer
 from igcore.models.convert import quiet_transformers
 from igcore.models.lm_scorer import LMScorer
-from igcore.models.units import UNITS
 from igcore.scorers import COST, REWARD, check_sign, checked_score, keeps_cache
 
 CHAT = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor -%}
@@ -284,18 +283,7 @@ def test_an_encoder_is_padded_on_the_right(hub, tmp_path, family):
         ("logit", ["threatening"], lambda z: z[2]),
         ("logit", ["rude", "threatening"], lambda z: max(z[0], z[2])),
         ("sigmoid", ["rude", 2, 0], lambda z: 1 / (1 + np.exp(-max(z[0], z[2])))),
-        (
-            "any",
-            [0, 2],
-            lambda z: 1 - (1 - 1 / (1 + np.exp(-z[0]))) * (1 - 1 / (1 + np.exp(-z[2]))),
-        ),
-        ("any", [0, 1, 2, 3], lambda z: 1 - np.prod(1 / (1 + np.exp(z)))),
         ("softmax", [0, 2], lambda z: (np.exp(z[0]) + np.exp(z[2])) / np.exp(z).sum()),
-        (
-            "log-odds",
-            [0, 2],
-            lambda z: np.log((np.exp(z[0]) + np.exp(z[2])) / (np.exp(z[1]) + np.exp(z[3]))),
-        ),
     ],
 )
 def test_units_are_the_formulas_by_hand(hub, family, unit, labels, formula):
@@ -309,15 +297,9 @@ def test_units_are_the_formulas_by_hand(hub, family, unit, labels, formula):
         tokenizer = AutoTokenizer.from_pretrained(folder)
         options, z = {}, logits_of(folder, [chatted(tokenizer, *text) for text in TEXTS], "alone")
     scorer = load(folder, unit=unit, labels=labels, **options)
-    assert scorer.unit == {"logit": "logit", "log-odds": "log-odds"}.get(unit, "probability")
+    assert scorer.unit == ("logit" if unit == "logit" else "probability")
     found = scorer.score(*zip(*TEXTS, strict=True), [True] * len(TEXTS))
     assert found == pytest.approx([formula(row) for row in z], **EXACT)
-
-
-def test_a_small_probability_is_not_rounded_away():
-    """Guards `any` where 1 - (1 - p) would be 0."""
-    unit = UNITS["any"].of(torch.tensor([[-60.0, -61.0]]).double(), [0, 1])
-    assert unit.item() == pytest.approx(np.exp(-60) + np.exp(-61), rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize(
@@ -367,8 +349,7 @@ def test_names_of_a_configuration_with_too_few(tmp_path):
         ),
         (
             {"unit": "sigmoids"},
-            "unknown unit 'sigmoids'; did you mean 'sigmoid'. allowed: any, log-odds, logit, "
-            "sigmoid, softmax",
+            "unknown unit 'sigmoids'; did you mean 'sigmoid'. allowed: logit, sigmoid, softmax",
         ),
         (
             {"reads": "pairs"},
@@ -410,10 +391,6 @@ def test_names_of_a_configuration_with_too_few(tmp_path):
         (
             {"unit": "softmax", "labels": [0, 1, 2, 3]},
             "unit 'softmax' compares the classes that count with the others, but all 4",
-        ),
-        (
-            {"unit": "log-odds", "labels": [3, 2, 1, 0]},
-            "choose logit or sigmoid, or fewer labels",
         ),
     ],
 )

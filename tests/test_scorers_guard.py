@@ -182,24 +182,6 @@ def test_a_template_of_ones_own(hub, tmp_path, bos):
     )
 
 
-@pytest.mark.parametrize(
-    ("text_format", "text"),
-    [
-        ("raw", "Who?I."),
-        ("vicuna", "USER: Who? ASSISTANT: I."),
-        ("human-assistant", "\n\nHuman: Who?\n\nAssistant: I."),
-    ],
-)
-def test_text_formats_are_those_of_the_templates(hub, text_format, text):
-    folder = hub("llama")
-    scorer = load(folder, text_format=text_format, prefix=" Is it?")
-    assert (
-        AutoTokenizer.from_pretrained(folder)
-        .decode(scorer.backbone.ids("Who?", "I.", True))
-        .endswith(text + " Is it?")
-    )
-
-
 def test_a_response_cannot_speak_for_the_guard(hub):
     """Guards against an answer that ends its own turn and gives the verdict: its marks are no
     special tokens.
@@ -240,15 +222,10 @@ def test_a_response_cannot_speak_for_the_guard(hub):
             "label 'Unsafe' changes the tokens before it, .* 'y: '; move a space from",
         ),
         (
-            {"template": "{prompt}: {response}", "text_format": "raw"},
-            "both text_format, 'raw', and template are given; give one of them",
-        ),
-        (
             {"template": "Is {response} good?"},
             "template has no {prompt}; write it where that text belongs",
         ),
         ({"template": "Is {prompt} good?"}, "template has no {response}; write it"),
-        ({"text_format": "chats"}, "unknown text_format 'chats'; did you mean 'chat'"),
         ({"prefix": None}, "parameter prefix is None, which is nothing; it must be text"),
         ({"dtype": "float31"}, "unknown dtype 'float31'; did you mean 'float32'"),
     ],
@@ -274,16 +251,6 @@ def test_a_guard_without_a_chat_template(tmp_path):
     tokenizer.chat_template = None
     with pytest.raises(ParameterError, match="has no chat template; choose another of raw, chat"):
         load(save(tmp_path, "llama", tokenizer))
-
-
-def test_a_chat_template_that_is_cut_short_is_refused(tmp_path):
-    """Bug: forty lines of jinja2 where the file of the template should be fetched again."""
-    (save(tmp_path) / "chat_template.jinja").write_text("{% for")
-    with pytest.raises(
-        AssetError, match="the chat template of .* cannot write 2 turn.s. .TemplateSyntaxError"
-    ) as caught:
-        load(tmp_path)
-    assert_one_sentence(str(caught.value))
 
 
 def test_logits_that_are_made_otherwise_are_refused(tmp_path):
@@ -375,14 +342,13 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
             {"unsafe": [" Unsafe"]},
             {"safe": [" Safe"]},
             {"unsafe": ["safe"], "safe": ["unsafe"]},
-            {"text_format": "raw"},
             {"template": "{prompt}{response}"},
             {"prefix": ":"},
             {"dtype": "bfloat16"},
         )
     ]
     save(tmp_path)
-    assert load(tmp_path, device="auto", revision="main", text_format="chat").digest == known[0]
+    assert load(tmp_path, device="auto", revision="main").digest == known[0]
     (tmp_path / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.content }}{% endfor %}"
     )
@@ -402,10 +368,10 @@ def test_the_digest_covers_every_file_and_says_which_changed(tmp_path, name, con
     """Bug: a tokenizer or template exchanged beside the weights, and scores of another guard under
     the same hash.
     """
-    before = load(save(tmp_path), text_format="raw")
+    before = load(save(tmp_path), **PLAIN)
     path = tmp_path / name
     path.write_text("{# new #}" + path.read_text() if content is None else content)
-    after = load(tmp_path, text_format="raw")
+    after = load(tmp_path, **PLAIN)
     assert [file for file in after.files if before.files.get(file) != after.files[file]] == [name]
     assert after.digest != before.digest and before.files.keys() == after.files.keys() > {
         "model.safetensors",
@@ -441,9 +407,7 @@ def test_a_first_look_refuses_a_guard_that_finds_all_alike(tmp_path):
     side of 0.
     """
     folder = biased(save(tmp_path, "phi", max_position_embeddings=512), 9.0)
-    with pytest.raises(
-        ScorerError, match="cost .guard:.*; self_check: false loads it"
-    ):
+    with pytest.raises(ScorerError, match="cost .guard:.*; self_check: false loads it"):
         load(folder, self_check=True)
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from igcore import AssetError
 from igcore.models.pretrained import load_tokenizer
 from igcore.models.templates import TEMPLATES, turns_of
 from igcore.policy import neutral, special_strings
@@ -155,39 +154,6 @@ def test_any_tokenizer_brings_its_own_chat_template(tmp_path):
         TEMPLATES["chat"].opening(tokenizer, "Hi")
         == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        ("{% for", "TemplateSyntaxError: "),
-        (
-            "{{ raise_exception('Roles must alternate.\\nAll of them.') }}",
-            "TemplateError: Roles must alternate.)",
-        ),
-        ("{{ messages[9].content }}", "UndefinedError: "),
-        ("{{ 1 + messages[0].content }}", "TypeError: "),
-    ],
-)
-def test_a_chat_template_that_fails_is_named(tmp_path, template, reason):
-    """Bug: forty lines of jinja2 for a file of which half is there, or that refuses how a dialogue
-    is written.
-    """
-    chat_folder(tmp_path, template)
-    tokenizer = load_tokenizer(tmp_path)
-    for write in (
-        lambda: TEMPLATES["chat"].opening(tokenizer, "Hi"),
-        lambda: TEMPLATES["chat"].whole(tokenizer, "Hi", "Yes."),
-    ):
-        with pytest.raises(AssetError) as caught:
-            write()
-        message = str(caught.value)
-        assert (
-            f"the chat template of {tmp_path} cannot write" in message
-            and f"({reason}" in message
-            and "\n" not in message
-        )
-        assert message.endswith("; choose another format than chat, or fetch the model again")
 
 
 def test_a_prompt_cannot_write_the_tokens_of_a_template(tmp_path):

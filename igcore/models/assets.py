@@ -139,18 +139,6 @@ def _problems(name: str, hashes: Mapping[str, str]) -> list[str]:
     return problems
 
 
-def fetch_all() -> None:
-    """Fetch every asset, printing one line for each: name, licence, size in MB, seconds taken."""
-    for name, asset in ASSETS.items():
-        start = time.perf_counter()
-        folder = sound(name)
-        megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-        print(
-            f"{name:20}{asset.licence:17}{megabytes:7.1f} MB{time.perf_counter() - start:7.1f} s",
-            flush=True,
-        )
-
-
 def _asset(name: str) -> Asset:
     """Return the asset of a name, or raise ``ParameterError``."""
     if name not in ASSETS:
@@ -229,36 +217,29 @@ def _alone(name: str) -> Iterator[None]:
         yield
 
 
-def _check() -> int:
-    """Verify every asset, one line each; return the exit status."""
-    status = 0
-    for name in ASSETS:
-        problems = verify(name)
-        print(f"{name:20}{'DAMAGED OR MISSING' if problems else 'ok'}")
-        for problem in problems:
-            print(f"error: {problem}", file=sys.stderr)
-            status = 1
-    return status
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Fetch or check all assets from the command line; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog=COMMAND, description="Fetch the pinned models and prompts."
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="compare every cached file with its recorded and its pinned sha256",
-    )
-    try:
-        if parser.parse_args(arguments).check:
-            return _check()
-        fetch_all()
-    except IgcoreError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    parser = argparse.ArgumentParser(prog=COMMAND, description="Fetch the pinned models, prompts.")
+    help_text = "only compare every cached file with its recorded and its pinned sha256"
+    parser.add_argument("--check", action="store_true", help=help_text)
+    check = parser.parse_args(arguments).check
+    problems = 0
+    for name, asset in ASSETS.items():
+        start = time.perf_counter()
+        try:
+            found = verify(name) if check else []
+            folder = _folder(name) if found else sound(name)
+        except IgcoreError as error:
+            found = [str(error)]
+        if found:
+            print(f"{name:20}DAMAGED OR MISSING", flush=True)
+            print(*(f"error: {problem}" for problem in found), sep="\n", file=sys.stderr)
+            problems += len(found)
+            continue
+        megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+        seconds = time.perf_counter() - start
+        print(f"{name:20}{asset.licence:17}{megabytes:7.1f} MB{seconds:7.1f} s", flush=True)
+    return min(problems, 1)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,28 @@ from .lm_scorer import Backbone, LMScorer, check_length, context_of
 from .pretrained import contents_of, one_sentence, tensors_of
 from .source import Checkpoint, digest
 from .templates import TEMPLATES, TextFormat, check_chat
-from .units import UNITS
 
 ROLES = {COST: "cost", REWARD: "reward"}
 HEAD = "score.weight"  # of transformers' decoders: a linear head on the last token
 BATCH = 32
+
+
+def _logit(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
+    """Return the highest logit of the classes that count: logits (R, C) -> (R,)."""
+    return logits[:, counted].amax(1)
+
+
+def _sigmoid(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
+    """Return the probability of the likeliest class that counts."""
+    return _logit(logits, counted).sigmoid()
+
+
+def _softmax(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
+    """Return the total probability of the counted classes, where classes exclude each other."""
+    return logits.softmax(1)[:, counted].sum(1)
+
+
+UNITS = {"logit": _logit, "sigmoid": _sigmoid, "softmax": _softmax}
 
 
 @settings(kw_only=True)
@@ -48,11 +65,10 @@ class Classifier(Checkpoint):
         The classes that count, by their names in the configuration or by their indices from 0.
         Needed unless there is only one.
     unit : str
-        The number read from the logits z, a key of `igcore.models.units.UNITS`. Of classes that
-        hold independently of each other: ``logit``, the highest z of those that count; ``sigmoid``,
-        its probability; ``any``, the probability 1 - prod(1 - sigmoid(z)) that any of them holds.
-        Of classes that exclude each other: ``softmax``, the probability of those that count
-        together; ``log-odds``, its logit.
+        The number read from the logits z, a key of `UNITS`. Of classes that
+        hold independently of each other: ``logit``, the highest z of those that count, or
+        ``sigmoid``, its probability. Of classes that exclude each other: ``softmax``, the
+        probability of those that count together.
     text_format : str, optional
         How a pair is written, a key of `igcore.models.templates.TEMPLATES`; ``chat`` by default.
     reads : str
@@ -93,14 +109,14 @@ class Classifier(Checkpoint):
         check_chat(self.tokenizer, text_format, self.repo)
         keys, classes = _classes(self.folder)
         counted = self._counted(classes)
-        number = partial(UNITS[self.unit].of, counted=counted)
+        number = partial(UNITS[self.unit], counted=counted)
         texts = partial(_texts, self.reads, partial(template.whole, self.tokenizer))
         files = contents_of(self.folder)
         options = {"unit": self.unit, "text_format": text_format, "reads": self.reads}
         identity = {
             "name": f"classifier:{Path(self.repo).name}-{ROLES[self.sign]}",
             "sign": self.sign,
-            "unit": UNITS[self.unit].name,
+            "unit": "logit" if self.unit == "logit" else "probability",
             "digest": digest(files, texts, counted=counted, dtype=self.dtype, **options),
             "files": files,
         }
@@ -134,7 +150,7 @@ class Classifier(Checkpoint):
                     f"label {label!r} is no class of {self.repo}; give names or indices of {known}"
                 )
         counted = sorted({index[label] for label in labels})
-        if UNITS[self.unit].compares and len(counted) == len(classes):
+        if self.unit == "softmax" and len(counted) == len(classes):
             raise ParameterError(
                 f"unit {self.unit!r} compares the classes that count with the others, but all "
                 f"{len(classes)} of {self.repo} count; choose logit or sigmoid, or fewer labels"

@@ -53,18 +53,11 @@ def convert_policy(source: Path, target: Path) -> None:
         del model.config._model_name_or_path  # the GGUF's own title, which is no path
         model.save_pretrained(target)
         tokenizer.save_pretrained(target)
-    for name in ("config.json", "generation_config.json"):
-        forget_version(target / name)
-
-
-def forget_version(path: Path) -> None:
-    """Remove the version of transformers from a settings file.
-
-    Equal settings are then equal bytes on all machines.
-    """
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    del settings["transformers_version"]
-    path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    # without the version of transformers, equal settings are equal bytes on all machines
+    for path in (target / "config.json", target / "generation_config.json"):
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        del settings["transformers_version"]
+        path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def save_offensive_language_weights(vectorizer, classifier, path: Path) -> None:
@@ -104,39 +97,38 @@ def convert_offensive_language(source: Path, target: Path) -> None:
     save_offensive_language_weights(*parts, target / "weights.npz")
 
 
-class _Attributes(dict):
-    """Stand-in for a pickled object: its attributes become items, and its class is not needed."""
+class _Plain(dict):
+    """Stand-in for a pickled mapping or object, whose attributes become items.
+
+    The class itself is not needed, nor what it is called with, such as the function that makes the
+    missing values of a ``defaultdict``.
+    """
 
     __setstate__ = dict.update
 
-
-def _empty_dict(factory: object) -> dict:
-    """Stand for ``defaultdict``, without the function that would make missing values."""
-    return {}
+    def __init__(self, *_: object) -> None:
+        super().__init__()
 
 
-_PLAIN = {  # what a pickle may name -> what is called instead
-    ("keras.src.legacy.preprocessing.text", "Tokenizer"): _Attributes,
-    ("collections", "OrderedDict"): dict,
-    ("collections", "defaultdict"): _empty_dict,
+# what a pickle may name -> what is called instead
+_PLAIN = {
+    ("keras.src.legacy.preprocessing.text", "Tokenizer"): _Plain,
+    ("collections", "OrderedDict"): _Plain,
+    ("collections", "defaultdict"): _Plain,
     ("builtins", "int"): int,
 }
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """An unpickler that makes plain values only.
-
-    It imports nothing, and refuses every name that is not in `_PLAIN`.
-    """
+    """An unpickler that imports nothing, and refuses every name that is not in `_PLAIN`."""
 
     def find_class(self, module: str, name: str):
         """Return the stand-in of an allowed name, or raise ``AssetError``."""
-        if (module, name) not in _PLAIN:
-            raise AssetError(
-                f"the pickle names {module}.{name}, so it was not loaded; only plain values are "
-                "read, so check where the file comes from"
-            )
-        return _PLAIN[module, name]
+        if (module, name) in _PLAIN:
+            return _PLAIN[module, name]
+        raise AssetError(
+            f"the pickle names {module}.{name}, so it was not loaded; check where it comes from"
+        )
 
 
 def read_plain_pickle(path: Path) -> dict:
@@ -201,18 +193,15 @@ def save_bilstm_weights(weights: Path, path: Path) -> None:
             kernel, recurrent, bias = (
                 layers[f"bidirectional/{layer}/cell/vars/{i}"][:] for i in range(3)
             )
-            values = {
-                "weight_ih": kernel.T,
-                "weight_hh": recurrent.T,
-                "bias_ih": bias,
-                "bias_hh": np.zeros_like(bias),
-            }
-            tensors |= {f"lstm.{name}_l0{suffix}": value for name, value in values.items()}
-        for name, layer in {"dense": "dense", "out": "dense_1"}.items():
             tensors |= {
-                f"{name}.weight": layers[f"{layer}/vars/0"][:].T,
-                f"{name}.bias": layers[f"{layer}/vars/1"][:],
+                f"lstm.weight_ih_l0{suffix}": kernel.T,
+                f"lstm.weight_hh_l0{suffix}": recurrent.T,
+                f"lstm.bias_ih_l0{suffix}": bias,
+                f"lstm.bias_hh_l0{suffix}": np.zeros_like(bias),
             }
+        for name, layer in {"dense": "dense", "out": "dense_1"}.items():
+            tensors[f"{name}.weight"] = layers[f"{layer}/vars/0"][:].T
+            tensors[f"{name}.bias"] = layers[f"{layer}/vars/1"][:]
     save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, path)
 
 

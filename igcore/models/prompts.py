@@ -140,17 +140,9 @@ def load_prompts(
     taken = set(hard)
     others = [prompt for prompt in prompts if prompt not in taken]
     chosen = sorted((hard + others)[:limit], key=attrgetter("id"))
-    counts = "; ".join(
-        f"{part} {len(texts)} rows, {len(set(texts))} unique" for part, texts in parts.items()
-    )
-    log.info(
-        "prompt set %s: %s; split %s %d, chosen %d",
-        _label(name),
-        counts,
-        split,
-        len(prompts),
-        len(chosen),
-    )
+    counts = [f"{part} {len(rows)} rows, {len(set(rows))} unique" for part, rows in parts.items()]
+    message = "prompt set %s: %s; split %s %d, chosen %d"
+    log.info(message, name, "; ".join(counts), split, len(prompts), len(chosen))
     return chosen
 
 
@@ -199,15 +191,6 @@ def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
         for text in parts["train"]
     }
     return [text for text in parts["train"] if text not in held_out and side[text] == split]
-
-
-def _label(name: str | Path | Mapping) -> str:
-    """Return a prompt set and its options as text."""
-    if not isinstance(name, Mapping):
-        return str(name)
-    return ", ".join(
-        str(value) if option == "name" else f"{option} {value}" for option, value in name.items()
-    )
 
 
 def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:

@@ -11,31 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
+from typing import Annotated
 
-from ..errors import AssetError, unknown_name
-from ..settings import settings
+from ..errors import AssetError
+from ..settings import one_of, settings
 from .hub import snapshot
 from .registry import named
 from .rows import Unreadable, column_of, read_text
-
-HH_FOLDERS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
-HH_ANSWER = "\n\nAssistant:"  # after the last one stands the answer
-PKU_FOLDERS = ("Alpaca-7B", "Alpaca2-7B", "Alpaca3-8B")
-HEX_PHI_FILES = [f"category_{i}.csv" for i in range(1, 12) if i != 2]  # the second was withdrawn
 
 log = logging.getLogger("igcore")
 
 
 # --- how the files are read -----------------------------------------------------------------------
-
-
-def _dialogues(path: Path) -> list[str | None]:
-    """Return each dialogue up to where its last answer begins; None where there is no answer."""
-    prompts = []
-    for chosen in column_of(path, "chosen"):
-        before, seam, _ = str(chosen).rpartition(HH_ANSWER)
-        prompts.append(before + seam or None)
-    return prompts
 
 
 def _lines(path: Path) -> list[str]:
@@ -58,48 +45,26 @@ class Source:
     ----------
     repo : str
         ``owner/name``.
-    configs : mapping of str to sequence of str
-        Selections of its files, as patterns in which ``{part}`` stands for a part; the first is the
-        default.
+    files : sequence of str
+        Patterns, in which ``{part}`` stands for a part.
     read : callable
         A file -> what is in the place of a prompt, row by row.
     parts : tuple of str
         How its owners divided it, or ``("all",)``.
-    revision : str, optional
-        The commit that is taken unless another is given; without one its newest state.
     """
 
     repo: str
-    configs: Mapping[str, Sequence[str]]
+    files: Sequence[str]
     read: Callable[[Path], list] = column_of
     parts: tuple[str, ...] = ("train", "test")
-    revision: str | None = None
 
 
-def _folders(folders: Sequence[str], pattern: str) -> dict[str, list[str]]:
-    """Return the files of every folder as a config of its name, all together as ``default``."""
-    files = {folder.lower(): [pattern.format(folder)] for folder in folders}
-    return {"default": [pattern.format(folder) for folder in folders]} | files
-
-
-PKU = _folders(PKU_FOLDERS, "data/{}/{{part}}.jsonl")
-ANTHROPIC = _folders(HH_FOLDERS, "{}/{{part}}.jsonl.gz")
-SOURCES: dict[str, dict[str, Source]] = {  # set -> version -> where it is
-    "pku-saferlhf": {"pku-alignment": Source("PKU-Alignment/PKU-SafeRLHF", PKU)},
-    "hex-phi": {
-        "llm-tuning-safety": Source(
-            "LLM-Tuning-Safety/HEx-PHI", {"default": HEX_PHI_FILES}, _lines, parts=("all",)
-        )
-    },
-    "hh-rlhf": {
-        "dahoas": Source("Dahoas/full-hh-rlhf", {"default": ["data/{part}-*.parquet"]}),
-        "anthropic": Source(
-            "Anthropic/hh-rlhf",
-            ANTHROPIC,
-            _dialogues,
-            revision="09be8c5bbc57cb3887f3a9732ad6aa7ec602a1fa",
-        ),
-    },
+PKU_FILES = [f"data/{model}/{{part}}.jsonl" for model in ("Alpaca-7B", "Alpaca2-7B", "Alpaca3-8B")]
+HEX_PHI_FILES = [f"category_{i}.csv" for i in range(1, 12) if i != 2]  # the second was withdrawn
+SOURCES = {
+    "pku-saferlhf": Source("PKU-Alignment/PKU-SafeRLHF", PKU_FILES),
+    "hex-phi": Source("LLM-Tuning-Safety/HEx-PHI", HEX_PHI_FILES, _lines, parts=("all",)),
+    "hh-rlhf": Source("Dahoas/full-hh-rlhf", ["data/{part}-*.parquet"]),
 }
 
 
@@ -116,19 +81,13 @@ class PromptOptions:
         Whether a prompt that stands in several rows counts once.
     revision : str, optional
         See `igcore.models.hub.snapshot`.
-    config : str, optional
-        Which of its files, one of the `Source.configs`.
     part : str, optional
         One of the `Source.parts`.
-    version : str, optional
-        Which data set, where several go by one name; by default the first in `SOURCES`.
     """
 
     dedupe: bool = True
     revision: str | None = None
-    config: str | None = None
-    part: str | None = None
-    version: str | None = None
+    part: Annotated[str, one_of(("train", "test"))] | None = None
 
 
 def options_of(name: str, given: Mapping) -> PromptOptions:
@@ -139,29 +98,12 @@ def options_of(name: str, given: Mapping) -> PromptOptions:
     ParameterError
         For an option or a value that the set does not have.
     """
-    choices: dict[str, Sequence[str]] = {}
+    allowed = ["dedupe"]
     if name in SOURCES:
-        source = _source(name, given.get("version"))
-        choices = {
-            "config": tuple(source.configs),
-            "part": source.parts,
-            "version": tuple(SOURCES[name]),
-        }
-    choices = {option: values for option, values in choices.items() if len(values) > 1}
-    hub = ["revision"] if name in SOURCES else []
-    _, values = named(given, "prompt set", ["dedupe", *hub, *choices])
-    options = PromptOptions(**values)
-    for option, allowed in choices.items():
-        value = getattr(options, option)
-        if value is not None and value not in allowed:
-            raise unknown_name(f"{option} of prompt set {name!r}:", value, allowed)
-    return options
-
-
-def _source(name: str, version: object) -> Source:
-    """Return the source of a set in a version, by default its first."""
-    versions = SOURCES[name]
-    return versions.get(str(version), next(iter(versions.values())))
+        divided = len(SOURCES[name].parts) > 1
+        allowed += ["revision", "part"] if divided else ["revision"]
+    _, values = named(given, "prompt set", allowed)
+    return PromptOptions(**values)
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -183,24 +125,23 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
         When the set cannot be fetched, see `igcore.models.hub.snapshot`, or its files are not those
         of `SOURCES`.
     """
-    source = _source(name, options.version)
-    folder = snapshot(source.repo, options.revision or source.revision, kind="dataset")
-    files = source.configs[options.config or "default"]
+    source = SOURCES[name]
+    folder = snapshot(source.repo, options.revision, kind="dataset")
     parts = source.parts if options.part is None else (options.part,)
     try:
-        return {part: _texts(source, folder, files, part) for part in parts}
+        return {part: _texts(source, folder, part) for part in parts}
     except Unreadable as why:
         reason = shorten(str(why), 160, placeholder=" ...")
         raise AssetError(
             f"data set {source.repo!r} is not laid out as expected in {folder} ({reason}); choose "
-            "another revision or config, or download it again"
+            "another revision, or download it again"
         ) from why
 
 
-def _texts(source: Source, folder: Path, files: Sequence[str], part: str) -> list[str]:
+def _texts(source: Source, folder: Path, part: str) -> list[str]:
     """Return the prompts of a part; warn of rows without one."""
     rows = []
-    for pattern in files:
+    for pattern in source.files:
         pattern = pattern.format(part=part)
         paths = sorted(folder.glob(pattern))
         if not paths:
@@ -211,11 +152,6 @@ def _texts(source: Source, folder: Path, files: Sequence[str], part: str) -> lis
     if not texts:
         raise Unreadable(f"part {part!r} has {len(rows)} rows, and no prompt in them")
     if lost := len(rows) - len(texts):
-        log.warning(
-            "%d of %d rows of part %r of %s have no prompt and are left out",
-            lost,
-            len(rows),
-            part,
-            source.repo,
-        )
+        message = "%d of %d rows of part %r of %s have no prompt and are left out"
+        log.warning(message, lost, len(rows), part, source.repo)
     return texts

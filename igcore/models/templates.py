@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated
 
-from ..errors import AssetError, ParameterError
+from ..errors import ParameterError
 from ..policy import RAW, Template
 from ..settings import one_of
 
@@ -64,24 +64,11 @@ def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
     ----------
     opened : bool
         Whether the text ends where the assistant begins another turn.
-
-    Raises
-    ------
-    AssetError
-        When the template is damaged, or refuses the turns.
     """
-    messages = [
-        {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)
-    ]
-    try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False)
-    except Exception as error:  # a template is a program, which may fail with anything
-        reason = next(iter(str(error).strip().splitlines()), "")[:200]
-        raise AssetError(
-            f"the chat template of {tokenizer.name_or_path} cannot write {len(turns)} turn(s) "
-            f"({type(error).__name__}: {reason}); choose another format than chat, or fetch the "
-            "model again"
-        ) from error
+    roles = ["user", "assistant"] * len(turns)
+    said = zip(roles, turns, strict=False)
+    messages = [{"role": role, "content": text} for role, text in said]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False)
 
 
 def _chat(tokenizer, prompt: str) -> str:

@@ -6,7 +6,6 @@ models.
 """
 
 import csv
-import gzip
 import io
 import json
 from collections.abc import Iterable
@@ -61,8 +60,6 @@ HEX_PHI_LINES = {
 }
 
 HH_DAHOAS = "Dahoas/full-hh-rlhf"
-HH_ANTHROPIC = "Anthropic/hh-rlhf"
-HH_FOLDERS = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
 HH_FILES = {
     "train": "data/train-00000-of-00001-8349d0765e6718df.parquet",
     "test": "data/test-00000-of-00001-ec71e9262143a91c.parquet",
@@ -70,7 +67,7 @@ HH_FILES = {
 
 
 def build_data(folder: Path) -> None:
-    """Write the four data sets as ``<folder>/<owner>/<name>``, a folder that ``IGCORE_HUB`` may
+    """Write the three data sets as ``<folder>/<owner>/<name>``, a folder that ``IGCORE_HUB`` may
     name.
 
     Prompts come in several rows, as they do on the hub: there is a row for every pair of answers.
@@ -78,7 +75,6 @@ def build_data(folder: Path) -> None:
     _pku(folder / PKU)
     _hex_phi(folder / HEX_PHI)
     _hh_dahoas(folder / HH_DAHOAS)
-    _hh_anthropic(folder / HH_ANTHROPIC)
 
 
 def _write(path: Path, content: bytes | str) -> None:
@@ -217,26 +213,3 @@ def _hh_dahoas(folder: Path) -> None:
         "config_name": None,
     }
     _write(folder / "dataset_infos.json", json.dumps({"Dahoas--full-hh-rlhf": old}))
-
-
-def _hh_anthropic(folder: Path) -> None:
-    _write(folder / "README.md", "---\nlicense: mit\ntags:\n- human-feedback\n---\n")
-    for part, prompts in (("train", TRAIN), ("test", TEST)):
-        rows = [
-            {"chosen": prompt + chosen, "rejected": prompt + rejected}
-            for prompt, chosen, rejected in _dialogues(prompts)
-        ]
-        for number, name in enumerate(HH_FOLDERS):
-            _write(
-                folder / name / f"{part}.jsonl.gz",
-                gzip.compress(_lines(rows[number::4]).encode(), mtime=0),
-            )
-    attempt = {
-        "min_harmlessness_score_transcript": 1.0,
-        "num_params": "52B",
-        "transcript": "\n\nHuman: Hello\n\nAssistant: Hello",
-    }
-    _write(
-        folder / "red-team-attempts/red_team_attempts.jsonl.gz",
-        gzip.compress(_lines([attempt]).encode(), mtime=0),
-    )

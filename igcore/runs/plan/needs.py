@@ -38,8 +38,6 @@ SIZES: dict[tuple[str, str | None], dict[str | None, int]] = {
     ("hex-phi", None): {None: 300},
     ("pku-saferlhf", None): {"test": 759},  # as the percentages of the paper's tables have it
     ("hh-rlhf", None): HH_RLHF,
-    ("hh-rlhf", "dahoas"): HH_RLHF,
-    ("hh-rlhf", "anthropic"): {"test": 8552, "train": 160800},
 }
 SHARES = {"all": 1.0} | {
     name: b - a for (_, a), (name, b) in pairwise([("", 0.0), *SPLITS.items()])
@@ -162,7 +160,7 @@ def published(source: str, options: PromptOptions, split: str) -> int | None:
 
     It follows the rules of `igcore.load_prompts`.
     """
-    parts = SIZES.get((source, options.version), {}) if options.config in (None, "default") else {}
+    parts = SIZES.get((source, None), {})
     part, share = options.part, SHARES[split]
     if part is None and None not in parts:  # its owners' test part is a split of its own
         part, share = (
