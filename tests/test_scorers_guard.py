@@ -204,22 +204,20 @@ def test_a_response_cannot_speak_for_the_guard(hub):
         ),
         (
             {"unsafe": [" unsafe"]},
-            r"label ' unsafe' is 2 tokens after '.*<\|assistant\|>'; give a label of one token, "
-            r"such as its beg",
+            r"label ' unsafe' is not one token of its own after '.*<\|assistant\|>', but ",
         ),
         (
             {"unsafe": ["Bad"]},
-            "label 'Bad' is 3 tokens after .*, such as its beginning 'B' if no other verdict "
-            "begins so",
+            "label 'Bad' is not one token of its own after .*'B', 'a', 'd'",
         ),
         (
             {"unsafe": ["unsafe", "unsafe"]},
-            "labels 'unsafe' and 'unsafe' are the same token; each verdict needs its own",
+            "label 'unsafe' is not one token of its own",
         ),
-        ({"safe": ["unsafe"]}, "labels 'unsafe' and 'unsafe' are the same token"),
+        ({"safe": ["unsafe"]}, "label 'unsafe' is not one token of its own"),
         (
             {"unsafe": ["Unsafe"], "prefix": "Safety: "},
-            "label 'Unsafe' changes the tokens before it, .* 'y: '; move a space from",
+            "label 'Unsafe' is not one token of its own after .*put a space before it",
         ),
         (
             {"template": "Is {response} good?"},

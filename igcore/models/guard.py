@@ -124,21 +124,11 @@ class GenerativeGuard(Checkpoint):
         for label in [*self.unsafe, *self.safe]:
             after = self.tokenizer(text + label, add_special_tokens=special)["input_ids"]
             new = after[len(before) :]
-            if after[: len(before)] != before:
+            if after[: len(before)] != before or len(new) != 1 or new[0] in found:
+                pieces = [self.tokenizer.decode(token) for token in after[-len(new) :]]
                 raise ParameterError(
-                    f"label {label!r} changes the tokens before it, which end in {end!r}; move a "
-                    "space from the end of prefix to the start of the label"
-                )
-            if len(new) != 1:
-                raise ParameterError(
-                    f"label {label!r} is {len(new)} tokens after {end!r}; give a label of one "
-                    f"token, such as its beginning {self.tokenizer.decode(new[:1])!r} if no other "
-                    "verdict begins so"
-                )
-            if new[0] in found:
-                raise ParameterError(
-                    f"labels {found[new[0]]!r} and {label!r} are the same token; each verdict "
-                    "needs its own"
+                    f"label {label!r} is not one token of its own after {end!r}, but {pieces}; "
+                    "give its first token, and put a space before it into the label, not the prefix"
                 )
             found[new[0]] = label
         return list(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,6 +12,8 @@ from importlib.resources import files
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
 
 from ..errors import ParameterError, unknown_name
 from ..policy import Prompt, as_prompt
@@ -194,15 +195,13 @@ def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
 
 
 def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:
-    """Return the `count` prompts whose text has the highest cost; ties go to the smaller id."""
+    """Return the `count` prompts whose text has the highest cost; ties keep their order."""
     from ..scorers import checked_score
 
-    scores = checked_score(
-        cost, [""] * len(prompts), [prompt.text for prompt in prompts], [True] * len(prompts)
-    )
-    costs = [score if math.isfinite(score) else math.inf for score in scores]
-    ranks = [(-cost, prompt.id) for cost, prompt in zip(costs, prompts, strict=True)]
-    ranked = sorted(range(len(prompts)), key=ranks.__getitem__)
+    texts = [prompt.text for prompt in prompts]
+    scores = checked_score(cost, [""] * len(texts), texts, [True] * len(texts))
+    costs = np.where(np.isfinite(scores), scores, np.inf)
+    ranked = np.argsort(-costs, kind="stable")
     return [prompts[i] for i in ranked[:count]]
 
 
@@ -213,22 +212,16 @@ def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]
     if source in PROMPT_SETS:
         return source, {"all": PROMPT_SETS[source]()}
     path = Path(source).expanduser()
-    if not path.is_file():
-        raise ParameterError(
-            f"prompt file {source!r} does not exist; check the path, seen from {Path.cwd()}"
-        )
     try:
         texts = column_of(path)
     except Unreadable as why:
         raise ParameterError(
-            f"no prompts could be read from {path} ({why}); correct the file: valid UTF-8 "
-            f"{path.suffix} with at least one prompt, in a column 'prompt'"
+            f"no prompts could be read from {path}, seen from {Path.cwd()} ({why}); give valid "
+            f"UTF-8 {path.suffix} with at least one prompt, in a column 'prompt'"
         ) from why
     for row, text in enumerate(texts, start=1):
-        if not isinstance(text, str):
+        if not isinstance(text, str) or not text.strip():
             raise ParameterError(
-                f"row {row} of {path} is {text!r}, which is no text; write it as text or remove it"
+                f"row {row} of {path} is {text!r}, which is no prompt; write text or remove the row"
             )
-        if not text.strip():
-            raise ParameterError(f"row {row} of {path} is a blank prompt; fill or remove it")
     return path.stem, {"all": texts}
