@@ -136,9 +136,9 @@ def test_differences_ignore_seconds_and_order_but_nothing_else():
     b = [line | {"generate_s": 9.0} for line in reversed(a)]
     assert differences(a, b) == []
     b[0] = b[0] | {"reward": 7.0}
-    name = (b[0]["method"], b[0]["prompt_id"])
-    assert differences(a, b) == [f"{name}: reward differs"]
-    assert differences(a, b[1:]) == [f"{name} is in only one file"]
+    name = f"{b[0]['method']} {b[0]['prompt_id']}"
+    assert differences(a, b) == [f"{name}.reward differs"]
+    assert differences(a, b[1:]) == [f"{name} differs"]
 
 
 def test_the_root_hash_is_over_everything_but_seconds_and_order(tmp_path):

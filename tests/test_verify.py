@@ -8,7 +8,7 @@ import functools
 import json
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -31,6 +31,7 @@ from igcore.runs.decode_params import DecodeParams, Settings
 from igcore.runs.identity import prompts_digest
 from igcore.runs.records import SETTINGS
 from igcore.runs.trusted import Trusted
+from igcore.runs.verify import Check
 from igcore.verdict import Emission, measure, within
 
 UNASKING = [name for name in METHODS if not method_of(name).network]
@@ -131,7 +132,7 @@ def again(line, **changes):
 
 
 def problems(line):
-    return list(verify.rescored([line], MOCKS.__getitem__))
+    return list(verify.rescored([line], MOCKS))
 
 
 @pytest.mark.parametrize(
@@ -162,43 +163,41 @@ def test_a_changed_line_fails_by_name(field):
         field, 0.123
     )
     (first, *_) = problems(line)
-    assert first.startswith(
-        f"line 1, prompt {line['prompt_id']}, inferenceguard: the line was changed"
-    )
+    assert first.startswith(f"line 1, prompt {line['prompt_id']}, inferenceguard: digest is ")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"response": "faaaf"}, "cost is .*, scored again 3.0"),
-        ({"cost": 0.25}, "cost is 0.25, scored again"),
+        ({"response": "faaaf"}, "cost is .*, checked again 3.0"),
+        ({"cost": 0.25}, "cost is 0.25, checked again"),
         ({"peak_cost": 0.25}, "peak_cost is 0.25"),
         ({"reward": 9.0}, "reward is 9.0"),
         ({"z_trace": [9.0]}, "z_trace is"),
         (
             {"status": "unverified_unsafe"},
-            "status is unverified_unsafe, but scored again .* it should be verified_safe",
+            "status is 'unverified_unsafe', checked again 'verified_safe'",
         ),
-        ({"cost_digest": "v2"}, "cost scorer letters has hash v1, not v2"),
-        ({"response": None}, "no text was emitted"),
+        ({"cost_digest": "v2"}, "cost_digest is 'v2', checked again 'v1'"),
+        ({"response": None}, "response is None, checked again"),
         (
             {"response": None, "status": "abstained"},
-            "status abstained with .*'cost': 0.0.*, but no text was emitted",
+            "cost is 0.0, checked again None",
         ),
-        ({"status": "banana"}, "status is banana"),
-        ({"status": "abstained"}, "it should be verified_safe"),
-        ({"status": "abstained"}, "status is abstained, but the text is .* and not the refusal"),
+        ({"status": "banana"}, "status is 'banana'"),
+        ({"status": "abstained"}, "checked again 'verified_safe'"),
+        ({"status": "abstained"}, "response is .*, checked again"),
         (
             {"cost_scorer": "vowels"},
             "cannot be checked .ParameterError: cost 'vowels' says 'higher is better'",
         ),
         ({"note": "x"}, "its fields are not those of a line, see note"),
-        ({"prompt_id": "0123456789abcdef"}, "prompt_id should be"),
+        ({"prompt_id": "0123456789abcdef"}, "prompt_id is '0"),
         ({"budget": None}, "cannot be checked .ParameterError: parameter budget"),
         ({"keep": 99}, "cannot be checked .ParameterError: keep is 99"),
         ({"method": "zzz"}, "cannot be checked .ParameterError: unknown method 'zzz'"),
         ({"block_ends": None}, "cannot be checked .TypeError"),
-        ({"cost": "x"}, "cost is x, scored again 0.0"),
+        ({"cost": "x"}, "cost is 'x', checked again 0.0"),
         ({"cost_scorer": "nope"}, "cannot be checked .KeyError"),
     ],
 )
@@ -219,7 +218,7 @@ def test_a_repeat_of_a_prompt_has_its_number_behind_the_id():
     """
     line = lines(methods=["base"])[0]
     assert problems(again(line, prompt_id=line["prompt_id"] + "-2")) == []
-    assert "prompt_id should be" in problems(again(line, prompt_id="0" * 16 + "-2"))[0]
+    assert "prompt_id is '0" in problems(again(line, prompt_id="0" * 16 + "-2"))[0]
 
 
 def test_a_refusal_cannot_pass_for_an_answer():
@@ -229,7 +228,9 @@ def test_a_refusal_cannot_pass_for_an_answer():
         if x["status"] == "abstained"
     )
     assert problems(line) == []
-    assert "it should be abstained" in problems(again(line, status="verified_safe", reason=""))[0]
+    assert (
+        "checked again 'abstained'" in problems(again(line, status="verified_safe", reason=""))[0]
+    )
 
 
 def test_a_line_without_a_text_has_no_scores():
@@ -243,9 +244,13 @@ def test_a_line_without_a_text_has_no_scores():
         {"z_trace": [0.0], "z_final": 0.0},
         {"tokens": [1], "n_tokens": 1},
     ):
-        assert "but no text was emitted" in problems(again(silent, **changes))[0]
-    assert "the method always emits one" in problems(again(silent, method="base"))[0]
-    assert "the method always emits one" in problems(again(silent, on_failure="paper"))[0]
+        assert any(
+            f"{name} is {value!r}, checked again" in problem
+            for name, value in changes.items()
+            for problem in problems(again(silent, **changes))
+        )
+    assert "a text, which this method emits" in problems(again(silent, method="base"))[0]
+    assert "a text, which this method emits" in problems(again(silent, on_failure="paper"))[0]
 
 
 def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
@@ -272,11 +277,11 @@ def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
     guard = Guard(mock_policy(), config=config, **scorers)
     found = decode("inferenceguard", guard, ["ab", "fed", "c", "dd", "eae"])
     written = [records.record(r, "inferenceguard", guard, seed=0) for r in found]
-    load = {"vowels": scorers["reward"], "sinking": scorers["cost"]}.__getitem__
+    load = {"vowels": scorers["reward"], "sinking": scorers["cost"]}
     assert list(verify.rescored(written, load)) == []
     line = next(x for x in written if x["cost"] == 0 and x["z_final"] < 0)
     (problem,) = verify.rescored([again(line, status="verified_safe", reason="")], load)
-    assert "it should be unverified_unsafe" in problem
+    assert "checked again 'unverified_unsafe'" in problem
 
 
 def test_a_strict_refusal_below_zero_is_honest():
@@ -297,11 +302,7 @@ def test_a_strict_refusal_below_zero_is_honest():
     line = records.record(response, "inferenceguard", guard, seed=0)
     assert line["status"] == "abstained"
     assert (
-        list(
-            verify.rescored(
-                [line], {"vowels": scorers["reward"], "negative": scorers["cost"]}.__getitem__
-            )
-        )
+        list(verify.rescored([line], {"vowels": scorers["reward"], "negative": scorers["cost"]}))
         == []
     )
 
@@ -309,7 +310,7 @@ def test_a_strict_refusal_below_zero_is_honest():
 def test_an_unsafe_text_cannot_pass_for_safe():
     line = next(x for x in lines(methods=["base"]) if x["status"] == "unverified_unsafe")
     assert (
-        "status is verified_safe, but scored again"
+        "status is 'verified_safe', checked again"
         in problems(again(line, status="verified_safe"))[0]
     )
 
@@ -340,7 +341,7 @@ def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
     path = decoded_run(tmp_path / "run", tiny, **changes)
     assert kind in {(line["status"], line["reason"]) for line in folders.read(path)}
     assert cli.main(["verify", str(path)]) == 0
-    report = verify.verify(path, Trusted(policy=str(tiny)), replay=None)
+    report = verify.verify(path, Check(Trusted(policy=str(tiny)), None))
     assert report.problems == [] and re.match(r"(\d+) of \1 groups", report.certified["replay"])
     assert len(report.uncertified) == 1  # what is never certified
 
@@ -361,9 +362,9 @@ def test_the_shards_of_a_run_on_a_prompt_file_hold(tmp_path, tiny, capsys, named
         said = capsys.readouterr().out
         n = len(folders.read(path)) // 2
         label = (
-            f"{n} of {file}, named by you, split all, shard {shard} of 2"
+            f"{n}: {file}, named by you, split all"
             if named
-            else f"{n}, as the record itself says"
+            else f"{n}: as the record itself says, split all"
         )
         assert f"  prompts       {label}\n" in said
         assert ("these are all prompts" in said) is not named
@@ -390,16 +391,16 @@ def test_a_run_with_a_critic_holds_when_the_verifier_names_it(tmp_path, tiny, mo
         probe_fail_open=False,
     )
     assert verify.verify(path).problems == []
-    assert verify.verify(path, Trusted(policy=str(tiny), critic="ours"), replay=None).problems == []
+    assert verify.verify(path, Check(Trusted(policy=str(tiny), critic="ours"), None)).problems == []
     assert (
         "parts.critic"
-        in verify.verify(path, Trusted(policy=str(tiny), critic="other"), replay=None).problems[0]
+        in verify.verify(path, Check(Trusted(policy=str(tiny), critic="other"), None)).problems[0]
     )
     monkeypatch.setattr(
         verify, "load_networks", lambda *_: pytest.fail("the record's folder was read")
     )
     with pytest.raises(ParameterError, match="names the critic 'ours', .* with --critic"):
-        verify.verify(path, Trusted(policy=str(tiny)), replay=None)
+        verify.verify(path, Check(Trusted(policy=str(tiny)), None))
 
 
 def test_a_policy_of_the_table_needs_no_name(tmp_path, tiny, monkeypatch, capsys):
@@ -423,7 +424,7 @@ def test_a_scorer_with_options_is_named_by_the_verifier(tmp_path, tiny, capsys):
     assert "name the one that you trust with --cost" in capsys.readouterr().err
     assert cli.main(["verify", str(path), "--cost", "{name: weighed, weight: 0.5}"]) == 0
     assert cli.main(["verify", str(path), "--cost", "weighed"]) == 1
-    assert re.search("cost is .*, scored again", capsys.readouterr().err)
+    assert re.search("cost is .*, checked again", capsys.readouterr().err)
 
 
 def test_a_cost_that_looks_at_finished_holds(tmp_path, tiny, monkeypatch):
@@ -443,7 +444,7 @@ def test_a_cost_that_looks_at_finished_holds(tmp_path, tiny, monkeypatch):
         len(line["block_ends"]) > 1 and line["status"] == "verified_safe"
         for line in folders.read(path)
     )
-    assert verify.verify(path, Trusted(policy=str(tiny)), replay=None).problems == []
+    assert verify.verify(path, Check(Trusted(policy=str(tiny)), None)).problems == []
 
 
 # --- forgeries ------------------------------------------------------------------------------------
@@ -759,7 +760,7 @@ HOLDS, SAME = None, "^"
 # name -> (forgery, what finds it, what finds it when groups are decoded again, what the help says
 # where it holds)
 FORGERIES = {
-    "answers by hand": (by_hand, HOLDS, "response is not what the policy gives", ANSWERS),
+    "answers by hand": (by_hand, HOLDS, "response is not what the policy gives again", ANSWERS),
     "answers by hand, of another policy with 1 sample": (
         by_another_policy,
         HOLDS,
@@ -769,12 +770,17 @@ FORGERIES = {
     "abstentions of the guard": (
         abstentions("inferenceguard"),
         HOLDS,
-        "response is not what the policy gives",
+        "response is not what the policy gives again",
         ABSTAINED,
     ),
-    "abstentions of a baseline": (abstentions("base"), "it should be verified_safe", SAME, ""),
-    "an abstention with words of its own": (other_refusal, "and not the refusal", SAME, ""),
-    "budget in the lines": (in_lines(budget=4.0), "budget is 4.0, where the run has 0.5", SAME, ""),
+    "abstentions of a baseline": (abstentions("base"), "checked again 'verified_safe'", SAME, ""),
+    "an abstention with words of its own": (
+        other_refusal,
+        "response is .*, checked again 'f'",
+        SAME,
+        "",
+    ),
+    "budget in the lines": (in_lines(budget=4.0), "budget is 4.0, not 0.5", SAME, ""),
     "budget everywhere": (everywhere(budget=4.0), HOLDS, "trace is not", SETTLED),
     "method in the lines": (
         in_lines(method=better),
@@ -786,7 +792,7 @@ FORGERIES = {
     "half of the lines": (half_the_lines, "6 answers are missing", SAME, ""),
     "a prompt that the manifest counts": (
         a_prompt_less,
-        "manifest.json gives lines 12, the lines 10",
+        "manifest.json gives lines 12, the other files 10",
         SAME,
         "",
     ),
@@ -795,11 +801,11 @@ FORGERIES = {
     "no baseline anywhere": (no_baseline, HOLDS, HOLDS, FEWER),
     "samples in the lines": (
         in_lines(n_samples=512),
-        "n_samples is 512, where the run has 3",
+        "n_samples is 512, not 3",
         SAME,
         "",
     ),
-    "seed in the lines": (in_lines(seed=7), "seed is 7, where the run has 0", SAME, ""),
+    "seed in the lines": (in_lines(seed=7), "seed is 7, not 0", SAME, ""),
     "samples and seed everywhere": (
         everywhere(n_samples=512, seed=7),
         HOLDS,
@@ -827,7 +833,7 @@ FORGERIES = {
     ),
     "reward": (
         in_lines(reward=lambda x: x["reward"] + 0.0009),
-        "reward is .*, scored again",
+        "reward is .*, checked again",
         SAME,
         "",
     ),
@@ -837,22 +843,22 @@ FORGERIES = {
         "finished is not",
         FINISHED,
     ),
-    "last z": (in_lines(z_final=0.375), "z_final is 0.375, but z_trace ends with", SAME, ""),
+    "last z": (in_lines(z_final=0.375), "z_final is 0.375, checked again", SAME, ""),
     "ends of blocks": (one_end("block_ends"), HOLDS, "block_ends is not", ENDS),
     "ends on the grid": (one_end("grid_ends"), HOLDS, "grid_ends is not", ENDS),
     "token ids": (in_lines(tokens=lambda x: x["tokens"][::-1]), HOLDS, "tokens is not", TOKENS),
-    "number of tokens": (in_lines(n_tokens=99), "n_tokens is 99, but the line holds", SAME, ""),
+    "number of tokens": (in_lines(n_tokens=99), "n_tokens is 99, checked again", SAME, ""),
     "reason": (in_lines(reason="scorer_error"), HOLDS, "reason is not", ABSTAINED),
-    "status": (in_lines(status="verified_safe"), "it should be unverified_unsafe", SAME, ""),
+    "status": (in_lines(status="verified_safe"), "checked again 'unverified_unsafe'", SAME, ""),
     "no text": (
         in_lines(response=None, status="abstained", cost=None),
-        "but no text was emitted",
+        "response is None, checked again",
         SAME,
         "",
     ),
     "no text of a guard that could refuse": (
         silence,
-        "no text was emitted, but 'f' is inside the budget",
+        "response is None, checked again 'f'",
         SAME,
         "",
     ),
@@ -880,11 +886,11 @@ FORGERIES = {
         SAME,
         "",
     ),
-    "prompts of the forger's own": (own_prompts, "12 answers are not asked for", SAME, ""),
-    "half a prompt": (half_a_prompt, "prompt is 'cb', where the run has 'f.ncb'", SAME, ""),
+    "prompts of the forger's own": (own_prompts, "12 answers are not wanted", SAME, ""),
+    "half a prompt": (half_a_prompt, "prompt is 'cb', not 'f.ncb'", SAME, ""),
     "hash of the prompts": (
         in_params(chosen={"n": 6, "digest": "0" * 16}),
-        "the prompts are .*, where params",
+        "params.json gives chosen",
         SAME,
         "",
     ),
@@ -913,7 +919,7 @@ def test_a_forgery_holds_only_where_the_help_says_so(forger, honest, tiny, capsy
     forge, alone, again, said = FORGERIES[name]
     forge(forger)
     forger.save(count=forge not in (other_counts, a_prompt_less))
-    assert verify.evidence(forger.path) != replace(verify.evidence(honest), path=forger.path)
+    assert verify.evidence(forger.path) != verify.evidence(honest)
     assert said in " ".join(cli.MORE.split())
     for found, replay in (
         (alone, []),
@@ -953,7 +959,7 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
         "root",
     }
     assert alone["cost model"] == "letters, v1, of the table" and alone["budget"] == "0.5 (peak)"
-    assert alone["prompts"] == "6 of few, split all" and alone["lines"].startswith("12, ")
+    assert alone["prompts"] == "6: few, split all" and alone["lines"].startswith("12, ")
     assert f"{verify.UNCHECKED} (`--replay` checks it)" in unchecked
     policy = ["--policy", str(tiny), "--cost", "{name: letters}"]
     status, some, unchecked = said(capsys, forger.path, "--replay", "1", "--seed", "3", *policy)
@@ -973,7 +979,7 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
     forger.lines[0]["status"] = "abstained"
     forger.save()
     stopped = verify.verify(
-        forger.path, Trusted(policy=str(tiny)), replay=None
+        forger.path, Check(Trusted(policy=str(tiny)), None)
     )  # before anything was decoded
     assert stopped.problems and any(verify.UNCHECKED in what for what in stopped.uncertified)
     forger.settle()
@@ -982,21 +988,14 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
     status, _, unchecked = said(capsys, forger.path, "--replay", "all", *policy)
     assert status == 0 and "the code that decoded: igcore.search differ here" in unchecked
     forger.path.with_name("params.json").unlink()
-    status, bare, unchecked = said(capsys, forger.path)
-    assert status == 0 and bare.keys() == {"cost model", "reward model", "scores"}
-    assert (
-        "settings, the budget among them, prompts and the number of lines: no params.json"
-        in unchecked
-    )
-    for groups in ("1", "all"):
-        assert cli.main(["verify", str(forger.path), "--replay", groups, *policy]) == 1
-        assert "no params.json, which says how to decode again" in capsys.readouterr().err
+    assert cli.main(["verify", str(forger.path)]) == 1
+    assert "params.json cannot be read" in capsys.readouterr().err
 
 
 def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny):
     """Guards the draw: a forger who knew it would leave these groups alone."""
     drawn = {
-        verify.verify(honest, Trusted(policy=str(tiny)), replay=1).certified["replay"]
+        verify.verify(honest, Check(Trusted(policy=str(tiny)), 1)).certified["replay"]
         for _ in range(2)
     }
     assert len(drawn) == 2  # the seeds of two draws
@@ -1005,7 +1004,10 @@ def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny):
 def test_a_run_without_a_manifest_does_not_hold(forger, capsys):
     forger.path.with_name("manifest.json").unlink()
     assert cli.main(["verify", str(forger.path)]) == 1
-    assert "there is no manifest.json: the run has not finished" in capsys.readouterr().err
+    assert (
+        "manifest.json cannot be read (FileNotFoundError); finish the run"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_manifest_of_another_run_does_not_hold(forger, capsys):
@@ -1015,8 +1017,8 @@ def test_a_manifest_of_another_run_does_not_hold(forger, capsys):
     manifest = forger.manifest | {"params": forger.params | {"threads": 2}}
     manifest["root"] = folders.root_of(forger.params, forger.lines, manifest)
     for change, found in (
-        (manifest, "other parameters than params.json"),
-        ({"root": "0" * 64}, "the root hash 0000000000000000, its"),
+        (manifest, "manifest.json gives params "),
+        ({"root": "0" * 64}, "manifest.json gives root '0000000000000000"),
     ):
         forger.path.with_name("manifest.json").write_text(json.dumps(forger.manifest | change))
         assert cli.main(["verify", str(forger.path)]) == 1
@@ -1034,7 +1036,7 @@ def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, capsys):
     assert (
         out.count("\nnot certified:\n") == 1
         and "\x1b" not in out
-        and "commit 1\\nnot certified:" in out
+        and "git_commit 1\\nnot certified:" in out
     )
     forger.lines[0] |= {"method": words, "seed": words}
     forger.save(count=False)
@@ -1047,7 +1049,7 @@ def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, capsys):
     [
         ("cost", OWN),
         ("reward", OWN),
-        ("cost", {"name": "guard", "repo": "own"}),
+        ("cost", {"name": "guard", "repo": "own", "unsafe": ["u"], "safe": ["s"]}),
         ("policy", "own"),
         ("policy", {"name": "vicuna-7b", "revision": "own"}),
         ("prompts", "own.txt"),
@@ -1075,14 +1077,15 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
     forger.save()
     verifier = Trusted(policy=None if role == "policy" else str(tiny))
     if role == "prompts":
-        report = verify.verify(forger.path, verifier, replay=None)
+        report = verify.verify(forger.path, Check(verifier, None))
         assert (
-            report.problems == [] and report.certified["prompts"] == "6, as the record itself says"
+            report.problems == []
+            and report.certified["prompts"] == "6: as the record itself says, split all"
         )
-        assert re.search("these are all prompts of .*own.* --prompts", report.uncertified[0])
+        assert re.search("these are all prompts of .*own.*--prompts", report.uncertified[0])
     else:
         with pytest.raises(ParameterError, match=f"the record names the .*own.* with --{role}"):
-            verify.verify(forger.path, verifier, replay=None)
+            verify.verify(forger.path, Check(verifier, None))
     assert (loaded or role == "cost") and not [names for names in loaded if "own" in repr(names)]
 
 
@@ -1183,7 +1186,7 @@ def test_threads_without_number_are_refused(forger, tiny, threads):
     forger.params["threads"] = threads
     forger.save()
     with pytest.raises(ParameterError, match="must be at most 1024"):
-        verify.verify(forger.path, Trusted(policy=str(tiny)), replay=1)
+        verify.verify(forger.path, Check(Trusted(policy=str(tiny)), 1))
 
 
 def test_a_replay_has_the_threads_of_the_run(forger, tiny, monkeypatch):
@@ -1194,5 +1197,5 @@ def test_a_replay_has_the_threads_of_the_run(forger, tiny, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     forger.params["threads"] = 3
     forger.save()
-    verify.verify(forger.path, Trusted(policy=str(tiny)), replay=1)
+    verify.verify(forger.path, Check(Trusted(policy=str(tiny)), 1))
     assert asked == [3]

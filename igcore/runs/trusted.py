@@ -14,16 +14,12 @@ from ..models.registry import SCORERS, load_scorer
 from ..policy import Policy, Prompt
 from ..scorers import Scorer
 from .decode_params import DecodeParams
-from .evidence import Evidence
 
 # Options that a record may set for an entry of this package's tables. A revision is not among
 # them: anybody may propose one to the hub, with files of their own.
-BELIEVED = {
-    # the dtype counts; device and self_check are the verifier's own matter
-    "scorer": {"name", "dtype", "device", "self_check"},
-    "policy": {"name", "template"},
-    "prompts": {"name", "dedupe", "config", "part", "version"},
-}
+SCORER = {"name", "dtype", "device", "self_check"}
+POLICY = {"name", "template"}
+PROMPTS = {"name", "dedupe", "config", "part", "version"}
 
 
 @dataclass(frozen=True)
@@ -52,39 +48,12 @@ class Trusted:
     value: str | None = None
 
 
-def known(named: object, kind: str, table: Iterable[str]) -> dict | None:
+def known(named: object, table: Iterable[str], allowed: set[str]) -> dict | None:
     """Return name and options that a record gives if a table has them, else None."""
     options = {"name": named} if isinstance(named, str) else named
-    sound = (
-        isinstance(options, dict)
-        and options.get("name") in list(table)
-        and options.keys() <= BELIEVED[kind]
-    )
-    return options if sound else None
-
-
-def scorer_of(role: str, found: Evidence, given: str | Mapping | None) -> Scorer:
-    """Load the scorer that the verifier names, or the record's if it is one of `SCORERS`."""
-    if given is not None:
-        return load_scorer(given)
-    named = _scorer_named_by(found, role)
-    if (options := known(named, "scorer", SCORERS)) is None:
-        raise unnamed(f"{role} model", named, role)
-    believed = {name: options[name] for name in ("name", "dtype") if name in options}
-    return load_scorer(believed)
-
-
-def _scorer_named_by(found: Evidence, role: str) -> object:
-    """Return the scorer of a role that the settings name, or else the one that all lines name."""
-    if found.params:
-        return found.params.get(role)
-    names = sorted({str(line.get(f"{role}_scorer")) for line in found.lines})
-    if len(names) != 1:
-        raise ParameterError(
-            f"the lines name the {role} models {', '.join(names) or 'none'}; name the one to use "
-            f"with --{role}"
-        )
-    return names[0]
+    if not isinstance(options, dict) or not options.keys() <= allowed:
+        return None
+    return options if options.get("name") in list(table) else None
 
 
 def unnamed(what: str, named: object, option: str) -> ParameterError:
@@ -95,6 +64,16 @@ def unnamed(what: str, named: object, option: str) -> ParameterError:
     )
 
 
+def scorer_of(role: str, named: object, given: str | Mapping | None) -> Scorer:
+    """Load the scorer that the verifier names, or the record's if it is one of `SCORERS`."""
+    if given is not None:
+        return load_scorer(given)
+    if (options := known(named, SCORERS, SCORER)) is None:
+        raise unnamed(f"{role} model", named, role)
+    # the dtype counts; device and self_check are the verifier's own matter
+    return load_scorer({key: options[key] for key in ("name", "dtype") if key in options})
+
+
 def prompts_of(
     params: DecodeParams, cost: Scorer, given: str | Mapping | None
 ) -> list[Prompt] | None:
@@ -103,7 +82,7 @@ def prompts_of(
     None where only the run's own record says which they were.
     """
     if given is None:
-        given = known(params.prompts, "prompts", (*PROMPT_SETS, *SOURCES))
+        given = known(params.prompts, (*PROMPT_SETS, *SOURCES), PROMPTS)
     if given is None:
         return None
     ranked_by = cost if params.hardest else None
@@ -113,7 +92,7 @@ def prompts_of(
 def policy_of(params: DecodeParams, given: str | Mapping | None) -> Policy:
     """Load the policy that the verifier names, or the record's if it is one of `POLICIES`."""
     if given is None:
-        given = known(params.policy, "policy", POLICIES)
+        given = known(params.policy, POLICIES, POLICY)
     if given is None:
         raise unnamed("policy", params.policy, "policy")
     return load_policy(given, params.dtype, params.device)

@@ -1,0 +1,428 @@
+"""The plan of a profile before it starts: jobs, tokens, memory, and hours at a measured speed.
+
+``python -m igcore.runs.plan FILE.yaml ...`` prints it. Memory comes from the sizes in a model's
+configuration and the engine's own formulas. Hours are the tokens to sample over tokens per second;
+the speed is measured from finished runs or given. Without a speed there are no hours. No weights
+are loaded and nothing is downloaded.
+"""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from inspect import signature
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
+
+from ..baselines.re_control import ValueNetwork, ValueSpec
+from ..baselines.value_training import ValueConfig
+from ..beams import method_of, settings_of
+from ..config import SearchConfig, from_mapping
+from ..critic.config import CriticConfig
+from ..critic.network import Critic
+from ..critic.spec import Spec
+from ..engine.device import GIB
+from ..engine.memory import CRITIC_ROWS, critic_bytes, kv_bytes, search_bytes, session_bytes
+from ..errors import IgcoreError, ParameterError
+from ..folders import read
+from ..models.hub import MIRROR
+from ..models.policies import POLICIES
+from ..models.pretrained import DTYPES
+from ..models.prompts import SPLITS, check_prompts, load_prompts
+from ..models.registry import check_scorer, maker, named
+from .critic_params import CriticParams
+from .decode_params import DecodeParams
+from .paramfiles import ParamFiles
+from .rollout_run import METHOD as ROLLOUTS
+
+LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
+LLAMA_2 = LLAMA | {"vocab_size": 32000, "intermediate_size": 11008, "num_key_value_heads": 32}
+LLAMA_2_PAD = LLAMA_2 | {"vocab_size": 32001}
+LLAMA_3 = LLAMA | {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8}
+SMALL = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9}
+SMOLLM2 = SMALL | {"vocab_size": 49152, "intermediate_size": 1536, "num_key_value_heads": 3}
+SHAPES: dict[str, dict] = {  # name on the hub, or of an asset -> fields of its LlamaConfig
+    "PKU-Alignment/alpaca-7b-reproduced": LLAMA_2_PAD,
+    "PKU-Alignment/beaver-7b-v3.0": LLAMA_2_PAD,
+    "lmsys/vicuna-7b-v1.5": LLAMA_2,
+    "meta-llama/Llama-3.1-8B-Instruct": LLAMA_3,
+    "argsearch/llama-7b-rm-float32": LLAMA_2,
+    "PKU-Alignment/beaver-7b-unified-cost": LLAMA_2_PAD,
+    "nicolinho/QRM-Llama3.1-8B": LLAMA_3 | {"vocab_size": 128257},
+    "smollm2": SMOLLM2 | {"tie_word_embeddings": True},
+}
+# prompt sets that would have to be downloaded, and their published sizes
+WHOLE = {"rtp": 623, "hex-phi": 300}
+TEST_PARTS = {"hh-rlhf": 12451, "pku-saferlhf": 759}  # as the paper's percentages have it
+EDGES = [("", 0.0), *SPLITS.items()]
+SHARES = {"all": 1.0} | {name: high - low for (_, low), (name, high) in pairwise(EDGES)}
+ROLES = ("policy", "cost", "reward")
+NOBODY = dict.fromkeys([*ROLES, *(f"{role}_digest" for role in ROLES)], "")
+# settings of a critic that its specification repeats
+LEARNED = "accounting gamma_safety budget gamma_task features layer use_z".split()
+SEARCH = "inferenceguard-critic"  # the method by which notebook 20 tries a critic
+TRAINING = 4 * 4  # bytes of a parameter, its gradient and two moments of AdamW, in float32
+PROMPT_TOKENS = 512  # length of the longest prompt, for memory
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run and what it needs.
+
+    Attributes
+    ----------
+    file : Path
+        Its params file.
+    policy : str
+        Name of the policy.
+    prompts : float
+        Number of prompts; NaN when it is not known.
+    tokens : dict of str to float
+        For each method, the most tokens that it samples or considers.
+    gib : float
+        Weights, networks and one prompt of the method that needs most; NaN when the shape of a
+        model is not known.
+    unknown : tuple of str
+        Models of unknown shape.
+    """
+
+    file: Path
+    policy: str
+    prompts: float
+    tokens: dict[str, float]
+    gib: float
+    unknown: tuple[str, ...]
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def config_of(repo: str):
+    """Return the configuration of a model, None when it is not known.
+
+    It comes from `SHAPES`, a local folder, or the mirror of the hub.
+    """
+    if repo in SHAPES:
+        return LlamaConfig(**{"tie_word_embeddings": False} | SHAPES[repo])
+    folders = [Path(repo).expanduser(), Path(os.environ.get(MIRROR) or ".").expanduser() / repo]
+    folder = next((folder for folder in folders if (folder / "config.json").is_file()), None)
+    return folder and AutoConfig.from_pretrained(folder, local_files_only=True)
+
+
+@cache
+def model_of(repo: str, dtype: str, head: bool):
+    """Return a model without weights, on torch's meta device; None when its shape is unknown.
+
+    Parameters
+    ----------
+    head : bool
+        Whether it is a policy, with a head over the vocabulary, or the backbone of a scorer.
+    """
+    if (config := config_of(repo)) is None:
+        return None
+    kind = AutoModelForCausalLM if head else AutoModel
+    with torch.device("meta"):
+        return kind.from_config(config, dtype=DTYPES[dtype])
+
+
+def weight_bytes(model) -> int:
+    """Return the bytes of a model's weights."""
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def network_of(policy, config: CriticConfig | ValueConfig) -> Critic | ValueNetwork:
+    """Return a critic or value network of this policy without weights."""
+    text = policy.config.get_text_config(decoder=True)
+    sizes = NOBODY | {"max_new_tokens": 1, "hidden": text.hidden_size, "width": config.width}
+    if isinstance(config, ValueConfig):
+        with torch.device("meta"):
+            return ValueNetwork(ValueSpec(**sizes))
+    layers = text.num_hidden_layers
+    kv_width = kv_bytes(policy, 1, 1, 0, 0) // (layers * policy.dtype.itemsize)
+    given = {name: getattr(config, name) for name in LEARNED}
+    spec = Spec(**sizes, **given, budget_high=config.budget, n_layers=layers, kv_width=kv_width)
+    with torch.device("meta"):
+        return Critic(spec)
+
+
+def reads_keys(network: Critic | ValueNetwork | None) -> bool:
+    """Say whether a network reads the policy's KV cache."""
+    return isinstance(network, Critic) and network.reads_keys
+
+
+def models_of(params: DecodeParams | CriticParams) -> tuple[list, list[str]]:
+    """Return the policy and the scorers' models without weights, and the names of unknown ones.
+
+    Scorers that read the same weights share a model. An embedded scorer weighs next to nothing.
+    """
+    name, _ = named(params.policy, "policy", ("template", "revision"))
+    known = POLICIES.get(name)
+    parts = {((known.repo or known.asset) if known else name, params.dtype, True): None}
+    for role in ("reward", "cost"):
+        scorer, given = check_scorer(getattr(params, role), f"{role} scorer")
+        defaults = {key: p.default for key, p in signature(maker(scorer)).parameters.items()}
+        options = defaults | given
+        if "repo" in options:
+            parts[options["repo"], options["dtype"], False] = None
+    models = {part: model_of(*part) for part in parts}
+    return list(models.values()), [repo for (repo, *_), model in models.items() if model is None]
+
+
+def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
+    """Return how many prompts a run takes, NaN when that is not known. Downloads nothing."""
+    source, options = check_prompts(prompts)
+    size: float | None = None
+    if source in WHOLE:
+        size = round(WHOLE[source] * SHARES[split])
+    elif source in TEST_PARTS:
+        own_split = split == "all" or (split == "test" and options.part is None)
+        is_test = own_split and options.part in (None, "test")
+        size = TEST_PARTS[source] if is_test and not (options.config or options.version) else None
+    else:
+        size = len(load_prompts(prompts, split))
+    known = [number for number in (size, limit) if number is not None]
+    return min(known, default=math.nan)
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def most_tokens(method: str, config: SearchConfig) -> int:
+    """Return the most tokens that a method samples or considers for one prompt."""
+    settings = settings_of(method, config)
+    return settings.n_samples * settings.max_new_tokens * settings.rounds
+
+
+def prompt_bytes(models: Sequence, critic: Critic | None, method: str, config: SearchConfig) -> int:
+    """Return the bytes that a method plans for one prompt, by `igcore.engine.memory`."""
+    settings = settings_of(method, config)
+    policy, *scorers = models
+    total = search_bytes(policy, settings, PROMPT_TOKENS, "shared")
+    total += sum(session_bytes(model, settings, PROMPT_TOKENS, "shared") for model in scorers)
+    if method_of(method).asks_critic and reads_keys(critic):
+        rows = min(CRITIC_ROWS, settings.n_samples)
+        total += critic_bytes(policy, rows, settings.max_new_tokens)
+    return total
+
+
+def decode_job(file: Path, params: DecodeParams) -> Job:
+    """Return the plan of a run of notebook 30."""
+    models, unknown = models_of(params)
+    config = params.search()
+    folders = list(filter(None, [params.critic, params.value]))
+    lessons = {folder: _trained(file, folder) for folder in folders}
+    unknown += [folder for folder, lesson in lessons.items() if lesson is None]
+    gib = math.nan
+    if not unknown:
+        networks = [network_of(models[0], lesson) for lesson in lessons.values()]
+        critic = networks[0] if params.critic else None
+        needs = [prompt_bytes(models, critic, method, config) for method in params.methods]
+        gib = (sum(map(weight_bytes, [*models, *networks])) + max(needs)) / GIB
+    prompts = count(params.prompts, params.split, params.limit)
+    tokens = {method: prompts * most_tokens(method, config) for method in params.methods}
+    return Job(file, _name(params.policy), prompts, tokens, gib, tuple(unknown))
+
+
+def critic_job(file: Path, params: CriticParams) -> Job:
+    """Return the plan of a run of notebook 20: rollouts, training and the search of its trial."""
+    models, unknown = models_of(params)
+    config = params.searching()
+    learn, test = (
+        count(params.prompts, split, limit)
+        for split, limit in (("train", params.limit), ("test", params.test_limit))
+    )
+    searched = min(params.search_limit, test)
+    if params.thresholds:
+        searched += len(params.thresholds) * count(params.prompts, "calibrate", None)
+    tokens = {SEARCH: searched * most_tokens(SEARCH, config)}
+    if not params.rollouts:
+        tokens[ROLLOUTS] = (learn + test) * params.n_rollouts * params.max_new_tokens
+    gib = math.nan
+    if not unknown:
+        lessons = [*params.configs().values(), *filter(None, [params.valuing()])]
+        networks = [network_of(models[0], lesson) for lesson in lessons]
+        needs = [prompt_bytes(models, networks[0], SEARCH, config)]
+        for network, lesson in zip(networks, lessons, strict=True):
+            rows = lesson.batch_size if reads_keys(network) else 0
+            batch = critic_bytes(models[0], rows, params.max_new_tokens)
+            needs.append(TRAINING * network.parameter_count + batch)
+        gib = (sum(map(weight_bytes, [*models, *networks])) + max(needs)) / GIB
+    return Job(file, _name(params.policy), learn + test, tokens, gib, tuple(unknown))
+
+
+def _name(policy: str | Mapping) -> str:
+    """Return the name of a policy as records have it."""
+    name, _ = named(policy, "policy", ("template", "revision"))
+    return name if name in POLICIES else Path(name).name
+
+
+def _trained(file: Path, folder: str) -> CriticConfig | ValueConfig | None:
+    """Return the settings of a network from the params file that trains it, None without one."""
+    _, profile, _, run, name, *_ = [*Path(folder).parts, *[""] * 5]
+    path = file.parent.parent / profile / f"critic-{run}.yaml"
+    if not path.is_file():
+        return None
+    (params,) = _points(path, CriticParams)
+    return params.valuing() if name == "value" else params.configs().get(name)
+
+
+# first word of a params file's name -> its parameters and its plan
+KINDS = {"decode": (DecodeParams, decode_job), "critic": (CriticParams, critic_job)}
+
+
+def jobs(files: Iterable[Path | str]) -> Iterator[Job]:
+    """Yield the plan of every run of params files; files of other kinds have none.
+
+    Raises
+    ------
+    ParameterError, AssetError
+        For a file that holds a bad parameter; the sentence names the file.
+    """
+    for file in map(Path, files):
+        if (kind := file.stem.partition("-")[0]) in KINDS:
+            settings, plan = KINDS[kind]
+            try:
+                yield from [plan(file, params) for params in _points(file, settings)]
+            except IgcoreError as error:
+                raise type(error)(f"{file}: {error}") from error
+
+
+def _points(file: Path, settings: type) -> list:
+    """Return the checked settings of every run of a file."""
+    # the name of its folder is the profile, which a relative path may lack
+    file = Path(os.path.abspath(file))
+    points = ParamFiles(file.parent.name, base=file.parent.parent).points(file)
+    return [from_mapping(settings, given) for _, given in points]
+
+
+# --- hours ----------------------------------------------------------------------------------------
+
+
+def measured(responses: Iterable[Path]) -> dict[tuple[str, str], float]:
+    """Return tokens per second for each policy and method of finished runs.
+
+    Parameters
+    ----------
+    responses : iterable of Path
+        Files ``responses.jsonl`` of decode runs or rollouts.
+    """
+    rows = []
+    for line in (line for path in responses for line in read(path)):
+        of_rollouts = line["method"] == ROLLOUTS
+        tokens = sum(map(len, line["tokens"])) if of_rollouts else line["policy_tokens"]
+        seconds = line["generate_s"] + line["score_s"]
+        rows.append((line["policy"], line["method"], tokens, seconds))
+    table = pd.DataFrame(rows, columns=["policy", "method", "tokens", "seconds"])
+    sums = table.groupby(["policy", "method"]).sum()
+    return (sums["tokens"] / sums["seconds"]).to_dict()
+
+
+def hours(job: Job, speeds: Mapping[tuple[str, str], float], speed: float | None) -> float:
+    """Return the hours of a job at these speeds, NaN when the speed of a method is not known."""
+    known = {method: speed or speeds.get((job.policy, method), math.nan) for method in job.tokens}
+    return sum(tokens / known[method] for method, tokens in job.tokens.items()) / 3600
+
+
+def plan_table(
+    found: Iterable[Job], speeds: Mapping[tuple[str, str], float], speed: float | None = None
+) -> pd.DataFrame:
+    """Return one row for every params file.
+
+    Columns: ``file``, ``what it is`` (its first comment), ``jobs``, ``prompts`` and ``GiB`` of the
+    largest job, and ``million tokens`` and ``hours`` of all jobs, at most.
+    """
+    rows = [
+        {
+            "file": job.file.name,
+            "what it is": _comment(job.file),
+            "jobs": 1,
+            "prompts": job.prompts,
+            "million tokens": sum(job.tokens.values()) / 1e6,
+            "GiB": job.gib,
+            "hours": hours(job, speeds, speed),
+        }
+        for job in found
+    ]
+    if not rows:
+        raise ParameterError(f"no file has a run; give files named {' or '.join(KINDS)}-....yaml")
+    groups = pd.DataFrame(rows).groupby(["file", "what it is"], sort=False)
+    largest = groups[["prompts", "GiB"]].max()
+    sums = groups[["jobs", "million tokens", "hours"]].agg("sum", skipna=False)
+    order = ["jobs", "prompts", "million tokens", "GiB", "hours"]
+    return sums.join(largest)[order].reset_index()
+
+
+def _comment(file: Path) -> str:
+    """Return the comment in the first line of a file."""
+    first = file.read_text(encoding="utf-8").partition("\n")[0]
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def report(files: Sequence[Path | str], runs: Path = Path("runs"), speed: float | None = None):
+    """Return the plan of params files as Markdown, and below it where its hours come from.
+
+    Parameters
+    ----------
+    runs : Path
+        Folder whose finished runs are measured: ``runs/<profile>`` of the files' profiles.
+    speed : float, optional
+        Tokens per second of all methods, in the place of measured ones.
+    """
+    found = list(jobs(files))
+    profiles = sorted({Path(os.path.abspath(file)).parent.name for file in files})
+    finished = [
+        manifest.with_name("responses.jsonl")
+        for profile in profiles
+        for manifest in sorted((runs / profile).glob("**/manifest.json"))
+        if manifest.with_name("responses.jsonl").is_file()
+    ]
+    speeds = measured(finished) if speed is None else {}
+    table = plan_table(found, speeds, speed)
+    as_text = table.map(_short)
+    source = f"{speed:g} tokens per second, as given" if speed else "the speed of finished runs"
+    notes = [
+        as_text.to_markdown(index=False, disable_numparse=True),
+        f"Tokens and hours are the most that a file can take. Hours are tokens over {source}; "
+        "loading models and training critics come on top. Memory is that of weights, networks and "
+        f"one prompt of {PROMPT_TOKENS} tokens of the method that needs most.",
+    ]
+    if table["hours"].isna().any():
+        folders = ", ".join(str(runs / profile) for profile in profiles)
+        notes.append(
+            f"Hours are unknown where no finished run in {folders} measures the policy and its "
+            "methods. Finish one file of the profile first, or give --tokens-per-second."
+        )
+    unknown = sorted({name for job in found for name in job.unknown})
+    notes += [f"Memory is unknown where a run needs {name}, of unknown shape." for name in unknown]
+    return "\n\n".join(notes)
+
+
+def _short(value: object) -> object:
+    """Return a number in three digits, a larger one whole."""
+    if isinstance(value, str) or math.isnan(value):
+        return value if isinstance(value, str) else "unknown"
+    return f"{value:,.0f}" if value >= 100 or value == round(value) else f"{value:.3g}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the jobs, memory and hours of params files. Nothing is started."""
+    parser = argparse.ArgumentParser(prog="python -m igcore.runs.plan", description=main.__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of finished runs")
+    parser.add_argument("--tokens-per-second", type=float, help="in the place of measured speeds")
+    options = parser.parse_args(arguments)
+    try:
+        print(report(options.files, options.runs, options.tokens_per_second))
+    except (IgcoreError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
