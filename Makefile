@@ -6,7 +6,7 @@ PYTHON ?= python3
 CORES  ?= 2
 PROFILE ?= paper
 BIN    := $(VENV)/bin
-SNAKE   = $(BIN)/python -m igcore.runs.unlock && $(BIN)/python -m snakemake --cores $(CORES) --resources gpu=1 --quiet rules --rerun-incomplete
+SNAKE   = $(BIN)/python -m snakemake --nolock --cores $(CORES) --resources gpu=1 --quiet rules --rerun-incomplete
 
 # a kernel collects garbage less often while it imports, and none when it ends: two seconds of every job
 KERNEL  = 'c.IPKernelApp.log_level = 50' \
@@ -56,7 +56,7 @@ critic-search: assets
 	@$(SNAKE) --config profile=critic-search
 
 rehearsal: assets
-	@$(BIN)/python -m igcore.runs.unlock && $(BIN)/python -m tests.rehearsal --cores $(CORES)
+	@$(BIN)/python -m tests.rehearsal --cores $(CORES)
 
 dry-run: $(VENV)/installed
 	@$(BIN)/python -m igcore.runs.plan params/$(PROFILE)/*.yaml

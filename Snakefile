@@ -27,11 +27,10 @@ from pathlib import Path
 import yaml
 
 from igcore.errors import IgcoreError
-from igcore.runs.jobs import check_run, request, shards_of
 from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
+from igcore.runs.jobs import check_run, lock, request, shards_of, unfinished
 from igcore.runs.paramfiles import ParamFiles
-from igcore.runs.sweeps import unfinished
 
 
 @contextmanager
@@ -62,7 +61,7 @@ NOTEBOOKS = {
     "experiments": "notebooks/45_ablations.ipynb",
     "judge": "notebooks/60_judge.ipynb",
 }
-PAPERMILL = f"'{sys.executable}' -m igcore.runs.walk --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
+PAPERMILL = f"'{sys.executable}' -m papermill --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
 
 
 if config.get("hub"):
@@ -93,7 +92,7 @@ TABLES = [
 PICTURES = [
     f"{FIGURES}/{name}.{end}"
     for name in [
-        *["overview", "tradeoff", "distributions", "rates", "budget_sweep", "trajectories", "answers"],
+        *["tradeoff", "distributions", "rates", "budget_sweep", "trajectories", "answers"],
         *([] if swept.waits(PROFILE, swept.PICTURE) else [swept.PICTURE]),
         *(["abstention"] if SAMPLED else []),
         *(["critic", "reliability"] if CRITICS else []),
@@ -190,6 +189,8 @@ def check_runs():
 
 
 if workflow.is_main_process:
+    with one_sentence():
+        lock(Path())  # freed when this process ends, also by a kill, unlike Snakemake's own
     check_runs()
 
 

@@ -3,6 +3,7 @@ README.
 """
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -14,11 +15,10 @@ import yaml
 from packaging.requirements import Requirement
 
 from igcore import METHODS
-from igcore.paper import swept
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.paramfiles import ParamFiles
-from igcore.runs.readme import ABLATIONS, FIGURES, TABLES, ablation_list, figure_list, main_table
+from igcore.runs.readme import BLOCK, PAGES
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -293,22 +293,21 @@ def test_a_name_that_a_shell_would_run_starts_nothing(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {"params", "notebooks", ".snakemake"}
 
 
-@pytest.mark.parametrize(
-    ("marker", "table"),
-    [
-        ("main-table", "main"),
-        ("critic-search", "ablation_critic_search"),
-        ("bench", "bench_ratios"),
-    ],
-)
-def test_the_readme_shows_the_committed_tables(marker, table):
+@pytest.mark.parametrize("page", PAGES)
+def test_the_pages_show_the_committed_tables(page):
     """Guards against numbers typed by hand: `make readme` writes them."""
-    readme = (ROOT / "README.md").read_text()
-    block = readme.partition(f"<!-- {marker}:start -->")[2].partition(f"<!-- {marker}:end -->")[0]
-    shown = (ROOT / f"figures/tables/{table}.md").read_text()
-    if marker == "main-table":  # with a sentence where methods ran on parts of the prompts
-        shown = main_table(ROOT / "figures/tables")
-    assert block.strip() == shown.strip()
+    for block in BLOCK.finditer((ROOT / page).read_text()):
+        start, kind, name, _ = block.groups()
+        if kind == "table":
+            shown = block.group()[len(start) : -len("<!-- end -->")]
+            assert shown.strip() == (ROOT / f"figures/tables/{name}.md").read_text().strip()
+
+
+def links(page: str) -> set[str]:
+    """Return the files of the repository that a page links to."""
+    text, folder = (ROOT / page).read_text(), (ROOT / page).parent
+    found = re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", text)
+    return {Path(os.path.relpath(folder / link, ROOT)).as_posix() for link in found}
 
 
 @pytest.fixture(scope="module")
@@ -343,26 +342,21 @@ def committed(*patterns) -> set[str]:
     return set(found.stdout.splitlines())
 
 
-def test_the_readme_lists_what_the_walk_leaves(declared):
-    """Guards against a picture that no reader finds, and a link to one that is never made."""
-    apart = {
-        "win_rates",
-        swept.PICTURE,
-        *(f"paper_{name}" for name in swept.TABLES),
-    }  # behind notebook 60's manifest; of notebook 45
-    expected = {f"figures/{name}.{end}" for name in FIGURES for end in ("png", "pdf")}
-    expected |= {
-        f"figures/tables/{name}.{end}" for name in TABLES for end in ("csv", "md", "tex", "json")
-    }
-    assert declared == {name for name in expected if Path(name).stem not in apart}
-    assert figure_list().strip() in (ROOT / "README.md").read_text()
+def test_the_results_show_what_the_walk_leaves(declared):
+    """Guards against a picture or table that no reader finds."""
+    shown = links("docs/results.md") | set(
+        f"figures/tables/{block[3]}.md"
+        for block in BLOCK.finditer((ROOT / "docs/results.md").read_text())
+        if block[2] == "table"
+    )
+    assert {name for name in declared if name.endswith((".png", ".md"))} <= shown
+    assert {name for name in shown if name.startswith("figures/")} <= committed("figures")
 
 
-def test_what_the_readme_lists_is_committed():
-    """Guards against a link to a table or picture that is not there, whichever command makes it."""
-    listed = {f"figures/{name}.{end}" for name in FIGURES for end in ("png", "pdf")}
-    listed |= {f"figures/tables/{name}.{end}" for name in TABLES for end in ("csv", "md", "tex")}
-    assert listed <= committed("figures")
+@pytest.mark.parametrize("page", [*PAGES, "docs/paper-to-code.md", "CONTRIBUTING.md"])
+def test_every_link_of_a_page_leads_somewhere(page):
+    """Bug: a page that links to a file that moved."""
+    assert not [name for name in links(page) - {"docs/method.svg"} if not (ROOT / name).exists()]
 
 
 def test_what_the_walk_leaves_is_committed(declared):
@@ -370,9 +364,13 @@ def test_what_the_walk_leaves_is_committed(declared):
     assert declared and declared <= committed("figures")
 
 
-def test_the_readme_lists_the_pictures_of_the_ablations():
-    """Bug: pictures in the repository that no page shows, without a word for those who do not see
-    them.
-    """
-    assert committed("figures/ablation_*.png") == {f"figures/{name}.png" for name in ABLATIONS}
-    assert ablation_list().strip() in (ROOT / "README.md").read_text()
+def test_the_results_link_the_pictures_of_the_ablations():
+    """Bug: pictures in the repository that no page shows."""
+    assert committed("figures/ablation_*.png") <= links("docs/results.md")
+
+
+def test_the_readme_is_short_and_begins_with_an_example():
+    """Guards the first screen: what it is, how to install it, and a cost of one's own."""
+    lines = (ROOT / "README.md").read_text().splitlines()
+    first = "\n".join(lines[:40])
+    assert len(lines) <= 150 and "pip install ." in first and "```python" in first

@@ -1,146 +1,74 @@
-"""Tests of the command that writes the README's numbers."""
+"""Tests of the command that writes the tables of the pages."""
 
 import json
 
 import pytest
 
-from igcore.errors import ParameterError
-from igcore.paper import swept
+from igcore.errors import RunError
 from igcore.runs import readme
 
-README = "before\n<!-- main-table:start -->\nof the last run\n<!-- main-table:end -->\nafter\n"
+PAGE = "before\n<!-- table main -->\nof the last run\n<!-- end -->\nafter\n"
 
 
-def test_update_block_touches_nothing_else(tmp_path):
-    """Guards against lost prose, and a block that grows each time it is filled."""
-    path = tmp_path / "README.md"
-    path.write_text(README, encoding="utf-8")
-    for text in ("| \\1 new |\n", "| \\1 new |"):
-        readme.update_block(path, "main-table", text)
-        assert path.read_text(encoding="utf-8") == (
-            "before\n<!-- main-table:start -->\n\n| \\1 new |\n\n<!-- main-table:end -->\nafter\n"
-        )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        README + README,
-        README.replace("start", "begin"),
-        "<!-- main-table:end --> <!-- main-table:start -->",
-    ],
-)
-def test_update_block_without_its_markers(tmp_path, text):
-    """Guards against numbers written nowhere, or twice, without a word."""
-    path = tmp_path / "README.md"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(
-        ParameterError, match="<!-- main-table:start --> and <!-- main-table:end --> once each"
-    ):
-        readme.update_block(path, "main-table", "numbers")
-    assert path.read_text(encoding="utf-8") == text
-
-
-def test_the_main_table_says_what_fewer_prompts_mean(tmp_path):
-    """Guards against a missing mean that nobody explains, and an explanation where there is nothing
-    to explain.
-    """
-    (tmp_path / "main.md").write_text("| a table |\n")
-    (tmp_path / "main.csv").write_text(
-        "policy,method,n_prompts\nraw,base,48\nraw,args,48\nchat,base,12\n"
-    )
-    assert readme.main_table(tmp_path) == "| a table |\n"
-    (tmp_path / "main.csv").write_text(
-        "policy,method,n_prompts\nraw,base,48\nraw,args,12\nchat,base,12\n"
-    )
-    assert readme.main_table(tmp_path) == f"| a table |\n\n{readme.SUBSET}"
-
-
-def executed(path, seconds):
+def with_table(folder, text):
+    path = folder / "figures/tables/main.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"metadata": {"papermill": {"duration": seconds}}}))
+    path.write_text(text, encoding="utf-8")
 
 
-BLOCKS = (
-    "main-table",
-    "notebooks",
-    "critic-search",
-    "bench",
-    "figures",
-    "ablation-figures",
-    "paper-plan",
-)
+def test_a_block_is_written_and_nothing_else(tmp_path):
+    """Guards against lost prose, and a block that grows each time it is written."""
+    page = PAGE
+    for text in ("| \\1 old |", "| \\1 new |\n"):
+        with_table(tmp_path, text)
+        page = readme.filled(page, tmp_path)
+    assert page == "before\n<!-- table main -->\n\n| \\1 new |\n\n<!-- end -->\nafter\n"
+    assert readme.filled("no block\n<!-- output -->\n<!-- end -->\n", tmp_path).count("\n") == 3
 
 
-def test_the_command_fills_every_block(tmp_path):
-    """Guards against a README whose numbers no command writes, and a traceback where a file is
-    missing.
-    """
-    path, runs = tmp_path / "README.md", tmp_path / "runs"
-    path.write_text(
-        "".join(README.replace("main-table", name) for name in BLOCKS), encoding="utf-8"
-    )
-    arguments = ["--readme", str(path), "--tables", str(tmp_path), "--runs", str(runs)]
+def test_two_blocks_keep_the_text_between_them(tmp_path):
+    """Bug: everything from the first block to the end of the last one was replaced."""
+    with_table(tmp_path, "| new |")
+    page = readme.filled(PAGE + PAGE, tmp_path)
+    assert page.count("| new |") == page.count("before") == page.count("after") == 2
+
+
+def test_a_missing_table_is_one_sentence(tmp_path):
+    """Guards against a page whose numbers nobody made."""
+    with pytest.raises(RunError, match=r"main\.md is not there; run `make reproduce`"):
+        readme.filled(PAGE, tmp_path)
+    with pytest.raises(RunError, match="no executed notebook of small; run `make reproduce`"):
+        readme.filled("<!-- minutes small -->\n<!-- end -->", tmp_path)
+
+
+def executed(path, notebook, seconds):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    done = {"input_path": f"notebooks/{notebook}.ipynb", "duration": seconds}
+    path.write_text(json.dumps({"metadata": {"papermill": done}}))
+
+
+def test_minutes_are_those_of_all_jobs_of_a_notebook(tmp_path):
+    """Bug: a run that was replaced or still goes on was counted, or one at the top was not."""
+    small = tmp_path / "runs/small"
+    executed(small / "tables.ipynb", "40_tables", 6)
+    executed(small / "decode-a/executed.ipynb", "30_decode", 90)
+    executed(small / "decode-b/executed.ipynb", "30_decode", 108)
+    executed(small / "decode-c/executed.ipynb", "30_decode", None)
+    executed(small / ".replaced/decode-a.1/executed.ipynb", "30_decode", 600)
+    rows = readme.minutes("small ablations", tmp_path).splitlines()
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+    expected = [["small", "30_decode", "2", "3.3"], ["small", "40_tables", "1", "0.1"]]
+    assert cells == expected
+
+
+def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
+    """Guards `make readme`."""
+    monkeypatch.setattr(readme, "root", lambda: tmp_path)
+    for name in readme.PAGES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(PAGE)
     with pytest.raises(SystemExit, match=r"^error: .*main\.md is not there"):
-        readme.main(arguments)
-    (tmp_path / "main.md").write_text("| a table |")
-    with pytest.raises(SystemExit, match=r"^error: .*main\.csv is not there"):
-        readme.main(arguments)
-    (tmp_path / "main.csv").write_text(
-        "policy,method,n_prompts\nraw,base,48\nraw,args,48\nchat,base,12\n"
-    )
-    with pytest.raises(
-        SystemExit, match=r"^error: .*start\.ipynb is not there; run `make reproduce` first"
-    ):
-        readme.main(arguments)
-    for name, seconds in {
-        "start": 60,
-        "theory": 12,
-        "critics/a/executed": 30,
-        "decode-a/executed": 90,
-        "decode-b/executed": 108,
-        "examples-a/executed": 12,
-        "tables": 3,
-        "figures": 6,
-        "judge/a/executed": 5,
-        "audit": 4,
-    }.items():
-        executed(runs / f"{name}.ipynb", seconds)
-    for name, make in (("ablation_critic_search", "critic-search"), ("bench_ratios", "bench")):
-        with pytest.raises(
-            SystemExit, match=rf"^error: .*{name}\.md is not there; .* `make {make}`"
-        ):
-            readme.main(arguments)
-        (tmp_path / f"{name}.md").write_text(f"| {name} |")
-    readme.main(arguments)
-    text = path.read_text(encoding="utf-8")
-    assert "45_ablations.ipynb) |" in text and "| not run |" in text
-    executed(tmp_path / "ablations" / "decode-c" / "executed.ipynb", 126)
-    readme.main(arguments)
-    text = path.read_text(encoding="utf-8")
-    assert (
-        "| a table |" in text
-        and "| bench_ratios |" in text
-        and "| ablation_critic_search |" in text
-    )
-    assert (
-        "| 3.5 | no |" in text
-        and "| 2.1 | no |" in text
-        and "| 0.1 | no |" in text
-        and "of the last run" not in text
-    )
-    assert readme.figure_list() in text and readme.ablation_list() in text
-
-
-def test_every_list_is_a_table():
-    """Bug: a picture whose text begins a new cell or line, so that the table breaks."""
-    for text in [*readme.FIGURES.values(), *readme.TABLES.values(), *readme.ABLATIONS.values()]:
-        assert "|" not in text and "\n" not in text
-    assert readme.ablation_list().splitlines()[:2] == ["| picture | what it shows |", "|:--|:--|"]
-    waiting = {
-        name
-        for name, text in (readme.FIGURES | readme.TABLES).items()
-        if "`make ablations`" in text
-    }
-    assert waiting == {*(f"paper_{name}" for name in swept.TABLES), swept.PICTURE}
+        readme.main()
+    with_table(tmp_path, "| new |")
+    readme.main()
+    assert all("| new |" in (tmp_path / name).read_text() for name in readme.PAGES)

@@ -101,13 +101,11 @@ def snakemake(place, profile, *arguments, **config) -> str:
 
 def planned(place, profile, **config) -> dict[str, list[str]]:
     """Return the jobs that would start: the notebook that each writes, and its command behind
-    ``python -m igcore.runs.walk``.
+    ``python -m papermill``.
     """
     printed = snakemake(place, profile, "--dry-run", "--printshellcmds", **config)
-    commands = [
-        shlex.split(line) for line in printed.splitlines() if " -m igcore.runs.walk " in line
-    ]
-    behind = [command[command.index("igcore.runs.walk") + 1 :] for command in commands]
+    commands = [shlex.split(line) for line in printed.splitlines() if " -m papermill " in line]
+    behind = [command[command.index("papermill") + 1 :] for command in commands]
     return {
         next(part for part in command if part.startswith("runs/")): command for command in behind
     }
@@ -292,7 +290,7 @@ def finish(place):
     for path in [place / row[0] for row in rows if row[0].startswith("runs/")]:
         of = {"critics": "critic", "judge": "judge"}.get(path.parent.parent.name, "decode")
         left = (
-            [*jobs.LEFT[of], *(jobs._networks(trained) if of == "critic" else ())]
+            [*jobs.LEFT[of], *(jobs._trained(trained) if of == "critic" else ())]
             if path.name == "manifest.json"
             else []
         )
@@ -386,7 +384,7 @@ def everything(folder: Path) -> dict:
             "../../x",
             "profile of params/mine/decode-raw.yaml is '../../x', which cannot name a folder; give",
         ),
-        ("budget", ".nan", "setting budget is nan, which reaches no notebook as it is; give"),
+        ("budget", ".nan", "setting budget is nan, which no notebook receives as it is; give"),
     ],
 )
 def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, sentence):

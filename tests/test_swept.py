@@ -10,7 +10,7 @@ from test_ablations import executed, outputs, workplace, written
 
 from igcore import RunError, paper
 from igcore.paper import report, swept
-from igcore.runs import sweeps
+from igcore.runs import jobs
 
 ROOT = Path(__file__).parents[1]
 TOGETHER = ("45-swept-tables", "45-pareto-fig")
@@ -59,10 +59,9 @@ def test_all_runs_of_both_must_have_finished(repository):
     """
     with pytest.raises(
         RunError,
-        match="the run main/decode-a-seed-0 has not finished, nor have 3 others.*"
-        "`make reproduce` and then",
+        match="4 runs have not finished, the first main/decode-a-seed-0; run `make reproduce`",
     ):
-        sweeps.check_finished("sweeps", repository)
+        jobs.check_finished("sweeps", repository)
     finish(
         repository,
         "main/decode-a-seed-0",
@@ -70,19 +69,19 @@ def test_all_runs_of_both_must_have_finished(repository):
         "sweeps/decode-a-seed-0",
         "sweeps/decode-a-seed-1",
     )
-    assert sweeps.unfinished("main", repository) == ["decode-a-seed-1"] and not sweeps.unfinished(
+    assert jobs.unfinished("main", repository) == ["decode-a-seed-1"] and not jobs.unfinished(
         "sweeps", repository
     )
-    with pytest.raises(RunError, match="main/decode-a-seed-1 has not finished, so"):
-        sweeps.check_finished("sweeps", repository)
+    with pytest.raises(RunError, match="1 runs have not finished, the first main/decode-a-seed-1;"):
+        jobs.check_finished("sweeps", repository)
     finish(repository, "main/decode-a-seed-1.1-of-2")
-    sweeps.check_finished("sweeps", repository)
+    jobs.check_finished("sweeps", repository)
     with pytest.raises(
         RunError,
         match="'main' sweeps for no other, as sweeps does; its notebooks 40 and 50 write "
         "everything",
     ):
-        sweeps.check_finished("main", repository)
+        jobs.check_finished("main", repository)
 
 
 def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys):
@@ -109,7 +108,10 @@ def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys
     assert not waiting & outputs(tmp_path, "ablations")  # whose job deletes them before it starts
     executed(tmp_path, "ablations", cells=TOGETHER)
     assert (
-        capsys.readouterr().out.count("not run: the run small/decode-raw has not finished, so") == 2
+        capsys.readouterr().out.count(
+            "not run: 1 runs have not finished, the first small/decode-raw;"
+        )
+        == 2
     )
     executed(tmp_path, "small", "40_tables", cells=("40-04", "40-15"))
     assert all((tmp_path / name).read_bytes() == content for name, content in left.items())

@@ -5,17 +5,21 @@ digests of the code. It is written only when its content changes, so that a comm
 a notebook's outputs restart nothing. No model is imported: Snakemake loads this for every job.
 """
 
+import fcntl
 import json
 import math
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import yaml
 
 from ..config import SearchConfig
-from ..errors import ParameterError
+from ..errors import ParameterError, RunError
+from ..paper import swept
 from .identity import code_of, literal_table, notebook_code, versions
+from .paramfiles import ParamFiles
 
 ENTRIES = {
     "decode": "igcore.runs.decode_run",
@@ -49,21 +53,17 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     """
     settings = dict(settings)
     for name, value in settings.items():
-        if not _plain(value):
+        if not _survives(value):
             raise ParameterError(
-                f"setting {name} is {value!r}, which reaches no notebook as it is; give text (in "
+                f"setting {name} is {value!r}, which no notebook receives as it is; give text (in "
                 "quotes if it looks like a date), a finite number, true, false, null, or a list or "
                 "mapping of these"
             )
     # escaped and unwrapped, so that no reader takes a rare character for the end of a line
     text = yaml.safe_dump(settings, sort_keys=False, width=math.inf) if settings else ""
-    known = {
-        "version of": versions(),
-        "code of": {notebook: _notebook(notebook)[0]} | code(kind, notebook, settings),
-    }
-    comments = "".join(
-        f"# {what} {name}: {digest}\n" for what, of in known.items() for name, digest in of.items()
-    )
+    digests = {notebook: _notebook(notebook)[0]} | code(kind, notebook, settings)
+    known = [("version", versions()), ("code", digests)]
+    comments = "".join(f"# {what} of {x}: {y}\n" for what, of in known for x, y in of.items())
     path = Path(path)
     if not path.is_file() or path.read_text(encoding="utf-8") != comments + text:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,48 +73,34 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     return str(path)
 
 
-def _plain(value: object) -> bool:
-    """Say whether a value survives YAML 1.1, as papermill reads it.
+def _survives(value: object) -> bool:
+    """Say whether a value reaches a notebook unchanged: it is plain JSON, and text can be encoded.
 
     Dates, numbers that are not finite and lone surrogates do not.
     """
-    if type(value) in (list, dict):
-        parts = value if isinstance(value, list) else [*value, *value.values()]
-        return all(_plain(part) for part in parts)
-    if type(value) is str:
-        return not any("\ud800" <= character <= "\udfff" for character in value)
-    return (
-        value is None or type(value) in (bool, int) or type(value) is float and math.isfinite(value)
-    )
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError):
+        return False
+    return json.loads(text) == value
 
 
 def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
     """Return the digests of the modules that decide what a job leaves, its scorers included."""
     if kind not in ENTRIES:
         return _code(*_notebook(notebook)[1])
-    named = set(_scorers(settings))
+    judge = settings.get("judge")
+    roles = judge if isinstance(judge, dict) else {r: settings.get(r) for r in ("cost", "reward")}
+    options = [
+        scorer if isinstance(scorer, dict) else {"name": scorer} for scorer in roles.values()
+    ]
+    names = [scorer.get("name") for scorer in options]
     homes = {
         home.partition(":")[0]
         for name, home in literal_table("igcore.models.registry", "SCORERS").items()
-        if named & {name, None}
+        if None in names or name in names  # None: a scorer left to its default
     }
     return _code(ENTRIES[kind], *sorted(homes))
-
-
-def _scorers(settings: Mapping) -> Iterable[str | None]:
-    """Yield the names of the scorers in the settings of a run or of a judge.
-
-    None stands for a scorer left to its default, whichever that is.
-    """
-    judge = settings.get("judge")
-    given = (
-        judge
-        if isinstance(judge, dict)
-        else {role: settings.get(role) for role in ("cost", "reward")}
-    )
-    for scorer in given.values():
-        name = scorer.get("name") if isinstance(scorer, dict) else scorer
-        yield None if name is None else str(name)
 
 
 def shards_of(settings: Mapping, shards: int) -> int:
@@ -129,46 +115,97 @@ def shards_of(settings: Mapping, shards: int) -> int:
     return min(shards, math.ceil(limit / size))
 
 
+# --- runs that are there --------------------------------------------------------------------------
+
+
+def lock(folder: Path) -> None:
+    """Lock a folder for one run of Snakemake, until this process ends, also by a kill.
+
+    Raises
+    ------
+    RunError
+        When another process has locked the folder.
+    """
+    path = folder / ".snakemake/run.lock"
+    path.parent.mkdir(exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT)  # stays open: closing it would free the lock
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise RunError(
+            f"another Snakemake runs in {folder.resolve()}; wait for it, or stop it first"
+        ) from error
+
+
 def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:
     """Remove the manifest of a run that no longer holds; return why, or "" where nothing changed.
 
     A finished run holds while its files are there, and those that it loaded keep size and time.
     """
-    folder = Path(folder)
-    manifest = folder / "manifest.json"
-    if not manifest.is_file():
+    manifest = Path(folder) / "manifest.json"
+    why = _broken(manifest, kind, settings) if manifest.is_file() else ""
+    if not why:
         return ""
-    if why := _broken(folder, manifest, kind, settings):
-        manifest.unlink()
-        return f"{folder}: {why}, so it runs again"
-    return ""
+    manifest.unlink()
+    return f"{folder}: {why}, so it runs again"
 
 
-def _broken(folder: Path, manifest: Path, kind: str, settings: Mapping) -> str:
+def _broken(manifest: Path, kind: str, settings: Mapping) -> str:
     """Return why a finished run no longer holds, or ""."""
-    wanted = [*LEFT[kind], *(_networks(settings) if kind == "critic" else ())]
-    if missing := [name for name in wanted if not (folder / name).is_file()]:
+    wanted = [*LEFT[kind], *(_trained(settings) if kind == "critic" else ())]
+    if missing := [name for name in wanted if not (manifest.parent / name).is_file()]:
         return f"{missing[0]} is not there any more"
     try:
-        opened = json.loads(manifest.read_text(encoding="utf-8")).get("opened", {}).items()
-    except (ValueError, AttributeError, RecursionError):
+        opened = json.loads(manifest.read_text(encoding="utf-8")).get("opened", {})
+        known = {Path(path): tuple(size_and_time) for path, size_and_time in opened.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return "its manifest is damaged"
-    changed = [path for path, was in opened if Path(path).is_file() and was != _stat(Path(path))]
+    there = {path: path.stat() for path in known if path.is_file()}
+    now = {path: (stat.st_size, stat.st_mtime_ns) for path, stat in there.items()}
+    changed = [path for path in now if now[path] != known[path]]
     return f"{changed[0]} has changed since" if changed else ""
 
 
-def _networks(settings: Mapping) -> list[str]:
+def _trained(settings: Mapping) -> list[str]:
     """Return the files of rollouts and networks that a run of notebook 20 leaves."""
-    drawn = (
-        []
-        if settings.get("rollouts")
-        else ["rollouts-train/responses.jsonl", "rollouts-test/responses.jsonl"]
-    )
+    splits = () if settings.get("rollouts") else ("train", "test")
+    rollouts = [f"rollouts-{split}/responses.jsonl" for split in splits]
     critics = [f"{name}/critic.safetensors" for name in settings.get("critics") or ()]
-    return [*drawn, *critics, *(["value/value.safetensors"] if settings.get("value") else [])]
+    return [*rollouts, *critics, *(["value/value.safetensors"] if settings.get("value") else [])]
 
 
-def _stat(path: Path) -> list[int]:
-    """Return size and time (ns) of a file, as `igcore.runs.identity.opened` records them."""
-    about = path.stat()
-    return [about.st_size, about.st_mtime_ns]
+def check_finished(profile: str, base: Path) -> None:
+    """Raise ``RunError`` unless the runs of a profile of sweeps and of its main one have finished.
+
+    Parameters
+    ----------
+    profile : str
+        A key of `igcore.paper.swept.MAIN`.
+    base : Path
+        The folder that holds ``params`` and ``runs``.
+    """
+    if profile not in swept.MAIN:
+        raise RunError(
+            f"the profile {profile!r} sweeps for no other, as {', '.join(swept.MAIN)} does; its "
+            "notebooks 40 and 50 write everything"
+        )
+    both = swept.MAIN[profile], profile
+    if missing := [f"{of}/{run}" for of in both for run in unfinished(of, base)]:
+        raise RunError(
+            f"{len(missing)} runs have not finished, the first {missing[0]}; run `make reproduce` "
+            "and then `make ablations`"
+        )
+
+
+def unfinished(profile: str, base: Path) -> list[str]:
+    """Return the names of a profile's decode runs that have not finished, whole or in shards."""
+    files, folder = ParamFiles(profile, base=base / "params"), base / "runs" / profile
+    names = [name for file in files.files("decode") for name, _ in files.points(file)]
+    return [name for name in names if not _has_finished(folder, name)]
+
+
+def _has_finished(folder: Path, run: str) -> bool:
+    """Say whether a run has finished, as a whole or in all shards of one sharding."""
+    shards = [path.parent.name for path in folder.glob(f"{run}.*-of-*/manifest.json")]
+    in_shards = bool(shards) and len(shards) == int(shards[0].rpartition("-")[2])
+    return in_shards or (folder / run / "manifest.json").exists()

@@ -394,7 +394,7 @@ def report(files: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
         f"one prompt of {PROMPT_TOKENS} tokens of the method that needs most.",
     ]
     if table["hours"].isna().any():
-        folders = ", ".join(str(runs / profile) for profile in profiles)
+        folders = ", ".join(f"{runs.name}/{profile}" for profile in profiles)
         notes.append(
             f"Hours are unknown where no finished run in {folders} measures the policy and its "
             "methods. Finish one file of the profile first, or give --tokens-per-second."

@@ -54,6 +54,7 @@ def rehearse(folder: Path, cores: int) -> int:
             sys.executable,
             "-m",
             "snakemake",
+            "--nolock",  # the Snakefile locks the folder itself
             "--cores",
             jobs,
             "--quiet",
