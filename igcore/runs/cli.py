@@ -5,12 +5,12 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
-from ..errors import IgcoreError
+from ..errors import IgcoreError, ParameterError
 from ..folders import changes, comparable, key, read
 from .rescore import TOLERANCE
 from .trusted import Trusted
@@ -29,20 +29,11 @@ certified."""
 OPTIONS = "name or {name: ..., option: ...} in the place of the record's"
 
 
-def show(report: Report, path: Path) -> None:
-    """Print what was certified and what was not."""
-    print(f"{path}: all hold")
-    for what, found in report.certified.items():
-        print(f"  {what:14}{plain(found)}")
-    print("not certified:")
-    for what in report.uncertified:
-        print(f"  {plain(what)}")
-
-
-def complain(problems: Iterable[str]) -> None:
-    """Print a line for each problem to the standard error."""
-    for problem in problems:
-        print(f"error: {plain(problem)}", file=sys.stderr)
+def shown(report: Report, path: Path) -> list[str]:
+    """Return what was certified and what was not, line by line."""
+    certified = [f"  {what:14}{plain(found)}" for what, found in report.certified.items()]
+    uncertified = [f"  {plain(what)}" for what in report.uncertified]
+    return [f"{path}: all hold", *certified, "not certified:", *uncertified]
 
 
 def plain(text: str) -> str:
@@ -58,11 +49,6 @@ def differences(a: Sequence[dict], b: Sequence[dict]) -> list[str]:
     """Say in which fields two runs differ, in any order of lines; seconds do not count."""
     left, right = ({" ".join(key(line)): comparable(line) for line in lines} for lines in (a, b))
     return [f"{name} differs" for name in changes(left, right)]
-
-
-def _groups(text: str) -> int | None:
-    """Read how many groups to decode again: a number, or ``all``."""
-    return None if text == "all" else int(text)
 
 
 def _named(text: str) -> str | dict:
@@ -86,10 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         check.add_argument(f"--{role}", type=_named, help=OPTIONS)
     for role in ("critic", "value"):
         check.add_argument(f"--{role}", metavar="FOLDER", help="of the network that --replay uses")
-    groups = "decode K groups again, or 'all' (default 0)"
-    check.add_argument("--replay", type=_groups, default=0, metavar="K", help=groups)
-    seed = "samples the groups; by default another one each time"
-    check.add_argument("--seed", type=int, help=seed)
+    check.add_argument("--replay", default="0", metavar="K", help="decode K groups again, or 'all'")
+    check.add_argument("--seed", type=int, help="samples these groups; by default a random one")
     tolerance = "by which scores may differ (default %(default)g)"
     check.add_argument("--tolerance", type=float, default=TOLERANCE, help=tolerance)
     compare = commands.add_parser("compare", help="say in which lines and fields two files differ")
@@ -100,23 +84,30 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Verify or compare files of responses from the command line; return the exit status."""
-    given = vars(_parser().parse_args(arguments))
+    given = _parser().parse_args(arguments)
     try:
-        if given["command"] == "compare":
-            a, b = given["a"], given["b"]
-            problems = differences(read(a), read(b))
-            if not problems:
-                print(f"{a} and {b} agree in all fields but seconds")
-        else:
-            trusted = Trusted(**{name: given[name] for name in Trusted.__dataclass_fields__})
-            check = Check(trusted, given["replay"], given["seed"], given["tolerance"])
-            report = verify(given["file"], check)
-            problems = report.problems
-            if problems:
-                problems = [*problems, f"{given['file']} does not hold: {len(problems)} problems"]
-            else:
-                show(report, given["file"])
+        lines, problems = _verified(given) if given.command == "verify" else _compared(given)
     except IgcoreError as error:
-        problems = [str(error)]
-    complain(problems)
+        lines, problems = [], [str(error)]
+    for problem in problems:
+        print(f"error: {plain(problem)}", file=sys.stderr)
+    if not problems:
+        print("\n".join(lines))
     return 1 if problems else 0
+
+
+def _verified(given: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Verify a run; return what to print when it holds, and its problems."""
+    trusted = Trusted(**{name: getattr(given, name) for name in Trusted.__dataclass_fields__})
+    if given.replay != "all" and not given.replay.isdecimal():
+        raise ParameterError(f"--replay is {given.replay!r}; give a number of groups, or all")
+    replay = None if given.replay == "all" else int(given.replay)
+    report = verify(given.file, Check(trusted, replay, given.seed, given.tolerance))
+    last = [f"{given.file} does not hold: {len(report.problems)} problems"]
+    return shown(report, given.file), report.problems and report.problems + last
+
+
+def _compared(given: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Compare two files; return what to print when they agree, and their differences."""
+    agreement = f"{given.a} and {given.b} agree in all fields but seconds"
+    return [agreement], differences(read(given.a), read(given.b))

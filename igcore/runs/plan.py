@@ -44,25 +44,25 @@ from .rollout_run import METHOD as ROLLOUTS
 
 LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
 LLAMA_2 = LLAMA | {"vocab_size": 32000, "intermediate_size": 11008, "num_key_value_heads": 32}
-LLAMA_2_PAD = LLAMA_2 | {"vocab_size": 32001}
+SAFE_RLHF = LLAMA_2 | {"vocab_size": 32001}
 LLAMA_3 = LLAMA | {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8}
 SMALL = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9}
 SMOLLM2 = SMALL | {"vocab_size": 49152, "intermediate_size": 1536, "num_key_value_heads": 3}
 SHAPES: dict[str, dict] = {  # name on the hub, or of an asset -> fields of its LlamaConfig
-    "PKU-Alignment/alpaca-7b-reproduced": LLAMA_2_PAD,
-    "PKU-Alignment/beaver-7b-v3.0": LLAMA_2_PAD,
+    "PKU-Alignment/alpaca-7b-reproduced": SAFE_RLHF,
+    "PKU-Alignment/beaver-7b-v3.0": SAFE_RLHF,
     "lmsys/vicuna-7b-v1.5": LLAMA_2,
     "meta-llama/Llama-3.1-8B-Instruct": LLAMA_3,
     "argsearch/llama-7b-rm-float32": LLAMA_2,
-    "PKU-Alignment/beaver-7b-unified-cost": LLAMA_2_PAD,
+    "PKU-Alignment/beaver-7b-unified-cost": SAFE_RLHF,
     "nicolinho/QRM-Llama3.1-8B": LLAMA_3 | {"vocab_size": 128257},
     "smollm2": SMOLLM2 | {"tie_word_embeddings": True},
 }
 # prompt sets that would have to be downloaded, and their published sizes
 WHOLE = {"rtp": 623, "hex-phi": 300}
 TEST_PARTS = {"hh-rlhf": 12451, "pku-saferlhf": 759}  # as the paper's percentages have it
-EDGES = [("", 0.0), *SPLITS.items()]
-SHARES = {"all": 1.0} | {name: high - low for (_, low), (name, high) in pairwise(EDGES)}
+EDGES = pairwise([("", 0.0), *SPLITS.items()])
+SHARES = {"all": 1.0} | {name: high - low for (_, low), (name, high) in EDGES}
 ROLES = ("policy", "cost", "reward")
 NOBODY = dict.fromkeys([*ROLES, *(f"{role}_digest" for role in ROLES)], "")
 # settings of a critic that its specification repeats
@@ -89,8 +89,6 @@ class Job:
     gib : float
         Weights, networks and one prompt of the method that needs most; NaN when the shape of a
         model is not known.
-    unknown : tuple of str
-        Models of unknown shape.
     """
 
     file: Path
@@ -98,7 +96,6 @@ class Job:
     prompts: float
     tokens: dict[str, float]
     gib: float
-    unknown: tuple[str, ...]
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -120,10 +117,7 @@ def config_of(repo: str):
 def model_of(repo: str, dtype: str, head: bool):
     """Return a model without weights, on torch's meta device; None when its shape is unknown.
 
-    Parameters
-    ----------
-    head : bool
-        Whether it is a policy, with a head over the vocabulary, or the backbone of a scorer.
+    A policy has a head over the vocabulary, the backbone of a scorer has none.
     """
     if (config := config_of(repo)) is None:
         return None
@@ -142,8 +136,7 @@ def network_of(policy, config: CriticConfig | ValueConfig) -> Critic | ValueNetw
     text = policy.config.get_text_config(decoder=True)
     sizes = NOBODY | {"max_new_tokens": 1, "hidden": text.hidden_size, "width": config.width}
     if isinstance(config, ValueConfig):
-        with torch.device("meta"):
-            return ValueNetwork(ValueSpec(**sizes))
+        return ValueNetwork(ValueSpec(**sizes)).to("meta")
     layers = text.num_hidden_layers
     kv_width = kv_bytes(policy, 1, 1, 0, 0) // (layers * policy.dtype.itemsize)
     given = {name: getattr(config, name) for name in LEARNED}
@@ -157,33 +150,33 @@ def reads_keys(network: Critic | ValueNetwork | None) -> bool:
     return isinstance(network, Critic) and network.reads_keys
 
 
-def models_of(params: DecodeParams | CriticParams) -> tuple[list, list[str]]:
-    """Return the policy and the scorers' models without weights, and the names of unknown ones.
+def models_of(params: DecodeParams | CriticParams) -> list:
+    """Return the policy and the scorers' models without weights, None for an unknown one.
 
     Scorers that read the same weights share a model. An embedded scorer weighs next to nothing.
     """
     name, _ = named(params.policy, "policy", ("template", "revision"))
     known = POLICIES.get(name)
-    parts = {((known.repo or known.asset) if known else name, params.dtype, True): None}
+    models = [model_of((known.repo or known.asset) if known else name, params.dtype, True)]
+    backbones = {}
     for role in ("reward", "cost"):
         scorer, given = check_scorer(getattr(params, role), f"{role} scorer")
         defaults = {key: p.default for key, p in signature(maker(scorer)).parameters.items()}
         options = defaults | given
         if "repo" in options:
-            parts[options["repo"], options["dtype"], False] = None
-    models = {part: model_of(*part) for part in parts}
-    return list(models.values()), [repo for (repo, *_), model in models.items() if model is None]
+            key = options["repo"], options["dtype"]
+            backbones[key] = model_of(*key, head=False)
+    return [*models, *backbones.values()]
 
 
 def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
     """Return how many prompts a run takes, NaN when that is not known. Downloads nothing."""
     source, options = check_prompts(prompts)
-    size: float | None = None
+    size = None
     if source in WHOLE:
         size = round(WHOLE[source] * SHARES[split])
     elif source in TEST_PARTS:
-        own_split = split == "all" or (split == "test" and options.part is None)
-        is_test = own_split and options.part in (None, "test")
+        is_test = (split, options.part) in (("all", None), ("all", "test"), ("test", None))
         size = TEST_PARTS[source] if is_test and not (options.config or options.version) else None
     else:
         size = len(load_prompts(prompts, split))
@@ -214,38 +207,32 @@ def prompt_bytes(models: Sequence, critic: Critic | None, method: str, config: S
 
 def decode_job(file: Path, params: DecodeParams) -> Job:
     """Return the plan of a run of notebook 30."""
-    models, unknown = models_of(params)
-    config = params.search()
-    folders = list(filter(None, [params.critic, params.value]))
-    lessons = {folder: _trained(file, folder) for folder in folders}
-    unknown += [folder for folder, lesson in lessons.items() if lesson is None]
+    models, config = models_of(params), params.search()
+    lessons = [_trained(file, folder) for folder in (params.critic, params.value) if folder]
     gib = math.nan
-    if not unknown:
-        networks = [network_of(models[0], lesson) for lesson in lessons.values()]
+    if None not in [*models, *lessons]:
+        networks = [network_of(models[0], lesson) for lesson in lessons]
         critic = networks[0] if params.critic else None
         needs = [prompt_bytes(models, critic, method, config) for method in params.methods]
         gib = (sum(map(weight_bytes, [*models, *networks])) + max(needs)) / GIB
     prompts = count(params.prompts, params.split, params.limit)
     tokens = {method: prompts * most_tokens(method, config) for method in params.methods}
-    return Job(file, _name(params.policy), prompts, tokens, gib, tuple(unknown))
+    return Job(file, _name(params.policy), prompts, tokens, gib)
 
 
 def critic_job(file: Path, params: CriticParams) -> Job:
     """Return the plan of a run of notebook 20: rollouts, training and the search of its trial."""
-    models, unknown = models_of(params)
-    config = params.searching()
-    learn, test = (
-        count(params.prompts, split, limit)
-        for split, limit in (("train", params.limit), ("test", params.test_limit))
-    )
+    models, config = models_of(params), params.searching()
+    test = count(params.prompts, "test", params.test_limit)
+    prompts = test + count(params.prompts, "train", params.limit)
     searched = min(params.search_limit, test)
     if params.thresholds:
         searched += len(params.thresholds) * count(params.prompts, "calibrate", None)
     tokens = {SEARCH: searched * most_tokens(SEARCH, config)}
     if not params.rollouts:
-        tokens[ROLLOUTS] = (learn + test) * params.n_rollouts * params.max_new_tokens
+        tokens[ROLLOUTS] = prompts * params.n_rollouts * params.max_new_tokens
     gib = math.nan
-    if not unknown:
+    if None not in models:
         lessons = [*params.configs().values(), *filter(None, [params.valuing()])]
         networks = [network_of(models[0], lesson) for lesson in lessons]
         needs = [prompt_bytes(models, networks[0], SEARCH, config)]
@@ -254,7 +241,7 @@ def critic_job(file: Path, params: CriticParams) -> Job:
             batch = critic_bytes(models[0], rows, params.max_new_tokens)
             needs.append(TRAINING * network.parameter_count + batch)
         gib = (sum(map(weight_bytes, [*models, *networks])) + max(needs)) / GIB
-    return Job(file, _name(params.policy), learn + test, tokens, gib, tuple(unknown))
+    return Job(file, _name(params.policy), prompts, tokens, gib)
 
 
 def _name(policy: str | Mapping) -> str:
@@ -282,7 +269,7 @@ def jobs(files: Iterable[Path | str]) -> Iterator[Job]:
 
     Raises
     ------
-    ParameterError, AssetError
+    ParameterError
         For a file that holds a bad parameter; the sentence names the file.
     """
     for file in map(Path, files):
@@ -305,29 +292,19 @@ def _points(file: Path, settings: type) -> list:
 # --- hours ----------------------------------------------------------------------------------------
 
 
-def measured(responses: Iterable[Path]) -> dict[tuple[str, str], float]:
-    """Return tokens per second for each policy and method of finished runs.
-
-    Parameters
-    ----------
-    responses : iterable of Path
-        Files ``responses.jsonl`` of decode runs or rollouts.
-    """
+def measured(runs: Path) -> dict[tuple[str, str], float]:
+    """Return tokens per second for each policy and method of the finished runs in a folder."""
     rows = []
-    for line in (line for path in responses for line in read(path)):
-        of_rollouts = line["method"] == ROLLOUTS
-        tokens = sum(map(len, line["tokens"])) if of_rollouts else line["policy_tokens"]
-        seconds = line["generate_s"] + line["score_s"]
-        rows.append((line["policy"], line["method"], tokens, seconds))
+    for path in sorted(runs.glob("**/responses.jsonl")):
+        lines = read(path) if path.with_name("manifest.json").is_file() else []
+        for line in lines:
+            of_rollouts = line["method"] == ROLLOUTS
+            tokens = sum(map(len, line["tokens"])) if of_rollouts else line["policy_tokens"]
+            seconds = line["generate_s"] + line["score_s"]
+            rows.append((line["policy"], line["method"], tokens, seconds))
     table = pd.DataFrame(rows, columns=["policy", "method", "tokens", "seconds"])
     sums = table.groupby(["policy", "method"]).sum()
     return (sums["tokens"] / sums["seconds"]).to_dict()
-
-
-def hours(job: Job, speeds: Mapping[tuple[str, str], float], speed: float | None) -> float:
-    """Return the hours of a job at these speeds, NaN when the speed of a method is not known."""
-    known = {method: speed or speeds.get((job.policy, method), math.nan) for method in job.tokens}
-    return sum(tokens / known[method] for method, tokens in job.tokens.items()) / 3600
 
 
 def plan_table(
@@ -335,72 +312,62 @@ def plan_table(
 ) -> pd.DataFrame:
     """Return one row for every params file.
 
-    Columns: ``file``, ``what it is`` (its first comment), ``jobs``, ``prompts`` and ``GiB`` of the
-    largest job, and ``million tokens`` and ``hours`` of all jobs, at most.
+    Parameters
+    ----------
+    speeds : mapping of (policy, method) to float
+        Tokens per second. A job has no hours (NaN) when the speed of one of its methods is unknown.
+    speed : float, optional
+        Tokens per second of all methods, in the place of `speeds`.
+
+    Returns
+    -------
+    DataFrame
+        ``file``, ``what it is`` (its first comment), ``jobs``, ``prompts`` and ``GiB`` of the
+        largest job, and ``million tokens`` and ``hours`` of all jobs, at most.
     """
-    rows = [
-        {
-            "file": job.file.name,
-            "what it is": _comment(job.file),
-            "jobs": 1,
-            "prompts": job.prompts,
-            "million tokens": sum(job.tokens.values()) / 1e6,
-            "GiB": job.gib,
-            "hours": hours(job, speeds, speed),
-        }
-        for job in found
-    ]
-    if not rows:
-        raise ParameterError(f"no file has a run; give files named {' or '.join(KINDS)}-....yaml")
-    groups = pd.DataFrame(rows).groupby(["file", "what it is"], sort=False)
+    rows = []
+    for job in found:
+        known = [speed or speeds.get((job.policy, method), math.nan) for method in job.tokens]
+        pairs = zip(job.tokens.values(), known, strict=True)
+        hours = sum(tokens / of_method for tokens, of_method in pairs) / 3600
+        first = job.file.read_text(encoding="utf-8").partition("\n")[0]
+        comment = first.lstrip("# ") if first.startswith("#") else ""
+        millions = sum(job.tokens.values()) / 1e6
+        rows.append((job.file.name, comment, 1, job.prompts, millions, job.gib, hours))
+    columns = ["file", "what it is", "jobs", "prompts", "million tokens", "GiB", "hours"]
+    groups = pd.DataFrame(rows, columns=columns).groupby(columns[:2], sort=False)
     largest = groups[["prompts", "GiB"]].max()
     sums = groups[["jobs", "million tokens", "hours"]].agg("sum", skipna=False)
-    order = ["jobs", "prompts", "million tokens", "GiB", "hours"]
-    return sums.join(largest)[order].reset_index()
-
-
-def _comment(file: Path) -> str:
-    """Return the comment in the first line of a file."""
-    first = file.read_text(encoding="utf-8").partition("\n")[0]
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
+    return sums.join(largest).reset_index()[columns]
 
 
 def report(files: Sequence[Path | str], runs: Path = Path("runs"), speed: float | None = None):
-    """Return the plan of params files as Markdown, and below it where its hours come from.
+    """Return the plan of the params files of a profile as Markdown, and how to read it.
 
     Parameters
     ----------
     runs : Path
-        Folder whose finished runs are measured: ``runs/<profile>`` of the files' profiles.
+        Folder whose finished runs are measured, those of the same profile.
     speed : float, optional
         Tokens per second of all methods, in the place of measured ones.
     """
-    found = list(jobs(files))
-    profiles = sorted({Path(os.path.abspath(file)).parent.name for file in files})
-    finished = [
-        manifest.with_name("responses.jsonl")
-        for profile in profiles
-        for manifest in sorted((runs / profile).glob("**/manifest.json"))
-        if manifest.with_name("responses.jsonl").is_file()
-    ]
-    speeds = measured(finished) if speed is None else {}
-    table = plan_table(found, speeds, speed)
-    as_text = table.map(_short)
+    if not (found := list(jobs(files))):
+        raise ParameterError(f"no file has a run; give files named {' or '.join(KINDS)}-....yaml")
+    profile = Path(os.path.abspath(files[0])).parent.name
+    table = plan_table(found, measured(runs / profile), speed)
     source = f"{speed:g} tokens per second, as given" if speed else "the speed of finished runs"
     notes = [
-        as_text.to_markdown(index=False, disable_numparse=True),
+        table.map(_short).to_markdown(index=False, disable_numparse=True),
         f"Tokens and hours are the most that a file can take. Hours are tokens over {source}; "
         "loading models and training critics come on top. Memory is that of weights, networks and "
-        f"one prompt of {PROMPT_TOKENS} tokens of the method that needs most.",
+        f"one prompt of {PROMPT_TOKENS} tokens of the method that needs most; it is unknown when "
+        "the shape of a model is.",
     ]
     if table["hours"].isna().any():
-        folders = ", ".join(f"{runs.name}/{profile}" for profile in profiles)
         notes.append(
-            f"Hours are unknown where no finished run in {folders} measures the policy and its "
-            "methods. Finish one file of the profile first, or give --tokens-per-second."
+            f"Hours are unknown where no finished run in {runs.name}/{profile} measures the policy "
+            "and its methods. Finish one file first, or give --tokens-per-second."
         )
-    unknown = sorted({name for job in found for name in job.unknown})
-    notes += [f"Memory is unknown where a run needs {name}, of unknown shape." for name in unknown]
     return "\n\n".join(notes)
 
 
@@ -415,11 +382,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the jobs, memory and hours of params files. Nothing is started."""
     parser = argparse.ArgumentParser(prog="python -m igcore.runs.plan", description=main.__doc__)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of finished runs")
     parser.add_argument("--tokens-per-second", type=float, help="in the place of measured speeds")
     options = parser.parse_args(arguments)
     try:
-        print(report(options.files, options.runs, options.tokens_per_second))
+        print(report(options.files, speed=options.tokens_per_second))
     except (IgcoreError, OSError) as error:
         sys.exit(f"error: {error}")
 
