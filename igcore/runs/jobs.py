@@ -21,11 +21,7 @@ from ..paper import swept
 from .identity import code_of, literal_table, notebook_code, versions
 from .paramfiles import ParamFiles
 
-ENTRIES = {
-    "decode": "igcore.runs.decode_run",
-    "critic": "igcore.runs.critic_run",
-    "judge": "igcore.runs.judge_run",
-}
+ENTRIES = {kind: f"igcore.runs.{kind}_run" for kind in ("decode", "critic", "judge")}
 LEFT = {  # kind of job -> what its folder holds when it has finished
     "decode": ["params.json", "responses.jsonl"],
     "judge": ["params.json", "verdicts.jsonl"],
@@ -55,9 +51,8 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     for name, value in settings.items():
         if not _survives(value):
             raise ParameterError(
-                f"setting {name} is {value!r}, which no notebook receives as it is; give text (in "
-                "quotes if it looks like a date), a finite number, true, false, null, or a list or "
-                "mapping of these"
+                f"setting {name} is {value!r}, which no notebook receives as it is; give text (a "
+                "date in quotes), a finite number, true, false, null, or a list or mapping of these"
             )
     # escaped and unwrapped, so that no reader takes a rare character for the end of a line
     text = yaml.safe_dump(settings, sort_keys=False, width=math.inf) if settings else ""
@@ -90,11 +85,9 @@ def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
     if kind not in ENTRIES:
         return _code(*_notebook(notebook)[1])
     judge = settings.get("judge")
-    roles = judge if isinstance(judge, dict) else {r: settings.get(r) for r in ("cost", "reward")}
-    options = [
-        scorer if isinstance(scorer, dict) else {"name": scorer} for scorer in roles.values()
-    ]
-    names = [scorer.get("name") for scorer in options]
+    roles = [settings.get("cost"), settings.get("reward")]
+    scorers = judge.values() if isinstance(judge, dict) else roles
+    names = [scorer.get("name") if isinstance(scorer, dict) else scorer for scorer in scorers]
     homes = {
         home.partition(":")[0]
         for name, home in literal_table("igcore.models.registry", "SCORERS").items()

@@ -136,7 +136,8 @@ def network_of(policy, config: CriticConfig | ValueConfig) -> Critic | ValueNetw
     text = policy.config.get_text_config(decoder=True)
     sizes = NOBODY | {"max_new_tokens": 1, "hidden": text.hidden_size, "width": config.width}
     if isinstance(config, ValueConfig):
-        return ValueNetwork(ValueSpec(**sizes)).to("meta")
+        with torch.device("meta"):
+            return ValueNetwork(ValueSpec(**sizes))
     layers = text.num_hidden_layers
     kv_width = kv_bytes(policy, 1, 1, 0, 0) // (layers * policy.dtype.itemsize)
     given = {name: getattr(config, name) for name in LEARNED}
@@ -353,7 +354,7 @@ def report(files: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
     """
     if not (found := list(jobs(files))):
         raise ParameterError(f"no file has a run; give files named {' or '.join(KINDS)}-....yaml")
-    profile = Path(os.path.abspath(files[0])).parent.name
+    profile = Path(files[0]).absolute().parent.name
     table = plan_table(found, measured(runs / profile), speed)
     source = f"{speed:g} tokens per second, as given" if speed else "the speed of finished runs"
     notes = [
