@@ -17,31 +17,22 @@ import pandas as pd
 import pytest
 import yaml
 from mockruns import lines
+from notebook_code import notebook_code
 from synthetic import record
 
 from igcore import METHODS, ParameterError, RunError
 from igcore.beams import method_of, settings_of
-from igcore.report import experiment_tables, tables
-from igcore.report import experiments as ablations
+from igcore.report import paired, tables
 from igcore.report import statistics as metrics
-from igcore.report.factorial import CELL, FACTORS, effects, expand
-from igcore.report.paired import COLUMNS, Reference, clustered, compared, corrected, verdicts
+from igcore.report.experiments import EXPERIMENTS, LAMBDAS
 from igcore.report.replay import BUDGET_FREE, UNKNOWN, replay_best_of_n, replay_budgets
-from igcore.report.retries import (
-    answer_bound,
-    block_mass,
-    by_round,
-    retry_table,
-    retry_tests,
-    rounds_needed,
-)
-from igcore.report.sections import Section
 from igcore.runs.decode_params import Settings
 from igcore.runs.records import SETTINGS
 from igcore.theory.finite_sample import abstention_bound
 
 ROOT = Path(__file__).parents[1]
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
+ablations = notebook_code("45_ablations")
 
 
 def line(prompt="p0", seed=0, method="base", trace=(), **fields) -> dict:
@@ -147,28 +138,22 @@ def test_methods_that_never_look_at_the_budget_give_the_same_texts_under_all():
 # --- tests ----------------------------------------------------------------------------------------
 
 
-def test_one_seed_is_tested_as_in_the_comparison_of_methods():
-    """Guards against a second McNemar or bootstrap that says something else."""
+def test_one_pair_is_tested_the_same_from_both_sides():
+    """Guards against a sign, a count or an interval of the other arm."""
     import synthetic
 
     records = synthetic.records(24, policies={"raw": (1.0, 0.0)})
-    expected = metrics.compare(records, GUARD).set_index("baseline")
-    rows = corrected(compared(records, [], [Reference({"method": GUARD})])).set_index(
-        ["point", "measure"]
-    )
-    for baseline, row in expected.iterrows():
-        safe, reward = rows.loc[baseline, "safe"], rows.loc[baseline, "reward"]
-        assert (safe.difference, safe.p, safe.test) == (
-            -row.safety_difference,
-            row.mcnemar_p,
-            "exact McNemar",
-        )
-        assert (safe.low, safe.high) == pytest.approx((-row.safety_high, -row.safety_low))
-        assert (reward.difference, reward.low, reward.high) == pytest.approx(
-            (-row.reward_difference, -row.reward_high, -row.reward_low), abs=5e-3
-        )
-        assert (reward.n_pairs, reward.p) == (row.n_answered, pytest.approx(row.reward_p, abs=0.02))
-        assert safe.p_holm == row.mcnemar_p_holm and reward.p_holm >= reward.p
+    records = records.assign(arm=records["method"])
+    gains = pd.DataFrame(paired.paired(records, [(GUARD, "base")])).set_index("measure")
+    losses = pd.DataFrame(paired.paired(records, [("base", GUARD)])).set_index("measure")
+    assert gains.loc["safe", "test"] == "exact McNemar" and gains.loc["safe", "n_higher"] > 0
+    for measure in ("safe", "reward"):
+        one, other = gains.loc[measure], losses.loc[measure]
+        assert one["difference"] == pytest.approx(-other["difference"])
+        assert one["low"] == pytest.approx(-other["high"], abs=5e-3)
+        assert (one["n_higher"], one["n_lower"]) == (other["n_lower"], other["n_higher"])
+        assert one["p"] == pytest.approx(other["p"], abs=0.02)
+    assert not paired.paired(records, [(GUARD, "unknown")])
 
 
 def test_seeds_of_a_prompt_are_no_new_prompts():
@@ -176,19 +161,21 @@ def test_seeds_of_a_prompt_are_no_new_prompts():
     index = pd.MultiIndex.from_tuples(
         [("a", 0), ("a", 1), ("a", 2), ("b", 0), ("c", 0), ("c", 1)], names=["prompt_id", "seed"]
     )
-    found = clustered(pd.Series([1.0, 0.0, 0.5, 1.0, 0.25, np.nan], index=index), verdict=True)
+    found = paired.clustered(
+        pd.Series([1.0, 0.0, 0.5, 1.0, 0.25, np.nan], index=index), verdict=True
+    )
     assert (found["n_prompts"], found["n_pairs"], found["test"]) == (3, 5, "sign flip")
     assert found["difference"] == pytest.approx((0.5 + 1 + 0.25) / 3)
     assert (
         found["p"] == 2 / 8
     )  # all three above zero: two of the eight choices of signs are as far from it
     assert (found["low"], found["high"]) == (0.25, 1.0)
-    once = clustered(
+    once = paired.clustered(
         pd.Series([1.0, 1.0, -1.0, 0.0], index=pd.Index(list("abcd"), name="prompt_id")),
         verdict=True,
     )
     assert (once["test"], once["p"]) == ("exact McNemar", 1.0)
-    none = clustered(pd.Series([np.nan], index=pd.Index(["a"], name="prompt_id")))
+    none = paired.clustered(pd.Series([np.nan], index=pd.Index(["a"], name="prompt_id")))
     assert none["n_prompts"] == 0 and all(
         math.isnan(none[name]) for name in ("difference", "low", "high", "p")
     )
@@ -211,11 +198,10 @@ def test_points_are_compared_with_their_reference():
         for n in (4, 8)
         for k, letter in enumerate(letters)
     ]
-    references = [
-        Reference({"lagrange_multiplier": 0.0}),
-        Reference({"n_samples": 4}, only={"lagrange_multiplier": [5.0]}),
-    ]
-    rows = pd.DataFrame(compared(frame(*found), ["n_samples", "lagrange_multiplier"], references))
+    varied = ["n_samples", "lagrange_multiplier"]
+    rows = ablations.compared(frame(*found), varied, {"lagrange_multiplier": 0.0})
+    more = ablations.compared(frame(*found), varied, {"n_samples": 4}, lagrange_multiplier=[5.0])
+    rows = pd.DataFrame(rows + more)
     assert len(rows) == 2 * (4 + 1)
     first = rows.iloc[0]
     assert first["point"] == "beam-lagrangian, n samples 4, lagrange multiplier 5.0"
@@ -226,7 +212,7 @@ def test_points_are_compared_with_their_reference():
     with pytest.raises(
         RunError, match="prompt 'p0' with seed 0 occurs twice for beam-lagrangian, n samples 4"
     ):
-        compared(frame(*found, found[0]), ["n_samples", "lagrange_multiplier"], references)
+        ablations.compared(frame(*found, found[0]), varied, {"lagrange_multiplier": 0.0})
 
 
 def test_holm_is_over_the_rows_of_a_measure_and_sentences_claim_no_more():
@@ -240,16 +226,18 @@ def test_holm_is_over_the_rows_of_a_measure_and_sentences_claim_no_more():
         ("safe", "z", 0.5, 0.1),
         ("reward", "x", 0.04, -0.25),
     ]
-    table = corrected(
+    table = paired.corrected(
         [
             about | {"measure": m, "point": x, "p": p, "difference": d, "low": d, "high": d}
             for m, x, p, d in ps
         ]
     )
-    assert list(table.columns) == COLUMNS and table["p_holm"].tolist() == pytest.approx(
-        [0.03, 0.06, 0.5, 0.04]
-    )
-    assert verdicts(table) == [
+    assert list(table.columns) == [
+        *paired.COLUMNS[:-1],
+        *paired.COUNTS,
+        paired.COLUMNS[-1],
+    ] and table["p_holm"].tolist() == pytest.approx([0.03, 0.06, 0.5, 0.04])
+    assert paired.verdicts(table) == [
         "raw: safe is higher for x than for b: +.500 [.500, .500], 16 prompts (sign flip p = "
         ".01, Holm .03).",
         "raw: reward is lower for x than for b: -.250 [-.250, -.250], 16 prompts (sign flip "
@@ -257,9 +245,13 @@ def test_holm_is_over_the_rows_of_a_measure_and_sentences_claim_no_more():
         "safe: in 2 of 3 comparisons no difference can be claimed (Holm over 3).",
         "reward: in 0 of 1 comparisons no difference can be claimed (Holm over 1).",
     ]
-    assert list(corrected([]).columns) == COLUMNS and verdicts(corrected([])) == []
+    none = paired.corrected([])
+    assert list(none.columns) == list(table.columns)
+    assert paired.verdicts(none) == [
+        "nothing is compared: no policy has finished runs of both arms of a pair."
+    ]
     untested = table.assign(p=np.nan, p_holm=np.nan)
-    assert len(verdicts(untested)) == 2
+    assert len(paired.verdicts(untested)) == 2
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -282,7 +274,7 @@ def test_a_table_has_a_row_for_every_point():
         for seed in (0, 1)
         for k in range(3)
     ]
-    table = experiment_tables.ablation_table(frame(*found[::-1]), ["diversity", "seed"])
+    table = ablations.ablation_table(frame(*found[::-1]), ["diversity", "seed"])
     assert list(table.columns) == [*tables.COLUMNS, "diversity"]
     assert table[["diversity", "seed"]].to_numpy().tolist() == [
         ["half", 0],
@@ -295,9 +287,7 @@ def test_a_table_has_a_row_for_every_point():
     with pytest.raises(
         ParameterError, match="diversity takes the values half, none in method inferenceguard"
     ):
-        experiment_tables.ablation_table(frame(*found), ["seed"])
-    with pytest.raises(RunError, match="30_decode"):
-        experiment_tables.ablation_table(frame(*found).iloc[:0], ["seed"])
+        ablations.ablation_table(frame(*found), ["seed"])
 
 
 def test_rates_that_a_replay_cannot_know_are_not_zero():
@@ -307,20 +297,18 @@ def test_rates_that_a_replay_cannot_know_are_not_zero():
     replayed = replay_best_of_n(
         frame(line(method=REPLAYED, finals=[[0.5, 0.1]], n_samples=1)), 1, 5.0
     )
-    table = experiment_tables.ablation_table(replayed, ["n_samples"])
+    table = ablations.ablation_table(replayed, ["n_samples"])
     assert table["safety_rate"].item() == 1 and table[
         ["peak_safety_rate", "seconds_per_prompt"]
     ].isna().all(axis=None)
-    known = experiment_tables.ablation_table(frame(line()), ["n_samples"])
+    known = ablations.ablation_table(frame(line()), ["n_samples"])
     assert known["peak_safety_rate"].item() == 1
 
 
 def test_spread_over_seeds_by_hand():
     """Guards against an interval over prompt-seed pairs, and a spread over prompts."""
     rewards = {("p0", 0): 0.1, ("p0", 1): 0.3, ("p1", 0): 0.5, ("p1", 1): 0.7}
-    found = experiment_tables.seeds_spread(
-        frame(*(line(p, s, reward=r) for (p, s), r in rewards.items()))
-    )
+    found = ablations.seeds_spread(frame(*(line(p, s, reward=r) for (p, s), r in rewards.items())))
     row = found.iloc[0]
     assert (row.n_prompts, row.n_seeds, row.safety_mean, row.safety_sd) == (2, 2, 1.0, 0.0)
     assert (row.reward_mean, row.reward_sd) == pytest.approx(
@@ -355,7 +343,7 @@ def test_equal_samples_and_equal_seconds():
     found = frame(
         *(one for (m, n), s in seconds.items() for one in many(m, n, generate_s=s, score_s=0.0))
     )
-    made = experiment_tables.compute_tables(found)
+    made = ablations.compute_tables(found)
     assert made["seconds"].set_index("method")["n_samples"].to_dict() == {
         "best-of-n": 16,
         "beam-augmented": 2,
@@ -392,10 +380,10 @@ def test_lambda_and_budget_tables():
         for one in many("beam-lagrangian", 8, lagrange_multiplier=x, run="decode-lambda")
     ]
     guard = many(GUARD, 8, run="decode-ndk-n_samples-8-block_size-8-keep-2")
-    made = experiment_tables.lambda_tables(frame(*drawn, *beams, *guard))
+    made = ablations.lambda_tables(frame(*drawn, *beams, *guard))
     best = made[""][made[""]["method"] == REPLAYED]
     assert best[["n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [
-        [n, x] for n in (4, 8) for x in experiment_tables.LAMBDAS
+        [n, x] for n in (4, 8) for x in LAMBDAS
     ]
     assert (
         best["safe"].tolist() == [0, 0, 3, 3, 3] * 2
@@ -410,7 +398,7 @@ def test_lambda_and_budget_tables():
         "beam-augmented", 8, run="decode-seeds-seed-0"
     )
     guard = [one for d in (0.1, 0.2) for one in many(GUARD, 8, budget=d, run=f"decode-budget-{d}")]
-    made = experiment_tables.budget_tables(frame(*base, *guard))
+    made = ablations.budget_tables(frame(*base, *guard))
     assert made[""][["method", "budget", "safe"]].to_numpy().tolist() == [
         ["base", 0.1, 0],
         ["base", 0.2, 3],
@@ -449,8 +437,8 @@ def test_rounds_by_hand():
     p(safe) of the wrong round.
     """
     found = frame(retried("a", EASY), retried("b", HARD), retried("c", LOST, status="abstained"))
-    assert rounds_needed(found).tolist() == [1, 3, math.inf]
-    table = retry_table(found).set_index("round")
+    assert ablations.rounds_needed(found).tolist() == [1, 3, math.inf]
+    table = ablations.retry_table(found).set_index("round")
     assert table["answered"].tolist() == pytest.approx([1 / 3, 1 / 3, 2 / 3])
     assert table["n_blocks"].tolist() == [5, 3, 2] and table["n_prompts"].tolist() == [3, 2, 2]
     assert table["p_safe"].tolist() == pytest.approx([(1 + 0.5) / 5, 0.5 / 3, 0.5])
@@ -468,12 +456,12 @@ def test_a_search_with_fewer_rounds_is_this_one_until_a_block_fails():
     seen = set()
     for diversity, budget in product(("none", "half", "sequence"), (0.5, 1.0)):
         full = pd.DataFrame(lines(budget, [GUARD], rounds=4, n_samples=2, diversity=diversity))
-        seen |= set(rounds_needed(full))
+        seen |= set(ablations.rounds_needed(full))
         for rounds in (1, 2, 3):
             real = pd.DataFrame(
                 lines(budget, [GUARD], rounds=rounds, n_samples=2, diversity=diversity)
             )
-            assert (rounds_needed(full) <= rounds).tolist() == (
+            assert (ablations.rounds_needed(full) <= rounds).tolist() == (
                 real["status"] != "abstained"
             ).tolist()
     assert seen == {1, 2, 4, math.inf}
@@ -487,15 +475,17 @@ def test_the_bound_is_the_mean_over_prompts():
     by_hand = np.mean(
         [1 - 0.5**4, 1 - 1]
     )  # block 1 of a fails with (1/2)^(2 * 2), block 0 never; b has no safe one of two
-    assert answer_bound(found, 2, 2) == pytest.approx(by_hand)
-    anew = retry_table(found.assign(diversity="none"))["bound"]
+    assert ablations.answer_bound(found, 2, 2) == pytest.approx(by_hand)
+    anew = ablations.retry_table(found.assign(diversity="none"))["bound"]
     assert anew.tolist() == pytest.approx([(1 - 0.5**2) / 2, by_hand, (1 - 0.5**6) / 2])
-    halved = retry_table(found.assign(diversity="half"))["bound"]  # half of a retry's samples count
+    halved = ablations.retry_table(found.assign(diversity="half"))[
+        "bound"
+    ]  # half of a retry's samples count
     assert halved.tolist() == pytest.approx([(1 - 0.5**2) / 2, (1 - 0.5**3) / 2, (1 - 0.5**4) / 2])
-    assert retry_table(found.assign(diversity="paper"))["bound"].tolist() == pytest.approx(
-        [(1 - 0.5**2) / 2] * 3
-    )
-    mass = block_mass(found, 2, 2)
+    assert ablations.retry_table(found.assign(diversity="paper"))[
+        "bound"
+    ].tolist() == pytest.approx([(1 - 0.5**2) / 2] * 3)
+    mass = ablations.block_mass(found, 2, 2)
     assert 1 - abstention_bound([mass], 2, 2) == pytest.approx(by_hand)
 
 
@@ -511,15 +501,19 @@ def test_ways_to_retry_are_compared_where_both_retried():
         retried("a", EASY, seed=1),
         retried("a", EASY, "none", seed=1),
     )
-    p_safe, kl = retry_tests(found)
+    p_safe, kl = ablations.retry_tests(found)
     assert p_safe["measure"] == "p_safe after a retry" and p_safe["reference"] == "diversity none"
     assert (p_safe["point"], p_safe["n_prompts"], p_safe["n_pairs"]) == ("diversity half", 1, 1)
     assert p_safe["difference"] == pytest.approx((0.5 + 0 + 1) / 3)
     assert kl["difference"] == pytest.approx(0.3 - 0.4)
-    assert set(by_round(found)["round"]) == {0, 1, 2}
+    assert set(ablations.by_round(found)["round"]) == {0, 1, 2}
 
 
 # --- factorial ------------------------------------------------------------------------------------
+
+
+def effects(records: pd.DataFrame) -> pd.DataFrame:
+    return ablations.tested(ablations.effects(records))
 
 
 def cells(value, prompts=2, seeds=(0, 1), **fields) -> pd.DataFrame:
@@ -530,7 +524,7 @@ def cells(value, prompts=2, seeds=(0, 1), **fields) -> pd.DataFrame:
     for p, seed, *bits in product(range(prompts), seeds, *[(0, 1)] * 4):
         settings = {
             column: (without, with_)[bit]
-            for bit, (column, without, with_) in zip(bits, FACTORS.values(), strict=True)
+            for bit, (column, without, with_) in zip(bits, ablations.FACTORS.values(), strict=True)
         }
         if settings["rounds"] == 1 and settings["diversity"] == "half":
             continue  # the same run
@@ -549,7 +543,7 @@ def test_effects_by_hand():
         + 0.05 * s
         + p
     )
-    found = effects(expand(cells(made)))
+    found = effects(ablations.expand(cells(made)))
     rewards = found[found["measure"] == "reward"].set_index("point")["difference"]
     assert rewards.to_dict() == pytest.approx(
         {
@@ -572,7 +566,9 @@ def test_effects_by_hand():
 
 def test_intervals_of_effects_are_over_prompts():
     """Guards against seeds and cells that count as prompts."""
-    found = effects(expand(cells(lambda p, s, check, *_: check * (0.1, 0.5)[p] + 0.01 * s)))
+    found = effects(
+        ablations.expand(cells(lambda p, s, check, *_: check * (0.1, 0.5)[p] + 0.01 * s))
+    )
     row = found[(found["measure"] == "reward") & (found["point"] == "pathwise check")].iloc[0]
     assert (row.difference, row.low, row.high) == pytest.approx(
         (0.3, 0.1, 0.5)
@@ -591,7 +587,7 @@ def test_abstentions_have_no_reward_and_are_an_effect():
         & (found["rounds"] == 1)
     )
     found.loc[lost, ["status", "reward"]] = ["abstained", 9.0]
-    table = effects(expand(found)).set_index(["measure", "point"])
+    table = effects(ablations.expand(found)).set_index(["measure", "point"])
     assert table.loc[("reward", "pathwise check"), "difference"] == pytest.approx(0.1)
     assert table.loc[("abstained", "retry"), "difference"] == pytest.approx(
         -(1 / 4) / 2
@@ -603,12 +599,16 @@ def test_abstentions_have_no_reward_and_are_an_effect():
 
 def test_incomplete_factorials_are_refused():
     """Guards against effects of the cells that happen to be there."""
-    found = expand(cells(lambda *_: 0.5))
-    with pytest.raises(RunError, match="lacks 1 lines, such as"):
+    found = ablations.expand(cells(lambda *_: 0.5))
+    with pytest.raises(RunError, match="has 63 lines where 16 cells .* have 64"):
         effects(found.iloc[1:])
-    with pytest.raises(RunError, match="is there twice"):
+    with pytest.raises(RunError, match="has 65 lines"):
         effects(pd.concat([found, found.iloc[:1]]))
-    assert len(found) == 16 * 4 and not found.duplicated(["prompt_id", "seed", *CELL]).any()
+    with pytest.raises(RunError, match="has 64 lines"):
+        effects(pd.concat([found.iloc[1:], found.iloc[-1:]]))
+    assert (
+        len(found) == 16 * 4 and not found.duplicated(["prompt_id", "seed", *ablations.CELL]).any()
+    )
 
 
 def test_rivals_draw_as_many_samples_as_a_search_with_a_retry():
@@ -623,7 +623,7 @@ def test_rivals_draw_as_many_samples_as_a_search_with_a_retry():
     rivals += many(
         "beam-lagrangian-freq", 4, 2, **(seeds | {"run": "decode-factorial-peak"}), rounds=2
     ) + many("base", 1, 2, **seeds)
-    made = experiment_tables.factorial_tables(pd.concat([ours, frame(*rivals)], ignore_index=True))
+    made = ablations.factorial_tables(pd.concat([ours, frame(*rivals)], ignore_index=True))
     table = made[""]
     assert table["method"].str.startswith(GUARD).sum() == 16 * 2  # cells and seeds
     drawn = table[~table["method"].str.startswith(GUARD)]
@@ -713,11 +713,10 @@ def workplace(folder: Path, monkeypatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
-    for module in ("report.sections", "report.pictures"):
-        monkeypatch.setattr(
-            f"igcore.{module}.save",
-            lambda fig, stem: [stem.with_suffix(end).touch() for end in (".png", ".pdf")],
-        )
+    monkeypatch.setattr(
+        "igcore.report.pictures.save",
+        lambda fig, stem: [stem.with_suffix(end).touch() for end in (".png", ".pdf")],
+    )
 
 
 def written(folder: Path, profile: str, files: Sequence[str] = ("decode-*",)) -> None:
@@ -792,8 +791,8 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
         "tune": {"tune"},
         "paper": {"sweep"},
     }  # experiments with a profile of their own
-    own = apart.get(profile) or set(ablations.EXPERIMENTS).difference(*apart.values())
-    assert set(said) == set(ablations.EXPERIMENTS) - own | {"critic"}
+    own = apart.get(profile) or set(EXPERIMENTS).difference(*apart.values())
+    assert set(said) == set(EXPERIMENTS) - own | {"critic"}
 
 
 def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
@@ -815,7 +814,7 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
         out.startswith("left out: the run ")
         and "decode-factorial-peak-diversity-half-seed-0 has not finished" in out
     )
-    assert "factorial: not run: the factorial lacks " in out and "\nlambda: not run\n" in out
+    assert "factorial: the factorial has " in out and "\nlambda: not run\n" in out
 
 
 def test_sizes_count_the_prompts_of_the_runs_that_are_there():
@@ -829,7 +828,7 @@ def test_sizes_count_the_prompts_of_the_runs_that_are_there():
     ]
     sizes = ablations.sizes(frame(*found)).set_index("experiment")
     assert sizes.loc["ndk"].tolist() == [2, 2, 3] and sizes.drop("ndk")["runs"].eq(0).all()
-    assert sizes["fewest prompts"].isna().sum() == len(ablations.EXPERIMENTS) - 1
+    assert sizes["fewest prompts"].isna().sum() == len(EXPERIMENTS) - 1
 
 
 def outputs(folder: Path, profile: str) -> set[str]:
@@ -895,7 +894,7 @@ def test_arms_with_fewer_prompts_are_compared_on_these():
         ]
         for k in range(prompts)
     ]
-    table = experiment_tables.critic_search_tables(frame(*found))[""]
+    table = ablations.critic_search_tables(frame(*found))[""]
     prompts = table.set_index(["arm", "reference", "measure"])["n_prompts"].to_dict()
     assert prompts["critic", "best-of-n-augmented", "answered_safely"] == 4
     assert prompts["critic", "best-of-n-augmented", "safe_finals"] == 2
@@ -923,8 +922,8 @@ def test_a_sweep_has_a_row_for_every_point_and_prompt_set():
     alone = [
         one | {"group_size": 1} for one in many("beam-lagrangian", 32, lagrange_multiplier=5.0)
     ]  # seconds of one prompt
-    assert len(experiment_tables.sweep_tables(frame(*found, *alone))[""]) == len(points) + 1
-    table = experiment_tables.sweep_tables(frame(*found))[""]
+    assert len(ablations.sweep_tables(frame(*found, *alone))[""]) == len(points) + 1
+    table = ablations.sweep_tables(frame(*found))[""]
     assert len(table) == len(points) and table["n_prompts"].nunique() == 1
     assert set(
         zip(table["n_samples"], table["keep"], table["lagrange_multiplier"], strict=True)
@@ -934,8 +933,8 @@ def test_a_sweep_has_a_row_for_every_point_and_prompt_set():
 
 def test_sections_of_missing_runs_say_so(tmp_path, capsys):
     """Guards against a traceback, or an old table that looks new, where nothing was decoded."""
-    found = ablations.section("lambda", frame(line(run="decode-raw")), tmp_path, "mine")
-    assert found.show() is None and found.draw(None) is None and found.verdicts() is None
-    assert capsys.readouterr().out == "lambda: not run\n" * 3
+    for made in ({}, {"": pd.DataFrame()}):
+        found = ablations.Section("lambda", made, {})
+        assert found.show() is None and found.draw(None) is None and found.say() is None
+        assert capsys.readouterr().out == "lambda: not run\n"
     assert not list(tmp_path.rglob("*.csv"))
-    assert not Section("critic", tmp_path, {"": pd.DataFrame()}).write().was_run

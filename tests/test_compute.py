@@ -6,9 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+from notebook_code import notebook_code
 
 from igcore.errors import ParameterError, RunError
-from igcore.report import compute, tables
+from igcore.report import tables
+
+COLUMNS = [*notebook_code("40_tables").WORK, "forward_tokens_per_emitted"]
+at_equal_seconds = notebook_code("45_ablations").at_equal_seconds
+
+
+def compute_table(records, order=None):
+    return notebook_code("40_tables").compute_table(tables.main_table(records, order), records)
 
 
 def spent(method="base", prompt_id="a", **fields) -> dict:
@@ -61,8 +69,8 @@ def test_work_of_each_method_by_hand():
         ),
         spent("base", "a", n_tokens=0, forward_tokens=30, policy="smollm2-chat"),
     ]
-    table = compute.compute_table(pd.DataFrame(lines), order=["base", "inferenceguard"])
-    assert list(table.columns) == compute.COLUMNS
+    table = compute_table(pd.DataFrame(lines), order=["base", "inferenceguard"])
+    assert list(table.columns) == COLUMNS
     base, ours, chat = table.itertuples(index=False)
     assert [tuple(row[:4]) for row in (base, ours, chat)] == [
         ("smollm2-raw", "base", 1, 1),
@@ -86,10 +94,10 @@ def test_work_of_each_method_by_hand():
 def test_the_main_table_says_the_same():
     """Guards against two tables of one run that disagree on its work."""
     records = synthetic.records(10)
-    shared = [name for name in compute.COLUMNS if name in tables.COLUMNS]
-    main, table = (make(records)[shared] for make in (tables.main_table, compute.compute_table))
+    shared = [name for name in COLUMNS if name in tables.COLUMNS]
+    main, table = (make(records)[shared] for make in (tables.main_table, compute_table))
     pd.testing.assert_frame_equal(table, main, check_dtype=False, check_exact=True)
-    assert len(shared) == len(compute.COLUMNS) - 1
+    assert len(shared) == len(COLUMNS) - 1
     parts = table[
         [f"{part}_seconds_per_prompt" for part in ("generate", "cost", "reward", "critic")]
     ].sum(axis=1)
@@ -103,11 +111,11 @@ def test_records_that_make_no_table_are_refused():
         ParameterError,
         match="n_samples takes the values 4, 8 in policy smollm2-raw, method best-of-n",
     ):
-        compute.compute_table(records)
-    empty = compute.compute_table(records.iloc[:0], order=["best-of-n"])
-    assert list(empty.columns) == compute.COLUMNS and not len(empty)
+        compute_table(records)
+    empty = compute_table(records.iloc[:0], order=["best-of-n"])
+    assert list(empty.columns) == COLUMNS and not len(empty)
     with pytest.raises(RunError, match="status 'safe'"):
-        compute.compute_table(records.assign(status="safe"))
+        compute_table(records.assign(status="safe"))
 
 
 # --- equal seconds --------------------------------------------------------------------------------
@@ -134,7 +142,7 @@ def test_equal_seconds_by_hand():
     """Guards against the nearest row taken for one within the limit, a limit of another policy, and
     a method that silently drops out because none of its rows fits. As many seconds as the reference
     still fit."""
-    table = compute.at_equal_seconds(ROWS, "inferenceguard", 8)
+    table = at_equal_seconds(ROWS)
     assert list(table.columns) == [*ROWS.columns, "seconds_ratio", "fits"]
     assert table[["policy", "method", "n_samples", "fits"]].to_numpy().tolist() == [
         ["raw", "base", 1, True],
@@ -148,27 +156,6 @@ def test_equal_seconds_by_hand():
     assert table["seconds_ratio"].tolist() == pytest.approx([0.2, 1, 3, 1, 0.9, 1, 0.8])
 
 
-def test_a_smaller_reference_moves_the_limit():
-    """Guards against the reference's fastest or largest row being taken whatever n_samples says."""
-    raw = ROWS[ROWS["policy"] == "raw"]
-    table = compute.at_equal_seconds(raw, "inferenceguard", 4).set_index("method")
-    assert table["n_samples"].to_dict() == {
-        "base": 1,
-        "best-of-n": 4,
-        "args": 4,
-        "inferenceguard": 4,
-        "beam-augmented": 4,
-    }
-    assert table["fits"].to_dict() == {
-        "base": True,
-        "best-of-n": False,
-        "args": False,
-        "inferenceguard": True,
-        "beam-augmented": False,
-    }
-    assert math.isnan(table.loc["beam-augmented", "seconds_ratio"])
-
-
 def test_the_reference_stands_for_itself():
     """Guards against a reference that is beaten by itself, because more samples happened to be
     faster.
@@ -178,7 +165,7 @@ def test_the_reference_stands_for_itself():
         ("raw", "inferenceguard", 16, 0.9),
         ("raw", "best-of-n", 16, 0.95),
     )
-    assert compute.at_equal_seconds(noisy, "inferenceguard", 8)["n_samples"].tolist() == [8, 16]
+    assert at_equal_seconds(noisy)["n_samples"].tolist() == [8, 16]
 
 
 def test_order_and_index_of_the_rows_change_nothing():
@@ -187,55 +174,18 @@ def test_order_and_index_of_the_rows_change_nothing():
     """
     joined = pd.concat([ROWS.iloc[:7], ROWS.iloc[7:].reset_index(drop=True)])
     keys = ["policy", "method"]
-    expected = compute.at_equal_seconds(ROWS, "inferenceguard", 8).sort_values(
-        keys, ignore_index=True
-    )
+    expected = at_equal_seconds(ROWS).sort_values(keys, ignore_index=True)
     for rows in (joined, ROWS.sample(frac=1, random_state=2)):
-        found = compute.at_equal_seconds(rows, "inferenceguard", 8).sort_values(
-            keys, ignore_index=True
-        )
+        found = at_equal_seconds(rows).sort_values(keys, ignore_index=True)
         pd.testing.assert_frame_equal(found, expected)
-
-
-def test_other_settings_and_columns():
-    """Guards against rivals with several settings being refused or merged, lost columns, and
-    integers that become floats.
-    """
-    table = by_samples(
-        (0, "inferenceguard", None, 8, 1.0, "x"),
-        (0, "best-of-n", 0.0, 8, 0.8, "y"),
-        (0, "best-of-n", 5.0, 8, 1.2, "z"),
-        (0, "best-of-n", 5.0, 4, 0.7, "u"),
-        (1, "inferenceguard", None, 8, 0.5, "v"),
-        (1, "best-of-n", 0.0, 8, 0.8, "w"),
-        columns=[
-            "seed",
-            "method",
-            "lagrange_multiplier",
-            "n_samples",
-            "seconds_per_prompt",
-            "note",
-        ],
-    )
-    found = compute.at_equal_seconds(
-        table, "inferenceguard", within=["seed"], by=["method", "lagrange_multiplier"]
-    )
-    assert "".join(found["note"]) == "xyuvw" and found["fits"].tolist() == [
-        True,
-        True,
-        True,
-        True,
-        False,
-    ]
-    assert (found.dtypes[table.columns] == table.dtypes).all()
 
 
 def test_it_reads_the_tables_of_runs():
     """Guards against columns that the two functions name differently."""
     runs = [synthetic.records(6).assign(n_samples=n) for n in (4, 8)]
-    table = pd.concat([compute.compute_table(lines) for lines in runs])
-    found = compute.at_equal_seconds(table, "inferenceguard", 8)
-    assert list(found.columns) == [*compute.COLUMNS, "seconds_ratio", "fits"]
+    table = pd.concat([compute_table(lines) for lines in runs])
+    found = at_equal_seconds(table)
+    assert list(found.columns) == [*COLUMNS, "seconds_ratio", "fits"]
     assert (
         len(found) == 2 * len(synthetic.METHODS)
         and found["fits"].all()
@@ -243,49 +193,7 @@ def test_it_reads_the_tables_of_runs():
     )
 
 
-@pytest.mark.parametrize(
-    ("rows", "method", "n_samples", "message"),
-    [
-        (
-            ROWS,
-            "inferenceguard",
-            None,
-            "n_samples is None, and policy raw has inferenceguard with 4, 8; give one of these",
-        ),
-        (
-            ROWS,
-            "inferenceguard",
-            16,
-            "n_samples is 16, and policy raw has inferenceguard with 4, 8; give one of these",
-        ),
-        (
-            ROWS,
-            "inferencegard",
-            8,
-            r"did you mean 'inferenceguard'\?.* \(the methods of policy raw\)",
-        ),
-        (
-            ROWS,
-            "beam-augmented",
-            4,
-            "seconds_per_prompt is nan for beam-augmented in policy raw; a limit must be above 0",
-        ),
-        (
-            pd.concat([ROWS, ROWS.iloc[[1]]]),
-            "inferenceguard",
-            8,
-            "n_samples 16 occurs twice in policy raw, method best-of-n; name in within or by the "
-            "column that varies",
-        ),
-        (
-            pd.concat([ROWS, ROWS.iloc[[7]]]),
-            "inferenceguard",
-            8,
-            "has inferenceguard with 4, 8, 8; give one of these, and only",
-        ),
-    ],
-)
-def test_what_has_no_clear_limit_is_refused(rows, method, n_samples, message):
-    """Guards against a limit picked among several, and seeds or settings that pass for one row."""
-    with pytest.raises(ParameterError, match=message):
-        compute.at_equal_seconds(rows, method, n_samples)
+def test_a_policy_without_the_reference_is_refused():
+    """Guards against a limit of another policy or N."""
+    with pytest.raises(RunError, match="raw has no inferenceguard with N = 8"):
+        at_equal_seconds(ROWS.drop(index=7))

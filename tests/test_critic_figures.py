@@ -14,7 +14,6 @@ from igcore.errors import RunError
 from igcore.figures import critic as cf
 from igcore.report.calibration import reliability
 from igcore.report.critic_metrics import COLUMNS as CRITIC_COLUMNS
-from igcore.report.critic_search import COLUMNS
 from igcore.report.pictures import save
 from igcore.runs.critic_run import CALIBRATION
 
@@ -120,7 +119,6 @@ def differences() -> pd.DataFrame:
                 32, "inferenceguard", "best-of-n-augmented", value=-0.2, low=-0.2, high=-0.2
             ),
         ],
-        columns=COLUMNS,
     )
 
 
@@ -409,7 +407,7 @@ def test_differences_draw_every_pair_and_size():
         ),
         (
             cf.search_differences,
-            COLUMNS,
+            ["arm", "reference", "measure", "n_samples", "difference"],
             "there are no arms to compare; decode both arms .* 30_decode first",
         ),
     ],

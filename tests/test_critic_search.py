@@ -3,29 +3,23 @@ plain loops.
 """
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 from mockruns import lines
+from notebook_code import notebook_code
 from synthetic import record
 
 from igcore import METHODS, ParameterError
-from igcore.report.critic_search import (
-    ARMS,
-    COLUMNS,
-    MEASURES,
-    PAIRS,
-    arms,
-    compare,
-    comparison_table,
-    experiment,
-    safe_final_share,
-    tried,
-)
+from igcore.report.critic_metrics import safe_final_share
 
+notebook = notebook_code("45_ablations")
+MEASURES, PAIRS = notebook.FOUND, notebook.PAIRS
+COLUMNS = (
+    "n_samples arm reference measure n_pairs n_prompts mean_arm mean_reference difference low high "
+    "low_one_sided"
+).split()
 A, B = "critic", "best-of-n-augmented"
 
 
@@ -64,8 +58,22 @@ def noisy(prompts=40, seeds=2, scale=0.1) -> pd.DataFrame:
     )
 
 
-def reward(records, **more) -> dict:
-    return compare(records, A, B, what="reward", n_samples=8, **more)
+def compare(records, arm, reference, what) -> dict:
+    """Return the row of two arms: `critic` and the best of N are given the names that it knows."""
+    pair = {arm: A, reference: B}
+    named = records.assign(
+        method=records["arm"].map(pair).replace({A: "inferenceguard-critic"}),
+        critic_control="none",
+    )
+    shuffled = named[named["arm"] == arm].assign(critic_control="shuffled")
+    table = notebook.critic_search_tables(pd.concat([named, shuffled]))[""]
+    rows = table[(table["arm"] == A) & (table["reference"] == B) & (table["measure"] == what)]
+    assert len(rows) == 1
+    return rows.iloc[0].to_dict()
+
+
+def reward(records) -> dict:
+    return compare(records, A, B, "reward")
 
 
 # --- measures -------------------------------------------------------------------------------------
@@ -88,7 +96,7 @@ def test_differences_worked_by_hand():
         line(A, "p0", 1, [(4, 2)], cost=0.3), line(B, "p0", 1, [(8, 2)], cost=0.2),  # 1/2 and 1/4
         line(A, "p1", 0, [(4, 3)], cost=0.2), line(B, "p1", 0, [(8, 4)], cost=0.21),  # 3/4 and 1/2
     )  # fmt: skip
-    found = compare(records.sample(frac=1, random_state=0), A, B, what="safe_finals", n_samples=8)
+    found = compare(records.sample(frac=1, random_state=0), A, B, "safe_finals")
     assert list(found) == COLUMNS
     assert [found[name] for name in COLUMNS[:6]] == [8, A, B, "safe_finals", 3, 2]
     assert (found["mean_arm"], found["mean_reference"]) == pytest.approx((0.75, (0.375 + 0.5) / 2))
@@ -96,7 +104,7 @@ def test_differences_worked_by_hand():
     assert (found["low"], found["high"]) == pytest.approx(
         (0.25, 0.375)
     )  # both prompts the worse, both the better one
-    found = compare(records, A, B, what="answered_safely", n_samples=8)
+    found = compare(records, A, B, "answered_safely")
     assert (found["mean_arm"], found["mean_reference"], found["difference"]) == (0.75, 0.5, 0.25)
 
 
@@ -112,7 +120,7 @@ def test_an_abstention_is_no_safe_answer():
         line(A, "p2", status="unverified_unsafe", cost=0.3),
         line(B, "p2", cost=0.2),
     )
-    found = compare(records, A, B, what="answered_safely", n_samples=8)
+    found = compare(records, A, B, "answered_safely")
     assert (found["mean_arm"], found["mean_reference"], found["n_pairs"]) == (
         0,
         pytest.approx(2 / 3),
@@ -142,41 +150,21 @@ def test_rewards_are_of_pairs_that_both_answered():
 
 def test_nothing_to_compare_is_nan():
     """Guards against a zero, or a warning, where no pair has a number."""
-    found = compare(frame(line(A, finals=[]), line(B)), A, B, what="safe_finals", n_samples=8)
+    found = compare(frame(line(A, finals=[]), line(B)), A, B, "safe_finals")
     assert (found["n_pairs"], found["n_prompts"]) == (0, 0)
     assert all(math.isnan(found[name]) for name in COLUMNS[6:])
 
 
 def test_methods_that_do_not_look_at_the_cost():
-    """Guards against uncounted candidates passing for unsafe ones, or for safe; other measures are
-    compared all the same.
-    """
-    records = frame(line(A), line(B, finals=[(8, None)]))
-    with pytest.raises(
-        ParameterError,
-        match=f"'method of {B}' did not count its safe finished .* leave out the measure",
-    ):
-        compare(records, A, B, what="safe_finals", n_samples=8)
+    """Guards against uncounted candidates passing for unsafe ones, or for safe."""
+    with pytest.raises(ParameterError, match="did not count its safe complete candidates"):
+        safe_final_share(line(B, finals=[(8, None)]))
     old = [{"block": 0, "round": 0, "drawn": 8, "safe": 4}]
     with pytest.raises(ParameterError, match="its run is too old"):
         safe_final_share(line() | {"trace": old})
-    assert len(comparison_table(records, [(A, B)], measures=["answered_safely", "reward"])) == 2
 
 
 # --- intervals ------------------------------------------------------------------------------------
-
-
-def test_intervals_are_those_of_a_plain_loop():
-    """Guards the bootstrap: prompts drawn with replacement, one mean each, their quantiles."""
-    records = noisy()
-    wide = records.pivot(index="prompt_id", columns=["arm", "seed"], values="reward")
-    gains = ((wide[A][0] - wide[B][0]) + (wide[A][1] - wide[B][1])).to_numpy() / 2
-    rng = np.random.default_rng(3)
-    means = [np.mean([gains[i] for i in rng.integers(40, size=40)]) for _ in range(800)]
-    found = reward(records, resamples=800, seed=3, confidence=0.9)
-    assert found["difference"] == pytest.approx(gains.mean())
-    assert [found["low"], found["high"]] == pytest.approx(np.quantile(means, [0.05, 0.95]))
-    assert found["low_one_sided"] == pytest.approx(np.quantile(means, 0.1))
 
 
 def test_intervals_are_near_the_normal_ones():
@@ -208,110 +196,34 @@ def test_repeated_seeds_do_not_narrow_the_interval():
     )  # sqrt(5) = 2.2
 
 
-def test_same_seed_same_interval():
+def test_the_order_of_lines_changes_nothing():
     """Guards against randomness from elsewhere, and against the order of the lines."""
     records = noisy(seeds=5)
-    assert reward(records) == reward(records[::-1]) != reward(records, seed=1)
+    assert reward(records) == reward(records[::-1])
 
 
-# --- what is refused ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lacks, has", [(A, B), (B, A)])
-def test_missing_pairs_are_refused(lacks, has):
-    """Guards against comparing other prompts, or other seeds, on the two sides; also where a prompt
-    has the other seed.
-    """
+def test_pairs_of_one_arm_alone_are_left_out():
+    """Guards against comparing other prompts, or other seeds, on the two sides."""
     records = noisy(prompts=3)
-    without = records[
-        ~((records["arm"] == lacks) & (records["prompt_id"] == "p01") & (records["seed"] == 1))
-    ]
-    with pytest.raises(
-        ParameterError,
-        match=f"'{lacks}' lacks 1 of the pairs of '{has}', such as prompt 'p01' with seed 1",
-    ):
-        reward(without)
-
-
-def test_repeated_lines_are_refused():
-    """Guards against a line counted twice."""
-    records = noisy(prompts=3)
-    with pytest.raises(
-        ParameterError, match=f"prompt 'p00' with seed 0 occurs twice in arm {A}, n_samples = 8"
-    ):
-        reward(pd.concat([records, records.iloc[:1]]))
-
-
-def test_unknown_names_are_refused():
-    """Guards against an empty comparison instead of a sentence; an unknown status must not pass for
-    an answer.
-    """
-    records = noisy(prompts=3)
-    with pytest.raises(ParameterError, match="unknown arm 'critics'; did you mean 'critic'"):
-        compare(records, "critics", B, what="reward", n_samples=8)
-    with pytest.raises(ParameterError, match="unknown measure 'rewards'"):
-        compare(records, A, B, what="rewards", n_samples=8)
-    with pytest.raises(ParameterError, match="no record of arm critic, n_samples = 4"):
-        compare(records, A, B, what="reward", n_samples=4)
-    with pytest.raises(ParameterError, match="unknown status 'abstain'"):
-        reward(records.assign(status="abstain"))
-    for how in ({"confidence": 95}, {"confidence": 1}, {"resamples": 0}):
-        with pytest.raises(ParameterError, match="give 0 < confidence < 1 and resamples >= 1"):
-            reward(records, **how)
-
-
-@pytest.mark.parametrize(
-    "column, other", [("policy", "another"), ("budget", 0.3), ("method", "another")]
-)
-def test_arms_that_differ_in_more_than_the_arm_are_refused(column, other):
-    """Guards against a difference that another policy, budget or mixture of methods made."""
-    records = noisy(prompts=3)
-    records.loc[(records["arm"] == A) & (records["seed"] == 1), column] = other
-    with pytest.raises(ParameterError, match=f"{column} takes the values"):
-        reward(records)
-
-
-# --- the table ------------------------------------------------------------------------------------
-
-
-def test_the_table_has_what_both_arms_have():
-    """Guards columns, order, and settings passed on; an n_samples of one arm alone gives no row."""
-    eight = noisy(prompts=5)
-    records = pd.concat(
-        [eight, eight.assign(n_samples=4), eight[eight["arm"] == A].assign(n_samples=2)],
-        ignore_index=True,
-    )
-    table = comparison_table(records, [(A, B), (B, A)], resamples=50, seed=2)
-    assert list(table.columns) == COLUMNS
-    assert table["n_samples"].tolist() == 2 * [4, 4, 4, 8, 8, 8] and table[
-        "measure"
-    ].tolist() == 4 * list(MEASURES)
-    assert table.iloc[5].to_dict() == reward(eight, resamples=50, seed=2)
-    assert table["difference"][:6].to_numpy() == pytest.approx(-table["difference"][6:].to_numpy())
-    assert list(comparison_table(records, []).columns) == COLUMNS
-    with pytest.raises(ParameterError, match="unknown arm 'shuffled'"):
-        comparison_table(records, [(A, "shuffled")])
-    with pytest.raises(ParameterError, match="share no n_samples"):
-        comparison_table(records[(records["arm"] == A) != (records["n_samples"] == 8)], [(A, B)])
+    other = (records["arm"] == A) & (records["prompt_id"] == "p01") & (records["seed"] == 1)
+    found = reward(records[~other])
+    assert (found["n_pairs"], found["n_prompts"]) == (5, 3)
+    paired = records[~((records["prompt_id"] == "p01") & (records["seed"] == 1))]
+    assert found == reward(paired)
 
 
 def test_lines_of_real_searches():
     """Guards the names of the fields that a search writes; the best of n is safe exactly where one
     of the n is.
     """
-    arms = {"inferenceguard-critic": A, "best-of-n-augmented": B, "best-of-n": "plain"}
-    records = pd.DataFrame(lines(methods=list(arms))).assign(
-        arm=lambda found: found["method"].map(arms)
-    )
-    table = comparison_table(records, [(A, B)], resamples=20).set_index("measure")
-    assert table["n_pairs"][["safe_finals", "answered_safely"]].tolist() == [4, 4]
-    best = records[records["arm"] == B]
+    best = pd.DataFrame(lines(methods=[B]))
     shares = [safe_final_share(found) for found in best.to_dict("records")]
     assert [share > 0 for share in shares] == (
         best["status"] == "verified_safe"
     ).tolist() and 0 < sum(shares) < 4
+    (plain, *_) = lines(methods=["best-of-n"])
     with pytest.raises(ParameterError, match="'best-of-n' did not count"):
-        comparison_table(records, [(A, "plain")])
+        safe_final_share(plain)
 
 
 # --- the experiment -------------------------------------------------------------------------------
@@ -331,17 +243,14 @@ def test_arms_are_named_by_method_and_control():
         [record(method=method) | {"critic_control": control} for control, method, _ in known],
         index=[3, 3, 5, 1],
     )
-    found = arms(records)
+    found = notebook.arms(records)
     assert found["arm"].tolist() == [arm for *_, arm in known]
     pd.testing.assert_frame_equal(found.drop(columns="arm"), records)
 
 
 def test_the_experiment_names_what_there_is():
     """Guards a misspelt arm or measure, whose comparison would silently be left out."""
-    assert set(ARMS) <= set(METHODS)
-    assert {arm for pair in PAIRS for arm in pair} <= {
-        ARMS.get(method, method) for method in METHODS
-    } | {"shuffled"}
+    assert {arm for pair in PAIRS for arm in pair} <= {*METHODS, "critic", "shuffled"}
     assert all(set(measures) <= set(MEASURES) for measures in PAIRS.values())
     assert (
         "safe_finals" not in PAIRS["inferenceguard", "best-of-n-augmented"]
@@ -353,14 +262,18 @@ def test_the_experiment_compares_the_pairs_that_are_there():
     arm that is not there.
     """
     gains = {"critic": 0.3, "shuffled": 0.1, B: 0.0, "inferenceguard": 0.2}
+    methods = {"critic": "inferenceguard-critic", "shuffled": "inferenceguard-critic"}
     records = frame(
         *(
             line(arm, f"p{k}", reward=0.5 + gain + 0.01 * k)
+            | {"method": methods.get(arm, arm)}
+            | {"critic_control": "shuffled" if arm == "shuffled" else "none"}
             for arm, gain in gains.items()
             for k in range(3)
+            if arm != "shuffled" or k < 2
         )
     )
-    found = experiment(records, ["p0", "p1"])
+    found = notebook.critic_search_tables(records)[""]
     assert list(found.columns) == COLUMNS and found.index.tolist() == list(range(11))
     rows = found[["arm", "reference", "measure"]].itertuples(index=False)
     assert [tuple(row) for row in rows] == [
@@ -368,26 +281,20 @@ def test_the_experiment_compares_the_pairs_that_are_there():
     ]
     rewards = found[found["measure"] == "reward"]
     assert rewards["difference"].tolist() == pytest.approx([0.3, 0.1, 0.2, 0.2])
-    hard = records[records["prompt_id"] != "p2"]
-    assert found.iloc[0].to_dict() == compare(hard, "critic", B, what="safe_finals", n_samples=8)
-    assert found["n_prompts"].tolist() == [
-        3 if what == "answered_safely" else 2 for what in found["measure"]
-    ]
-    some = experiment(records[records["arm"] != "shuffled"], ["p0"])
-    assert (
-        set(zip(some["arm"], some["reference"], strict=True))
-        == {("critic", B), ("inferenceguard", B)}
-        and len(some) == 5
-    )
-    none = experiment(records[records["arm"] == "critic"], ["p0"])
-    assert list(none.columns) == COLUMNS and not len(none)
+    everyone = (found["measure"] == "answered_safely") & ~found["arm"].eq("shuffled")
+    everyone &= found["reference"] != "shuffled"
+    assert found["n_prompts"].tolist() == [3 if here else 2 for here in everyone]
+    some = notebook.critic_search_tables(records[records["critic_control"] == "none"])[""]
+    assert set(some["measure"]) == {"answered_safely"} and len(some) == 2
+    none = notebook.critic_search_tables(records[records["arm"] == "critic"])[""]
+    assert not len(none)
 
 
 def test_what_was_tried_is_a_row_per_setting():
     """Guards means over all settings at once, an abstention that counts as an answer, and its
     missing reward as a zero.
     """
-    found = tried(
+    found = notebook.tune_tables(
         frame(
             line(prompt="a", finals=((8, 4),), keep=1, reward=0.2, cost=0.1, budget=0.2),
             line(
@@ -401,16 +308,10 @@ def test_what_was_tried_is_a_row_per_setting():
             ),
             line(prompt="a", finals=((8, 2),), keep=4, reward=0.6, cost=0.3, budget=0.2),
         )
-    )
+    )[""]
     assert found["keep"].tolist() == [1, 4] and found["n_prompts"].tolist() == [2, 1]
     assert found["safe_finals"].tolist() == [0.75, 0.25] and found["answered_safely"].tolist() == [
         0.5,
         0.0,
     ]
     assert found["reward"].tolist() == [0.2, 0.6]
-
-
-def test_needs_no_torch():
-    """Guards against loading a model library to analyse a table."""
-    code = "import sys, igcore.report.critic_search; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -16,7 +16,7 @@ from igcore.figures import fronts
 from igcore.figures.style import STYLE
 from igcore.report import load as runs
 from igcore.report import statistics as metrics
-from igcore.report.experiment_tables import LAMBDAS, OURS
+from igcore.report.experiments import LAMBDAS, OURS
 
 BEST = "best-of-n-lagrangian"
 SAFE, ABSTAINED, UNSAFE = metrics.STATUSES

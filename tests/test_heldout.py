@@ -8,11 +8,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+from notebook_code import notebook_code
 from scipy import stats
 
 from igcore.errors import ParameterError, RunError, ScorerError
-from igcore.report import heldout, tables
 from igcore.report import statistics as metrics
+from igcore.report import tables
+
+heldout = notebook_code("40_tables")
+COLUMNS = [*heldout.HELDOUT, "n_pairs", "mcnemar_b", "mcnemar_c", "mcnemar_p", "mcnemar_p_holm"]
+
+
+def judge(records, reader):
+    return heldout.heldout_table(heldout.judged(records, reader))
 
 
 class Reader:
@@ -48,8 +56,8 @@ OURS = cell(
 BASE = cell("base", ["0.9", "0.8", "0.7", "0.4", "0.5", "0.6", "0.1"])
 
 
-def rows(*cells, **options):
-    return heldout.judge(pd.concat(cells, ignore_index=True), Reader(), **options)
+def rows(*cells):
+    return judge(pd.concat(cells, ignore_index=True), Reader())
 
 
 def test_verdicts_by_hand():
@@ -126,13 +134,8 @@ def test_holm_spans_the_table():
     )
 
 
-def test_another_reference_and_none():
-    """Guards against a reference that is fixed, and a crash for the policy that was not searched
-    with it.
-    """
-    found = rows(OURS, BASE, reference="base").set_index(["method", "retried"])
-    ours, base = found.loc[[("inferenceguard", "all"), ("base", "all")]].itertuples()
-    assert (ours.mcnemar_b, ours.mcnemar_c) == (2, 1) and base.n_pairs is pd.NA
+def test_without_the_reference_nothing_is_tested():
+    """Guards a crash for the policy that was not searched with it."""
     assert rows(BASE)["n_pairs"].isna().all()
 
 
@@ -151,16 +154,10 @@ def test_nothing_to_judge_is_a_table_without_rows(tmp_path):
     the files say so.
     """
     reader = Reader()
-    empty = heldout.judge(BASE.iloc[:0], reader)
-    assert list(empty.columns) == heldout.COLUMNS and not len(empty) and not reader.seen
+    empty = judge(BASE.iloc[:0], reader)
+    assert list(empty.columns) == COLUMNS and not len(empty) and not reader.seen
     _, markdown, *_ = tables.write(empty, tmp_path / "heldout", {})
-    assert f"| {tables.NOT_RUN} |" in markdown.read_text()
-
-
-def test_threshold_moves_the_verdict():
-    """Guards against a threshold that is accepted and ignored."""
-    assert rows(BASE, threshold=0.75)["n_unsafe"].tolist() == [2]
-    assert rows(BASE, threshold=0.0)["n_unsafe"].tolist() == [7]
+    assert f"| {tables.NOT_RUN} " in markdown.read_text()
 
 
 def test_a_method_that_never_answered():
@@ -178,9 +175,9 @@ def test_the_table_is_ready_to_be_written_and_shows_no_text(tmp_path):
         "best-of-n", [str(x) for x in np.random.default_rng(0).random(50)]
     )  # a sum that depends on its order
     records = pd.concat([BASE, many, OURS], ignore_index=True)
-    table = heldout.judge(records, Reader())
-    assert list(table.columns) == heldout.COLUMNS
-    shuffled = heldout.judge(records.sample(frac=1, random_state=3), Reader()).sort_values(
+    table = judge(records, Reader())
+    assert list(table.columns) == COLUMNS
+    shuffled = judge(records.sample(frac=1, random_state=3), Reader()).sort_values(
         ["method", "retried"], ignore_index=True
     )
     pd.testing.assert_frame_equal(table, shuffled, check_exact=True)
@@ -194,46 +191,18 @@ def test_each_text_is_judged_once():
     asked about silence.
     """
     reader = Reader()
-    heldout.judge(
-        pd.concat([BASE, BASE.assign(method="best-of-n"), OURS], ignore_index=True), reader
-    )
+    judge(pd.concat([BASE, BASE.assign(method="best-of-n"), OURS], ignore_index=True), reader)
     assert sorted(reader.seen) == sorted(
         set(BASE["response"]) | set(OURS["response"].dropna()) - {None}
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "sentence"),
-    [
-        (
-            {"cost_digest": "r1"},
-            {},
-            "'reader' was the cost of these searches and cannot judge them",
-        ),
-        ({"reward_digest": "r1"}, {}, "'reader' was the reward of these searches"),
-        (
-            {"prompts": ["test"] * 6 + ["benign"]},
-            {},
-            "prompts takes the values benign, test in policy smollm2-raw",
-        ),
-        ({"budget": [0.2] * 6 + [0.5]}, {}, "budget takes the values 0.2, 0.5"),
-        ({}, {"threshold": math.nan}, "threshold is nan; give a finite score"),
-    ],
-)
-def test_what_cannot_be_judged_is_refused(changes, options, sentence):
-    """Guards against a search judged by what steered it, and rates of different prompts side by
-    side.
-    """
-    with pytest.raises(ParameterError, match=sentence):
-        rows(BASE.assign(**changes), **options)
+@pytest.mark.parametrize("role", ["cost_digest", "reward_digest"])
+def test_a_search_is_not_judged_by_what_steered_it(role):
+    with pytest.raises(ParameterError, match="'reader' steered these searches"):
+        rows(BASE.assign(**{role: "r1"}))
 
 
-def test_a_reward_is_no_judge():
-    """Guards against a scorer whose high scores are good, and against records that count a prompt
-    twice.
-    """
-    with pytest.raises(ParameterError, match="says 'higher is better'"):
-        heldout.judge(BASE, type("Upside", (Reader,), {"sign": "higher is better"})())
-    with pytest.raises(RunError, match="'p0' occurs twice"):
-        rows(BASE, BASE)
-    assert np.isfinite(rows(BASE)["mean_score"]).all()
+def test_a_prompt_counts_once():
+    with pytest.raises(RunError, match="'p0' with seed 0 occurs twice"):
+        rows(OURS, BASE, BASE)

@@ -7,9 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+from notebook_code import notebook_code
 from scipy import stats
 
 from igcore.errors import ParameterError, RunError
+from igcore.report import paired
 from igcore.report import statistics as metrics
 
 
@@ -142,6 +144,12 @@ def test_sign_flip_of_degenerate_samples():
 
 # --- comparisons ----------------------------------------------------------------------------------
 
+notebook = notebook_code("40_tables")
+
+
+def compare(records: pd.DataFrame) -> pd.DataFrame:
+    return notebook.comparison_table(notebook.tested(records))
+
 
 def test_compare_counts_pairs_by_hand():
     """Guards against swapped discordant counts, unpaired differences, and rewards of abstentions
@@ -149,7 +157,7 @@ def test_compare_counts_pairs_by_hand():
     """
     ours = ("inferenceguard", "sssssa", [0.5, 0.5, 0.75, 0.5, 0.5, 9.0])
     base = ("base", "ssuuus", [0.25, 0.25, 0.25, 0.25, 0.25, 0.25])
-    row = metrics.compare(table(base, ours), "inferenceguard").iloc[0]
+    row = compare(table(base, ours)).iloc[0]
     assert (row.policy, row.method, row.baseline) == ("smollm2-raw", "inferenceguard", "base")
     assert (row.n_pairs, row.mcnemar_b, row.mcnemar_c, row.n_answered) == (6, 3, 1, 5)
     assert row.safety_difference == pytest.approx(2 / 6)
@@ -158,7 +166,7 @@ def test_compare_counts_pairs_by_hand():
     assert row.reward_difference == pytest.approx(0.3)
     assert row.reward_p == pytest.approx(2 / 2**5)
     assert row.reward_low >= 0.25 and row.reward_high <= 0.5
-    assert list(row.index) == metrics.COMPARISON_COLUMNS
+    assert list(row.index) == notebook.COMPARISON
 
 
 def test_compare_uses_only_shared_prompts():
@@ -166,7 +174,7 @@ def test_compare_uses_only_shared_prompts():
     prompts).
     """
     records = table(("inferenceguard", "sss", [1.0, 1.0, 1.0]), ("args", "u", [0.5]))
-    row = metrics.compare(records, "inferenceguard").iloc[0]
+    row = compare(records).iloc[0]
     assert (row.n_pairs, row.mcnemar_b, row.n_answered) == (1, 1, 1)
     assert (row.safety_low, row.safety_high) == (1, 1)
     assert (row.reward_low, row.reward_high, row.reward_p) == (0.5, 0.5, 1)
@@ -185,31 +193,17 @@ def test_a_method_on_a_subset_of_prompts_is_paired_on_these_alone():
             table(("args", "ssusu", [0.0, 0.0, 0.0, 0.5, 0.25])).iloc[3:],
         ]
     )
-    base, args = metrics.compare(records, "inferenceguard").itertuples(index=False)
+    base, args = compare(records).itertuples(index=False)
     assert (base.n_pairs, base.n_answered, base.mcnemar_b, base.mcnemar_c) == (5, 4, 0, 2)
     assert (args.n_pairs, args.n_answered, args.mcnemar_b, args.mcnemar_c) == (2, 2, 1, 0)
     assert (args.safety_difference, args.reward_difference) == (0.5, 0.25)
-    first, second = metrics.verdicts(metrics.compare(records, "inferenceguard"))
-    assert (
-        "2 fewer of 5 prompts than base" in first and "on the 4 prompts that both answered" in first
-    )
-    assert (
-        "1 more of 2 prompts than args" in second
-        and "on the 2 prompts that both answered" in second
-    )
-    (turned,) = metrics.compare(records[records["method"] != "base"], "args").itertuples(
-        index=False
-    )
-    assert (turned.n_pairs, turned.safety_difference, turned.reward_difference) == (2, -0.5, -0.25)
 
 
 def test_compare_does_not_depend_on_the_order_of_lines():
     """Guards against intervals that change when a run is resumed or sharded."""
     records = synthetic.records(20)
     first, second = (
-        metrics.compare(lines, "inferenceguard")
-        .sort_values(["policy", "baseline"])
-        .reset_index(drop=True)
+        compare(lines).sort_values(["policy", "baseline"]).reset_index(drop=True)
         for lines in (records, records.sample(frac=1, random_state=1))
     )
     pd.testing.assert_frame_equal(first, second, check_exact=True)
@@ -228,7 +222,7 @@ def test_holm_by_hand():
 def test_holm_spans_policies():
     """Guards against a family per policy: the table is read as a whole."""
     records = synthetic.records(30, methods=["base", "inferenceguard"])
-    rows = metrics.compare(records, "inferenceguard")
+    rows = compare(records)
     smaller, larger = rows["mcnemar_p"].sort_values()
     assert rows["mcnemar_p_holm"].sort_values().tolist() == pytest.approx(
         [2 * smaller, max(2 * smaller, larger)]
@@ -238,44 +232,36 @@ def test_holm_spans_policies():
 def test_compare_without_pairs_or_answers():
     """Guards against a crash, a warning or an invented p value where nothing can be compared."""
     nothing = table(("inferenceguard", "aaa", [None] * 3), ("base", "sus", [0.5] * 3))
-    row = metrics.compare(nothing, "inferenceguard").iloc[0]
+    row = compare(nothing).iloc[0]
     assert row.n_answered == 0 and math.isnan(row.reward_p) and math.isnan(row.reward_p_holm)
     apart = table(("inferenceguard", "s", [0.5])).assign(prompt_id="q9")
-    rows = metrics.compare(pd.concat([apart, table(("base", "s", [0.5]))]), "inferenceguard")
+    rows = compare(pd.concat([apart, table(("base", "s", [0.5]))]))
     assert rows["n_pairs"].item() == 0
     assert (
         rows[["mcnemar_p", "safety_difference", "safety_low", "safety_high"]].isna().all(axis=None)
     )
-    assert (
-        "share no prompt" in metrics.verdicts(rows)[0]
-        and "no prompt was answered" in metrics.verdicts(rows)[0]
-    )
-    assert metrics.compare(apart, "inferenceguard").columns.tolist() == metrics.COMPARISON_COLUMNS
+    assert compare(apart).columns.tolist() == notebook.COMPARISON
 
 
 def test_compare_without_discordant_pairs():
     """Guards against p = 2 or NaN where both methods are safe on the same prompts."""
     same = table(("inferenceguard", "ssu", [0.5] * 3), ("base", "ssu", [0.5] * 3))
-    row = metrics.compare(same, "inferenceguard").iloc[0]
+    row = compare(same).iloc[0]
     assert (row.mcnemar_p, row.reward_p, row.reward_low, row.reward_high) == (1, 1, 0, 0)
     assert (row.safety_difference, row.safety_low, row.safety_high) == (0, 0, 0)
 
 
 def test_compare_refuses_what_cannot_be_compared():
-    """Guards against comparing rates under different budgets, seeds pooled as prompts, and misspelt
-    methods.
-    """
+    """Guards against comparing rates under different budgets, and seeds pooled as prompts."""
     records = table(("inferenceguard", "ss", [0.5, 0.5]), ("base", "su", [0.5, 0.5]))
     with pytest.raises(
         ParameterError, match=r"budget takes the values 0.2, 0.5 in policy smollm2-raw"
     ):
-        metrics.compare(records.assign(budget=[0.2, 0.2, 0.5, 0.5]), "base")
-    with pytest.raises(ParameterError, match="did you mean 'inferenceguard'"):
-        metrics.compare(records, "inferencegard")
-    with pytest.raises(RunError, match="'p0' occurs twice for smollm2-raw and inferenceguard"):
-        metrics.compare(pd.concat([records, records]), "base")
+        compare(records.assign(budget=[0.2, 0.2, 0.5, 0.5]))
+    with pytest.raises(RunError, match="'p0' with seed 0 occurs twice for inferenceguard"):
+        compare(pd.concat([records, records]))
     with pytest.raises(RunError, match="status 'safe'"):
-        metrics.compare(records.assign(status="safe"), "base")
+        metrics.check_records(records.assign(status="safe"))
 
 
 @pytest.mark.parametrize("run", [[], ["inferenceguard"], ["base", "best-of-n"]])
@@ -284,74 +270,9 @@ def test_a_pair_that_was_not_run_is_said_to_be_none(run):
     notebook of tables.
     """
     records = synthetic.records(3)
-    found = metrics.compare(records[records["method"].isin(run)], "inferenceguard")
-    assert list(found.columns) == metrics.COMPARISON_COLUMNS and not len(found)
-    assert metrics.verdicts(found) == [
-        "nothing is compared: no policy has finished runs of both methods of a pair."
+    tests = notebook.tested(records[records["method"].isin(run)])
+    found = notebook.comparison_table(tests)
+    assert list(found.columns) == notebook.COMPARISON and not len(found)
+    assert paired.verdicts(tests) == [
+        "nothing is compared: no policy has finished runs of both arms of a pair."
     ]
-
-
-# --- sentences ------------------------------------------------------------------------------------
-
-
-def sentence(**changes) -> str:
-    """Return the verdict on one row, no difference unless `changes` say otherwise."""
-    row = dict(
-        policy="smollm2-raw",
-        method="inferenceguard",
-        baseline="best-of-n",
-        n_pairs=48,
-        safety_difference=0.0625,
-        mcnemar_b=3,
-        mcnemar_c=0,
-        mcnemar_p=0.25,
-        n_answered=47,
-        reward_difference=0.02,
-        reward_low=-0.01,
-        reward_high=0.05,
-        reward_p=0.2,
-        mcnemar_p_holm=1.0,
-        reward_p_holm=0.8,
-    )
-    return metrics.verdicts(pd.DataFrame([row | changes]))[0]
-
-
-def test_verdict_claims_nothing_without_significance():
-    """Guards against a positive difference being sold as a result."""
-    assert sentence() == (
-        "smollm2-raw: inferenceguard is safe on 3 more of 48 prompts than best-of-n (exact McNemar "
-        "p = .25, Holm 1): no difference can be claimed; reward +.020 [-.010, .050] on the 47 "
-        "prompts that both answered (p = .2, Holm .8): no difference can be claimed."
-    )
-
-
-def test_verdict_reads_the_adjusted_p_value():
-    """Guards against claims on the raw p value."""
-    assert sentence(mcnemar_p=0.01, reward_p=0.01).count("no difference can be claimed") == 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (
-            {"mcnemar_b": 9, "mcnemar_p": 0.0004, "mcnemar_p_holm": 0.0008},
-            "9 more of 48 prompts than best-of-n (exact McNemar p < .001, Holm < .001): "
-            "inferenceguard is safer",
-        ),
-        (
-            {"mcnemar_b": 0, "mcnemar_c": 8, "mcnemar_p_holm": 0.05},
-            "8 fewer of 48 prompts than best-of-n (exact McNemar p = .25, Holm .05): "
-            "inferenceguard is less safe",
-        ),
-        ({"mcnemar_b": 3, "mcnemar_c": 3}, "safe on as many of 48 prompts as best-of-n"),
-        ({"reward_p_holm": 0.01}, "its reward is higher"),
-        (
-            {"reward_p_holm": 0.01, "reward_difference": -0.02},
-            "reward -.020 [-.010, .050] on the 47 prompts that both answered (p = .2, Holm .01): "
-            "its reward is lower",
-        ),
-    ],
-)
-def test_verdict_says_the_direction(changes, words):
-    """Guards against a reversed effect being reported as a gain."""
-    assert words in sentence(**changes)

@@ -5,13 +5,17 @@ import math
 import pandas as pd
 import pytest
 import synthetic
+from notebook_code import notebook_code
 from scipy import stats
 
 from igcore.errors import ParameterError, RunError
 from igcore.report import statistics as metrics
 from igcore.report import tables
-from igcore.report.overrefusal import COLUMNS, over_refusal
 
+COLUMNS = (
+    "policy method n_prompts abstained abstention_rate abstention_low abstention_high "
+    "abstained_base_safe n_answered reward_difference reward_low reward_high reward_p reward_p_holm"
+).split()
 STATUSES = {"s": "verified_safe", "a": "abstained", "u": "unverified_unsafe"}
 
 
@@ -33,6 +37,10 @@ def cell(method, statuses, rewards=None, **fields):
 
 BASE = cell("base", "ssussuss", [0.25] * 8)
 OURS = cell("inferenceguard", "saaassss", [0.5, 9.0, 9.0, 9.0, 0.25, 0.75, 0.25, 0.5])
+
+
+def over_refusal(records):
+    return notebook_code("45_ablations").over_refusal_tables(records)[""]
 
 
 def rows(*cells):
@@ -91,18 +99,18 @@ def test_the_table_is_ready_to_be_written(tmp_path):
     csv, markdown, *_ = (
         path.read_text() for path in tables.write(table, tmp_path / "over_refusal", {})
     )
-    assert ",2,5,0.2" in csv and "| n/a |" in markdown
+    assert ",2,5,0.2" in csv and "n/a |" in markdown
 
 
 def test_what_cannot_be_compared_is_refused():
     """Guards against refusals on tempting prompts counted as over-refusal beside benign ones, and a
     missing reference.
     """
-    with pytest.raises(ParameterError, match="policy smollm2-raw has no records of 'base'"):
+    with pytest.raises(RunError, match="policy smollm2-raw has no answers of base"):
         rows(OURS)
     with pytest.raises(ParameterError, match="prompts takes the values benign, rtp"):
         rows(BASE, OURS.assign(prompts="rtp"))
     with pytest.raises(ParameterError, match="budget takes the values 0.2, 0.5"):
         rows(BASE, OURS.assign(budget=0.5))
-    with pytest.raises(RunError, match="30_decode"):
-        over_refusal(BASE.iloc[:0])
+    with pytest.raises(RunError, match="occurs twice"):
+        rows(BASE, BASE)

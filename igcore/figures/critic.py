@@ -74,7 +74,7 @@ def search_differences(table: pd.DataFrame) -> Figure:
     Parameters
     ----------
     table : DataFrame
-        `igcore.report.critic_search.comparison_table`.
+        The table of notebook 45.
 
     Raises
     ------

@@ -13,12 +13,11 @@ from matplotlib.figure import Figure
 from ..beams import METHODS
 from ..errors import RunError
 from ..report import tables
-from ..report.experiment_tables import LAMBDAS, OURS
+from ..report.experiments import LAMBDAS, OURS
 from ..report.load import by_method, each_finished
 from ..report.replay import REPLAYED, judged_under, replay_best_of_n
-from .experiment_fronts import LIMITS, names
 from .labels import place
-from .pareto import pareto
+from .pareto import LIMITS, names, pareto
 from .style import WIDTH, legend_above, percent, style, styled
 
 # names of runs in which lambda or the budget varies

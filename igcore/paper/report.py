@@ -13,8 +13,7 @@ import pandas as pd
 from ..errors import RunError
 from ..folders import root
 from ..report import tables
-from ..report.experiment_tables import LAMBDAS, SIZES
-from ..report.experiments import EXPERIMENTS
+from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES
 from ..report.load import each_finished, load_runs
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import of_runs

@@ -6,7 +6,7 @@ a prompt; overall a critic may look good by knowing which prompts are hard.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -300,3 +300,23 @@ def _spearman(a: pd.Series, b: pd.Series) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConstantInputWarning)  # a constant has none: NaN
         return float(spearmanr(a, b, nan_policy="omit").statistic)
+
+
+def safe_final_share(record: Mapping) -> float:
+    """Return the share of the complete candidates of a search that were within budget.
+
+    It is NaN when there were none.
+
+    Raises
+    ------
+    ParameterError
+        When a round did not count them, as where a method does not look at the cost.
+    """
+    counts = [(step.get("finals"), step.get("safe_finals")) for step in record["trace"]]
+    if any(None in pair for pair in counts):
+        raise ParameterError(
+            f"method {record['method']!r} did not count its safe complete candidates: it does not "
+            f"look at the cost, or its run is too old; leave out this measure, or decode again"
+        )
+    complete = sum(finals for finals, _ in counts)
+    return sum(safe for _, safe in counts) / complete if complete else math.nan

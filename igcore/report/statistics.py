@@ -1,4 +1,4 @@
-"""Rates with intervals, and paired tests of finished records, one per prompt.
+"""Rates and means with intervals, tests, and checks of finished records, one per prompt.
 
 Safety is the share of prompts whose text was verified against the budget. Cost: higher is worse;
 reward: higher is better.
@@ -10,21 +10,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 from scipy import stats
-from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
-from ..beams import METHODS
-from ..errors import ParameterError, RunError, unknown_name
+from ..errors import ParameterError, RunError
 
 STATUSES = ("verified_safe", "abstained", "unverified_unsafe")
 RESAMPLES = 9999
 BATCH = 500  # resamples held in memory at once
 ALPHA = 0.05  # a difference is claimed when its Holm-adjusted p value is at most this
-COMPARISON_COLUMNS = (
-    "policy method baseline n_pairs safety_difference safety_low safety_high mcnemar_b mcnemar_c "
-    "mcnemar_p n_answered reward_difference reward_low reward_high reward_p mcnemar_p_holm "
-    "reward_p_holm"
-).split()
 
 
 # --- one rate -------------------------------------------------------------------------------------
@@ -50,9 +43,8 @@ def safety_lower(safe: int, n: int, confidence: float = 0.95) -> float:
     >>> round(safety_lower(759, 759), 4)  # not 1
     0.9961
     """
-    return float(
-        _binomial(safe, n, confidence, "greater").proportion_ci(confidence, method="exact").low
-    )
+    test = _binomial(safe, n, confidence, "greater")
+    return float(test.proportion_ci(confidence, method="exact").low)
 
 
 def clopper_pearson(safe: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -83,6 +75,7 @@ def violation_upper(n: int, confidence: float = 0.95) -> float:
 
 
 def _binomial(safe: int, n: int, confidence: float, alternative: str = "two-sided"):
+    """Return scipy's binomial test of a count, after a check of all three numbers."""
     if not (n >= 1 and 0 <= safe <= n):
         raise ParameterError(
             f"safe is {safe!r} of n = {n!r} prompts; give counts with n >= 1 and 0 <= safe <= n"
@@ -106,12 +99,12 @@ def bootstrap_mean(
 ) -> tuple[float, float]:
     """Return the percentile bootstrap interval of a mean over prompts.
 
-    BCa has none for nearly constant values.
+    The BCa interval does not exist for nearly constant values.
 
     Parameters
     ----------
     values : sequence of float, shape (n,)
-        One value per prompt; NaN (nothing was emitted) is skipped.
+        One value per prompt; NaN (no answer) is skipped.
     seed : int
         Seed of the resampling: the same values and seed give the same interval.
 
@@ -156,7 +149,7 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
     Parameters
     ----------
     differences : sequence of float, shape (n,)
-        Method minus baseline on each prompt. NaN is returned for none, 1 for a single one.
+        Method minus baseline on each prompt. The p value of no pair is NaN, of a single one 1.
     """
     differences = np.asarray(differences, dtype=float)
     if differences.size < 2:
@@ -173,11 +166,21 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
     return float(test.pvalue)
 
 
+def holm(p: pd.Series) -> pd.Series:
+    """Return p values adjusted by Holm's method for their number.
+
+    NaN, where nothing was tested, stays and is not counted.
+    """
+    tested = p.dropna().astype(float)
+    adjusted = multipletests(tested, method="holm")[1] if len(tested) else []
+    return pd.Series(adjusted, index=tested.index, dtype=float).reindex(p.index)
+
+
 # --- records --------------------------------------------------------------------------------------
 
 
 def check_records(records: pd.DataFrame, may_be_empty: bool = False) -> None:
-    """Raise ``RunError`` unless records can be counted: some are there, each once, of known status.
+    """Raise ``RunError`` unless records are there, of known status, and each prompt once.
 
     A prompt must not occur twice in one policy and method.
     """
@@ -216,181 +219,3 @@ def check_constant(records: pd.DataFrame, columns: Iterable[str], where: str) ->
 def answered(records: pd.DataFrame) -> pd.Series:
     """Say of each record whether it answers: no abstention, and its text has a reward."""
     return (records["status"] != "abstained") & records["reward"].notna()
-
-
-# --- method against method ------------------------------------------------------------------------
-
-
-def compare(records: pd.DataFrame, method: str) -> pd.DataFrame:
-    """Compare one method with every other, paired by prompt, for each policy.
-
-    The tests are exact McNemar, bootstrap and sign flips, adjusted by Holm.
-
-    Parameters
-    ----------
-    records : DataFrame
-        Lines of ``responses.jsonl``, one per policy, method and prompt.
-    method : str
-        The method whose gains are reported; each other method is a baseline.
-
-    Returns
-    -------
-    DataFrame
-        One row per policy and baseline, in order of appearance; none where one of the two was not
-        run. ``safety_difference`` is a share of the ``n_pairs`` prompts that both have;
-        ``mcnemar_b`` counts prompts where only `method` is safe, ``mcnemar_c`` where only the
-        baseline is. ``reward_difference`` is over the ``n_answered`` prompts that both answered.
-        Both are method minus baseline, with the ends of 95 % bootstrap intervals over prompts;
-        these are 0 where no pair is discordant, however few pairs there are. Holm adjusts each of
-        the two columns of p values. NaN stands where there is no pair.
-
-    Raises
-    ------
-    RunError
-        See `check_records`; an empty table is allowed.
-    ParameterError
-        When `method` is none, or budgets differ between the methods of a policy.
-    """
-    check_records(records, may_be_empty=True)
-    if method not in (known := METHODS.keys() | set(records["method"])):
-        raise unknown_name("method", method, known)
-    rows = []
-    for policy, lines in records.groupby("policy", sort=False):
-        # not the accounting, which steers a search: safe is what is said at the end
-        check_constant(lines, ("budget",), f"policy {policy}")
-        cells = {
-            name: cell.set_index("prompt_id") for name, cell in lines.groupby("method", sort=False)
-        }
-        for baseline in [name for name in cells if name != method and method in cells]:
-            pair = {"policy": policy, "method": method, "baseline": baseline}
-            rows.append(pair | _paired(cells[method], cells[baseline]))
-    table = pd.DataFrame(
-        rows, columns=[name for name in COMPARISON_COLUMNS if not name.endswith("_holm")]
-    )
-    return table.assign(
-        mcnemar_p_holm=holm(table["mcnemar_p"]), reward_p_holm=holm(table["reward_p"])
-    )
-
-
-def _paired(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, float]:
-    """Return the tests of two cells indexed by prompt_id."""
-    ours, theirs = on_shared_prompts(ours, theirs)
-    safe = [cell["status"] == "verified_safe" for cell in (ours, theirs)]
-    gains = safe[0].astype(float) - safe[1]
-    low, high = bootstrap_mean(gains)
-    safety = {
-        "n_pairs": len(ours),
-        "safety_difference": float(gains.mean()),
-        "safety_low": low,
-        "safety_high": high,
-    }
-    return safety | mcnemar_test(*safe) | reward_test(ours, theirs)
-
-
-def on_shared_prompts(
-    ours: pd.DataFrame, theirs: pd.DataFrame
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return two cells, indexed by prompt_id, on the prompts that both have.
-
-    They are sorted, so that the order of lines changes nothing.
-    """
-    shared = ours.index.intersection(theirs.index).sort_values()
-    return ours.loc[shared], theirs.loc[shared]
-
-
-def mcnemar_test(ours: pd.Series, theirs: pd.Series) -> dict[str, float]:
-    """Return the exact two-sided McNemar test of two verdicts.
-
-    They are Series of bool (n,) with the same index of prompts.
-
-    ``mcnemar_b`` counts the prompts that are safe only in `ours`, ``mcnemar_c`` only in `theirs`; p
-    is NaN without a prompt.
-    """
-    b, c = int((ours & ~theirs).sum()), int((~ours & theirs).sum())
-    p = float(mcnemar([[0, b], [c, 0]], exact=True).pvalue) if len(ours) else math.nan
-    return {"mcnemar_b": b, "mcnemar_c": c, "mcnemar_p": p}
-
-
-def reward_test(ours: pd.DataFrame, theirs: pd.DataFrame) -> dict[str, float]:
-    """Return interval and test of the rewards of `ours` minus `theirs` where both answered.
-
-    Their index of prompts is the same.
-    """
-    both = answered(ours) & answered(theirs)
-    gains = (ours["reward"].astype(float) - theirs["reward"].astype(float))[both].to_numpy()
-    low, high = bootstrap_mean(gains)
-    return {
-        "n_answered": int(both.sum()),
-        "reward_difference": float(gains.mean()) if gains.size else math.nan,
-        "reward_low": low,
-        "reward_high": high,
-        "reward_p": sign_flip(gains),
-    }
-
-
-def holm(p: pd.Series) -> pd.Series:
-    """Return p values adjusted by Holm's method for their number.
-
-    NaN, where nothing was tested, stays and is not counted.
-    """
-    tested = p.dropna().astype(float)
-    adjusted = multipletests(tested, method="holm")[1] if len(tested) else []
-    return pd.Series(adjusted, index=tested.index, dtype=float).reindex(p.index)
-
-
-def verdicts(comparison: pd.DataFrame) -> list[str]:
-    """Return one sentence per row of `compare`, or one for none.
-
-    A difference needs a Holm-adjusted p <= .05 to be claimed.
-    """
-    said = [
-        f"{row.policy}: {_safety_verdict(row)}; {_reward_verdict(row)}."
-        for row in comparison.itertuples(index=False)
-    ]
-    return said or ["nothing is compared: no policy has finished runs of both methods of a pair."]
-
-
-def _safety_verdict(row) -> str:
-    if not row.n_pairs:
-        return (
-            f"{row.method} and {row.baseline} share no prompt, so their safety cannot be compared"
-        )
-    gain = row.mcnemar_b - row.mcnemar_c
-    how_many = f"{abs(gain)} {'more' if gain > 0 else 'fewer'} of" if gain else "as many of"
-    tested = (
-        f"exact McNemar p {p_value(row.mcnemar_p)}, Holm "
-        f"{p_value(row.mcnemar_p_holm).removeprefix('= ')}"
-    )
-    prompts = f"{row.n_pairs} prompts {'than' if gain else 'as'} {row.baseline}"
-    claim = _claim(row.mcnemar_p_holm, gain, f"{row.method} is safer", f"{row.method} is less safe")
-    return f"{row.method} is safe on {how_many} {prompts} ({tested}): {claim}"
-
-
-def _reward_verdict(row) -> str:
-    if not row.n_answered:
-        return "no prompt was answered by both, so their rewards cannot be compared"
-    interval = (
-        f"{short(row.reward_difference, '+.3f')} [{short(row.reward_low)}, "
-        f"{short(row.reward_high)}]"
-    )
-    tested = f"p {p_value(row.reward_p)}, Holm {p_value(row.reward_p_holm).removeprefix('= ')}"
-    claim = _claim(
-        row.reward_p_holm, row.reward_difference, "its reward is higher", "its reward is lower"
-    )
-    return (
-        f"reward {interval} on the {row.n_answered} prompts that both answered ({tested}): {claim}"
-    )
-
-
-def _claim(p: float, gain: float, more: str, less: str) -> str:
-    return "no difference can be claimed" if p > ALPHA else more if gain > 0 else less
-
-
-def short(value: float, form: str = ".3f") -> str:
-    """Return a number without the zero before its point."""
-    return format(value, form).replace("0.", ".", 1) if abs(value) < 1 else format(value, form)
-
-
-def p_value(value: float) -> str:
-    """Return a p value as it stands in a sentence, with its sign of relation."""
-    return "< .001" if value < 0.001 else f"= {short(value, '.3g')}"

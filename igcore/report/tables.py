@@ -12,9 +12,9 @@ import pandas as pd
 
 from ..errors import RunError, unknown_name
 from . import statistics as metrics
-from .as_text import MISSING, NOT_RUN, PRETTY, any_row, main_row
 from .sources import sidecar
 
+MISSING, NOT_RUN = "n/a", "not run"
 SETTINGS = "n_samples keep block_size rounds budget accounting lagrange_multiplier seed".split()
 CONSTANT = [*SETTINGS, "max_new_tokens", "prompts"]  # what one cell of the table must not mix
 # how the names of methods begin; base is of no family
@@ -87,8 +87,8 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
     found = cells(records, order)
     rows = []
     for policy, method, cell in found:
-        rivals = [lines for name, _, lines in found if name == policy]
-        shared = _answered_by_all(cell, rivals)
+        of_policy = [lines for name, _, lines in found if name == policy]
+        shared = _answered_by_all(cell, of_policy)
         rows.append({"policy": policy, "method": method} | _row(cell, shared))
     rows = rows or [{"policy": MISSING, "method": method, "n_prompts": 0} for method in order or ()]
     return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(WHOLE, "Int64"))
@@ -136,21 +136,23 @@ def work(cell: pd.DataFrame) -> dict[str, float]:
     ``seconds_per_prompt`` in all, and the columns `PER_PROMPT`.
 
     Counts end where a search fails; seconds go on until its group is answered. They also hold what
-    the counts leave out: the check that marks an answer of a method without a gate, and the search
-    for what fail-open would emit.
+    the counts leave out: the check that marks an answer of a method without a final check, and the
+    search for what fail-open would return.
     """
     seconds = {"seconds_per_prompt": (cell["generate_s"] + cell["score_s"]).mean()}
     return seconds | {column: cell[field].mean() for column, field in PER_PROMPT.items()}
 
 
-def _answered_by_all(cell: pd.DataFrame, rivals: Sequence[pd.DataFrame]) -> set[str]:
-    """Return the prompts on which the reward of a method may be read beside its rivals'.
+def _answered_by_all(cell: pd.DataFrame, of_policy: Sequence[pd.DataFrame]) -> set[str]:
+    """Return the prompts on which the reward of a method may be read beside those of the others.
 
-    None where it has fewer prompts.
+    There are none where the method has fewer prompts.
     """
-    n = max(map(len, rivals))
+    n = max(map(len, of_policy))
     answered = [
-        set(lines.loc[metrics.answered(lines), "prompt_id"]) for lines in rivals if len(lines) == n
+        set(lines.loc[metrics.answered(lines), "prompt_id"])
+        for lines in of_policy
+        if len(lines) == n
     ]
     return set.intersection(*answered) if len(cell) == n else set()
 
@@ -220,67 +222,77 @@ def summary(records: pd.DataFrame) -> pd.DataFrame:
 
 # --- the same numbers for people ------------------------------------------------------------------
 
-ESCAPES = {character: "\\" + character for character in "&%$#_{}"} | {
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}",
-    "<": r"$<$",
-    ">": r"$>$",
-}
-LATEX = str.maketrans(ESCAPES)
-
-
-def _pretty(table: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Return headers and rows of text; where nothing was run, that is what they say."""
-    if list(table.columns) == COLUMNS:
-        headers, as_text = list(PRETTY), main_row
-    else:
-        headers, as_text = [str(name).replace("_", " ") for name in table.columns], any_row
-    rows = [as_text(row) for row in table.itertuples(index=False)]
-    return headers, rows or [[NOT_RUN, *[""] * (len(headers) - 1)]]
-
 
 def pretty(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table as `markdown` shows it, for a notebook."""
-    headers, rows = _pretty(table)
-    return pd.DataFrame(rows, columns=headers)
+    """Return a table as people read it: all cells text, numbers rounded.
 
-
-def _alignment(table: pd.DataFrame, headers: list[str]) -> list[str]:
-    """Return l for text columns and r for numbers.
-
-    The main table starts with its two columns of text.
+    A main table has fewer columns, in which an interval stands beside its centre.
     """
+    if not len(table):
+        nothing = [[NOT_RUN, *[""] * (len(table.columns) - 1)]]
+        return pd.DataFrame(nothing, columns=table.columns).rename(columns=_header)
     if list(table.columns) == COLUMNS:
-        return ["l" if name in ("Policy", "Method") else "r" for name in headers]
-    return ["r" if pd.api.types.is_numeric_dtype(dtype) else "l" for dtype in table.dtypes]
+        return pd.DataFrame([_main_row(row) for row in table.itertuples(index=False)])
+    as_objects = table.astype(object)  # an integer that may be missing stays one
+    return as_objects.map(rounded).rename(columns=_header)
+
+
+def _main_row(row) -> dict[str, str]:
+    """Return a row of the main table as text by header."""
+    texts = {
+        "Safe / abstained / unsafe": f"{row.safe} / {row.abstained} / {row.unsafe}",
+        "Safe % [Wilson 95 %]": f"{100 * row.safety_rate:.1f} "
+        f"[{100 * row.safety_wilson_low:.1f}, {100 * row.safety_wilson_high:.1f}]",
+        "Lower bound % (95 %)": f"{100 * row.safety_lower95:.1f}",
+        "Reward [95 %]": f"{rounded(row.reward_mean)} "
+        f"[{rounded(row.reward_low)}, {rounded(row.reward_high)}]",
+        "Reward, all answered": rounded(row.reward_answered),
+        "Cost": rounded(row.cost_mean),
+        "s / prompt": f"{row.seconds_per_prompt:.2f}",
+    }
+    if pd.isna(row.reward_mean):
+        texts["Reward [95 %]"] = MISSING
+    if pd.isna(row.seconds_per_prompt):
+        texts["s / prompt"] = MISSING
+    if not row.n_prompts:
+        texts = dict.fromkeys(texts, NOT_RUN)
+    return {"Policy": row.policy, "Method": row.method, "n": str(row.n_prompts)} | texts
+
+
+def rounded(value: object) -> str:
+    """Return a cell for people: floats with three decimals, tiny ones as powers of ten."""
+    if pd.isna(value):
+        return MISSING
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3f}" if value == 0 or abs(value) >= 0.0005 else f"{value:.0e}"
+
+
+def _header(name: object) -> str:
+    return str(name).replace("_", " ")
+
+
+def _for_files(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Return a table as people read it, and the side of each column: numbers stand right."""
+    shown, is_number = pretty(table), pd.api.types.is_numeric_dtype
+    if len(shown.columns) == len(table.columns):
+        sides = ["right" if is_number(dtype) else "left" for dtype in table.dtypes]
+    else:
+        sides = ["left" if name in ("Policy", "Method") else "right" for name in shown]
+    return shown.replace("\n", " ", regex=True), sides
 
 
 def markdown(table: pd.DataFrame) -> str:
-    """Return a table as GitHub Markdown, rounded; the main table in its `PRETTY` columns."""
-    headers, rows = _pretty(table)
-    rules = [{"l": ":--", "r": "--:"}[side] for side in _alignment(table, headers)]
-    cells = [
-        [cell.replace("|", r"\|").replace("\n", " ") for cell in row]
-        for row in (headers, rules, *rows)
-    ]
-    return "".join(f"| {' | '.join(row)} |\n" for row in cells)
+    """Return a table as Markdown, rounded; see `pretty`."""
+    shown, sides = _for_files(table)
+    shown = shown.replace(r"\|", r"\\|", regex=True)
+    return shown.to_markdown(index=False, colalign=sides, disable_numparse=True) + "\n"
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Return a table as a LaTeX tabular (package booktabs), rounded.
-
-    The main table has its `PRETTY` columns.
-    """
-    headers, rows = _pretty(table)
-    lines = [
-        " & ".join(cell.replace("\n", " ").translate(LATEX) for cell in row) + r" \\"
-        for row in (headers, *rows)
-    ]
-    alignment = "".join(_alignment(table, headers))
-    top = [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule", lines[0], r"\midrule"]
-    bottom = [r"\bottomrule", r"\end{tabular}"]
-    return "\n".join([*top, *lines[1:], *bottom]) + "\n"
+    """Return a table as a LaTeX tabular (package booktabs), rounded; see `pretty`."""
+    shown, sides = _for_files(table)
+    return shown.to_latex(index=False, escape=True, column_format="".join(s[0] for s in sides))
 
 
 def write(
