@@ -655,7 +655,9 @@ def test_every_table_is_written_three_times_with_its_sources(written):
         "alpaca-7b pku-saferlhf inferenceguard 128 n/a 8 88.14 75.0_[40.9,_92.9] unresolved 7.08 "
         "7.080_[5.213,_8.947] unresolved"
     )
-    assert f"| {' | '.join(row.split()).replace('_', ' ')} |" in text
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    wanted = [cell.replace("_", " ") for cell in row.split()]
+    assert wanted in [cells[: len(wanted)] for cells in rows]
     assert "paper" not in (written["alone"][0].parent / "paper_main_alpaca_beaver.md").read_text()
 
 

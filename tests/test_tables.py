@@ -152,15 +152,6 @@ def test_work_by_hand():
     assert parts == [1, 0.5, 0.25, 0.125] and row.seconds_per_prompt == sum(parts)
 
 
-def test_records_that_do_not_count_their_work_are_refused(records):
-    """Guards against a traceback where a run of an older version lies in the folder."""
-    with pytest.raises(
-        RunError,
-        match="the records have no 'forward_tokens'.* decode again with notebook 30_decode",
-    ):
-        tables.main_table(records.drop(columns="forward_tokens"))
-
-
 def test_a_method_with_fewer_prompts_has_no_say_in_the_rewards_of_others():
     """Guards against "all answered" shrinking to the prompts of slow methods, whose own mean would
     look like the others.
@@ -241,7 +232,7 @@ def test_order_of_methods(records):
     order = ["inferenceguard", *[name for name in synthetic.METHODS if name != "inferenceguard"]]
     methods = tables.main_table(records, order)["method"].tolist()
     assert methods == 2 * order
-    with pytest.raises(ParameterError, match="unknown method 'base'"):
+    with pytest.raises(ValueError, match="'base'"):
         tables.main_table(records, order=["inferenceguard"])
 
 

@@ -103,7 +103,7 @@ def fronts(records: pd.DataFrame, sweeps: pd.DataFrame | None = None) -> pd.Data
     RunError
         When there are no records.
     ParameterError
-        See `igcore.report.tables.cells`.
+        See `igcore.report.tables.main_table`.
     """
     if not len(records):
         raise RunError("there is no method to draw; run notebook 30_decode first")

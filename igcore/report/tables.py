@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..errors import RunError, unknown_name
 from . import statistics as metrics
 from .sources import sidecar
 
@@ -77,91 +76,39 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
         cost (higher is worse) are means over all emitted texts, ``reward_answered`` over the
         ``n_answered_by_all`` prompts that every method with the largest ``n_prompts`` of the policy
         answered; a method with fewer prompts has no such mean (NaN, 0 prompts) and no say in the
-        others'. Work and seconds, whole and by part, are means per prompt, see `work`.
-
-    Raises
-    ------
-    RunError, ParameterError
-        See `cells`.
-    """
-    found = cells(records, order)
-    rows = []
-    for policy, method, cell in found:
-        of_policy = [lines for name, _, lines in found if name == policy]
-        shared = _answered_by_all(cell, of_policy)
-        rows.append({"policy": policy, "method": method} | _row(cell, shared))
-    rows = rows or [{"policy": MISSING, "method": method, "n_prompts": 0} for method in order or ()]
-    return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(WHOLE, "Int64"))
-
-
-def cells(
-    records: pd.DataFrame, order: Sequence[str] | None = None
-) -> list[tuple[str, str, pd.DataFrame]]:
-    """Return policy, method and lines (by prompt) of each row of a table.
-
-    Arguments are as in `main_table`; without a record there is no row.
+        others'. Work and seconds, whole and by part, are means per prompt. Counts end where a
+        search fails; seconds go on until its group is answered. They also hold what the counts
+        leave out: the check that marks an answer of a method without a final check, and the search
+        for what fail-open would return.
 
     Raises
     ------
     RunError
-        For an unknown status, a prompt that occurs twice in a cell, or records that do not count
-        their work.
+        For an unknown status, or a prompt that occurs twice in a cell.
     ParameterError
-        When a setting is not constant in a cell, or `order` lacks a method.
+        When a setting is not constant in a cell.
     """
     metrics.check_records(records, may_be_empty=True)
-    for field in PER_PROMPT.values():
-        if field not in records:
-            raise RunError(
-                f"the records have no {field!r}, so they are of an older version; decode "
-                f"again with notebook 30_decode"
-            )
-    methods = list(records["method"].unique())
-    order = methods if order is None else list(order)
-    for method in methods:
-        if method not in order:
-            raise unknown_name("method", method, order, hint=" (the methods of order)")
-    found = []
+    order = list(records["method"].unique() if order is None else order)
+    rows = []
     for policy, lines in records.groupby("policy", sort=False):
-        for method in sorted(lines["method"].unique(), key=order.index):
-            cell = lines[lines["method"] == method].sort_values("prompt_id")
+        cells = dict(list(lines.groupby("method")))
+        most = max(map(len, cells.values()))
+        whole = [cell for cell in cells.values() if len(cell) == most]
+        shared = set.intersection(
+            *(set(cell.loc[metrics.answered(cell), "prompt_id"]) for cell in whole)
+        )
+        for method in sorted(cells, key=order.index):
+            cell = cells[method].sort_values("prompt_id")
             metrics.check_constant(cell, CONSTANT, f"policy {policy}, method {method}")
-            found.append((policy, method, cell))
-    return found
-
-
-def work(cell: pd.DataFrame) -> dict[str, float]:
-    """Return what a method spent, in means per prompt.
-
-    ``seconds_per_prompt`` in all, and the columns `PER_PROMPT`.
-
-    Counts end where a search fails; seconds go on until its group is answered. They also hold what
-    the counts leave out: the check that marks an answer of a method without a final check, and the
-    search for what fail-open would return.
-    """
-    seconds = {"seconds_per_prompt": (cell["generate_s"] + cell["score_s"]).mean()}
-    return seconds | {column: cell[field].mean() for column, field in PER_PROMPT.items()}
-
-
-def _answered_by_all(cell: pd.DataFrame, of_policy: Sequence[pd.DataFrame]) -> set[str]:
-    """Return the prompts on which the reward of a method may be read beside those of the others.
-
-    There are none where the method has fewer prompts.
-    """
-    n = max(map(len, of_policy))
-    answered = [
-        set(lines.loc[metrics.answered(lines), "prompt_id"])
-        for lines in of_policy
-        if len(lines) == n
-    ]
-    return set.intersection(*answered) if len(cell) == n else set()
+            of_all = shared if len(cell) == most else set()
+            rows.append({"policy": policy, "method": method} | _row(cell, of_all))
+    rows = rows or [{"policy": MISSING, "method": method, "n_prompts": 0} for method in order]
+    return pd.DataFrame(rows, columns=COLUMNS).astype(dict.fromkeys(WHOLE, "Int64"))
 
 
 def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
-    """Return the numbers of one policy and method.
-
-    `shared` holds the prompts of `_answered_by_all`.
-    """
+    """Return the numbers of one policy and method; `shared` holds the prompts that all answered."""
     n, status = len(cell), cell["status"]
     reward, cost, peak, fail_open = (
         cell[name].astype(float) for name in ("reward", "cost", "peak_cost", "fail_open_cost")
@@ -186,7 +133,8 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
         "reward_high": reward_high,
         "cost_mean": cost.mean(),
         "peak_cost_mean": peak.mean(),
-        **work(cell),
+        "seconds_per_prompt": (cell["generate_s"] + cell["score_s"]).mean(),
+        **{column: cell[field].mean() for column, field in PER_PROMPT.items()},
         **{name: cell[name].iloc[0] for name in SETTINGS},
         "peak_safety_rate": ((status != "abstained") & (peak <= cell["budget"])).mean(),
         "safety_rate_fail_open": math.nan if unknown else (fail_open <= cell["budget"]).mean(),
