@@ -5,8 +5,7 @@ import seaborn as sns
 from matplotlib.figure import Figure
 
 from ..errors import RunError
-from .style import INK, legend_above, styled, whiskers
-from .theory import MARKERS, panels
+from .style import INK, MARKERS, legend_above, panels, styled, whiskers
 
 GREY = "#9a9a9a"
 REFERENCES = {

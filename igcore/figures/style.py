@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import matplotlib
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -37,6 +38,8 @@ STYLE: dict[str, tuple[str, str | tuple]] = {
 OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}
 WIDTH = 9.0  # inches: a README shows 900 pixels, so 11 points are 15 pixels
 INK = "#222222"
+PALETTE = sns.color_palette("colorblind").as_hex()
+MARKERS = "osD^vPX*"  # of lines that are no methods
 styled = matplotlib.rc_context(RC)
 
 
@@ -110,3 +113,14 @@ def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> 
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_formatter(percent)
     return thin
+
+
+def panels(
+    height: float = 4.0, columns: int = 1, rows: int = 1, **options
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure as wide as a page, and its panels row by row, from left to right."""
+    fig = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = list(fig.subplots(rows, columns, squeeze=False, **options).flat)
+    for ax in axes:
+        ax.grid()
+    return fig, axes

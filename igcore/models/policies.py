@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import unknown_name
+from ..errors import ParameterError, unknown_name
 from ..folders import digest_of
 from ..policy import Policy
 from ..settings import settings
