@@ -29,13 +29,13 @@ from igcore.paper.compare import (
     compared,
     estimate,
     has_policies_of_the_paper,
-    hyperparameters,
     means_apart,
     ours_like,
     priority,
     rates_apart,
     verdict,
 )
+from igcore.paper.hyperparameters import hyperparameters
 from igcore.report import statistics as metrics
 from igcore.report.verdicts import pairs_of, questions_of
 

@@ -26,11 +26,11 @@ from .compare import (
     Measure,
     compared,
     has_policies_of_the_paper,
-    hyperparameters,
     matches,
     measures_of,
     ours_like,
 )
+from .hyperparameters import hyperparameters
 
 FIELDS = [  # of a line; traces of a whole profile would fill the memory
     *IDENTITY,
