@@ -141,7 +141,3 @@ def widened(kind: type, config: SearchConfig) -> Any:
     """Return settings as another kind of settings, with its defaults for the fields they lack."""
     # a user may give ARGS a plain SearchConfig, and one guard may run every method
     return config if isinstance(config, kind) else part_of(kind, config)
-
-
-def check_types(config: Any) -> None:
-    """Do nothing: pydantic has checked; the last callers are being converted."""
