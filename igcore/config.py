@@ -98,7 +98,7 @@ class SearchConfig:
     probe_fail_open: bool = False
     group_size: Count = 8
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # more beams than samples would leave beams without a continuation
         for small, large in (("keep", "n_samples"), ("block_size", "max_new_tokens")):
             a, b = getattr(self, small), getattr(self, large)

@@ -41,7 +41,7 @@ class RolloutConfig:
     shard: Natural = 0
     n_shards: Count = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_shard(self.shard, self.n_shards)
 
 
@@ -123,7 +123,7 @@ class CriticConfig(TrainingConfig):
     use_z: bool = True
     f2_weight: Weight = 0.2
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.budget_high is not None and self.budget_high < self.budget:
             raise ParameterError(
                 f"budget_high is {self.budget_high}; it must be at least budget, {self.budget}"

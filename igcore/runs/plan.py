@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfi
 from ..baselines.re_control import ValueNetwork, ValueSpec
 from ..baselines.value_training import ValueConfig
 from ..beams import method_of, settings_of
-from ..config import SearchConfig, from_mapping
+from ..config import SearchConfig
 from ..critic.config import CriticConfig
 from ..critic.network import Critic
 from ..critic.spec import Spec
@@ -287,7 +287,7 @@ def _points(file: Path, settings: type) -> list:
     # the name of its folder is the profile, which a relative path may lack
     file = Path(os.path.abspath(file))
     points = ParamFiles(file.parent.name, base=file.parent.parent).points(file)
-    return [from_mapping(settings, given) for _, given in points]
+    return [settings(**given) for _, given in points]
 
 
 # --- hours ----------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from ..beams import settings_of
-from ..config import from_mapping
 from ..errors import IgcoreError, RunError
 from ..folders import changes, comparable, read, root_of
 from ..guard import Guard
@@ -130,7 +129,7 @@ def _check(found: Evidence, check: Check, report: Report) -> None:
     """Score the lines again, compare the files, and decode groups again."""
     trusted, certified = check.trusted, report.certified
     known = {f.name for f in fields(DecodeParams)} & found.params.keys()
-    params = from_mapping(DecodeParams, {name: found.params[name] for name in known})
+    params = DecodeParams(**{name: found.params[name] for name in known})
     cost = scorer_of("cost", params.cost, trusted.cost)
     reward = scorer_of("reward", params.reward, trusted.reward)
     certified["cost model"] = _source(cost, trusted.cost)
