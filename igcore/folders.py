@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .errors import RunError
 from .policy import Prompt
@@ -25,6 +26,7 @@ PART = ".part"  # of a file that is being written
 # written by whoever runs the notebook, before and after this module writes
 NOTEBOOK = "executed.ipynb"
 Key = tuple[str, str]
+Fields = dict[str, Any]  # of a line, of params.json or of a manifest
 DIGITS = 16  # hex digits of the digests of modules, prompts and lines
 
 
@@ -53,9 +55,9 @@ class Run:
     """
 
     folder: Path
-    params: dict
-    lines: list[dict] = field(default_factory=list)
-    scorers: dict = field(default_factory=dict)
+    params: Fields
+    lines: list[Fields] = field(default_factory=list)
+    scorers: dict[str, Any] = field(default_factory=dict)
 
     @property
     def responses(self) -> Path:
@@ -67,7 +69,7 @@ class Run:
         """The file that says that the run is complete."""
         return self.folder / "manifest.json"
 
-    def append(self, line: dict) -> None:
+    def append(self, line: Fields) -> None:
         """Append a line with its digest."""
         line = line | {"digest": line_digest(line)}
         append(self.responses, line)
@@ -76,7 +78,7 @@ class Run:
     def fill(
         self,
         work: Sequence[tuple[str, Sequence[Prompt]]],
-        lines_of: Callable[[str, Sequence[Prompt]], Iterable[dict]],
+        lines_of: Callable[[str, Sequence[Prompt]], Iterable[Fields]],
         label: str,
     ) -> None:
         """Append the lines that the run lacks.
@@ -103,7 +105,7 @@ class Run:
                         self.append(line)
                 bar.update(len(group))
 
-    def finish(self, manifest: dict) -> None:
+    def finish(self, manifest: Fields) -> None:
         """Write the manifest with commit, processor and root hash, atomically and last."""
         manifest = json.loads(json.dumps(manifest | made_by(), allow_nan=False))
         digest = root_of(self.params, self.lines, manifest)
@@ -128,18 +130,18 @@ def file_digest(path: Path) -> str:
 # --- lines ----------------------------------------------------------------------------------------
 
 
-def comparable(line: dict) -> dict:
+def comparable(line: Fields) -> Fields:
     """Return the fields that are equal whenever the same work is done again: all but seconds."""
     return {name: value for name, value in line.items() if not name.endswith("_s")}
 
 
-def line_digest(line: dict) -> str:
+def line_digest(line: Fields) -> str:
     """Hash the comparable fields of a line, its own digest excepted."""
     content = {name: value for name, value in comparable(line).items() if name != "digest"}
     return digest_of(content)[:DIGITS]
 
 
-def key(line: dict) -> Key:
+def key(line: Fields) -> Key:
     """Return what a line answers, (method, prompt_id); raise ``TypeError`` unless both are text."""
     method, prompt_id = line["method"], line["prompt_id"]
     if not (isinstance(method, str) and isinstance(prompt_id, str)):
@@ -147,13 +149,13 @@ def key(line: dict) -> Key:
     return method, prompt_id
 
 
-def root_of(params: dict, lines: Sequence[dict], manifest: dict) -> str:
+def root_of(params: Fields, lines: Sequence[Fields], manifest: Fields) -> str:
     """Return one hash over a run: params, lines in any order, and manifest without the hash."""
     content = {name: value for name, value in manifest.items() if name != "root"}
     return digest_of([params, sorted(line_digest(line) for line in lines), content])
 
 
-def read(path: Path) -> list[dict]:
+def read(path: Path) -> list[Fields]:
     """Read the lines of a file.
 
     Raises
@@ -173,7 +175,7 @@ def read(path: Path) -> list[dict]:
             f"the last line of {path} is half-written; run its parameters again, which drops "
             f"it and goes on"
         )
-    lines: list[dict] = []
+    lines: list[Fields] = []
     numbers: dict[Key, int] = {}
     for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
         try:
@@ -197,7 +199,9 @@ def read(path: Path) -> list[dict]:
 
 
 @contextmanager
-def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None) -> Iterator[Run]:
+def open_run(
+    folder: Path, identity: Fields, wanted: Collection[Key] | None = None
+) -> Iterator[Run]:
     """Open a run folder for writing, locked, with the lines that an earlier start has finished.
 
     A folder of another identity, or without one, is not mixed with this run: it is moved aside to
@@ -241,7 +245,7 @@ def open_run(folder: Path, identity: dict, wanted: Collection[Key] | None = None
         yield run
 
 
-def _foreign(folder: Path, identity: dict) -> str:
+def _foreign(folder: Path, identity: Fields) -> str:
     """Say why a folder is not of this identity; return "" when it is, or when it is empty."""
     known = folder / "params.json"
     if not known.exists():
@@ -277,8 +281,8 @@ def _place_aside(path: Path) -> Path:
 
 
 def sound_lines(
-    path: Path, wanted: Collection | None = None, by: Callable[[dict], Hashable] = key
-) -> list[dict]:
+    path: Path, wanted: Collection[Hashable] | None = None, by: Callable[[Fields], Hashable] = key
+) -> list[Fields]:
     """Return the lines of a file that are unchanged and still wanted, each key once.
 
     All other lines are removed from the file, and one sentence says so. A copy of the file as it
@@ -295,7 +299,7 @@ def sound_lines(
         return []
     drop_half_line(path)
     raw = path.read_bytes().split(b"\n")[:-1]
-    kept: dict[Hashable, tuple[bytes, dict]] = {}
+    kept: dict[Hashable, tuple[bytes, Fields]] = {}
     for text in raw:  # as bytes, so that the lines that stay do not change
         line = _line(text, by)
         if line is not None and (wanted is None or by(line) in wanted):
@@ -313,7 +317,7 @@ def sound_lines(
     return [line for _, line in kept.values()]
 
 
-def _line(raw: bytes, by: Callable[[dict], Hashable]) -> dict | None:
+def _line(raw: bytes, by: Callable[[Fields], Hashable]) -> Fields | None:
     """Return a line if its digest shows that it is unchanged, else None."""
     try:
         line = json.loads(raw)
@@ -326,7 +330,7 @@ def _line(raw: bytes, by: Callable[[dict], Hashable]) -> dict | None:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def append(path: Path, line: dict) -> None:
+def append(path: Path, line: Fields) -> None:
     """Append one line and force it to the disk, or leave the file as it was.
 
     Raises
@@ -354,7 +358,7 @@ def drop_half_line(path: Path) -> None:
             os.truncate(path, content.rfind(b"\n") + 1)
 
 
-def _write_json(path: Path, value: dict) -> None:
+def _write_json(path: Path, value: Fields) -> None:
     """Write a JSON file whole or not at all."""
     _write(path, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 

@@ -83,19 +83,21 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
             by_name = dict(zip(known, values, strict=False)) | named
             raise _refusal(known, by_name, error) from None
 
-    checked.__init__ = init
+    setattr(checked, "__init__", init)  # noqa: B010, a plain assignment is no legal type
     return checked
 
 
-def _refusal(known: dict, values: dict, error: ValidationError) -> Exception:
+def _refusal(known: dict[str, Any], values: dict[str, Any], error: ValidationError) -> Exception:
     """Return the error to raise for what pydantic refuses: about one field, in one sentence."""
     failures = error.errors(include_url=False)
     for failure in failures:  # first, because a misspelt name explains a missing one
         if failure["type"].startswith("unexpected_"):
             return unknown_name("parameter", failure["loc"][0], known)
     first = failures[0]
+    cause: Exception
     if not first["loc"]:  # a rule across fields
-        return first["ctx"]["error"]
+        cause = first["ctx"]["error"]
+        return cause
     place = first["loc"][0]
     name = list(known)[place] if isinstance(place, int) else place
     if first["type"] == "missing":
@@ -106,14 +108,15 @@ def _refusal(known: dict, values: dict, error: ValidationError) -> Exception:
     of_field = [failure for failure in failures if failure["loc"][0] == place]
     for failure in of_field:
         if failure["type"] == "value_error":  # from a check of ours
-            return failure["ctx"]["error"]
+            cause = failure["ctx"]["error"]
+            return cause
     allowed = get_args(known[name].annotation)
     if first["type"] == "literal_error" and len(of_field) == 1:
         return unknown_name(name, values[name], allowed)
     return _wrong_value(name, values[name], of_field, type(None) in allowed)
 
 
-def _wrong_value(name: str, value: Any, failures: list, nothing: bool) -> ParameterError:
+def _wrong_value(name: str, value: Any, failures: list[Any], nothing: bool) -> ParameterError:
     """Return the error for a wrong type or range; the types of a union fail one by one.
 
     `nothing` says whether the parameter may be left out as None.
@@ -175,7 +178,7 @@ def one_of(allowed: Collection[str]) -> AfterValidator:
 
     def check(value: str, info: ValidationInfo) -> str:
         if value not in allowed:
-            raise unknown_name(info.field_name, value, allowed)
+            raise unknown_name(str(info.field_name), value, allowed)
         return value
 
     return AfterValidator(check)

@@ -353,9 +353,8 @@ def measure(
     u = _ends_before(cost, prompts, emissions)
     rewards = [emissions[i].likelihood for i in kept]
     if reward is not None:
-        rewards = reward.score(
-            [prompts[i].text for i in kept], [emissions[i].text for i in kept], [True] * len(kept)
-        ).tolist()
+        texts = [emission.text for emission in emissions if emission.text is not None]
+        rewards = reward.score([prompts[i].text for i in kept], texts, [True] * len(kept)).tolist()
     out = [Measurement() for _ in emissions]
     for i, r in zip(kept, rewards, strict=True):
         e = emissions[i]

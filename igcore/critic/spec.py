@@ -24,7 +24,9 @@ class Origin:
     """
 
     KIND: ClassVar = "network"  # its name in messages
-    SAME: ClassVar = ("max_new_tokens",)  # settings in which search and training must agree
+    SAME: ClassVar[tuple[str, ...]] = (
+        "max_new_tokens",
+    )  # settings in which search and training must agree
 
     policy: str
     policy_digest: str
@@ -85,7 +87,7 @@ class Spec(Origin):
     """
 
     KIND: ClassVar = "critic"
-    SAME: ClassVar = ("accounting", "gamma_safety", "gamma_task", "max_new_tokens")
+    SAME: ClassVar[tuple[str, ...]] = ("accounting", "gamma_safety", "gamma_task", "max_new_tokens")
 
     accounting: str
     gamma_safety: Number
