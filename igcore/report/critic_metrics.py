@@ -30,6 +30,7 @@ COLUMNS = (
     "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman ece "
     "parameters train_s within_low within_high n n_unsafe n_pairs accounting"
 ).split()
+SPEC = ("policy", "features", "use_z", "accounting")  # of a critic, in its rows
 REFERENCES = ("prompt-cost", "partial-cost")  # cost of the prompt alone, and of the text so far
 RELIABILITY = "position probability safe low high n n_prompts".split()
 
@@ -77,12 +78,16 @@ def auroc(
     draws = _draws(len(won), seed)
     overall = [np.einsum("rp,pq,rq->r", draws, x, draws, optimize=True) for x in (won, pairs)]
     within = [draws @ np.diag(x) for x in (won, pairs)]
+    low, high = _interval(*overall, confidence)
+    within_low, within_high = _interval(*within, confidence)
     of_one, n_pairs = np.trace(won), np.trace(pairs)  # won and all pairs within a prompt
     return {
         "auroc": float(roc_auc_score(safe, score)) if both else math.nan,
-        **dict(zip(("auroc_low", "auroc_high"), _interval(*overall, confidence), strict=True)),
+        "auroc_low": low,
+        "auroc_high": high,
         "auroc_within_prompt": float(of_one / n_pairs) if n_pairs else math.nan,
-        **dict(zip(("within_low", "within_high"), _interval(*within, confidence), strict=True)),
+        "within_low": within_low,
+        "within_high": within_high,
         "n": len(safe),
         "n_unsafe": int((~safe).sum()),
         "n_pairs": int(n_pairs),
@@ -139,11 +144,10 @@ def _draws(prompts: int, seed: int) -> np.ndarray:
 
 def _interval(won: np.ndarray, pairs: np.ndarray, confidence: float) -> tuple[float, float]:
     share = won[pairs > 0] / pairs[pairs > 0]
-    return (
-        tuple(np.quantile(share, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist())
-        if len(share)
-        else (math.nan, math.nan)
-    )
+    if not len(share):
+        return math.nan, math.nan
+    low, high = np.quantile(share, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
+    return low, high
 
 
 def reliability_table(judged: pd.DataFrame, positions: Sequence[int] = POSITIONS) -> pd.DataFrame:
@@ -232,29 +236,20 @@ def critic_table(
         From `judgements`. Responses that have ended before a position are not in its row: the
         search knows their cost.
     """
-    spec = critic.spec
-    about = {
-        "policy": spec.policy,
-        "features": spec.features,
-        "use_z": spec.use_z,
-        "accounting": spec.accounting,
+    fixed = {name: getattr(critic.spec, name) for name in SPEC}
+    fixed |= {
+        "parameters": critic.parameter_count,
+        "train_s": critic.about.get("train_s", math.nan),
     }
-    size = {"parameters": critic.parameter_count, "train_s": critic.about.get("train_s", math.nan)}
     rows = []
     for position in positions:
         here = judged[judged["position"] == position]
         if len(here):
-            more = {
-                "spearman": _spearman(here["f2"], here["task"]),
-                "ece": calibration_error(here["safe"], here["f1"]),
-            }
-            rows.append(
-                about
-                | size
-                | {"position": position}
-                | auroc(here["safe"], here["f1"], here["prompt_id"])
-                | more
-            )
+            row = fixed | {"position": position}
+            row |= auroc(here["safe"], here["f1"], here["prompt_id"])
+            row["spearman"] = _spearman(here["f2"], here["task"])
+            row["ece"] = calibration_error(here["safe"], here["f1"])
+            rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -270,29 +265,21 @@ def reference_table(
 
     They are the cost of the prompt alone, and the cost of the text so far.
     """
-    safe = [targets(r, budget, accounting).safe for r in rollouts]
+    fixed = {"policy": policy.name, "use_z": False, "accounting": accounting}
+    fixed |= {"parameters": 0, "train_s": 0.0}
     rows = []
     for name in REFERENCES:
         for position in positions:
-            unfinished = [i for i, r in enumerate(rollouts) if len(r.words) >= position]
-            if not unfinished:
+            here = [r for r in rollouts if len(r.words) >= position]
+            if not here:
                 continue
-            here = [rollouts[i] for i in unfinished]
             prompts = [r.prompt for r in here]
             partial = [policy.text(r.tokens[:position]) for r in here]
             texts = prompts if name == "prompt-cost" else partial
             costs = checked_score(cost, prompts, texts, [False] * len(here))
-            row = {
-                "policy": policy.name,
-                "features": name,
-                "use_z": False,
-                "accounting": accounting,
-                "position": position,
-                "parameters": 0,
-                "train_s": 0.0,
-            }
-            ended_safe = [safe[i] for i in unfinished]
-            rows.append(row | auroc(ended_safe, -costs, [r.prompt_id for r in here]))
+            safe = [targets(r, budget, accounting).safe for r in here]
+            row = fixed | {"features": name, "position": position}
+            rows.append(row | auroc(safe, -costs, [r.prompt_id for r in here]))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
