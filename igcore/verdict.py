@@ -374,19 +374,3 @@ def _z(scores: Sequence[float], n_tokens: int, config: SearchConfig) -> list[flo
         float(s.z)
         for s in trace(scores, config.budget, config.accounting, config.gamma_safety, ends)
     ]
-
-
-def common_trace(response: Response, scorer: Scorer, config: SearchConfig) -> list[float]:
-    """Return z_0, z_1, ... of an answer on the grid that all methods share.
-
-    It is z_0 alone when nothing was emitted.
-    """
-    ends = response.grid_ends
-    if response.text is None:  # nothing was charged
-        return [config.budget]
-    prefixes = [
-        (response.prompt, response.text[:end], k == len(ends) - 1) for k, end in enumerate(ends)
-    ]
-    return _z(
-        checked_score(scorer, *zip(*prefixes, strict=True)).tolist(), response.n_tokens, config
-    )

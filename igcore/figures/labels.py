@@ -30,7 +30,7 @@ def place(ax: Axes, points: np.ndarray, labels: Sequence[str], size: int = 10) -
     """
     there = np.isfinite(points).all(axis=1)
     look = {"size": size, "color": INK, "ha": "center", "va": "center", "in_layout": False}
-    look["path_effects"] = [withStroke(linewidth=2.5, foreground="white")]
+    look["path_effects"] = [withStroke(linewidth=2, foreground="white")]
     line = {"arrowstyle": "-", "lw": 0.6, "color": INK, "shrinkA": 0, "shrinkB": 4}
     texts = [
         ax.annotate(label, point, point, arrowprops=line, **look)
@@ -38,9 +38,9 @@ def place(ax: Axes, points: np.ndarray, labels: Sequence[str], size: int = 10) -
         if label and drawn
     ]
     marks = ax.scatter(*points[there].T, s=90)  # what no label may hide
-    forces = {"force_text": (0.2, 0.4), "force_static": (0.2, 0.4), "expand": (1.04, 1.1)}
+    forces = {"force_text": (0.4, 0.8), "force_static": (0.4, 0.8), "expand": (1.04, 1.1)}
     # a number of steps and no time limit, so that the picture is the same each time
-    adjust_text(texts, objects=marks, ax=ax, iter_lim=600, prevent_crossings=False, **forces)
+    adjust_text(texts, objects=marks, ax=ax, iter_lim=2000, prevent_crossings=False, **forces)
     marks.remove()
     for text in texts:
         box = Text.get_window_extent(text).padded(NEAR * ax.figure.dpi / 72)
