@@ -1,5 +1,6 @@
 """Labels beside the points of a picture, moved by adjustText until they hide nothing."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ from matplotlib.text import Annotation, Text
 
 from .style import INK
 
+# how strongly adjustText pushes labels across and up; the next one where two labels overlap
+FORCES = ((0.2, 0.4), (0.4, 0.8), (0.3, 0.6), (0.1, 0.2), (0.2, 0.6), (0.6, 1.2))
 NEAR = 6  # 1/72 inch: a label that is nearer to its point needs no line
 
 
@@ -34,15 +37,22 @@ def place(ax: Axes, points: np.ndarray, labels: Sequence[str], size: int = 10) -
     line = {"arrowstyle": "-", "lw": 0.6, "color": INK, "shrinkA": 0, "shrinkB": 4}
     texts = [
         ax.annotate(label, point, point, arrowprops=line, **look)
-        for point, label, drawn in zip(points, labels, there, strict=True)
+        for label, point, drawn in zip(labels, points, there, strict=True)
         if label and drawn
     ]
     marks = ax.scatter(*points[there].T, s=90)  # what no label may hide
-    forces = {"force_text": (0.4, 0.8), "force_static": (0.4, 0.8), "expand": (1.04, 1.1)}
-    # a number of steps and no time limit, so that the picture is the same each time
-    adjust_text(texts, objects=marks, ax=ax, iter_lim=2000, prevent_crossings=False, **forces)
+    look = {"objects": marks, "expand": (1.04, 1.1), "prevent_crossings": False}
+    for x, y in FORCES:
+        for text in texts:
+            text.set_position(text.xy)
+        # a number of steps and no time limit, so that the picture is the same each time
+        forces = {"force_text": (x, y), "force_static": (x, y)}
+        adjust_text(texts, ax=ax, iter_lim=1000, **look, **forces)
+        boxes = [Text.get_window_extent(text) for text in texts]
+        if not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2)):
+            break
     marks.remove()
-    for text in texts:
-        box = Text.get_window_extent(text).padded(NEAR * ax.figure.dpi / 72)
-        text.arrow_patch.set_visible(not box.contains(*ax.transData.transform(text.xy)))
+    for text, box in zip(texts, boxes, strict=True):
+        around = box.padded(NEAR * ax.figure.dpi / 72)
+        text.arrow_patch.set_visible(not around.contains(*ax.transData.transform(text.xy)))
     return texts
