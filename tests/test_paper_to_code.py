@@ -75,6 +75,7 @@ def test_the_readme_leads_to_the_page_and_the_page_names_every_room():
     assert set(re.findall(r"^\| \[igcore/(\w+)/\]", listed, re.M)) == rooms
 
 
+@pytest.mark.parametrize("document", [README, PAGE], ids=lambda path: path.name)
 def test_every_link_to_a_file_leads_somewhere(document):
     """Bug: a link to a module that has moved."""
     targets = links(document.read_text(encoding="utf-8"))
