@@ -46,7 +46,7 @@ class Guard:
         Higher is better. Without one, answers rank by the policy's own likelihood: the mean
         log-probability of their tokens, in nats.
     config : SearchConfig, optional
-        All settings of the search; or give `budget` alone and leave the rest at its default.
+        All settings of the search. Or give `budget` and other fields of `SearchConfig` by name.
     critic : Critic or ValueNetwork, optional
         For the methods that need one; the others ignore it. Any object with ``watch``,
         ``reads_keys`` and ``judge`` as `igcore.critic.network.Critic` has them, or for RE-Control
@@ -83,7 +83,7 @@ class Guard:
     def __init__(
         self,
         policy: PolicyLike,
-        cost: ScorerLike,
+        cost: ScorerLike | None = None,
         reward: ScorerLike | None = None,
         config: SearchConfig | None = None,
         critic: Any = None,
@@ -91,20 +91,20 @@ class Guard:
         budget: float | None = None,
         method: str = "inferenceguard",
         seed: int = 0,
+        **settings: Any,
     ):
         method_of(method)  # refuses an unknown name
-        if config is not None and budget is not None:
-            raise ParameterError(
-                f"Guard has budget={budget!r} and a config with budget {config.budget}; give one "
-                "of them"
-            )
-        if config is None and budget is None:
-            raise ParameterError(
-                "Guard has no budget; give budget= in units of the cost: only you can say what is "
-                "safe, and igcore.suggest_budget helps to choose it"
-            )
+        if cost is None:
+            raise ParameterError("Guard has no cost; give cost=, a function of a text to a number")
+        if budget is not None:
+            settings["budget"] = budget
         if config is None:
-            config = SearchConfig(budget=budget)  # type: ignore[arg-type]  # not None, see above
+            config = config_of(settings)
+        elif settings or not isinstance(config, SearchConfig):
+            raise ParameterError(
+                f"Guard has {', '.join(settings) or 'settings'} beside config={config!r:.60}; give "
+                "either a SearchConfig or single settings"
+            )
         # cheap checks first: a policy may take a minute to load
         values = {
             "config": config,
@@ -174,6 +174,16 @@ class Guard:
         check_reward(name, method, guard)
         check_network(name, method, guard)
         return guard
+
+
+def config_of(settings: dict[str, Any]) -> SearchConfig:
+    """Return single settings as a `SearchConfig`."""
+    if "budget" not in settings:
+        raise ParameterError(
+            "Guard has no budget; give budget= in units of the cost: only you can say what is "
+            "safe, and igcore.suggest_budget helps to choose it"
+        )
+    return SearchConfig(**settings)
 
 
 def as_policy(policy: PolicyLike) -> Policy:

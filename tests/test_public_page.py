@@ -165,8 +165,21 @@ MISUSES = {
     "no budget": (lambda: ig.Guard(pair(), cost=capitals), "^Guard has no budget; give"),
     "two budgets": (
         lambda: ig.Guard(pair(), cost=capitals, budget=1.0, config=ig.SearchConfig(1.0)),
-        "; give one of them",
+        "budget beside config=.* give either",
     ),
+    "settings beside a config": (
+        lambda: ig.Guard(pair(), cost=capitals, config=ig.SearchConfig(1.0), keep=1),
+        "keep beside config=",
+    ),
+    "config is a mapping": (
+        lambda: ig.Guard(pair(), cost=capitals, config={"budget": 1.0}),
+        "give either a SearchConfig",
+    ),
+    "misspelt setting": (
+        lambda: ig.Guard(pair(), cost=capitals, budget=1.0, n_sample=3),
+        "unknown parameter 'n_sample'; did you mean 'n_samples'",
+    ),
+    "no cost": (lambda: ig.Guard(pair(), budget=1.0), "^Guard has no cost; give cost="),
     "negative budget": (lambda: ig.Guard(pair(), cost=capitals, budget=-1.0), "budget is -1"),
     "budget as text": (lambda: ig.Guard(pair(), cost=capitals, budget="0.2"), "budget is '0.2'"),
     "unknown cost": (lambda: a_guard("offensiv-language"), "did you mean 'offensive-language'"),
