@@ -26,8 +26,7 @@ class Prompt:
     Attributes
     ----------
     id : str
-        First 16 hex digits of the sha256 of ``f"{set_name}\\n{text}"``; the second of two prompts
-        with one text ends in ``-2``.
+        First 16 hex digits of the sha256 of ``f"{set_name}\\n{text}"``.
     text : str
         What the policy is given.
     set_name : str

@@ -75,13 +75,13 @@ class CachingScorer(Scorer, Protocol):
 
     backbone: Any
 
-    def opened(self, prompts: Sequence[str]) -> Any:
+    def open_cache(self, prompts: Sequence[str]) -> Any:
         """Return a new KV cache that has read the prompts."""
 
-    def carried(self, session: Any) -> Scorer:
+    def with_cache(self, session: Any) -> Scorer:
         """Return the scorer that reads through a KV cache."""
 
-    def afresh(self) -> Scorer:
+    def uncached(self) -> Scorer:
         """Return the scorer without a KV cache."""
 
 
@@ -220,12 +220,12 @@ class Cached:
 
 def keeps_cache(scorer: Scorer | None) -> TypeGuard[CachingScorer]:
     """Say whether a scorer keeps a KV cache."""
-    return hasattr(scorer, "carried")
+    return hasattr(scorer, "with_cache")
 
 
 def uncached(scorer: Scorer) -> Scorer:
     """Return an uncached scorer: the same model, without any KV cache of the search."""
-    return scorer.afresh() if keeps_cache(scorer) else scorer
+    return scorer.uncached() if keeps_cache(scorer) else scorer
 
 
 class Scoring:
@@ -267,9 +267,9 @@ class Scoring:
                 continue
             backbone = id(scorer.backbone)
             if backbone not in self.sessions:
-                self.sessions[backbone] = scorer.opened(prompts)
-            carried = scorer.carried(self.sessions[backbone])
-            self.search[role] = Cached(carried, patience)
+                self.sessions[backbone] = scorer.open_cache(prompts)
+            with_cache = scorer.with_cache(self.sessions[backbone])
+            self.search[role] = Cached(with_cache, patience)
             self.reported[role] = Cached(uncached(scorer), patience)
         # the path needs a second look only where the search saw it through a KV cache
         carries_cost = self.reported["cost"] is not self.search["cost"]

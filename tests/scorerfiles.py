@@ -125,7 +125,7 @@ def assert_growing_equal_to(
     """Read answers word by word, ended and not, and others that part from them; two of the prompts
     have several turns or marks.
     """
-    carried = scorer.carried(scorer.opened(PROMPTS))
+    cached = scorer.with_cache(scorer.open_cache(PROMPTS))
     words = words.split(" ")
     for n in range(0, len(words) + 1, 2):
         answers = [
@@ -135,14 +135,14 @@ def assert_growing_equal_to(
         ]
         texts = [(p, r, f) for p in PROMPTS for r in answers for f in (True, False)]
         columns = list(zip(*texts, strict=True))
-        assert carried.score(*columns) == pytest.approx(reference(*columns), **EXACT)
+        assert cached.score(*columns) == pytest.approx(reference(*columns), **EXACT)
     prompts, responses = PROMPTS, [" ".join(words[:4])] * len(PROMPTS)
-    carried.session.retain(prompts, responses)
+    cached.session.retain(prompts, responses)
     texts = (prompts, [f"{r} bread" for r in responses], [False] * len(PROMPTS))
-    before = carried.session.encoded
-    assert carried.score(*texts) == pytest.approx(reference(*texts), **EXACT)
+    before = cached.session.encoded
+    assert cached.score(*texts) == pytest.approx(reference(*texts), **EXACT)
     # the new word, an end, and what the tokenizer changed before them
-    assert carried.session.encoded - before < 8 * len(PROMPTS)
+    assert cached.session.encoded - before < 8 * len(PROMPTS)
 
 
 def padded(

@@ -376,7 +376,7 @@ def test_critics_of_one_policy_on_several_prompt_sets_are_told_apart(folder):
     """Bug: the picture joined the points of two critics of one policy by one line."""
     (
         folder("one", table_of("m"), prompts="mild"),
-        folder("two", table_of("m"), prompts={"name": "hh-rlhf", "dedupe": True}),
+        folder("two", table_of("m"), prompts={"name": "hh-rlhf", "part": "train"}),
     )
     folder("three", table_of("m", policy="q"))
     assert load_finished("x")[0]["policy"].tolist() == ["p on mild", "q", "p on hh-rlhf"]

@@ -224,7 +224,7 @@ def test_bad_files_name_the_row(write, name, content, sentence):
         ({"name": {"name": "rpt"}}, "unknown prompt set 'rpt'; did you mean 'rtp'"),
         (
             {"name": {"name": "rtp", "limit": 5}},
-            "unknown option of prompt set 'rtp': 'limit'; allowed: dedupe",
+            "unknown option of prompt set 'rtp': 'limit'",
         ),
         ({"name": {"name": "no/such.csv"}}, "no prompts could be read from no/such.csv"),
         ({"name": "mild", "split": "tests"}, "unknown split 'tests'; did you mean 'test'"),

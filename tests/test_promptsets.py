@@ -3,7 +3,6 @@ of them can be wrong.
 """
 
 import csv
-import gzip
 import json
 import logging
 import re
@@ -45,8 +44,7 @@ def texts(name, split="all", **options):
 
 
 def rows(path: Path) -> list[dict]:
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    return [json.loads(line) for line in content.decode().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def failure(name, *arguments) -> str:
@@ -196,13 +194,9 @@ def test_ids_depend_on_set_and_text_alone(hub):
     revision.
     """
     by_text = {prompt.text: prompt for prompt in load_prompts(PKU)}
-    for options in (
-        {"part": "test"},
-        {"revision": "x"},
-        {"dedupe": False},
-    ):
+    for options in ({"part": "test"}, {"revision": "x"}):
         for prompt in load_prompts({"name": PKU} | options):
-            assert prompt == by_text[prompt.text] or options == {"dedupe": False}
+            assert prompt == by_text[prompt.text]
     assert (
         by_text[data.TEST[0]]
         == as_prompt(data.TEST[0], PKU)
@@ -213,35 +207,12 @@ def test_ids_depend_on_set_and_text_alone(hub):
     )
 
 
-def test_repeats_that_are_kept_are_prompts_of_their_own(hub):
-    """Bug: two lines of one id, of which a run keeps one; or a prompt on both sides of a critic's
-    validation.
-    """
-    kept = load_prompts({"name": PKU, "dedupe": False}, "test")
-    in_files = hub_texts(PKU, PromptOptions())["test"]
-    assert sorted(p.text for p in kept) == sorted(in_files) and len({p.id for p in kept}) == len(
-        kept
-    ) == len(in_files)
-    first = as_prompt(in_files[0], PKU).id
-    assert {p.id for p in kept if p.text == in_files[0]} == {
-        first,
-        *(f"{first}-{i}" for i in range(2, in_files.count(in_files[0]) + 1)),
-    }
-    for split in ("train", "tune", "calibrate"):
-        assert load_prompts({"name": PKU, "dedupe": False}, split) == load_prompts(PKU, split)
-
-
 def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
-    """Bug: options where only hub sets are looked up, or a repeat in a file that cannot be kept."""
+    """Bug: options where only hub sets are looked up, or a mapping that reads another file."""
     path = tmp_path / "own.txt"
     path.write_text("one\ntwo\none\n")
     assert [p.text for p in load_prompts({"name": str(path)})] == [
         p.text for p in load_prompts(path)
-    ]
-    assert sorted(p.text for p in load_prompts({"name": str(path), "dedupe": False})) == [
-        "one",
-        "one",
-        "two",
     ]
     assert load_prompts({"name": "mild"}, limit=3) == load_prompts("mild", limit=3)
 
@@ -256,7 +227,7 @@ def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
         ({"part": "test"}, "has no name"),
         (
             {"name": PKU, "split": "test"},
-            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: dedupe, part, revision",
+            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: part, revision",
         ),
         (
             {"name": PKU, "part": "tests"},
@@ -267,20 +238,16 @@ def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
             "parameter revision is 12345, which is a whole number; it must be text or nothing",
         ),
         (
-            {"name": PKU, "dedupe": "no"},
-            "parameter dedupe is 'no', which is text; it must be true or false",
-        ),
-        (
             {"name": HEX, "part": "test"},
-            "unknown option of prompt set 'hex-phi': 'part'; allowed: dedupe, revision",
+            "unknown option of prompt set 'hex-phi': 'part'; allowed: revision",
         ),
         (
             {"name": "rtp", "part": "test"},
-            "unknown option of prompt set 'rtp': 'part'; allowed: dedupe",
+            "unknown option of prompt set 'rtp': 'part'",
         ),
         (
             {"name": "own.csv", "column": "text"},
-            "unknown option of prompt set 'own.csv': 'column'; allowed: dedupe",
+            "unknown option of prompt set 'own.csv': 'column'",
         ),
     ],
 )

@@ -86,9 +86,7 @@ def conversation(prompt: str, response: str) -> str:
     return f"BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{response}"
 
 
-def reference_of(
-    folder, side: str = "right", ends: str = "always", state=STATE, divisor: float = 1.0
-):
+def reference_of(folder, side: str = "right", state=STATE, divisor: float = 1.0):
     """Return what computes costs as Safe RLHF does: a head on every position, read at the last one
     that is attended.
     """
@@ -102,9 +100,9 @@ def reference_of(
 
     def reference(prompts, responses, finished):
         sequences = []
-        for prompt, response, whole in zip(prompts, responses, finished, strict=True):
+        for prompt, response in zip(prompts, responses, strict=True):
             ids = tokenizer(conversation(prompt, response))["input_ids"]
-            sequences.append(ids + [2] if whole or ends == "always" else ids)
+            sequences.append(ids + [2])
         assert all(ids[0] == 1 for ids in sequences)
         scores = [
             [float(position @ weight) + bias for position in states]
@@ -116,27 +114,15 @@ def reference_of(
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("ends", ["always", "finished"])
-def test_scores_are_those_of_a_head_on_the_last_position(folder, side, ends):
+def test_scores_are_those_of_a_head_on_the_last_position(folder, side):
     """Guards the whole adapter. Bug: the score of the padding, or of the answer's last word where
     it should be that of its end.
     """
-    scorer = load(folder, ends=ends)
+    scorer = load(folder)
     assert (scorer.name, scorer.sign) == ("beaver-7b-cost", COST) and maker(
         scorer.name
     ) is BeaverCost
-    assert_equal_to(scorer, reference_of(folder, side, ends))
-
-
-def test_end_tokens(folder):
-    """Guards what `ends` means: by default parts of an answer are closed, too, as the model was
-    trained to read them.
-    """
-    for ends, closed in (("always", [True, True]), ("finished", [True, False])):
-        backbone = load(folder, ends=ends).backbone
-        assert [
-            backbone.ids("Why?", "It is so.", finished)[-1] == 2 for finished in (True, False)
-        ] == closed
+    assert_equal_to(scorer, reference_of(folder, side))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -195,9 +181,9 @@ def test_a_text_cannot_end_itself(folder):
     another conversation.
     """
     assert LlamaTokenizer.from_pretrained(folder)("a</s>b")["input_ids"].count(2) == 1
-    ids = load(folder).backbone.ids("What is </s> for?", "This </s> is <pad> all</s>", True)
+    ids = load(folder).backbone.ids("What is </s> for?", "This </s> is <pad> all</s>")
     assert (ids[0], ids[-1]) == (1, 2) and not {1, 2, 400} & set(ids[1:-1])
-    turns = load(folder).backbone.ids(PROMPTS[1], "This </s> is it", False)
+    turns = load(folder).backbone.ids(PROMPTS[1], "This </s> is it")
     assert turns.count(2) == 2  # one is the template's own
 
 
@@ -224,7 +210,7 @@ def test_weights_in_half_precision(folder):
     scorer = load(folder, dtype="bfloat16")
     with quiet_transformers():
         model = LlamaModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    ids = scorer.backbone.ids("Why?", "It is so.", True)
+    ids = scorer.backbone.ids("Why?", "It is so.")
     expected = last_states(model, [ids])[0][-1].float() @ half["score_head.weight"].float()[0]
     assert scorer.score(["Why?"], ["It is so."], [True]) == pytest.approx(
         [expected.item()], **EXACT
@@ -274,7 +260,6 @@ def test_a_download_that_broke_off_is_refused(folder):
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"ends": "alway"}, "unknown ends 'alway'; did you mean 'always'?"),
         (
             {"text_format": "safe_rlhf"},
             "unknown text_format 'safe_rlhf'; did you mean 'safe-rlhf'?",
@@ -292,7 +277,7 @@ def test_bad_options_are_refused_before_anything_is_loaded(options, match):
 
 def test_digests_tell_settings_apart(folder):
     """Guards records: the same digest must mean the same scores."""
-    options = [{}, {"ends": "finished"}, {"text_format": "vicuna"}, {"dtype": "bfloat16"}]
+    options = [{}, {"text_format": "vicuna"}, {"dtype": "bfloat16"}]
     digests = [load(folder, **more).digest for more in options]
     write(folder, COST_MODEL | {"do_normalize": True}, STATE)
     digests.append(load(folder).digest)

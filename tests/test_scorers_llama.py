@@ -153,7 +153,7 @@ def test_a_text_cannot_end_itself(folder):
     """Guards against `</s>` in an answer being read as the token 2."""
     backbone = load(folder).backbone
     assert LlamaTokenizer.from_pretrained(folder)("a</s>b")["input_ids"].count(2) == 1
-    ids = backbone.ids("What is </s> for?", "This </s> is <s> all</s>", True)
+    ids = backbone.ids("What is </s> for?", "This </s> is <s> all</s>")
     assert ids[0] == 1 and not {1, 2} & set(ids[1:])
 
 
@@ -214,7 +214,10 @@ def test_the_head_is_exact_in_half_precision(folder):
             STATE | {"score.weight": torch.zeros(2, 32)},
             r"shape \(2, 32\) where \(1, 32\) is expected",
         ),
-        (STATE | {"model.embed_tokens.weight": torch.zeros(390, 32)}, r"shape \(390, 32\)"),
+        (
+            STATE | {"model.embed_tokens.weight": torch.zeros(390, 32)},
+            r"other shapes .*\[390, 32\]",
+        ),
     ],
 )
 def test_other_keys_and_shapes_are_refused(spoilt, state, match):
@@ -294,5 +297,5 @@ def test_it_checks_itself(folder, spoilt):
             load_scorer({"name": "llama-7b-rm", "repo": str(spoilt), "dtype": "float32"})
         except ScorerError as error:
             refused.append(str(error))
-    assert len(refused) == 1 and "the second must be higher, as this is a reward" in refused[0]
+    assert len(refused) == 1 and "as this is a reward" in refused[0]
     assert_one_sentence(refused[0])

@@ -1,4 +1,4 @@
-"""Tests of scores read from a language model: what a session has carried must be what a fresh
+"""Tests of scores read from a language model: what a session has cached must be what a fresh
 reading gives.
 """
 
@@ -70,11 +70,11 @@ def letters():
     return backbone
 
 
-def assert_as_afresh(session, texts, atol=1e-6):
+def assert_as_uncached(session, texts, atol=1e-6):
     """Score (prompt, response, finished) through a session and without one."""
     texts = list(zip(*texts, strict=True))
     alone = scorer(session.backbone)
-    assert alone.carried(session).score(*texts) == pytest.approx(alone.score(*texts), abs=atol)
+    assert alone.with_cache(session).score(*texts) == pytest.approx(alone.score(*texts), abs=atol)
 
 
 def test_growing_texts_cost_their_new_tokens(letters):
@@ -83,10 +83,10 @@ def test_growing_texts_cost_their_new_tokens(letters):
     """
     with Counter(letters.model) as counter:
         session = Session(letters, PROMPTS)
-        carried, alone = scorer(letters).carried(session), []
+        cached, alone = scorer(letters).with_cache(session), []
         for n in (1, 4, 5, 11):
             texts = [(prompt, "hello world"[:n], False) for prompt in PROMPTS]
-            alone.append((texts, carried.score(*zip(*texts, strict=True))))
+            alone.append((texts, cached.score(*zip(*texts, strict=True))))
             assert counter.tokens == session.encoded == sum(map(len, PROMPTS)) + 2 * n
     for texts, scores in alone:
         fresh = scorer(letters).score(*zip(*texts, strict=True))
@@ -99,14 +99,14 @@ def test_known_texts_cost_nothing(letters):
     """
     with Counter(letters.model) as counter:
         session = Session(letters, PROMPTS)
-        carried, prompt = scorer(letters).carried(session), PROMPTS[0]
+        cached, prompt = scorer(letters).with_cache(session), PROMPTS[0]
         read = counter.tokens
         for texts, new in (
             (["hello", "hello world", "hello", "hel", ""], 11),
             (["hello world", "hello wor", "", "h"], 0),
             (["hello you", "hellow"], 4),
         ):
-            carried.score([prompt] * len(texts), texts, [False] * len(texts))
+            cached.score([prompt] * len(texts), texts, [False] * len(texts))
             read += new
             assert counter.tokens == session.encoded == read
 
@@ -135,7 +135,7 @@ def test_whatever_is_asked_in_whatever_order(name, tokenizer, end_id):
             ]
             cut = [(p, r[: rng.randrange(len(r) + 1)]) for p, r in grown]
             texts = [(*text, rng.random() < 0.3) for text in grown + cut]
-            assert_as_afresh(session, texts, atol)
+            assert_as_uncached(session, texts, atol)
             seen += grown
         survivors = rng.sample(seen, 4) + [(rng.choice(session.prompts), "never read")]
         session.retain(*zip(*survivors, strict=True))
@@ -147,11 +147,11 @@ def test_texts_that_change_tokens_before_them():
     row must forget the old ones.
     """
     backbone = backbone_of(tokenizer="pairs")
-    ids = [backbone.ids("so: ", text, False) for text in ("the", "there", "thereat", "the tree")]
+    ids = [backbone.ids("so: ", text) for text in ("the", "there", "thereat", "the tree")]
     assert ids[0] != ids[1][: len(ids[0])]  # the last token of "the" is none of "there"
     session = Session(backbone, ["so: "])
     for text in ("the", "there", "thereat", "the", "the tree", "the treat", ""):
-        assert_as_afresh(session, [("so: ", text, False)])
+        assert_as_uncached(session, [("so: ", text, False)])
 
 
 def test_texts_that_change_the_tokens_of_their_prompt():
@@ -161,14 +161,14 @@ def test_texts_that_change_the_tokens_of_their_prompt():
     backbone = backbone_of(tokenizer="pairs")
     session = Session(backbone, ["th", "tre"])
     texts = [("th", "e rest", False), ("th", "at", False), ("tre", "e", True), ("tre", "", False)]
-    begins = [session._starts_with_prefix(p, backbone.ids(p, r, f)) for p, r, f in texts]
+    begins = [session._starts_with_prefix(p, backbone.ids(p, r)) for p, r, _ in texts]
     assert not all(begins) and any(begins)
     with Counter(backbone.model) as counter:
         before = session.encoded
-        assert_as_afresh(session, texts)
+        assert_as_uncached(session, texts)
         assert counter.tokens > session.encoded - before > 0
     session.retain(["th", "th"], ["e rest", "at"])
-    assert_as_afresh(session, [("th", "e rest of it", False), ("th", "at all", True)])
+    assert_as_uncached(session, [("th", "e rest of it", False), ("th", "at all", True)])
 
 
 def test_a_prompt_that_shares_no_token_with_its_texts():
@@ -178,62 +178,35 @@ def test_a_prompt_that_shares_no_token_with_its_texts():
     backbone = backbone_of(template=lambda prompt, response: response + prompt)
     session = Session(backbone, PROMPTS)
     assert session.root is None
-    assert_as_afresh(session, [(PROMPTS[0], "hello", False), (PROMPTS[1], "", True)])
+    assert_as_uncached(session, [(PROMPTS[0], "hello", False), (PROMPTS[1], "", True)])
     session.retain(PROMPTS[:1], ["hello"])
-    assert_as_afresh(session, [(PROMPTS[0], "hello you", False)])
+    assert_as_uncached(session, [(PROMPTS[0], "hello you", False)])
 
 
 def test_other_prompts_are_read_as_a_whole(letters):
     """Guards a session that is asked about a prompt of another group."""
     session = Session(letters, PROMPTS[:1])
-    assert_as_afresh(session, [("another", "text", False), (PROMPTS[0], "text", False)])
+    assert_as_uncached(session, [("another", "text", False), (PROMPTS[0], "text", False)])
     session.retain(["another"], ["text"])
-    assert_as_afresh(session, [("another", "text", False)])
+    assert_as_uncached(session, [("another", "text", False)])
 
 
 def test_an_end_token_is_scored_and_forgotten():
-    """Guards the end: it is appended to finished texts alone, and a text that goes on does not see
-    it.
+    """Guards models that were trained on whole answers alone: a part is closed for its score, and a
+    text that goes on does not see its end.
     """
     backbone = backbone_of(end_id=END)
     session, prompt = Session(backbone, PROMPTS), PROMPTS[0]
-    carried = scorer(backbone).carried(session)
-    ended, running = carried.score([prompt] * 2, ["hello"] * 2, [True, False])
-    ids = backbone_of().ids(prompt, "hello", True)  # of a backbone that knows no end token
+    cached = scorer(backbone).with_cache(session)
+    ended, running = cached.score([prompt] * 2, ["hello"] * 2, [True, False])
+    ids = backbone_of().ids(prompt, "hello")  # of a backbone that knows no end token
     plain = head()(backbone.encode([[*ids, END], ids])).tolist()
-    assert [ended, running] == pytest.approx(plain, abs=1e-6) and abs(ended - running) > 0.1
-    assert (
-        carried.score([prompt], ["hello"], [True])[0] == pytest.approx(ended)
-        and session.encoded == 14 + 6
-    )
-    assert_as_afresh(
-        session,
-        [
-            (prompt, "hello", True),
-            (prompt, "hello you", False),
-            (prompt, "hello you", True),
-            (prompt, "", True),
-        ],
-    )
-
-
-def test_parts_of_an_answer_can_have_an_end_too():
-    """Guards models that were trained on whole answers alone: with ``always`` a part is closed for
-    its score and reopened.
-    """
-    backbone = backbone_of(end_id=END, ends="always")
-    session, prompt = Session(backbone, PROMPTS), PROMPTS[0]
-    carried = scorer(backbone).carried(session)
-    ended, running = carried.score([prompt] * 2, ["hello"] * 2, [True, False])
-    assert [ended, running] == pytest.approx(
-        [*scorer(backbone_of(end_id=END)).score([prompt], ["hello"], [True])] * 2, abs=1e-6
-    )
-    assert_as_afresh(
+    assert ended == running == pytest.approx(plain[0], abs=1e-6) and abs(ended - plain[1]) > 0.1
+    assert session.encoded == 14 + 6
+    assert_as_uncached(
         session, [(prompt, "hello you", False), (prompt, "hel", False), (prompt, "", False)]
     )
     assert session.encoded == 14 + 6 + 5 + 1 + 1  # each text's own letters, and an end after each
-    with pytest.raises(ParameterError, match="unknown ends 'never'"):
-        backbone_of(ends="never")
 
 
 def test_the_tokenizer_adds_its_special_tokens_or_not():
@@ -247,7 +220,7 @@ def test_the_tokenizer_adds_its_special_tokens_or_not():
     )
     model = tiny("llama", vocab_size=320)
     written = {
-        special: Backbone(model, tokenizer, special=special).ids("say <s>", "so", True)
+        special: Backbone(model, tokenizer, special=special).ids("say <s>", "so")
         for special in (True, False)
     }
     assert (
@@ -267,20 +240,20 @@ def anchored():
 
 def test_an_anchor_adds_the_state_where_the_prompt_ends(anchored):
     """Guards gates that read the prompt: of the last anchor the first id, under padding, in a batch
-    and carried on.
+    and cached.
     """
     prompts = ["say", "more than this", f"yes{ANCHOR}no"]
-    texts = [(p, r, True) for r in ("", "so", "so it is then", "so be it") for p in prompts]
+    texts = [(p, r) for r in ("", "so", "so it is then", "so be it") for p in prompts]
     expected = []
-    for prompt, response, _ in texts:
+    for prompt, response in texts:
         ids = TOKENIZERS["letters"](f"{prompt}{ANCHOR}{response}")["input_ids"]
         states, _ = reencode(tiny("llama", torch.float64, vocab_size=320), ids)
         expected.append(torch.cat([states[-1], states[len(prompt)]]).float())
     columns = list(zip(*texts, strict=True))
     session = Session(anchored, prompts)
-    carried = torch.cat([session.hidden(*zip(text, strict=True)) for text in texts])
+    one_by_one = torch.cat([session.hidden([p], [r]) for p, r in texts])
     for hidden in (
-        carried,
+        one_by_one,
         session.hidden(*columns),
         anchored.encode([anchored.ids(*text) for text in texts]),
     ):
@@ -289,9 +262,9 @@ def test_an_anchor_adds_the_state_where_the_prompt_ends(anchored):
         )
     session.retain(prompts, ["so it"] * 3)
     assert torch.allclose(session.hidden(*columns), torch.stack(expected), atol=1e-6)
-    other = session.hidden(["a prompt of another group"], ["so"], [True])
+    other = session.hidden(["a prompt of another group"], ["so"])
     assert torch.allclose(
-        other, anchored.encode([anchored.ids("a prompt of another group", "so", True)]), atol=1e-6
+        other, anchored.encode([anchored.ids("a prompt of another group", "so")]), atol=1e-6
     )
 
 
@@ -313,11 +286,11 @@ def test_what_is_retained_is_enough_and_all(letters):
     without a cost to search by.
     """
     session, prompt = Session(letters, PROMPTS), PROMPTS[1]
-    carried = scorer(letters).carried(session)
+    cached = scorer(letters).with_cache(session)
     for block in range(5):
         text = "abcdef" * block
         texts = [text + more for more in ("ghijkl", "abcdef", "abczzz")]
-        carried.score([prompt] * 3, texts, [False] * 3)
+        cached.score([prompt] * 3, texts, [False] * 3)
         session.retain([prompt, PROMPTS[0]], [text + "abcdef", "never scored"])
         states = {
             id(known.rows): known.rows
@@ -327,13 +300,13 @@ def test_what_is_retained_is_enough_and_all(letters):
         assert sum(len(known) for known in session.known.values()) == 2 + 2 and len(states) == 2
         assert sum(rows.slab.hidden.shape[1] for rows in states.values()) <= max(12, len(text) + 6)
         before = session.encoded
-        assert_as_afresh(
+        assert_as_uncached(
             session, [(prompt, text + "abcdef", False), (PROMPTS[0], "never scored", False)]
         )
         assert session.encoded - before == (0 if block else 12)
     session.retain([], [])
     assert [len(known) for known in session.known.values()] == [1, 1]
-    assert_as_afresh(session, [(prompt, "abcdef", False)])
+    assert_as_uncached(session, [(prompt, "abcdef", False)])
 
 
 def test_scorers_on_one_backbone_read_once(letters):
@@ -349,7 +322,7 @@ def test_scorers_on_one_backbone_read_once(letters):
         found = [session.backbone for s in (shared, apart) for session in s.sessions.values()]
         assert found == [letters, other]
         assert apart.search["reward"] is apart.reported["reward"]  # it carries nothing
-        assert shared.final_cost.session is cost.session is None  # a final check reads afresh
+        assert shared.final_cost.session is cost.session is None  # a final check uses no cache
         texts = [[PROMPTS[0]] * 3, ["safe", "unsafe", "sad"], [False] * 3]
         costs = shared.search["cost"].score(*texts)
         assert counter.tokens == 14 + 4 + 6 + 3 and others.tokens == 14
@@ -362,8 +335,8 @@ def test_scorers_on_one_backbone_read_once(letters):
 
 def test_the_session_of_another_backbone_is_refused(letters):
     """Guards against hidden states of one model read by the head of another."""
-    with pytest.raises(ParameterError, match="another backbone"):
-        scorer(letters).carried(Session(backbone_of("gpt2"), PROMPTS))
+    with pytest.raises(ParameterError, match="of its own backbone"):
+        scorer(letters).with_cache(Session(backbone_of("gpt2"), PROMPTS))
 
 
 def test_models_with_a_head_and_in_half_precision(letters):
@@ -376,9 +349,9 @@ def test_models_with_a_head_and_in_half_precision(letters):
     backbone = backbone_of(dtype=torch.bfloat16)
     assert backbone.encode([[1, 2, 3]]).dtype == torch.float32
     session = Session(backbone, PROMPTS)
-    assert session.hidden(PROMPTS, ["hello"] * 2, [False] * 2).dtype == torch.float32
+    assert session.hidden(PROMPTS, ["hello"] * 2).dtype == torch.float32
     spread = scorer(backbone).score(PROMPTS * 3, ["a", "b", "c", "d", "e", "f"], [False] * 6).std()
-    assert_as_afresh(session, [(p, "hello world", False) for p in PROMPTS], atol=0.1 * spread)
+    assert_as_uncached(session, [(p, "hello world", False) for p in PROMPTS], atol=0.1 * spread)
 
 
 def test_other_prompts_change_nothing(letters):
@@ -468,7 +441,7 @@ def test_a_search_finds_the_same_with_and_without_sessions(policy, method, token
 
 
 def test_a_search_reads_every_token_once(policy):
-    """Guards the cost of a search: prompts, what was sampled, and what is reported, read afresh;
+    """Guards the cost of a search: prompts, what was sampled, and what is reported, read uncached;
     plain scorers read far more.
     """
     read = []
@@ -521,19 +494,19 @@ def test_a_cache_in_front_changes_nothing(letters):
     session.
     """
     session = Session(letters, PROMPTS)
-    cached = Cached(scorer(letters).carried(session))
+    cached = Cached(scorer(letters).with_cache(session))
     texts = [[PROMPTS[0]] * 3, ["ab", "ab", "abc"], [False, True, False]]
     first = cached.score(*texts)
     assert cached.score(*texts).tolist() == first.tolist() and session.encoded == 14 + 3
 
 
-def test_the_final_check_reads_nothing_that_was_carried(letters):
+def test_the_final_check_reads_nothing_that_was_cached(letters):
     """Guards what is emitted against a cost that is handed over with a session: what it holds must
     not reach the gate.
     """
     session = Session(letters, PROMPTS)
-    carried = scorer(letters).carried(session)
-    assert uncached(carried).session is None and uncached(carried).score(
+    cached = scorer(letters).with_cache(session)
+    assert uncached(cached).session is None and uncached(cached).score(
         ["p"], ["a"], [True]
     ) == scorer(letters).score(["p"], ["a"], [True])
     assert uncached("any other scorer") == "any other scorer"
@@ -549,7 +522,7 @@ def test_the_final_check_reads_nothing_that_was_carried(letters):
         list(
             decode(
                 "inferenceguard",
-                Guard(policy, reward=scorer(letters, "reward"), cost=carried, config=config),
+                Guard(policy, reward=scorer(letters, "reward"), cost=cached, config=config),
                 PROMPTS,
             )
         )

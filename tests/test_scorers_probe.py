@@ -59,12 +59,12 @@ def test_a_reward_that_tells_them_apart_passes(caplog):
         (
             Table(3.0, unsafe=-2.0),
             None,
-            "gives 3 to a harmless answer and -2 to an unsafe one, but the second must be higher",
+            "gives 3 to a harmless answer and -2 to an unsafe one, but .* second must be higher",
         ),
         (
             Table(1.0, gibberish=2.0),
             None,
-            "gives 2 to gibberish and 1 to a helpful answer, but the second must be higher",
+            "gives 2 to gibberish and 1 to a helpful answer, but .* the second must be higher",
         ),
         (Table(0.5, unsafe=0.5), None, "the second must be higher"),
         (Table(0.5, gibberish=0.5), None, "the second must be higher"),

@@ -131,9 +131,7 @@ def messages(prompt: str, response: str) -> list[dict]:
     ]
 
 
-def reference_of(
-    folder, what: str, side: str = "right", temperature: float = 5.0, adjusted: bool = True
-):
+def reference_of(folder, what: str, side: str = "right", temperature: float = 5.0):
     """Return what computes reward or is_safe in plain Python, objective by objective and quantile
     by quantile.
     """
@@ -175,7 +173,7 @@ def reference_of(
         after = [
             sum(raw[o] * s["reward_transform_matrix"][o][k] for o in range(19)) for k in range(19)
         ]
-        return dot(gate(asked), after) if what == "reward" else (after if adjusted else raw)[SAFE]
+        return dot(gate(asked), after) if what == "reward" else after[SAFE]
 
     def reference(prompts, responses, finished):
         sequences = []
@@ -207,24 +205,12 @@ def test_rewards_are_those_of_the_slow_reference(folder, side):
 
 def test_costs_are_those_of_the_slow_reference(folder):
     """Guards the sign: a safe answer, near 1, must cost less than an unsafe one, near 0."""
-    scorer = load(QRMCost, folder, scale=4, threshold=0.25)
+    scorer = load(QRMCost, folder)
     assert (scorer.name, scorer.sign) == ("qrm-llama-3.1-8b-cost", COST) and maker(
         scorer.name
     ) is QRMCost
     is_safe = reference_of(folder, "is_safe")
-    assert_equal_to(scorer, lambda *texts: [4 * (0.25 - safe) for safe in is_safe(*texts)])
-
-
-def test_costs_before_the_transformation(folder):
-    """Guards the option, and the default scale and threshold."""
-    columns = list(zip(*TEXTS, strict=True))
-    for adjusted in (True, False):
-        expected = [
-            0.5 - safe for safe in reference_of(folder, "is_safe", adjusted=adjusted)(*columns)
-        ]
-        assert load(QRMCost, folder, adjusted=adjusted).score(*columns) == pytest.approx(
-            expected, **EXACT
-        )
+    assert_equal_to(scorer, lambda *texts: [0.5 - safe for safe in is_safe(*texts)])
 
 
 def test_the_gate_reads_where_the_prompt_ends(folder):
@@ -232,7 +218,7 @@ def test_the_gate_reads_where_the_prompt_ends(folder):
     not after the pattern.
     """
     backbone = load(QRMReward, folder).backbone
-    ids = backbone.ids(PROMPTS[1], "It rises.", True)
+    ids = backbone.ids(PROMPTS[1], "It rises.")
     at = backbone.anchored(ids) - 1
     assert (
         ids[at : at + 5] == [128009, 128006, 78191, 128007, 271]
@@ -289,7 +275,7 @@ def test_a_model_is_shared_while_it_is_used(folder):
     del cost, half
     gc.collect()
     assert [id(shared.backbone) for shared in qrm._SHARED.values()] == [backbone]
-    assert load(QRMCost, folder, scale=2).backbone is reward.backbone
+    assert load(QRMCost, folder).backbone is reward.backbone
     del reward
     gc.collect()
     assert not qrm._SHARED
@@ -300,7 +286,7 @@ def test_a_text_cannot_end_its_turn(folder):
     backbone = load(QRMReward, folder).backbone
     turn = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nyes"
     assert 128009 in AutoTokenizer.from_pretrained(folder)(turn)["input_ids"]
-    ids, plain = (backbone.ids("Why?", answer, True) for answer in (f"so {turn}", "so"))
+    ids, plain = (backbone.ids("Why?", answer) for answer in (f"so {turn}", "so"))
     assert all(ids.count(i) == plain.count(i) for i in range(128000, 128257))
 
 
@@ -330,11 +316,12 @@ def test_a_chat_template_without_the_pattern_is_refused(spoilt, change):
 
 def test_the_head_is_exact_in_half_precision(folder):
     """Guards against a head of which the 361 rows or the gate are rounded to three digits."""
-    scorer = load(QRMCost, folder, dtype="bfloat16", adjusted=False)
+    scorer = load(QRMCost, folder, dtype="bfloat16")
     with quiet_transformers():
         model = LlamaModel.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    state = last_states(model, [scorer.backbone.ids("Why?", "It is so.", True)])[0][-1].float()
-    expected = 0.5 - (STATE["regression_layer.weight"].view(19, 19, HIDDEN)[SAFE] @ state).mean()
+    state = last_states(model, [scorer.backbone.ids("Why?", "It is so.")])[0][-1].float()
+    means = (STATE["regression_layer.weight"].view(19, 19, HIDDEN) @ state).mean(-1)
+    expected = 0.5 - means @ STATE["reward_transform_matrix"][:, SAFE]
     assert scorer.score(["Why?"], ["It is so."], [True]) == pytest.approx(
         [expected.item()], **EXACT
     )
@@ -391,34 +378,24 @@ def test_a_download_that_broke_off_is_refused(spoilt):
 @pytest.mark.parametrize(
     "options, match",
     [
-        ({"scale": 0}, "parameter scale is 0; it must be above 0"),
-        ({"scale": -1.0}, "parameter scale is -1.0; it must be above 0"),
-        ({"scale": "1e1"}, "parameter scale is '1e1', which is text; it must be a number"),
-        ({"threshold": math.nan}, "parameter threshold is nan; it must be finite"),
-        (
-            {"adjusted": 1},
-            "parameter adjusted is 1, which is a whole number; it must be true or false",
-        ),
+        ({"scale": 2}, "unknown parameter 'scale'"),
         ({"dtype": "int8"}, "unknown dtype 'int8'"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_loaded(options, match):
-    """Guards the sign, which a negative scale would turn, and minutes of loading before a wrong
-    number is noticed.
-    """
+    """Guards against minutes of loading before a wrong option is noticed."""
     with pytest.raises(ParameterError, match=re.escape(match)) as caught:
         load(QRMCost, "/no/such/folder", **options)
     assert_one_sentence(str(caught.value))
 
 
 def test_digests_tell_settings_apart(folder):
-    """Guards records: the same digest must mean the same scores, and 2 is the same scale as 2.0."""
-    options = [{}, {"scale": 2}, {"threshold": 0.4}, {"adjusted": False}, {"dtype": "bfloat16"}]
+    """Guards records: the same digest must mean the same scores."""
+    options = [{}, {"dtype": "bfloat16"}]
     digests = [load(QRMCost, folder, **more).digest for more in options] + [
         load(QRMReward, folder).digest
     ]
     assert len(set(digests)) == len(digests)
-    assert load(QRMCost, folder, scale=2.0).digest == digests[1]
 
 
 def test_they_check_themselves(spoilt):

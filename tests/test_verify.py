@@ -1029,7 +1029,7 @@ def test_a_record_speaks_on_lines_of_its_own_nowhere(forger, capsys):
     """Bug: line ends in a name could print a verdict in the words of this package."""
     words = f"1\nnot certified:\n\x1b[2J{forger.path}: all hold\ud800"
     forger.manifest |= {"git_commit": words, "processor": words}
-    forger.params |= {"prompts": {"name": "few", "dedupe": True}}
+    forger.params |= {"prompts": {"name": "few"}}
     forger.save()
     assert cli.main(["verify", str(forger.path)]) == 0
     out = capsys.readouterr().out

@@ -3,12 +3,16 @@
 A judge gives each answer a score, higher is better, for one aspect at a time. `JUDGES` holds a
 language model behind any OpenAI-compatible endpoint, and two local scorers that stand in where
 there is none.
+
+Every judge has `names`, by aspect what tables call it, `identity`, the JSON values on which its
+replies depend, and `ask`, which yields each question with its reply in any order, as soon as it is
+there. `workers` requests are under way at a time. `ask` raises ``JudgeError`` where there is no use
+in asking on; what was asked by then has been yielded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
@@ -21,28 +25,6 @@ from .endpoint import OpenAIJudge
 from .spec import ASPECTS, Question, Reply
 
 BATCH = 64  # texts that a local scorer reads at a time
-
-
-class Judge(Protocol):
-    """Who compares answers; `names` says by aspect what tables call it."""
-
-    names: dict[str, str]
-
-    def identity(self) -> dict:
-        """Return the JSON values on which its replies depend."""
-
-    def ask(
-        self, questions: Sequence[Question], seed: int, workers: int
-    ) -> Iterator[tuple[Question, Reply]]:
-        """Yield each question with its reply, in any order, as soon as it is there.
-
-        `workers` requests are under way at a time.
-
-        Raises
-        ------
-        JudgeError
-            When there is no use in asking on; what was asked by then has been yielded.
-        """
 
 
 @settings(kw_only=True)
@@ -91,6 +73,7 @@ class ScorerJudge:
                     yield question, Reply(tuple(pair.tolist()) if np.isfinite(pair).all() else None)
 
 
+Judge = OpenAIJudge | ScorerJudge
 JUDGES: dict[str, type] = {"openai": OpenAIJudge, "scorer": ScorerJudge}
 
 

@@ -1,6 +1,5 @@
 """A language model behind any OpenAI-compatible endpoint as a judge."""
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -10,10 +9,10 @@ from functools import partial
 from threading import Event
 from urllib.parse import urlsplit
 
-from ..errors import JudgeError, ParameterError
+from ..errors import JudgeError, ParameterError, needs
 from ..settings import Count, Discount, Natural, Positive, Weight, settings
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
-from .trust import PREFIX, VARIABLE, check_variable, is_plain, without_key
+from .trust import ADDRESS, PREFIX, VARIABLE, check_variable, without_key
 
 HEADERS = {  # of a request; the last tells the client what to return
     *("host", "connection", "accept", "accept-encoding"),
@@ -28,11 +27,10 @@ WHY = {  # what the client raises -> what its user can do
     "PermissionDeniedError": "refuses model {model!r}; choose another model or key",
     "NotFoundError": "does not know model {model!r}; give a name that {base_url}/models lists",
     "RateLimitError": "takes no more requests for now; lower workers, or wait",
-    "InternalServerError": "keeps failing; look into its log",
     "redirect": "points to another address; give that one as base_url",
     "form": "does not answer as a chat completion does; correct base_url",
     "text": "cannot be sent half a character; correct the prompt or decode it anew",
-    "OpenAIError": "does not accept the request; correct the options of the judge",
+    "OpenAIError": "refuses the request or fails; correct the judge's options, or see its log",
 }
 
 
@@ -77,7 +75,7 @@ class OpenAIJudge:
                 f"parameter api_key_env is no name of an environment variable; give one that "
                 f"begins with {PREFIX}, and put the key there"
             )
-        if not is_plain(self.base_url):
+        if not ADDRESS.fullmatch(self.base_url):
             raise ParameterError(  # without the value, which may hold a key
                 "parameter base_url is no plain http address such as http://localhost:8000/v1; a "
                 f"key belongs into the environment variable {self.api_key_env}"
@@ -92,10 +90,12 @@ class OpenAIJudge:
 
         The address is not in it: the same model may be served at another one after a stop.
         """
-        sampling = {
-            name: getattr(self, name) for name in ("model", "temperature", "top_p", "max_tokens")
-        }
-        return sampling | {"wording": [ANSWER, ASPECTS]}
+        return self.sampling | {"wording": [ANSWER, ASPECTS]}
+
+    @property
+    def sampling(self) -> dict:
+        """The fields of a request that say how the reply is sampled."""
+        return {n: getattr(self, n) for n in ("model", "temperature", "top_p", "max_tokens")}
 
     @property
     def key(self) -> str:
@@ -110,23 +110,13 @@ class OpenAIJudge:
     def _client(self):
         # not before: tables of what was judged ask nobody, and need no key
         check_variable(self.api_key_env)
-        try:
-            import openai
-        except ImportError as error:
-            raise JudgeError(
-                "judge 'openai' needs the package openai; install it with "
-                "`pip install 'igcore[judge]'`"
-            ) from error
+        openai = needs("openai", "judge")
         local = bool(LOOPBACK.fullmatch(urlsplit(self.base_url).hostname))
-        if not self.key and not local:
+        clean = self.key.isascii() and self.key.isprintable()
+        if not clean or not (self.key or local):
             raise JudgeError(
-                f"the environment variable {self.api_key_env} is empty; put the key of "
-                f"{self.base_url} there, or any word if it asks for none"
-            )
-        if not (self.key.isascii() and self.key.isprintable()):
-            raise JudgeError(
-                f"the environment variable {self.api_key_env} holds a line break or another sign "
-                f"that no key has; put only the key there"
+                f"the environment variable {self.api_key_env} holds no key; put only the key of "
+                f"{self.base_url} there, without a line break, or any word if it asks for none"
             )
         http = openai.DefaultHttpxClient(
             trust_env=not local,  # no proxy stands between this computer and itself
@@ -150,26 +140,17 @@ class OpenAIJudge:
     def _reply(self, client, seed: int, question: Question) -> Reply:
         import openai
 
-        request = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": question.text}],
-            "seed": seed,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "max_tokens": self.max_tokens,
-        }
+        messages = [{"role": "user", "content": question.text}]
+        request = self.sampling | {"messages": messages, "seed": seed}
         try:
             response = client.chat.completions.with_raw_response.create(**request)
-            completion = json.loads(response.http_response.content)
+            return read_completion(response.http_response.content)
         except openai.OpenAIError as error:
             raise self._failed(error) from None  # its text may hold the key
-        except UnicodeError:
+        except UnicodeEncodeError:
             raise self._down("text", f"prompt {question.prompt_id}") from None
-        except (ValueError, RecursionError):
-            raise self._down("form", "no JSON") from None
-        if (reply := read_completion(completion)) is None:
-            raise self._down("form", "no message")
-        return reply
+        except ValueError:
+            raise self._down("form", "no chat completion") from None
 
     def _failed(self, error) -> JudgeError:
         """Return the sentence for what the client raised."""
@@ -193,25 +174,27 @@ def in_parallel(
 
     After the first error only what is under way is waited for, then it is raised.
     """
-    errors: list[JudgeError] = []
     stopped = Event()
+    failed = []
 
     def one(question: Question) -> Reply | None:
         if stopped.is_set():
             return None
         try:
             return reply(question)
-        except JudgeError as error:
+        except JudgeError:
             stopped.set()
-            errors.append(error)
+            raise
 
     with ThreadPoolExecutor(workers) as pool:
         futures = {pool.submit(one, question): question for question in questions}
         try:
             for done in as_completed(futures):
-                if (said := done.result()) is not None:
+                if done.exception():
+                    failed.append(done)
+                elif said := done.result():
                     yield futures[done], said
         finally:
             stopped.set()
-    if errors:
-        raise errors[0]
+    if failed:
+        failed[0].result()  # raises

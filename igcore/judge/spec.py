@@ -4,6 +4,9 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, Field
 
 ANSWER = "[Answer {0}]\n{1}\n[End of answer {0}]"
 WORDING = """\
@@ -102,19 +105,37 @@ def parse(answer: str | None, finish_reason: str | None = "stop") -> tuple[float
     return scores and (float(scores[1]), float(scores[2]))
 
 
-def read_completion(completion: object) -> Reply | None:
-    """Return what a chat completion says, None for anything that is none."""
-    match completion:
-        case {"choices": [{"message": dict() as message} as choice, *_]}:
-            answer, reason = message.get("content"), choice.get("finish_reason")
-            usage = completion.get("usage") or {}
-        case _:
-            return None
-    tokens = usage.get("completion_tokens") or 0 if isinstance(usage, dict) else None
-    if not (
-        isinstance(answer, str | None)
-        and isinstance(reason, str | None)
-        and isinstance(tokens, int)
-    ):
-        return None
-    return Reply(parse(answer, reason), answer, reason, tokens)
+class Message(BaseModel):
+    """What a model wrote."""
+
+    content: str | None = None
+
+
+class Choice(BaseModel):
+    """One reply, and why it ended."""
+
+    message: Message
+    finish_reason: str | None = None
+
+
+class Usage(BaseModel):
+    """The work that a reply took."""
+
+    completion_tokens: int | None = None
+
+
+class Completion(BaseModel):
+    """A chat completion, as far as it is read here."""
+
+    choices: Annotated[list[Choice], Field(min_length=1)]
+    usage: Usage | None = None
+
+
+def read_completion(content: bytes) -> Reply:
+    """Return what a chat completion says; raise ``ValueError`` for anything that is none."""
+    completion = Completion.model_validate_json(content)
+    choice = completion.choices[0]
+    answer = choice.message.content
+    tokens = completion.usage.completion_tokens if completion.usage else None
+    scores = parse(answer, choice.finish_reason)
+    return Reply(scores, answer, choice.finish_reason, tokens or 0)

@@ -6,8 +6,6 @@ a judge.
 
 import os
 import re
-from ipaddress import IPv6Address
-from urllib.parse import urlsplit
 
 from ..errors import ParameterError
 
@@ -15,8 +13,11 @@ PREFIX = "IGCORE_JUDGE_"  # of the environment variables that a params file may 
 # holds the name of one more, which only who starts the run can set
 ALLOWED = "IGCORE_JUDGE_KEY_FROM"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-HOST = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?|[0-9a-f:.]*:[0-9a-f:.]*")
-LONGEST = 2000  # characters of an address
+# a client can call these addresses, and they hold nothing that may be a key
+NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?"
+PORT = r"(?::[0-6]?[0-9]{1,4})?"
+PATH = r"""(?:/[!"$->A-~]{0,1000})?"""  # ASCII without spaces, #, ? and @
+ADDRESS = re.compile(rf"https?://({NAME}|\[[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]){PORT}{PATH}")
 SHOWN = 8  # so many characters of a key in a row are shown nowhere
 
 
@@ -28,22 +29,6 @@ def check_variable(name: str) -> None:
             f"send away; put the key into {PREFIX}KEY or another one that begins with {PREFIX}, or "
             f"allow this one by setting {ALLOWED} to its name"
         )
-
-
-def is_plain(address: str) -> bool:
-    """Return whether a client can call an address, and it holds nothing that may be a key."""
-    try:
-        parts = urlsplit(address)
-        host, _ = parts.hostname or "", parts.port  # a port that is none raises
-        if "[" in parts.netloc:
-            IPv6Address(host)
-    except ValueError:
-        return False
-    readable = address.isascii() and address.isprintable() and len(address) <= LONGEST
-    secret = "@" in parts.netloc or parts.query
-    return bool(
-        readable and not secret and parts.scheme in ("http", "https") and HOST.fullmatch(host)
-    )
 
 
 def without_key(text: str, key: str) -> str:

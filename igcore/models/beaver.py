@@ -5,14 +5,15 @@ puts a random head in the place of theirs.
 """
 
 from collections.abc import Callable
-from typing import Annotated, ClassVar
+from functools import partial
+from typing import ClassVar
 
 import torch
 
 from ..errors import AssetError
 from ..scorers import COST
-from ..settings import one_of, settings
-from .lm_scorer import ENDS, LMScorer
+from ..settings import settings
+from .lm_scorer import LMScorer
 from .pretrained import contents_of
 from .source import Checkpoint, lm_scorer
 from .templates import TextFormat
@@ -32,14 +33,10 @@ class BeaverCost(Checkpoint):
         See `igcore.models.source.Checkpoint`.
     text_format : str
         How prompt and answer become text, a key of `igcore.models.templates.TEMPLATES`.
-    ends : str
-        Which answers are closed by an end token, at which the model was trained to give its score:
-        ``always``, also parts of an answer, or ``finished`` ones alone.
     """
 
     repo: str = "PKU-Alignment/beaver-7b-unified-cost"
     text_format: TextFormat = "safe-rlhf"
-    ends: Annotated[str, one_of(ENDS)] = "always"
     boundary: ClassVar[float | None] = 0
 
     def scorer(self) -> LMScorer:
@@ -58,24 +55,17 @@ class BeaverCost(Checkpoint):
                     f"{self.folder} asks for normalised costs but lacks normalizer.var; download "
                     "the whole model again"
                 )
-            head = _scaled(head, tensors["normalizer.var"].to(model.device))
+            # not shifted by their mean: that would move the boundary between safe and unsafe from 0
+            variance = tensors["normalizer.var"].to(model.device).float()
+            head = partial(_scaled, head, variance.sqrt() + EPSILON)
+        # the model was trained to give its score at the end token
         end_id = self.tokenizer.eos_token_id
-        backbone = self.backbone(model, self.text_format, end_id=end_id, ends=self.ends)
-        options = {"text_format": self.text_format, "ends": self.ends, "dtype": self.dtype}
+        backbone = self.backbone(model, self.text_format, end_id=end_id)
+        options = {"text_format": self.text_format, "ends": "always", "dtype": self.dtype}
         files = contents_of(self.folder)
         return lm_scorer("beaver-7b-cost", COST, backbone, head, files, **options)
 
 
-def _scaled(head: Callable, variance: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a head divided by the standard deviation that costs had in training.
-
-    It is not shifted by their mean: that would move the boundary between safe and unsafe away from
-    0.
-    """
-    deviation = variance.float().sqrt() + EPSILON
-
-    def scaled(states: torch.Tensor) -> torch.Tensor:
-        """Return the scaled costs of hidden states."""
-        return head(states) / deviation
-
-    return scaled
+def _scaled(head: Callable, deviation: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Return the costs of hidden states, divided by the deviation that they had in training."""
+    return head(states) / deviation

@@ -19,6 +19,7 @@ from ..policy import neutral
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
 from .convert import quiet_transformers
+from .embedded import by_length
 from .lm_scorer import Backbone, LMScorer, check_length, context_of
 from .pretrained import contents_of, one_sentence, tensors_of
 from .source import Checkpoint, digest
@@ -93,24 +94,20 @@ class Classifier(Checkpoint):
     text_format: TextFormat | None = None
     reads: Literal["pair", "response", "segments"] = "pair"
 
-    def __post_init__(self):
-        if self.text_format and self.reads != "pair":
-            raise ParameterError(
-                f"text_format is {self.text_format!r}, but reads is {self.reads!r}, which writes "
-                "nothing around the texts; leave out text_format, or choose pair"
-            )
-
     def scorer(self) -> "LMScorer | EncoderScorer":
         """Return the scorer, unchecked."""
         from transformers import AutoModelForSequenceClassification
 
         text_format = (self.text_format or "chat") if self.reads == "pair" else "raw"
-        template = TEMPLATES[text_format]
         check_chat(self.tokenizer, text_format, self.repo)
+        template = TEMPLATES[text_format]
+        write = partial(template.whole, self.tokenizer)
+        if self.reads == "response":
+            write = _only_response
+        texts = partial(_texts, self.reads, write)
         keys, classes = _classes(self.folder)
         counted = self._counted(classes)
         number = partial(UNITS[self.unit], counted=counted)
-        texts = partial(_texts, self.reads, partial(template.whole, self.tokenizer))
         files = contents_of(self.folder)
         options = {"unit": self.unit, "text_format": text_format, "reads": self.reads}
         identity = {
@@ -129,20 +126,18 @@ class Classifier(Checkpoint):
                 f"reads is 'segments', but {self.repo} is no encoder; choose pair or response"
             )
         model, tensors = self.model(heads=keys)
-        write = partial(_only_text, texts)
         backbone = Backbone(model, self.tokenizer, write, special=template.special)
         weight = tensors[HEAD].float().to(model.device)  # (C, H)
         return LMScorer(backbone=backbone, head=partial(_head, weight, number), **identity)
 
     def _counted(self, classes: list[str]) -> list[int]:
         """Return the indices of the classes that count, in ascending order."""
-        known = ", ".join(f"{i} {name}" for i, name in enumerate(classes))
+        known = dict(enumerate(classes))
         if not self.labels and len(classes) > 1:
             raise ParameterError(
-                f"{self.repo} has {len(classes)} classes ({known}); say in labels which of them "
-                "count"
+                f"{self.repo} has the classes {known}; say in labels which of them count"
             )
-        index = {name: i for i, name in enumerate(classes)} | {i: i for i in range(len(classes))}
+        index = {name: i for i, name in known.items()} | {i: i for i in known}
         labels = self.labels or [0]
         for label in labels:
             if label not in index:
@@ -152,30 +147,23 @@ class Classifier(Checkpoint):
         counted = sorted({index[label] for label in labels})
         if self.unit == "softmax" and len(counted) == len(classes):
             raise ParameterError(
-                f"unit {self.unit!r} compares the classes that count with the others, but all "
-                f"{len(classes)} of {self.repo} count; choose logit or sigmoid, or fewer labels"
+                f"unit 'softmax' needs a class that does not count, but all of {known} count; "
+                "choose logit or sigmoid, or fewer labels"
             )
         return counted
 
 
-def _texts(
-    reads: str, write: Callable[[str, str], str], prompt: str, response: str
-) -> tuple[str, ...]:
+def _only_response(prompt: str, response: str) -> str:
+    """Return the response as it is."""
+    return response
+
+
+def _texts(reads: str, write: Callable, prompt: str, response: str) -> tuple[str, ...]:
     """Return the text that is read, or two that the tokenizer joins."""
-    if reads == "segments":
-        return prompt, response
-    return (response,) if reads == "response" else (write(prompt, response),)
+    return (prompt, response) if reads == "segments" else (write(prompt, response),)
 
 
-def _only_text(texts: Callable[[str, str], tuple[str, ...]], prompt: str, response: str) -> str:
-    """Return the one text that a decoder reads."""
-    (text,) = texts(prompt, response)
-    return text
-
-
-def _head(
-    weight: torch.Tensor, number: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor
-) -> torch.Tensor:
+def _head(weight: torch.Tensor, number: Callable, hidden: torch.Tensor) -> torch.Tensor:
     """Return the number of hidden states (R, H) under a head's weight (C, H), (R,)."""
     logits = linear(hidden.to(weight.device), weight)  # (R, C)
     return number(logits.double())
@@ -188,24 +176,24 @@ def _classes(folder: Path) -> tuple[list[str], list[str]]:
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    config = partial(
-        AutoConfig.from_pretrained, folder, local_files_only=True, trust_remote_code=False
-    )
+    local = {"local_files_only": True, "trust_remote_code": False}
     with one_sentence(folder), quiet_transformers():
-        with torch.device("meta"):  # shapes without numbers
-            one, two = (
-                AutoModelForSequenceClassification.from_config(config(num_labels=n)).state_dict()
-                for n in (1, 2)
-            )
-        keys = [key for key in one if one[key].shape != two[key].shape]
+        shapes = []
+        for n in (1, 2):
+            config = AutoConfig.from_pretrained(folder, num_labels=n, **local)
+            with torch.device("meta"):  # shapes without numbers
+                state = AutoModelForSequenceClassification.from_config(config).state_dict()
+            shapes.append({key: tensor.shape for key, tensor in state.items()})
+        one, two = shapes
+        keys = [key for key in one if one[key] != two[key]]
         tensors = tensors_of(folder, keys)
         if missing := [key for key in keys if key not in tensors]:
             raise AssetError(
                 f"{folder} lacks the weights {missing}, so it is no sequence classifier; a "
                 "language model that writes its verdict is read by the scorer guard"
             )
-        names = config(num_labels=len(tensors[keys[0]])).id2label
-    return keys, [names[i] for i in sorted(names)]
+        found = AutoConfig.from_pretrained(folder, num_labels=len(tensors[keys[0]]), **local)
+    return keys, [found.id2label[i] for i in sorted(found.id2label)]
 
 
 @dataclass(frozen=True)
@@ -249,28 +237,23 @@ class EncoderScorer:
         ParameterError
             When a text does not fit the model's context.
         """
-        pairs = zip(prompts, responses, strict=True)
-        texts = [self.texts(*(neutral(self.tokenizer, text) for text in pair)) for pair in pairs]
-        lengths = [(sum(map(len, text)), text) for text in texts]
-        order = sorted(range(len(texts)), key=lengths.__getitem__)  # little padding
+        texts = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            pair = neutral(self.tokenizer, prompt), neutral(self.tokenizer, response)
+            texts.append(self.texts(*pair))
         scores = np.empty(len(texts))
-        for at in range(0, len(order), BATCH):
-            rows = order[at : at + BATCH]
+        for rows in by_length([(sum(map(len, text)), text) for text in texts], BATCH):
             scores[rows] = self._numbers([texts[row] for row in rows])
         return scores
 
     @torch.inference_mode()
     def _numbers(self, texts: list[tuple[str, ...]]) -> np.ndarray:
         """Return the numbers of one batch of texts, (B,)."""
-        columns = (list(column) for column in zip(*texts, strict=True))
+        columns = [list(column) for column in zip(*texts, strict=True)]
         # BERT counts positions from the left, whatever is masked there
-        batch = self.tokenizer(
-            *columns,
-            add_special_tokens=self.special,
-            padding=True,
-            padding_side="right",
-            return_tensors="pt",
-        )
+        padding = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
+        batch = self.tokenizer(*columns, add_special_tokens=self.special, **padding)
         longest = int(batch["attention_mask"].sum(1).max())
         check_length(longest, min(context_of(self.model), self.tokenizer.model_max_length))
-        return self.number(self.model(**batch.to(self.model.device)).logits.double()).cpu().numpy()
+        logits = self.model(**batch.to(self.model.device)).logits
+        return self.number(logits.double()).cpu().numpy()

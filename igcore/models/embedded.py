@@ -59,26 +59,21 @@ class OffensiveLanguage:
         Prompts and `finished` are ignored. A text without a known word gets the models' base
         rate, about 0.036.
         """
-        counts = [
-            Counter(
-                self._column[word]
-                for word in re.findall(r"\b\w\w+\b", text.lower())
-                if word in self._column
-            )
-            for text in responses
-        ]
+        counts = []
+        for text in responses:
+            words = re.findall(r"\b\w\w+\b", text.lower())
+            counts.append(Counter(self._column[word] for word in words if word in self._column))
         rows = np.repeat(np.arange(len(counts)), [len(count) for count in counts])  # (nonzeros,)
         # column of each number that is not 0, (nonzeros,)
         columns = np.array([column for count in counts for column in count], dtype=np.int64)
-        weights = (
-            np.array([times for count in counts for times in count.values()]) * self._idf[columns]
-        )
+        times = np.array([n for count in counts for n in count.values()])
+        weights = times * self._idf[columns]
         norms = np.sqrt(np.bincount(rows, weights**2, minlength=len(counts)))  # (n,)
         weights /= norms[rows]
-        margins = [
+        sums = [
             np.bincount(rows, weights * coef[columns], minlength=len(counts)) for coef in self._coef
         ]
-        margins = np.array(margins).T + self._intercept  # (n, M)
+        margins = np.array(sums).T + self._intercept  # (n, M)
         return (1 / (1 + np.exp(self._a * margins + self._b))).mean(axis=1)
 
 
@@ -147,33 +142,27 @@ class MiniLMRelevance:
         pairs = list(zip(prompts, responses, strict=True))
         texts = list(dict.fromkeys([text for pair in pairs for text in pair]))
         embedding = dict(zip(texts, self._embed(texts), strict=True))
-        return np.array(
-            [self._relevance(*pair, *(embedding[text] for text in pair)) for pair in pairs],
-            dtype=float,
-        )
+        scores = []
+        for prompt, response in pairs:
+            cosine = float(embedding[prompt] @ embedding[response])
+            scores.append(self._relevance(prompt, response, cosine))
+        return np.array(scores, dtype=float)
 
-    def _relevance(
-        self, prompt: str, response: str, prompt_vector: np.ndarray, response_vector: np.ndarray
-    ) -> float:
-        """Return the relevance of one response, given its words and both embeddings."""
+    def _relevance(self, prompt: str, response: str, cosine: float) -> float:
+        """Return the relevance of one response, given the cosine of both embeddings."""
         words = _words(response)
         if not words:
             return 0.0
-        cosine = float(prompt_vector @ response_vector)
+        echo = self.echo_weight * _echo(_words(prompt), words)
         length = 1 - math.exp(-len(words) / self.length_scale)
-        return (
-            cosine - self.echo_weight * _echo(_words(prompt), words) + self.length_weight * length
-        )
+        return cosine - echo + self.length_weight * length
 
     def _embed(self, texts: list[str]) -> np.ndarray:
         """Return unit vectors of the texts, (n, 384) float64, whatever order they come in."""
         import torch
 
-        lengths = [(len(text), text) for text in texts]
-        order = sorted(range(len(texts)), key=lengths.__getitem__)  # little padding
         vectors = np.empty((len(texts), self._model.config.hidden_size))
-        for start in range(0, len(order), self.batch_size):
-            rows = order[start : start + self.batch_size]
+        for rows in by_length([(len(text), text) for text in texts], self.batch_size):
             batch = self._tokenizer(
                 [texts[row] for row in rows],
                 padding=True,
@@ -186,6 +175,12 @@ class MiniLMRelevance:
             mask = batch["attention_mask"][:, :, None]  # (B, T, 1)
             vectors[rows] = ((hidden * mask).sum(1) / mask.sum(1)).double().cpu().numpy()
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def by_length(lengths: Sequence, size: int) -> list[list[int]]:
+    """Return the indices of texts in batches of a size, the shortest first: little is padded."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    return [order[at : at + size] for at in range(0, len(order), size)]
 
 
 def _words(text: str) -> list[str]:

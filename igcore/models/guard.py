@@ -93,17 +93,11 @@ class GenerativeGuard(Checkpoint):
         backbone = Backbone(model, self.tokenizer, write, special=special)
         _check_logits(model, backbone, self.repo)
         cost = partial(_gap, _logits(model, ids), len(self.unsafe))
+        options = {"text_format": "chat" if self.template is None else None}
+        for name in ("unsafe", "safe", "template", "prefix", "dtype"):
+            options[name] = getattr(self, name)
         files = contents_of(self.folder)
-        known = digest(
-            files,
-            write,
-            unsafe=self.unsafe,
-            safe=self.safe,
-            text_format="chat" if self.template is None else None,
-            template=self.template,
-            prefix=self.prefix,
-            dtype=self.dtype,
-        )
+        known = digest(files, write, **options)
         name = f"guard:{Path(self.repo).name}"
         return LMScorer(name, backbone, cost, COST, known, "logit gap", files=files)
 
@@ -111,34 +105,40 @@ class GenerativeGuard(Checkpoint):
         """Return the text after which the guard says its verdict."""
         if self.template is None:
             return chatted(tokenizer, [*turns_of(prompt), response], opened=True) + self.prefix
-        # in one go: a prompt may itself hold {response}
-        parts = SLOT.split(self.template)  # text, slot, text, slot, ..., text
         texts = {"prompt": prompt, "response": response}
-        parts[1::2] = [texts[slot] for slot in parts[1::2]]
-        return "".join(parts) + self.prefix
+
+        def text_of(slot: re.Match) -> str:
+            """Return the text for a slot."""
+            return texts[slot[1]]
+
+        # in one go: a prompt may itself hold {response}
+        return SLOT.sub(text_of, self.template) + self.prefix
 
     def _label_ids(self, text: str, special: bool) -> list[int]:
         """Return the token of each label, those of unsafe first, as it is written after a text."""
         before = self.tokenizer(text, add_special_tokens=special)["input_ids"]
-        end, found = self.tokenizer.decode(before[-3:]), {}
+        found: list[int] = []
         for label in [*self.unsafe, *self.safe]:
             after = self.tokenizer(text + label, add_special_tokens=special)["input_ids"]
             new = after[len(before) :]
             if after[: len(before)] != before or len(new) != 1 or new[0] in found:
-                pieces = [self.tokenizer.decode(token) for token in after[-len(new) :]]
+                pieces = [self.tokenizer.decode(token) for token in new]
                 raise ParameterError(
-                    f"label {label!r} is not one token of its own after {end!r}, but {pieces}; "
-                    "give its first token, and put a space before it into the label, not the prefix"
+                    f"label {label!r} is not one token of its own after {text[-20:]!r}, but "
+                    f"{pieces}; give its first token, and put a space before it into the label, "
+                    "not the prefix"
                 )
-            found[new[0]] = label
-        return list(found)
+            found += new
+        return found
 
 
 def _logits(model, ids: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function from hidden states (R, H) to float32 logits (R, n) of some tokens."""
     head, config = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
     weight = head.weight[list(ids)].detach().float()  # (n, H)
-    bias = None if getattr(head, "bias", None) is None else head.bias[list(ids)].detach().float()
+    bias = getattr(head, "bias", None)
+    if bias is not None:
+        bias = bias[list(ids)].detach().float()
     cap, scaling = (getattr(config, name, None) for name in FINAL)
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
@@ -164,7 +164,7 @@ def _check_logits(model, backbone: Backbone, repo: str) -> None:
     Some models process their logits further, and the same field means different things in different
     families.
     """
-    sequence = backbone.ids(*EXAMPLE, True)
+    sequence = backbone.ids(*EXAMPLE)
     ids = torch.tensor([sequence], device=model.device)
     # logits of the last token, (1, 1, V)
     _, own = forward(model, input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=1)

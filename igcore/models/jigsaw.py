@@ -101,18 +101,12 @@ class JigsawToxicity:
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
         """Return the probabilities of the `HEADS`, (n, 6) float64."""
         rows = [self._indices(text) for text in texts]
-        indices = np.array(rows, dtype=np.int64).reshape(-1, LENGTH)  # (n, T)
-        out = np.empty((len(indices), len(HEADS)))
+        if not rows:
+            return np.empty((0, len(HEADS)))
+        batches = torch.tensor(rows).split(self.batch_size)  # each (B, T)
         with torch.inference_mode():
-            for start in range(0, len(indices), self.batch_size):
-                rows = slice(start, start + self.batch_size)
-                out[rows] = (
-                    self._model(torch.from_numpy(indices[rows]).to(self._device))
-                    .sigmoid()
-                    .cpu()
-                    .numpy()
-                )
-        return out
+            logits = [self._model(batch.to(self._device)) for batch in batches]
+            return torch.cat(logits).sigmoid().cpu().numpy()
 
     def _indices(self, text: str) -> list[int]:
         """Return the indices of the last `LENGTH` known words, padded with zeros in front.

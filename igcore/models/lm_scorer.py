@@ -15,18 +15,18 @@ what is emitted does not rest on a cache.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from operator import itemgetter
 from os.path import commonprefix
 
 import numpy as np
 import torch
 
-from ..engine.kv_cache import forward, padded
+from ..engine.kv_cache import forward, padded, positions_of
 from ..engine.prefix_cache import SharedRows, fits
-from ..errors import ParameterError, unknown_name
+from ..errors import ParameterError
 from ..policy import neutral
 
-ENDS = ("finished", "always")
+# short responses: what the ids of all of them share is the prompt's
+OPENINGS = ("", "a", " a", "\n", "9", ".")
 
 
 def joined(prompt: str, response: str) -> str:
@@ -67,9 +67,8 @@ class Backbone:
     template : callable
         (prompt, response) -> the text to be encoded, the response after the prompt.
     end_id : int, optional
-        Token that is appended to a response, if the model was trained to read one.
-    ends : str
-        ``finished``: only to a finished response. ``always``: to a part of one, too.
+        Token that is appended to every response, also to a part of one, if the model was trained
+        to read one.
     special : bool
         Whether the tokenizer adds its own special tokens to the text; a chat template writes them
         itself.
@@ -93,23 +92,19 @@ class Backbone:
         template: Callable[[str, str], str] = joined,
         end_id: int | None = None,
         *,
-        ends: str = "finished",
         special: bool = True,
         anchor: Sequence[int] = (),
     ):
         """Keep the model in evaluation mode and without its head."""
-        if ends not in ENDS:
-            raise unknown_name("ends", ends, ENDS)
         self.model = getattr(model, "base_model", model).eval()
         self.tokenizer, self.template, self.special = tokenizer, template, special
-        self.end_id, self.ends, self.anchor = end_id, ends, list(anchor)
+        self.end_id, self.anchor = end_id, list(anchor)
 
-    def ids(self, prompt: str, response: str, finished: bool) -> list[int]:
+    def ids(self, prompt: str, response: str) -> list[int]:
         """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
-        prompt, response = (neutral(self.tokenizer, text) for text in (prompt, response))
-        text = self.template(prompt, response)
+        text = self.template(neutral(self.tokenizer, prompt), neutral(self.tokenizer, response))
         ids = list(self.tokenizer(text, add_special_tokens=self.special)["input_ids"])
-        if self.end_id is not None and (finished or self.ends == "always"):
+        if self.end_id is not None:
             ids.append(self.end_id)
         check_length(len(ids), context_of(self.model))
         return ids or [self.tokenizer.eos_token_id]
@@ -119,8 +114,7 @@ class Backbone:
 
         They are fewer than the prompt's own ids, because a tokenizer may merge across the seam.
         """
-        texts = [self.ids(prompt, response, False) for response in ("", "a", " a", "\n", "9", ".")]
-        ids = list(commonprefix(texts))
+        ids = list(commonprefix([self.ids(prompt, response) for response in OPENINGS]))
         return ids[: self.anchored(ids)] if self.anchor else ids
 
     def anchored(self, ids: Sequence[int]) -> int:
@@ -148,14 +142,8 @@ class Backbone:
         for at in range(0, len(sequences), self.batch):
             batch = sequences[at : at + self.batch]
             ids, mask = padded(batch, self.model.device)
-            positions = (mask.cumsum(1) - 1).clamp(min=0)
-            hidden, _ = forward(
-                self.model,
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                logits_to_keep=1,
-            )
+            where = {"attention_mask": mask, "position_ids": positions_of(mask)}
+            hidden, _ = forward(self.model, input_ids=ids, **where, logits_to_keep=1)
             last = hidden[:, -1]
             if self.anchor:
                 # from the end: padding is on the left
@@ -198,23 +186,20 @@ class Session:
             for i, prompt in enumerate(self.prompts)
         }
 
-    def hidden(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> torch.Tensor:
+    def hidden(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """Return the hidden state of the last token of each text, (R, H) float32."""
-        ids = [self.backbone.ids(*text) for text in zip(prompts, responses, finished, strict=True)]
-        carried = [
-            i for i, prompt in enumerate(prompts) if self._starts_with_prefix(prompt, ids[i])
-        ]
-        alone = sorted(set(range(len(ids))) - set(carried))
-        out: dict[int, torch.Tensor] = {}
-        if alone:
-            out |= zip(alone, self.backbone.encode([ids[i] for i in alone]), strict=True)
-            self.encoded += sum(len(ids[i]) for i in alone)
-        if carried:
-            suffixes = [ids[i][len(self.prefixes[prompts[i]]) :] for i in carried]
-            out |= zip(carried, self._carry([prompts[i] for i in carried], suffixes), strict=True)
-        return torch.stack([out[i] for i in range(len(ids))])
+        ids = [self.backbone.ids(*text) for text in zip(prompts, responses, strict=True)]
+        with_cache, whole = [], []
+        for i, prompt in enumerate(prompts):
+            (with_cache if self._starts_with_prefix(prompt, ids[i]) else whole).append(i)
+        states: dict[int, torch.Tensor] = {}
+        if whole:
+            states |= zip(whole, self.backbone.encode([ids[i] for i in whole]), strict=True)
+            self.encoded += sum(len(ids[i]) for i in whole)
+        if with_cache:
+            texts = [self._after_prefix(prompts[i], ids[i]) for i in with_cache]
+            states |= zip(with_cache, self._read_on(texts), strict=True)
+        return torch.stack([states[i] for i in range(len(ids))])
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
         """Free all of the cache but what longer texts that begin with these can use."""
@@ -222,14 +207,15 @@ class Session:
             return
         nearest = []
         for prompt, response in zip(prompts, responses, strict=True):
-            ids = self.backbone.ids(prompt, response, False)
+            ids = self.backbone.ids(prompt, response)
             if self._starts_with_prefix(prompt, ids):
-                nearest.append((prompt, *self._nearest(prompt, ids[len(self.prefixes[prompt]) :])))
+                known, _ = self._nearest(*self._after_prefix(prompt, ids))
+                nearest.append((prompt, known))
         self.known = {prompt: [_Known([], self.root, i)] for i, prompt in enumerate(self.prompts)}
         if not nearest:
             return
-        rows = self.root.gather([(known.rows, known.row) for _, known, _ in nearest])
-        for row, (prompt, known, _) in enumerate(nearest):
+        rows = self.root.gather([(known.rows, known.row) for _, known in nearest])
+        for row, (prompt, known) in enumerate(nearest):
             self.known[prompt].append(_Known(known.ids, rows, row))
 
     def _starts_with_prefix(self, prompt: str, ids: list[int]) -> bool:
@@ -237,49 +223,55 @@ class Session:
         prefix = self.prefixes.get(prompt)
         return self.root is not None and prefix is not None and ids[: len(prefix)] == prefix
 
+    def _after_prefix(self, prompt: str, ids: list[int]) -> tuple[str, list[int]]:
+        """Return a prompt, and the ids of a text of it after the cached prefix."""
+        return prompt, ids[len(self.prefixes[prompt]) :]
+
     def _nearest(self, prompt: str, ids: list[int]) -> tuple[_Known, int]:
         """Return the known text that shares most tokens, and how many."""
-        return max(
-            ((known, len(commonprefix([known.ids, ids]))) for known in self.known[prompt]),
-            key=itemgetter(1),
-        )
+        shared = [len(commonprefix([known.ids, ids])) for known in self.known[prompt]]
+        most = max(shared)
+        return self.known[prompt][shared.index(most)], most
 
-    def _carry(self, prompts: Sequence[str], suffixes: Sequence[list[int]]) -> list[torch.Tensor]:
+    def _read_on(self, texts: Sequence[tuple[str, list[int]]]) -> list[torch.Tensor]:
         """Return the hidden states of texts whose prefixes are cached, encoding only new tokens."""
-        texts = list(zip(prompts, suffixes, strict=True))
-        found = [self._nearest(*text) for text in texts]
-        missing = [i for i, (_, shared) in enumerate(found) if shared < len(suffixes[i])]
-        new = [missing[i] for i in _longest([texts[i] for i in missing])]
+        new = [text for text in texts if self._nearest(*text)[1] < len(text[1])]
         if new:
-            sources = [found[i][0] for i in new]
-            longest = max(len(known.ids) for known in sources)
-            room = max(0, max(len(suffixes[i]) for i in new) - longest)
-            rows = self.root.gather([(known.rows, known.row) for known in sources], room)
-            rows.lengths = [found[i][1] for i in new]  # crop the cache to the shared tokens
-            rows.extend([suffixes[i][found[i][1] :] for i in new])
-            self.encoded += sum(len(suffixes[i]) - found[i][1] for i in new)
-            for row, i in enumerate(new):
-                self.known[prompts[i]].append(_Known(suffixes[i], rows, row))
-            found = [self._nearest(*text) for text in texts]
-        last = [known.rows.last_hidden(known.row, shared).float() for known, shared in found]
+            self._encode(_longest(new))
+        nearest = [self._nearest(*text) for text in texts]
+        last = [known.rows.last_hidden(known.row, shared).float() for known, shared in nearest]
         if not self.backbone.anchor:
             return last
         # where the prefix ends
-        at = [self.root.last_hidden(self.prompts.index(prompt), 0).float() for prompt in prompts]
+        at = [self.root.last_hidden(self.prompts.index(prompt), 0).float() for prompt, _ in texts]
         return [torch.cat(pair) for pair in zip(last, at, strict=True)]
 
+    def _encode(self, texts: Sequence[tuple[str, list[int]]]) -> None:
+        """Encode what texts add to their nearest known text, and keep their cache."""
+        nearest = [self._nearest(*text) for text in texts]
+        longest = max(len(ids) for _, ids in texts)
+        room = max(0, longest - max(len(known.ids) for known, _ in nearest))
+        rows = self.root.gather([(known.rows, known.row) for known, _ in nearest], room)
+        rows.lengths = [shared for _, shared in nearest]  # crop the cache to the shared tokens
+        new = [ids[n:] for (_, ids), n in zip(texts, rows.lengths, strict=True)]
+        self.encoded += sum(map(len, new))
+        rows.extend(new)
+        for row, (prompt, ids) in enumerate(texts):
+            self.known[prompt].append(_Known(ids, rows, row))
 
-def _longest(texts: Sequence[tuple[str, list[int]]]) -> list[int]:
-    """Return the indices of the (prompt, ids) that no other one begins with, of equal ones one.
+
+def _longest(texts: Sequence[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
+    """Return the (prompt, ids) that no other one begins with, of equal ones one.
 
     Encoding these caches all of the texts.
     """
     # a text stands right before one that begins with it
-    order = sorted(range(len(texts)), key=texts.__getitem__)
-    last = [
-        i for i, j in pairwise(order) if texts[i] != (texts[j][0], texts[j][1][: len(texts[i][1])])
+    ordered = sorted(texts)
+    begins = [
+        (prompt, ids) == (other, others[: len(ids)])
+        for (prompt, ids), (other, others) in pairwise(ordered)
     ]
-    return last + order[-1:]
+    return [text for text, more in zip(ordered, [*begins, False], strict=True) if not more]
 
 
 @dataclass(frozen=True)
@@ -317,41 +309,35 @@ class LMScorer:
         """Return one number per text (n,); every caller refuses a head with several outputs."""
         with torch.inference_mode():
             if self.session:
-                scores = self.head(self.session.hidden(prompts, responses, finished))
+                scores = self.head(self.session.hidden(prompts, responses))
             else:  # row by row: a batch may round otherwise
-                scores = torch.cat(
-                    [self.head(row[None]) for row in self._afresh(prompts, responses, finished)]
-                )
+                states = self._uncached_states(prompts, responses)
+                scores = torch.cat([self.head(row[None]) for row in states])
             return scores.double().reshape(len(prompts), -1).squeeze(1).cpu().numpy()
 
-    def _afresh(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> torch.Tensor:
+    def _uncached_states(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """Return the hidden states (R, H) of texts; no two prompts share a batch or a cache."""
-        out: dict[int, torch.Tensor] = {}
+        states: dict[int, torch.Tensor] = {}
         for prompt in dict.fromkeys(prompts):
-            mine = [i for i, other in enumerate(prompts) if other == prompt]
-            texts = [[part[i] for i in mine] for part in (prompts, responses, finished)]
-            if len(mine) == 1:  # as in the final check, which uses no session
-                hidden = self.backbone.encode([self.backbone.ids(*[part[0] for part in texts])])
+            rows = [i for i, other in enumerate(prompts) if other == prompt]
+            of_prompt = [responses[i] for i in rows]
+            if len(rows) == 1:  # as in the final check, which uses no session
+                hidden = self.backbone.encode([self.backbone.ids(prompt, *of_prompt)])
             else:
-                hidden = Session(self.backbone, [prompt]).hidden(*texts)
-            out |= zip(mine, hidden, strict=True)
-        return torch.stack([out[i] for i in range(len(prompts))])
+                hidden = Session(self.backbone, [prompt]).hidden([prompt] * len(rows), of_prompt)
+            states |= zip(rows, hidden, strict=True)
+        return torch.stack([states[i] for i in range(len(prompts))])
 
-    def opened(self, prompts: Sequence[str]) -> Session:
+    def open_cache(self, prompts: Sequence[str]) -> Session:
         """Return a new session of its backbone over a group of prompts."""
         return Session(self.backbone, prompts)
 
-    def carried(self, session: Session) -> "LMScorer":
+    def with_cache(self, session: Session) -> "LMScorer":
         """Return the same scorer reading through a session of its backbone."""
         if session.backbone is not self.backbone:
-            raise ParameterError(
-                f"scorer {self.name!r} was given the session of another backbone; open one on its "
-                "own"
-            )
+            raise ParameterError(f"scorer {self.name!r} needs a session of its own backbone")
         return replace(self, session=session)
 
-    def afresh(self) -> "LMScorer":
+    def uncached(self) -> "LMScorer":
         """Return the same scorer outside any session."""
         return replace(self, session=None)

@@ -62,25 +62,27 @@ def files_of(folder: Path) -> list[Path]:
         When an index is damaged or names a file outside the folder, or when transformers would load
         more than these files.
     """
-    for pattern in FOREIGN:
-        for path in folder.glob(pattern):
-            raise AssetError(
-                f"{path} adds weights that are not read here; merge them into the model and save "
-                "it whole"
-            )
+    foreign = [path for pattern in FOREIGN for path in folder.glob(pattern)]
+    if foreign:
+        raise AssetError(
+            f"{foreign[0]} adds weights that are not read here; merge them into the model and save "
+            "it whole"
+        )
     for name in WHOLE:
-        if (path := folder / name).is_file():
+        path, index = folder / name, folder / f"{name}.index.json"
+        if path.is_file():
             return [path]
-        if (index := folder / f"{name}.index.json").is_file():
+        if index.is_file():
             with one_sentence(index):
-                shards = set(json.loads(index.read_bytes())["weight_map"].values())
-                foreign = [shard for shard in shards if Path(shard).parts[1:]]
-            if foreign or {Path(shard).suffix for shard in shards} != {path.suffix}:
+                shards = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+                known = [Path(shard).suffix == path.suffix for shard in shards]
+                own = [Path(shard).name == shard for shard in shards]
+            if not shards or not all(known + own):
                 raise AssetError(
-                    f"{index} names {sorted(shards)}, but may name {path.suffix} files in its own "
-                    f"folder only; {AGAIN}"
+                    f"{index} names {shards}, but may name {path.suffix} files in its own folder "
+                    f"only; {AGAIN}"
                 )
-            return sorted(folder / shard for shard in shards)
+            return [folder / shard for shard in shards]
     return []
 
 
@@ -102,10 +104,10 @@ def contents_of(folder: Path) -> Contents:
     """
     paths = files_of(folder)
     for pattern in (*SMALL, TEMPLATES):
-        paths += [path for path in folder.glob(pattern) if path.name != RECORD]
-    by_name = {path.relative_to(folder).as_posix(): path for path in paths}
+        paths += folder.glob(pattern)
+    names = {path.relative_to(folder).as_posix() for path in paths} - {RECORD}
     with one_sentence(folder):
-        found = Contents({name: file_digest(by_name[name]) for name in sorted(by_name)})
+        found = Contents({name: file_digest(folder / name) for name in sorted(names)})
     found.folder = folder
     return found
 
@@ -145,7 +147,8 @@ def placement(folder: Path, dtype: str, device: str) -> str:
     gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     if device != "auto" or len(gpus) < 2:
         return device
-    needed, free = weight_bytes(folder, dtype), {gpu: free_bytes(torch.device(gpu)) for gpu in gpus}
+    needed = weight_bytes(folder, dtype)
+    free = {gpu: free_bytes(torch.device(gpu)) for gpu in gpus}
     # whole GiB: small changes of free memory do not move a resumed run to another GPU
     room = {gpu: free[gpu] // GIB for gpu in gpus if needed <= free[gpu]}
     return max(room, key=room.__getitem__, default="auto")
@@ -231,22 +234,17 @@ def load_model(
             ignore_mismatched_sizes=True,
             **settings,
         )
-    for key, shape, wanted in sorted(report["mismatched_keys"]):
-        raise AssetError(
-            f"{folder} has {key} of shape {tuple(shape)} where its config.json says "
-            f"{tuple(wanted)}; {AGAIN}"
-        )
     # without the rotary positions of 2023, which transformers leaves out
     unexpected = set(report["unexpected_keys"])
-    missing = sorted({*report["missing_keys"], *(set(heads) - unexpected)})
-    unknown = sorted(unexpected - {*heads, *optional})
-    if missing or unknown:
-        problem = f"lacks the weights {missing}"
-        if not missing:
-            problem = f"holds the unknown weights {unknown}"
-        raise AssetError(
-            f"{folder} {problem[:300]}; {AGAIN}, or choose the scorer that it was made for"
-        )
+    problems = {
+        "holds weights of other shapes than its config.json says": report["mismatched_keys"],
+        "lacks the weights": {*report["missing_keys"], *(set(heads) - unexpected)},
+        "holds the unknown weights": unexpected - {*heads, *optional},
+    }
+    for problem, keys in problems.items():
+        if keys:
+            named = f"{problem} {sorted(keys)}"[:300]
+            raise AssetError(f"{folder} {named}; {AGAIN}, or choose the scorer that it is made for")
     return model.eval(), tensors_of(folder, [*heads, *optional])
 
 

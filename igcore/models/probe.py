@@ -53,15 +53,13 @@ def probe(scorer: Scorer, boundary: float | None = None) -> None:
     first, second = texts
     scores = f"{low:.6g} to {first} and {high:.6g} to {second}"
     log.info("%s %r gives %s", role, scorer.name, scores)
-    if not (math.isfinite(low) and math.isfinite(high)):
-        reason = "both must be finite"
-    elif low >= high:
-        reason = f"the second must be higher, as this is a {role}"
-    elif boundary is not None and not low < boundary < high:
-        reason = f"the first must be below {boundary} and the second above it"
-    else:
-        return
-    raise ScorerError(
-        f"{role} {scorer.name!r} gives {scores}, but {reason}; check that repo and scorer belong "
-        "together, and its options; self_check: false loads it all the same"
-    )
+    wanted = f"as this is a {role}, both must be finite and the second must be higher"
+    sound = math.isfinite(low) and math.isfinite(high) and low < high
+    if boundary is not None:
+        wanted += f", the first must be below {boundary} and the second above it"
+        sound = sound and low < boundary < high
+    if not sound:
+        raise ScorerError(
+            f"{role} {scorer.name!r} gives {scores}, but {wanted}; check that repo and scorer "
+            "belong together, and its options; self_check: false loads it all the same"
+        )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from operator import attrgetter
@@ -101,8 +99,6 @@ def load_prompts(
         ``"pku-saferlhf"``, ``"hex-phi"`` or ``"hh-rlhf"`` (the paper's, from the hub), or a path to
         a .txt file (a prompt a line) or a .csv, .jsonl or .json file with a column ``prompt``. A
         mapping gives options beside its ``name``, see `igcore.models.promptsets.PromptOptions`.
-        Where ``dedupe`` is false, repeats are kept in ``all`` and ``test``; what is learnt from and
-        chosen by is always unique.
     split : str
         ``"all"``, or one of the splits of `split_of`.
     limit : int, optional
@@ -129,14 +125,12 @@ def load_prompts(
         )
     source, options = check_prompts(name)
     set_name, parts = _read(source, options)
-    found = _in_split(parts, split)
-    if options.dedupe or split not in ("all", "test"):
-        found = list(dict.fromkeys(found))
-    if not found:
+    texts = set(_in_split(parts, split))
+    if not texts:
         raise ParameterError(
             f"prompt set {source!r} has no prompts in split {split!r}; choose another split or set"
         )
-    prompts = sorted(_prompts(found, set_name), key=attrgetter("id"))
+    prompts = sorted((as_prompt(text, set_name) for text in texts), key=attrgetter("id"))
     hard = _hardest(prompts, hardest, cost) if hardest else []
     taken = set(hard)
     others = [prompt for prompt in prompts if prompt not in taken]
@@ -165,17 +159,6 @@ def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
     return source, options_of(source, given)
 
 
-def _prompts(texts: list[str], set_name: str) -> list[Prompt]:
-    """Return a prompt for every text; repeats get ids, and so random numbers, of their own."""
-    met: Counter[str] = Counter()
-    prompts = []
-    for text in texts:
-        met[text] += 1
-        prompt = as_prompt(text, set_name)
-        prompts.append(prompt if met[text] == 1 else replace(prompt, id=f"{prompt.id}-{met[text]}"))
-    return prompts
-
-
 def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
     """Return the texts of a split, in file order.
 
@@ -187,11 +170,13 @@ def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
     if split in ("all", "test"):
         return parts["test"]
     held_out = set(parts["test"])
-    side = {
-        text: of if (of := split_of(text)) in ("tune", "calibrate") else "train"
-        for text in parts["train"]
-    }
-    return [text for text in parts["train"] if text not in held_out and side[text] == split]
+    found = []
+    for text in parts["train"]:
+        share = split_of(text)
+        own = share if share in ("tune", "calibrate") else "train"
+        if own == split and text not in held_out:
+            found.append(text)
+    return found
 
 
 def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:

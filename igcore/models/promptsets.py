@@ -77,15 +77,12 @@ class PromptOptions:
 
     Attributes
     ----------
-    dedupe : bool
-        Whether a prompt that stands in several rows counts once.
     revision : str, optional
         See `igcore.models.hub.snapshot`.
     part : str, optional
         One of the `Source.parts`.
     """
 
-    dedupe: bool = True
     revision: str | None = None
     part: Annotated[str, one_of(("train", "test"))] | None = None
 
@@ -98,10 +95,9 @@ def options_of(name: str, given: Mapping) -> PromptOptions:
     ParameterError
         For an option or a value that the set does not have.
     """
-    allowed = ["dedupe"]
-    if name in SOURCES:
-        divided = len(SOURCES[name].parts) > 1
-        allowed += ["revision", "part"] if divided else ["revision"]
+    allowed = ["revision"] if name in SOURCES else []
+    if name in SOURCES and len(SOURCES[name].parts) > 1:
+        allowed.append("part")
     _, values = named(given, "prompt set", allowed)
     return PromptOptions(**values)
 

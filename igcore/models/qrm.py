@@ -6,7 +6,6 @@ first version of the model has the objective of safety.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from weakref import WeakValueDictionary
 
 import torch
@@ -14,12 +13,13 @@ from torch import nn
 
 from ..errors import AssetError
 from ..scorers import COST, REWARD
-from ..settings import Number, Positive, settings
+from ..settings import settings
 from .lm_scorer import Backbone, LMScorer
 from .pretrained import contents_of
 from .source import Checkpoint, lm_scorer
 
 OBJECTIVES, QUANTILES = 19, 19
+THRESHOLD = 0.5  # the is_safe at which the cost is 0
 SAFE = 10  # the objective beavertails-is_safe, 1 where raters called an answer safe
 TEMPERATURE = 5.0
 # <|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n
@@ -74,21 +74,23 @@ class Head(nn.Module):
         self.reward_transform_matrix = nn.Parameter(torch.eye(OBJECTIVES))
         self.gating = Gate(hidden, width, temperature)
 
-    def objectives(self, states: torch.Tensor, adjusted: bool = True) -> torch.Tensor:
-        """Return the expectation of every objective, (R, 19); `adjusted` as in `QRMCost`."""
+    def objectives(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the expectation of every objective, (R, 19).
+
+        The transformation takes verbosity out of the objectives, as in the model's published code.
+        """
         last, _ = states.chunk(2, dim=-1)
         means = self.regression_layer(last).unflatten(-1, (OBJECTIVES, QUANTILES)).mean(-1)
-        return means @ self.reward_transform_matrix if adjusted else means
+        return means @ self.reward_transform_matrix
 
     def reward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the objectives, (R,)."""
         _, prompt_end = states.chunk(2, dim=-1)
         return (self.gating(prompt_end) * self.objectives(states)).sum(-1)
 
-    def cost(self, options: "QRMCost", states: torch.Tensor) -> torch.Tensor:
-        """Return scale * (threshold - is_safe), (R,); is_safe is near 1 for safe answers."""
-        safe = self.objectives(states, options.adjusted)[:, SAFE]
-        return options.scale * (options.threshold - safe)
+    def cost(self, states: torch.Tensor) -> torch.Tensor:
+        """Return 0.5 - is_safe, (R,); is_safe is near 1 for safe answers."""
+        return THRESHOLD - self.objectives(states)[:, SAFE]
 
 
 # a model stays for as long as a scorer holds `Head.reward` or `Head.cost`
@@ -150,34 +152,17 @@ class QRMReward(QRM):
 
 @settings(kw_only=True)
 class QRMCost(QRM):
-    """The cost of QRM, scale * (threshold - is_safe); higher is worse.
+    """The cost of QRM, 0.5 - is_safe; higher is worse.
 
     Attributes
     ----------
     repo, revision, dtype, device, self_check
         See `igcore.models.source.Checkpoint`.
-    scale : float
-        What one point of is_safe counts, above 0.
-    threshold : float
-        The is_safe at which the cost is 0.
-    adjusted : bool
-        Whether is_safe is read after the transformation that takes verbosity out of the objectives,
-        as the model's published code reports it, or before.
     """
-
-    # not negative or 0, or an unsafe answer would cost less
-    scale: Positive = 1.0
-    threshold: Number = 0.5
-    adjusted: bool = True
 
     def scorer(self) -> LMScorer:
         """Return the scorer, unchecked."""
         head = self.head()
-        options = {
-            "dtype": self.dtype,
-            "scale": float(self.scale),
-            "threshold": float(self.threshold),
-            "adjusted": self.adjusted,
-        }
-        cost, name = partial(head.cost, self), "qrm-llama-3.1-8b-cost"
-        return lm_scorer(name, COST, head.backbone, cost, head.files, **options)
+        formula = {"scale": 1.0, "threshold": THRESHOLD, "adjusted": True}
+        name, options = "qrm-llama-3.1-8b-cost", {"dtype": self.dtype} | formula
+        return lm_scorer(name, COST, head.backbone, head.cost, head.files, **options)

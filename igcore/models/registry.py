@@ -84,17 +84,11 @@ def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict
     Raises
     ------
     ParameterError
-        For a name that is not in `SCORERS`, or an option that is unknown, missing or wrong.
+        For a name that is not in `SCORERS`, and an option that is unknown, missing or wrong.
     """
     name, options = named(scorer, kind, scorer)
     made = maker(name, kind)
-    parameters = signature(made).parameters
-    named(scorer, kind, parameters)
-    for option, parameter in parameters.items():
-        if parameter.default is parameter.empty and option not in options:
-            raise ParameterError(
-                f"{kind} {name!r} needs {option}; give it beside its name: {{name: {name}, ...}}"
-            )
+    named(scorer, kind, signature(made).parameters)
     if hasattr(made, "load"):  # settings, which check themselves
         made(**options)
     return name, options

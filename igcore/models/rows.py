@@ -1,11 +1,9 @@
 """One column of a file of prompts: text, CSV, JSON, JSON lines, or Parquet."""
 
 import csv
-import gzip
 import io
 import json
 import re
-import zlib
 from itertools import zip_longest
 from pathlib import Path
 
@@ -27,8 +25,7 @@ def column_of(path: Path, column: str = "prompt") -> list:
     Parameters
     ----------
     path : Path
-        A file of one of the `FORMATS`, packed by gzip or not, or of Parquet. In a text file each
-        line is a prompt.
+        A file of one of the `FORMATS`, or of Parquet. In a text file each line is a prompt.
 
     Raises
     ------
@@ -37,7 +34,7 @@ def column_of(path: Path, column: str = "prompt") -> list:
     """
     try:
         rows = _rows(path)
-    except (OSError, ValueError, EOFError, csv.Error, zlib.error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         reason = " ".join(str(error).split())
         raise Unreadable(f"{path.name}: {type(error).__name__}: {reason}") from error
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -47,9 +44,8 @@ def column_of(path: Path, column: str = "prompt") -> list:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, unpacked, without a byte order mark."""
-    unpack = gzip.open if path.suffix == ".gz" else open
-    with unpack(path, "rt", encoding="utf-8-sig", newline="") as file:
+    """Return the text of a file without a byte order mark."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
         return file.read()
 
 
@@ -64,9 +60,8 @@ def _rows(path: Path) -> list[dict]:
         return [{"prompt": line} for line in lines]
     if path.suffix == ".csv":
         header, *table = csv.reader(io.StringIO(text, newline=""), strict=True)
-        for row in table:
-            if len(row) > len(header):  # an unquoted comma
-                raise ValueError(f"{row} has more cells than there are columns")
+        if any(len(row) > len(header) for row in table):  # an unquoted comma
+            raise ValueError("a row has more cells than there are columns")
         return [dict(zip_longest(header, row, fillvalue="")) for row in table]
     if text.lstrip().startswith("["):
         rows = json.loads(text)

@@ -108,18 +108,16 @@ class Checkpoint:
         AssetError
             When it has more than one output.
         """
-        layer = {
-            part: tensors[f"{name}.{part}"].float().to(model.device)
-            for part in ("weight", "bias")
-            if f"{name}.{part}" in tensors
-        }
-        found, expected = tuple(layer["weight"].shape), (1, model.config.hidden_size)
+        weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
+        found, expected = tuple(weight.shape), (1, model.config.hidden_size)
         if found != expected:
             raise AssetError(
                 f"{self.folder} has a layer {name} of shape {found} where {expected} is expected; "
                 "choose the scorer that it was made for"
             )
-        return partial(linear, **layer)
+        weight = weight.float().to(model.device)
+        bias = bias if bias is None else bias.float().to(model.device)
+        return partial(linear, weight=weight, bias=bias)
 
 
 def digest(files: Mapping[str, str], write: Callable[[str, str], object], **options) -> str:

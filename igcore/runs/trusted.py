@@ -19,7 +19,7 @@ from .decode_params import DecodeParams
 # them: anybody may propose one to the hub, with files of their own.
 SCORER = {"name", "dtype", "device", "self_check"}
 POLICY = {"name", "template"}
-PROMPTS = {"name", "dedupe", "config", "part", "version"}
+PROMPTS = {"name", "part"}
 
 
 @dataclass(frozen=True)
