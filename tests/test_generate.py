@@ -520,7 +520,7 @@ def test_inputs_other_than_ids_are_refused(model, tokenizer):
 
 def test_a_tokenizer_is_needed_and_must_write_the_refusal(model, tokenizer):
     ids = tokenizer(["ab"], return_tensors="pt").input_ids
-    with pytest.raises(ParameterError, match="there is no tokenizer, and scorers read text"):
+    with pytest.raises(ParameterError, match="there is no tokenizer; give"):
         model.generate(
             ids, custom_generate=a_guard(model, None), tokenizer=tokenizer, max_new_tokens=8
         )

@@ -524,7 +524,6 @@ NO_COMPLETIONS = [
     {"choices": [{"message": {"content": ["8 7"]}}]},
     {"choices": [{"message": {"content": 8.7}}]},
     {"choices": [CHOICE | {"finish_reason": 1}]},
-    {"choices": [CHOICE], "usage": "two"},
     {"choices": [CHOICE], "usage": {"completion_tokens": "two"}},
 ]
 
@@ -539,7 +538,7 @@ NO_COMPLETIONS = [
         ),
         (
             Canned("slow down", status=429),
-            "takes no more requests for now; lower workers, or wait",
+            "refuses the request or fails; correct the judge's options",
             2,
         ),
         (
@@ -552,7 +551,7 @@ NO_COMPLETIONS = [
             r"refuses the key; .*its words repeat the key",
             1,
         ),
-        (Canned("no", status=403), "refuses model 'stub-7b'; choose another model or key", 1),
+        (Canned("no", status=403), "refuses the request or fails; correct the judge's options", 1),
         (
             Canned("no such model", status=404),
             "does not know model 'stub-7b'; give a name that http://.*/v1/models lists",
@@ -996,8 +995,11 @@ def test_an_address_is_taken_as_it_is(url):
             {"judge": {"name": "scorer", "usefulness": "minilm-relevance"}},
             "unknown option of judge 'scorer': 'usefulness'",
         ),
-        ({"baseline": "bas"}, "unknown method 'bas'; did you mean 'base'"),
-        ({"methods": ["best-of-n", "base"]}, "methods and baseline name 'base' twice"),
+        ({"baseline": "bas"}, "unknown baseline 'bas'; did you mean 'base'"),
+        (
+            {"methods": ["best-of-n", "base"]},
+            "methods and baseline are .*'best-of-n', 'base'.; name each method once",
+        ),
         ({"limit": 0}, "parameter limit is 0; it must be at least 1"),
         ({"workers": 0}, "parameter workers is 0; it must be at least 1"),
         ({"sample": 5}, "unknown parameter 'sample'"),

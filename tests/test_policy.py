@@ -172,9 +172,9 @@ def test_whatever_changes_in_a_folder_changes_the_digest_and_is_named(folder, tm
     the answers of two policies.
     """
     copy = shutil.copytree(folder, tmp_path / "tiny")
-    before = load_policy(str(copy), template="raw").identity()
+    before = load_policy({"name": str(copy), "template": "raw"}).identity()
     CHANGES[name](copy / name)
-    after = load_policy(str(copy), template="raw").identity()
+    after = load_policy({"name": str(copy), "template": "raw"}).identity()
     files = before["files"].keys() | after["files"].keys()
     assert [file for file in files if before["files"].get(file) != after["files"].get(file)] == [
         name
@@ -210,7 +210,9 @@ def test_a_template_that_writes_the_date_changes_the_digest(folder, tmp_path, mo
 
 
 def test_a_template_of_ours_changes_the_digest(folder):
-    known = [load_policy(str(folder), template=template) for template in ("raw", "vicuna")]
+    known = [
+        load_policy({"name": str(folder), "template": template}) for template in ("raw", "vicuna")
+    ]
     assert known[0].files == known[1].files and known[0].digest != known[1].digest
 
 
@@ -253,20 +255,16 @@ def test_a_tokenizer_of_another_model_is_refused(folder, tmp_path):
 
 
 def test_a_policy_may_be_given_with_its_options(folder, monkeypatch):
-    """Guards params files: template and revision stand beside the name, and win over what the
-    caller would have.
-    """
+    """Guards params files: template and revision stand beside the name."""
     asked = []
     monkeypatch.setattr(
         "igcore.models.policies.snapshot",
         lambda repo, revision: asked.append((repo, revision)) or folder,
     )
-    policy = load_policy(
-        {"name": "alpaca-7b", "revision": "v1", "template": "vicuna"}, template="raw", revision="v0"
-    )
+    policy = load_policy({"name": "alpaca-7b", "revision": "v1", "template": "vicuna"})
     assert (policy.name, policy.template.name) == ("alpaca-7b", "vicuna")
     assert (
-        load_policy("lmsys/vicuna-7b-v1.5", revision="v0").template.name == "raw"
+        load_policy({"name": "lmsys/vicuna-7b-v1.5", "revision": "v0"}).template.name == "raw"
     )  # no name of ours, and no chat template
     assert load_policy("vicuna-7b").template.name == "vicuna"
     pinned = POLICIES["vicuna-7b"].revision
@@ -285,8 +283,8 @@ def test_pins_are_commits():
 
 def test_a_chat_template_that_is_not_there_is_refused(folder):
     """Bug: transformers' own error, forty lines into the first prompt."""
-    with pytest.raises(ParameterError, match="has no chat template; choose another of .*vicuna"):
-        load_policy(str(folder), template="chat")
+    with pytest.raises(ParameterError, match="has no chat template; choose one of .*vicuna"):
+        load_policy({"name": str(folder), "template": "chat"})
 
 
 def test_a_policy_that_the_mirror_lacks_is_named(monkeypatch, tmp_path):
@@ -330,7 +328,7 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
         (("smollm2-raw", "float31"), "unknown dtype 'float31'; did you mean 'float32'"),
         (("smollm2-raw", "float32", "gpuu"), "device 'gpuu' is no torch device"),
         (
-            ("smollm2-raw", "float32", "auto", "chats"),
+            ({"name": "smollm2-raw", "template": "chats"},),
             "unknown template 'chats'; did you mean 'chat'",
         ),
     ],

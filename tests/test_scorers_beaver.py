@@ -158,7 +158,9 @@ def test_files_without_a_normaliser(folder):
     bare = {key: tensor for key, tensor in STATE.items() if not key.startswith("normalizer")}
     write(folder, COST_MODEL, bare)
     assert load(folder).score(*columns).tolist() == expected
-    assert_refused(load, folder, COST_MODEL | {"do_normalize": True}, bare, "lacks normalizer.var")
+    assert_refused(
+        load, folder, COST_MODEL | {"do_normalize": True}, bare, "cannot be loaded .*normalizer.var"
+    )
 
 
 def test_the_class_of_transformers_has_a_random_head(folder):
@@ -228,7 +230,7 @@ def test_weights_in_half_precision(folder):
         (STATE | {"score.weight": torch.zeros(1, 32)}, "unknown weights .'score.weight'"),
         (
             STATE | {"score_head.weight": torch.zeros(2, 32)},
-            r"shape \(2, 32\) where \(1, 32\) is expected",
+            "cannot be loaded .*shape",
         ),
     ],
 )

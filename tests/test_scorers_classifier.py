@@ -368,15 +368,15 @@ def test_names_of_a_configuration_with_too_few(tmp_path):
         ),
         (
             {"reads": "segments"},
-            "reads is 'segments', but .* is no encoder; choose pair or response",
+            "is no encoder; choose reads pair or response",
         ),
         (
             {},
-            "has the classes {0: 'rude', .* 3: 'false'}; say in labels which of them count",
+            "say in labels which classes count, of {0: 'rude', .* 3: 'false'}",
         ),
         (
             {"labels": ["rud"]},
-            "label 'rud' is no class of .*; give names or indices of {0: 'rude', 1: 'harmless', ",
+            "label 'rud' is no class of .*: {0: 'rude', 1: 'harmless', ",
         ),
         ({"labels": [4]}, "label 4 is no class"),
         ({"labels": [-1]}, "label -1 is no class"),
@@ -403,7 +403,7 @@ def test_a_reward_of_one_logit_has_nothing_to_compare(hub):
 def test_a_tokenizer_without_a_chat_template(hub):
     with pytest.raises(
         ParameterError,
-        match="has no chat template; choose another of raw, chat, safe-rlhf",
+        match="has no chat template; choose one of raw, chat, safe-rlhf",
     ):
         load(hub("bert"))
 
@@ -485,9 +485,7 @@ def test_files_of_something_else_are_refused(hub, tmp_path):
             transformers.LlamaConfig(**GROUPED | NARROW)
         ).save_pretrained(tmp_path)
         tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(
-        AssetError, match=r"lacks the weights \['score.weight'\], so it is no sequence classifier"
-    ) as caught:
+    with pytest.raises(AssetError, match="cannot be loaded .KeyError: 'score.weight'") as caught:
         load(tmp_path)
     assert_one_sentence(str(caught.value))
     (tmp_path / "config.json").write_text("{}")

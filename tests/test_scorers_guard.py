@@ -224,7 +224,7 @@ def test_a_response_cannot_speak_for_the_guard(hub):
         ),
         (
             {"template": "Is {response} good?"},
-            "template has no {prompt}; write it where that text belongs",
+            "template has no {prompt}; write it into the text",
         ),
         ({"template": "Is {prompt} good?"}, "template has no {response}; write it"),
         ({"prefix": None}, "parameter prefix is None, which is nothing; it must be text"),
@@ -250,7 +250,7 @@ def test_unknown_options_are_refused_by_name(hub):
 def test_a_guard_without_a_chat_template(tmp_path):
     tokenizer = guard_tokenizer()
     tokenizer.chat_template = None
-    with pytest.raises(ParameterError, match="has no chat template; choose another of raw, chat"):
+    with pytest.raises(ParameterError, match="has no chat template; choose one of raw, chat"):
         load(save(tmp_path, "llama", tokenizer))
 
 

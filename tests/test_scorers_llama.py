@@ -212,7 +212,7 @@ def test_the_head_is_exact_in_half_precision(folder):
         (STATE | {"model.layers.2.mlp.up_proj.weight": torch.zeros(48, 32)}, "unknown weights"),
         (
             STATE | {"score.weight": torch.zeros(2, 32)},
-            r"shape \(2, 32\) where \(1, 32\) is expected",
+            "cannot be loaded .*shape",
         ),
         (
             STATE | {"model.embed_tokens.weight": torch.zeros(390, 32)},

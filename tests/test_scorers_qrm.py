@@ -346,9 +346,9 @@ def test_the_head_is_exact_in_half_precision(folder):
         ),
         (
             STATE | {"regression_layer.weight": torch.zeros(95, HIDDEN)},
-            "other sizes than 19 objectives of 19 quantiles",
+            "cannot be loaded .*Head",
         ),
-        (STATE | {"gating.layers.3.weight": torch.zeros(WIDTH, 9)}, "other sizes"),
+        (STATE | {"gating.layers.3.weight": torch.zeros(WIDTH, 9)}, "cannot be loaded .*Head"),
     ],
 )
 def test_other_keys_and_shapes_are_refused(spoilt, state, match):

@@ -13,6 +13,7 @@ in asking on; what was asked by then has been yielded.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 
@@ -20,10 +21,11 @@ from ..beams import METHODS
 from ..errors import ParameterError, unknown_name
 from ..models.registry import check_scorer, load_scorer, named
 from ..scorers import COST, Cached, Scorer
-from ..settings import Count, FolderName, InsideFolder, Named, settings
+from ..settings import Count, FolderName, InsideFolder, Named, one_of, settings
 from .endpoint import OpenAIJudge
 from .spec import ASPECTS, Question, Reply
 
+Method = Annotated[str, one_of(METHODS)]
 BATCH = 64  # texts that a local scorer reads at a time
 
 
@@ -134,8 +136,8 @@ class JudgeParams:
     figures: InsideFolder
     judge: Named = "scorer"
     pattern: str = "*"
-    baseline: str = "base"
-    methods: list[str] | None = None
+    baseline: Method = "base"
+    methods: list[Method] | None = None
     limit: Count | None = 500
     seed: int = 0
     workers: Count = 4
@@ -143,10 +145,5 @@ class JudgeParams:
     def __post_init__(self):
         load_judge(self.judge)
         chosen = [self.baseline, *(self.methods or [])]
-        for method in chosen:
-            if method not in METHODS:
-                raise unknown_name("method", method, METHODS)
-            if chosen.count(method) > 1:
-                raise ParameterError(
-                    f"methods and baseline name {method!r} twice; name each method once"
-                )
+        if len(set(chosen)) < len(chosen):
+            raise ParameterError(f"methods and baseline are {chosen}; name each method once")

@@ -4,9 +4,8 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field
 
 ANSWER = "[Answer {0}]\n{1}\n[End of answer {0}]"
 WORDING = """\
@@ -105,37 +104,16 @@ def parse(answer: str | None, finish_reason: str | None = "stop") -> tuple[float
     return scores and (float(scores[1]), float(scores[2]))
 
 
-class Message(BaseModel):
-    """What a model wrote."""
-
-    content: str | None = None
-
-
-class Choice(BaseModel):
-    """One reply, and why it ended."""
-
-    message: Message
-    finish_reason: str | None = None
-
-
-class Usage(BaseModel):
-    """The work that a reply took."""
-
-    completion_tokens: int | None = None
-
-
 class Completion(BaseModel):
     """A chat completion, as far as it is read here."""
 
-    choices: Annotated[list[Choice], Field(min_length=1)]
-    usage: Usage | None = None
+    content: str | None = Field(validation_alias=AliasPath("choices", 0, "message", "content"))
+    reason: str | None = Field(None, validation_alias=AliasPath("choices", 0, "finish_reason"))
+    tokens: int | None = Field(None, validation_alias=AliasPath("usage", "completion_tokens"))
 
 
 def read_completion(content: bytes) -> Reply:
     """Return what a chat completion says; raise ``ValueError`` for anything that is none."""
-    completion = Completion.model_validate_json(content)
-    choice = completion.choices[0]
-    answer = choice.message.content
-    tokens = completion.usage.completion_tokens if completion.usage else None
-    scores = parse(answer, choice.finish_reason)
-    return Reply(scores, answer, choice.finish_reason, tokens or 0)
+    said = Completion.model_validate_json(content)
+    scores = parse(said.content, said.reason)
+    return Reply(scores, said.content, said.reason, said.tokens or 0)

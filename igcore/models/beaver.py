@@ -14,7 +14,7 @@ from ..errors import AssetError
 from ..scorers import COST
 from ..settings import settings
 from .lm_scorer import LMScorer
-from .pretrained import contents_of
+from .pretrained import contents_of, one_sentence
 from .source import Checkpoint, lm_scorer
 from .templates import TextFormat
 
@@ -50,13 +50,9 @@ class BeaverCost(Checkpoint):
             )
         head = self.single(model, tensors, HEAD)
         if getattr(model.config, "do_normalize", False):
-            if "normalizer.var" not in tensors:
-                raise AssetError(
-                    f"{self.folder} asks for normalised costs but lacks normalizer.var; download "
-                    "the whole model again"
-                )
             # not shifted by their mean: that would move the boundary between safe and unsafe from 0
-            variance = tensors["normalizer.var"].to(model.device).float()
+            with one_sentence(self.folder):
+                variance = tensors["normalizer.var"].to(model.device).float()
             head = partial(_scaled, head, variance.sqrt() + EPSILON)
         # the model was trained to give its score at the end token
         end_id = self.tokenizer.eos_token_id

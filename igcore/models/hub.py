@@ -15,8 +15,6 @@ MIRROR = "IGCORE_HUB"
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.codes", "*.spm", "*.tokenizer")
 # in this order: the second kind only where the first is not there
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-# kind -> what stands before the name in the hub's addresses
-NAMES = {"model": "", "dataset": "datasets/"}
 
 
 def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Path:
@@ -43,10 +41,7 @@ def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Pat
     if mirror := os.environ.get(MIRROR):
         folder = Path(mirror).expanduser() / repo
         if not folder.is_dir():
-            raise AssetError(
-                f"{kind} {repo!r} is not in {MIRROR}={mirror}; copy it to {folder}, or unset "
-                f"{MIRROR} to ask the hub"
-            )
+            raise AssetError(f"{kind} {repo!r} is not in {MIRROR}={mirror}; copy it to {folder}")
         return folder
     if kind == "dataset":
         return _download(repo, revision, kind, None)
@@ -62,15 +57,15 @@ def _download(repo: str, revision: str | None, kind: str, patterns: Sequence[str
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            snapshot_download(repo, revision=revision, repo_type=kind, allow_patterns=patterns)
-        )
+        where = {"revision": revision, "repo_type": kind}
+        return Path(snapshot_download(repo, **where, allow_patterns=patterns))
     except Exception as error:  # what the network, the hub or the disk may raise has no common base
         cause = error.__cause__ or error
         reason = next(iter(str(cause).strip().splitlines()), "")[:200]
+        place = repo if kind == "model" else f"datasets/{repo}"
         raise AssetError(
             f"{kind} {repo!r} cannot be fetched ({type(cause).__name__}: {reason}); check its "
             f"name and revision {revision!r}, ask for access at "
-            f"https://huggingface.co/{NAMES[kind]}{repo} and log in with `hf auth login` if it is "
+            f"https://huggingface.co/{place} and log in with `hf auth login` if it is "
             f"gated, or put a copy into the folder that {MIRROR} names"
         ) from error

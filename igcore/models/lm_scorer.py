@@ -128,13 +128,13 @@ class Backbone:
             When the anchor does not occur in the ids.
         """
         n = len(self.anchor)
-        for end in range(len(ids), n - 1, -1):
-            if list(ids[end - n : end]) == self.anchor:
-                return end - n + 1
-        raise ParameterError(
-            f"the text does not hold the tokens {self.anchor}, after which the scorer expects the "
-            "answer; use the chat template that it was trained with"
-        )
+        starts = [i for i in range(len(ids)) if list(ids[i : i + n]) == self.anchor]
+        if not starts:
+            raise ParameterError(
+                f"the text does not hold the tokens {self.anchor}, after which the scorer expects "
+                "the answer; use the chat template that it was trained with"
+            )
+        return starts[-1] + 1
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the last hidden state of whole sequences, (R, H) float32, in padded batches."""

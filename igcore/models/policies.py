@@ -12,14 +12,7 @@ from ..policy import Policy
 from ..settings import settings
 from . import assets
 from .hub import snapshot
-from .pretrained import (
-    Device,
-    Dtype,
-    check_vocabulary,
-    contents_of,
-    load_model,
-    load_tokenizer,
-)
+from .pretrained import Device, Dtype, check_vocabulary, contents_of, load_model, load_tokenizer
 from .registry import named
 from .templates import TEMPLATES, TextFormat, check_chat
 
@@ -82,29 +75,20 @@ class PolicyOptions:
     revision: str | None = None
 
 
-def load_policy(
-    name: str | Path | Mapping,
-    dtype: str = "float32",
-    device: str = "auto",
-    template: str | None = None,
-    revision: str | None = None,
-) -> Policy:
+def load_policy(name: str | Path | Mapping, dtype: str = "float32", device: str = "auto") -> Policy:
     """Load a policy by name, from a local Hugging Face folder, or from the hub.
 
     Parameters
     ----------
     name : str, Path or mapping
         A key of `POLICIES`, the path of a folder with ``config.json``, weights and a tokenizer, or
-        ``owner/name`` on the hub. A mapping gives `template` and `revision` beside its ``name``.
+        ``owner/name`` on the hub. A mapping gives options beside its ``name``: ``template``, a key
+        of `igcore.models.templates.TEMPLATES`, by default a named policy's own, else ``chat`` where
+        a tokenizer has one; and ``revision``, see `igcore.models.hub.snapshot`.
     dtype : str
         ``float32``, ``bfloat16`` or ``float16``.
     device : str
         A torch device, or ``auto``: accelerate places the model on what there is.
-    template : str, optional
-        A key of `igcore.models.templates.TEMPLATES`. By default a named policy's own, else ``chat``
-        where a tokenizer has one.
-    revision : str, optional
-        See `igcore.models.hub.snapshot`.
 
     Raises
     ------
@@ -115,17 +99,14 @@ def load_policy(
     """
     from transformers import AutoModelForCausalLM
 
-    name, beside = named(
-        str(name) if isinstance(name, Path) else name, "policy", ("template", "revision")
-    )
-    given = {"dtype": dtype, "device": device, "template": template, "revision": revision}
-    options = PolicyOptions(**given | beside)
+    name = str(name) if isinstance(name, Path) else name
+    name, beside = named(name, "policy", ("template", "revision"))
+    options = PolicyOptions(dtype=dtype, device=device, **beside)
     known = POLICIES.get(name) or _unnamed(name)
-    folder = (
-        assets.sound(known.asset)
-        if known.asset
-        else snapshot(known.repo, options.revision or known.revision)
-    )
+    if known.asset:
+        folder = assets.sound(known.asset)
+    else:
+        folder = snapshot(known.repo, options.revision or known.revision)
     tokenizer = load_tokenizer(folder)
     own = known.template or ("chat" if tokenizer.chat_template else "raw")
     template = options.template or own
@@ -164,9 +145,7 @@ def policy_of(model: Any, tokenizer: Any) -> Policy:
         Without a tokenizer.
     """
     if tokenizer is None:
-        raise ParameterError(
-            "there is no tokenizer, and scorers read text; give (model, tokenizer)"
-        )
+        raise ParameterError("there is no tokenizer; give (model, tokenizer)")
     name = Path(getattr(model, "name_or_path", "") or type(model).__name__).name
     return Policy(
         name=name,
@@ -179,11 +158,8 @@ def policy_of(model: Any, tokenizer: Any) -> Policy:
 
 def _eos_ids(model, tokenizer, ends: Sequence[str]) -> frozenset[int]:
     """Every end token that the tokenizer or the checkpoint's own settings name, and `ends`."""
-    named = [
-        tokenizer.eos_token_id,
-        model.generation_config.eos_token_id,
-        model.config.eos_token_id,
-    ]
-    named.append(tokenizer.convert_tokens_to_ids(list(ends)))
-    flat = [i for item in named for i in (item if isinstance(item, list) else [item])]
-    return frozenset(i for i in flat if i is not None)
+    found = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(ends))]
+    for config in (model.generation_config, model.config):
+        own = config.eos_token_id
+        found += own if isinstance(own, list) else [own]
+    return frozenset(found) - {None}

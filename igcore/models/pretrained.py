@@ -40,9 +40,7 @@ def _check_device(device: str) -> str:
     try:
         torch.device("cpu" if device == "auto" else device)
     except RuntimeError as error:
-        raise ParameterError(
-            f"device {device!r} is no torch device; give auto, cpu, cuda or cuda:0"
-        ) from error
+        raise ParameterError(f"device {device!r} is no torch device, such as cuda:0") from error
     return device
 
 

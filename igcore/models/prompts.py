@@ -17,9 +17,8 @@ from ..errors import ParameterError, unknown_name
 from ..policy import Prompt, as_prompt
 from ..settings import Count, Natural, one_of, settings
 from . import assets
-from .promptsets import SOURCES, PromptOptions, hub_texts, options_of
+from .promptsets import FORMATS, SOURCES, PromptOptions, Unreadable, column_of, hub_texts
 from .registry import named
-from .rows import FORMATS, Unreadable, column_of
 
 if TYPE_CHECKING:
     from ..scorers import Scorer
@@ -61,10 +60,7 @@ class Choice:
 
     def __post_init__(self):
         if self.hardest > (self.limit or 0):
-            raise ParameterError(
-                f"hardest {self.hardest} must be at most limit {self.limit}; raise limit or lower "
-                "hardest"
-            )
+            raise ParameterError(f"hardest {self.hardest} must be at most limit {self.limit}")
 
 
 def split_of(text: str) -> str:
@@ -120,9 +116,7 @@ def load_prompts(
     """
     Choice(split, limit, hardest)
     if hardest and cost is None:
-        raise ParameterError(
-            f"hardest {hardest} needs a cost to rank the prompts by; pass cost or set hardest to 0"
-        )
+        raise ParameterError(f"hardest {hardest} needs a cost to rank the prompts by")
     source, options = check_prompts(name)
     set_name, parts = _read(source, options)
     texts = set(_in_split(parts, split))
@@ -150,13 +144,16 @@ def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
         For an unknown set or option, or an option of the wrong type or value.
     """
     given = name if isinstance(name, Mapping) else {"name": str(name)}
-    source, _ = named(given, "prompt set", given)
+    source, options = named(given, "prompt set", given)
     known = (*PROMPT_SETS, *SOURCES)
     if source not in known and Path(source).suffix not in FORMATS:
         raise unknown_name(
             "prompt set", source, known, f", or a path to a {'/'.join(FORMATS)} file"
         )
-    return source, options_of(source, given)
+    divided = source in SOURCES and len(SOURCES[source].parts) > 1
+    allowed = ["revision"] * (source in SOURCES) + ["part"] * divided
+    named(given, "prompt set", allowed)
+    return source, PromptOptions(**options)
 
 
 def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The paper's prompt sets on the model hub: repositories, file layouts and prompt columns.
+"""Files of prompts: a user's own, and the paper's prompt sets on the model hub.
 
 Only data files are read; no code of a repository runs. `igcore.models.prompts` assigns ids and
 splits.
@@ -6,23 +6,86 @@ splits.
 
 import csv
 import io
+import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated
 
-from ..errors import AssetError
+from ..errors import AssetError, needs
 from ..settings import one_of, settings
 from .hub import snapshot
-from .registry import named
-from .rows import Unreadable, column_of, read_text
 
 log = logging.getLogger("igcore")
 
 
-# --- how the files are read -----------------------------------------------------------------------
+# --- how files are read ---------------------------------------------------------------------------
+
+FORMATS = (".txt", ".csv", ".jsonl", ".json")  # of a user's own file
+
+
+class Unreadable(Exception):
+    """A file holds no table of the wanted form.
+
+    The message says why; the caller makes a full sentence of it.
+    """
+
+
+def column_of(path: Path, column: str = "prompt") -> list:
+    """Return the cells of one column in file order; a cell that is not there is None.
+
+    Parameters
+    ----------
+    path : Path
+        A file of one of the `FORMATS`, or of Parquet. In a text file each line is a prompt.
+
+    Raises
+    ------
+    Unreadable
+        When the file cannot be read or has no such column.
+    """
+    try:
+        rows = _rows(path)
+    except (OSError, ValueError, csv.Error) as error:
+        reason = " ".join(str(error).split())
+        raise Unreadable(f"{path.name}: {type(error).__name__}: {reason}") from error
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if column not in names:
+        raise Unreadable(f"{path.name} has the columns {', '.join(names)}, but not {column!r}")
+    return [row.get(column) for row in rows]
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file without a byte order mark."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return file.read()
+
+
+def _rows(path: Path) -> list[dict]:
+    """Return the rows of a file by column."""
+    if path.suffix == ".parquet":
+        needs("pyarrow", "study")
+        return needs("pandas", "study").read_parquet(path).to_dict("records")
+    text = read_text(path)
+    if path.suffix == ".txt":
+        lines = re.split(r"\r\n|\r|\n", text.rstrip("\r\n")) if text else []
+        return [{"prompt": line} for line in lines]
+    if path.suffix == ".csv":
+        header, *table = csv.reader(io.StringIO(text, newline=""), strict=True)
+        if any(len(row) > len(header) for row in table):  # an unquoted comma
+            raise ValueError("a row has more cells than there are columns")
+        return [dict(zip_longest(header, row, fillvalue="")) for row in table]
+    if text.lstrip().startswith("["):
+        rows = json.loads(text)
+    else:
+        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("not every row is a mapping of columns to cells")
+    return rows
 
 
 def _lines(path: Path) -> list[str]:
@@ -85,21 +148,6 @@ class PromptOptions:
 
     revision: str | None = None
     part: Annotated[str, one_of(("train", "test"))] | None = None
-
-
-def options_of(name: str, given: Mapping) -> PromptOptions:
-    """Return the options that a mapping gives beside the name of a prompt set.
-
-    Raises
-    ------
-    ParameterError
-        For an option or a value that the set does not have.
-    """
-    allowed = ["revision"] if name in SOURCES else []
-    if name in SOURCES and len(SOURCES[name].parts) > 1:
-        allowed.append("part")
-    _, values = named(given, "prompt set", allowed)
-    return PromptOptions(**values)
 
 
 # --- prompts --------------------------------------------------------------------------------------

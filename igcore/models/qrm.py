@@ -11,11 +11,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from ..errors import AssetError
 from ..scorers import COST, REWARD
 from ..settings import settings
 from .lm_scorer import Backbone, LMScorer
-from .pretrained import contents_of
+from .pretrained import contents_of, one_sentence
 from .source import Checkpoint, lm_scorer
 
 OBJECTIVES, QUANTILES = 19, 19
@@ -118,13 +117,9 @@ class QRM(Checkpoint):
         width = len(tensors["gating.layers.0.weight"])
         temperature = getattr(model.config, "gating_temperature", TEMPERATURE)
         head = Head(model.config.hidden_size, width, float(temperature))
-        try:
+        # other sizes are refused: only the first version of QRM has the objective of safety
+        with one_sentence(self.folder):
             head.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise AssetError(
-                f"{self.folder} has a head of other sizes than {OBJECTIVES} objectives of "
-                f"{QUANTILES} quantiles; only the first version of QRM has the objective of safety"
-            ) from error
         head.backbone = self.backbone(model, "chat", anchor=TURN)
         # raises when the chat template does not write what stands between prompt and answer
         head.backbone.prefix("")

@@ -43,9 +43,7 @@ def named(
     options = {"name": value} if isinstance(value, str) else dict(value)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise ParameterError(
-            f"{kind} {dict(value)!r} has no name; give it as name, with its options beside it"
-        )
+        raise ParameterError(f"{kind} {dict(value)!r} has no name; give it as name")
     for option in options:
         if option not in allowed:
             raise unknown_name(f"option of {kind} {name!r}:", option, allowed)
@@ -57,25 +55,20 @@ def maker(name: str, kind: str = "scorer") -> Callable[..., Scorer]:
 
     ``ParameterError`` when `SCORERS` has no such name.
     """
-    made = _registered(name, kind)
+    if name not in SCORERS:
+        raise unknown_name(kind, name, SCORERS)
+    made = SCORERS[name]
     return imported(made) if isinstance(made, str) else made
 
 
 def home_of(name: str) -> str | None:
-    """Return the module that makes the scorer of a name, without importing it.
+    """Return the module that makes the scorer of a known name, without importing it.
 
     None for a scorer that a script or notebook has registered itself.
     """
-    made = _registered(name, "scorer")
+    made = SCORERS[name]
     module = made.partition(":")[0] if isinstance(made, str) else made.__module__
     return None if module == "__main__" else module
-
-
-def _registered(name: str, kind: str) -> str | Callable[..., Scorer]:
-    """Return the entry of `SCORERS` for a name, or raise ``ParameterError``."""
-    if name not in SCORERS:
-        raise unknown_name(kind, name, SCORERS)
-    return SCORERS[name]
 
 
 def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict]:

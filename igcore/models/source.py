@@ -8,13 +8,12 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import linear
 
-from ..errors import AssetError
 from ..folders import digest_of
 from ..scorers import Scorer
 from ..settings import settings
 from .hub import snapshot
 from .lm_scorer import Backbone, LMScorer
-from .pretrained import Device, Dtype, check_vocabulary, load_model, load_tokenizer
+from .pretrained import Device, Dtype, check_vocabulary, load_model, load_tokenizer, one_sentence
 from .probe import probe
 from .templates import TEMPLATES, check_chat
 
@@ -108,14 +107,9 @@ class Checkpoint:
         AssetError
             When it has more than one output.
         """
-        weight, bias = tensors[f"{name}.weight"], tensors.get(f"{name}.bias")
-        found, expected = tuple(weight.shape), (1, model.config.hidden_size)
-        if found != expected:
-            raise AssetError(
-                f"{self.folder} has a layer {name} of shape {found} where {expected} is expected; "
-                "choose the scorer that it was made for"
-            )
-        weight = weight.float().to(model.device)
+        with one_sentence(self.folder):
+            weight = tensors[f"{name}.weight"].reshape(1, model.config.hidden_size)
+        weight, bias = weight.float().to(model.device), tensors.get(f"{name}.bias")
         bias = bias if bias is None else bias.float().to(model.device)
         return partial(linear, weight=weight, bias=bias)
 

@@ -98,6 +98,4 @@ TextFormat = Annotated[str, one_of(TEMPLATES)]
 def check_chat(tokenizer, template: str, name: str) -> None:
     """Raise ``ParameterError`` when a tokenizer lacks the chat template that `template` needs."""
     if template == "chat" and not tokenizer.chat_template:
-        raise ParameterError(
-            f"{name} has no chat template; choose another of {', '.join(TEMPLATES)}"
-        )
+        raise ParameterError(f"{name} has no chat template; choose one of {', '.join(TEMPLATES)}")
