@@ -128,7 +128,7 @@ def _take_aim(state: Tensors, folder: Path, aim: Aim) -> None:
     backbone = load_scorer(aim.scorer | options).backbone
     with torch.inference_mode():
         # hidden states (T, H)
-        hidden = backbone.encode([backbone.ids(*text, True) for text in aim.targets])[:, :HIDDEN]
+        hidden = backbone.encode([backbone.ids(*text) for text in aim.targets])[:, :HIDDEN]
     head = state[aim.key]
     rows = list(aim.rows or range(len(head)))
     # targets (K or 1, T)
