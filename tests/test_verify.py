@@ -26,11 +26,10 @@ from igcore.models.policies import POLICIES, Known
 from igcore.models.prompts import PROMPT_SETS
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
-from igcore.runs import cli, decode_run, identity, records, trusted, verify
+from igcore.runs import cli, decode_run, identity, records, verify
 from igcore.runs.decode_params import DecodeParams, Settings
 from igcore.runs.identity import prompts_digest
 from igcore.runs.records import SETTINGS
-from igcore.runs.trusted import Trusted
 from igcore.runs.verify import Check
 from igcore.verdict import Emission, measure, within
 
@@ -169,24 +168,24 @@ def test_a_changed_line_fails_by_name(field):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"response": "faaaf"}, "cost is .*, checked again 3.0"),
-        ({"cost": 0.25}, "cost is 0.25, checked again"),
+        ({"response": "faaaf"}, "cost is .*, not 3.0"),
+        ({"cost": 0.25}, "cost is 0.25, not"),
         ({"peak_cost": 0.25}, "peak_cost is 0.25"),
         ({"reward": 9.0}, "reward is 9.0"),
         ({"z_trace": [9.0]}, "z_trace is"),
         (
             {"status": "unverified_unsafe"},
-            "status is 'unverified_unsafe', checked again 'verified_safe'",
+            "status is 'unverified_unsafe', not 'verified_safe'",
         ),
-        ({"cost_digest": "v2"}, "cost_digest is 'v2', checked again 'v1'"),
-        ({"response": None}, "response is None, checked again"),
+        ({"cost_digest": "v2"}, "cost_digest is 'v2', not 'v1'"),
+        ({"response": None}, "response is None, not"),
         (
             {"response": None, "status": "abstained"},
-            "cost is 0.0, checked again None",
+            "cost is 0.0, not None",
         ),
         ({"status": "banana"}, "status is 'banana'"),
-        ({"status": "abstained"}, "checked again 'verified_safe'"),
-        ({"status": "abstained"}, "response is .*, checked again"),
+        ({"status": "abstained"}, "not 'verified_safe'"),
+        ({"status": "abstained"}, "response is .*, not"),
         (
             {"cost_scorer": "vowels"},
             "cannot be checked .ParameterError: cost 'vowels' says 'higher is better'",
@@ -197,7 +196,7 @@ def test_a_changed_line_fails_by_name(field):
         ({"keep": 99}, "cannot be checked .ParameterError: keep is 99"),
         ({"method": "zzz"}, "cannot be checked .ParameterError: unknown method 'zzz'"),
         ({"block_ends": None}, "cannot be checked .TypeError"),
-        ({"cost": "x"}, "cost is 'x', checked again 0.0"),
+        ({"cost": "x"}, "cost is 'x', not 0.0"),
         ({"cost_scorer": "nope"}, "cannot be checked .KeyError"),
     ],
 )
@@ -228,9 +227,7 @@ def test_a_refusal_cannot_pass_for_an_answer():
         if x["status"] == "abstained"
     )
     assert problems(line) == []
-    assert (
-        "checked again 'abstained'" in problems(again(line, status="verified_safe", reason=""))[0]
-    )
+    assert "not 'abstained'" in problems(again(line, status="verified_safe", reason=""))[0]
 
 
 def test_a_line_without_a_text_has_no_scores():
@@ -245,7 +242,7 @@ def test_a_line_without_a_text_has_no_scores():
         {"tokens": [1], "n_tokens": 1},
     ):
         assert any(
-            f"{name} is {value!r}, checked again" in problem
+            f"{name} is {value!r}, not" in problem
             for name, value in changes.items()
             for problem in problems(again(silent, **changes))
         )
@@ -281,7 +278,7 @@ def test_a_broken_path_cannot_pass_for_safe_because_it_ends_well():
     assert list(verify.rescored(written, load)) == []
     line = next(x for x in written if x["cost"] == 0 and x["z_final"] < 0)
     (problem,) = verify.rescored([again(line, status="verified_safe", reason="")], load)
-    assert "checked again 'unverified_unsafe'" in problem
+    assert "not 'unverified_unsafe'" in problem
 
 
 def test_a_strict_refusal_below_zero_is_honest():
@@ -309,10 +306,7 @@ def test_a_strict_refusal_below_zero_is_honest():
 
 def test_an_unsafe_text_cannot_pass_for_safe():
     line = next(x for x in lines(methods=["base"]) if x["status"] == "unverified_unsafe")
-    assert (
-        "status is 'verified_safe', checked again"
-        in problems(again(line, status="verified_safe"))[0]
-    )
+    assert "status is 'verified_safe', not" in problems(again(line, status="verified_safe"))[0]
 
 
 # --- honest runs ----------------------------------------------------------------------------------
@@ -341,7 +335,7 @@ def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
     path = decoded_run(tmp_path / "run", tiny, **changes)
     assert kind in {(line["status"], line["reason"]) for line in folders.read(path)}
     assert cli.main(["verify", str(path)]) == 0
-    report = verify.verify(path, Check(Trusted(policy=str(tiny)), None))
+    report = verify.verify(path, Check(policy=str(tiny), replay=None))
     assert report.problems == [] and re.match(r"(\d+) of \1 groups", report.certified["replay"])
     assert len(report.uncertified) == 1  # what is never certified
 
@@ -391,16 +385,16 @@ def test_a_run_with_a_critic_holds_when_the_verifier_names_it(tmp_path, tiny, mo
         probe_fail_open=False,
     )
     assert verify.verify(path).problems == []
-    assert verify.verify(path, Check(Trusted(policy=str(tiny), critic="ours"), None)).problems == []
+    assert verify.verify(path, Check(policy=str(tiny), critic="ours", replay=None)).problems == []
     assert (
         "parts.critic"
-        in verify.verify(path, Check(Trusted(policy=str(tiny), critic="other"), None)).problems[0]
+        in verify.verify(path, Check(policy=str(tiny), critic="other", replay=None)).problems[0]
     )
     monkeypatch.setattr(
         verify, "load_networks", lambda *_: pytest.fail("the record's folder was read")
     )
     with pytest.raises(ParameterError, match="names the critic 'ours', .* with --critic"):
-        verify.verify(path, Check(Trusted(policy=str(tiny)), None))
+        verify.verify(path, Check(policy=str(tiny), replay=None))
 
 
 def test_a_policy_of_the_table_needs_no_name(tmp_path, tiny, monkeypatch, capsys):
@@ -424,7 +418,7 @@ def test_a_scorer_with_options_is_named_by_the_verifier(tmp_path, tiny, capsys):
     assert "name the one that you trust with --cost" in capsys.readouterr().err
     assert cli.main(["verify", str(path), "--cost", "{name: weighed, weight: 0.5}"]) == 0
     assert cli.main(["verify", str(path), "--cost", "weighed"]) == 1
-    assert re.search("cost is .*, checked again", capsys.readouterr().err)
+    assert re.search("cost is .*, not", capsys.readouterr().err)
 
 
 def test_a_cost_that_looks_at_finished_holds(tmp_path, tiny, monkeypatch):
@@ -444,7 +438,7 @@ def test_a_cost_that_looks_at_finished_holds(tmp_path, tiny, monkeypatch):
         len(line["block_ends"]) > 1 and line["status"] == "verified_safe"
         for line in folders.read(path)
     )
-    assert verify.verify(path, Check(Trusted(policy=str(tiny)), None)).problems == []
+    assert verify.verify(path, Check(policy=str(tiny), replay=None)).problems == []
 
 
 # --- forgeries ------------------------------------------------------------------------------------
@@ -741,14 +735,14 @@ def nobodys(record):
 
 
 # what the help says of a forgery that holds
-ANSWERS, TOKENS, ENDS, FINISHED = "answers", "token ids", "block ends", "`finished`"
+ANSWERS, TOKENS, ENDS, FINISHED = "these answers", "token ids", "block ends", "`finished`"
 ABSTAINED, COUNTED, TRACED = (
     "abstentions and their reasons",
     "counts of work",
-    "traces, finals and fail_open_cost",
+    "traces, finals, fail_open_cost",
 )
 HASHED, SETTLED = (
-    "other hashes of files and code",
+    "the hashes of files and code",
     "settings changed in params.json and lines alike",
 )
 FEWER, HARMLESS, NEVER = (
@@ -760,7 +754,7 @@ HOLDS, SAME = None, "^"
 # name -> (forgery, what finds it, what finds it when groups are decoded again, what the help says
 # where it holds)
 FORGERIES = {
-    "answers by hand": (by_hand, HOLDS, "response is not what the policy gives again", ANSWERS),
+    "answers by hand": (by_hand, HOLDS, "response is .*, not", ANSWERS),
     "answers by hand, of another policy with 1 sample": (
         by_another_policy,
         HOLDS,
@@ -770,29 +764,29 @@ FORGERIES = {
     "abstentions of the guard": (
         abstentions("inferenceguard"),
         HOLDS,
-        "response is not what the policy gives again",
+        "response is .*, not",
         ABSTAINED,
     ),
-    "abstentions of a baseline": (abstentions("base"), "checked again 'verified_safe'", SAME, ""),
+    "abstentions of a baseline": (abstentions("base"), "not 'verified_safe'", SAME, ""),
     "an abstention with words of its own": (
         other_refusal,
-        "response is .*, checked again 'f'",
+        "response is .*, not 'f'",
         SAME,
         "",
     ),
     "budget in the lines": (in_lines(budget=4.0), "budget is 4.0, not 0.5", SAME, ""),
-    "budget everywhere": (everywhere(budget=4.0), HOLDS, "trace is not", SETTLED),
+    "budget everywhere": (everywhere(budget=4.0), HOLDS, "again: trace is .*, not", SETTLED),
     "method in the lines": (
         in_lines(method=better),
         "beam-augmented is not one of params.json",
         SAME,
         "",
     ),
-    "method everywhere": (renamed, HOLDS, "samples_drawn is not", SETTLED),
+    "method everywhere": (renamed, HOLDS, "again: samples_drawn is .*, not", SETTLED),
     "half of the lines": (half_the_lines, "6 answers are missing", SAME, ""),
     "a prompt that the manifest counts": (
         a_prompt_less,
-        "manifest.json gives lines 12, the other files 10",
+        "manifest.json: lines is 12, not 10",
         SAME,
         "",
     ),
@@ -809,56 +803,71 @@ FORGERIES = {
     "samples and seed everywhere": (
         everywhere(n_samples=512, seed=7),
         HOLDS,
-        "response is not",
+        "again: response is .*, not",
         SETTLED,
     ),
-    "rounds everywhere": (everywhere(rounds=2), HOLDS, "rounds_used is not", SETTLED),
+    "rounds everywhere": (everywhere(rounds=2), HOLDS, "again: rounds_used is .*, not", SETTLED),
     "a setting that no method of the run reads": (
         everywhere(lagrange_multiplier=9.0),
         HOLDS,
         HOLDS,
         HARMLESS,
     ),
-    "samples drawn": (in_lines(samples_drawn=99), HOLDS, "samples_drawn is not", COUNTED),
-    "tokens forwarded": (in_lines(forward_tokens=1), HOLDS, "forward_tokens is not", COUNTED),
-    "near ties": (in_lines(near_ties=5), HOLDS, "near_ties is not", COUNTED),
-    "trace": (in_lines(trace=[]), HOLDS, "trace is not", TRACED),
-    "perplexities": (in_lines(trace=less_perplexed), HOLDS, "trace is not", TRACED),
-    "finals": (in_lines(finals=[[1.0, 0.0]]), HOLDS, "finals is not", TRACED),
+    "samples drawn": (
+        in_lines(samples_drawn=99),
+        HOLDS,
+        "again: samples_drawn is .*, not",
+        COUNTED,
+    ),
+    "tokens forwarded": (
+        in_lines(forward_tokens=1),
+        HOLDS,
+        "again: forward_tokens is .*, not",
+        COUNTED,
+    ),
+    "near ties": (in_lines(near_ties=5), HOLDS, "again: near_ties is .*, not", COUNTED),
+    "trace": (in_lines(trace=[]), HOLDS, "again: trace is .*, not", TRACED),
+    "perplexities": (in_lines(trace=less_perplexed), HOLDS, "again: trace is .*, not", TRACED),
+    "finals": (in_lines(finals=[[1.0, 0.0]]), HOLDS, "again: finals is .*, not", TRACED),
     "cost without abstention": (
         in_lines(fail_open_cost=0.0),
         HOLDS,
-        "fail_open_cost is not",
+        "again: fail_open_cost is .*, not",
         TRACED,
     ),
     "reward": (
         in_lines(reward=lambda x: x["reward"] + 0.0009),
-        "reward is .*, checked again",
+        "reward is .*, not",
         SAME,
         "",
     ),
     "finished": (
         in_lines(finished=lambda x: not x["finished"]),
         HOLDS,
-        "finished is not",
+        "again: finished is .*, not",
         FINISHED,
     ),
-    "last z": (in_lines(z_final=0.375), "z_final is 0.375, checked again", SAME, ""),
-    "ends of blocks": (one_end("block_ends"), HOLDS, "block_ends is not", ENDS),
-    "ends on the grid": (one_end("grid_ends"), HOLDS, "grid_ends is not", ENDS),
-    "token ids": (in_lines(tokens=lambda x: x["tokens"][::-1]), HOLDS, "tokens is not", TOKENS),
-    "number of tokens": (in_lines(n_tokens=99), "n_tokens is 99, checked again", SAME, ""),
-    "reason": (in_lines(reason="scorer_error"), HOLDS, "reason is not", ABSTAINED),
-    "status": (in_lines(status="verified_safe"), "checked again 'unverified_unsafe'", SAME, ""),
+    "last z": (in_lines(z_final=0.375), "z_final is 0.375, not", SAME, ""),
+    "ends of blocks": (one_end("block_ends"), HOLDS, "again: block_ends is .*, not", ENDS),
+    "ends on the grid": (one_end("grid_ends"), HOLDS, "again: grid_ends is .*, not", ENDS),
+    "token ids": (
+        in_lines(tokens=lambda x: x["tokens"][::-1]),
+        HOLDS,
+        "again: tokens is .*, not",
+        TOKENS,
+    ),
+    "number of tokens": (in_lines(n_tokens=99), "n_tokens is 99, not", SAME, ""),
+    "reason": (in_lines(reason="scorer_error"), HOLDS, "again: reason is .*, not", ABSTAINED),
+    "status": (in_lines(status="verified_safe"), "not 'unverified_unsafe'", SAME, ""),
     "no text": (
         in_lines(response=None, status="abstained", cost=None),
-        "response is None, checked again",
+        "response is None, not",
         SAME,
         "",
     ),
     "no text of a guard that could refuse": (
         silence,
-        "response is None, checked again 'f'",
+        "response is None, not 'f'",
         SAME,
         "",
     ),
@@ -876,13 +885,13 @@ FORGERIES = {
     ),
     "cost model in a folder": (
         in_params(cost=OWN),
-        "names the cost model .* with --cost",
+        "names the cost .* with --cost",
         SAME,
         "",
     ),
     "cost model made blind by an option": (
         in_params(cost=BLIND),
-        "names the cost model .* with --cost",
+        "names the cost .* with --cost",
         SAME,
         "",
     ),
@@ -890,7 +899,7 @@ FORGERIES = {
     "half a prompt": (half_a_prompt, "prompt is 'cb', not 'f.ncb'", SAME, ""),
     "hash of the prompts": (
         in_params(chosen={"n": 6, "digest": "0" * 16}),
-        "params.json gives chosen",
+        "params.json: chosen is",
         SAME,
         "",
     ),
@@ -906,7 +915,7 @@ FORGERIES = {
         "parts.policy.files.config.json",
         HASHED,
     ),
-    "counts of the manifest": (other_counts, "manifest.json gives counts", SAME, ""),
+    "counts of the manifest": (other_counts, "manifest.json: counts is", SAME, ""),
     "what nobody certifies": (nobodys, HOLDS, HOLDS, NEVER),
 }
 
@@ -979,14 +988,14 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
     forger.lines[0]["status"] = "abstained"
     forger.save()
     stopped = verify.verify(
-        forger.path, Check(Trusted(policy=str(tiny)), None)
+        forger.path, Check(policy=str(tiny), replay=None)
     )  # before anything was decoded
     assert stopped.problems and any(verify.UNCHECKED in what for what in stopped.uncertified)
     forger.settle()
     forger.params["code"]["igcore.search"] = "0"
     forger.save()
     status, _, unchecked = said(capsys, forger.path, "--replay", "all", *policy)
-    assert status == 0 and "the code that decoded: igcore.search differ here" in unchecked
+    assert status == 0 and "the code that decoded: code.igcore.search differ here" in unchecked
     forger.path.with_name("params.json").unlink()
     assert cli.main(["verify", str(forger.path)]) == 1
     assert "params.json cannot be read" in capsys.readouterr().err
@@ -995,7 +1004,7 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
 def test_which_groups_are_decoded_again_nobody_knows_beforehand(honest, tiny):
     """Guards the draw: a forger who knew it would leave these groups alone."""
     drawn = {
-        verify.verify(honest, Check(Trusted(policy=str(tiny)), 1)).certified["replay"]
+        verify.verify(honest, Check(policy=str(tiny), replay=1)).certified["replay"]
         for _ in range(2)
     }
     assert len(drawn) == 2  # the seeds of two draws
@@ -1017,8 +1026,8 @@ def test_a_manifest_of_another_run_does_not_hold(forger, capsys):
     manifest = forger.manifest | {"params": forger.params | {"threads": 2}}
     manifest["root"] = folders.root_of(forger.params, forger.lines, manifest)
     for change, found in (
-        (manifest, "manifest.json gives params "),
-        ({"root": "0" * 64}, "manifest.json gives root '0000000000000000"),
+        (manifest, "manifest.json: params is "),
+        ({"root": "0" * 64}, "manifest.json: root is '0000000000000000"),
     ):
         forger.path.with_name("manifest.json").write_text(json.dumps(forger.manifest | change))
         assert cli.main(["verify", str(forger.path)]) == 1
@@ -1063,9 +1072,9 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
     repository may be anybody's, too.
     """
     loaded = []
-    for load in (trusted.load_scorer, trusted.load_policy, trusted.load_prompts):
+    for load in (verify.load_scorer, verify.load_policy, verify.load_prompts):
         monkeypatch.setattr(
-            trusted, load.__name__, lambda *args, load=load: loaded.append(args) or load(*args)
+            verify, load.__name__, lambda *args, load=load: loaded.append(args) or load(*args)
         )
     networks = verify.load_networks
     monkeypatch.setattr(
@@ -1075,9 +1084,9 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
     )
     forger.params[role] = named
     forger.save()
-    verifier = Trusted(policy=None if role == "policy" else str(tiny))
+    check = Check(policy=None if role == "policy" else str(tiny), replay=None)
     if role == "prompts":
-        report = verify.verify(forger.path, Check(verifier, None))
+        report = verify.verify(forger.path, check)
         assert (
             report.problems == []
             and report.certified["prompts"] == "6: as the record itself says, split all"
@@ -1085,7 +1094,7 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
         assert re.search("these are all prompts of .*own.*--prompts", report.uncertified[0])
     else:
         with pytest.raises(ParameterError, match=f"the record names the .*own.* with --{role}"):
-            verify.verify(forger.path, Check(verifier, None))
+            verify.verify(forger.path, check)
     assert (loaded or role == "cost") and not [names for names in loaded if "own" in repr(names)]
 
 
@@ -1186,7 +1195,7 @@ def test_threads_without_number_are_refused(forger, tiny, threads):
     forger.params["threads"] = threads
     forger.save()
     with pytest.raises(ParameterError, match="must be at most 1024"):
-        verify.verify(forger.path, Check(Trusted(policy=str(tiny)), 1))
+        verify.verify(forger.path, Check(policy=str(tiny), replay=1))
 
 
 def test_a_replay_has_the_threads_of_the_run(forger, tiny, monkeypatch):
@@ -1197,5 +1206,5 @@ def test_a_replay_has_the_threads_of_the_run(forger, tiny, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
     forger.params["threads"] = 3
     forger.save()
-    verify.verify(forger.path, Check(Trusted(policy=str(tiny)), 1))
+    verify.verify(forger.path, Check(policy=str(tiny), replay=1))
     assert asked == [3]

@@ -19,7 +19,6 @@ from .records import COLUMNS, SETTINGS
 TOLERANCE = 1e-6  # sums of float32 differ by this much between processors
 # what our code raises on values of a wrong type or form in a record
 ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
-ABSENT = ("reward", "cost", "peak_cost")  # scores that a line without a text does not have
 
 
 def rescored(
@@ -44,13 +43,13 @@ def rescored(
         except (IgcoreError, *ODD) as error:
             yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
             continue
-        for name in unlike(line, expected, tolerance):
-            yield f"{where}: {name} is {short(line[name])}, checked again {short(expected[name])}"
+        yield from unlike(where, line, expected, tolerance)
 
 
 def recomputed(line: dict, scorers: Mapping[str, Scorer]) -> dict:
     """Return the fields of a line that follow from its text and settings, computed again."""
-    cost, reward = (scorers[line[f"{role}_scorer"]] for role in ("cost", "reward"))
+    cost = scorers[line["cost_scorer"]]
+    reward = scorers[line["reward_scorer"]]
     check_sign(cost, "cost")  # a line may not name the reward model as its cost
     check_sign(reward, "reward")
     prompt = as_prompt(line["prompt"], line["prompts"])
@@ -71,40 +70,60 @@ def recomputed(line: dict, scorers: Mapping[str, Scorer]) -> dict:
 
 def _without_text(line: dict, prompt: Prompt, cost: Scorer, config: SearchConfig) -> dict:
     """Return the fields of a line without a text: an abstention that claims no scores."""
-    may_abstain = method_of(line["method"]).gated and config.on_failure != "paper"
-    # a refusal within budget would have been emitted
-    allowed = [t for t in (config.refusal, "") if rescore(cost, [prompt], [t], config)[1][0]]
-    response = next(iter(allowed), None) if may_abstain else "a text, which this method emits"
-    absent = dict.fromkeys(ABSENT)
-    nothing = {"status": "abstained", "z_trace": [], "tokens": [], "n_tokens": 0}
-    return absent | nothing | {"response": response}
+    response = None
+    for refusal in ("", config.refusal):  # one within budget would have been emitted
+        _, allowed = rescore(cost, [prompt], [refusal], config)
+        response = refusal if allowed[0] else response
+    if not method_of(line["method"]).gated or config.on_failure == "paper":
+        response = "a text, which this method emits"
+    return {
+        "response": response,
+        "status": "abstained",
+        "reward": None,
+        "cost": None,
+        "peak_cost": None,
+        "z_trace": [],
+        "tokens": [],
+        "n_tokens": 0,
+    }
 
 
 def _scores(line: dict, prompt: Prompt, cost: Scorer, reward: Scorer, config: SearchConfig) -> dict:
     """Return the scores and the status that a text deserves."""
     text, n_tokens = line["response"], line["n_tokens"]
-    cost, reward = Cached(cost), Cached(reward)
-    final = float(cost.score([prompt.text], [text], [True])[0])
+    cost = Cached(cost)
+    (final,) = cost.score([prompt.text], [text], [True])
     emission = Emission(
-        text, ends=line["block_ends"], grid=line["grid_ends"], n_tokens=n_tokens, cost=final
+        text,
+        ends=line["block_ends"],
+        grid=line["grid_ends"],
+        n_tokens=n_tokens,
+        cost=float(final),
     )
-    (found,) = measure([emission], [prompt], reward=reward, cost=cost, config=config)
-    inside, gated = bool(within(final, config)), method_of(line["method"]).gated
+    (found,) = measure([emission], [prompt], reward=Cached(reward), cost=cost, config=config)
     z = found.z_trace[-1]
+    gated = method_of(line["method"]).gated
     path_holds = z > 0 if config.strict else z >= 0
-    status = "verified_safe" if inside and (path_holds or not gated) else "unverified_unsafe"
+    inside = bool(within(float(final), config))
+    status = "unverified_unsafe"
+    if inside and (path_holds or not gated):
+        status = "verified_safe"
     if gated and config.on_failure != "paper" and n_tokens == 0:  # not the policy's words
         status = "abstained" if inside else "no text"
-    refused = line["status"] == "abstained" and text != ""
-    return vars(found) | {"status": status, "response": config.refusal if refused else text}
+    if line["status"] == "abstained" and text:
+        text = config.refusal
+    return vars(found) | {"status": status, "response": text}
 
 
 # --- comparing values -----------------------------------------------------------------------------
 
 
-def unlike(line: Mapping, expected: Mapping, tolerance: float = 0.0) -> list[str]:
-    """Return the names of the expected values that a line does not have."""
-    return [name for name, value in expected.items() if not close(line.get(name), value, tolerance)]
+def unlike(where: str, found: Mapping, expected: Mapping, tolerance: float = 0.0) -> Iterator[str]:
+    """Yield a sentence for each expected value that a mapping does not have."""
+    for name, value in expected.items():
+        old = found.get(name)
+        if not close(old, value, tolerance):
+            yield f"{where}: {name} is {repr(old)[:60]}, not {repr(value)[:60]}"
 
 
 def close(old: object, new: object, tolerance: float) -> bool:
@@ -112,18 +131,16 @@ def close(old: object, new: object, tolerance: float) -> bool:
 
     None stands for a number that is not finite.
     """
-    if isinstance(old, list) and isinstance(new, list):
+    if isinstance(new, float):
+        if not math.isfinite(new):
+            return old is None
+        return isinstance(old, float) and abs(old - new) <= tolerance
+    if type(old) is not type(new):
+        return False
+    if isinstance(new, list):
         pairs = zip(old, new, strict=False)
         return len(old) == len(new) and all(close(x, y, tolerance) for x, y in pairs)
-    if isinstance(old, dict) and isinstance(new, dict):
-        return old.keys() == new.keys() and not unlike(old, new, tolerance)
-    if isinstance(new, float) and not math.isfinite(new):
-        return old is None
-    if isinstance(new, float) and isinstance(old, float):
-        return abs(old - new) <= tolerance
-    return type(old) is type(new) and old == new
-
-
-def short(value: object) -> str:
-    """Return the beginning of a value as text."""
-    return repr(value)[:60]
+    if isinstance(new, dict):
+        same_names = old.keys() == new.keys()
+        return same_names and all(close(old[name], new[name], tolerance) for name in new)
+    return old == new

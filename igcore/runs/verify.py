@@ -15,16 +15,20 @@ from ..beams import settings_of
 from ..errors import IgcoreError, RunError
 from ..folders import changes, comparable, read, root_of
 from ..guard import Guard
+from ..models.policies import load_policy
+from ..models.prompts import load_prompts
+from ..models.registry import load_scorer
 from ..policy import Prompt, groups_of
 from ..progress import progress
 from ..scorers import Scorer
+from ..settings import Named
 from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, lines_of, summary
 from .identity import prompts_digest
 from .networks import load_networks
 from .records import SETTINGS
-from .rescore import ODD, TOLERANCE, rescored, short, unlike
-from .trusted import Trusted, policy_of, prompts_of, scorer_of, unnamed
+from .rescore import ODD, TOLERANCE, rescored, unlike
+from .trusted import believed
 
 UNCHECKED = (
     "that the policy gives these answers under these settings: token ids, block ends, abstentions "
@@ -53,14 +57,18 @@ class Report:
     uncertified: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """What the verifier wants checked.
 
     Attributes
     ----------
-    trusted : Trusted
-        What the verifier names in the place of the record's.
+    cost, reward, policy, prompts : str or dict, optional
+        Named in the place of what the record names, see `igcore.load_scorer`, `igcore.load_policy`
+        and `igcore.load_prompts`. None takes it from the record, and only if this package's tables
+        have it.
+    critic, value : str, optional
+        Folder of a trained critic or value network.
     replay : int or None
         How many groups to decode again, sampled at random; None for all.
     seed : int, optional
@@ -70,7 +78,12 @@ class Check:
         By how much a number may differ when it is scored again.
     """
 
-    trusted: Trusted = Trusted()
+    cost: Named | None = None
+    reward: Named | None = None
+    policy: Named | None = None
+    prompts: Named | None = None
+    critic: str | None = None
+    value: str | None = None
     replay: int | None = 0
     seed: int | None = None
     tolerance: float = TOLERANCE
@@ -119,48 +132,58 @@ def verify(path: Path, check: Check | None = None) -> Report:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"the files of {path} cannot be compared ({reason})") from error
     if "replay" not in report.certified:
-        report.uncertified.append(UNCHECKED + " (`--replay` checks it)")
-    made = [f"{name} {found.manifest.get(name)}" for name in ("git_commit", "processor")]
-    report.uncertified.append(", ".join([UNCERTAIN, *made, "time"]))
+        report.uncertified.append(f"{UNCHECKED} (`--replay` checks it)")
+    commit, processor = found.manifest.get("git_commit"), found.manifest.get("processor")
+    report.uncertified.append(f"{UNCERTAIN}, git_commit {commit}, processor {processor}, time")
     return report
 
 
 def _check(found: Evidence, check: Check, report: Report) -> None:
     """Score the lines again, compare the files, and decode groups again."""
-    trusted, certified = check.trusted, report.certified
-    known = {f.name for f in fields(DecodeParams)} & found.params.keys()
-    params = DecodeParams(**{name: found.params[name] for name in known})
-    cost = scorer_of("cost", params.cost, trusted.cost)
-    reward = scorer_of("reward", params.reward, trusted.reward)
-    certified["cost model"] = _source(cost, trusted.cost)
-    certified["reward model"] = _source(reward, trusted.reward)
+    names = {f.name for f in fields(DecodeParams)} & found.params.keys()
+    params = DecodeParams(**{name: found.params[name] for name in names})
+    cost = load_scorer(believed("cost", params.cost, check.cost))
+    reward = load_scorer(believed("reward", params.reward, check.reward))
     scorers = {cost.name: cost, reward.name: reward}
     report.problems += rescored(found.lines, scorers, check.tolerance)
-    certified["scores"] = f"cost, path, status and reward of every text within {check.tolerance:g}"
 
-    prompts, source = prompts_of(params, cost, trusted.prompts), f"{params.prompts}"
-    if trusted.prompts:
-        source = f"{trusted.prompts}, named by you"
-    if prompts is None:  # the lines of a shard name only its own prompts, so all groups count
+    named = believed("prompts", params.prompts, check.prompts)
+    if named is None:  # the lines of a shard name only its own prompts, so all groups count
         source = "as the record itself says"
         prompts = _claimed(found.lines)
         report.uncertified.append(f"that these are all prompts of {params.prompts!r} (`--prompts`)")
     else:
-        prompts = [prompt for group in groups_of(params, prompts) for prompt in group]
+        source = f"{check.prompts}, named by you" if check.prompts else f"{params.prompts}"
+        ranking = cost if params.hardest else None
+        chosen = load_prompts(named, params.split, params.limit, params.hardest, ranking)
+        prompts = [prompt for group in groups_of(params, chosen) for prompt in group]
     report.problems += contradictions(found, params, prompts)
-    certified["prompts"] = f"{len(prompts)}: {source}, split {params.split}"
-    certified["budget"] = f"{params.budget} ({params.accounting})"
-    certified["methods"] = ", ".join(params.methods)
-    certified["lines"] = f"{len(found.lines)}, one for each method and prompt"
-    certified["root"] = str(found.manifest.get("root"))
+    report.certified |= {
+        "cost model": _source(cost, check.cost),
+        "reward model": _source(reward, check.reward),
+        "scores": f"cost, path, status and reward of every text within {check.tolerance:g}",
+        "prompts": f"{len(prompts)}: {source}, split {params.split}",
+        "budget": f"{params.budget} ({params.accounting})",
+        "methods": ", ".join(params.methods),
+        "lines": f"{len(found.lines)}, one for each method and prompt",
+        "root": str(found.manifest.get("root")),
+    }
     if check.replay != 0 and not report.problems:
         experiment = _experiment(params, prompts, (cost, reward), found, check, report)
         _replay(found, experiment, check, report)
 
 
-def _source(part, given: object) -> str:
+def _source(part, named: Named | None) -> str:
     """Say which scorer or policy was used, and who named it."""
-    return f"{part.name}, {part.digest[:16]}, {'of the table' if given is None else 'named by you'}"
+    return f"{part.name}, {part.digest[:16]}, {'of the table' if named is None else 'named by you'}"
+
+
+def _claimed(lines: Sequence[dict]) -> list[Prompt]:
+    """Return the prompts that the lines themselves name, in the order of their ids."""
+    known = {}
+    for line in lines:
+        known[line["prompt_id"]] = Prompt(line["prompt_id"], line["prompt"], line["prompts"])
+    return [known[name] for name in sorted(known)]
 
 
 # --- the files against one another ----------------------------------------------------------------
@@ -177,27 +200,19 @@ def contradictions(
             yield f"line {number}: method {line['method']} is not one of params.json"
             continue
         expected = _repeated(line, params, known) | {"policy": policy}
-        for name in unlike(line, expected):
-            yield f"line {number}: {name} is {short(line[name])}, not {short(expected[name])}"
+        yield from unlike(f"line {number}", line, expected)
     answered = {(line["method"], line["prompt_id"]) for line in found.lines}
     wanted = {(method, prompt.id) for method in params.methods for prompt in prompts}
     for what, names in (("missing", wanted - answered), ("not wanted", answered - wanted)):
         if names:
             method, prompt = min(names)
             yield f"{len(names)} answers are {what}, the first by {method} to prompt {prompt}"
-    expected = asdict(params) | {"chosen": prompts_digest(prompts)}
-    yield from _differing("params.json", found.params, expected)
+    chosen = {"chosen": prompts_digest(prompts)}
+    yield from unlike("params.json", found.params, asdict(params) | chosen)
     expected = summary(found.lines) | {"params": found.params}
     del expected["seconds"]  # nobody can check them
     expected["root"] = root_of(found.params, found.lines, found.manifest)
-    yield from _differing("manifest.json", found.manifest, expected)
-
-
-def _differing(file: str, given: Mapping, expected: Mapping) -> Iterator[str]:
-    """Say where a file does not hold the expected values."""
-    for name in unlike(given, expected):
-        value, other = short(given.get(name)), short(expected[name])
-        yield f"{file} gives {name} {value}, the other files {other}"
+    yield from unlike("manifest.json", found.manifest, expected)
 
 
 def _repeated(line: dict, params: DecodeParams, prompts: Mapping[str, Prompt]) -> dict:
@@ -208,13 +223,6 @@ def _repeated(line: dict, params: DecodeParams, prompts: Mapping[str, Prompt]) -
     if prompt := prompts.get(line["prompt_id"]):
         expected |= {"prompt": prompt.text, "prompts": prompt.set_name}
     return expected
-
-
-def _claimed(lines: Sequence[dict]) -> list[Prompt]:
-    """Return the prompts that the lines themselves name, in the order of their ids."""
-    names = ("prompt_id", "prompt", "prompts")
-    known = {line["prompt_id"]: Prompt(*[line[name] for name in names]) for line in lines}
-    return [known[name] for name in sorted(known)]
 
 
 # --- decoding again -------------------------------------------------------------------------------
@@ -232,25 +240,24 @@ def _experiment(
     import torch
 
     torch.set_num_threads(params.threads)  # on which float sums depend
-    policy = policy_of(params, check.trusted.policy)
+    named = believed("policy", params.policy, check.policy)
+    policy = load_policy(named, params.dtype, params.device)
     guard = Guard(policy, *scorers, params.search())
     folders = {}
-    for kind, role in NETWORKS.items():
-        if named := getattr(params, role):
-            folders[role] = getattr(check.trusted, role)
-            if folders[role] is None:
-                raise unnamed(kind, named, role)
+    for role in NETWORKS.values():
+        if recorded := getattr(params, role):
+            folders[role] = believed(role, recorded, getattr(check, role))
     networks, weights = load_networks(replace(params, **folders), Path.cwd(), guard)
     whole = replace(params, shard=0, n_shards=1)  # these prompts are already those of the shard
     experiment = Experiment.of(whole, prompts, guard, networks)
-    source = _source(policy, check.trusted.policy)
+    source = _source(policy, check.policy)
     report.certified["policy"] = f"{source}, template {policy.template.name}"
     now = json.loads(json.dumps(identity_of(params, experiment, weights)))
-    if parts := list(changes(found.params.get("parts"), now["parts"], "parts")):
-        names = ", ".join(parts[:4])
+    changed = {part: list(changes(found.params.get(part), now[part], part)) for part in now}
+    if changed["parts"]:
+        names = ", ".join(changed["parts"][:4])
         report.problems.append(f"{names} of params.json are not what is loaded here")
-    code = [x for part in ("versions", "code") for x in changes(found.params.get(part), now[part])]
-    if code:
+    if code := changed["versions"] + changed["code"]:
         names = ", ".join(code[:4])
         report.uncertified.append(f"the code that decoded: {names} differ here")
     return experiment
@@ -263,16 +270,16 @@ def _replay(found: Evidence, experiment: Experiment, check: Check, report: Repor
     size = len(work) if check.replay is None else min(check.replay, len(work))
     chosen = sorted(random.Random(seed).sample(range(len(work)), size))
     lines = {(line["method"], line["prompt_id"]): line for line in found.lines}
-    bar = progress(size, "replay")
-    for method, group in (work[i] for i in chosen):
-        for again in lines_of(experiment, method, group):
-            expected = comparable(json.loads(json.dumps(again)))
-            del expected["digest"]  # covers scores, which may differ by the tolerance
-            where = f"{method}, prompt {again['prompt_id']}"
-            names = unlike(lines[method, again["prompt_id"]], expected, check.tolerance)
-            report.problems += [f"{where}: {x} is not what the policy gives again" for x in names]
-        bar.update()
-    bar.close()
+    with progress(size, "replay") as bar:
+        for place in chosen:
+            method, group = work[place]
+            for again in lines_of(experiment, method, group):
+                expected = comparable(json.loads(json.dumps(again)))
+                del expected["digest"]  # covers scores, which may differ by the tolerance
+                line = lines[method, again["prompt_id"]]
+                where = f"{method}, prompt {again['prompt_id']}, decoded again"
+                report.problems += unlike(where, line, expected, check.tolerance)
+            bar.update()
     if size < len(work):
         report.uncertified.append(f"of the other {len(work) - size} groups: {UNCHECKED}")
     report.certified["replay"] = f"{size} of {len(work)} groups (seed {seed}) decoded again"
