@@ -13,7 +13,7 @@ from igcore.errors import ParameterError
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.paramfiles import OUTPUT, ParamFiles
-from igcore.runs.params import AuditParams, TheoryParams, notebook_parameters, notebook_params
+from igcore.runs.params import notebook_parameters, notebook_params
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -167,17 +167,6 @@ def test_single_settings_ask_for_a_whole_params_file(name, single, missing):
     sentence = str(caught.value)
     assert sentence.startswith(f"parameter {missing} is missing; it has no default")
     assert "papermill takes a whole params file with -f" in sentence
-
-
-def test_teaching_notebooks_take_single_settings():
-    """Bug: a lecture's `-p seed 5` that asks for all the rest."""
-    assert notebook_params("start", told("00_start_here", {"seed": 5})).seed == 5
-    assert notebook_params("theory", told("10_theory", {"gamma": 0.5})) == TheoryParams(
-        seed=4, gamma=0.5
-    )
-    assert notebook_params("audit", told("70_paper_audit", {"largest_n": 2000})) == AuditParams(
-        largest_n=2000
-    )
 
 
 def test_by_hand_the_cell_that_ran_last_counts():

@@ -6,13 +6,11 @@ frozen dataclass. Parameters that need model code live in modules of their own, 
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from ..beams import imported
 from ..errors import MissingParameter, ParameterError
-from ..settings import FolderName, InsideFolder, Share, Weight, settings
+from ..settings import FolderName, InsideFolder, settings
 
 
 @settings(kw_only=True)
@@ -39,72 +37,14 @@ class OutputParams:
     examples: str | None = None
 
 
-@settings(kw_only=True)
-class StartParams:
-    """Parameters of notebook 00.
-
-    Attributes
-    ----------
-    policy : str
-        See `igcore.load_policy`.
-    prompt : str
-        The prompt to answer.
-    budget : float
-        Safety budget, in units of the embedded cost.
-    seed : int
-        Seed of every random number.
-    """
-
-    policy: str
-    prompt: str
-    budget: Weight
-    seed: int
-
-
-@settings(kw_only=True)
-class TheoryParams:
-    """Parameters of notebook 10.
-
-    Attributes
-    ----------
-    seed : int
-        Seed of the three random transformers.
-    gamma : float
-        Task discount, in (0, 1).
-    """
-
-    seed: int
-    gamma: Share
-
-
-@settings(kw_only=True)
-class AuditParams:
-    """Parameters of notebook 70.
-
-    Attributes
-    ----------
-    largest_n : int
-        Largest number of prompts tried as the denominator of the reported percentages; at least
-        1000.
-    """
-
-    largest_n: Annotated[int, Field(ge=1000)]
-
-
 # kind -> its class, or "module:name" of one that needs models: it is imported on demand, so
 # that the theory and the tables need no torch
 PARAMS: dict[str, type | str] = {
-    "start": StartParams,
-    "theory": TheoryParams,
-    "audit": AuditParams,
     "output": OutputParams,
     "critic": "igcore.runs.critic_params:CriticParams",
     "decode": "igcore.runs.decode_params:DecodeParams",
     "judge": "igcore.judge:JudgeParams",
 }
-# notebooks where papermill's parameters override single values of the notebook's own cell;
-# elsewhere they replace the whole cell
-TEACHING = ("start", "theory", "audit")
 
 
 def notebook_params(kind: str, namespace: Mapping) -> Any:
@@ -116,8 +56,8 @@ def notebook_params(kind: str, namespace: Mapping) -> Any:
     Parameters
     ----------
     kind : str
-        A key of `PARAMS`. Outside `TEACHING`, the notebook's own cell is a small example: what a
-        params file leaves out gets the default of its class in `PARAMS`, never the example's value.
+        A key of `PARAMS`. The notebook's own cell is a small example: what a params file leaves out
+        gets the default of its class in `PARAMS`, never the example's value.
     namespace : mapping
         ``globals()`` of the notebook, in the cell after the parameters.
 
@@ -126,11 +66,10 @@ def notebook_params(kind: str, namespace: Mapping) -> Any:
     ParameterError
         Naming a parameter that is unknown, missing, of the wrong type or out of range.
     """
-    values = notebook_parameters(namespace, last=kind not in TEACHING)
     known = PARAMS[kind]
     checked = imported(known) if isinstance(known, str) else known
     try:
-        return checked(**values)
+        return checked(**notebook_parameters(namespace))
     except MissingParameter as error:
         raise ParameterError(
             f"{error}: papermill takes a whole params file with -f, and single settings that "
@@ -138,23 +77,17 @@ def notebook_params(kind: str, namespace: Mapping) -> Any:
         ) from None
 
 
-def notebook_parameters(namespace: Mapping, last: bool = False) -> dict:
-    """Collect what the cells that begin with ``# Parameters`` set.
+def notebook_parameters(namespace: Mapping) -> dict:
+    """Collect what the cell that ran last of those that begin with ``# Parameters`` sets.
 
-    The cell that papermill injects is one of them. Where a kernel keeps no history of its cells
-    (nbval), collect all plain data in the namespace under a lower-case name instead.
-
-    Parameters
-    ----------
-    last : bool
-        Whether only the cell that ran last counts. papermill's cell runs after the notebook's own.
-        By hand, the notebook's own cell runs alone, edited and rerun as often as one likes.
+    papermill's cell runs after the notebook's own. By hand, the notebook's own cell runs alone,
+    edited and rerun as often as one likes. Where a kernel keeps no history of its cells (nbval),
+    collect all plain data in the namespace under a lower-case name instead.
     """
     sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
-    values: dict = {}
-    for source in sources[-1:] if last else sources:
-        exec(source, {}, values)
     if sources:
+        values: dict = {}
+        exec(sources[-1], {}, values)
         return values
     plain = (bool, int, float, str, list, dict, type(None))
     return {

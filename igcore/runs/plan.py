@@ -9,14 +9,14 @@ are loaded and nothing is downloaded.
 import argparse
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from inspect import signature
-from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
@@ -58,15 +58,12 @@ SHAPES: dict[str, dict] = {  # name on the hub, or of an asset -> fields of its 
     "nicolinho/QRM-Llama3.1-8B": LLAMA_3 | {"vocab_size": 128257},
     "smollm2": SMOLLM2 | {"tie_word_embeddings": True},
 }
-# prompt sets that would have to be downloaded, and their published sizes
+# published sizes of the prompt sets that would have to be downloaded
 WHOLE = {"rtp": 623, "hex-phi": 300}
 TEST_PARTS = {"hh-rlhf": 12451, "pku-saferlhf": 759}  # as the paper's percentages have it
-EDGES = pairwise([("", 0.0), *SPLITS.items()])
-SHARES = {"all": 1.0} | {name: high - low for (_, low), (name, high) in EDGES}
-ROLES = ("policy", "cost", "reward")
-NOBODY = dict.fromkeys([*ROLES, *(f"{role}_digest" for role in ROLES)], "")
-# settings of a critic that its specification repeats
-LEARNED = "accounting gamma_safety budget gamma_task features layer use_z".split()
+SIZES = np.diff([0.0, *SPLITS.values()])
+SHARES = {"all": 1.0} | dict(zip(SPLITS, SIZES, strict=True))
+PART_OF_TEST = [("all", "test"), ("test", None), ("all", None)]  # split and part -> the test part
 SEARCH = "inferenceguard-critic"  # the method by which notebook 20 tries a critic
 TRAINING = 4 * 4  # bytes of a parameter, its gradient and two moments of AdamW, in float32
 PROMPT_TOKENS = 512  # length of the longest prompt, for memory
@@ -108,9 +105,11 @@ def config_of(repo: str):
     """
     if repo in SHAPES:
         return LlamaConfig(**{"tie_word_embeddings": False} | SHAPES[repo])
-    folders = [Path(repo).expanduser(), Path(os.environ.get(MIRROR) or ".").expanduser() / repo]
-    folder = next((folder for folder in folders if (folder / "config.json").is_file()), None)
-    return folder and AutoConfig.from_pretrained(folder, local_files_only=True)
+    mirror = Path(os.environ.get(MIRROR) or ".")
+    for folder in (Path(repo).expanduser(), mirror.expanduser() / repo):
+        if (folder / "config.json").is_file():
+            return AutoConfig.from_pretrained(folder, local_files_only=True)
+    return None
 
 
 @cache
@@ -119,7 +118,8 @@ def model_of(repo: str, dtype: str, head: bool):
 
     A policy has a head over the vocabulary, the backbone of a scorer has none.
     """
-    if (config := config_of(repo)) is None:
+    config = config_of(repo)
+    if config is None:
         return None
     kind = AutoModelForCausalLM if head else AutoModel
     with torch.device("meta"):
@@ -134,19 +134,30 @@ def weight_bytes(model) -> int:
 def network_of(policy, config: CriticConfig | ValueConfig) -> Critic | ValueNetwork:
     """Return a critic or value network of this policy without weights."""
     text = policy.config.get_text_config(decoder=True)
-    sizes = NOBODY | {"max_new_tokens": 1, "hidden": text.hidden_size, "width": config.width}
-    if isinstance(config, ValueConfig):
-        with torch.device("meta"):
-            return ValueNetwork(ValueSpec(**sizes))
-    layers = text.num_hidden_layers
-    kv_width = kv_bytes(policy, 1, 1, 0, 0) // (layers * policy.dtype.itemsize)
-    given = {name: getattr(config, name) for name in LEARNED}
-    spec = Spec(**sizes, **given, budget_high=config.budget, n_layers=layers, kv_width=kv_width)
+    sizes = {"max_new_tokens": 1, "hidden": text.hidden_size, "width": config.width}
+    for role in ("policy", "cost", "reward"):  # the size of a network does not depend on names
+        sizes |= {role: "", f"{role}_digest": ""}
     with torch.device("meta"):
+        if isinstance(config, ValueConfig):
+            return ValueNetwork(ValueSpec(**sizes))
+        layers = text.num_hidden_layers
+        spec = Spec(
+            **sizes,
+            accounting=config.accounting,
+            gamma_safety=config.gamma_safety,
+            budget=config.budget,
+            budget_high=config.budget,
+            gamma_task=config.gamma_task,
+            features=config.features,
+            layer=config.layer,
+            use_z=config.use_z,
+            n_layers=layers,
+            kv_width=kv_bytes(policy, 1, 1, 0, 0) // (layers * policy.dtype.itemsize),
+        )
         return Critic(spec)
 
 
-def reads_keys(network: Critic | ValueNetwork | None) -> bool:
+def reads_keys(network: Critic | ValueNetwork) -> bool:
     """Say whether a network reads the policy's KV cache."""
     return isinstance(network, Critic) and network.reads_keys
 
@@ -158,31 +169,30 @@ def models_of(params: DecodeParams | CriticParams) -> list:
     """
     name, _ = named(params.policy, "policy", ("template", "revision"))
     known = POLICIES.get(name)
-    models = [model_of((known.repo or known.asset) if known else name, params.dtype, True)]
+    repo = (known.repo or known.asset) if known else name
     backbones = {}
-    for role in ("reward", "cost"):
-        scorer, given = check_scorer(getattr(params, role), f"{role} scorer")
-        defaults = {key: p.default for key, p in signature(maker(scorer)).parameters.items()}
-        options = defaults | given
-        if "repo" in options:
-            key = options["repo"], options["dtype"]
+    for scorer in (params.reward, params.cost):
+        scorer_name, options = check_scorer(scorer)
+        make = maker(scorer_name)
+        if hasattr(make, "load"):  # a checkpoint of the hub
+            checkpoint = make(**options)
+            key = checkpoint.repo, checkpoint.dtype
             backbones[key] = model_of(*key, head=False)
-    return [*models, *backbones.values()]
+    return [model_of(repo, params.dtype, True), *backbones.values()]
 
 
 def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
     """Return how many prompts a run takes, NaN when that is not known. Downloads nothing."""
     source, options = check_prompts(prompts)
-    size = None
+    size = math.inf
     if source in WHOLE:
         size = round(WHOLE[source] * SHARES[split])
-    elif source in TEST_PARTS:
-        is_test = (split, options.part) in (("all", None), ("all", "test"), ("test", None))
-        size = TEST_PARTS[source] if is_test and not (options.config or options.version) else None
-    else:
+    elif source not in TEST_PARTS:
         size = len(load_prompts(prompts, split))
-    known = [number for number in (size, limit) if number is not None]
-    return min(known, default=math.nan)
+    elif (split, options.part) in PART_OF_TEST:
+        size = TEST_PARTS[source]
+    least = min(size, limit or math.inf)
+    return math.nan if math.isinf(least) else least
 
 
 # --- jobs -----------------------------------------------------------------------------------------
@@ -194,54 +204,68 @@ def most_tokens(method: str, config: SearchConfig) -> int:
     return settings.n_samples * settings.max_new_tokens * settings.rounds
 
 
-def prompt_bytes(models: Sequence, critic: Critic | None, method: str, config: SearchConfig) -> int:
+def prompt_bytes(models: Sequence, networks: Sequence, method: str, config: SearchConfig) -> int:
     """Return the bytes that a method plans for one prompt, by `igcore.engine.memory`."""
     settings = settings_of(method, config)
     policy, *scorers = models
     total = search_bytes(policy, settings, PROMPT_TOKENS, "shared")
-    total += sum(session_bytes(model, settings, PROMPT_TOKENS, "shared") for model in scorers)
-    if method_of(method).asks_critic and reads_keys(critic):
+    for model in scorers:
+        total += session_bytes(model, settings, PROMPT_TOKENS, "shared")
+    if method_of(method).asks_critic and reads_keys(networks[0]):
         rows = min(CRITIC_ROWS, settings.n_samples)
         total += critic_bytes(policy, rows, settings.max_new_tokens)
     return total
 
 
+def gib_of(params: DecodeParams | CriticParams, methods: Sequence[str], lessons: Sequence) -> float:
+    """Return the GiB of a run, NaN when a model or a network is unknown.
+
+    Parameters
+    ----------
+    lessons : sequence of CriticConfig, ValueConfig or None
+        Settings of its networks, a critic first. A run of notebook 20 trains them.
+    """
+    models = models_of(params)
+    if None in [*models, *lessons]:
+        return math.nan
+    networks = [network_of(models[0], lesson) for lesson in lessons]
+    training = isinstance(params, CriticParams)
+    config = params.searching() if training else params.search()
+    needs = [prompt_bytes(models, networks, method, config) for method in methods]
+    for network, lesson in zip(networks, lessons, strict=True):
+        if training:
+            rows = lesson.batch_size if reads_keys(network) else 0
+            batch = critic_bytes(models[0], rows, params.max_new_tokens)
+            needs.append(TRAINING * network.parameter_count + batch)
+    weights = sum(map(weight_bytes, [*models, *networks]))
+    return (weights + max(needs)) / GIB
+
+
 def decode_job(file: Path, params: DecodeParams) -> Job:
     """Return the plan of a run of notebook 30."""
-    models, config = models_of(params), params.search()
-    lessons = [_trained(file, folder) for folder in (params.critic, params.value) if folder]
-    gib = math.nan
-    if None not in [*models, *lessons]:
-        networks = [network_of(models[0], lesson) for lesson in lessons]
-        critic = networks[0] if params.critic else None
-        needs = [prompt_bytes(models, critic, method, config) for method in params.methods]
-        gib = (sum(map(weight_bytes, [*models, *networks])) + max(needs)) / GIB
+    folders = [folder for folder in (params.critic, params.value) if folder]
+    lessons = [_trained(file, folder) for folder in folders]
     prompts = count(params.prompts, params.split, params.limit)
+    config = params.search()
     tokens = {method: prompts * most_tokens(method, config) for method in params.methods}
+    gib = gib_of(params, params.methods, lessons)
     return Job(file, _name(params.policy), prompts, tokens, gib)
 
 
 def critic_job(file: Path, params: CriticParams) -> Job:
     """Return the plan of a run of notebook 20: rollouts, training and the search of its trial."""
-    models, config = models_of(params), params.searching()
     test = count(params.prompts, "test", params.test_limit)
     prompts = test + count(params.prompts, "train", params.limit)
     searched = min(params.search_limit, test)
     if params.thresholds:
         searched += len(params.thresholds) * count(params.prompts, "calibrate", None)
-    tokens = {SEARCH: searched * most_tokens(SEARCH, config)}
+    tokens = {SEARCH: searched * most_tokens(SEARCH, params.searching())}
     if not params.rollouts:
         tokens[ROLLOUTS] = prompts * params.n_rollouts * params.max_new_tokens
-    gib = math.nan
-    if None not in models:
-        lessons = [*params.configs().values(), *filter(None, [params.valuing()])]
-        networks = [network_of(models[0], lesson) for lesson in lessons]
-        needs = [prompt_bytes(models, networks[0], SEARCH, config)]
-        for network, lesson in zip(networks, lessons, strict=True):
-            rows = lesson.batch_size if reads_keys(network) else 0
-            batch = critic_bytes(models[0], rows, params.max_new_tokens)
-            needs.append(TRAINING * network.parameter_count + batch)
-        gib = (sum(map(weight_bytes, [*models, *networks])) + max(needs)) / GIB
+    lessons = [*params.configs().values()]
+    if params.value is not None:
+        lessons.append(params.valuing())
+    gib = gib_of(params, [SEARCH], lessons)
     return Job(file, _name(params.policy), prompts, tokens, gib)
 
 
@@ -253,16 +277,15 @@ def _name(policy: str | Mapping) -> str:
 
 def _trained(file: Path, folder: str) -> CriticConfig | ValueConfig | None:
     """Return the settings of a network from the params file that trains it, None without one."""
-    _, profile, _, run, name, *_ = [*Path(folder).parts, *[""] * 5]
+    match = re.fullmatch(r"runs/([^/]+)/critics/([^/]+)/([^/]+)/?", folder)
+    if not match:
+        return None
+    profile, run, name = match.groups()
     path = file.parent.parent / profile / f"critic-{run}.yaml"
     if not path.is_file():
         return None
     (params,) = _points(path, CriticParams)
     return params.valuing() if name == "value" else params.configs().get(name)
-
-
-# first word of a params file's name -> its parameters and its plan
-KINDS = {"decode": (DecodeParams, decode_job), "critic": (CriticParams, critic_job)}
 
 
 def jobs(files: Iterable[Path | str]) -> Iterator[Job]:
@@ -274,20 +297,20 @@ def jobs(files: Iterable[Path | str]) -> Iterator[Job]:
         For a file that holds a bad parameter; the sentence names the file.
     """
     for file in map(Path, files):
-        if (kind := file.stem.partition("-")[0]) in KINDS:
-            settings, plan = KINDS[kind]
-            try:
-                yield from [plan(file, params) for params in _points(file, settings)]
-            except IgcoreError as error:
-                raise type(error)(f"{file}: {error}") from error
+        try:
+            if file.name.startswith("decode-"):
+                yield from [decode_job(file, params) for params in _points(file, DecodeParams)]
+            if file.name.startswith("critic-"):
+                yield from [critic_job(file, params) for params in _points(file, CriticParams)]
+        except IgcoreError as error:
+            raise type(error)(f"{file}: {error}") from error
 
 
 def _points(file: Path, settings: type) -> list:
     """Return the checked settings of every run of a file."""
-    # the name of its folder is the profile, which a relative path may lack
-    file = Path(os.path.abspath(file))
-    points = ParamFiles(file.parent.name, base=file.parent.parent).points(file)
-    return [settings(**given) for _, given in points]
+    file = file.absolute()  # the name of its folder is the profile
+    files = ParamFiles(file.parent.name, base=file.parent.parent)
+    return [settings(**given) for _, given in files.points(file)]
 
 
 # --- hours ----------------------------------------------------------------------------------------
@@ -297,10 +320,11 @@ def measured(runs: Path) -> dict[tuple[str, str], float]:
     """Return tokens per second for each policy and method of the finished runs in a folder."""
     rows = []
     for path in sorted(runs.glob("**/responses.jsonl")):
-        lines = read(path) if path.with_name("manifest.json").is_file() else []
-        for line in lines:
-            of_rollouts = line["method"] == ROLLOUTS
-            tokens = sum(map(len, line["tokens"])) if of_rollouts else line["policy_tokens"]
+        finished = path.with_name("manifest.json").is_file()
+        for line in read(path) if finished else []:
+            tokens = line.get("policy_tokens")
+            if tokens is None:  # rollouts of a prompt
+                tokens = sum(map(len, line["tokens"]))
             seconds = line["generate_s"] + line["score_s"]
             rows.append((line["policy"], line["method"], tokens, seconds))
     table = pd.DataFrame(rows, columns=["policy", "method", "tokens", "seconds"])
@@ -328,18 +352,25 @@ def plan_table(
     """
     rows = []
     for job in found:
-        known = [speed or speeds.get((job.policy, method), math.nan) for method in job.tokens]
-        pairs = zip(job.tokens.values(), known, strict=True)
-        hours = sum(tokens / of_method for tokens, of_method in pairs) / 3600
-        first = job.file.read_text(encoding="utf-8").partition("\n")[0]
-        comment = first.lstrip("# ") if first.startswith("#") else ""
-        millions = sum(job.tokens.values()) / 1e6
-        rows.append((job.file.name, comment, 1, job.prompts, millions, job.gib, hours))
-    columns = ["file", "what it is", "jobs", "prompts", "million tokens", "GiB", "hours"]
-    groups = pd.DataFrame(rows, columns=columns).groupby(columns[:2], sort=False)
-    largest = groups[["prompts", "GiB"]].max()
-    sums = groups[["jobs", "million tokens", "hours"]].agg("sum", skipna=False)
-    return sums.join(largest).reset_index()[columns]
+        seconds = 0.0
+        for method, tokens in job.tokens.items():
+            seconds += tokens / (speed or speeds.get((job.policy, method), math.nan))
+        first, *_ = job.file.read_text(encoding="utf-8").splitlines()
+        row = {
+            "file": job.file.name,
+            "what it is": first.lstrip("# ") if first.startswith("#") else "",
+            "jobs": 1,
+            "prompts": job.prompts,
+            "million tokens": sum(job.tokens.values()) / 1e6,
+            "GiB": job.gib,
+            "hours": seconds / 3600,
+        }
+        rows.append(row)
+    groups = pd.DataFrame(rows).groupby(["file", "what it is"], sort=False)
+    table = groups.sum(skipna=False)
+    largest = ["prompts", "GiB"]
+    table[largest] = groups[largest].max()
+    return table.reset_index()
 
 
 def report(files: Sequence[Path | str], runs: Path = Path("runs"), speed: float | None = None):
@@ -352,8 +383,9 @@ def report(files: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
     speed : float, optional
         Tokens per second of all methods, in the place of measured ones.
     """
-    if not (found := list(jobs(files))):
-        raise ParameterError(f"no file has a run; give files named {' or '.join(KINDS)}-....yaml")
+    found = list(jobs(files))
+    if not found:
+        raise ParameterError("no file has a run; give files named decode-... or critic-....yaml")
     profile = Path(files[0]).absolute().parent.name
     table = plan_table(found, measured(runs / profile), speed)
     source = f"{speed:g} tokens per second, as given" if speed else "the speed of finished runs"
@@ -374,9 +406,12 @@ def report(files: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
 
 def _short(value: object) -> object:
     """Return a number in three digits, a larger one whole."""
-    if isinstance(value, str) or math.isnan(value):
-        return value if isinstance(value, str) else "unknown"
-    return f"{value:,.0f}" if value >= 100 or value == round(value) else f"{value:.3g}"
+    if isinstance(value, str):
+        return value
+    if math.isnan(value):
+        return "unknown"
+    is_whole = value >= 100 or value == round(value)
+    return f"{value:,.0f}" if is_whole else f"{value:.3g}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
