@@ -340,28 +340,18 @@ def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
     assert len(report.uncertified) == 1  # what is never certified
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_the_shards_of_a_run_on_a_prompt_file_hold(tmp_path, tiny, capsys, named):
-    """Bug: decoding again took the shard of a shard where nobody named the file of its prompts."""
+def test_the_shards_of_a_run_on_a_prompt_file_hold(tmp_path, tiny, capsys):
+    """Bug: decoding again took the shard of a shard."""
     file = tmp_path / "mine.txt"
     file.write_text("\n".join(text for text in PROMPTS if "\n" not in text))
+    named = ["--policy", str(tiny), "--prompts", str(file)]
     for shard in range(2):
         path = decoded_run(
             tmp_path / f"run{shard}", tiny, prompts=str(file), n_shards=2, shard=shard, group_size=2
         )
-        prompts = ["--prompts", str(file)] if named else []
-        assert (
-            cli.main(["verify", str(path), "--replay", "all", "--policy", str(tiny), *prompts]) == 0
-        )
-        said = capsys.readouterr().out
+        assert cli.main(["verify", str(path), "--replay", "all", *named]) == 0
         n = len(folders.read(path)) // 2
-        label = (
-            f"{n}: {file}, named by you, split all"
-            if named
-            else f"{n}: as the record itself says, split all"
-        )
-        assert f"  prompts       {label}\n" in said
-        assert ("these are all prompts" in said) is not named
+        assert f"  prompts       {n}: {file}, split all\n" in capsys.readouterr().out
 
 
 def test_a_run_with_a_critic_holds_when_the_verifier_names_it(tmp_path, tiny, monkeypatch):
@@ -1085,16 +1075,8 @@ def test_what_only_the_record_names_is_not_loaded(forger, tiny, monkeypatch, rol
     forger.params[role] = named
     forger.save()
     check = Check(policy=None if role == "policy" else str(tiny), replay=None)
-    if role == "prompts":
-        report = verify.verify(forger.path, check)
-        assert (
-            report.problems == []
-            and report.certified["prompts"] == "6: as the record itself says, split all"
-        )
-        assert re.search("these are all prompts of .*own.*--prompts", report.uncertified[0])
-    else:
-        with pytest.raises(ParameterError, match=f"the record names the .*own.* with --{role}"):
-            verify.verify(forger.path, check)
+    with pytest.raises(ParameterError, match=f"the record names the .*own.* with --{role}"):
+        verify.verify(forger.path, check)
     assert (loaded or role == "cost") and not [names for names in loaded if "own" in repr(names)]
 
 

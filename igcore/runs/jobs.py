@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from ..config import SearchConfig
-from ..errors import ParameterError, RunError
+from ..errors import RunError
 from ..paper import swept
 from .identity import code_of, literal_table, notebook_code, versions
 from .paramfiles import ParamFiles
@@ -41,69 +41,46 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
         A key of `ENTRIES`, or anything else for a notebook whose imports are its code.
     settings : mapping
         Text, numbers, true, false, null, lists and mappings.
-
-    Raises
-    ------
-    ParameterError
-        Naming a setting that papermill would not pass on unchanged.
     """
-    settings = dict(settings)
-    for name, value in settings.items():
-        if not _survives(value):
-            raise ParameterError(
-                f"setting {name} is {value!r}, which no notebook receives as it is; give text (a "
-                "date in quotes), a finite number, true, false, null, or a list or mapping of these"
-            )
-    # escaped and unwrapped, so that no reader takes a rare character for the end of a line
-    text = yaml.safe_dump(settings, sort_keys=False, width=math.inf) if settings else ""
     digests = {notebook: _notebook(notebook)[0]} | code(kind, notebook, settings)
-    known = [("version", versions()), ("code", digests)]
-    comments = "".join(f"# {what} of {x}: {y}\n" for what, of in known for x, y in of.items())
+    lines = [f"# version of {name}: {version}" for name, version in versions().items()]
+    lines += [f"# code of {name}: {digest}" for name, digest in digests.items()]
+    if settings:
+        # escaped and unwrapped, so that no reader takes a rare character for the end of a line
+        lines.append(yaml.safe_dump(dict(settings), sort_keys=False, width=math.inf))
+    text = "\n".join(lines)
     path = Path(path)
-    if not path.is_file() or path.read_text(encoding="utf-8") != comments + text:
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        part.write_text(comments + text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
         part.replace(path)
     return str(path)
-
-
-def _survives(value: object) -> bool:
-    """Say whether a value reaches a notebook unchanged: it is plain JSON, and text can be encoded.
-
-    Dates, numbers that are not finite and lone surrogates do not.
-    """
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError):
-        return False
-    return json.loads(text) == value
 
 
 def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
     """Return the digests of the modules that decide what a job leaves, its scorers included."""
     if kind not in ENTRIES:
         return _code(*_notebook(notebook)[1])
-    judge = settings.get("judge")
-    roles = [settings.get("cost"), settings.get("reward")]
-    scorers = judge.values() if isinstance(judge, dict) else roles
+    scorers = [settings.get("cost"), settings.get("reward")]
+    if kind == "judge":
+        scorers = list(settings["judge"].values())
     names = [scorer.get("name") if isinstance(scorer, dict) else scorer for scorer in scorers]
-    homes = {
-        home.partition(":")[0]
-        for name, home in literal_table("igcore.models.registry", "SCORERS").items()
-        if None in names or name in names  # None: a scorer left to its default
-    }
+    homes = set()
+    for name, home in literal_table("igcore.models.registry", "SCORERS").items():
+        if name in names or None in names:  # None: a scorer left to its default
+            homes.add(home.partition(":")[0])
     return _code(ENTRIES[kind], *sorted(homes))
 
 
 def shards_of(settings: Mapping, shards: int) -> int:
     """Return the number of shards of a run: no more than its limit makes groups.
 
-    Settings that are no positive whole numbers are left to the notebook, which refuses them by
-    name.
+    A limit that is no positive whole number is left to the notebook, which refuses it by name.
     """
-    limit, size = settings.get("limit"), settings.get("group_size", SearchConfig.group_size)
-    if not all(isinstance(number, int) and number > 0 for number in (limit, size)):
+    limit = settings.get("limit")
+    size = settings.get("group_size") or SearchConfig.group_size
+    if not isinstance(limit, int) or limit < 1:
         return shards
     return min(shards, math.ceil(limit / size))
 
@@ -145,26 +122,25 @@ def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:
 
 def _broken(manifest: Path, kind: str, settings: Mapping) -> str:
     """Return why a finished run no longer holds, or ""."""
-    wanted = [*LEFT[kind], *(_trained(settings) if kind == "critic" else ())]
-    if missing := [name for name in wanted if not (manifest.parent / name).is_file()]:
-        return f"{missing[0]} is not there any more"
+    wanted = list(LEFT[kind])
+    if kind == "critic":
+        wanted += [f"{name}/critic.safetensors" for name in settings.get("critics") or ()]
+        wanted += ["value/value.safetensors"] if settings.get("value") else []
+        if not settings.get("rollouts"):
+            wanted += [f"rollouts-{split}/responses.jsonl" for split in ("train", "test")]
+    for name in wanted:
+        if not (manifest.parent / name).is_file():
+            return f"{name} is not there any more"
     try:
         opened = json.loads(manifest.read_text(encoding="utf-8")).get("opened", {})
-        known = {Path(path): tuple(size_and_time) for path, size_and_time in opened.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
+        for path, size_and_time in opened.items():
+            if Path(path).is_file():
+                stat = Path(path).stat()
+                if [stat.st_size, stat.st_mtime_ns] != size_and_time:
+                    return f"{path} has changed since"
+    except (ValueError, AttributeError, RecursionError):
         return "its manifest is damaged"
-    there = {path: path.stat() for path in known if path.is_file()}
-    now = {path: (stat.st_size, stat.st_mtime_ns) for path, stat in there.items()}
-    changed = [path for path in now if now[path] != known[path]]
-    return f"{changed[0]} has changed since" if changed else ""
-
-
-def _trained(settings: Mapping) -> list[str]:
-    """Return the files of rollouts and networks that a run of notebook 20 leaves."""
-    splits = () if settings.get("rollouts") else ("train", "test")
-    rollouts = [f"rollouts-{split}/responses.jsonl" for split in splits]
-    critics = [f"{name}/critic.safetensors" for name in settings.get("critics") or ()]
-    return [*rollouts, *critics, *(["value/value.safetensors"] if settings.get("value") else [])]
+    return ""
 
 
 def check_finished(profile: str, base: Path) -> None:
@@ -178,27 +154,27 @@ def check_finished(profile: str, base: Path) -> None:
         The folder that holds ``params`` and ``runs``.
     """
     if profile not in swept.MAIN:
+        names = ", ".join(swept.MAIN)
         raise RunError(
-            f"the profile {profile!r} sweeps for no other, as {', '.join(swept.MAIN)} does; its "
-            "notebooks 40 and 50 write everything"
+            f"the profile {profile!r} has no main profile; choose {names}, or see notebook 40"
         )
-    both = swept.MAIN[profile], profile
-    if missing := [f"{of}/{run}" for of in both for run in unfinished(of, base)]:
-        raise RunError(
-            f"{len(missing)} runs have not finished, the first {missing[0]}; run `make reproduce` "
-            "and then `make ablations`"
-        )
+    for of in (swept.MAIN[profile], profile):
+        if missing := unfinished(of, base):
+            raise RunError(
+                f"{len(missing)} runs have not finished, the first {of}/{missing[0]}; run "
+                "`make reproduce` and then `make ablations`"
+            )
 
 
 def unfinished(profile: str, base: Path) -> list[str]:
     """Return the names of a profile's decode runs that have not finished, whole or in shards."""
-    files, folder = ParamFiles(profile, base=base / "params"), base / "runs" / profile
-    names = [name for file in files.files("decode") for name, _ in files.points(file)]
-    return [name for name in names if not _has_finished(folder, name)]
-
-
-def _has_finished(folder: Path, run: str) -> bool:
-    """Say whether a run has finished, as a whole or in all shards of one sharding."""
-    shards = [path.parent.name for path in folder.glob(f"{run}.*-of-*/manifest.json")]
-    in_shards = bool(shards) and len(shards) == int(shards[0].rpartition("-")[2])
-    return in_shards or (folder / run / "manifest.json").exists()
+    files = ParamFiles(profile, base=base / "params")
+    missing = []
+    for file in files.files("decode"):
+        for run, _ in files.points(file):
+            folder = base / "runs" / profile
+            shards = [path.parent.name for path in folder.glob(f"{run}.*-of-*/manifest.json")]
+            in_shards = bool(shards) and len(shards) == int(shards[0].rpartition("-")[2])
+            if not in_shards and not (folder / run / "manifest.json").exists():
+                missing.append(run)
+    return missing

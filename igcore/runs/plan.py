@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -141,20 +141,10 @@ def network_of(policy, config: CriticConfig | ValueConfig) -> Critic | ValueNetw
         if isinstance(config, ValueConfig):
             return ValueNetwork(ValueSpec(**sizes))
         layers = text.num_hidden_layers
-        spec = Spec(
-            **sizes,
-            accounting=config.accounting,
-            gamma_safety=config.gamma_safety,
-            budget=config.budget,
-            budget_high=config.budget,
-            gamma_task=config.gamma_task,
-            features=config.features,
-            layer=config.layer,
-            use_z=config.use_z,
-            n_layers=layers,
-            kv_width=kv_bytes(policy, 1, 1, 0, 0) // (layers * policy.dtype.itemsize),
-        )
-        return Critic(spec)
+        kv_width = kv_bytes(policy, 1, 1, 0, 0) // (layers * policy.dtype.itemsize)
+        learned = asdict(config) | {"budget_high": config.budget}
+        common = {name: learned[name] for name in learned.keys() & Spec.__dataclass_fields__}
+        return Critic(Spec(**common | sizes, n_layers=layers, kv_width=kv_width))
 
 
 def reads_keys(network: Critic | ValueNetwork) -> bool:
@@ -322,9 +312,10 @@ def measured(runs: Path) -> dict[tuple[str, str], float]:
     for path in sorted(runs.glob("**/responses.jsonl")):
         finished = path.with_name("manifest.json").is_file()
         for line in read(path) if finished else []:
-            tokens = line.get("policy_tokens")
-            if tokens is None:  # rollouts of a prompt
+            if line["method"] == ROLLOUTS:
                 tokens = sum(map(len, line["tokens"]))
+            else:
+                tokens = line["policy_tokens"]
             seconds = line["generate_s"] + line["score_s"]
             rows.append((line["policy"], line["method"], tokens, seconds))
     table = pd.DataFrame(rows, columns=["policy", "method", "tokens", "seconds"])

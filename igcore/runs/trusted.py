@@ -25,7 +25,7 @@ BELIEVED: dict[str, tuple[list[Collection[str]], set[str]]] = {
 OWN_MATTER = ("device", "self_check")  # options that the verifier's machine decides
 
 
-def believed(role: str, recorded: Any, named: Named | None) -> Named | None:
+def believed(role: str, recorded: Any, named: Named | None) -> Named:
     """Return what to load: what the verifier names, else what the record names if a table has it.
 
     Parameters
@@ -39,8 +39,7 @@ def believed(role: str, recorded: Any, named: Named | None) -> Named | None:
 
     Returns
     -------
-    str, dict or None
-        None for prompts that no table has: then only the record says which they are.
+    str or dict
 
     Raises
     ------
@@ -54,8 +53,6 @@ def believed(role: str, recorded: Any, named: Named | None) -> Named | None:
     in_table = any(options.get("name") in list(table) for table in tables)
     if in_table and options.keys() <= allowed:
         return {name: value for name, value in options.items() if name not in OWN_MATTER}
-    if role == "prompts":
-        return None
     raise ParameterError(
         f"the record names the {role} {recorded!r}, which is none of the package's own as it is; "
         f"name the one that you trust with --{role}"

@@ -9,6 +9,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain, islice
 from pathlib import Path
 
 from ..beams import settings_of
@@ -19,10 +20,9 @@ from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Prompt, groups_of
-from ..progress import progress
 from ..scorers import Scorer
 from ..settings import Named
-from .decode_params import NETWORKS, DecodeParams
+from .decode_params import NETWORKS, DecodeParams, set_name
 from .decode_run import Experiment, identity_of, lines_of, summary
 from .identity import prompts_digest
 from .networks import load_networks
@@ -148,42 +148,27 @@ def _check(found: Evidence, check: Check, report: Report) -> None:
     report.problems += rescored(found.lines, scorers, check.tolerance)
 
     named = believed("prompts", params.prompts, check.prompts)
-    if named is None:  # the lines of a shard name only its own prompts, so all groups count
-        source = "as the record itself says"
-        prompts = _claimed(found.lines)
-        report.uncertified.append(f"that these are all prompts of {params.prompts!r} (`--prompts`)")
-    else:
-        source = f"{check.prompts}, named by you" if check.prompts else f"{params.prompts}"
-        ranking = cost if params.hardest else None
-        chosen = load_prompts(named, params.split, params.limit, params.hardest, ranking)
-        prompts = [prompt for group in groups_of(params, chosen) for prompt in group]
+    ranking = cost if params.hardest else None
+    chosen = load_prompts(named, params.split, params.limit, params.hardest, ranking)
+    prompts = list(chain.from_iterable(groups_of(params, chosen)))
     report.problems += contradictions(found, params, prompts)
     report.certified |= {
         "cost model": _source(cost, check.cost),
         "reward model": _source(reward, check.reward),
         "scores": f"cost, path, status and reward of every text within {check.tolerance:g}",
-        "prompts": f"{len(prompts)}: {source}, split {params.split}",
+        "prompts": f"{len(prompts)}: {set_name(named)}, split {params.split}",
         "budget": f"{params.budget} ({params.accounting})",
         "methods": ", ".join(params.methods),
         "lines": f"{len(found.lines)}, one for each method and prompt",
         "root": str(found.manifest.get("root")),
     }
     if check.replay != 0 and not report.problems:
-        experiment = _experiment(params, prompts, (cost, reward), found, check, report)
-        _replay(found, experiment, check, report)
+        _decode_again(found, params, prompts, (cost, reward), check, report)
 
 
 def _source(part, named: Named | None) -> str:
     """Say which scorer or policy was used, and who named it."""
     return f"{part.name}, {part.digest[:16]}, {'of the table' if named is None else 'named by you'}"
-
-
-def _claimed(lines: Sequence[dict]) -> list[Prompt]:
-    """Return the prompts that the lines themselves name, in the order of their ids."""
-    known = {}
-    for line in lines:
-        known[line["prompt_id"]] = Prompt(line["prompt_id"], line["prompt"], line["prompts"])
-    return [known[name] for name in sorted(known)]
 
 
 # --- the files against one another ----------------------------------------------------------------
@@ -228,20 +213,22 @@ def _repeated(line: dict, params: DecodeParams, prompts: Mapping[str, Prompt]) -
 # --- decoding again -------------------------------------------------------------------------------
 
 
-def _experiment(
+def _decode_again(
+    found: Evidence,
     params: DecodeParams,
     prompts: Sequence[Prompt],
-    scorers: tuple[Scorer, Scorer],
-    found: Evidence,
+    scorers: Sequence[Scorer],
     check: Check,
     report: Report,
-) -> Experiment:
-    """Load the policy and the networks that the verifier names, and resolve the run again."""
+) -> None:
+    """Resolve the run again and compare sampled groups in all that does not depend on time."""
     import torch
 
     torch.set_num_threads(params.threads)  # on which float sums depend
     named = believed("policy", params.policy, check.policy)
     policy = load_policy(named, params.dtype, params.device)
+    source = _source(policy, check.policy)
+    report.certified["policy"] = f"{source}, template {policy.template.name}"
     guard = Guard(policy, *scorers, params.search())
     folders = {}
     for role in NETWORKS.values():
@@ -250,36 +237,26 @@ def _experiment(
     networks, weights = load_networks(replace(params, **folders), Path.cwd(), guard)
     whole = replace(params, shard=0, n_shards=1)  # these prompts are already those of the shard
     experiment = Experiment.of(whole, prompts, guard, networks)
-    source = _source(policy, check.policy)
-    report.certified["policy"] = f"{source}, template {policy.template.name}"
     now = json.loads(json.dumps(identity_of(params, experiment, weights)))
-    changed = {part: list(changes(found.params.get(part), now[part], part)) for part in now}
-    if changed["parts"]:
-        names = ", ".join(changed["parts"][:4])
-        report.problems.append(f"{names} of params.json are not what is loaded here")
-    if code := changed["versions"] + changed["code"]:
-        names = ", ".join(code[:4])
-        report.uncertified.append(f"the code that decoded: {names} differ here")
-    return experiment
+    for part in ("parts", "versions", "code"):
+        names = ", ".join(islice(changes(found.params.get(part), now[part], part), 4))
+        if names and part == "parts":
+            report.problems.append(f"{names} of params.json are not what is loaded here")
+        elif names:
+            report.uncertified.append(f"the code that decoded: {names} differ here")
 
-
-def _replay(found: Evidence, experiment: Experiment, check: Check, report: Report) -> None:
-    """Decode groups again and compare all that does not depend on time."""
     work = experiment.work
     seed = random.SystemRandom().randrange(2**32) if check.seed is None else check.seed
     size = len(work) if check.replay is None else min(check.replay, len(work))
-    chosen = sorted(random.Random(seed).sample(range(len(work)), size))
+    chosen = random.Random(seed).sample(work, size)
     lines = {(line["method"], line["prompt_id"]): line for line in found.lines}
-    with progress(size, "replay") as bar:
-        for place in chosen:
-            method, group = work[place]
-            for again in lines_of(experiment, method, group):
-                expected = comparable(json.loads(json.dumps(again)))
-                del expected["digest"]  # covers scores, which may differ by the tolerance
-                line = lines[method, again["prompt_id"]]
-                where = f"{method}, prompt {again['prompt_id']}, decoded again"
-                report.problems += unlike(where, line, expected, check.tolerance)
-            bar.update()
+    for method, group in chosen:
+        for again in lines_of(experiment, method, group):
+            expected = comparable(json.loads(json.dumps(again)))
+            del expected["digest"]  # covers scores, which may differ by the tolerance
+            where = f"{method}, prompt {again['prompt_id']}, decoded again"
+            line = lines[method, again["prompt_id"]]
+            report.problems += unlike(where, line, expected, check.tolerance)
     if size < len(work):
         report.uncertified.append(f"of the other {len(work) - size} groups: {UNCHECKED}")
     report.certified["replay"] = f"{size} of {len(work)} groups (seed {seed}) decoded again"
