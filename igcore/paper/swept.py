@@ -2,7 +2,7 @@
 
 The Snakefile, the notebooks 40, 45 and 50 and the README read it here. From the runs of one profile
 alone each of these tables would lose rows, cells or a panel. So the profile of the sweeps writes
-them, when the runs of both have finished (`igcore.runs.sweeps`).
+them, when the runs of both have finished (`igcore.runs.jobs.check_finished`).
 """
 
 MAIN = {"ablations": "small"}  # profile of sweeps -> the one whose main runs stand beside them
