@@ -161,7 +161,7 @@ def test_a_file_belongs_to_its_folder(tmp_path, kind):
     (tmp_path / f"paper/{kind}-$(touch X).yaml").rename(tmp_path / f"paper/{kind}-a.yaml")
     (tmp_path / f"paper/{kind}-a.yaml").write_text("- run")
     with pytest.raises(
-        ParameterError, match=f"{kind}-a.yaml is no params file; it must be a mapping of settings"
+        ParameterError, match=f"{kind}-a.yaml cannot be read .*; it must be a mapping of settings"
     ):
         ParamFiles("paper", base=tmp_path).runs()
 
@@ -169,23 +169,16 @@ def test_a_file_belongs_to_its_folder(tmp_path, kind):
 @pytest.mark.parametrize(
     ("grid", "sentence"),
     [
-        (
-            {"methods": [["base"]]},
-            "gives methods the value .'base'., of which no name of a run can be made; leave "
-            "it out of the",
-        ),
-        (
-            {"seed": [0], "critic": ["runs/x"]},
-            "gives critic the value 'runs/x', of which no name of a run can be made",
-        ),
-        ({"policy": ["$(touch X)"]}, r"gives policy the value '\$\(touch X\)', of which"),
-        ({"budget": [1e16]}, r"gives budget the value 1e\+16, of which"),
+        ({"methods": [["base"]]}, "a run of the grid of .*base.*, which cannot name a folder"),
+        ({"seed": [0], "critic": ["runs/x"]}, "is 'decode-a-seed-0-critic-runs/x', which cannot"),
+        ({"policy": ["$(touch X)"]}, r"is 'decode-a-policy-\$\(touch X\)', which cannot"),
+        ({"budget": [1e16]}, r"is 'decode-a-budget-1e\+16', which cannot"),
         ({"policy": "raw"}, "is {'policy': 'raw'}; give each of its settings a list of values"),
         ({"seed": []}, "is {'seed': .*}; give each of its settings a list of values"),
         (["seed"], "is .'seed'.; give each of its settings a list of values"),
         (
             {"budget": [1.5, "1_5"]},
-            "both make a run 'decode-a-budget-1_5'; give one of the two another name",
+            "makes a run 'decode-a-budget-1_5', as another file or point does; give one",
         ),
     ],
 )
@@ -213,7 +206,7 @@ def test_two_files_do_not_make_one_run(tmp_path):
     ).runs()
     with pytest.raises(
         ParameterError,
-        match="paper/decode-a.yaml and .*paper/examples-a.yaml both make a run 'a'; give one of",
+        match="paper/examples-a.yaml makes a run 'a', as another file or point does",
     ):
         ParamFiles("paper", base=folder(tmp_path, **{"examples-a": one})).runs()
 
@@ -235,6 +228,8 @@ def test_a_file_that_cannot_be_read_is_one_sentence(content, tmp_path):
     path = tmp_path / "mine/decode-a.yaml"
     path.parent.mkdir()
     path.write_bytes(content) if content is not None else path.mkdir()
-    with pytest.raises(ParameterError, match="decode-a.yaml cannot be read .*; mend it") as caught:
+    with pytest.raises(
+        ParameterError, match="decode-a.yaml cannot be read .*; it must be a mapping"
+    ) as caught:
         ParamFiles("mine", base=tmp_path).runs()
     assert "\n" not in str(caught.value)

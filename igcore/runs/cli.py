@@ -1,7 +1,4 @@
-"""The command line that checks and compares runs: ``igcore verify FILE``, ``igcore compare A B``.
-
-``python -m igcore.runs`` is the same command.
-"""
+"""The commands that check and compare runs: ``igcore verify FILE``, ``igcore compare A B``."""
 
 import argparse
 import sys

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from ..errors import ParameterError
-from ..settings import NAME, check_name
+from ..settings import check_name
 
 OUTPUT = ("tables", "figures", "ablations")  # kinds of files that name no run
 
@@ -74,19 +74,16 @@ class ParamFiles:
         file = Path(file)
         check_name(f"the name of {file} without .yaml", file.stem)
         try:
-            settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            settings = dict(yaml.safe_load(file.read_text(encoding="utf-8")).items())
+        except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ParameterError(
-                f"{file} cannot be read ({reason}); mend it, or take it out of its folder"
+                f"{file} cannot be read ({reason}); it must be a mapping of settings"
             ) from error
-        if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
-            raise ParameterError(f"{file} is no params file; it must be a mapping of settings")
         home = file.parent.name
-        check_name(f"profile of {file}", settings.get("profile"))
-        if settings["profile"] != home:
+        if settings.get("profile") != home:
             raise ParameterError(
-                f"profile of {file} is {settings['profile']!r}; set it to {home!r}, the folder "
+                f"profile of {file} is {settings.get('profile')!r}; set it to {home!r}, the folder "
                 "that the file lies in"
             )
         if home != self.folder or not self.changes:
@@ -119,8 +116,9 @@ class ParamFiles:
             )
         for values in itertools.product(*lists):
             point = dict(zip(grid, values, strict=True))
-            parts = [_part(file, name, value) for name, value in point.items()]
-            run = "-".join([settings["run"], *parts])
+            names = [settings["run"], *(f"{name}-{value}" for name, value in point.items())]
+            run = "-".join(names).replace(".", "_")  # to Snakemake a dot would begin a suffix
+            check_name(f"a run of the grid of {file}", run)
             yield run, settings | point | {"run": run}
 
     def runs(self) -> dict[str, dict]:
@@ -147,32 +145,18 @@ class ParamFiles:
         Refuse two files that would write into one folder.
         """
         runs: dict[str, dict] = {}
-        makers: dict[str, Path] = {}
-        for file in itertools.chain.from_iterable(map(self.files, kinds)):
-            for run, settings in self.points(file):
-                if run in runs:
-                    raise ParameterError(
-                        f"{makers[run]} and {file} both make a run {run!r}; give one of the two "
-                        "another name"
-                    )
-                runs[run], makers[run] = settings, file
+        for kind in kinds:
+            for file in self.files(kind):
+                for run, settings in self.points(file):
+                    if run in runs:
+                        raise ParameterError(
+                            f"{file} makes a run {run!r}, as another file or point does; give one "
+                            "of the two another name"
+                        )
+                    runs[run] = settings
         return runs
 
 
 def _kind(file: Path) -> str:
     """Return the kind of a file: its name up to the first hyphen."""
     return file.stem.split("-")[0]
-
-
-def _part(file: Path | str, name: str, value: object) -> str:
-    """Return what a value in a grid adds to the name of its run.
-
-    A dot becomes an underscore: in Snakemake's patterns a dot would begin a suffix.
-    """
-    part = f"{name}-{value}".replace(".", "_")
-    if not NAME.fullmatch(part):
-        raise ParameterError(
-            f"grid of {file} gives {name} the value {value!r}, of which no name of a run can be "
-            "made; leave it out of the grid and write a params file for each value"
-        )
-    return part

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import pandas as pd
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
 
+from .. import paper
 from ..baselines.re_control import ValueNetwork, ValueSpec
 from ..baselines.value_training import ValueConfig
 from ..beams import method_of, settings_of
@@ -42,22 +44,9 @@ from .decode_params import DecodeParams
 from .paramfiles import ParamFiles
 from .rollout_run import METHOD as ROLLOUTS
 
-LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}
-LLAMA_2 = LLAMA | {"vocab_size": 32000, "intermediate_size": 11008, "num_key_value_heads": 32}
-SAFE_RLHF = LLAMA_2 | {"vocab_size": 32001}
-LLAMA_3 = LLAMA | {"vocab_size": 128256, "intermediate_size": 14336, "num_key_value_heads": 8}
-SMALL = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9}
-SMOLLM2 = SMALL | {"vocab_size": 49152, "intermediate_size": 1536, "num_key_value_heads": 3}
-SHAPES: dict[str, dict] = {  # name on the hub, or of an asset -> fields of its LlamaConfig
-    "PKU-Alignment/alpaca-7b-reproduced": SAFE_RLHF,
-    "PKU-Alignment/beaver-7b-v3.0": SAFE_RLHF,
-    "lmsys/vicuna-7b-v1.5": LLAMA_2,
-    "meta-llama/Llama-3.1-8B-Instruct": LLAMA_3,
-    "argsearch/llama-7b-rm-float32": LLAMA_2,
-    "PKU-Alignment/beaver-7b-unified-cost": SAFE_RLHF,
-    "nicolinho/QRM-Llama3.1-8B": LLAMA_3 | {"vocab_size": 128257},
-    "smollm2": SMOLLM2 | {"tie_word_embeddings": True},
-}
+# name on the hub, or of an asset -> fields of its LlamaConfig
+with (files(paper) / "data/shapes.csv").open(encoding="utf-8") as table:
+    SHAPES = pd.read_csv(table, index_col="repo").to_dict("index")
 # published sizes of the prompt sets that would have to be downloaded
 WHOLE = {"rtp": 623, "hex-phi": 300}
 TEST_PARTS = {"hh-rlhf": 12451, "pku-saferlhf": 759}  # as the paper's percentages have it
@@ -104,7 +93,7 @@ def config_of(repo: str):
     It comes from `SHAPES`, a local folder, or the mirror of the hub.
     """
     if repo in SHAPES:
-        return LlamaConfig(**{"tie_word_embeddings": False} | SHAPES[repo])
+        return LlamaConfig(**SHAPES[repo])
     mirror = Path(os.environ.get(MIRROR) or ".")
     for folder in (Path(repo).expanduser(), mirror.expanduser() / repo):
         if (folder / "config.json").is_file():
@@ -145,11 +134,6 @@ def network_of(policy, config: CriticConfig | ValueConfig) -> Critic | ValueNetw
         learned = asdict(config) | {"budget_high": config.budget}
         common = {name: learned[name] for name in learned.keys() & Spec.__dataclass_fields__}
         return Critic(Spec(**common | sizes, n_layers=layers, kv_width=kv_width))
-
-
-def reads_keys(network: Critic | ValueNetwork) -> bool:
-    """Say whether a network reads the policy's KV cache."""
-    return isinstance(network, Critic) and network.reads_keys
 
 
 def models_of(params: DecodeParams | CriticParams) -> list:
@@ -201,7 +185,7 @@ def prompt_bytes(models: Sequence, networks: Sequence, method: str, config: Sear
     total = search_bytes(policy, settings, PROMPT_TOKENS, "shared")
     for model in scorers:
         total += session_bytes(model, settings, PROMPT_TOKENS, "shared")
-    if method_of(method).asks_critic and reads_keys(networks[0]):
+    if method_of(method).asks_critic and networks[0].reads_keys:
         rows = min(CRITIC_ROWS, settings.n_samples)
         total += critic_bytes(policy, rows, settings.max_new_tokens)
     return total
@@ -224,7 +208,7 @@ def gib_of(params: DecodeParams | CriticParams, methods: Sequence[str], lessons:
     needs = [prompt_bytes(models, networks, method, config) for method in methods]
     for network, lesson in zip(networks, lessons, strict=True):
         if training:
-            rows = lesson.batch_size if reads_keys(network) else 0
+            rows = lesson.batch_size if getattr(network, "reads_keys", False) else 0
             batch = critic_bytes(models[0], rows, params.max_new_tokens)
             needs.append(TRAINING * network.parameter_count + batch)
     weights = sum(map(weight_bytes, [*models, *networks]))
@@ -278,7 +262,7 @@ def _trained(file: Path, folder: str) -> CriticConfig | ValueConfig | None:
     return params.valuing() if name == "value" else params.configs().get(name)
 
 
-def jobs(files: Iterable[Path | str]) -> Iterator[Job]:
+def jobs(paths: Iterable[Path | str]) -> Iterator[Job]:
     """Yield the plan of every run of params files; files of other kinds have none.
 
     Raises
@@ -286,7 +270,7 @@ def jobs(files: Iterable[Path | str]) -> Iterator[Job]:
     ParameterError
         For a file that holds a bad parameter; the sentence names the file.
     """
-    for file in map(Path, files):
+    for file in map(Path, paths):
         try:
             if file.name.startswith("decode-"):
                 yield from [decode_job(file, params) for params in _points(file, DecodeParams)]
@@ -299,8 +283,8 @@ def jobs(files: Iterable[Path | str]) -> Iterator[Job]:
 def _points(file: Path, settings: type) -> list:
     """Return the checked settings of every run of a file."""
     file = file.absolute()  # the name of its folder is the profile
-    files = ParamFiles(file.parent.name, base=file.parent.parent)
-    return [settings(**given) for _, given in files.points(file)]
+    folder = ParamFiles(file.parent.name, base=file.parent.parent)
+    return [settings(**given) for _, given in folder.points(file)]
 
 
 # --- hours ----------------------------------------------------------------------------------------
@@ -364,7 +348,7 @@ def plan_table(
     return table.reset_index()
 
 
-def report(files: Sequence[Path | str], runs: Path = Path("runs"), speed: float | None = None):
+def report(paths: Sequence[Path | str], runs: Path = Path("runs"), speed: float | None = None):
     """Return the plan of the params files of a profile as Markdown, and how to read it.
 
     Parameters
@@ -374,10 +358,10 @@ def report(files: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
     speed : float, optional
         Tokens per second of all methods, in the place of measured ones.
     """
-    found = list(jobs(files))
+    found = list(jobs(paths))
     if not found:
         raise ParameterError("no file has a run; give files named decode-... or critic-....yaml")
-    profile = Path(files[0]).absolute().parent.name
+    profile = Path(paths[0]).absolute().parent.name
     table = plan_table(found, measured(runs / profile), speed)
     source = f"{speed:g} tokens per second, as given" if speed else "the speed of finished runs"
     notes = [

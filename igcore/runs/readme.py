@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..errors import IgcoreError, RunError
-from ..folders import root
+from ..folders import ASIDE, root
 from .plan import report
 
 PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/guide.md")
@@ -40,22 +40,18 @@ def minutes(profiles: str, base: Path) -> str:
     """Return the minutes that each notebook took in the last runs of some profiles, jobs summed."""
     rows = []
     for profile in profiles.split():
-        folder = base / "runs" / profile
-        for path in folder.glob("**/*.ipynb"):
-            if any(part.startswith(".") for part in path.relative_to(folder).parts):
-                continue  # a run that was replaced
+        for path in (base / "runs" / profile).glob("**/*.ipynb"):
             done = json.loads(path.read_text(encoding="utf-8"))["metadata"]["papermill"]
-            if done["duration"]:  # it has finished
+            if ASIDE not in path.parts and done["duration"]:  # neither replaced nor unfinished
                 rows.append((profile, Path(done["input_path"]).stem, done["duration"] / 60))
     if not rows:
         raise RunError(
             f"runs/ holds no executed notebook of {profiles}; run `make reproduce` first"
         )
     frame = pd.DataFrame(rows, columns=["profile", "notebook", "CPU minutes"])
-    groups = frame.groupby(["profile", "notebook"])["CPU minutes"]
-    result = groups.agg(["size", "sum"]).round(1).reset_index()
-    result.columns = ["profile", "notebook", "jobs", "CPU minutes"]
-    return result.to_markdown(index=False)
+    minutes_of = frame.groupby(["profile", "notebook"])["CPU minutes"]
+    result = minutes_of.agg(**{"jobs": "size", "CPU minutes": "sum"}).round(1)
+    return result.reset_index().to_markdown(index=False)
 
 
 def filled(page: str, base: Path) -> str:
