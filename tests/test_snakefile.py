@@ -382,9 +382,8 @@ def everything(folder: Path) -> dict:
         (
             "profile",
             "../../x",
-            "profile of params/mine/decode-raw.yaml is '../../x', which cannot name a folder; give",
+            "profile of params/mine/decode-raw.yaml is '../../x'; set it to 'mine', the folder",
         ),
-        ("budget", ".nan", "setting budget is nan, which no notebook receives as it is; give"),
     ],
 )
 def test_a_bad_setting_is_one_sentence_and_nothing_starts(place, setting, text, sentence):

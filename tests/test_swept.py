@@ -59,7 +59,7 @@ def test_all_runs_of_both_must_have_finished(repository):
     """
     with pytest.raises(
         RunError,
-        match="4 runs have not finished, the first main/decode-a-seed-0; run `make reproduce`",
+        match="2 runs have not finished, the first main/decode-a-seed-0; run `make reproduce`",
     ):
         jobs.check_finished("sweeps", repository)
     finish(
@@ -78,8 +78,7 @@ def test_all_runs_of_both_must_have_finished(repository):
     jobs.check_finished("sweeps", repository)
     with pytest.raises(
         RunError,
-        match="'main' sweeps for no other, as sweeps does; its notebooks 40 and 50 write "
-        "everything",
+        match="the profile 'main' has no main profile; choose sweeps",
     ):
         jobs.check_finished("main", repository)
 

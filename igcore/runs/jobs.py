@@ -122,12 +122,7 @@ def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:
 
 def _broken(manifest: Path, kind: str, settings: Mapping) -> str:
     """Return why a finished run no longer holds, or ""."""
-    wanted = list(LEFT[kind])
-    if kind == "critic":
-        wanted += [f"{name}/critic.safetensors" for name in settings.get("critics") or ()]
-        wanted += ["value/value.safetensors"] if settings.get("value") else []
-        if not settings.get("rollouts"):
-            wanted += [f"rollouts-{split}/responses.jsonl" for split in ("train", "test")]
+    wanted = LEFT[kind] + (_trained(settings) if kind == "critic" else [])
     for name in wanted:
         if not (manifest.parent / name).is_file():
             return f"{name} is not there any more"
@@ -141,6 +136,16 @@ def _broken(manifest: Path, kind: str, settings: Mapping) -> str:
     except (ValueError, AttributeError, RecursionError):
         return "its manifest is damaged"
     return ""
+
+
+def _trained(settings: Mapping) -> list[str]:
+    """Return the files of rollouts and networks that a run of notebook 20 leaves."""
+    files = [f"{name}/critic.safetensors" for name in settings.get("critics") or ()]
+    if settings.get("value"):
+        files.append("value/value.safetensors")
+    if not settings.get("rollouts"):
+        files += ["rollouts-train/responses.jsonl", "rollouts-test/responses.jsonl"]
+    return files
 
 
 def check_finished(profile: str, base: Path) -> None:

@@ -56,10 +56,9 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
     with open_run(folder, identity) as run:
         scores = judge_missing(params, judge, run, questions_of(pairs))
         table = verdicts(pairs, scores, judge.names)
-        counts = {
-            aspect: cell["verdict"].value_counts().to_dict()
-            for aspect, cell in table.groupby("aspect")
-        }
+        counts = {}
+        for aspect, cell in table.groupby("aspect"):
+            counts[aspect] = cell["verdict"].value_counts().to_dict()
         n_pairs = len(table) // len(ASPECTS)
         run.finish({"pairs": n_pairs, "counts": counts, "params": asdict(params)})
     return table

@@ -8,7 +8,6 @@ are loaded and nothing is downloaded.
 
 import argparse
 import math
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ from ..engine.device import GIB
 from ..engine.memory import CRITIC_ROWS, critic_bytes, kv_bytes, search_bytes, session_bytes
 from ..errors import IgcoreError, ParameterError
 from ..folders import read
-from ..models.hub import MIRROR
 from ..models.policies import POLICIES
 from ..models.pretrained import DTYPES
 from ..models.prompts import SPLITS, check_prompts, load_prompts
@@ -50,9 +48,7 @@ with (files(paper) / "data/shapes.csv").open(encoding="utf-8") as table:
 # published sizes of the prompt sets that would have to be downloaded
 WHOLE = {"rtp": 623, "hex-phi": 300}
 TEST_PARTS = {"hh-rlhf": 12451, "pku-saferlhf": 759}  # as the paper's percentages have it
-SIZES = np.diff([0.0, *SPLITS.values()])
-SHARES = {"all": 1.0} | dict(zip(SPLITS, SIZES, strict=True))
-PART_OF_TEST = [("all", "test"), ("test", None), ("all", None)]  # split and part -> the test part
+SHARES = {"all": 1.0} | dict(zip(SPLITS, np.diff([0.0, *SPLITS.values()]), strict=True))
 SEARCH = "inferenceguard-critic"  # the method by which notebook 20 tries a critic
 TRAINING = 4 * 4  # bytes of a parameter, its gradient and two moments of AdamW, in float32
 PROMPT_TOKENS = 512  # length of the longest prompt, for memory
@@ -90,15 +86,14 @@ class Job:
 def config_of(repo: str):
     """Return the configuration of a model, None when it is not known.
 
-    It comes from `SHAPES`, a local folder, or the mirror of the hub.
+    It comes from `SHAPES`, or from a local folder.
     """
     if repo in SHAPES:
         return LlamaConfig(**SHAPES[repo])
-    mirror = Path(os.environ.get(MIRROR) or ".")
-    for folder in (Path(repo).expanduser(), mirror.expanduser() / repo):
-        if (folder / "config.json").is_file():
-            return AutoConfig.from_pretrained(folder, local_files_only=True)
-    return None
+    folder = Path(repo).expanduser()
+    if not (folder / "config.json").is_file():
+        return None
+    return AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
 @cache
@@ -163,7 +158,7 @@ def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
         size = round(WHOLE[source] * SHARES[split])
     elif source not in TEST_PARTS:
         size = len(load_prompts(prompts, split))
-    elif (split, options.part) in PART_OF_TEST:
+    elif (split, options.part) in (("all", "test"), ("test", None), ("all", None)):
         size = TEST_PARTS[source]
     least = min(size, limit or math.inf)
     return math.nan if math.isinf(least) else least
@@ -236,9 +231,7 @@ def critic_job(file: Path, params: CriticParams) -> Job:
     tokens = {SEARCH: searched * most_tokens(SEARCH, params.searching())}
     if not params.rollouts:
         tokens[ROLLOUTS] = prompts * params.n_rollouts * params.max_new_tokens
-    lessons = [*params.configs().values()]
-    if params.value is not None:
-        lessons.append(params.valuing())
+    lessons = [*params.configs().values(), *filter(None, [params.valuing()])]
     gib = gib_of(params, [SEARCH], lessons)
     return Job(file, _name(params.policy), prompts, tokens, gib)
 
@@ -252,9 +245,7 @@ def _name(policy: str | Mapping) -> str:
 def _trained(file: Path, folder: str) -> CriticConfig | ValueConfig | None:
     """Return the settings of a network from the params file that trains it, None without one."""
     match = re.fullmatch(r"runs/([^/]+)/critics/([^/]+)/([^/]+)/?", folder)
-    if not match:
-        return None
-    profile, run, name = match.groups()
+    profile, run, name = match.groups() if match else ("", "", "")
     path = file.parent.parent / profile / f"critic-{run}.yaml"
     if not path.is_file():
         return None
@@ -333,7 +324,7 @@ def plan_table(
         first, *_ = job.file.read_text(encoding="utf-8").splitlines()
         row = {
             "file": job.file.name,
-            "what it is": first.lstrip("# ") if first.startswith("#") else "",
+            "what it is": first.removeprefix("# "),
             "jobs": 1,
             "prompts": job.prompts,
             "million tokens": sum(job.tokens.values()) / 1e6,
@@ -366,10 +357,9 @@ def report(paths: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
     source = f"{speed:g} tokens per second, as given" if speed else "the speed of finished runs"
     notes = [
         table.map(_short).to_markdown(index=False, disable_numparse=True),
-        f"Tokens and hours are the most that a file can take. Hours are tokens over {source}; "
-        "loading models and training critics come on top. Memory is that of weights, networks and "
-        f"one prompt of {PROMPT_TOKENS} tokens of the method that needs most; it is unknown when "
-        "the shape of a model is.",
+        f"Tokens and hours are the most that a file can take. Hours are tokens over {source}, "
+        "without loading and training. Memory is that of weights, networks and one prompt of "
+        f"{PROMPT_TOKENS} tokens; it is unknown when the shape of a model is.",
     ]
     if table["hours"].isna().any():
         notes.append(
@@ -397,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         print(report(options.files, speed=options.tokens_per_second))
-    except (IgcoreError, OSError) as error:
+    except IgcoreError as error:
         sys.exit(f"error: {error}")
 
 
