@@ -203,7 +203,7 @@ class Method:
         From the user's settings to those that the method runs under.
     cost, reward : bool
         Whether candidates are scored by the cost model and by the reward model.
-    gated : bool
+    abstains : bool
         Whether it abstains when a text fails the final check; baselines always emit.
     safety_first : bool
         Whether unsafe candidates are dropped as soon as there is a safe one. The reward model then
@@ -222,7 +222,7 @@ class Method:
     settings: Callable[[SearchConfig], SearchConfig] = as_given
     cost: bool = True
     reward: bool = True
-    gated: bool = False
+    abstains: bool = False
     safety_first: bool = False
     final_only: bool = False
     accepts: Callable[[Beam, SearchConfig], bool] = Beam.passes
@@ -235,7 +235,7 @@ class Method:
         return self.network == "critic"
 
 
-_GUARDED = Method(e_inter, safety_first=True, gated=True)
+_GUARDED = Method(e_inter, safety_first=True, abstains=True)
 _GUARDED_BY_CRITIC = replace(_GUARDED, network="critic")
 
 # A text names a method of `igcore.baselines`. It is imported on first use, because the baselines
@@ -304,7 +304,7 @@ class PromptSearch:
     ----------
     ids : list of int
         Token ids of the prompt in the policy's template.
-    gated : bool
+    abstains : bool
         Whether the search abstains when a text fails the final check.
     beams, pool : list of Beam
         The beams kept, and the candidates of the current block.
@@ -322,7 +322,7 @@ class PromptSearch:
     ids: list[int]
     method: Method
     config: SearchConfig
-    gated: bool
+    abstains: bool
     beams: list[Beam]
     pool: list[Beam] = field(default_factory=list)
     failures: Failures = field(init=False, repr=False)  # made by `open_block`
@@ -372,7 +372,7 @@ class PromptSearch:
         chosen = self.chosen()
         # under a signed accounting a later credit may still repay what is overspent now
         absorbing = self.config.accounting not in SIGNED
-        if self.gated and absorbing and not chosen[0].safe(self.config):
+        if self.abstains and absorbing and not chosen[0].safe(self.config):
             self.fail(why_unsafe(self.pool))  # before the beams change: `fail` keeps the last safe
         self.beams = chosen
 
@@ -394,6 +394,6 @@ def new_search(
 ) -> PromptSearch:
     """Return the search for a prompt before the first block: one empty beam, z_0 = d."""
     # mode `paper` emits the least unsafe candidate, so it cannot abstain
-    gated = method.gated and config.on_failure != "paper"
+    abstains = method.abstains and config.on_failure != "paper"
     root = Beam([], "", False, start(config.budget), [], row)
-    return PromptSearch(prompt, ids, method, config, gated, [root])
+    return PromptSearch(prompt, ids, method, config, abstains, [root])

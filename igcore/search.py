@@ -168,7 +168,7 @@ def open_searches(batch: Batch) -> None:
         batch.engine.open([search.ids for search in batch.searches])
     for search in batch.searches:
         batch.work.saw_read(search, len(search.ids))
-        if search.gated and not search.best.safe(search.config):  # strict reading with budget 0
+        if search.abstains and not search.best.safe(search.config):  # strict reading with budget 0
             search.fail("dead_end")
 
 
@@ -365,7 +365,7 @@ def answers(batch: Batch) -> list[Emission]:
             [search.prompt for search in batch.searches],
             proposals,
             batch.config,
-            gated=batch.searches[0].gated,
+            abstains=batch.searches[0].abstains,
         )
     for search, emission in zip(batch.searches, emissions, strict=True):
         batch.work.saw_check(search, emission)
@@ -376,13 +376,13 @@ def proposal(batch: Batch, search: PromptSearch) -> Emission:
     """Return what a search would emit before the final check."""
     best, config = search.best, search.config
     # under a signed accounting no block fails, so an unsafe end only shows here
-    if search.gated and not search.failure and not best.safe(config):
+    if search.abstains and not search.failure and not best.safe(config):
         search.fail("dead_end" if config.accounting in SIGNED else why_unsafe([best]))
     if not search.failure:
         # a baseline is judged by its final cost alone; in paper mode the path counts too
-        safe = best.safe(config) or not search.method.gated
+        safe = best.safe(config) or not search.method.abstains
         otherwise = "over_budget"
-        if search.method.gated:
+        if search.method.abstains:
             otherwise = "final_check" if safe else why_unsafe(search.pool)
         text = written(best, batch.guard.policy, batch.grid)
         return replace(text, safe=safe, otherwise=otherwise)

@@ -83,7 +83,7 @@ class Emission:
         safe, and never the reverse.
     cost : float
         U_K in the final check; NaN before it, or when the scorer failed.
-    gate_calls, gate_tokens : int
+    check_calls, check_tokens : int
         Texts that the final check scored until this one was emitted, and the policy tokens in them.
     """
 
@@ -99,8 +99,8 @@ class Emission:
     finished: bool = False
     safe: bool = True
     cost: float = math.nan
-    gate_calls: int = 0
-    gate_tokens: int = 0
+    check_calls: int = 0
+    check_tokens: int = 0
 
 
 @dataclass
@@ -230,7 +230,7 @@ def final_check(
     prompts: Sequence[Prompt],
     proposals: Sequence[Emission],
     config: SearchConfig,
-    gated: bool,
+    abstains: bool,
 ) -> list[Emission]:
     """Return what is emitted for each prompt: the proposed text if it passes, else a fallback.
 
@@ -241,7 +241,7 @@ def final_check(
         checked again as well, because in bfloat16 cached and uncached scores differ.
     proposals : sequence of Emission
         One per prompt. Text None means that the search has already failed, for the reason given.
-    gated : bool
+    abstains : bool
         Whether a text that fails the check is replaced by a fallback; if not, it is emitted and
         marked.
 
@@ -251,7 +251,7 @@ def final_check(
         When the cost model gives no finite number for any of several texts.
     """
     # a baseline is judged by its final cost alone, so its path is not read again
-    scorer, path = scoring.final_cost, scoring.path_cost if gated else None
+    scorer, path = scoring.final_cost, scoring.path_cost if abstains else None
     out = list(proposals)
     scored = [i for i, emission in enumerate(proposals) if emission.text is not None]
     texts = [emission.text for emission in proposals if emission.text is not None]
@@ -264,14 +264,15 @@ def final_check(
         )
     for i, cost, ok in zip(scored, costs, passed, strict=True):
         n_tokens = proposals[i].n_tokens
-        out[i] = replace(proposals[i], cost=float(cost), gate_calls=1, gate_tokens=n_tokens)
+        out[i] = replace(proposals[i], cost=float(cost), check_calls=1, check_tokens=n_tokens)
         # all must agree: the final score, the search and, where that used a KV cache, the path
-        if ok and out[i].safe and (path is None or _path_holds(path, prompts[i], out[i], config)):
-            continue
+        if ok and out[i].safe:
+            if path is None or _path_within_budget(path, prompts[i], out[i], config):
+                continue
         reason = "scorer_error" if math.isnan(cost) else out[i].otherwise
-        if gated:
+        if abstains:
             # a new emission, so that nothing of the rejected text can leak into the response
-            out[i] = Emission(None, reason=reason, gate_calls=1, gate_tokens=n_tokens)
+            out[i] = Emission(None, reason=reason, check_calls=1, check_tokens=n_tokens)
         else:
             out[i] = replace(out[i], status="unverified_unsafe", reason=reason)
     return [
@@ -280,7 +281,9 @@ def final_check(
     ]
 
 
-def _path_holds(scorer: Scores, prompt: Prompt, emission: Emission, config: SearchConfig) -> bool:
+def _path_within_budget(
+    scorer: Scores, prompt: Prompt, emission: Emission, config: SearchConfig
+) -> bool:
     """Say whether a text is within budget when its block ends are scored again without a cache."""
     costs = _ends_before(scorer, [prompt], [emission])
     z = _z(
@@ -310,7 +313,7 @@ def _ends_before(
 
 def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchConfig) -> Emission:
     """Return the refusal if it passes the final check, else the empty text, else nothing."""
-    calls = failed.gate_calls
+    calls = failed.check_calls
     # a refusal is text, too, and a cost model may dislike it
     for text in (config.refusal, ""):
         calls += 1
@@ -318,9 +321,9 @@ def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchCo
         if ok:
             ends = [len(text)]
             return replace(
-                failed, text=text, ends=ends, grid=ends, cost=float(cost), gate_calls=calls
+                failed, text=text, ends=ends, grid=ends, cost=float(cost), check_calls=calls
             )
-    return replace(failed, gate_calls=calls)
+    return replace(failed, check_calls=calls)
 
 
 @dataclass

@@ -121,10 +121,11 @@ class Work:
 
     def saw_check(self, search: PromptSearch, emission: Emission) -> None:
         """Count the final check of a guarded search."""
-        if search.gated:  # a baseline would have run without the check, which only labels its text
+        # a baseline would have run without the check, which only labels its text
+        if search.abstains:
             counts = self.reports[search].counts
-            counts.scorer_calls += emission.gate_calls
-            counts.scorer_tokens += emission.gate_tokens
+            counts.scorer_calls += emission.check_calls
+            counts.scorer_tokens += emission.check_tokens
 
 
 def perplexity(log_p: Sequence[float]) -> float:

@@ -664,14 +664,14 @@ def imaginary(path: Path, limit: int = 4) -> dict[str, list[dict]]:
 def imagined(point: dict, config: Settings, method: str, k: int) -> dict:
     rng = np.random.default_rng([k, config.n_samples, point["seed"], len(method)])
     n = config.n_samples
-    failed = method_of(method).gated and rng.random() < 0.1
+    failed = method_of(method).abstains and rng.random() < 0.1
     rewards, costs = rng.random(n).tolist(), (0.4 * rng.random(n)).tolist()
     safe = costs[0] <= config.budget
     status = (
         "abstained"
         if failed
         else "verified_safe"
-        if safe or method_of(method).gated
+        if safe or method_of(method).abstains
         else "unverified_unsafe"
     )
     trace = [

@@ -282,7 +282,7 @@ def unlike(some, others):
 
 
 SAMPLING = [
-    method for method in ALONE if not method_of(method).gated and not method.startswith("args")
+    method for method in ALONE if not method_of(method).abstains and not method.startswith("args")
 ]
 SCORED = {"counts", "trace", "finals"}  # what shows that a score was asked which changed nothing
 
@@ -817,7 +817,7 @@ def test_a_scorer_without_its_members_is_refused():
 
 
 def test_baselines_emit_and_are_marked_by_the_same_check():
-    for method in [name for name in ALONE if not method_of(name).gated]:
+    for method in [name for name in ALONE if not method_of(name).abstains]:
         for r in answers(method, ids(PROMPTS), budget=0.5):
             inside = letter_cost(r.text) <= 0.5
             assert (r.status, r.reason) == (

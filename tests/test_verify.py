@@ -485,9 +485,9 @@ class Forger:
             )
             line |= vars(found) | {"z_final": found.z_trace[-1]}
             safe = bool(within(cost, config)) and (
-                found.z_trace[-1] >= 0 or not method_of(line["method"]).gated
+                found.z_trace[-1] >= 0 or not method_of(line["method"]).abstains
             )
-            abstained = method_of(line["method"]).gated and not line["tokens"]
+            abstained = method_of(line["method"]).abstains and not line["tokens"]
             line["status"] = (
                 "abstained" if abstained else "verified_safe" if safe else "unverified_unsafe"
             )

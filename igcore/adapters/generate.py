@@ -144,7 +144,7 @@ def answer_rows(
     tokenizer = guard.policy.tokenizer
     policy = Policy("the model", model, tokenizer, eos_ids=frozenset(eos))
     prompts = _prompts(policy, input_ids, mask, config.max_new_tokens)
-    abstains = method_of(guard.method).gated and config.on_failure != "paper"
+    abstains = method_of(guard.method).abstains and config.on_failure != "paper"
     if abstains:
         _check_refusal(config.refusal, policy)
     shown = _Shown(streamer, config) if streamer is not None else None

@@ -74,7 +74,7 @@ def _without_text(line: dict, prompt: Prompt, cost: Scorer, config: SearchConfig
     for refusal in ("", config.refusal):  # one within budget would have been emitted
         _, allowed = rescore(cost, [prompt], [refusal], config)
         response = refusal if allowed[0] else response
-    if not method_of(line["method"]).gated or config.on_failure == "paper":
+    if not method_of(line["method"]).abstains or config.on_failure == "paper":
         response = "a text, which this method emits"
     return {
         "response": response,
@@ -102,13 +102,13 @@ def _scores(line: dict, prompt: Prompt, cost: Scorer, reward: Scorer, config: Se
     )
     (found,) = measure([emission], [prompt], reward=Cached(reward), cost=cost, config=config)
     z = found.z_trace[-1]
-    gated = method_of(line["method"]).gated
-    path_holds = z > 0 if config.strict else z >= 0
+    abstains = method_of(line["method"]).abstains
+    path_within = z > 0 if config.strict else z >= 0
     inside = bool(within(float(final), config))
     status = "unverified_unsafe"
-    if inside and (path_holds or not gated):
+    if inside and (path_within or not abstains):
         status = "verified_safe"
-    if gated and config.on_failure != "paper" and n_tokens == 0:  # not the policy's words
+    if abstains and config.on_failure != "paper" and n_tokens == 0:  # not the policy's words
         status = "abstained" if inside else "no text"
     if line["status"] == "abstained" and text:
         text = config.refusal
