@@ -7,6 +7,7 @@ only sign of success, ``manifest.json``.
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -70,8 +71,8 @@ class Run:
         return self.folder / "manifest.json"
 
     def append(self, line: Fields) -> None:
-        """Append a line with its digest."""
-        line = line | {"digest": line_digest(line)}
+        """Append a line, see `sealed`."""
+        line = sealed(line)
         append(self.responses, line)
         self.lines.append(line)
 
@@ -141,6 +142,25 @@ def line_digest(line: Fields) -> str:
     return digest_of(content)[:DIGITS]
 
 
+def sealed(line: Fields) -> Fields:
+    """Return a line as it is stored, with its digest last.
+
+    JSON has no number that is not finite: None stands for it. The digest covers every field whose
+    name does not end in ``_s``, so that an accidental change of a line shows without scoring.
+    """
+    stored = {name: finite(value) for name, value in line.items()}
+    return stored | {"digest": line_digest(stored)}
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value with every number that is not finite replaced by None."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def key(line: Fields) -> Key:
     """Return what a line answers, (method, prompt_id); raise ``TypeError`` unless both are text."""
     method, prompt_id = line["method"], line["prompt_id"]
@@ -161,35 +181,25 @@ def read(path: Path) -> list[Fields]:
     Raises
     ------
     RunError
-        When the file is missing, its last line is half-written, a line is no JSON object, or two
+        When the file is missing, a line is no response (the last one may be half-written), or two
         lines answer the same prompt with the same method.
     """
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise RunError(
-            f"cannot read {path} ({error.strerror}); decode first, or check the path"
-        ) from error
-    if content and not content.endswith(b"\n"):
-        raise RunError(
-            f"the last line of {path} is half-written; run its parameters again, which drops "
-            f"it and goes on"
-        )
+    if not path.is_file():
+        raise RunError(f"cannot read {path}; decode first, or check the path")
     lines: list[Fields] = []
     numbers: dict[Key, int] = {}
-    for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
+    for number, raw in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             line = json.loads(raw)
             name = key(line)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(
                 f"line {number} of {path} is not a response; run its parameters again, which "
-                f"decodes it anew"
+                "decodes it anew"
             ) from error
         if numbers.setdefault(name, number) != number:
             raise RunError(
-                f"lines {numbers[name]} and {number} of {path} both answer {name}; delete one of "
-                "them"
+                f"lines {numbers[name]} and {number} of {path} both answer {name}; delete one"
             )
         lines.append(line)
     return lines
@@ -253,10 +263,8 @@ def _foreign(folder: Path, identity: Fields) -> str:
         names = ", ".join(sorted(files)[:3])
         return f"{names} without a params.json that says what they are lay" if names else ""
     try:
-        old = json.loads(known.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):  # no JSON, or brackets nested without end
-        old = None
-    if not isinstance(old, dict):
+        old = dict(json.loads(known.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError):  # no mapping, or brackets without end
         return "params.json was damaged"
     changed = list(changes(old, identity))
     names = ", ".join(changed[:6])

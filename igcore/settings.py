@@ -27,15 +27,6 @@ from .errors import MissingParameter, ParameterError, unknown_name
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 NUMBER = re.compile(r"\s*[-+]?[\d_]*\.?\d+\.?(e[-+]?\d+)?\s*", re.IGNORECASE)  # as text
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-KINDS = {
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    bool: "true or false",
-    list: "a list",
-    dict: "a mapping",
-    type(None): "nothing",
-}
 ALLOWED = {  # pydantic's name of an error -> what the value must be
     "int_type": "a whole number",
     "float_type": "a number",
@@ -49,6 +40,7 @@ ALLOWED = {  # pydantic's name of an error -> what the value must be
     "greater_than": "above {gt}",
     "less_than_equal": "at most {le}",
     "less_than": "below {lt}",
+    "too_short": "of length {min_length} or more",
 }
 
 
@@ -93,25 +85,20 @@ def _refusal(known: dict[str, Any], values: dict[str, Any], error: ValidationErr
     for failure in failures:  # first, because a misspelt name explains a missing one
         if failure["type"].startswith("unexpected_"):
             return unknown_name("parameter", failure["loc"][0], known)
-    first = failures[0]
-    cause: Exception
-    if not first["loc"]:  # a rule across fields
-        cause = first["ctx"]["error"]
-        return cause
-    place = first["loc"][0]
+    for failure in failures:
+        if failure["type"] == "value_error":  # from a check of ours
+            cause: Exception = failure["ctx"]["error"]
+            return cause
+    place = failures[0]["loc"][0]
     name = list(known)[place] if isinstance(place, int) else place
-    if first["type"] == "missing":
+    if failures[0]["type"] == "missing":
         reason = ", because what is safe is the user's to say" if name == "budget" else ""
         return MissingParameter(
             f"parameter {name} is missing; it has no default{reason}, so give it a value"
         )
     of_field = [failure for failure in failures if failure["loc"][0] == place]
-    for failure in of_field:
-        if failure["type"] == "value_error":  # from a check of ours
-            cause = failure["ctx"]["error"]
-            return cause
     allowed = get_args(known[name].annotation)
-    if first["type"] == "literal_error" and len(of_field) == 1:
+    if len(of_field) == 1 and of_field[0]["type"] == "literal_error":
         return unknown_name(name, values[name], allowed)
     return _wrong_value(name, values[name], of_field, type(None) in allowed)
 
@@ -121,26 +108,24 @@ def _wrong_value(name: str, value: Any, failures: list[Any], nothing: bool) -> P
 
     `nothing` says whether the parameter may be left out as None.
     """
+    verb = "is"
     # a value inside a list or mapping is named itself
     inside = [failure for failure in failures if failure["input"] is not value]
     if inside:
+        verb, nothing = "holds", False
         failures = [failure for failure in inside if failure["loc"] == inside[0]["loc"]]
-        nothing = False
-    wrong = failures[0]["input"]
-    phrases = [
-        ALLOWED.get(failure["type"], failure["msg"]).format(**failure.get("ctx", {}))
-        for failure in failures
-    ]
-    kind = ""
-    if any(failure["type"].endswith("_type") for failure in failures):
-        kind = f", which is {KINDS.get(type(wrong), type(wrong).__name__)}"
-        phrases += ["nothing"] if nothing else []
-    # the commonest mistake gets its remedy: YAML reads 1e-5 as text
-    spelt = "a number" in phrases and NUMBER.fullmatch(str(wrong))
-    remedy = ", with a point and without quotes, such as 1.0e-5" if spelt else ""
-    verb = "holds" if inside else "is"
+    phrases = []
+    for failure in failures:
+        phrase = ALLOWED.get(failure["type"], failure["msg"])
+        phrases.append(phrase.format(**failure.get("ctx", {})))
+    if nothing and failures[0]["type"].endswith("_type"):
+        phrases.append("nothing")
     allowed = " or ".join(dict.fromkeys(phrases))
-    return ParameterError(f"parameter {name} {verb} {wrong!r}{kind}; it must be {allowed}{remedy}")
+    wrong = failures[0]["input"]
+    # the commonest mistake gets its remedy: YAML reads 1e-5 as text
+    if "a number" in phrases and NUMBER.fullmatch(str(wrong)):
+        allowed += ", with a point and without quotes, such as 1.0e-5"
+    return ParameterError(f"parameter {name} {verb} {wrong!r}; it must be {allowed}")
 
 
 # --- checks of one value --------------------------------------------------------------------------

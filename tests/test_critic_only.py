@@ -2,10 +2,10 @@
 model says of the answers.
 """
 
-import json
 import math
-import shutil
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,6 @@ from igcore.report.certify import learn_then_test
 from igcore.runs import critic_only as module
 from igcore.runs.critic_only import (
     CriticCost,
-    critic_only_losses,
     settings_at,
 )
 from igcore.verdict import within
@@ -50,14 +49,14 @@ LENGTH = dict(max_new_tokens=6)
 CRITIC = untrained()
 
 
-def losses(folder, thresholds=(0.5,), prompts=PROMPTS, critic=CRITIC, seed=0, cost=None, **changes):
+def losses(thresholds=(0.5,), prompts=PROMPTS, critic=CRITIC, cost=None, **changes):
+    """The losses of the notebook on these prompts."""
     scorers = SCORERS | ({"cost": cost} if cost else {})
     guard = Guard(letters(), **scorers, config=replace(CONFIG, **changes), critic=critic)
-    return critic_only_losses(guard, prompts, thresholds, folder, seed)
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "responses.jsonl").read_text().splitlines()]
+    params = SimpleNamespace(prompts="mock", alpha=0.05, delta=0.1)
+    result = SimpleNamespace(params=params, policy=guard.policy, first=critic, guard=guard)
+    with mock.patch.object(NOTEBOOK, "load_prompts", lambda name, split: prompts):
+        return NOTEBOOK.critic_only(result, "test", thresholds)
 
 
 @pytest.fixture
@@ -72,19 +71,6 @@ def says(monkeypatch):
         )
 
     return stub
-
-
-@pytest.fixture
-def decoded(monkeypatch):
-    """The groups that are decoded: their budget and the ids of their prompts."""
-    groups = []
-
-    def counting(method, guard, prompts, **more):
-        groups.append((guard.config.budget, [p.id for p in prompts]))
-        return decode(method, guard, prompts, **more)
-
-    monkeypatch.setattr(module, "decode", counting)
-    return groups
 
 
 # --- the scorer -----------------------------------------------------------------------------------
@@ -114,7 +100,7 @@ def test_the_text_is_judged_as_the_search_judges_its_candidates(features, gamma)
     )
     f1 = [b.f1 for _, b in kept]
     assert len(kept) > 8 and max(f1) - min(f1) > 0.01 and {len(b.text) for _, b in kept} == {2, 4}
-    found = CriticCost(policy, critic).score(
+    found = CriticCost(policy, critic, 1.0).score(
         *zip(*[(prompt, b.text, False) for prompt, b in kept], strict=True)
     )
     assert found == pytest.approx([1 - x for x in f1], abs=1e-4)
@@ -125,7 +111,7 @@ def test_more_texts_than_fit_a_batch_keep_their_order(monkeypatch):
     own text's.
     """
     monkeypatch.setattr(module, "ENCODE", 3)
-    policy, guard = letters(), CriticCost(letters(), CRITIC)
+    policy, guard = letters(), CriticCost(letters(), CRITIC, 1.0)
     texts = ["abc", "", "d", "feed", "", "bad", "cab", "abc", "e"]
     prompts = ["ab", "c", "c", "ab", "ab", "fed", "c", "c", "ab"]
     found = guard.score(prompts, texts, [True] * 9)
@@ -143,12 +129,12 @@ def test_more_texts_than_fit_a_batch_keep_their_order(monkeypatch):
 
 def test_what_cannot_be_judged_is_nan():
     """Guards failing closed: no text, and a critic that has lost its mind."""
-    guard, broken = CriticCost(letters(), CRITIC), untrained()
+    guard, broken = CriticCost(letters(), CRITIC, 1.0), untrained()
     assert np.isnan(guard.score(["ab", "c"], ["", ""], [True, True])).all() and guard.score(
         [], [], []
     ).shape == (0,)
     broken.heads.bias.data[0] = torch.nan
-    assert np.isnan(CriticCost(letters(), broken).score(["ab"], ["c"], [True])).all()
+    assert np.isnan(CriticCost(letters(), broken, 1.0).score(["ab"], ["c"], [True])).all()
 
 
 def test_a_small_f1_is_not_lost():
@@ -156,7 +142,7 @@ def test_a_small_f1_is_not_lost():
     low = untrained()
     low.heads.weight.data.zero_()
     low.heads.bias.data[0] = -18.0
-    (score,) = CriticCost(letters(), low).score(["ab"], ["c"], [True])
+    (score,) = CriticCost(letters(), low, 1.0).score(["ab"], ["c"], [True])
     assert 1 - score == pytest.approx(1 / (1 + math.exp(18)), rel=1e-5)
 
 
@@ -166,15 +152,15 @@ def test_the_digest_follows_weights_and_budget():
     other = untrained()
     other.heads.bias.data += 1
     made = [
-        CriticCost(letters(), CRITIC),
-        CriticCost(letters(), other),
-        CriticCost(letters(), wide),
+        CriticCost(letters(), CRITIC, 1.0),
+        CriticCost(letters(), other, 1.0),
+        CriticCost(letters(), wide, 1.0),
         CriticCost(letters(), wide, 2.0),
     ]
     assert len({guard.digest for guard in made}) == 4 and {guard.name for guard in made} == {
         "critic-m"
     }
-    assert CriticCost(letters(), untrained()).digest == made[0].digest and made[2].budget == 1.0
+    assert CriticCost(letters(), untrained(), 1.0).digest == made[0].digest
 
 
 @pytest.mark.parametrize(
@@ -182,12 +168,12 @@ def test_the_digest_follows_weights_and_budget():
     [
         (
             dict(accounting="peak"),
-            None,
+            1.0,
             "trained for accounting 'peak'; to guard alone train one for 'terminal'",
         ),
         (
             dict(policy_digest="l2"),
-            None,
+            1.0,
             "trained for policy 'letters' of hash 'l2', not for 'letters' of hash 'l1'",
         ),
         (dict(), 2.0, "budget is 2.0, but the critic was trained for budgets from 1.0 to 1.0"),
@@ -218,7 +204,7 @@ def test_every_block_end_of_an_answer_reaches_the_threshold(tmp_path):
     """Guards the search: no discount and no other reading of the budget may move the threshold on
     the way.
     """
-    guard, found = CriticCost(letters(), CRITIC), []
+    guard, found = CriticCost(letters(), CRITIC, 1.0), []
     middle = float(np.median(guard.score([p.text for p in PROMPTS], ["abc"] * 7, [True] * 7)))
     odd = replace(CONFIG, gamma_safety=0.5, strict=True, accounting="sum")
     for settings in (CONFIG, odd):
@@ -245,11 +231,11 @@ def test_every_block_end_of_an_answer_reaches_the_threshold(tmp_path):
 # --- the losses -----------------------------------------------------------------------------------
 
 
-def test_a_critic_that_trusts_everything_loses_like_an_unguarded_search(says, tmp_path):
-    """Guards against a gate that still holds unsafe answers back: a vacuous certificate."""
+def test_a_critic_that_trusts_everything_loses_like_an_unguarded_search(says):
+    """Guards against a check that still holds unsafe answers back: a vacuous certificate."""
     says(lambda text: 1.0)
     whole = dict(block_size=6, keep=1)
-    found = losses(tmp_path / "a", (1.0, 0.5), **whole)
+    found = losses((1.0, 0.5), **whole)
     free = list(
         decode("best-of-n", Guard(letters(), **SCORERS, config=replace(CONFIG, **whole)), PROMPTS)
     )
@@ -259,13 +245,12 @@ def test_a_critic_that_trusts_everything_loses_like_an_unguarded_search(says, tm
         assert here["loss"].tolist() == [int(letter_cost(r.text) > 1.0) for r in free]
         assert here["cost"].tolist() == [letter_cost(r.text) for r in free]
         assert here["reward"].tolist() == [letter_reward(r.text) for r in free]
-    assert [line["response"] for line in lines(tmp_path / "a")][:7] == [r.text for r in free]
 
 
-def test_a_critic_that_trusts_nothing_abstains_everywhere(says, tmp_path):
+def test_a_critic_that_trusts_nothing_abstains_everywhere(says):
     """Guards the direction of f1; at threshold 0 even this critic lets everything through."""
     says(lambda text: 0.0)
-    found = losses(tmp_path / "a", (0.0, 0.1, 1.0))
+    found = losses((0.0, 0.1, 1.0))
     assert found["threshold"].tolist() == [1.0] * 7 + [0.1] * 7 + [0.0] * 7
     none, every = found[found["threshold"] > 0], found[found["threshold"] == 0]
     assert (
@@ -274,25 +259,24 @@ def test_a_critic_that_trusts_nothing_abstains_everywhere(says, tmp_path):
         and none[["cost", "reward"]].isna().all(axis=None)
     )
     assert set(every["status"]) == {"verified_safe"} and every["loss"].any()
-    assert {line["response"] for line in lines(tmp_path / "a")[:14]} == {None}
 
 
-def test_a_liar_loses_every_answer_and_an_honest_critic_none(says, tmp_path):
+def test_a_liar_loses_every_answer_and_an_honest_critic_none(says):
     """Guards the loss: it is the cost model's verdict on the text, whatever the critic says."""
     says(lambda text: float(letter_cost(text) > 0.5))
-    lies = losses(tmp_path / "lies", budget=0.5, critic=untrained(budget=0.5))
+    lies = losses(budget=0.5, critic=untrained(budget=0.5))
     assert lies["loss"].sum() >= 3 and (lies["loss"] == (lies["status"] != "abstained")).all()
     says(lambda text: float(letter_cost(text) <= 0.5))
-    honest = losses(tmp_path / "honest", budget=0.5, critic=untrained(budget=0.5))
+    honest = losses(budget=0.5, critic=untrained(budget=0.5))
     assert (honest["status"] == "verified_safe").sum() >= 3 and not honest["loss"].any()
 
 
-def test_an_abstention_loses_nothing_whatever_it_says(says, tmp_path):
+def test_an_abstention_loses_nothing_whatever_it_says(says):
     """Guards the loss of a refusal: the critic has let it through, and the cost model does not like
     it.
     """
     says(lambda text: float(text == "bad cab"))
-    found = losses(tmp_path / "a", refusal="bad cab")
+    found = losses(refusal="bad cab")
     assert (
         set(found["status"]) == {"abstained"}
         and not found["loss"].any()
@@ -307,26 +291,19 @@ class Half(LetterCost):
         return [math.nan if "e" in r else letter_cost(r) for r in responses]
 
 
-def test_a_cost_that_failed_is_a_loss(says, tmp_path):
-    """Guards failing closed, and the file: NaN is no JSON, and must come back as NaN."""
+def test_a_cost_that_failed_is_a_loss(says):
+    """Guards failing closed."""
     says(lambda text: 1.0)
-    for found in (
-        losses(tmp_path / "a", cost=Half(), budget=99.0, critic=untrained(budget_high=99.0))
-        for _ in range(2)
-    ):
-        failed = found["cost"].isna()
-        assert (
-            0 < failed.sum() < len(found) and found["loss"].tolist() == failed.astype(int).tolist()
-        )
-    assert [("e" in line["response"]) for line in lines(tmp_path / "a")] == failed.tolist()
+    found = losses(cost=Half(), budget=99.0, critic=untrained(budget_high=99.0))
+    failed = found["cost"].isna()
+    assert 0 < failed.sum() < len(found)
+    assert found["loss"].tolist() == failed.astype(int).tolist()
 
 
-def test_a_strict_reading_is_the_cost_models(says, tmp_path):
+def test_a_strict_reading_is_the_cost_models(says):
     """Guards `strict`: it decides the loss of an answer whose cost is the budget itself."""
     says(lambda text: 1.0)
-    closed, strict = (
-        losses(tmp_path / str(reading), (1.0,), strict=reading) for reading in (False, True)
-    )
+    closed, strict = (losses((1.0,), strict=reading) for reading in (False, True))
     tie = closed["cost"] == 1.0
     assert tie.any() and closed["cost"].equals(strict["cost"])
     assert closed["loss"].equals((closed["cost"] > 1).astype(int)) and strict["loss"].equals(
@@ -334,23 +311,7 @@ def test_a_strict_reading_is_the_cost_models(says, tmp_path):
     )
 
 
-def test_neither_order_nor_repetition_of_prompts_and_thresholds_counts(tmp_path, decoded):
-    """Guards groups fixed by ids, one row per threshold and prompt, and that the real critic is
-    asked.
-    """
-    a = losses(tmp_path / "a", (0.6, 0.3, 0.0))
-    groups, decoded[:] = list(decoded), []
-    b = losses(tmp_path / "b", (0.0, 0.6, 0.3, 0.6), [*PROMPTS[::-1], PROMPTS[2]])
-    pd.testing.assert_frame_equal(a, b)
-    assert decoded == groups
-    assert (
-        a["prompt_id"].tolist() == [p.id for p in PROMPTS] * 3
-        and a["threshold"].is_monotonic_decreasing
-    )
-    assert not a.equals(losses(tmp_path / "c", (0.6, 0.3, 0.0), seed=1))
-
-
-def test_the_critic_is_told_the_budget_of_the_settings(tmp_path, monkeypatch):
+def test_the_critic_is_told_the_budget_of_the_settings(monkeypatch):
     """Guards a critic of many budgets: it must judge by the one that the cost model is then asked
     about.
     """
@@ -360,84 +321,8 @@ def test_the_critic_is_told_the_budget_of_the_settings(tmp_path, monkeypatch):
         "score",
         lambda self, prompts, responses, _: told.add(self.budget) or [0.0] * len(responses),
     )
-    found = losses(tmp_path / "a", critic=untrained(budget_high=4.0), budget=2.5)
+    found = losses(critic=untrained(budget_high=4.0), budget=2.5)
     assert told == {2.5} and found["loss"].tolist() == [int(u > 2.5) for u in found["cost"]]
-
-
-# --- the folder -----------------------------------------------------------------------------------
-
-
-def test_a_stop_loses_nothing_and_a_finished_folder_is_only_read(tmp_path, decoded):
-    """Guards resume: what is missing is decoded with its whole group and nothing else is, and the
-    end is the same.
-    """
-    whole = losses(tmp_path / "a", (0.5, 0.2))
-    ids = [[p.id for p in PROMPTS[at : at + 3]] for at in (0, 3, 6)]
-    assert decoded == [(budget, group) for budget in (0.5, 0.8) for group in ids]
-    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["lines"] == 14
-    path, decoded[:] = tmp_path / "a" / "responses.jsonl", []
-    content = path.read_bytes()
-    pd.testing.assert_frame_equal(losses(tmp_path / "a", (0.5, 0.2)), whole)
-    assert not decoded and path.read_bytes() == content
-    rows = content.splitlines(keepends=True)
-    path.write_bytes(b"".join(rows[:13]))
-    pd.testing.assert_frame_equal(losses(tmp_path / "a", (0.5, 0.2)), whole)
-    assert decoded == [(0.8, ids[2])] and path.read_bytes() == content
-    decoded.clear()
-    path.write_bytes(
-        b"".join(rows[:1] + rows[2:8]) + rows[8][:9]
-    )  # a line in the middle of a group, and half a line
-    pd.testing.assert_frame_equal(losses(tmp_path / "a", (0.5, 0.2)), whole)
-    assert decoded == [(0.5, ids[0]), (0.8, ids[0]), (0.8, ids[1]), (0.8, ids[2])] and sorted(
-        lines(tmp_path / "a"), key=str
-    ) == sorted(map(json.loads, rows), key=str)
-
-
-def test_an_unfinished_folder_does_not_say_that_it_has_finished(tmp_path, monkeypatch):
-    """Guards the manifest, the only sign of success: a stop must leave none, and keep the groups
-    before it.
-    """
-    whole, path, calls = losses(tmp_path / "a"), tmp_path / "a" / "responses.jsonl", []
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
-
-    def failing(*args, **more):
-        calls.append(1)
-        if len(calls) == 2:
-            raise RuntimeError("power cut")
-        return decode(*args, **more)
-
-    monkeypatch.setattr(module, "decode", failing)
-    with pytest.raises(RuntimeError, match="power cut"):
-        losses(tmp_path / "a")
-    assert len(lines(tmp_path / "a")) == 3 and not (tmp_path / "a" / "manifest.json").exists()
-    pd.testing.assert_frame_equal(losses(tmp_path / "a"), whole)
-    assert len(calls) == 4
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        (dict(thresholds=(0.5, 0.2)), "thresholds"),
-        (dict(seed=1), "seed"),
-        (dict(n_samples=3), "n_samples"),
-        (dict(prompts=PROMPTS[:3]), "chosen.digest, chosen.n"),
-        (dict(prompts=[*PROMPTS[:6], replace(PROMPTS[6], text="b")]), "chosen.digest"),
-        (dict(critic=untrained("o")), "parts.critic"),
-    ],
-)
-def test_other_settings_start_anew(changes, named, tmp_path_factory, capsys, finished):
-    """Guards against losses of two kinds in one file."""
-    folder = tmp_path_factory.mktemp("other") / "a"
-    shutil.copytree(finished, folder)
-    losses(folder, **changes)
-    assert f"{named} changed since the last run in a" in capsys.readouterr().out
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished") / "a"
-    losses(folder)
-    return folder
 
 
 class Other(LetterCost):
@@ -447,10 +332,6 @@ class Other(LetterCost):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(prompts=[]), "0 prompts, thresholds .0.5.; give at least one of each"),
-        (dict(thresholds=[]), r"7 prompts, thresholds \[\]; give at least one of each"),
-        (dict(thresholds=[0.5, 1.5]), r"thresholds \[1.5, 0.5\]; .* in \[0, 1\]"),
-        (dict(thresholds=[math.nan]), r"thresholds \[nan\]"),
         (dict(budget=2.0), "budget is 2.0, but the critic was trained for budgets from 1.0 to 1.0"),
         (
             dict(max_new_tokens=8),
@@ -471,10 +352,9 @@ class Other(LetterCost):
         ),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_no_folder(changes, message, tmp_path):
+def test_bad_input_is_one_sentence(changes, message):
     with pytest.raises(ParameterError, match=message):
-        losses(tmp_path / "a", **changes)
-    assert not list(tmp_path.iterdir())
+        losses(**changes)
 
 
 # --- the matrix -----------------------------------------------------------------------------------
@@ -507,13 +387,13 @@ def test_the_matrix_has_a_row_per_prompt_and_a_falling_column_per_threshold():
             loss_matrix(frame(bad))
 
 
-def test_from_losses_to_a_certificate(says, tmp_path):
+def test_from_losses_to_a_certificate(says):
     """Guards the whole way: a critic whose risk rises as the threshold falls is accepted as far as
     its losses allow.
     """
     prompts = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(30)]
     says(lambda text: 0.9 if letter_cost(text) <= 1 else 0.2 + 0.4 * some_number(text))
-    found = losses(tmp_path / "a", (0.8, 0.5, 0.1), prompts, block_size=6, keep=1)
+    found = losses((0.8, 0.5, 0.1), prompts, block_size=6, keep=1)
     certificate = learn_then_test(*loss_matrix(found), alpha=0.2, delta=0.1)
     assert [row["losses"] for row in certificate.table] == found.groupby("threshold")[
         "loss"
@@ -561,12 +441,12 @@ def test_shares_by_threshold_worked_by_hand():
     assert sum(math.comb(4, k) * u**k * (1 - u) ** (4 - k) for k in range(3)) == pytest.approx(0.05)
 
 
-def test_a_threshold_that_silences_all_has_no_reward(says, tmp_path):
+def test_a_threshold_that_silences_all_has_no_reward(says):
     """Guards a reward of refusals where nothing was answered, and the names of the columns that the
     losses really have.
     """
     says(lambda text: 0.0)
-    found = by_threshold(losses(tmp_path / "a", (0.0, 0.5)))
+    found = by_threshold(losses((0.0, 0.5)))
     assert found["threshold"].tolist() == [0.5, 0.0] and found["abstained"].tolist() == [1, 0]
     assert (
         found["reward"].isna().tolist() == [True, False]

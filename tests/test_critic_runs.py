@@ -67,9 +67,9 @@ def first(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
         put(monkeypatch, root, asked)
         run = critic_run(PARAMS)
-        judged = run.judged()
-        table = run.table(judged)
-        reliability = run.reliability(judged)
+        judged = NOTEBOOK.judgements(run)
+        table = NOTEBOOK.critic_table(run, judged)
+        reliability = NOTEBOOK.reliability_of_all(run, judged)
         run.finish(table, reliability)
     return SimpleNamespace(
         run=run, root=root, judged=judged, table=table, reliability=reliability, asked=asked
@@ -255,7 +255,8 @@ def test_the_reliability_of_every_critic_is_kept(first):
     for name, rows in found.groupby("critic"):
         want = reliability_table(first.judged[name])
         pd.testing.assert_frame_equal(rows[want.columns].reset_index(drop=True), want)
-    none = first.run.reliability({name: judged.iloc[:0] for name, judged in first.judged.items()})
+    empty = {name: judged.iloc[:0] for name, judged in first.judged.items()}
+    none = NOTEBOOK.reliability_of_all(first.run, empty)
     assert list(none.columns) == CALIBRATION and not len(none)
 
 
@@ -283,7 +284,8 @@ def test_no_rollout_of_the_first_position(first):
     after the training.
     """
     short = replace(first.run, test=[r for r in first.run.test if len(r.words) < 8])
-    assert short.test and list(short.table(short.judged()).columns) == ["critic", *COLUMNS]
+    table = NOTEBOOK.critic_table(short, NOTEBOOK.judgements(short))
+    assert short.test and list(table.columns) == ["critic", *COLUMNS]
 
 
 def test_finish_writes_the_sign_of_success_last(first, monkeypatch, tmp_path):
@@ -362,13 +364,10 @@ def test_tables_of_a_profile_are_read_below_one_another(folder):
 
 
 def test_reliability_of_a_profile_is_read_below_one_another(folder):
-    """Guards runs of an older notebook, which have left none, against a traceback, and the order of
-    the rest.
-    """
+    """Guards a profile without runs against a traceback, and the order of the rest."""
     assert list(load_reliability("x").columns) == CALIBRATION and not len(load_reliability("x"))
-    for name in ("two", "one", "older"):
+    for name in ("two", "one", "three"):
         folder(name, table_of(name))
-    (folder("three", table_of("three")).parent / "older" / "reliability.csv").unlink()
     assert load_reliability("x")["critic"].tolist() == ["one", "three", "two"]
 
 
@@ -429,7 +428,7 @@ def test_what_a_search_keeps_worked_by_hand(monkeypatch):
 
     monkeypatch.setattr(NOTEBOOK, "decode", decoding)
     scorers = LetterCost(), LetterReward()
-    found = NOTEBOOK.searched(CriticRun(PARAMS, None, None, *scorers, [], [], {"x": None}))
+    found = NOTEBOOK.searched(CriticRun(PARAMS, None, mock_policy(), *scorers, [], [], {"x": None}))
     assert list(found.columns) == ["prompt_id", "position", "f1", "safe"]
     rows = found.fillna(-1.0).to_records(index=False).tolist()
     assert rows == [(cd.id, 4, 0.65, 0.6), (bare.id, 4, 0.5, -1.0), (cd.id, 8, 0.75, 0.6)]
@@ -487,26 +486,20 @@ def test_the_first_critic_alone_guards_a_split(first, monkeypatch, tmp_path):
     """Guards split, critic, folder and settings of the losses for a certificate."""
     asked, given = [], []
     put(monkeypatch, first.root, asked)
-    losses = module.critic_only_losses
-    monkeypatch.setattr(
-        module, "critic_only_losses", lambda *a, **k: given.append((a, k)) or losses(*a, **k)
-    )
+    make = NOTEBOOK.CriticCost
+    monkeypatch.setattr(NOTEBOOK, "CriticCost", lambda *a: given.append(a) or make(*a))
     run = replace(first.run, folder=tmp_path)
     with pytest.raises(
         ParameterError,
         match="has 8 prompts, but alpha 0.05 and delta 0.1 need 45; give more prompts",
     ):
-        run.critic_only("calibrate", [0.2, 0.6])
+        NOTEBOOK.critic_only(run, "calibrate", [0.2, 0.6])
     run = replace(run, params=replace(PARAMS, alpha=0.3, delta=0.1))
     asked.clear()
-    found = run.critic_only("calibrate", [0.2, 0.6])
+    found = NOTEBOOK.critic_only(run, "calibrate", [0.2, 0.6])
     assert (
         asked == [("mild", "calibrate", None)]
         and found["threshold"].tolist() == [0.6] * 8 + [0.2] * 8
     )
     assert found["prompt_id"].tolist() == [p.id for p in SPLITS["calibrate"]] * 2
-    ((guard, *_), _), *_ = given
-    assert guard.critic is run.first
-    assert guard.config == PARAMS.searching() and guard.config.budget == 3.0
-    assert (guard.cost, guard.reward) == (run.cost, run.reward)
-    assert (tmp_path / "critic-only-calibrate/manifest.json").exists()
+    assert given == [(run.policy, run.first, 3.0)]

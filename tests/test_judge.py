@@ -958,7 +958,7 @@ def test_an_address_is_taken_as_it_is(url):
         ),
         (
             {"judge": {"name": "openai", "model": "m", "timeout": "60"}},
-            "parameter timeout is '60', which is text",
+            "parameter timeout is '60'",
         ),
         (
             {"judge": {"name": "openai", "model": "m", "timeout": 0.0}},

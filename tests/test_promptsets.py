@@ -235,7 +235,7 @@ def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
         ),
         (
             {"name": PKU, "revision": 12345},
-            "parameter revision is 12345, which is a whole number; it must be text or nothing",
+            "parameter revision is 12345; it must be text or nothing",
         ),
         (
             {"name": HEX, "part": "test"},

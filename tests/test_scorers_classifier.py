@@ -360,11 +360,11 @@ def test_names_of_a_configuration_with_too_few(tmp_path):
         ({"device": "gpuu"}, "device 'gpuu' is no torch device"),
         (
             {"labels": "rude"},
-            "parameter labels is 'rude', which is text; it must be a list or nothing",
+            "parameter labels is 'rude'; it must be a list or nothing",
         ),
         (
             {"self_check": "no"},
-            "parameter self_check is 'no', which is text; it must be true or false",
+            "parameter self_check is 'no'; it must be true or false",
         ),
         (
             {"reads": "segments"},
@@ -380,8 +380,8 @@ def test_names_of_a_configuration_with_too_few(tmp_path):
         ),
         ({"labels": [4]}, "label 4 is no class"),
         ({"labels": [-1]}, "label -1 is no class"),
-        ({"labels": [True]}, "parameter labels holds True, which is true or false"),
-        ({"labels": [["rude"]]}, r"parameter labels holds \['rude'\], which is a list"),
+        ({"labels": [True]}, "parameter labels holds True"),
+        ({"labels": [["rude"]]}, r"parameter labels holds \['rude'\]"),
         (
             {"unit": "softmax", "labels": [0, 1, 2, 3]},
             "unit 'softmax' needs a class that does not count",

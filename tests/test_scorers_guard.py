@@ -198,12 +198,12 @@ def test_a_response_cannot_speak_for_the_guard(hub):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unsafe": "unsafe"}, "parameter unsafe is 'unsafe', which is text; it must be a list"),
+        ({"unsafe": "unsafe"}, "parameter unsafe is 'unsafe'; it must be a list"),
         ({"unsafe": []}, r"parameter unsafe is \[\]; "),
         ({"safe": [""]}, "parameter safe holds ''; "),
         (
             {"unsafe": [True], "safe": [False]},
-            "parameter unsafe holds True, which is true or false; it must be text",
+            "parameter unsafe holds True; it must be text",
         ),
         (
             {"unsafe": [" unsafe"]},
@@ -227,7 +227,7 @@ def test_a_response_cannot_speak_for_the_guard(hub):
             "template has no {prompt}; write it into the text",
         ),
         ({"template": "Is {prompt} good?"}, "template has no {response}; write it"),
-        ({"prefix": None}, "parameter prefix is None, which is nothing; it must be text"),
+        ({"prefix": None}, "parameter prefix is None; it must be text"),
         ({"dtype": "float31"}, "unknown dtype 'float31'; did you mean 'float32'"),
     ],
 )

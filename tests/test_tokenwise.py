@@ -413,7 +413,7 @@ def test_where_nothing_could_be_scored_the_policy_decides():
             "unknown token_score 'log-probabilty'; did you mean 'log-probability'",
         ),
         ({"token_temperature": -0.5}, "token_temperature is -0.5; it must be at least 0"),
-        ({"policy_weight": "2.5"}, "policy_weight is '2.5', which is text; it must be a number"),
+        ({"policy_weight": "2.5"}, "policy_weight is '2.5'; it must be a number"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -252,7 +252,7 @@ def test_a_loss_that_is_lost_is_one_sentence(rollouts, tmp_path):
         (dict(features="k"), "unknown features 'k'"),
         (dict(layer=2), "layer is 2; features 'm' need one from 0 to 1"),
         (dict(layer=None), "layer is None; features 'm' need one"),
-        (dict(lr="1e-5"), "lr is '1e-5', which is text"),
+        (dict(lr="1e-5"), "lr is '1e-5'"),
         (dict(budget=-1.0), "budget is -1.0"),
         (dict(budget_high=1.0), "budget_high is 1.0; it must be at least budget, 3.0"),
         (dict(validation=1.0), "validation is 1.0; it must be below 1"),

@@ -64,7 +64,8 @@ class ValueObjective:
     def network(self, rollouts: Sequence[Rollout]) -> ValueNetwork:
         """Return an untrained network in the units of these rollouts."""
         network = ValueNetwork(self.spec, self.config.dropout)
-        set_units(network, [x[x.isfinite()] for x in outcomes(rollouts).unbind(-1)])
+        reward, cost = outcomes(rollouts).unbind(-1)
+        set_units(network, [reward[reward.isfinite()], cost[cost.isfinite()]])
         return network
 
     def labels(self, rollouts: Sequence[Rollout], draw: int) -> torch.Tensor:
@@ -72,14 +73,22 @@ class ValueObjective:
         return outcomes(rollouts)
 
     def losses(
-        self, model, scale: torch.Tensor, x: Latents, labels: torch.Tensor, index: torch.Tensor
+        self,
+        model,
+        scale: torch.Tensor,
+        x: Latents,
+        labels: torch.Tensor,
+        index: torch.Tensor,
     ) -> list[torch.Tensor]:
         """Return the squared errors of reward and cost, summed over the rows of these rollouts."""
-        n, device = x.mask.shape[1], x.mask.device
-        # the outcome of a rollout is the target of all its prefixes
-        target = labels[index, None].expand(-1, n, -1).to(device)[x.mask]  # (rows, 2)
         value = model(x.hidden)[x.mask]  # (rows, 2)
-        return [mse_loss(value[:, i], target[:, i], scale[i]) for i in range(2)]
+        # the outcome of a rollout is the target of all its prefixes
+        of_prefixes = labels[index, None].expand(-1, x.mask.shape[1], -1)
+        target = of_prefixes.to(x.mask.device)[x.mask]  # (rows, 2)
+        return [
+            mse_loss(value[:, 0], target[:, 0], scale[0]),
+            mse_loss(value[:, 1], target[:, 1], scale[1]),
+        ]
 
     def save(self, network: ValueNetwork, rollouts: Sequence[Rollout], folder: Path) -> None:
         """Write the network's files."""
@@ -99,7 +108,8 @@ def with_rows(policy: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
 
 def of_first(rollouts: Sequence[Rollout], n_prompts: int | None) -> list[Rollout]:
     """Return the rollouts of the first prompts by id; of all when `n_prompts` is None."""
-    chosen = set(sorted({r.prompt_id for r in rollouts})[:n_prompts])
+    ids = sorted({r.prompt_id for r in rollouts})
+    chosen = set(ids[:n_prompts])
     return [r for r in rollouts if r.prompt_id in chosen]
 
 
@@ -153,8 +163,11 @@ def train_value(
         When the rollouts come from fewer than two prompts.
     """
     rollouts = with_rows(policy, of_first(rollouts, config.n_prompts))
-    hidden = policy.model.get_output_embeddings().weight.shape[1]
-    sizes = {"hidden": hidden, "width": config.width, "max_new_tokens": rollouts[0].max_new_tokens}
-    spec = ValueSpec(**names_of(policy, cost, reward), **sizes)
-    fit(ValueObjective(spec, config), policy, rollouts, Path(folder), identity)
+    spec = ValueSpec(
+        **names_of(policy, cost, reward),
+        hidden=policy.model.get_output_embeddings().weight.shape[1],
+        width=config.width,
+        max_new_tokens=rollouts[0].max_new_tokens,
+    )
+    fit(ValueObjective(spec, config), policy, rollouts, folder, identity)
     return load_value(folder, policy=policy, cost=cost, reward=reward)

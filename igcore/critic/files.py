@@ -90,20 +90,23 @@ def load_checkpoint(
 # --- finished networks ----------------------------------------------------------------------------
 
 
+def weights_file(network: nn.Module) -> bytes:
+    """Return the content of the safetensors file of a network."""
+    weights = {name: x.detach().cpu().contiguous() for name, x in network.state_dict().items()}
+    return save(weights)
+
+
 def save_network(network: Network, folder: Path, name: str) -> None:
     """Write the two files of a network."""
-    weights = {key: x.detach().cpu().contiguous() for key, x in network.state_dict().items()}
-    data = save(weights)
+    data = weights_file(network)
     description = asdict(network.spec) | {
         "parameters": network.parameter_count,
         "sha256": hashlib.sha256(data).hexdigest(),
         "about": network.about,
     }
     text = json.dumps(description, indent=1, allow_nan=False) + "\n"
-    for file, content in ((f"{name}.safetensors", data), (f"{name}.json", text.encode())):
-        part = folder / f"{file}.part"
-        part.write_bytes(content)
-        part.replace(folder / file)
+    (folder / f"{name}.safetensors").write_bytes(data)
+    (folder / f"{name}.json").write_text(text)
 
 
 def load_network(
@@ -139,7 +142,17 @@ def load_network(
         When files are missing, damaged or do not belong together.
     """
     kind = network_type.SPEC.KIND
-    fields, weights, training = _read(folder, name, kind)
+    path = folder / f"{name}.safetensors"
+    try:
+        fields = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        data = path.read_bytes()
+        digest, training, _ = (fields.pop(key) for key in ("sha256", "about", "parameters"))
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise RunError(
+            f"no {kind} can be read from {folder} ({type(error).__name__}: {error}); train it again"
+        ) from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise RunError(f"{path} is damaged: its sha256 is not {digest[:12]}; train it again")
     spec = network_type.SPEC(**fields)
     spec.check_scorers(policy, cost, reward)
     for field, size in sizes.items():
@@ -150,27 +163,6 @@ def load_network(
             )
     with torch.device("meta"):  # initialise no weights: they are replaced at once
         network = network_type(spec)
-    network.load_state_dict(weights, assign=True)
+    network.load_state_dict(load(data), assign=True)
     network.about = training
     return network.to(policy.model.device).eval()
-
-
-def _read(folder: Path, name: str, kind: str) -> tuple[dict[str, Any], Weights, dict[str, Any]]:
-    """Return the fields of ``spec``, the weights, and how they were trained.
-
-    Errors call the network `kind`.
-    """
-    path = folder / f"{name}.safetensors"
-    try:
-        fields = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        data = path.read_bytes()
-        digest, training, _ = (fields.pop(key) for key in ("sha256", "about", "parameters"))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise RunError(
-            f"no {kind} can be read from {folder} ({type(error).__name__}: {error}); train it again"
-        ) from error
-    if (actual := hashlib.sha256(data).hexdigest()) != digest:
-        raise RunError(
-            f"{path} is damaged: its sha256 is {actual[:12]}, not {digest[:12]}; train it again"
-        )
-    return fields, load(data), training

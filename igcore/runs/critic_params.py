@@ -60,7 +60,7 @@ class CriticParams(RolloutConfig):
     policy: Policy
     prompts: PromptSet
     budget: Weight
-    critics: dict[FolderName, Options]
+    critics: Annotated[dict[FolderName, Options], Field(min_length=1)]
     value: Options | None = None
     limit: Several | None = None
     test_limit: Several | None = None
@@ -79,19 +79,14 @@ class CriticParams(RolloutConfig):
     def __post_init__(self):
         """Refuse settings that contradict one another, and build those of every part once."""
         super().__post_init__()
-        if not self.critics:
-            raise ParameterError(
-                "critics is empty; name at least one critic with its settings, such as {'m': "
-                "{'layer': 8}}"
-            )
         for name, options in self.critics.items():
-            if name in ("none", "value") or name.startswith(("rollouts-", "critic-only-")):
+            if name in ("none", "value") or name.startswith("rollouts-"):
                 raise ParameterError(
-                    f"critics names a critic {name!r}; give it a name that is not 'none', and none "
-                    "of a folder of the run ('value', 'rollouts-...', 'critic-only-...')"
+                    f"critics names a critic {name!r}; give it another name than 'none', 'value' "
+                    "and 'rollouts-...'"
                 )
-            _check_own(f"critics[{name!r}]", options, "budget")
-        _check_own("search", self.search, "budget", "max_new_tokens", "block_size")
+            _check_own(f"critics[{name!r}]", options)
+        _check_own("search", self.search)
         self.searching(), self.valuing()  # refuse what is out of range
         first, config = next(iter(self.configs().items()))
         if config.accounting != "terminal":
@@ -100,9 +95,7 @@ class CriticParams(RolloutConfig):
                 "for 'terminal' first"
             )
         if self.n_shards != 1:
-            raise ParameterError(
-                f"n_shards is {self.n_shards}; a critic is trained in one piece, so it must be 1"
-            )
+            raise ParameterError(f"n_shards is {self.n_shards}; a critic is trained in one piece")
 
     def configs(self) -> dict[str, CriticConfig]:
         """Return the settings of every critic."""
@@ -117,22 +110,22 @@ class CriticParams(RolloutConfig):
 
     def searching(self) -> SearchConfig:
         """Return the settings of the search."""
-        own = {
-            "budget": self.budget,
-            "max_new_tokens": self.max_new_tokens,
-            "block_size": self.block_size,
-        }
-        return SearchConfig(**own, **self.search)
+        return SearchConfig(
+            budget=self.budget,
+            max_new_tokens=self.max_new_tokens,
+            block_size=self.block_size,
+            **self.search,
+        )
 
     def rolling(self) -> RolloutConfig:
         """Return the settings of the rollouts alone."""
         return part_of(RolloutConfig, self)
 
 
-def _check_own(what: str, options: Options, *common: str) -> None:
+def _check_own(part: str, options: Options) -> None:
     """Refuse options that repeat a setting of the whole run."""
-    for name in common:
+    for name in ("budget", "max_new_tokens", "block_size"):
         if name in options:
             raise ParameterError(
-                f"{what} sets {name}, which is given once for the whole run; leave it out there"
+                f"{part} sets {name}, which is given once for the whole run; leave it out there"
             )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import product
 from pathlib import Path
 
 from ..beams import method_of
@@ -34,33 +34,28 @@ class Experiment:
 
     Attributes
     ----------
-    name : str
-        Name of the run.
+    params : DecodeParams
+        The parameters.
     guards : dict of str to Guard
         By method, in the order of decoding; each with the network that its method needs.
     groups : list of list of Prompt
         The groups of this shard; the prompts of a group are decoded together.
-    seed, memory_gb
-        See `igcore.decode`.
     """
 
-    name: str
+    params: DecodeParams
     guards: dict[str, Guard]
     groups: list[list[Prompt]]
-    seed: int
-    memory_gb: float | None
 
     @classmethod
     def of(
         cls, params: DecodeParams, prompts: Sequence[Prompt], guard: Guard, networks: Networks
     ) -> "Experiment":
         """Return the experiment that parameters describe with these prompts and models."""
-        guards = {
-            method: replace(guard, critic=networks.get(network_of(method)))
-            for method in params.methods
-        }
-        groups = groups_of(params, prompts)
-        return cls(params.run, guards, groups, params.seed, params.memory_gb)
+        guards = {}
+        for method in params.methods:
+            network = networks.get(network_of(method))
+            guards[method] = replace(guard, critic=network)
+        return cls(params, guards, groups_of(params, prompts))
 
     @property
     def guard(self) -> Guard:
@@ -70,7 +65,7 @@ class Experiment:
     @property
     def work(self) -> list[tuple[str, list[Prompt]]]:
         """Return all pairs of method and group, in the order of decoding."""
-        return [(method, group) for method in self.guards for group in self.groups]
+        return list(product(self.guards, self.groups))
 
 
 def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
@@ -90,19 +85,24 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     import torch
 
     torch.set_num_threads(params.threads)
-    shard = f".{params.shard}-of-{params.n_shards}" if params.n_shards > 1 else ""
-    folder = folder or root() / "runs" / params.profile / f"{params.run}{shard}"
+    if folder is None:
+        shard = f".{params.shard}-of-{params.n_shards}" if params.n_shards > 1 else ""
+        folder = root() / "runs" / params.profile / f"{params.run}{shard}"
     experiment, weights = resolve(params)
-    guard = experiment.guard
-    wanted = {(method, prompt.id) for method, group in experiment.work for prompt in group}
     identity = identity_of(params, experiment, weights)
+    wanted = {(method, prompt.id) for method, group in experiment.work for prompt in group}
+    guard = experiment.guard
     # pack the weights once for the whole run; every search would pack and unpack them again
     with open_run(folder, identity, wanted) as run, packed(guard.policy.model):
         run.scorers = {scorer.name: scorer for scorer in (guard.cost, guard.reward)}
         decode_missing(run, experiment)
-        paths = [set_name(params.prompts), *chain(*network_files(params, root()).values())]
-        files = opened(guard.policy, guard.cost, guard.reward, paths=paths)
-        run.finish(summary(run.lines) | {"opened": files, "params": run.params})
+        manifest = summary(run.lines)
+        manifest["params"] = run.params
+        weights_files = network_files(params, root())
+        specs = [path.with_suffix(".json") for path in weights_files]
+        paths = [set_name(params.prompts), *weights_files, *specs]
+        manifest["opened"] = opened(guard.policy, guard.cost, guard.reward, paths=paths)
+        run.finish(manifest)
     return run
 
 
@@ -120,7 +120,8 @@ def resolve(params: DecodeParams) -> tuple[Experiment, dict[str, str]]:
     ParameterError, AssetError, RunError
         When something cannot be loaded, or does not fit.
     """
-    cost, reward = load_scorer(params.cost), load_scorer(params.reward)
+    cost = load_scorer(params.cost)
+    reward = load_scorer(params.reward)
     ranking = cost if params.hardest else None
     prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, ranking)
     policy = load_policy(params.policy, params.dtype, params.device)
@@ -147,31 +148,32 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     searches = {method_of(method).search.partition(":")[0] for method in params.methods}
     known = models_identity(models, prompts, __name__, *searches)
     known["parts"] |= weights
-    order = ("versions", "code", "chosen", "parts", "device")
-    return asdict(params) | {name: known[name] for name in order}
+    return asdict(params) | known | {"dtype": params.dtype}
 
 
 def decode_missing(run: Run, experiment: Experiment) -> None:
     """Decode every group that the run lacks, and append its responses one by one."""
-    run.fill(experiment.work, partial(lines_of, experiment), experiment.name)
+    run.fill(experiment.work, partial(lines_of, experiment), experiment.params.run)
 
 
 def lines_of(experiment: Experiment, method: str, group: Sequence[Prompt]) -> Iterator[dict]:
     """Yield the record of each prompt of a group, in their order."""
-    guard, seed = experiment.guards[method], experiment.seed
-    for response in decode(method, guard, group, seed=seed, memory_gb=experiment.memory_gb):
-        yield record(response, method, guard, seed)
+    params = experiment.params
+    guard = experiment.guards[method]
+    responses = decode(method, guard, group, seed=params.seed, memory_gb=params.memory_gb)
+    for response in responses:
+        yield record(response, method, guard, params.seed)
 
 
 def summary(lines: Sequence[dict]) -> dict:
     """Return counts of lines and near ties, seconds by part, and the statuses of each method."""
+    seconds = dict.fromkeys(("generate_s", "cost_s", "reward_s", "critic_s"), 0)
     counts: dict[str, Counter] = {}
+    near_ties = 0
     for line in lines:
-        counts.setdefault(line["method"], Counter())[line["status"]] += 1
-    parts = ("generate_s", "cost_s", "reward_s", "critic_s")
-    return {
-        "seconds": {name: sum(line[name] for line in lines) for name in parts},
-        "near_ties": sum(line["near_ties"] for line in lines),
-        "lines": len(lines),
-        "counts": {method: dict(statuses) for method, statuses in counts.items()},
-    }
+        statuses = counts.setdefault(line["method"], Counter())
+        statuses[line["status"]] += 1
+        near_ties += line["near_ties"]
+        for name in seconds:
+            seconds[name] += line[name]
+    return {"seconds": seconds, "near_ties": near_ties, "lines": len(lines), "counts": counts}

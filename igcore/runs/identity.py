@@ -7,31 +7,29 @@ operator does. Modules of other packages count by version.
 """
 
 import ast
-import contextlib
 import importlib.metadata
 import importlib.util
 import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.util import resolve_name
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
 from ..folders import DIGITS, digest_of
 
-PACKAGE = __name__.partition(".")[0]
-OWN = frozenset([PACKAGE])
+OWN = frozenset(["igcore"])
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
 # a package that imports names lazily has a table of this name: public name -> module
 LAZY = "_HOME"
-TYPING_ONLY = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
 # fields of a syntax tree that do not change what the code does
-LAYOUT = ("ctx", "kind", "type_comment", "type_ignores")
+LAYOUT = {"ctx", "kind", "type_comment", "type_ignores"}
 
 
 def versions() -> dict[str, str]:
@@ -51,21 +49,22 @@ def part_identity(part) -> dict:
     It is ``identity()`` where the part has one, else its name and digest; its files are added. A
     part that was defined in a notebook has no module to hash, so its source counts instead.
     """
-    known = {"name": part.name, "digest": part.digest}
     if hasattr(part, "identity"):
         known = part.identity()
-    if getattr(part, "files", None):
-        known = known | {"files": dict(part.files)}
+    else:
+        known = {"name": part.name, "digest": part.digest}
+    if files := getattr(part, "files", None):
+        known = known | {"files": dict(files)}
     if _has_source(part):
         return known
     try:
-        source = textwrap.dedent(inspect.getsource(type(part)))
+        source = inspect.getsource(type(part))
     except (OSError, TypeError) as error:
         raise RunError(
             f"{type(part).__name__} has no source to be known by; define it in a .py file or a "
             "notebook cell"
         ) from error
-    return known | {"code": cells_digest([source])}
+    return known | {"code": cells_digest([textwrap.dedent(source)])}
 
 
 def models_identity(models: Mapping[str, Any], prompts: Iterable, *modules: str) -> dict:
@@ -94,8 +93,9 @@ def modules_of(*parts) -> list[str]:
 
     Those that `igcore.load_scorer` took them from count as well.
     """
-    homes = {getattr(part, "home", None) for part in parts} - {None}
-    return sorted(homes | {type(part).__module__ for part in parts if _has_source(part)})
+    modules = {type(part).__module__ for part in parts if _has_source(part)}
+    homes = {part.home for part in parts if getattr(part, "home", None)}
+    return sorted(modules | homes)
 
 
 def network_identity(*modules: str) -> dict:
@@ -119,21 +119,26 @@ def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
         names = getattr(part, "files", {})
         if hasattr(names, "folder"):
             files += [Path(names.folder) / name for name in names]
-    stats = {str(file.absolute()): file.stat() for file in files if file.is_file()}
-    return {file: [stat.st_size, stat.st_mtime_ns] for file, stat in stats.items()}
+    known = {}
+    for file in files:
+        if file.is_file():
+            stat = file.stat()
+            known[str(file.absolute())] = [stat.st_size, stat.st_mtime_ns]
+    return known
 
 
 def _has_source(part) -> bool:
     """Say whether the class of a part lives in a module with readable source."""
     name = type(part).__module__
-    return source_of(name, frozenset([name.partition(".")[0]])) is not None
+    package = name.partition(".")[0]
+    return source_of(name, frozenset([package])) is not None
 
 
-# --- code -----------------------------------------------------------------------------------------
+# --- the import closure ---------------------------------------------------------------------------
 
 
 def code_of(*entries: str) -> dict[str, str]:
-    """Return the digest of every module that entry points import, directly or not, by name.
+    """Return the digests of all modules that entry points import, directly or not, by name.
 
     Parameters
     ----------
@@ -152,14 +157,17 @@ def code_of(*entries: str) -> dict[str, str]:
     waiting = list(entries)
     while waiting:
         name = waiting.pop()
-        path = None if name in digests else source_of(name, own)
-        if path is not None:
-            tree = parsed(path)
-            digests[name] = digest_of(canonical(tree))[:DIGITS]
-            package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-            waiting += imports_of(tree, package, own)
-            waiting.append(name.rpartition(".")[0])  # importing it runs the package above it
-        elif name in entries and name not in digests:
+        path = source_of(name, own)
+        if name in digests or path is None:
+            continue
+        tree = _parsed(path)
+        digests[name] = digest_of(canonical(tree))[:DIGITS]
+        above = name.rpartition(".")[0]
+        waiting.append(above)  # importing a module runs the package above it
+        package = name if path.name == "__init__.py" else above
+        waiting += imports_of(tree, package, own)
+    for name in entries:
+        if name not in digests:
             raise RunError(
                 f"module {name} has no source to be known by; put it into a .py file that can be "
                 "imported"
@@ -182,15 +190,18 @@ def notebook_code(path: Path | str) -> tuple[str, list[str]]:
     """
     content = json.loads(Path(path).read_text(encoding="utf-8"))
     cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
-    modules = {name for cell in cells for name in imports_of(_cell(cell), "", OWN)}
+    modules: set[str] = set()
+    for cell in cells:
+        modules.update(imports_of(_cell(cell), "", OWN))
     return cells_digest(cells), sorted(name for name in modules if source_of(name, OWN))
 
 
 def _cell(cell: str) -> ast.Module:
     """Return the syntax tree of a notebook cell, with its magic lines as text."""
-    lines = [
-        repr([line]) if line.lstrip().startswith(("%", "!")) else line for line in cell.splitlines()
-    ]
+    lines = cell.splitlines()
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith(("%", "!")):
+            lines[number] = repr([line])
     return ast.parse("\n".join(lines))
 
 
@@ -207,45 +218,36 @@ def source_of(name: str, own: frozenset[str]) -> Path | None:
     if not rest:
         return home
     place = home.parent.joinpath(*rest)
-    files = (place / "__init__.py", place.with_suffix(".py"))
+    files = [place / "__init__.py", place.with_suffix(".py")]
     return next((file for file in files if file.is_file()), None)
 
 
 def _top(name: str) -> Path | None:
     """Return the file of a module or package of the top level, None for the standard library."""
+    if name in sys.stdlib_module_names:
+        return None
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:  # a script has a file and no spec
         spec = None
     file = spec.origin if spec else getattr(sys.modules.get(name), "__file__", None)
-    known = name not in sys.stdlib_module_names and file and file.endswith(".py")
-    return Path(file).resolve() if known else None
+    return Path(file).resolve() if file and file.endswith(".py") else None
 
 
-def parsed(path: Path) -> ast.Module:
-    """Return the syntax tree of a file; it is parsed again when the file has changed."""
-    stat = path.stat()
-    return _parsed(path, stat.st_mtime_ns, stat.st_size)
-
-
-@cache
-def _parsed(path: Path, changed_ns: int, size: int) -> ast.Module:
-    """Parse a file as it was at a time."""
+def _parsed(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
     try:
         return ast.parse(path.read_bytes())
     except SyntaxError as error:
-        raise RunError(
-            f"{path} is no Python that can be read ({error.msg}, line {error.lineno}); mend it"
-        ) from error
+        raise RunError(f"{path} is no Python that can be read ({error}); mend it") from error
 
 
 def imports_of(tree: ast.AST, package: str, own: frozenset[str]) -> Iterator[str]:
     """Yield the names that a module imports and that may be modules.
 
-    Imports for type checkers alone do not count. A name of a package that imports lazily (`LAZY`)
-    stands for the module in which it lives.
+    A name of a package that imports lazily (`LAZY`) stands for the module in which it lives.
     """
-    nodes = list(running(tree))
+    nodes = list(ast.walk(tree))
     attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -256,28 +258,19 @@ def imports_of(tree: ast.AST, package: str, own: frozenset[str]) -> Iterator[str
         elif isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package)
             yield base
+            lazy = _lazy(base, own)
             for alias in node.names:
-                yield _lazy(base, own).get(alias.name, f"{base}.{alias.name}")
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = ast.unparse(node.func).rpartition(".")[2]
-            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                yield lazy.get(alias.name, f"{base}.{alias.name}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            if isinstance(node.args[0], ast.Constant):
                 yield resolve_name(node.args[0].value, package)
-
-
-def running(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a tree without the blocks that only a type checker reads."""
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        typing_only = isinstance(node, ast.If) and ast.unparse(node.test) in TYPING_ONLY
-        waiting += node.orelse if typing_only else list(ast.iter_child_nodes(node))
 
 
 @cache
 def _lazy(package: str, own: frozenset[str]) -> dict[str, str]:
     """Return the lazily imported names of a package, with their modules."""
-    return {name: f"{package}.{home}" for name, home in literal_table(package, LAZY, own).items()}
+    table = literal_table(package, LAZY, own)
+    return {name: f"{package}.{home}" for name, home in table.items()}
 
 
 def literal_table(module: str, name: str, own: frozenset[str] = OWN) -> dict[str, str]:
@@ -286,10 +279,10 @@ def literal_table(module: str, name: str, own: frozenset[str] = OWN) -> dict[str
     The table is read from the source, without an import; it is empty where the module has none.
     """
     path = source_of(module, own)
-    for node in parsed(path).body if path else ():
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if name in [getattr(target, "id", "") for target in targets]:
-            with contextlib.suppress(ValueError):
+    for node in _parsed(path).body if path else []:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if ast.unparse(target) == name:
                 return ast.literal_eval(node.value)
     return {}
 
@@ -304,33 +297,33 @@ def canonical(node: object) -> object:
     fields, because newer versions have fields that older ones lack. Neighbouring plain parts of an
     f-string are merged.
     """
-    if isinstance(node, ast.Constant):
-        return ["Constant", type(node.value).__name__, repr(node.value)]
-    if isinstance(node, ast.JoinedStr):
-        return ["JoinedStr", *map(canonical, _joined(node.values))]
-    if isinstance(node, ast.AST):
-        names = [name for name in node._fields if name not in LAYOUT]
-        values = [(name, getattr(node, name, None)) for name in names]
-        kept = [[name, canonical(value)] for name, value in values if value not in (None, [])]
-        return [type(node).__name__, *kept]
     if isinstance(node, list):
         return [canonical(part) for part in node if not _idle(part)]
-    return node
+    if not isinstance(node, ast.AST):
+        return node
+    kind = type(node).__name__
+    if isinstance(node, ast.Constant):
+        return [kind, type(node.value).__name__, repr(node.value)]
+    if isinstance(node, ast.JoinedStr):
+        return [kind, *_joined(node.values)]
+    known = [kind]
+    for name, value in ast.iter_fields(node):
+        if name not in LAYOUT and value not in (None, []):
+            known.append([name, canonical(value)])
+    return known
 
 
 def _idle(node: object) -> bool:
     """Say whether a statement does nothing: a string that stands alone, or ``pass``."""
-    value = getattr(node, "value", None)
-    text = isinstance(value, ast.Constant) and isinstance(value.value, str)
-    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and text)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return isinstance(node.value.value, str)
+    return isinstance(node, ast.Pass)
 
 
-def _joined(parts: Sequence[ast.expr]) -> list[ast.expr]:
-    """Return the parts of an f-string, neighbouring plain parts merged and empty ones dropped."""
-    merged: list[ast.expr] = []
-    for part in parts:
-        if isinstance(part, ast.Constant) and merged and isinstance(merged[-1], ast.Constant):
-            merged[-1] = ast.Constant(merged[-1].value + part.value)
-        elif not (isinstance(part, ast.Constant) and part.value == ""):
-            merged.append(part)
-    return merged
+def _joined(parts: list[ast.expr]) -> Iterator[object]:
+    """Yield the parts of an f-string, neighbouring plain parts merged and empty ones dropped."""
+    for plain, group in groupby(parts, lambda part: isinstance(part, ast.Constant)):
+        if not plain:
+            yield from map(canonical, group)
+        elif text := "".join(part.value for part in group):
+            yield canonical(ast.Constant(text))

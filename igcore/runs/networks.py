@@ -43,7 +43,7 @@ class Shuffled:
         return f1[order], f2[order]
 
 
-# parameter that names the folder, and its files -> how to load the network
+# parameter that names the folder, and the name of its files -> how to load the network
 LOADERS = {"critic": load_critic, "value": load_value}
 Networks = dict[str, Critic | Shuffled | ValueNetwork]
 
@@ -67,21 +67,19 @@ def load_networks(
     """
     networks: Networks = {}
     digests = {}
-    for name, (weights, settings) in network_files(params, root).items():
-        load, folder = LOADERS[name], weights.parent
-        networks[name] = load(folder, policy=guard.policy, cost=guard.cost, reward=guard.reward)
-        spec = json.loads(settings.read_text(encoding="utf-8"))
-        spec.pop("about")  # how it was trained, with seconds
+    parts = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
+    for weights in network_files(params, root):
+        name = weights.stem
+        networks[name] = LOADERS[name](weights.parent, **parts)
+        spec = json.loads(weights.with_suffix(".json").read_text(encoding="utf-8"))
+        del spec["about"]  # how it was trained, with seconds
         digests[name] = digest_of([file_digest(weights), spec])
     if "critic" in networks and params.critic_control == "shuffled":
         networks["critic"] = Shuffled(networks["critic"])
     return networks, digests
 
 
-def network_files(params: DecodeParams, root: Path) -> dict[str, list[Path]]:
-    """Return the two files, weights and settings, of every network that a run names."""
-    folders = {name: root / folder for name in LOADERS if (folder := getattr(params, name))}
-    return {
-        name: [folder / f"{name}.safetensors", folder / f"{name}.json"]
-        for name, folder in folders.items()
-    }
+def network_files(params: DecodeParams, root: Path) -> list[Path]:
+    """Return the file of weights of every network that a run names."""
+    folders = {"critic": params.critic, "value": params.value}
+    return [root / folder / f"{name}.safetensors" for name, folder in folders.items() if folder]

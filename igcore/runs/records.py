@@ -4,12 +4,11 @@ A record is the step between decoding and the run folder: `igcore.runs.decode_ru
 it, `igcore.folders.Run` appends it. Nothing is read or written here.
 """
 
-import math
 from dataclasses import asdict, fields
 
 from ..beams import settings_of
 from ..config import widened
-from ..folders import line_digest
+from ..folders import sealed
 from ..guard import Guard
 from ..verdict import Counts, Response
 from .decode_params import Settings
@@ -45,9 +44,7 @@ def record(response: Response, method: str, guard: Guard, seed: int) -> dict:
     Returns
     -------
     dict
-        JSON values only: a number that is not finite becomes None. ``digest`` covers every field
-        whose name does not end in ``_s``, so that an accidental change of a line shows without
-        scoring.
+        JSON values only, see `igcore.folders.sealed`.
     """
     config = settings_of(method, widened(Settings, guard.config))
     values = asdict(config) | vars(response) | vars(response.counts)
@@ -65,14 +62,4 @@ def record(response: Response, method: str, guard: Guard, seed: int) -> dict:
         "reward_scorer": guard.reward.name,
         "reward_digest": guard.reward.digest,
     }
-    line = {name: _finite(values[name]) for name in COLUMNS if name != "digest"}
-    return line | {"digest": line_digest(line)}
-
-
-def _finite(value: object) -> object:
-    """Return a JSON value with every number that is not finite replaced by None."""
-    if isinstance(value, dict):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return sealed({name: values[name] for name in COLUMNS if name != "digest"})

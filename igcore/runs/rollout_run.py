@@ -6,12 +6,13 @@ all responses to one prompt as token ids with costs and rewards. Hidden states a
 """
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from ..critic.config import RolloutConfig
 from ..critic.rollouts import Rollout
@@ -56,30 +57,26 @@ def roll_out(
     Raises
     ------
     ParameterError
-        For a scorer with the wrong sign, a prompt that is too long, more shards than groups, or no
-        prompt.
+        For a scorer with the wrong sign, or a prompt that is too long.
     RunError
         When the folder cannot be written, or another process is writing to it.
     """
     check_sign(reward, "reward")
     check_sign(cost, "cost")
-    if not prompts:
-        raise ParameterError("there are no prompts; give at least one")
     for prompt in prompts:
         policy.encode(prompt.text, config.max_new_tokens)  # refuses before anything is written
-    groups = groups_of(config, list(prompts))
+    groups = groups_of(config, prompts)
     chosen = [prompt for group in groups for prompt in group]
     models = {"policy": policy, "cost": cost, "reward": reward}
     identity = asdict(config) | models_identity(models, chosen, __name__)
     wanted = {(METHOD, prompt.id) for prompt in chosen}
-    label = f"rollouts {policy.name}"
 
     def lines_of(method: str, group: Sequence[Prompt]) -> list[dict]:
         """Return the lines of a group, in smaller batches where memory runs out."""
         return halving(group, len(group), partial(_lines, policy, config, cost, reward))
 
-    with open_run(Path(folder), identity, wanted) as run, packed(policy.model):
-        run.fill([(METHOD, group) for group in groups], lines_of, label)
+    with open_run(folder, identity, wanted) as run, packed(policy.model):
+        run.fill([(METHOD, group) for group in groups], lines_of, f"rollouts {policy.name}")
         seconds = sum(line["generate_s"] + line["score_s"] for line in run.lines)
         run.finish({"lines": len(run.lines), "seconds": seconds})
     return _rollouts(run.lines)
@@ -104,10 +101,11 @@ def _lines(
             texts.append((prompts[i // n].text, policy.text(tokens[:end]), end == len(tokens)))
             owners.append(i)
     costs: list[list] = [[] for _ in block.tokens]
-    for i, score in zip(owners, _scores(cost, texts), strict=True):
+    scores = checked_score(cost, *zip(*texts, strict=True)).tolist()
+    for i, score in zip(owners, scores, strict=True):
         costs[i].append(score)
     whole = [text for text in texts if text[2]]
-    rewards = _scores(reward, whole)
+    rewards = checked_score(reward, *zip(*whole, strict=True)).tolist()
     scored = time.perf_counter()
     lines = []
     for k, prompt in enumerate(prompts):
@@ -147,60 +145,50 @@ def _sampled(policy: Policy, prompts: Sequence[Prompt], config: RolloutConfig) -
     return engine.sample_block(rows, keys, last=True)
 
 
-def _scores(scorer: Scorer, texts: Sequence[tuple[str, str, bool]]) -> list[float | None]:
-    """Score texts; None where the scorer failed, because JSON has no NaN."""
-    scores = checked_score(scorer, *zip(*texts, strict=True)).tolist()
-    return [None if math.isnan(x) else x for x in scores]
-
-
 # --- reading --------------------------------------------------------------------------------------
 
 
-def load_rollouts(*folders: Path, policy: Policy, cost: Scorer, reward: Scorer) -> list[Rollout]:
-    """Return the rollouts of finished folders, such as all shards.
+def load_rollouts(folder: Path, *, policy: Policy, cost: Scorer, reward: Scorer) -> list[Rollout]:
+    """Return the rollouts of a finished folder.
 
     Raises
     ------
     RunError
-        When one has not finished.
+        When it has not finished.
     ParameterError
-        When one comes from another policy, or was scored by other scorers.
+        When it comes from another policy, or was scored by other scorers.
     """
-    rollouts = []
-    for folder in map(Path, folders):
-        if not (folder / "manifest.json").exists():
-            raise RunError(
-                f"the rollouts in {folder} have not finished; sample them again with the same "
-                "settings, which goes on"
+    if not (folder / "manifest.json").exists():
+        raise RunError(
+            f"the rollouts in {folder} have not finished; sample them again with the same "
+            "settings, which goes on"
+        )
+    parts = json.loads((folder / "params.json").read_text(encoding="utf-8"))["parts"]
+    for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
+        name, digest = parts[role]["name"], parts[role]["digest"]
+        if digest != part.digest:
+            raise ParameterError(
+                f"the rollouts in {folder} are of {role} {name!r} of hash {digest[:12]!r}, not "
+                f"of {part.name!r} of hash {part.digest[:12]!r}; sample rollouts with it"
             )
-        parts = json.loads((folder / "params.json").read_text(encoding="utf-8"))["parts"]
-        for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
-            name, digest = parts[role]["name"], parts[role]["digest"]
-            if digest != part.digest:
-                raise ParameterError(
-                    f"the rollouts in {folder} are of {role} {name!r} of hash {digest[:12]!r}, not "
-                    f"of {part.name!r} of hash {part.digest[:12]!r}; sample rollouts with it"
-                )
-        rollouts += _rollouts(read(folder / "responses.jsonl"))
-    return rollouts
+    return _rollouts(read(folder / "responses.jsonl"))
 
 
 def _rollouts(lines: list[dict]) -> list[Rollout]:
-    """Return the rollouts of all lines, in their order."""
-    common = ("prompt_id", "prompt", "block_size", "max_new_tokens")
-    return [
-        Rollout(
-            tokens=tokens,
-            ended=line["ended"][i],
-            costs=[_score(cost) for cost in line["costs"][i]],
-            reward=_score(line["rewards"][i]),
-            **{name: line[name] for name in common},
-        )
-        for line in lines
-        for i, tokens in enumerate(line["tokens"])
-    ]
-
-
-def _score(stored: float | None) -> float:
-    """Return a stored score, NaN for the null that stands for a failed scorer."""
-    return math.nan if stored is None else stored
+    """Return the rollouts of all lines, in their order; a null stands for NaN."""
+    rollouts = []
+    for line in lines:
+        rewards = np.array(line["rewards"], dtype=float).tolist()
+        for i, tokens in enumerate(line["tokens"]):
+            rollout = Rollout(
+                prompt_id=line["prompt_id"],
+                prompt=line["prompt"],
+                block_size=line["block_size"],
+                max_new_tokens=line["max_new_tokens"],
+                tokens=tokens,
+                ended=line["ended"][i],
+                costs=np.array(line["costs"][i], dtype=float).tolist(),
+                reward=rewards[i],
+            )
+            rollouts.append(rollout)
+    return rollouts
