@@ -206,10 +206,10 @@ def test_a_changed_file_is_noticed_and_the_run_ends_as_a_fresh_one(
 def pretend(monkeypatch, tmp_path, module, change):
     """Let the source of a module read as if it had been edited."""
     real, edited = identity.source_of, tmp_path / "edited.py"
-    path = real(module, frozenset([module.partition(".")[0]]))
+    path = real(module)
     edited.write_text(change(path.read_text()))
     monkeypatch.setattr(
-        identity, "source_of", lambda name, own: edited if name == module else real(name, own)
+        identity, "source_of", lambda name: edited if name == module else real(name)
     )
 
 

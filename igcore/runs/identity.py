@@ -23,7 +23,7 @@ from typing import Any
 from ..errors import RunError
 from ..folders import DIGITS, digest_of
 
-OWN = frozenset(["igcore"])
+PACKAGE = "igcore"
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
 # a package that imports names lazily has a table of this name: public name -> module
@@ -47,7 +47,8 @@ def part_identity(part) -> dict:
     """Return the identity of a policy or scorer by content.
 
     It is ``identity()`` where the part has one, else its name and digest; its files are added. A
-    part that was defined in a notebook has no module to hash, so its source counts instead.
+    part that was defined in a notebook or in an installed package has no module to hash, so its
+    source counts instead.
     """
     if hasattr(part, "identity"):
         known = part.identity()
@@ -55,16 +56,10 @@ def part_identity(part) -> dict:
         known = {"name": part.name, "digest": part.digest}
     if files := getattr(part, "files", None):
         known = known | {"files": dict(files)}
-    if _has_source(part):
-        return known
-    try:
-        source = inspect.getsource(type(part))
-    except (OSError, TypeError) as error:
-        raise RunError(
-            f"{type(part).__name__} has no source to be known by; define it in a .py file or a "
-            "notebook cell"
-        ) from error
-    return known | {"code": cells_digest([textwrap.dedent(source)])}
+    if not _has_source(part):
+        source = textwrap.dedent(inspect.getsource(type(part)))
+        known = known | {"code": _digest(_cell(source))}
+    return known
 
 
 def models_identity(models: Mapping[str, Any], prompts: Iterable, *modules: str) -> dict:
@@ -114,24 +109,21 @@ def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
 
     A later change then shows without reading gigabytes.
     """
-    files = [Path(path) for path in paths]
+    files = [Path(path).absolute() for path in paths]
     for part in parts:
         names = getattr(part, "files", {})
         if hasattr(names, "folder"):
-            files += [Path(names.folder) / name for name in names]
+            files += [Path(names.folder, name).absolute() for name in names]
     known = {}
     for file in files:
         if file.is_file():
-            stat = file.stat()
-            known[str(file.absolute())] = [stat.st_size, stat.st_mtime_ns]
+            known[str(file)] = [file.stat().st_size, file.stat().st_mtime_ns]
     return known
 
 
 def _has_source(part) -> bool:
     """Say whether the class of a part lives in a module with readable source."""
-    name = type(part).__module__
-    package = name.partition(".")[0]
-    return source_of(name, frozenset([package])) is not None
+    return source_of(type(part).__module__) is not None
 
 
 # --- the import closure ---------------------------------------------------------------------------
@@ -143,29 +135,27 @@ def code_of(*entries: str) -> dict[str, str]:
     Parameters
     ----------
     entries : str
-        Dotted names of modules. The modules of their packages count wherever they are installed.
-        Any other module counts unless it belongs to the standard library or to an installed
-        package.
+        Dotted names of modules. The modules of igcore count wherever it is installed. Any other
+        module counts unless it belongs to the standard library or to an installed package.
 
     Raises
     ------
     RunError
         When an entry point has no source that can be read.
     """
-    own = frozenset(entry.partition(".")[0] for entry in entries)
     digests: dict[str, str] = {}
     waiting = list(entries)
     while waiting:
         name = waiting.pop()
-        path = source_of(name, own)
+        path = source_of(name)
         if name in digests or path is None:
             continue
         tree = _parsed(path)
-        digests[name] = digest_of(canonical(tree))[:DIGITS]
+        digests[name] = _digest(tree)
         above = name.rpartition(".")[0]
         waiting.append(above)  # importing a module runs the package above it
         package = name if path.name == "__init__.py" else above
-        waiting += imports_of(tree, package, own)
+        waiting += imports_of(tree, package)
     for name in entries:
         if name not in digests:
             raise RunError(
@@ -175,29 +165,20 @@ def code_of(*entries: str) -> dict[str, str]:
     return dict(sorted(digests.items()))
 
 
-def cells_digest(cells: Iterable[str]) -> str:
-    """Return the digest of the code of notebook cells.
-
-    A line that is no Python, such as ``%matplotlib inline``, counts as text.
-    """
-    return digest_of([canonical(_cell(cell)) for cell in cells])[:DIGITS]
-
-
 def notebook_code(path: Path | str) -> tuple[str, list[str]]:
     """Return the digest of a notebook's code cells, and the modules that they import.
 
     Outputs and texts do not count.
     """
-    content = json.loads(Path(path).read_text(encoding="utf-8"))
-    cells = ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
-    modules: set[str] = set()
-    for cell in cells:
-        modules.update(imports_of(_cell(cell), "", OWN))
-    return cells_digest(cells), sorted(name for name in modules if source_of(name, OWN))
+    cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    tree = _cell("\n".join(code))
+    modules = {name for name in imports_of(tree, "") if source_of(name)}
+    return _digest(tree), sorted(modules)
 
 
 def _cell(cell: str) -> ast.Module:
-    """Return the syntax tree of a notebook cell, with its magic lines as text."""
+    """Return the syntax tree of notebook code; a line such as ``%matplotlib`` counts as text."""
     lines = cell.splitlines()
     for number, line in enumerate(lines):
         if line.lstrip().startswith(("%", "!")):
@@ -206,14 +187,14 @@ def _cell(cell: str) -> ast.Module:
 
 
 @cache
-def source_of(name: str, own: frozenset[str]) -> Path | None:
+def source_of(name: str) -> Path | None:
     """Return the file of a module without importing it.
 
-    Return None for a module outside our packages (`own`), and for a name that is no module.
+    Return None for a module of another installed package, and for a name that is no module.
     """
     top, *rest = name.split(".")
     home = _top(top)
-    if home is None or (top not in own and INSTALLED & set(home.parts)):
+    if home is None or (top != PACKAGE and INSTALLED & set(home.parts)):
         return None
     if not rest:
         return home
@@ -242,43 +223,39 @@ def _parsed(path: Path) -> ast.Module:
         raise RunError(f"{path} is no Python that can be read ({error}); mend it") from error
 
 
-def imports_of(tree: ast.AST, package: str, own: frozenset[str]) -> Iterator[str]:
+def imports_of(tree: ast.AST, package: str) -> Iterator[str]:
     """Yield the names that a module imports and that may be modules.
 
     A name of a package that imports lazily (`LAZY`) stands for the module in which it lives.
     """
     nodes = list(ast.walk(tree))
-    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     for node in nodes:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name
-                lazy = _lazy(alias.name, own)
-                yield from (lazy[name] for name in attributes & lazy.keys())
-        elif isinstance(node, ast.ImportFrom):
+        if isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package)
+            lazy = _lazy(base)
             yield base
-            lazy = _lazy(base, own)
             for alias in node.names:
                 yield lazy.get(alias.name, f"{base}.{alias.name}")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            if isinstance(node.args[0], ast.Constant):
-                yield resolve_name(node.args[0].value, package)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name
+                # any attribute may be a public name of the package, whatever it is called here
+                yield from _lazy(alias.name).values()
 
 
 @cache
-def _lazy(package: str, own: frozenset[str]) -> dict[str, str]:
+def _lazy(package: str) -> dict[str, str]:
     """Return the lazily imported names of a package, with their modules."""
-    table = literal_table(package, LAZY, own)
+    table = literal_table(package, LAZY)
     return {name: f"{package}.{home}" for name, home in table.items()}
 
 
-def literal_table(module: str, name: str, own: frozenset[str] = OWN) -> dict[str, str]:
+def literal_table(module: str, name: str) -> dict[str, str]:
     """Return a module's table of literal strings.
 
     The table is read from the source, without an import; it is empty where the module has none.
     """
-    path = source_of(module, own)
+    path = source_of(module)
     for node in _parsed(path).body if path else []:
         if isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -288,6 +265,11 @@ def literal_table(module: str, name: str, own: frozenset[str] = OWN) -> dict[str
 
 
 # --- syntax trees ---------------------------------------------------------------------------------
+
+
+def _digest(tree: ast.AST) -> str:
+    """Return the digest of code."""
+    return digest_of(canonical(tree))[:DIGITS]
 
 
 def canonical(node: object) -> object:
