@@ -111,11 +111,9 @@ class SearchConfig:
     @property
     def lagrangian_threshold(self) -> float:
         """`score_threshold`, or lambda times the budget where none is given."""
-        return (
-            self.lagrange_multiplier * self.budget
-            if self.score_threshold is None
-            else self.score_threshold
-        )
+        if self.score_threshold is None:
+            return self.lagrange_multiplier * self.budget
+        return self.score_threshold
 
     @property
     def critic_threshold(self) -> float:
@@ -124,11 +122,9 @@ class SearchConfig:
         f1 is the chance that one random continuation ends within budget. At least one of m does so
         with probability 1 - (1 - f1)^m, which is 1 - `miss` or more when f1 >= 1 - `miss`^(1/m).
         """
-        return (
-            1 - self.miss ** (self.keep / self.n_samples)
-            if self.threshold == "matched"
-            else float(self.threshold)
-        )
+        if self.threshold == "matched":
+            return 1 - self.miss ** (self.keep / self.n_samples)
+        return float(self.threshold)
 
 
 def part_of(kind: type, config: Any) -> Any:

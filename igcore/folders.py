@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -259,9 +259,8 @@ def _foreign(folder: Path, identity: Fields) -> str:
     """Say why a folder is not of this identity; return "" when it is, or when it is empty."""
     known = folder / "params.json"
     if not known.exists():
-        files = {path.name for path in folder.iterdir() if path.suffix != PART} - {NOTEBOOK}
-        names = ", ".join(sorted(files)[:3])
-        return f"{names} without a params.json that says what they are lay" if names else ""
+        files = [p for p in folder.iterdir() if p.suffix != PART and p.name != NOTEBOOK]
+        return "params.json was missing" if files else ""
     try:
         old = dict(json.loads(known.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError):  # no mapping, or brackets without end
@@ -281,9 +280,9 @@ def changes(old: object, new: object, name: str = "") -> Iterator[str]:
         yield name
 
 
-def _place_aside(path: Path) -> Path:
-    """Return a new path to which something is moved aside."""
-    aside = path.parent / ASIDE / f"{path.name}.{time.time_ns()}"
+def _place_aside(folder: Path) -> Path:
+    """Return a new path to which something of a folder is moved aside."""
+    aside = folder.parent / ASIDE / f"{folder.name}.{time.time_ns()}"
     aside.parent.mkdir(exist_ok=True)
     return aside
 
@@ -309,9 +308,12 @@ def sound_lines(
     raw = path.read_bytes().split(b"\n")[:-1]
     kept: dict[Hashable, tuple[bytes, Fields]] = {}
     for text in raw:  # as bytes, so that the lines that stay do not change
-        line = _line(text, by)
-        if line is not None and (wanted is None or by(line) in wanted):
-            kept.setdefault(by(line), (text, line))
+        with suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            line = json.loads(text)
+            name = by(line)
+            unchanged = line["digest"] == line_digest(line)
+            if unchanged and (wanted is None or name in wanted):
+                kept.setdefault(name, (text, line))
     if lost := len(raw) - len(kept):
         path.with_name("manifest.json").unlink(missing_ok=True)  # no longer the sign of success
         aside = _place_aside(path.parent)
@@ -323,16 +325,6 @@ def sound_lines(
             f"not asked for: the file as it was is now in {aside}, and these lines are left out"
         )
     return [line for _, line in kept.values()]
-
-
-def _line(raw: bytes, by: Callable[[Fields], Hashable]) -> Fields | None:
-    """Return a line if its digest shows that it is unchanged, else None."""
-    try:
-        line = json.loads(raw)
-        hash(by(line))  # raises for a key that is none
-        return line if line["digest"] == line_digest(line) else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -207,7 +207,7 @@ def test_lines_without_params_are_not_adopted(tmp_path, capsys):
     assert opened_again(tmp_path / "run", {"seed": 1}) == []
     assert kept_aside(tmp_path / "run")["responses.jsonl"] == old
     assert (
-        "responses.jsonl without a params.json that says what they are" in capsys.readouterr().out
+        "params.json was missing in run" in capsys.readouterr().out
     )
 
 

@@ -283,7 +283,7 @@ FOLDER = {  # what happens to the folder -> how, and what is said
     "a line edited": (edited_line, "1 lines of .* were changed since they were written"),
     "params.json deleted": (
         lambda f: (f / "params.json").unlink(),
-        "without a params.json that says what they are",
+        "params.json was missing",
     ),
     "manifest deleted": (lambda f: (f / "manifest.json").unlink(missing_ok=True), ""),
     "responses deleted": (lambda f: (f / "responses.jsonl").unlink(), ""),

@@ -97,13 +97,18 @@ class ValueObjective:
 
 def outcomes(rollouts: Sequence[Rollout]) -> torch.Tensor:
     """Return final reward and cost of rollouts, (N, 2), NaN where a scorer failed."""
-    return torch.tensor([[r.reward, r.costs[-1]] for r in rollouts], dtype=torch.float32)
+    rows = [[r.reward, r.costs[-1]] for r in rollouts]
+    return torch.tensor(rows, dtype=torch.float32)
 
 
 def with_rows(policy: Policy, rollouts: Sequence[Rollout]) -> list[Rollout]:
     """Return the rollouts that have at least one row, see `value_source`."""
-    # an empty response to a prompt of one token has none
-    return [r for r in rollouts if r.words or len(policy.encode(r.prompt)) > 1]
+    kept = []
+    for r in rollouts:
+        # an empty response to a prompt of one token has none
+        if r.words or len(policy.encode(r.prompt)) > 1:
+            kept.append(r)
+    return kept
 
 
 def of_first(rollouts: Sequence[Rollout], n_prompts: int | None) -> list[Rollout]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 from ..beams import method_of
@@ -86,8 +86,10 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
 
     torch.set_num_threads(params.threads)
     if folder is None:
-        shard = f".{params.shard}-of-{params.n_shards}" if params.n_shards > 1 else ""
-        folder = root() / "runs" / params.profile / f"{params.run}{shard}"
+        name = params.run
+        if params.n_shards > 1:
+            name += f".{params.shard}-of-{params.n_shards}"
+        folder = root() / "runs" / params.profile / name
     experiment, weights = resolve(params)
     identity = identity_of(params, experiment, weights)
     wanted = {(method, prompt.id) for method, group in experiment.work for prompt in group}
@@ -98,9 +100,9 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
         decode_missing(run, experiment)
         manifest = summary(run.lines)
         manifest["params"] = run.params
-        weights_files = network_files(params, root())
-        specs = [path.with_suffix(".json") for path in weights_files]
-        paths = [set_name(params.prompts), *weights_files, *specs]
+        paths = [set_name(params.prompts)]
+        for path in network_files(params, root()):
+            paths += [path, path.with_suffix(".json")]
         manifest["opened"] = opened(guard.policy, guard.cost, guard.reward, paths=paths)
         run.finish(manifest)
     return run
@@ -122,8 +124,13 @@ def resolve(params: DecodeParams) -> tuple[Experiment, dict[str, str]]:
     """
     cost = load_scorer(params.cost)
     reward = load_scorer(params.reward)
-    ranking = cost if params.hardest else None
-    prompts = load_prompts(params.prompts, params.split, params.limit, params.hardest, ranking)
+    prompts = load_prompts(
+        params.prompts,
+        params.split,
+        params.limit,
+        params.hardest,
+        cost if params.hardest else None,
+    )
     policy = load_policy(params.policy, params.dtype, params.device)
     guard = Guard(policy, cost, reward, params.search())
     networks, weights = load_networks(params, root(), guard)
@@ -142,13 +149,16 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
         Hashes of the networks that methods need, see `igcore.runs.networks.load_networks`.
     """
     guard = experiment.guard
-    models = {"policy": guard.policy, "cost": guard.cost, "reward": guard.reward}
-    prompts = [prompt for group in experiment.groups for prompt in group]
-    # baselines with a search of their own are found by name, so no import statement shows them
-    searches = {method_of(method).search.partition(":")[0] for method in params.methods}
-    known = models_identity(models, prompts, __name__, *searches)
+    prompts = list(chain(*experiment.groups))
+    modules = [__name__]
+    for method in params.methods:
+        # a baseline with a search of its own is found by name: no import statement shows it
+        module, _, _ = method_of(method).search.partition(":")
+        modules.append(module)
+    known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
     known["parts"] |= weights
-    return asdict(params) | known | {"dtype": params.dtype}
+    known["dtype"] = params.dtype
+    return asdict(params) | known
 
 
 def decode_missing(run: Run, experiment: Experiment) -> None:

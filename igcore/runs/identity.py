@@ -13,15 +13,16 @@ import inspect
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.util import resolve_name
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from ..errors import RunError
 from ..folders import DIGITS, digest_of
+from ..policy import Policy, Prompt
+from ..scorers import Scorer
 
 PACKAGE = "igcore"
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
@@ -62,20 +63,25 @@ def part_identity(part) -> dict:
     return known
 
 
-def models_identity(models: Mapping[str, Any], prompts: Iterable, *modules: str) -> dict:
+def models_identity(
+    policy: Policy, cost: Scorer, reward: Scorer, prompts: Iterable[Prompt], *modules: str
+) -> dict:
     """Return what lines depend on besides settings: models, code, versions, device and prompts.
 
     Parameters
     ----------
-    models : mapping of str to Policy or Scorer
-        By role; one is ``policy``.
     modules : str
         Dotted names of the modules that make the lines.
     """
-    model = models["policy"].model
+    model = policy.model
+    parts = {
+        "policy": part_identity(policy),
+        "cost": part_identity(cost),
+        "reward": part_identity(reward),
+    }
     return {
-        "parts": {role: part_identity(part) for role, part in models.items()},
-        "code": code_of(*modules, *modules_of(*models.values())),
+        "parts": parts,
+        "code": code_of(*modules, *modules_of(policy, cost, reward)),
         "versions": versions(),
         "dtype": str(model.dtype),
         "device": str(model.device),

@@ -81,5 +81,9 @@ def load_networks(
 
 def network_files(params: DecodeParams, root: Path) -> list[Path]:
     """Return the file of weights of every network that a run names."""
-    folders = {"critic": params.critic, "value": params.value}
-    return [root / folder / f"{name}.safetensors" for name, folder in folders.items() if folder]
+    files = []
+    if params.critic:
+        files.append(root / params.critic / "critic.safetensors")
+    if params.value:
+        files.append(root / params.value / "value.safetensors")
+    return files

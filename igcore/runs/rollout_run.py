@@ -67,8 +67,7 @@ def roll_out(
         policy.encode(prompt.text, config.max_new_tokens)  # refuses before anything is written
     groups = groups_of(config, prompts)
     chosen = [prompt for group in groups for prompt in group]
-    models = {"policy": policy, "cost": cost, "reward": reward}
-    identity = asdict(config) | models_identity(models, chosen, __name__)
+    identity = asdict(config) | models_identity(policy, cost, reward, chosen, __name__)
     wanted = {(METHOD, prompt.id) for prompt in chosen}
 
     def lines_of(method: str, group: Sequence[Prompt]) -> list[dict]:
