@@ -123,7 +123,7 @@ class SearchConfig:
         with probability 1 - (1 - f1)^m, which is 1 - `miss` or more when f1 >= 1 - `miss`^(1/m).
         """
         if self.threshold == "matched":
-            return 1 - self.miss ** (self.keep / self.n_samples)
+            return float(1 - self.miss ** (self.keep / self.n_samples))
         return float(self.threshold)
 
 

@@ -310,8 +310,8 @@ def _idle(node: object) -> bool:
 
 def _joined(parts: list[ast.expr]) -> Iterator[object]:
     """Yield the parts of an f-string, neighbouring plain parts merged and empty ones dropped."""
-    for plain, group in groupby(parts, lambda part: isinstance(part, ast.Constant)):
-        if not plain:
+    for kind, group in groupby(parts, type):
+        if kind is not ast.Constant:
             yield from map(canonical, group)
         elif text := "".join(part.value for part in group):
             yield canonical(ast.Constant(text))
