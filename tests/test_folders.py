@@ -206,9 +206,7 @@ def test_lines_without_params_are_not_adopted(tmp_path, capsys):
     old = run.responses.read_bytes()
     assert opened_again(tmp_path / "run", {"seed": 1}) == []
     assert kept_aside(tmp_path / "run")["responses.jsonl"] == old
-    assert (
-        "params.json was missing in run" in capsys.readouterr().out
-    )
+    assert "params.json was missing in run" in capsys.readouterr().out
 
 
 def test_the_notebook_of_a_fresh_run_is_no_old_run(tmp_path):
