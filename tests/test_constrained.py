@@ -100,7 +100,7 @@ def test_no_n_is_enough_where_nothing_is_safe():
     mdp, d = counterexamples.infeasible_start()
     assert n_star(augment(mdp, d)) == INF
     mdp, d = counterexamples.chance_cost()
-    with pytest.raises(ParameterError, match="deterministic dynamics only"):
+    with pytest.raises(ParameterError, match="nature moves"):
         n_star(augment(mdp, d))
 
 

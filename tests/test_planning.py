@@ -251,7 +251,7 @@ def test_nature_moves_at_chance_states_whatever_the_policy_says():
     assert occupancy(augmented, foolish)[1:3].tolist() == [Fraction(1, 2), Fraction(1, 2)]
     assert greedy(augmented, values(augmented))[0].tolist() == augmented.reference[0].tolist()
     assert values(augmented)[0] == Fraction(3, 5)
-    with pytest.raises(ParameterError, match="1 states are chance states"):
+    with pytest.raises(ParameterError, match="nature moves"):
         brute_force(augmented)
 
 

@@ -9,13 +9,15 @@ from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
+from notebook_code import notebook_code
 
-from igcore.theory import constrained, tinylm
+from igcore.theory import constrained
 from igcore.theory.homomorphism import embed, latent_mdp
 from igcore.theory.mdp import augment, token_mdp
 from igcore.theory.planning import values
 
 INF = math.inf
+notebook = notebook_code("10_theory")
 
 
 @cache
@@ -23,7 +25,7 @@ def language_model():
     """A tiny transformer, 6,826 prefixes, gamma .95, peak accounting, a budget that a tenth of the
     texts keep.
     """
-    mdp, partial = tinylm.tiny_instance(4, gamma=0.95)
+    mdp, partial = notebook.random_process(4, 5, 6, gamma=0.95)
     found = constrained.outcomes(mdp, "peak")
     budget = constrained.budget_between(found.cost, 0.1)
     augmented = augment(mdp, budget, accounting="peak")
@@ -47,7 +49,7 @@ def small_models():
     """
     models = []
     for seed in range(60):
-        mdp, partial = tinylm.tiny_instance(seed, 4, 5)
+        mdp, partial = notebook.random_process(seed, 4, 5)
         found = constrained.outcomes(mdp, "peak")
         budget = constrained.budget_between(found.cost, 0.05)
         augmented = augment(mdp, budget, accounting="peak")
@@ -64,7 +66,7 @@ def bigrams():
     """An exact bigram instance and its latent MDP under the many-to-one phi = (time, last token),
     both augmented.
     """
-    mdp = tinylm.bigram_instance(11)
+    mdp = notebook.bigram_process(11, 5, 6)
     labels = [(len(y), y[-1:]) for y in mdp.names]
     budget, gamma = Fraction(17, 8), Fraction(9, 10)
     augmented, latent = (augment(m, budget, gamma) for m in (mdp, latent_mdp(mdp, labels)))

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from ..errors import ParameterError
-from .mdp import MDP, Augmented, augment, check_deterministic
+from .mdp import MDP, Augmented, augment
 from .planning import trajectories, unsafe_value, values
 
 
@@ -39,24 +39,22 @@ def outcomes(mdp: MDP, accounting: str = "sum") -> Outcomes:
     Raises
     ------
     ParameterError
-        When nature moves: a policy is then no mixture of trajectories.
+        When nature moves, see `igcore.theory.planning.trajectories`.
     """
-    check_deterministic(mdp)
     tree = augment(mdp, math.inf, accounting=accounting)  # an infinite budget: nothing is unsafe
     ways = sorted(trajectories(tree))
     leaves = [way.leaf for way in ways]
-    return Outcomes(
-        tuple(mdp.names[tree.origin[s]] for s in leaves),
-        np.array([way.task for way in ways]),
-        tree.total[leaves],
-    )
+    names = tuple(mdp.names[s] for s in tree.origin[leaves])
+    task = np.array([way.task for way in ways])
+    return Outcomes(names, task, tree.total[leaves])
 
 
 def budget_between(cost: np.ndarray, share: float) -> float:
     """Return a budget d under which about `share` of the trajectories are safe."""
     # strictly between two attainable totals: rounding would decide about a budget equal to one
     levels = np.unique(cost)
-    k = int(np.clip(np.searchsorted(levels, np.quantile(cost, share)), 0, len(levels) - 2))
+    quantile = np.quantile(cost, share)
+    k = np.searchsorted(levels[:-2], quantile)
     return (levels[k] + levels[k + 1]) / 2
 
 
@@ -84,12 +82,14 @@ def multipliers(points: Outcomes, chosen: int) -> tuple[float, float] | None:
 
     None means that no lambda picks it.
     """
-    task, cost = points.task - points.task[chosen], points.cost - points.cost[chosen]
+    task = points.task - points.task[chosen]
+    cost = points.cost - points.cost[chosen]
     # optimal means task + lambda cost >= 0 for the difference to every other trajectory
     if (task[cost == 0] < 0).any():
         return None
-    low = (-task[cost > 0] / cost[cost > 0]).max(initial=0)
-    high = (-task[cost < 0] / cost[cost < 0]).min(initial=math.inf)
+    dearer, cheaper = cost > 0, cost < 0
+    low = (-task[dearer] / cost[dearer]).max(initial=0)
+    high = (-task[cheaper] / cost[cheaper]).min(initial=math.inf)
     return (low, high) if low <= high else None
 
 
@@ -109,15 +109,12 @@ def expectation_optimum(points: Outcomes, budget: float) -> np.ndarray:
     ParameterError
         When no mixture meets the budget.
     """
-    task, cost = points.task.astype(float), points.cost.astype(float)
-    solution = linprog(
-        task, A_ub=cost[None], b_ub=[budget], A_eq=np.ones((1, len(task))), b_eq=[1], method="highs"
-    )
+    task = points.task.astype(float)
+    cost = points.cost.astype(float)
+    ones = np.ones((1, len(task)))
+    solution = linprog(task, A_ub=cost[None], b_ub=[budget], A_eq=ones, b_eq=[1], method="highs")
     if solution.x is None:
-        raise ParameterError(
-            f"budget is {budget!r} but every trajectory costs at least {cost.min():g}; raise the "
-            "budget"
-        )
+        raise ParameterError(f"no mixture meets the budget {budget}; raise the budget")
     return solution.x
 
 
@@ -139,9 +136,8 @@ def n_star(mdp: Augmented, start: int = 0) -> float:
     Raises
     ------
     ParameterError
-        When nature moves.
+        When nature moves, see `igcore.theory.planning.trajectories`.
     """
-    check_deterministic(mdp)
     best = values(mdp)[start]
     weight = unsafe_value(mdp, 1)
     least = 0

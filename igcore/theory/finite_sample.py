@@ -12,7 +12,6 @@ from itertools import pairwise, product
 import numpy as np
 
 from ..engine.diversity import DIVERSITIES, Failures
-from ..errors import ParameterError
 from .mdp import MDP, Augmented
 from .planning import values
 
@@ -42,12 +41,15 @@ def myopic_search(
     viable : bool
         Whether prefixes without any safe continuation are dropped as well.
     """
-    hopeless = ~mdp.safe | (viable & (values(mdp) == math.inf))
+    hopeless = ~mdp.safe
+    if viable:
+        hopeless |= values(mdp) == math.inf
     beams = [0] if not hopeless[0] else []
-    while any(mdp.allowed[s].any() for s in beams):
+    while mdp.allowed[beams].any():
         for _ in range(block):
             beams = [y for s in beams for y in _continuations(mdp, s)]
-        beams = sorted((s for s in beams if not hopeless[s]), key=partial.__getitem__)[:keep]
+        going = [s for s in beams if not hopeless[s]]
+        beams = sorted(going, key=partial.__getitem__)[:keep]
     return beams[0] if beams else None
 
 
@@ -72,10 +74,8 @@ def abstention_bound(masses: Sequence[float], n_samples: int, rounds: int = 1) -
     n_samples, rounds : int
         N and M.
     """
-    for p in masses:
-        if not 0 <= p <= 1:
-            raise ParameterError(f"a safe mass is {p!r}; give a probability, from 0 to 1")
-    return min(1, sum((1 - p) ** (n_samples * rounds) for p in masses))
+    draws = n_samples * rounds
+    return min(1, sum((1 - p) ** draws for p in masses))
 
 
 # --- diversity ------------------------------------------------------------------------------------
@@ -112,7 +112,8 @@ def retry_mass(
     failures = Failures(frozenset(), None)
     for y in failed:
         masses = [_mass(blocks, y[:i]) for i in range(len(y) + 1)]
-        failures.add(0, y, [math.log(after / before) for before, after in pairwise(masses)])
+        log_p = [math.log(after / before) for before, after in pairwise(masses)]
+        failures.add(0, y, log_p)
     factors_of = DIVERSITIES[diversity](failures, 0, sample, n_samples)
     return sum(_probability(y, blocks, factors_of) for y in safe)
 
@@ -130,9 +131,11 @@ def _probability(
     """Return the probability of a block under the reference times factors, token by token."""
     total = 1
     for i, token in enumerate(y):
-        heads = {block[: i + 1] for block in blocks if block[:i] == y[:i] and len(block) > i}
-        reference = {head[i]: _mass(blocks, head) for head in heads}
-        factors = factors_of(y[:i]) if factors_of else {}
+        prefix = y[:i]
+        same = [block for block in blocks if block[:i] == prefix and len(block) > i]
+        following = {block[i] for block in same}
+        reference = {t: _mass(blocks, (*prefix, t)) for t in following}
+        factors = factors_of(prefix) if factors_of else {}
         weighted = {t: p * factors.get(t, 1) for t, p in reference.items()}
         if not sum(weighted.values()) > 0:
             weighted = reference  # every token is banned
@@ -149,13 +152,11 @@ def two_round_failure(
     differ: ``half`` penalises only some of them.
     """
 
-    def second_fails(failed: Sequence[Block]) -> float:
-        return math.prod(
-            1 - retry_mass(blocks, safe, failed, diversity, k, n_samples) for k in range(n_samples)
-        )
-
     unsafe = [y for y in blocks if y not in safe]
-    return sum(
-        math.prod(blocks[y] for y in failed) * second_fails(failed)
-        for failed in product(unsafe, repeat=n_samples)
-    )
+    total = 0
+    for failed in product(unsafe, repeat=n_samples):
+        chance = math.prod(blocks[y] for y in failed)
+        for k in range(n_samples):
+            chance *= 1 - retry_mass(blocks, safe, failed, diversity, k, n_samples)
+        total += chance
+    return total

@@ -15,17 +15,19 @@ from ..errors import ParameterError
 from .mdp import MDP, Augmented
 from .planning import action_values, greedy, occupancy, values
 
-POLICIES = 20_000  # enumerated at most
-
 
 def _actions(mdp: MDP, labels: Sequence[Hashable], s: int) -> tuple:
     """Return the next step from s as phi sees it.
 
     That is nature's probabilities, and of each action the next label, task cost and safety cost.
     """
-    row = zip(mdp.child[s].tolist(), mdp.task[s].tolist(), mdp.cost[s].tolist(), strict=True)
     nature = tuple(mdp.reference[s]) if mdp.chance[s] else None
-    return nature, tuple((labels[y], task, cost) if y >= 0 else None for y, task, cost in row)
+    actions = []
+    for a in range(mdp.child.shape[1]):
+        child = mdp.child[s, a]
+        allowed = child >= 0
+        actions.append((labels[child], mdp.task[s, a], mdp.cost[s, a]) if allowed else None)
+    return nature, actions
 
 
 def conflict(mdp: MDP, labels: Sequence[Hashable]) -> tuple[int, int] | None:
@@ -67,16 +69,10 @@ def latent_mdp(mdp: MDP, labels: Sequence[Hashable]) -> MDP:
     number = {labels[s]: i for i, s in enumerate(chosen)}
     # the latent state of each state; the last entry keeps -1 at -1
     latent_of = np.array([number[label] for label in labels] + [-1])
-    return replace(
-        mdp,
-        child=latent_of[mdp.child[chosen]],
-        cost=mdp.cost[chosen],
-        task=mdp.task[chosen],
-        reference=mdp.reference[chosen],
-        chance=mdp.chance[chosen],
-        safe=mdp.safe[chosen],
-        names=tuple(number),
-    )
+    tables = ("cost", "task", "reference", "chance", "safe")
+    kept = {name: getattr(mdp, name)[chosen] for name in tables}
+    child = latent_of[mdp.child[chosen]]
+    return replace(mdp, child=child, names=tuple(number), **kept)
 
 
 def embed(mdp: Augmented, labels: Sequence[Hashable], latent: Augmented) -> np.ndarray:
@@ -90,7 +86,8 @@ def embed(mdp: Augmented, labels: Sequence[Hashable], latent: Augmented) -> np.n
         The augmented latent MDP, with the same budget and discount.
     """
     number = {name: i for i, name in enumerate(latent.names)}
-    return np.array([number[labels[s], z] for s, z in zip(mdp.origin, mdp.z, strict=True)])
+    pairs = zip(mdp.origin, mdp.z, strict=True)
+    return np.array([number[labels[s], z] for s, z in pairs])
 
 
 def averaged_policy(mdp: Augmented, labels: Sequence[Hashable], n: float) -> np.ndarray:
@@ -110,17 +107,19 @@ def averaged_policy(mdp: Augmented, labels: Sequence[Hashable], n: float) -> np.
     -------
     ndarray, shape (S, A)
     """
-    if not n < math.inf:
-        raise ParameterError(f"n is {n!r}; a mean over states needs a finite n, one above n*")
     q = action_values(mdp, values(mdp, n))
-    weight = occupancy(mdp, mdp.reference)
     number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
     group = np.array([number[label] for label in labels])
+    # the weight of each action: how often the reference visits its state
+    weight = occupancy(mdp, mdp.reference)[:, None] * mdp.allowed
+    weighted = weight * np.where(mdp.allowed, q, 0)
     total, mass = np.zeros((2, len(number), q.shape[1]))
-    np.add.at(total, group, (weight[:, None] * np.where(mdp.allowed, q, 0)).astype(float))
-    np.add.at(mass, group, (weight[:, None] * mdp.allowed).astype(float))
-    mean = np.divide(total, mass, out=np.full_like(total, math.inf), where=mass > 0)
-    return greedy(replace(mdp, task=mean[group]), np.zeros(len(q)))
+    np.add.at(total, group, weighted.astype(float))
+    np.add.at(mass, group, weight.astype(float))
+    mean = np.full_like(total, math.inf)
+    np.divide(total, mass, out=mean, where=mass > 0)
+    critic = replace(mdp, task=mean[group])
+    return greedy(critic, np.zeros(len(q)))
 
 
 def violating_states(mdp: Augmented, policy: np.ndarray) -> tuple[int, int]:
@@ -137,24 +136,15 @@ def violating_states(mdp: Augmented, policy: np.ndarray) -> tuple[int, int]:
 def best_blind(mdp: Augmented, labels: Sequence[Hashable], n: float = math.inf) -> float:
     """Return the least task cost of the deterministic policies that see only labels.
 
-    All of them are tried.
-
-    Raises
-    ------
-    ParameterError
-        When there are more than `POLICIES`.
+    All of them are tried, so give few labels.
     """
-    moves = [s for s in range(len(labels)) if mdp.allowed[s].any() and not mdp.chance[s]]
-    seen = {labels[s]: np.flatnonzero(mdp.allowed[s]).tolist() for s in moves}
-    count = math.prod(map(len, seen.values()))
-    if count > POLICIES:
-        raise ParameterError(
-            f"labels allow {count} policies; at most {POLICIES} are tried: use a coarser map"
-        )
+    moves = np.flatnonzero(mdp.allowed.any(axis=1) & ~mdp.chance)
+    seen = {labels[s]: np.flatnonzero(mdp.allowed[s]) for s in moves}
     best = math.inf
     for choice in product(*seen.values()):
         action = dict(zip(seen, choice, strict=True))
         policy = np.zeros(mdp.child.shape, dtype=int)
-        policy[moves, [action[labels[s]] for s in moves]] = 1
+        chosen = [action[labels[s]] for s in moves]
+        policy[moves, chosen] = 1
         best = min(best, values(mdp, n, policy)[0])
     return best

@@ -9,14 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 
 from ..budget import SafetyState, charge, check_accounting, is_safe, start
 from ..errors import ParameterError
-
-LIMIT = 20_000  # prefixes enumerated at most
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,14 +40,14 @@ class MDP:
         Task discount in (0, 1].
     signed : bool
         Whether `cost` may be negative.
-    safe : ndarray of bool, shape (S,), optional
+    safe : ndarray of bool, shape (S,)
         False where the budget is broken; all True until `augment`.
 
     Raises
     ------
     ParameterError
-        When probabilities do not sum to one, a cost is negative without `signed` or NaN, gamma is
-        outside (0, 1], or a child does not come after its parent.
+        When probabilities do not sum to one, a safety cost is NaN or, without `signed`, negative,
+        or gamma is outside (0, 1].
     """
 
     child: np.ndarray
@@ -59,36 +56,22 @@ class MDP:
     reference: np.ndarray
     chance: np.ndarray
     names: tuple
+    safe: np.ndarray
     gamma: float = 1
     signed: bool = False
-    safe: np.ndarray | None = None
 
     def __post_init__(self):
         check_gamma(self.gamma)
-        if self.safe is None:
-            object.__setattr__(self, "safe", np.ones(len(self.child), dtype=bool))
-        late = self.allowed & (self.child <= np.arange(len(self.child))[:, None])
-        if late.any():
-            s, a = np.argwhere(late)[0]
-            raise ParameterError(
-                f"action {a} of state {s} leads to state {self.child[s, a]}; children need larger "
-                "numbers"
-            )
         costs = self.cost[self.allowed]
         if not (self.signed or (costs >= 0).all()):
             raise ParameterError(
                 f"a safety cost is {costs.min()}; costs must be >= 0 unless signed=True, which "
                 "voids the guarantees"
             )
-        if (self.task != self.task).any():
-            raise ParameterError("a task cost is nan; give a number, higher is worse")
-        p = np.where(self.allowed, self.reference, 0)
-        sums_to_one = (p >= 0).all(axis=1) & (abs(p.sum(axis=1) - 1) <= 1e-9)
-        for s in np.flatnonzero(self.allowed.any(axis=1) & ~sums_to_one)[:1]:
-            values = ", ".join(f"{float(x):g}" for x in p[s][self.allowed[s]])
-            raise ParameterError(
-                f"the probabilities at {self.names[s]!r} are {values}; give numbers >= 0 with sum 1"
-            )
+        inner = self.allowed.any(axis=1)
+        p = np.where(self.allowed, self.reference, 0)[inner]
+        if not ((p >= 0).all() and (abs(p.sum(axis=1) - 1) <= 1e-9).all()):
+            raise ParameterError("probabilities do not sum to 1; give each state numbers >= 0")
 
     @cached_property
     def allowed(self) -> np.ndarray:
@@ -101,10 +84,11 @@ class MDP:
 
         This is the order of backward induction.
         """
-        height = [0] * len(self.child)
-        for s, row in reversed(list(enumerate(self.child.tolist()))):
-            height[s] = max((height[c] + 1 for c in row if c >= 0), default=0)
-        return [np.flatnonzero(np.equal(height, h)) for h in range(max(height) + 1)]
+        height = np.zeros(len(self.child), dtype=int)
+        for s in reversed(range(len(height))):  # children first
+            children = self.child[s, self.allowed[s]]
+            height[s] = (height[children] + 1).max(initial=0)
+        return [np.flatnonzero(height == h) for h in range(height.max() + 1)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,38 +116,6 @@ def check_gamma(gamma: float) -> None:
     """Raise ``ParameterError`` unless 0 < gamma <= 1."""
     if not 0 < gamma <= 1:
         raise ParameterError(f"gamma is {gamma!r}; it must lie in (0, 1]")
-
-
-def check_deterministic(mdp: MDP) -> None:
-    """Raise ``ParameterError`` when the MDP has chance states."""
-    if mdp.chance.any():
-        raise ParameterError(
-            f"{int(mdp.chance.sum())} states are chance states; this holds for deterministic "
-            "dynamics only"
-        )
-
-
-def enumerate_prefixes(vocabulary: int, horizon: int) -> list[tuple[int, ...]]:
-    """Return all nonempty prefixes of at most `horizon` tokens, the shortest first.
-
-    Nothing follows token 0, which ends a text.
-
-    Raises
-    ------
-    ParameterError
-        When there are more than `LIMIT`, the prompt included.
-    """
-    count = 1 + vocabulary * sum((vocabulary - 1) ** t for t in range(horizon))
-    if count > LIMIT:
-        raise ParameterError(
-            f"vocabulary {vocabulary} and horizon {horizon} give {count} prefixes; at most {LIMIT} "
-            "are enumerated"
-        )
-    prefixes: list[tuple[int, ...]] = []
-    for t in range(horizon):
-        for unfinished in product(range(1, vocabulary), repeat=t):
-            prefixes += [(*unfinished, last) for last in range(vocabulary)]
-    return prefixes
 
 
 def token_mdp(
@@ -194,9 +146,9 @@ def token_mdp(
     names = (next(iter(table))[:0], *sorted(table, key=len))
     index = {name: s for s, name in enumerate(names)}
     tokens = {token: a for a, token in enumerate(sorted({name[-1] for name in table}))}
-    kind = object if np.array(list(table.values())).dtype == object else float
+    exact = np.array(list(table.values())).dtype == object  # Fractions
     child = np.full((len(names), len(tokens)), -1)
-    cost, task = np.zeros((2, *child.shape), dtype=kind)
+    cost, task = np.zeros((2, *child.shape), dtype=object if exact else float)
     for name in names[1:]:
         if name[:-1] not in index:
             raise ParameterError(f"prefix {name!r} has no parent; give a cost to {name[:-1]!r} too")
@@ -204,8 +156,8 @@ def token_mdp(
         child[edge] = index[name]
         cost[edge], task[edge] = table[name]
     allowed = child >= 0
-    one = Fraction(1) if kind is object else 1.0
-    share = allowed * (one / np.maximum(1, allowed.sum(axis=1, keepdims=True)).astype(kind))
+    n_actions = allowed.sum(axis=1, keepdims=True).clip(1)
+    share = allowed * ((Fraction(1) if exact else 1.0) / n_actions.astype(cost.dtype))
     for name, row in (reference or {}).items():
         share[index[name]] = [row.get(token, 0) for token in tokens]
     moves = np.isin(np.arange(len(names)), [index[name] for name in chance])
@@ -216,6 +168,7 @@ def token_mdp(
         reference=share,
         chance=moves,
         names=names,
+        safe=np.ones(len(names), dtype=bool),
         gamma=gamma,
         signed=signed,
     )

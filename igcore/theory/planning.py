@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .mdp import MDP, check_deterministic, truncated_cost
+from ..errors import ParameterError
+from .mdp import MDP, truncated_cost
 
 
 class Trajectory(NamedTuple):
@@ -43,8 +44,10 @@ def action_values(
 
     The cost is C_task and the states are all, unless they are given.
     """
-    cost, child = mdp.task if cost is None else cost, mdp.child[states]
-    return np.where(child >= 0, cost[states] + mdp.gamma * v[child], math.inf)
+    cost = mdp.task if cost is None else cost
+    child = mdp.child[states]
+    later = mdp.gamma * v[child]
+    return np.where(child >= 0, cost[states] + later, math.inf)
 
 
 def _mean(p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -63,7 +66,8 @@ def _backup(
     """
     q = action_values(mdp, v, cost, states)
     chosen = q.min(axis=1) if policy is None else _mean(policy[states], q)
-    return np.where(mdp.chance[states], _mean(mdp.reference[states], q), chosen)
+    by_nature = _mean(mdp.reference[states], q)
+    return np.where(mdp.chance[states], by_nature, chosen)
 
 
 def values(mdp: MDP, n: float = math.inf, policy: np.ndarray | None = None) -> np.ndarray:
@@ -135,40 +139,43 @@ def greedy(mdp: MDP, v: np.ndarray) -> np.ndarray:
     """
     q = action_values(mdp, v)
     policy = np.zeros(q.shape, dtype=int)
-    policy[np.arange(len(q)), q.argmin(axis=1)] = 1
-    return np.where(mdp.chance[:, None], mdp.reference, policy * mdp.allowed)
+    best = q.argmin(axis=1)
+    policy[np.arange(len(q)), best] = 1
+    policy *= mdp.allowed
+    return np.where(mdp.chance[:, None], mdp.reference, policy)
 
 
 def trajectories(mdp: MDP, start: int = 0) -> Iterator[Trajectory]:
-    """Yield every trajectory from a state to a terminal or unsafe one."""
-    children, tasks = mdp.child.tolist(), mdp.task.tolist()
-    stack = [(start, 0, 0)]
-    while stack:
-        s, steps, task = stack.pop()
-        if not mdp.allowed[s].any():
-            yield Trajectory(s, steps, task)
-        discount = mdp.gamma**steps
-        stack += [
-            (y, steps + 1, task + discount * c)
-            for y, c in zip(children[s], tasks[s], strict=True)
-            if y >= 0
-        ]
-
-
-def brute_force(mdp: MDP, n: float = math.inf, start: int = 0) -> float:
-    """Return V^{*,n} of a state as a minimum over all trajectories: the slow check of `values`.
+    """Yield every trajectory from a state to a terminal or unsafe one.
 
     Raises
     ------
     ParameterError
-        When nature moves: a policy is then more than one trajectory.
+        When nature moves: a policy is then no mixture of trajectories.
     """
-    check_deterministic(mdp)
+    if mdp.chance.any():
+        raise ParameterError("nature moves; give an MDP of deterministic dynamics only")
+    children, tasks = mdp.child.tolist(), mdp.task.tolist()
+    stack = [Trajectory(start, 0, 0)]
+    while stack:
+        way = stack.pop()
+        s = way.leaf
+        if not mdp.allowed[s].any():
+            yield way
+        discount = mdp.gamma**way.steps
+        for child, cost in zip(children[s], tasks[s], strict=True):
+            if child >= 0:
+                stack.append(Trajectory(child, way.steps + 1, way.task + discount * cost))
+
+
+def brute_force(mdp: MDP, n: float = math.inf, start: int = 0) -> float:
+    """Return V^{*,n} of a state as a minimum over all trajectories: the slow check of `values`."""
     penalty = unsafe_value(mdp, n)
-    return min(
-        t.task + (0 if mdp.safe[t.leaf] else mdp.gamma**t.steps * penalty)
-        for t in trajectories(mdp, start)
-    )
+    best = math.inf
+    for way in trajectories(mdp, start):
+        after = 0 if mdp.safe[way.leaf] else mdp.gamma**way.steps * penalty
+        best = min(best, way.task + after)
+    return best
 
 
 def occupancy(mdp: MDP, policy: np.ndarray, start: int = 0) -> np.ndarray:
@@ -181,7 +188,9 @@ def occupancy(mdp: MDP, policy: np.ndarray, start: int = 0) -> np.ndarray:
     mass[start] = 1
     for states in reversed(mdp.layers):
         moves = mdp.allowed[states]
-        np.add.at(mass, mdp.child[states][moves], (mass[states][:, None] * p[states])[moves])
+        children = mdp.child[states][moves]
+        moved = mass[states][:, None] * p[states]
+        np.add.at(mass, children, moved[moves])
     return mass
 
 
