@@ -21,7 +21,8 @@ from .engine.sampling import random_key
 from .verdict import Emission, final_check, written
 
 if TYPE_CHECKING:
-    from .engine.protocol import Block, Engine
+    from .engine.block import Block
+    from .engine.local import LocalEngine
     from .guard import Guard
     from .scorers import Scoring
     from .work import Work
@@ -38,7 +39,7 @@ class Batch:
     method : Method
     searches : list of PromptSearch
         One per prompt.
-    engine : Engine
+    engine : LocalEngine
     scoring : Scoring
         The scorers during the search and for the final check.
     seed : int
@@ -52,7 +53,7 @@ class Batch:
     guard: Guard
     method: Method
     searches: list[PromptSearch]
-    engine: Engine
+    engine: LocalEngine
     scoring: Scoring
     seed: int
     work: Work
@@ -149,7 +150,7 @@ class Candidate:
         Of the block: token ids, and their log-probabilities under the reference policy and under
         the policy that they were sampled from (nats).
     near_ties, encoded : int
-        See `igcore.engine.protocol.Block`.
+        See `igcore.engine.block.Block`.
     """
 
     search: PromptSearch

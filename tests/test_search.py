@@ -1308,7 +1308,8 @@ def whole_text(policy, prompt, tokens, layer):
         [getattr(x, name)[:, :, -n:] for x in past.layers] for name in ("keys", "values")
     )
     hidden = out.last_hidden_state[:, -n:]
-    return History(hidden, middle, keys, values, torch.ones(hidden.shape[:2], dtype=torch.bool))
+    mask = torch.ones(hidden.shape[:2], dtype=torch.bool)
+    return History(mask, hidden, middle, keys, values)
 
 
 @pytest.mark.parametrize("features", ["m", "o", "h", "ho"])

@@ -20,16 +20,14 @@ from ..beams import Method, one_sample, unranked
 from ..config import SearchConfig, widened
 from ..critic.files import Network, load_network, save_network
 from ..critic.spec import Origin
+from ..engine.block import Steering
 from ..engine.kv_cache import forward
-from ..engine.protocol import Steering
 from ..errors import PolicyError
 from ..policy import Policy
 from ..scorers import Scorer
 from ..search import Batch, guarded_beam_search
 from ..settings import Natural, Weight, settings
 from ..verdict import Emission
-
-WEIGHTS = "value.safetensors"
 
 
 def re_control(batch: Batch) -> list[Emission]:

@@ -6,7 +6,6 @@ forward pass, the same up to rounding. They are not stored: at 7B they take mega
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -18,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..engine.device import GIB
-from ..engine.kv_cache import History, padded, positions_of
+from ..engine.kv_cache import History, attending, padded, positions_of
 from ..engine.prepack import products_of
 from ..errors import ParameterError, unknown_name
 from ..progress import progress
@@ -40,39 +39,20 @@ def check_features(features: str) -> None:
         raise unknown_name("features", features, FEATURES)
 
 
-@dataclass
-class Latents:
-    """The latents of B responses, padded on the right to n tokens.
-
-    Attributes
-    ----------
-    mask : Tensor (B, n) bool
-        Where a token stands.
-    hidden : Tensor (B, n, H) or None
-        o_t: the hidden state after the final norm.
-    middle : Tensor (B, n, H) or None
-        The output of a middle layer.
-    keys, values : list of Tensor (B, heads, n, head_dim)
-        h_t: one pair per layer, of every token since the prompt; empty where they are not read.
-    """
-
-    mask: Tensor
-    hidden: Tensor | None = None
-    middle: Tensor | None = None
-    keys: list[Tensor] = field(default_factory=list)
-    values: list[Tensor] = field(default_factory=list)
+class Latents(History):
+    """The parts of the states of B responses that a critic reads, of every token."""
 
     @classmethod
     def join(cls, parts: Sequence["Latents"]) -> "Latents":
         """Return the responses of all parts, padded to one length."""
         n = max(part.mask.shape[1] for part in parts)
-        padded = [part._padded(n) for part in parts]
+        padded = [vars(part._padded(n)) for part in parts]
         joined: dict[str, Any] = {}
-        for name in (f.name for f in fields(cls)):
-            tensors = [getattr(part, name) for part in padded]
-            if isinstance(tensors[0], list):  # one tensor per layer
+        for name, first in padded[0].items():
+            tensors = [part[name] for part in padded]
+            if isinstance(first, list):  # one tensor per layer
                 joined[name] = [torch.cat(layer) for layer in zip(*tensors, strict=True)]
-            elif tensors[0] is not None:
+            elif first is not None:
                 joined[name] = torch.cat(tensors)
         return cls(**joined)
 
@@ -106,17 +86,16 @@ class Latents:
 
     def _map(self, mask: Tensor, change: Callable[[Tensor], Tensor]) -> "Latents":
         """Return latents with this mask, and `change` applied to all other tensors (..., n, d)."""
-        changed: dict[str, Any] = {}
-        for name in (f.name for f in fields(self) if f.name != "mask"):
-            part = getattr(self, name)
-            if isinstance(part, list):
-                changed[name] = [change(x) for x in part]
-            elif part is not None:
-                changed[name] = change(part)
-        return Latents(mask, **changed)
+        return Latents(
+            mask,
+            hidden=None if self.hidden is None else change(self.hidden),
+            middle=None if self.middle is None else change(self.middle),
+            keys=[change(x) for x in self.keys],
+            values=[change(x) for x in self.values],
+        )
 
 
-def latents(states: History | Latents, features: str) -> Latents:
+def latents(states: History, features: str) -> Latents:
     """Return the latents of states: phi of the paper (section 5, Definition 5.1).
 
     phi maps a prompt with the response so far to (h_t, o_t). By the paper (footnotes of sections 3
@@ -126,7 +105,7 @@ def latents(states: History | Latents, features: str) -> Latents:
 
     Parameters
     ----------
-    states : History or Latents
+    states : History
         Of rows of n tokens, from `encode` or from the engine.
     features : str
         A key of `FEATURES`; parts that it does not name are None.
@@ -183,7 +162,8 @@ def encode(
     stop = middle_layer(model, layer) if features == "m" else None
     # each prompt is encoded once for all its responses
     first = list(dict.fromkeys(map(tuple, prompts)))
-    owner = torch.tensor([first.index(tuple(prompt)) for prompt in prompts], device=model.device)
+    owners = [first.index(tuple(prompt)) for prompt in prompts]
+    owner = torch.tensor(owners, device=model.device)
     ids, mask = padded(first, model.device)
     words, spoken = padded(responses, model.device, side="right")
     whole = torch.cat([mask[owner], spoken], dim=1)  # (B, L + n)
@@ -194,14 +174,14 @@ def encode(
         cache.batch_select_indices(owner)
         states = _run(model, stop, words, whole, cache)
     else:  # a window or a recurrent state cannot go on with several tokens at once
-        states = _run(model, stop, torch.cat([ids[owner], words], dim=1), whole, cache)[:, length:]
+        texts = torch.cat([ids[owner], words], dim=1)
+        states = _run(model, stop, texts, whole, cache)[:, length:]
     if features == "m":
-        return History(None, states, [], [], spoken.bool())
-    # a hybrid model has layers without attention, which keep no keys
-    layers = [x for x in cache.layers if getattr(x, "keys", None) is not None]
+        return History(spoken.bool(), middle=states)
+    layers = attending(cache)
     keys = [x.keys[:, :, length:] for x in layers]
     values = [x.values[:, :, length:] for x in layers]
-    return History(states, None, keys, values, spoken.bool())
+    return History(spoken.bool(), states, None, keys, values)
 
 
 class _Enough(Exception):
@@ -251,13 +231,14 @@ def middle_layer(model: PreTrainedModel, layer: int | None) -> nn.Module:
     ParameterError
         When the model has no such layer.
     """
-    layers: nn.ModuleList | None = getattr(model.get_decoder(), "layers", None)
-    if layers is None:
-        raise ParameterError(
-            f"{type(model).__name__} does not name its layers; choose features other than 'm'"
-        )
+    layers: list[nn.Module] = list(
+        getattr(model.get_decoder(), "layers", [])
+    )  # some models name them otherwise
     if layer is None or not 0 <= layer < len(layers):
-        raise ParameterError(f"layer is {layer}; features 'm' need one from 0 to {len(layers) - 1}")
+        raise ParameterError(
+            f"layer is {layer}; features 'm' need one of the {len(layers)} layers of "
+            f"{type(model).__name__}, from 0"
+        )
     return layers[layer]
 
 
@@ -281,8 +262,11 @@ class Source:
         layer: int | None,
         memory_gb: float,
     ):
-        self.model, self.prompts, self.responses = model, prompts, responses
-        self.features, self.layer = features, layer
+        self.model = model
+        self.prompts = prompts
+        self.responses = responses
+        self.features = features
+        self.layer = layer
         self.held: Latents | None = None
         # an upper bound: as if all responses were as long as the longest
         size = token_bytes(model, features) * len(responses) * max(map(len, responses))
@@ -293,13 +277,15 @@ class Source:
         """Return the latents of some of the responses, in this order."""
         if self.held is None:
             return self._encode(index)
-        return self.held.rows(self.place[torch.as_tensor(index)].to(self.held.mask.device))
+        rows = self.place[torch.as_tensor(index)]
+        return self.held.rows(rows.to(self.held.mask.device))
 
     def _hold(self) -> None:
         """Encode all responses once and keep their latents in memory."""
 
         def by_length(i: int) -> tuple[int, Sequence[int], int]:
-            return len(self.prompts[i]), self.prompts[i], len(self.responses[i])
+            prompt = self.prompts[i]
+            return len(prompt), prompt, len(self.responses[i])
 
         # equal lengths together need little padding; equal prompts together are encoded once
         order = sorted(range(len(self.responses)), key=by_length)
@@ -309,8 +295,8 @@ class Source:
             parts.append(self._encode(order[at : at + ENCODE]))
             bar.update(len(parts[-1].mask))
         bar.close()
-        # place: response -> its row in `held`
-        self.held, self.place = Latents.join(parts), torch.tensor(order).argsort()
+        self.held = Latents.join(parts)
+        self.place = torch.tensor(order).argsort()  # response -> its row in `held`
 
     def _encode(self, index: Sequence[int]) -> Latents:
         """Encode some of the responses."""
@@ -332,10 +318,8 @@ def shape_of(model: PreTrainedModel) -> dict[str, int]:
     # measured on the latents of one token: configurations name these sizes in many ways
     one = encode(model, [[0]], [[0]])
     assert one.hidden is not None  # always there where no layer is left out
-    widths = [
-        k.shape[1] * k.shape[3] + v.shape[1] * v.shape[3]
-        for k, v in zip(one.keys, one.values, strict=True)
-    ]
+    # the numbers of one token: keys are (1, heads, 1, head_dim)
+    widths = [k.numel() + v.numel() for k, v in zip(one.keys, one.values, strict=True)]
     return {
         "n_layers": len(widths),
         "kv_width": max(widths, default=0),
@@ -346,7 +330,10 @@ def shape_of(model: PreTrainedModel) -> dict[str, int]:
 def token_bytes(model: PreTrainedModel, features: str) -> int:
     """Return the bytes that the latents of one token take."""
     shape = shape_of(model)
-    one = shape["n_layers"] * shape["kv_width"] // 2  # keys of all layers, or values
-    numbers = {"hidden": shape["hidden"], "middle": shape["hidden"], "keys": one, "values": one}
+    numbers = 0
+    if "h" in features:
+        numbers += shape["n_layers"] * shape["kv_width"]
+    if features != "h":  # o_t, or the output of the middle layer
+        numbers += shape["hidden"]
     size: int = model.dtype.itemsize
-    return size * sum(numbers[part] for part in FEATURES[features])
+    return size * numbers

@@ -6,10 +6,9 @@ An objective, such as `igcore.critic.training.CriticObjective`, says what the ne
 import math
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,52 +21,14 @@ from ..policy import Policy
 from ..progress import progress
 from .config import TrainingConfig
 from .files import Network, load_checkpoint, save_checkpoint, weights_of
-from .latent import ENCODE, Latents, Source
+from .latent import ENCODE, Source
 from .rollouts import Rollout, split_by_prompt
-from .spec import Origin
 
 Losses = dict[str, float]  # epoch, the loss and its terms, by name
 
 
-class Objective(Protocol):
-    """What a network learns, such as `igcore.critic.training.CriticObjective`."""
-
-    @property
-    def name(self) -> str:
-        """Label of the progress bar."""
-
-    @property
-    def spec(self) -> Origin:
-        """Specification of the network."""
-
-    @property
-    def config(self) -> TrainingConfig:
-        """Settings of its training."""
-
-    @property
-    def weights(self) -> dict[str, float]:
-        """Terms of the loss and their weights."""
-
-    def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
-        """Return the latents that the network reads."""
-
-    def network(self, rollouts: Sequence[Rollout]) -> Network:
-        """Return an untrained network in the units of these rollouts."""
-
-    def labels(self, rollouts: Sequence[Rollout], draw: int) -> Any:
-        """Return the targets of rollouts; epoch n trains on `draw` n, validation uses 0."""
-
-    def losses(
-        self, model: Any, scale: Tensor, x: Latents, labels: Any, index: Tensor
-    ) -> list[Tensor]:
-        """Return each term of the loss, summed over the rows of the rollouts `index`."""
-
-    def save(self, network: Any, rollouts: Sequence[Rollout], folder: Path) -> None:
-        """Write the network's files."""
-
-
 def fit(
-    objective: Objective,
+    objective: Any,
     policy: Policy,
     rollouts: Sequence[Rollout],
     folder: Path,
@@ -76,15 +37,15 @@ def fit(
     """Train a network and save it.
 
     Training can be stopped at any time: the next start resumes after the last epoch and gives the
-    same weights. accelerate handles device, mixed precision and several processes: under
-    ``accelerate launch`` each process takes its share of every batch. On a CPU the weights depend
-    on the seed alone; on a GPU sums may differ in their last bits.
+    same weights. accelerate handles device and mixed precision. On a CPU the weights depend on the
+    seed alone; on a GPU sums may differ in their last bits.
 
     Parameters
     ----------
-    objective : Objective
-        It saves the network of the epoch with the
-        lowest validation loss, whose ``about`` has ``history`` (losses by epoch), ``train_s`` and
+    objective
+        What the network learns, with the attributes and methods of
+        `igcore.critic.training.CriticObjective`. It saves the network of the epoch with the lowest
+        validation loss, whose ``about`` has ``history`` (losses by epoch), ``train_s`` and
         ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts`` and ``config``.
     rollouts : sequence of Rollout
         Of two prompts or more; each has at least one row.
@@ -103,33 +64,29 @@ def fit(
         "config": asdict(config),
         "spec": asdict(objective.spec),
         "rollouts": digest_of(content),
-        "processes": accelerator.num_processes,
     }
-    # one process alone writes; the others wait until it has opened the folder, and until it is done
-    with open_run(folder, params) if accelerator.is_main_process else nullcontext() as run:
-        accelerator.wait_for_everyone()
-        if not (folder / "manifest.json").exists():
-            began = time.perf_counter()
-            sources = [objective.source(policy, part) for part in parts]
-            latents_s = time.perf_counter() - began
-            cuda = [accelerator.device] if accelerator.device.type == "cuda" else []
-            with torch.random.fork_rng(devices=cuda):  # the user's random state stays as it is
-                checkpoint = folder / "checkpoint.pt"
-                trainer = _Trainer(accelerator, objective, parts, sources, checkpoint)
-                network = trainer.run()
-            if run:  # the main process
-                network.about = {
-                    "history": trainer.history,
-                    "train_s": trainer.seconds,
-                    "latents_s": latents_s,
-                    "config": asdict(config),
-                    "n_rollouts": len(rollouts),
-                    "n_prompts": len({r.prompt_id for r in rollouts}),
-                }
-                objective.save(network, rollouts, folder)
-                run.finish(params)  # the manifest; with it the checkpoint is of no more use
-                checkpoint.unlink()
-        accelerator.wait_for_everyone()
+    with open_run(folder, params) as run:
+        if (folder / "manifest.json").exists():
+            return
+        began = time.perf_counter()
+        sources = [objective.source(policy, part) for part in parts]
+        latents_s = time.perf_counter() - began
+        cuda = [accelerator.device] if accelerator.device.type == "cuda" else []
+        checkpoint = folder / "checkpoint.pt"
+        with torch.random.fork_rng(devices=cuda):  # the user's random state stays as it is
+            trainer = _Trainer(accelerator, objective, parts, sources, checkpoint)
+            network = trainer.run()
+        network.about = {
+            "history": trainer.history,
+            "train_s": trainer.seconds,
+            "latents_s": latents_s,
+            "config": asdict(config),
+            "n_rollouts": len(rollouts),
+            "n_prompts": len({r.prompt_id for r in rollouts}),
+        }
+        objective.save(network, rollouts, folder)
+        run.finish(params)  # the manifest; with it the checkpoint is of no more use
+        checkpoint.unlink()
 
 
 class _Trainer:
@@ -138,14 +95,17 @@ class _Trainer:
     def __init__(
         self,
         accelerator: Accelerator,
-        objective: Objective,
+        objective: Any,
         parts: Sequence[Sequence[Rollout]],
         sources: Sequence[Source],
         checkpoint: Path,
     ):
-        self.accelerator, self.objective, self.config = accelerator, objective, objective.config
+        self.accelerator = accelerator
+        self.objective = objective
+        self.config: TrainingConfig = objective.config
         self.checkpoint = checkpoint
-        (self.learn, self.check), (self.source, self.check_source) = parts, sources
+        self.learn, self.check = parts
+        self.source, self.check_source = sources
         torch.manual_seed(self.config.seed)
         network = objective.network(self.learn)
         optimizer = torch.optim.AdamW(
@@ -191,30 +151,23 @@ class _Trainer:
             self.best = weights_of(self.network)
         self.history.append({"epoch": len(self.history) + 1} | learnt | checked)
         self.seconds += time.perf_counter() - began
-        if self.accelerator.is_main_process:
-            state = {"history": self.history, "seconds": self.seconds}
-            save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
+        state = {"history": self.history, "seconds": self.seconds}
+        save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
 
     def _learn(self, epoch: int) -> Losses:
         """Take one step per batch, in an order that the epoch seeds; return the mean losses."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         labels = self.objective.labels(self.learn, epoch)  # with new budgets
         # seeded by the epoch, so that a resumed training goes on as if it had never stopped
         rng = np.random.default_rng((self.config.seed, epoch, 1))
         order = rng.permutation(len(self.learn)).tolist()
-        torch.manual_seed(int(rng.integers(2**62)) + rank)  # of dropout
+        torch.manual_seed(int(rng.integers(2**62)))  # of dropout
         self.model.train()
         sums = torch.zeros(len(self.weights) + 1)  # the parts of the loss, and the rows
         for at in range(0, len(order), self.config.batch_size):
             batch = order[at : at + self.config.batch_size]
-            mine = batch[rank::world]
+            part = self._sums(self.source, labels, batch)
             rows = sum(len(self.source.responses[i]) for i in batch)
-            # a process without a share must still join the step, with weight 0
-            part = self._sums(self.source, labels, mine if len(mine) else batch[:1])
-            part = part * bool(len(mine))
-            # accelerate averages gradients over processes; with this factor the average is the mean
-            # over the rows of the whole batch
-            self.accelerator.backward((self.weights * part[:-1]).sum() * world / rows)
+            self.accelerator.backward((self.weights * part[:-1]).sum() / rows)
             self.optimizer.step()
             self.optimizer.zero_grad()
             sums += part.detach().cpu()
@@ -223,13 +176,13 @@ class _Trainer:
     @torch.no_grad()
     def _check(self) -> Losses:
         """Return the mean losses of the validation rollouts."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         labels = self.objective.labels(self.check, 0)
         self.model.eval()
-        mine = range(rank, len(self.check), world)
+        rollouts = range(len(self.check))
         sums = torch.zeros(len(self.weights) + 1)
-        for at in range(0, len(mine), ENCODE):
-            sums += self._sums(self.check_source, labels, mine[at : at + ENCODE]).cpu()
+        for at in range(0, len(rollouts), ENCODE):
+            batch = rollouts[at : at + ENCODE]
+            sums += self._sums(self.check_source, labels, batch).cpu()
         return self._means("check", sums)
 
     def _sums(self, source: Source, labels: Any, rollouts: Sequence[int]) -> Tensor:
@@ -240,9 +193,11 @@ class _Trainer:
         return torch.stack([*parts, x.mask.sum().to(parts[0])])
 
     def _means(self, name: str, sums: Tensor) -> Losses:
-        """Return the loss and its parts as means over the rows of all processes."""
-        *parts, rows = self.accelerator.reduce(sums.to(self.accelerator.device)).tolist()
-        weights = self.objective.weights
-        means = {part: x / rows for part, x in zip(weights, parts, strict=True)}
-        loss = sum(weight * means[part] for part, weight in weights.items())
-        return {f"{name}_loss": loss} | {f"{name}_{part}": x for part, x in means.items()}
+        """Return the loss and its parts as means over rows."""
+        *parts, rows = sums.tolist()
+        losses = {f"{name}_loss": 0.0}
+        for (part, weight), total in zip(self.objective.weights.items(), parts, strict=True):
+            mean = total / rows
+            losses[f"{name}_loss"] += weight * mean
+            losses[f"{name}_{part}"] = mean
+        return losses

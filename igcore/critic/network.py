@@ -20,7 +20,6 @@ from .latent import Latents, latents, shape_of
 from .spec import Spec
 
 HEAD = 64  # numbers per attention head
-WEIGHTS = "critic.safetensors"
 
 
 class Attention(nn.Module):
@@ -34,16 +33,21 @@ class Attention(nn.Module):
         self.heads = max(1, inner // HEAD)
         inner = self.heads * min(inner, HEAD)
         self.query = nn.Linear(width, inner, bias=False)
-        self.key, self.value = (nn.Linear(memory_width, inner, bias=False) for _ in range(2))
+        self.key = nn.Linear(memory_width, inner, bias=False)
+        self.value = nn.Linear(memory_width, inner, bias=False)
         self.out = nn.Linear(inner, width, bias=False)
 
     def mix(self, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
         """Return (..., q, inner), before the last projection."""
-        q, k, v = self.query(x), self.key(memory), self.value(memory)
-        # (..., n, heads * d) -> (..., heads, n, d)
-        q, k, v = (y.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for y in (q, k, v))
+        q = self.by_head(self.query(x))
+        k = self.by_head(self.key(memory))
+        v = self.by_head(self.value(memory))
         mixed: Tensor = scaled_dot_product_attention(q, k, v, is_causal=causal)
         return mixed.transpose(-2, -3).flatten(-2)
+
+    def by_head(self, x: Tensor) -> Tensor:
+        """Return (..., heads, n, d) of x (..., n, heads * d)."""
+        return x.view(*x.shape[:-1], self.heads, -1).transpose(-2, -3)
 
     def forward(self, x: Tensor, memory: Tensor, causal: bool = False) -> Tensor:
         """Return (..., q, width)."""
@@ -57,7 +61,8 @@ class GatedMLP(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         inner = width * 43 // 16  # Llama's ratio, 11008 / 4096
-        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +76,8 @@ class Layer(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.attention, self.mlp = Attention(width, width, width), GatedMLP(width)
+        self.attention = Attention(width, width, width)
+        self.mlp = GatedMLP(width)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
@@ -86,7 +92,8 @@ class Last(nn.Module):
 
     def __init__(self, spec: Spec):
         super().__init__()
-        self.norm, self.size = nn.LayerNorm(spec.hidden), spec.hidden
+        self.size = spec.hidden
+        self.norm = nn.LayerNorm(spec.hidden)
 
     def forward(self, x: Latents) -> Tensor:
         """Return the normed o_t, (B, n, H)."""
@@ -99,14 +106,17 @@ class Running(nn.Module):
 
     def __init__(self, spec: Spec):
         super().__init__()
-        self.norm, self.token = nn.LayerNorm(spec.hidden), nn.Linear(spec.hidden, spec.width)
+        self.norm = nn.LayerNorm(spec.hidden)
+        self.token = nn.Linear(spec.hidden, spec.width)
         self.size = 2 * spec.width
 
     def forward(self, x: Latents) -> Tensor:
         """Return the running mean and maximum, (B, n, 2 width)."""
         tokens = gelu(self.token(self.norm(x.middle)))  # (B, n, width)
-        count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)[:, None]
-        return torch.cat([tokens.cumsum(1) / count, tokens.cummax(1).values], dim=-1)
+        count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        mean = tokens.cumsum(1) / count[:, None]
+        maximum = tokens.cummax(1).values
+        return torch.cat([mean, maximum], dim=-1)
 
 
 class States(nn.Module):
@@ -210,12 +220,12 @@ class Critic(Network):
         return logit, f2 * self.scale[1] + self.centre[1]
 
     @torch.inference_mode()
-    def judge(self, states: History | Latents, z: Sequence[float]) -> tuple[Tensor, Tensor]:
+    def judge(self, states: History, z: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Judge the last prefix of each of R rows, in float32 on the critic's device.
 
         Parameters
         ----------
-        states : History or Latents
+        states : History
             Those of the engine, or of finished text, see `igcore.critic.latent`.
         z : sequence of R float
             Scaled remaining budget now.
@@ -229,10 +239,12 @@ class Critic(Network):
         x = latents(states, self.spec.features).to(self.centre.device, torch.float32)
         budgets = torch.as_tensor(z, dtype=torch.float32, device=self.centre.device)
         logit, f2 = self(x, budgets[:, None].expand(x.mask.shape))  # (R, n) each
-        n = x.mask.sum(1, keepdim=True)  # (R, 1) tokens of each row
+        n = x.mask.sum(1)  # tokens of each row
+        row = torch.arange(len(n), device=n.device)
         end = (n - 1).clamp(min=0)  # column of its last one
-        logit, f2 = (y.gather(1, end).masked_fill(n == 0, torch.nan)[:, 0] for y in (logit, f2))
-        return logit.sigmoid(), f2
+        empty = n == 0
+        f1 = logit[row, end].masked_fill(empty, torch.nan).sigmoid()
+        return f1, f2[row, end].masked_fill(empty, torch.nan)
 
 
 def save_critic(critic: Critic, folder: Path) -> None:

@@ -87,9 +87,11 @@ def spec_of(
 
 def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, Any]:
     """Return names and hashes, as `igcore.critic.spec.Origin` has them."""
-    names = {"policy": policy.name, "cost": cost.name, "reward": reward.name}
-    digests = {"policy": policy.digest, "cost": cost.digest, "reward": reward.digest}
-    return names | {f"{role}_digest": digest for role, digest in digests.items()}
+    names: dict[str, Any] = {}
+    for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
+        names[role] = part.name
+        names[f"{role}_digest"] = part.digest
+    return names
 
 
 def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> Labels:
@@ -105,15 +107,17 @@ def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> L
 def source_of(policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float) -> Source:
     """Return the latents that a critic reads of rollouts."""
     encoded = {r.prompt: policy.encode(r.prompt) for r in rollouts}
-    prompts, responses = [encoded[r.prompt] for r in rollouts], [r.words for r in rollouts]
+    prompts = [encoded[r.prompt] for r in rollouts]
+    responses = [r.words for r in rollouts]
     return Source(policy.model, prompts, responses, spec.features, spec.layer, memory_gb)
 
 
 def set_units(network: Network, numbers: Sequence[Tensor]) -> None:
     """Set a network's units, the mean and standard deviation of each of these tensors."""
     for i, x in enumerate(numbers):
+        std = x.std()
         network.centre[i] = x.mean()
-        network.scale[i] = x.std() if x.std() > 1e-6 else 1  # z of a single budget does not vary
+        network.scale[i] = std if std > 1e-6 else 1  # z of a single budget does not vary
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,9 @@ class CriticObjective:
         """Return an untrained network in the units of these rollouts, its buffer ``scale``."""
         critic = Critic(self.spec, self.config.dropout)
         labels = self.labels(rollouts, 0)
-        z = torch.cat([row[: len(r.words)] for row, r in zip(labels.z, rollouts, strict=True)])
-        set_units(critic, [z, labels.task[labels.task.isfinite()]])
+        known = [row[: len(r.words)] for row, r in zip(labels.z, rollouts, strict=True)]
+        task = labels.task[labels.task.isfinite()]
+        set_units(critic, [torch.cat(known), task])
         return critic
 
     def labels(self, rollouts: Sequence[Rollout], draw: int) -> Labels:
@@ -162,12 +167,16 @@ class CriticObjective:
 
         `x` are their latents, and `scale` the units of the network.
         """
-        n, device = x.mask.shape[1], x.mask.device
-        logit, f2 = model(x, labels.z[index, :n].to(device))  # (B, n) each
+        mask = x.mask
+        n = mask.shape[1]
+        z = labels.z[index, :n].to(mask.device)
+        logit, f2 = model(x, z)  # (B, n) each
         # the label of a rollout is that of all its prefixes
-        safe = labels.safe[index, None].expand(-1, n).to(device)
-        task = labels.task[index, None].expand(-1, n).to(device)
-        return [bce_loss(logit[x.mask], safe[x.mask]), mse_loss(f2[x.mask], task[x.mask], scale[1])]
+        safe = labels.safe[index, None].expand(-1, n).to(mask.device)
+        task = labels.task[index, None].expand(-1, n).to(mask.device)
+        bce = bce_loss(logit[mask], safe[mask])
+        mse = mse_loss(f2[mask], task[mask], scale[1])
+        return [bce, mse]
 
     def save(self, critic: Critic, rollouts: Sequence[Rollout], folder: Path) -> None:
         """Write the critic's files, with the share of these rollouts that is unsafe."""
@@ -225,7 +234,6 @@ def _check_classes(rollouts: Sequence[Rollout], spec: Spec) -> None:
     if safe in (0, len(rollouts)):
         costs = sorted(r.costs[-1] for r in rollouts)
         raise ParameterError(
-            f"of {len(rollouts)} rollouts to learn from {safe} end inside the budget of "
-            f"{spec.budget} and {len(rollouts) - safe} outside; a critic needs both: their final "
-            f"costs go from {costs[0]:.3g} to {costs[-1]:.3g}, so choose a budget between"
+            f"of {len(rollouts)} rollouts to learn from {safe} end within the budget of "
+            f"{spec.budget}; choose a budget between {costs[0]:.3g} and {costs[-1]:.3g}"
         )

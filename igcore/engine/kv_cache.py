@@ -12,7 +12,7 @@ methods::
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,21 +32,22 @@ class History:
 
     Attributes
     ----------
+    mask : Tensor (R, n) bool
+        Where a token stands; rows are padded on the right.
     hidden : Tensor (R, n, H) or None
         o_t: the hidden state after the final norm; None where the model was stopped before it.
     middle : Tensor (R, n, H) or None
         The output of the watched layer.
     keys, values : list of Tensor (R, heads, n, head_dim)
-        h_t: one pair per layer that has attention; of a sliding window, as many as it keeps.
-    mask : Tensor (R, n) bool
-        Where a token stands.
+        h_t: one pair per layer that has attention; of a sliding window, as many as it keeps. Empty
+        where they are not read.
     """
 
-    hidden: Tensor | None
-    middle: Tensor | None
-    keys: list[Tensor]
-    values: list[Tensor]
     mask: Tensor
+    hidden: Tensor | None = None
+    middle: Tensor | None = None
+    keys: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -55,7 +56,7 @@ class History:
         """Split states (R, n, H or 2 H) of rows of one length, as `forward` joins them."""
         hidden, middle = (states, None) if watch is None else states.chunk(2, dim=-1)
         mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-        return cls(hidden, middle, keys, values, mask)
+        return cls(mask, hidden, middle, keys, values)
 
 
 @torch.inference_mode()
@@ -117,7 +118,8 @@ def padded(
     """Return ids (B, L) and mask (B, L), 1 where a token stands; the masked ids are 0."""
     rows = [torch.tensor(s, dtype=torch.long) for s in sequences]
     ones = [torch.ones_like(row) for row in rows]
-    ids, mask = (pad_sequence(x, batch_first=True, padding_side=side) for x in (rows, ones))
+    ids = pad_sequence(rows, batch_first=True, padding_side=side)
+    mask = pad_sequence(ones, batch_first=True, padding_side=side)
     return ids.to(device), mask.to(device)
 
 
@@ -179,17 +181,20 @@ class DynamicRows:
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         for i, layer in enumerate(cache.layers):
             # any kind of layer: keys and values, a window, a convolution, a recurrent state
-            vars(layer).update(_pick([vars(state.cache.layers[i]) for state in states], index))
-        mask, hidden, logits, past = (
-            _pick([getattr(state, name) for state in states], index)
-            for name in ("mask", "hidden", "logits", "past")
-        )
-        return DynamicRows(self.model, cache, mask, hidden, logits, past, self.watch)
+            parts = [vars(state.cache.layers[i]) for state in states]
+            vars(layer).update(_pick(parts, index))
+        tensors = {}
+        for name in ("mask", "hidden", "logits", "past"):
+            parts = [getattr(state, name) for state in states]
+            tensors[name] = _pick(parts, index)
+        return replace(self, cache=cache, **tensors)
 
     @torch.inference_mode()
     def step(self, going: Sequence[int], tokens: Sequence[int]) -> "DynamicRows":
         """Append one token to each row that goes on."""
-        rows = self if len(going) == len(self.mask) else self.gather([(self, row) for row in going])
+        rows = self
+        if len(going) < len(self.mask):
+            rows = self.gather([(self, row) for row in going])
         ids = torch.tensor(tokens, device=rows.mask.device)[:, None]  # (R, 1)
         rows.mask = torch.cat([rows.mask, torch.ones_like(ids)], dim=1)
         rows.hidden, rows.logits = _read(self.model, self.watch, ids, rows.mask, rows.cache)
@@ -200,15 +205,18 @@ class DynamicRows:
         """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""
         # a critic can be trained on copies, but not on tensors of inference mode
         rows = list(range(len(self.mask)) if rows is None else rows)
-        pairs = []
-        if keys:
-            pairs = [x for x in self.cache.layers if getattr(x, "keys", None) is not None]
+        layers = attending(self.cache) if keys else []
         return History.of(
             self.past[rows],
             self.watch,
-            [_last(x.keys, self.length)[rows] for x in pairs],
-            [_last(x.values, self.length)[rows] for x in pairs],
+            [_last(x.keys, self.length)[rows] for x in layers],
+            [_last(x.values, self.length)[rows] for x in layers],
         )
+
+
+def attending(cache: DynamicCache) -> list[Any]:
+    """Return the layers that keep keys; in a hybrid model some layers have no attention."""
+    return [layer for layer in cache.layers if getattr(layer, "keys", None) is not None]
 
 
 def _read(

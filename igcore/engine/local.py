@@ -1,4 +1,12 @@
-"""The local engine: a transformers model that keeps its KV cache from block to block.
+"""The decoding engine: a transformers model that keeps its KV cache from block to block.
+
+It deals in token ids: no text, scores or budget. It keeps the state of many sequences at once, its
+rows::
+
+    engine.open(prompts)               one row per prompt
+    engine.sample_block(rows, keys)    candidates sampled from the given rows
+    engine.rollback(keep)              back to the block's start, for a retry
+    engine.select(candidates)          the chosen candidates, of all rounds, become the rows
 
 For every row it keeps the KV cache of all layers (the paper's h_t), the last hidden state after the
 final norm (o_t) and the reference logits W o_t, so that no prefix is encoded twice. The model reads
@@ -17,11 +25,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import ParameterError, PolicyError, unknown_name
+from ..errors import ParameterError, unknown_name
+from .block import Block, Penalty, Steering
 from .kv_cache import DynamicRows, History
 from .prefix_cache import SharedRows, fits
-from .protocol import Block, Penalty, Steering
-from .sampling import NEAR_TIE, WORDS, Drawn, RowFactors, draw, uniforms
+from .sampling import NEAR_TIE, WORDS, Drawn, RowFactors, check_finite, draw, uniforms
 
 Rows = DynamicRows | SharedRows
 
@@ -30,7 +38,15 @@ CACHES: dict[str, type[Rows] | None] = {"auto": None, "shared": SharedRows, "dyn
 
 
 class LocalEngine:
-    """An `igcore.engine.protocol.Engine` with all its optional methods.
+    """Samples blocks of tokens for many sequences at once.
+
+    It promises three things, which make results, resumes and replays reproducible:
+
+    * Keys decide tokens. A token depends on the logits and on its own key alone, never on its
+      batch. Logits that differ by rounding change it only where `Block.near_ties` says so.
+    * `rollback` is bit-equal. A retry with the same keys gives the same tokens and logprobs.
+    * Candidates are numbered from 0 over all rounds since the last `open` or `select`, ended ones
+      included. Row i is prompt i after `open`, and ``candidates[i]`` after `select`.
 
     Parameters
     ----------
@@ -69,8 +85,8 @@ class LocalEngine:
     def _start(self, rows: Rows | None) -> None:
         """Begin a block from these rows."""
         self.rows: Rows = rows  # type: ignore[assignment]  # None before and after all prompts
-        # for each round the state of its live candidates, and candidate -> row of that state
-        self._rounds: list[tuple[Rows, dict[int, int]]] = []
+        # live candidate of any round -> the state and the row that it has
+        self._places: dict[int, tuple[Rows, int]] = {}
         self._drawn = 0  # number of candidates of all rounds so far
         self._unread: dict[int, int] = {}  # candidate -> proposed token that is not encoded yet
 
@@ -92,7 +108,21 @@ class LocalEngine:
         penalty: Penalty | None = None,
         last: bool = False,
     ) -> Block:
-        """Sample one continuation of each given row; see `igcore.engine.protocol.Engine`."""
+        """Sample one continuation of each given row, at temperature 1 without top-k or top-p.
+
+        Parameters
+        ----------
+        rows : sequence of R int
+            Row of the current state from which each candidate starts; may repeat.
+        keys : sequence of R sequences of `length` int
+            One `igcore.engine.sampling.random_key` per candidate and position.
+        penalty : callable, optional
+            Factors on the reference probabilities, see `Penalty`. Where they leave no mass the
+            reference is used.
+        last : bool
+            Whether no candidate will be continued: the model then does not read the last tokens,
+            and no candidate can be selected.
+        """
         length = len(keys[0])
         state: Rows = self.rows.gather([(self.rows, row) for row in rows], room=length)
         u = torch.from_numpy(uniforms([key for row in keys for key in row]))
@@ -121,7 +151,8 @@ class LocalEngine:
                 block.encoded[c] += 1
             state = state.step(going, [tokens[i] for i in going])
         # ended candidates count in the numbering, but have no state to continue from
-        self._rounds.append((state, {self._drawn + c: i for i, c in enumerate(live)}))
+        for i, c in enumerate(live):
+            self._places[self._drawn + c] = (state, i)
         self._drawn += len(rows)
         return block
 
@@ -129,9 +160,13 @@ class LocalEngine:
         """Sample one token per row of a state; see `igcore.engine.sampling.draw`."""
         if self.steering is None:
             return draw(state.logits, u, factors)
-        tokens, _, log_q, near = draw(self.steering(state.hidden, state.logits), u, factors)
+        steered = self.steering(state.hidden, state.logits)
+        tokens, _, log_q, near = draw(steered, u, factors)
         # log_p is that of the reference policy, whatever the token was sampled from
-        return tokens, _log_p(state.logits, tokens), log_q, near
+        reference = state.logits.log_softmax(-1, dtype=torch.float32)
+        index = torch.tensor(tokens, device=reference.device)
+        log_p = reference.gather(1, index[:, None])[:, 0]
+        return tokens, log_p.tolist(), log_q, near
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[int], k: int) -> Block:
@@ -154,53 +189,66 @@ class LocalEngine:
             raise ParameterError(
                 f"{k} candidates per token were asked of a vocabulary of {vocabulary}; lower top_k"
             )
-        if log_p.isnan().any():
-            raise PolicyError(
-                "the policy gave logits that are not finite; load it in float32, or check "
-                "its weights"
-            )
+        check_finite(log_p.amax(1))
         best, ids = log_p.topk(min(k + 1, vocabulary))  # (R, k + 1), the last to see near ties
-        block = Block.empty(self._drawn, len(rows) * k)
-        for c, token in enumerate(ids[:, :k].flatten().tolist()):
+        tokens = ids[:, :k].flatten().tolist()
+        values = best[:, :k].flatten().tolist()
+        block = Block.empty(self._drawn, len(tokens))
+        for c, (token, value) in enumerate(zip(tokens, values, strict=True)):
             block.tokens[c].append(token)
-            block.ended[c] = token in self.eos_ids
-        for c, value in enumerate(best[:, :k].flatten().tolist()):
             block.log_p[c].append(value)
             block.log_q[c].append(value)
+            block.ended[c] = token in self.eos_ids
+            if not block.ended[c]:
+                # k candidates share one row until `select` encodes them
+                self._places[self._drawn + c] = (self.rows, rows[c // k])
+                self._unread[self._drawn + c] = token
         if k < vocabulary:  # the last of each row may trade places with the one left out
             near = best[:, k - 1] - best[:, k] < 2 * NEAR_TIE
             block.near_ties[k - 1 :: k] = near.int().tolist()
-        # k candidates share one row until `select` encodes them
-        live = [c for c in range(len(block.tokens)) if not block.ended[c]]
-        self._rounds.append((self.rows, {self._drawn + c: rows[c // k] for c in live}))
-        self._unread |= {self._drawn + c: block.tokens[c][0] for c in live}
-        self._drawn += len(block.tokens)
+        self._drawn += len(tokens)
         return block
 
     def rollback(self, keep: Sequence[int] = ()) -> None:
-        """Return to the rows at the block's start; see `igcore.engine.protocol.Engine`.
+        """Return to the rows at the block's start, so that the next `sample_block` is a retry.
 
         Blocks are sampled on copies of the rows, so the rows are still the same, bit for bit.
+
+        Parameters
+        ----------
+        keep : sequence of int
+            Live candidates that may still be selected; the KV cache of all others is freed.
         """
-        kept, rounds = set(keep), []
-        for state, row_of in self._rounds:
-            chosen = [c for c in row_of if c in kept]
-            if not chosen:
-                continue
-            if len(chosen) < len(row_of):  # a smaller copy frees the KV cache of the others
-                state = state.gather([(state, row_of[c]) for c in chosen])
-                row_of = {c: i for i, c in enumerate(chosen)}
-            rounds.append((state, row_of))
-        self._rounds = rounds
+        # live candidates of each state, which are those of one round
+        rounds: dict[int, list[int]] = {}
+        for c, (state, _) in self._places.items():
+            rounds.setdefault(id(state), []).append(c)
+        kept, places = set(keep), self._places
+        self._places = {}
+        for live in rounds.values():
+            chosen = [c for c in live if c in kept]
+            here = [places[c] for c in chosen]
+            if chosen and len(chosen) < len(live):
+                # a smaller copy frees the KV cache of the others
+                smaller = here[0][0].gather(here)
+                here = [(smaller, i) for i in range(len(chosen))]
+            self._places |= zip(chosen, here, strict=True)
 
     def select(self, candidates: Sequence[int]) -> None:
-        """Make these live candidates the rows of the state; see `igcore.engine.protocol.Engine`."""
+        """Make these live candidates of any round the rows of the state, in this order.
+
+        Raises
+        ------
+        KeyError
+            When a candidate has ended, was freed or was never sampled: it has no state to continue
+            from.
+        """
         if not candidates:
             self._start(None)
             return
         # the model reads proposed tokens only now
         unread = [self._unread[c] for c in candidates if c in self._unread]
-        rows = self.rows.gather(self._places(candidates), room=1 if unread else 0)
+        rows = self.rows.gather(self._places_of(candidates), room=1 if unread else 0)
         if unread:
             rows = rows.step(range(len(candidates)), unread)
         self._start(rows)
@@ -220,25 +268,18 @@ class LocalEngine:
         KeyError
             As `select`.
         """
-        places = self._places(candidates)
-        state, rows = places[0][0], [row for _, row in places]
+        places = self._places_of(candidates)
+        state = places[0][0]
+        rows = [row for _, row in places]
         if any(other is not state for other, _ in places):  # candidates of several rounds
-            state, rows = self.rows.gather(places), list(range(len(places)))
+            state = self.rows.gather(places)
+            rows = list(range(len(places)))
         return state.history(rows, keys)
 
-    def _places(self, candidates: Sequence[int]) -> list[tuple[Rows, int]]:
+    def _places_of(self, candidates: Sequence[int]) -> list[tuple[Rows, int]]:
         """Return the state of each candidate, and its row in that state."""
-        place = {c: (state, row) for state, row_of in self._rounds for c, row in row_of.items()}
-        if missing := set(candidates) - set(place):
+        if missing := set(candidates) - set(self._places):
             raise KeyError(
                 f"candidates {sorted(missing)} have no state; select live candidates of this block"
             )
-        return [place[c] for c in candidates]
-
-
-@torch.inference_mode()
-def _log_p(logits: Tensor, tokens: Sequence[int]) -> list[float]:
-    """Return the logprob of one token per row of logits (R, V), in nats."""
-    index = torch.tensor(tokens, device=logits.device)[:, None]
-    log_p = logits.log_softmax(-1, dtype=torch.float32).gather(1, index)[:, 0]
-    return log_p.tolist()
+        return [self._places[c] for c in candidates]

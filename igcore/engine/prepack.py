@@ -14,7 +14,7 @@ it depends on the model and on the memory of the machine, never on the memory th
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -38,25 +38,22 @@ def packed(*models: nn.Module) -> Iterator[None]:
 
     Models on another device, or too large for the machine, have none.
     """
-    with ExitStack() as stack:
-        for model in models:
-            stack.enter_context(_packed(model))
-        yield
-
-
-@contextmanager
-def _packed(model: nn.Module) -> Iterator[None]:
-    """Keep the copies of one model; nested searches share them."""
-    if model not in _PACKED:
-        products = [(layer, _product(layer.weight, layer.bias)) for layer in _layers(model)]
-        _PACKED[model] = [products, 0]
-    _PACKED[model][1] += 1
+    # all copies are made before any is counted: one that fails leaves none behind
+    new: dict[nn.Module, list[Any]] = {}
+    for model in models:
+        if model not in _PACKED and model not in new:
+            products = [(layer, _product(layer.weight, layer.bias)) for layer in _layers(model)]
+            new[model] = [products, 0]
+    _PACKED.update(new)
+    for model in models:  # nested searches share the copies
+        _PACKED[model][1] += 1
     try:
         yield
     finally:
-        _PACKED[model][1] -= 1
-        if not _PACKED[model][1]:  # the last search that used them
-            del _PACKED[model]
+        for model in models:
+            _PACKED[model][1] -= 1
+            if not _PACKED[model][1]:  # the last search that used them
+                del _PACKED[model]
 
 
 def missing_bytes(*models: nn.Module) -> int:

@@ -10,7 +10,7 @@ vocabulary instead of three.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +41,10 @@ def random_key(seed: int, prompt_id: str, round_: int, beam: int, position: int)
 
 def uniforms(keys: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return `WORDS` numbers in (0, 1) per key, (R, WORDS) float64, from its lowest word on."""
-    words = np.frombuffer(b"".join(key.to_bytes(16, "little") for key in keys), dtype="<u4")
+    data = b"".join(key.to_bytes(16, "little") for key in keys)
+    words = np.frombuffer(data, dtype="<u4").reshape(len(keys), WORDS)
     # the middle of each of 2^32 intervals: 0 could give a token without mass, 1 one past the last
-    return (words.reshape(len(keys), WORDS) + 0.5) * 2.0**-32
+    return (words + 0.5) * 2.0**-32
 
 
 def gumbel(key: int) -> float:
@@ -51,7 +52,16 @@ def gumbel(key: int) -> float:
 
     With such a number added to each of some scores, the highest is a sample from their softmax.
     """
-    return float(-np.log(-np.log(uniforms([key])[0, 0])))
+    u = uniforms([key])[0, 0]
+    return float(-np.log(-np.log(u)))
+
+
+def check_finite(numbers: Tensor) -> None:
+    """Raise ``PolicyError`` where logits gave a number that is not finite."""
+    if not numbers.isfinite().all():
+        raise PolicyError(
+            "the policy gave logits that are not finite; load it in float32, or check its weights"
+        )
 
 
 @torch.inference_mode()
@@ -79,16 +89,21 @@ def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     PolicyError
         When a probability is not finite: NaN would look like the last token of the vocabulary.
     """
-    device = "cpu" if logits.device.type == "mps" else logits.device  # Apple's has no float64
-    logits, u = logits.to(device), u.to(device)
-    # on a CPU a few rows at a time, so that their probabilities stay in its cache
-    size = max(1, CHUNK // logits.shape[1]) if logits.device.type == "cpu" else len(logits)
-    parts = []
+    if logits.device.type == "mps":  # Apple's has no float64
+        logits = logits.cpu()
+    u = u.to(logits.device)
+    size = len(logits)
+    if logits.device.type == "cpu":
+        # a few rows at a time, so that their probabilities stay in the cache
+        size = max(1, CHUNK // logits.shape[1])
+    drawn: list[list[Any]] = [[], [], [], []]
     for at in range(0, len(logits), size):
-        rows = slice(at, at + size)
-        chunk = {row - at: factor for row, factor in factors.items() if at <= row < at + size}
-        parts.append(_draw(logits[rows], u[rows], chunk))
-    tokens, log_p, log_q, near = (list(chain(*lists)) for lists in zip(*parts, strict=True))
+        rows = range(at, min(at + size, len(logits)))
+        chunk = {row - at: factors[row] for row in rows if row in factors}
+        part: Sequence[list[Any]] = _draw(logits[at : at + size], u[at : at + size], chunk)
+        for numbers, more in zip(drawn, part, strict=True):
+            numbers += more
+    tokens, log_p, log_q, near = drawn
     return tokens, log_p, log_q, near
 
 
@@ -96,28 +111,33 @@ def _draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     """Sample one token per row; see `draw`, which calls it with a few rows at a time."""
     weights = logits.softmax(-1, dtype=torch.float32)  # (R, V)
     # the entries that have a factor, and their probabilities before it
-    rows = [row for row, factor in factors.items() for _ in factor]
-    named = [token for factor in factors.values() for token in factor]
-    values = [value for factor in factors.values() for value in factor.values()]
+    rows: list[int] = []
+    named: list[int] = []
+    values: list[float] = []
+    for row, factor in factors.items():
+        rows += [row] * len(factor)
+        named += factor.keys()
+        values += factor.values()
     before = weights[rows, named]
     weights[rows, named] = before * torch.tensor(values).to(weights)
     levels = _levels(weights)
     mass = levels[-1].sum(-1)  # (R,)
-    if not mass.isfinite().all():
-        raise PolicyError(
-            "the policy gave logits that are not finite; load it in float32, or check its weights"
-        )
+    check_finite(mass)
     if not mass.all():  # the factors left a row without mass: restore its reference
         weights[rows, named] = torch.where(mass[rows] > 0, weights[rows, named], before)
         levels = _levels(weights)
         mass = levels[-1].sum(-1)
     leaves, near = _descend(levels, u)
     q = weights.gather(1, leaves[:, None])[:, 0]  # (R,) with factors, before normalising
-    tokens, log_w, log_q = leaves.tolist(), q.log().tolist(), (q / mass).log().tolist()
+    tokens = leaves.tolist()
+    log_p = q.log().tolist()
+    log_q = (q / mass).log().tolist() if factors else list(log_p)
     # of a token that has a factor the reference probability is the one before it
-    reference = dict(zip(zip(rows, named, strict=True), before.log().tolist(), strict=True))
-    log_p = [reference.get(entry, w) for entry, w in zip(enumerate(tokens), log_w, strict=True)]
-    return tokens, log_p, log_q if factors else log_p, near.tolist()
+    entries = zip(rows, named, strict=True)
+    for (row, token), log_before in zip(entries, before.log().tolist(), strict=True):
+        if tokens[row] == token:
+            log_p[row] = log_before
+    return tokens, log_p, log_q, near.tolist()
 
 
 def _levels(weights: Tensor) -> list[Tensor]:
@@ -139,9 +159,11 @@ def _descend(levels: list[Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
     """Walk from the top to a leaf; return leaves (R,) and whether an edge on the way was near."""
     node, near = _choose(levels[-1], u[:, 0])
     for depth, children in enumerate(reversed(levels[:-1]), start=1):
-        below = children.gather(2, node[:, None, None].expand(-1, BRANCH, 1))[:, :, 0]
+        index = node[:, None, None].expand(-1, BRANCH, 1)
+        below = children.gather(2, index)[:, :, 0]
         digit, close = _choose(below, u[:, depth])
-        node, near = digit * children.shape[2] + node, near | close
+        node = digit * children.shape[2] + node
+        near = near | close
     return node, near
 
 
@@ -153,5 +175,8 @@ def _choose(weights: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """
     edges = weights.double().cumsum(1)
     edges = edges / edges[:, -1:]
-    near = (edges - u[:, None]).abs() < 2 * NEAR_TIE * edges * (1 - edges)
-    return (edges <= u[:, None]).sum(1), near.any(1)
+    u = u[:, None]
+    distance = (edges - u).abs()
+    near = distance < 2 * NEAR_TIE * edges * (1 - edges)
+    chosen = (edges <= u).sum(1)
+    return chosen, near.any(1)

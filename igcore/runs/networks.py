@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from ..baselines.re_control import ValueNetwork, load_value
-from ..critic.latent import Latents
 from ..critic.network import Critic, load_critic
 from ..engine.kv_cache import History
 from ..folders import digest_of, file_digest
@@ -32,9 +31,7 @@ class Shuffled:
         self.critic, self.spec = critic, critic.spec
         self.watch, self.reads_keys = critic.watch, critic.reads_keys
 
-    def judge(
-        self, states: History | Latents, z: Sequence[float]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def judge(self, states: History, z: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
         """Judge as the critic does, and permute the pairs (f1, f2) among the rows."""
         f1, f2 = self.critic.judge(states, z)
         digest = hashlib.sha256(f1.cpu().numpy().tobytes()).digest()

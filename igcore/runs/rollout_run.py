@@ -16,10 +16,10 @@ import numpy as np
 
 from ..critic.config import RolloutConfig
 from ..critic.rollouts import Rollout
+from ..engine.block import Block
 from ..engine.local import LocalEngine
 from ..engine.memory import halving
 from ..engine.prepack import packed
-from ..engine.protocol import Block
 from ..engine.sampling import random_key
 from ..errors import ParameterError, RunError
 from ..folders import open_run, read

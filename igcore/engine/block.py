@@ -1,0 +1,54 @@
+"""What one call of the engine gives: a block of tokens for each of some candidates."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# (index of the candidate in the call, tokens of its block so far)
+# -> {token: factor on its reference probability}; other tokens keep theirs, sampling renormalises
+Penalty = Callable[[int, tuple[int, ...]], Mapping[int, float]]
+
+# o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to sample from
+Steering = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Block:
+    """Candidates of one call of `sample_block` or `propose`, in the order of its rows.
+
+    Attributes
+    ----------
+    first : int
+        Number of the first candidate; they are numbered on over all rounds of a block.
+    tokens : list of list of int
+        Up to `length` tokens each; shorter when an end token was sampled, which is then the last.
+    ended : list of bool
+        Whether an end token was sampled.
+    log_p, log_q : list of list of float
+        Logprob of each token under the reference policy, and under the distribution that it was
+        sampled from, penalised or steered (nats).
+    near_ties : list of int
+        Number of tokens that were a near tie, see `igcore.engine.sampling`.
+    encoded : list of int
+        Number of tokens that the model has read.
+    """
+
+    first: int
+    tokens: list[list[int]]
+    ended: list[bool]
+    log_p: list[list[float]]
+    log_q: list[list[float]]
+    near_ties: list[int]
+    encoded: list[int]
+
+    @classmethod
+    def empty(cls, first: int, size: int) -> "Block":
+        """Return a block of candidates without tokens."""
+        block = cls(first, [], [], [], [], [0] * size, [0] * size)
+        for _ in range(size):
+            block.tokens.append([])
+            block.ended.append(False)
+            block.log_p.append([])
+            block.log_q.append([])
+        return block
