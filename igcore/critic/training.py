@@ -10,7 +10,7 @@ trains a value network with it.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,23 +66,16 @@ def spec_of(
     policy: Policy, cost: Scorer, reward: Scorer, config: CriticConfig, max_new_tokens: int
 ) -> Spec:
     """Return the specification of a critic with these settings."""
-    layer = config.layer if config.features == "m" else None
+    wanted: dict[str, Any] = {f.name: getattr(config, f.name, None) for f in fields(Spec)}
+    wanted |= names_of(policy, cost, reward) | shape_of(policy.model)
+    wanted["max_new_tokens"] = max_new_tokens
+    if config.budget_high is None:
+        wanted["budget_high"] = config.budget
     if config.features == "m":
-        middle_layer(policy.model, layer)  # raises unless the model has it
-    origin: dict[str, Any] = names_of(policy, cost, reward) | shape_of(policy.model)
-    return Spec(
-        **origin,
-        max_new_tokens=max_new_tokens,
-        accounting=config.accounting,
-        gamma_safety=config.gamma_safety,
-        budget=config.budget,
-        budget_high=config.budget if config.budget_high is None else config.budget_high,
-        gamma_task=config.gamma_task,
-        features=config.features,
-        layer=layer,
-        use_z=config.use_z,
-        width=config.width,
-    )
+        middle_layer(policy.model, config.layer)  # raises unless the model has it
+    else:
+        wanted["layer"] = None
+    return Spec(**wanted)
 
 
 def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class Prompts:
         if list(ids) == self.ids:
             return self
         at = [self.ids.index(i) for i in ids]
-        keys, values = [k[at] for k in self.keys], [v[at] for v in self.values]
+        keys = [layer[at] for layer in self.keys]
+        values = [layer[at] for layer in self.values]
         return Prompts(list(ids), keys, values, self.mask[at])
 
 
@@ -74,14 +75,16 @@ class Slab:
         def zeros(like: Tensor) -> Tensor:
             return like.new_zeros(slots, like.shape[1], capacity, like.shape[3])
 
-        keys, values = map(zeros, prompts.keys), map(zeros, prompts.values)
+        keys = [zeros(layer) for layer in prompts.keys]
+        values = [zeros(layer) for layer in prompts.values]
         states = hidden.new_zeros(slots, capacity, hidden.shape[-1])
-        return cls(width, list(keys), list(values), states)
+        return cls(width, keys, values, states)
 
     def copy_from(self, to: list[int], other: "Slab", slots: list[int], length: int) -> None:
         """Copy the first `length` columns of the other's slots."""
-        ours, theirs = [*self.keys, *self.values], [*other.keys, *other.values]
-        for new, old in zip(ours, theirs, strict=True):
+        ours = [*self.keys, *self.values]
+        source = [*other.keys, *other.values]
+        for new, old in zip(ours, source, strict=True):
             new[to, :, :length] = old[slots, :, :length]
         self.hidden[to, :length] = other.hidden[slots, :length]
 
@@ -118,18 +121,25 @@ class Packing:
         starts: Sequence[int],
         counts: Sequence[int],
     ):
-        self.prompts, self.slab = prompts, slab
+        self.prompts = prompts
+        self.slab = slab
         device = prompts.mask.device
-        row = [i for i, n in enumerate(counts) for _ in range(n)]  # of each token
-        step = [s for n in counts for s in range(n)]
-        column = [starts[i] + s for i, s in zip(row, step, strict=True)]
-        self.slot = torch.tensor([slots[i] for i in row], device=device)
+        slot: list[int] = []
+        step: list[int] = []
+        column: list[int] = []
+        for of_row, start, n in zip(slots, starts, counts, strict=True):
+            slot += [of_row] * n
+            step += range(n)
+            column += range(start, start + n)
+        self.slot = torch.tensor(slot, device=device)
         self.step = torch.tensor(step, device=device)
         self.column = torch.tensor(column, device=device)
-        self.n_slots, self.n_steps = len(prompts.ids) * slab.width, max(counts)
+        self.n_slots = len(prompts.ids) * slab.width
+        self.n_steps = max(counts)
         self.filled = max(column) + 1
-        self.dense = list(slots) == list(range(self.n_slots)) and self.n_steps == 1
-        self.position = prompts.mask.sum(1)[self.slot // slab.width] + self.column
+        self.dense = self.n_steps == 1 and slot == list(range(self.n_slots))
+        lengths = prompts.mask.sum(1)
+        self.position = lengths[self.slot // slab.width] + self.column
         self.mask = self._mask(slots, starts)
 
     def _mask(self, slots: Sequence[int], starts: Sequence[int]) -> Tensor | None:
@@ -141,7 +151,8 @@ class Packing:
         first[list(slots)] = torch.tensor(starts, device=prompt.device)
         columns = torch.arange(self.filled, device=prompt.device)
         steps = torch.arange(self.n_steps, device=prompt.device)
-        suffix = columns <= (first[:, None] + steps)[:, :, None]  # (C, S, n): causal
+        last = first[:, None] + steps  # (C, S): each query sees the columns up to its own
+        suffix = columns <= last[:, :, None]  # (C, S, n)
         suffix = suffix.view(len(prompt), 1, self.slab.width, 1, self.n_steps, self.filled)
         prefix = prompt[:, None, None, None, None].expand(*suffix.shape[:-1], -1)
         return torch.cat([prefix, suffix], dim=-1)
@@ -167,11 +178,13 @@ class Packing:
 
         `attend` gets the packing in their place.
         """
-        for slab, new in ((self.slab.keys[layer], keys), (self.slab.values[layer], values)):
+        pairs = ((self.slab.keys, keys), (self.slab.values, values))
+        for slab, packed in pairs:
+            new = packed[0].transpose(0, 1)
             if self.dense and self.mask is None:  # a slice is cheaper than an index
-                slab[:, :, self.filled - 1] = new[0].transpose(0, 1)
+                slab[layer][:, :, self.filled - 1] = new
             else:
-                slab[self.slot, :, self.column] = new[0].transpose(0, 1)
+                slab[layer][self.slot, :, self.column] = new
         return self, self
 
     def get_seq_length(self, *_: object) -> int:
@@ -198,17 +211,22 @@ def attend(
         raise NotImplementedError(f"attention with {unusual}")
     packing = key
     layer = int(module.layer_idx)  # type: ignore[arg-type]  # torch takes it for a submodule
-    prompt_keys, prompt_values = packing.prompts.keys[layer], packing.prompts.values[layer]
-    keys = packing.slab.keys[layer][:, :, : packing.filled]  # (C, h, n, d)
-    values = packing.slab.values[layer][:, :, : packing.filled]
+    prompt_keys = packing.prompts.keys[layer]
+    prompt_values = packing.prompts.values[layer]
+    n = packing.filled
+    keys = packing.slab.keys[layer][:, :, :n]  # (C, h, n, d)
+    values = packing.slab.values[layer][:, :, :n]
     p, h, length, d = prompt_keys.shape
-    width, s, n = packing.slab.width, packing.n_steps, packing.filled
+    width = packing.slab.width
+    s = packing.n_steps
     g = query.shape[1] // h  # query heads to a key head
 
-    scaled = query[0].transpose(0, 1) * (d**-0.5 if scaling is None else scaling)
+    scale = d**-0.5 if scaling is None else scaling
+    scaled = query[0].transpose(0, 1) * scale
     q = packing.scatter(scaled).view(p * width, s, h, g, d)
     q = q.permute(0, 2, 3, 1, 4).reshape(p * width, h, g * s, d)  # by slot
-    by_prompt = q.view(p, width, h, g * s, d).transpose(1, 2).reshape(p, h, width * g * s, d)
+    by_prompt = q.view(p, width, h, g * s, d).transpose(1, 2)
+    by_prompt = by_prompt.reshape(p, h, width * g * s, d)
 
     over_prompt = by_prompt @ prompt_keys.transpose(2, 3)  # (P, h, width g S, L)
     over_suffix = q @ keys.transpose(2, 3)  # (C, h, g S, n)
@@ -221,9 +239,10 @@ def attend(
     weights = scores.softmax(-1)  # accumulates in float32 whatever the type
 
     on_prompt = weights[..., :length].reshape(p, h, width * g * s, length)
+    of_prompt = (on_prompt @ prompt_values).view(p, h, width, g * s, d)
     on_suffix = weights[..., length:].transpose(1, 2).reshape(p * width, h, g * s, n)
-    of_prompt = (on_prompt @ prompt_values).view(p, h, width, g * s, d).transpose(1, 2)
-    out = of_prompt + (on_suffix @ values).view(p, width, h, g * s, d)
+    of_suffix = (on_suffix @ values).view(p, width, h, g * s, d)
+    out = of_prompt.transpose(1, 2) + of_suffix
     out = out.reshape(p * width, h, g, s, d).permute(0, 3, 1, 2, 4)
     return packing.collect(out.reshape(p * width, s, h * g, d))[None], None
 

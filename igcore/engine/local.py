@@ -124,9 +124,10 @@ class LocalEngine:
             and no candidate can be selected.
         """
         length = len(keys[0])
-        state: Rows = self.rows.gather([(self.rows, row) for row in rows], room=length)
-        u = torch.from_numpy(uniforms([key for row in keys for key in row]))
-        u = u.view(len(rows), length, WORDS)
+        sources = [(self.rows, row) for row in rows]
+        state: Rows = self.rows.gather(sources, room=length)
+        numbers = uniforms([key for row in keys for key in row])
+        u = torch.from_numpy(numbers).view(len(rows), length, WORDS)
         block = Block.empty(self._drawn, len(rows))
         # candidate of each row of the state; a row leaves the batch when its candidate ends
         live = list(range(len(rows)))

@@ -8,6 +8,7 @@ slots; see `igcore.engine.attention`. `fits` tries once whether this works for a
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 import torch
@@ -44,7 +45,8 @@ class SharedRows:
         `watch` is a layer whose output is kept beside o_t.
         """
         rows = DynamicRows.open(model, prompts, watch)
-        keys, values = [x.keys for x in rows.cache.layers], [x.values for x in rows.cache.layers]
+        keys = [layer.keys for layer in rows.cache.layers]
+        values = [layer.values for layer in rows.cache.layers]
         numbers = list(range(len(prompts)))
         shared = Prompts(numbers, keys, values, rows.mask.bool())
         slab = Slab.empty(shared, 1, 0, rows.hidden)
@@ -69,11 +71,13 @@ class SharedRows:
         lengths = [state.lengths[row] for state, row in sources]
         prompts = self.prompts.take(ids)
         slab = Slab.empty(prompts, width, max(lengths) + room, self.hidden)
-        for state in {id(state): state for state, _ in sources}.values():
-            mine = [i for i, (other, _) in enumerate(sources) if other is state]
-            theirs = [state.slots[sources[i][1]] for i in mine]
-            longest = max(lengths[i] for i in mine)
-            slab.copy_from([slots[i] for i in mine], state.slab, theirs, longest)
+        states = {id(state): state for state, _ in sources}
+        for state in states.values():
+            chosen = [i for i, (source, _) in enumerate(sources) if source is state]
+            new = [slots[i] for i in chosen]
+            old = [state.slots[sources[i][1]] for i in chosen]
+            longest = max(lengths[i] for i in chosen)
+            slab.copy_from(new, state.slab, old, longest)
         hidden = torch.stack([state.hidden[row] for state, row in sources])
         logits = torch.stack([state.logits[row] for state, row in sources])
         return SharedRows(self.model, prompts, slab, slots, lengths, hidden, logits, self.watch)
@@ -88,7 +92,8 @@ class SharedRows:
             room = self.slab.hidden.shape[1] - max(self.lengths)
             rows = self.gather([(self, row) for row in going], room)
             going = range(len(going))
-        rows.slots, rows.lengths = [rows.slots[i] for i in going], [rows.lengths[i] for i in going]
+        rows.slots = [rows.slots[i] for i in going]
+        rows.lengths = [rows.lengths[i] for i in going]
         rows.extend([[token] for token in tokens])
         return rows
 
@@ -107,11 +112,12 @@ class SharedRows:
         with attention_of(self.model):
             hidden, logits = forward(self.model, self.watch, **inputs)
         self.slab.hidden[packing.slot, packing.column] = hidden[0]
-        if packing.n_steps == 1:  # each row's only token; indexing would copy the large logits
-            self.hidden, self.logits = hidden[0], logits[0]
-        else:
-            last = [sum(counts[: i + 1]) - 1 for i in range(len(counts))]
-            self.hidden, self.logits = hidden[0, last], logits[0, last]
+        self.hidden = hidden[0]
+        self.logits = logits[0]
+        if packing.n_steps > 1:  # else each row's only token; indexing would copy the large logits
+            last = [end - 1 for end in accumulate(counts)]
+            self.hidden = self.hidden[last]
+            self.logits = self.logits[last]
         self.lengths = [a + n for a, n in zip(self.lengths, counts, strict=True)]
 
     def last_hidden(self, row: int, length: int) -> Tensor:
@@ -121,12 +127,14 @@ class SharedRows:
     def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
         """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""
         rows = range(len(self.slots)) if rows is None else rows
-        slots, n = [self.slots[row] for row in rows], max(self.lengths[row] for row in rows)
+        slots = [self.slots[row] for row in rows]
+        n = max(self.lengths[row] for row in rows)
+        layers = len(self.slab.keys) if keys else 0
         return History.of(
             self.slab.hidden[slots, :n],
             self.watch,
-            [x[slots, :, :n] for x in self.slab.keys] if keys else [],
-            [x[slots, :, :n] for x in self.slab.values] if keys else [],
+            [x[slots, :, :n] for x in self.slab.keys[:layers]],
+            [x[slots, :, :n] for x in self.slab.values[:layers]],
         )
 
 
@@ -159,14 +167,17 @@ def _agrees(model: PreTrainedModel) -> bool:
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     # special tokens, which magnify rounding, stand at the ends of a vocabulary
     ids = [i * vocabulary // 11 for i in range(1, 11)]
-    states = [kind.open(model, [ids[:3], ids[3:5]]) for kind in (DynamicRows, SharedRows)]
+    found = []
     try:
-        for rows, tokens in (((0, 1, 1), ids[5:8]), ((0, 1, 2), ids[7:10])):
-            for i, state in enumerate(states):
+        for kind in (DynamicRows, SharedRows):
+            state: DynamicRows | SharedRows = kind.open(model, [ids[:3], ids[3:5]])
+            for rows, tokens in (((0, 1, 1), ids[5:8]), ((0, 1, 2), ids[7:10])):
                 branch = state.gather([(state, row) for row in rows], room=1)
-                states[i] = branch.step(range(3), tokens)
+                state = branch.step(range(3), tokens)
+            found.append(state.hidden.float())
     except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False
-    theirs, ours = (state.hidden.float() for state in states)
+    expected, ours = found
+    error = (ours - expected).norm()
     tolerance = 4 * torch.finfo(model.dtype).eps ** 0.75
-    return bool(((ours - theirs).norm() <= tolerance * theirs.norm()).item())
+    return bool((error <= tolerance * expected.norm()).item())

@@ -64,7 +64,10 @@ def best_safe(points: Outcomes, budget: float) -> int | None:
     It is the least task cost among the trajectories with cost <= d.
     """
     safe = np.flatnonzero(points.cost <= budget)
-    return int(safe[np.argmin(points.task[safe])]) if len(safe) else None
+    if not len(safe):
+        return None
+    best = np.argmin(points.task[safe])
+    return int(safe[best])
 
 
 def lagrangian(points: Outcomes, multiplier: float) -> int:
@@ -74,7 +77,8 @@ def lagrangian(points: Outcomes, multiplier: float) -> int:
     """
     scores = points.task + multiplier * points.cost
     best = np.flatnonzero(scores == scores.min())
-    return int(best[np.argmin(points.cost[best])])
+    cheapest = np.argmin(points.cost[best])
+    return int(best[cheapest])
 
 
 def multipliers(points: Outcomes, chosen: int) -> tuple[float, float] | None:

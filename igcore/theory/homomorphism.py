@@ -43,7 +43,8 @@ def conflict(mdp: MDP, labels: Sequence[Hashable]) -> tuple[int, int] | None:
     seen: dict[Hashable, int] = {}
     for s, label in enumerate(labels):
         first = seen.setdefault(label, s)
-        if _actions(mdp, labels, first) != _actions(mdp, labels, s):
+        expected = _actions(mdp, labels, first)
+        if expected != _actions(mdp, labels, s):
             return first, s
     return None
 
@@ -56,12 +57,11 @@ def latent_mdp(mdp: MDP, labels: Sequence[Hashable]) -> MDP:
     ParameterError
         When phi is no homomorphism, naming two states.
     """
-    pair = conflict(mdp, labels)
-    if pair:
-        one, two = (mdp.names[s] for s in pair)
+    if pair := conflict(mdp, labels):
+        states = [mdp.names[s] for s in pair]
         raise ParameterError(
-            f"phi merges {one!r} and {two!r}, whose actions differ; give a map under which equal "
-            "labels act alike"
+            f"phi merges {states}, whose actions differ; give a map under which equal labels act "
+            "alike"
         )
     # the last state of each label stands for it, so that children come later
     last = {label: s for s, label in enumerate(labels)}
@@ -128,8 +128,10 @@ def violating_states(mdp: Augmented, policy: np.ndarray) -> tuple[int, int]:
     The start states are the safe states with actions from which some policy is safe with
     probability one.
     """
-    starts = (values(mdp) < math.inf) & mdp.allowed.any(axis=1)
-    broken = starts & (values(mdp, policy=policy) == math.inf)
+    feasible = values(mdp) < math.inf
+    starts = feasible & mdp.allowed.any(axis=1)
+    unsafe = values(mdp, policy=policy) == math.inf
+    broken = starts & unsafe
     return int(broken.sum()), int(starts.sum())
 
 

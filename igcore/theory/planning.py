@@ -90,8 +90,8 @@ def values(mdp: MDP, n: float = math.inf, policy: np.ndarray | None = None) -> n
         not augmented) n plays no role.
     """
     cost = truncated_cost(mdp, n)
-    exact = object in (mdp.task.dtype, np.asarray(mdp.gamma).dtype)
-    v = np.zeros(len(mdp.child), dtype=object if exact else float)
+    dtype = np.result_type(mdp.task, np.asarray(mdp.gamma))  # object where Fractions are
+    v = np.zeros(len(mdp.child), dtype=np.result_type(dtype, float))
     v[~mdp.safe] = unsafe_value(mdp, n)
     for states in mdp.layers[1:]:
         v[states] = _backup(mdp, cost, v, states, policy)
