@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 from ..engine.device import GIB
 from ..engine.kv_cache import History, attending, padded, positions_of
 from ..engine.prepack import products_of
-from ..errors import ParameterError, unknown_name
+from ..errors import ParameterError
 from ..progress import progress
 
 ENCODE = 32  # responses encoded at a time where all latents are kept in memory
@@ -31,12 +31,6 @@ FEATURES = {
     "ho": ("hidden", "keys", "values"),
     "m": ("middle",),
 }
-
-
-def check_features(features: str) -> None:
-    """Raise ``ParameterError`` for a name that is not in `FEATURES`."""
-    if features not in FEATURES:
-        raise unknown_name("features", features, FEATURES)
 
 
 class Latents(History):
@@ -113,10 +107,8 @@ def latents(states: History, features: str) -> Latents:
     Raises
     ------
     ParameterError
-        For unknown features, or for ``h`` and ``ho`` of a model that keeps the KV cache of its last
-        tokens only.
+        For ``h`` and ``ho`` of a model that keeps the KV cache of its last tokens only.
     """
-    check_features(features)
     parts: dict[str, Any] = {name: getattr(states, name) for name in FEATURES[features]}
     if any(keys.shape[2] != states.mask.shape[1] for keys in parts.get("keys", ())):
         raise ParameterError(
@@ -141,8 +133,8 @@ def encode(
     model : transformers causal language model
         Decoder-only.
     prompts, responses : sequences of B sequences of int
-        Token ids; prompts of at least one. An end token does not belong to a response: the engine
-        never encodes it.
+        Token ids; prompts of at least one, and not all responses empty. An end token does not
+        belong to a response: the engine never encodes it.
     features : str
         A key of `FEATURES`. For ``m`` the layers above `layer` are not run, and only `middle` is
         returned.
@@ -152,13 +144,8 @@ def encode(
     Raises
     ------
     ParameterError
-        For unknown features, a layer that the model does not have, or responses that are all empty.
+        For a layer that the model does not have.
     """
-    check_features(features)
-    if not any(map(len, responses)):
-        raise ParameterError(
-            "all responses are empty, and an empty response has no prefix; give at least one token"
-        )
     stop = middle_layer(model, layer) if features == "m" else None
     # each prompt is encoded once for all its responses
     first = list(dict.fromkeys(map(tuple, prompts)))
