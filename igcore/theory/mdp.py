@@ -216,30 +216,28 @@ def augment(
     pairs: list[tuple[int, SafetyState]] = []
     number: dict[tuple, int] = {}  # of each pair
     safe: list[bool] = []
-    targets: list[dict[int, tuple]] = []  # of each pair, the pair that each action leads to
+    edges: list[tuple] = []  # (number of a pair, action, the pair that it leads to)
     for s, states in enumerate(reached):  # children come later
         for key, state in states.items():
-            number[s, key] = len(pairs)
+            i = number[s, key] = len(pairs)
             pairs.append((s, state))
-            safe.append(bool(is_safe(state, strict) or (ended[s] and not check_last)))
-            targets.append({})
-            for a in np.flatnonzero(mdp.allowed[s] & safe[-1]):
+            unchecked = ended[s] and not check_last
+            safe.append(bool(is_safe(state, strict) or unchecked))
+            for a in np.flatnonzero(mdp.allowed[s] & safe[i]):
                 y = int(mdp.child[s, a])
                 after = charge(state, mdp.cost[s, a], accounting, gamma, last=bool(ended[y]))
                 memory = () if accounting == "sum" else (after.peak, after.score)
-                targets[-1][a] = y, (after.z, *memory)
-                reached[y].setdefault((after.z, *memory), after)
+                key_after = (after.z, *memory)
+                edges.append((i, a, (y, key_after)))
+                reached[y].setdefault(key_after, after)
     child = np.full((len(pairs), mdp.child.shape[1]), -1)
-    for i, row in enumerate(targets):
-        for a, pair in row.items():
-            child[i, a] = number[pair]
+    for i, a, pair in edges:
+        child[i, a] = number[pair]
     origin = np.array([s for s, _ in pairs])
+    tables = ("cost", "task", "reference", "chance")
     return Augmented(
+        **{name: getattr(mdp, name)[origin] for name in tables},
         child=child,
-        cost=mdp.cost[origin],
-        task=mdp.task[origin],
-        reference=mdp.reference[origin],
-        chance=mdp.chance[origin],
         names=tuple((mdp.names[s], state.z) for s, state in pairs),
         gamma=mdp.gamma,
         signed=mdp.signed,
