@@ -12,8 +12,8 @@ from pictures import boxes, hidden, outside
 
 from igcore.errors import RunError
 from igcore.figures import critic as cf
-from igcore.report.calibration import reliability
 from igcore.report.critic_metrics import COLUMNS as CRITIC_COLUMNS
+from igcore.report.critic_metrics import reliability
 from igcore.report.pictures import save
 from igcore.runs.critic_run import CALIBRATION
 

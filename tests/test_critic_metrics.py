@@ -11,14 +11,16 @@ from sklearn.metrics import roc_auc_score
 from tinytraining import policy, trained
 
 from igcore import ParameterError
-from igcore.report.calibration import calibration_error, reliability
+from igcore.report import critic_metrics
 from igcore.report.critic_metrics import (
     COLUMNS,
     RELIABILITY,
     auroc,
+    calibration_error,
     critic_table,
     judgements,
     reference_table,
+    reliability,
     reliability_table,
     wins,
     within_difference,
@@ -95,12 +97,12 @@ def test_one_class_has_no_auroc():
 
 def test_calibration_error_worked_by_hand():
     """Guards bins and weights: two bins, of 1 and 3 responses."""
-    safe, probability = [True, True, False, False], [1.0, 0.72, 0.75, 0.78]
+    safe, probability = pd.Series([True, True, False, False]), pd.Series([1.0, 0.72, 0.75, 0.78])
     assert reliability(safe, probability)["n"].tolist() == [3, 1]
     assert calibration_error(safe, probability) == pytest.approx((3 * (0.75 - 1 / 3) + 1 * 0) / 4)
 
 
-def test_reliability_has_intervals_that_count_prompts():
+def test_reliability_has_intervals_that_count_prompts(monkeypatch):
     """Bug: twenty alike rollouts of one prompt counted as twenty; bins of another position; a
     certain 100 %.
     """
@@ -111,7 +113,8 @@ def test_reliability_has_intervals_that_count_prompts():
         + [("a", 16, 1.0, True)],
         columns=["prompt_id", "position", "f1", "safe"],
     )
-    table = reliability_table(judged, positions=(8, 16, 24))
+    monkeypatch.setattr(critic_metrics, "POSITIONS", (8, 16, 24))
+    table = reliability_table(judged)
     assert list(table.columns) == RELIABILITY
     assert table[["position", "safe", "n", "n_prompts"]].values.tolist() == [
         [8, 1, 4, 1],
@@ -143,14 +146,15 @@ def test_reliability_has_intervals_that_count_prompts():
     assert not len(reliability_table(judged.iloc[:0]))
 
 
-def test_the_table_of_a_critic(rollouts, tmp_path):
+def test_the_table_of_a_critic(rollouts, tmp_path, monkeypatch):
     """Guards columns, and that a response is counted only while it goes on; numbers against those
     made here.
     """
     critic = trained(rollouts, tmp_path / "c", epochs=1)
     judged = judgements(critic, policy(), rollouts)
     assert len(judged) == sum(len(r.words) for r in rollouts)
-    table = critic_table(critic, judged, positions=[1, 10, 11])
+    monkeypatch.setattr(critic_metrics, "POSITIONS", (1, 10, 11))
+    table = critic_table(critic, judged)
     assert list(table.columns) == COLUMNS and table["position"].tolist() == [1, 10]
     assert table["n"].tolist() == [sum(len(r.words) >= t for r in rollouts) for t in (1, 10)]
     here = judged[judged["position"] == 10]
@@ -166,13 +170,13 @@ def test_the_table_of_a_critic(rollouts, tmp_path):
         judgements(critic, policy(), rollouts, budget=9)
 
 
-def test_reference_rows(rollouts):
+def test_reference_rows(rollouts, monkeypatch):
     """Guards the two judges that a critic must be compared with: at the last token the cost of the
     text is the label itself.
     """
-    table = reference_table(
-        mock_policy(), rollouts, LetterCost(), 3.0, positions=[1, 10]
-    ).set_index(["features", "position"])
+    monkeypatch.setattr(critic_metrics, "POSITIONS", (1, 10))
+    table = reference_table(mock_policy(), rollouts, LetterCost(), 3.0)
+    table = table.set_index(["features", "position"])
     assert table.loc[("partial-cost", 10), "auroc"] == 1.0
     assert table.loc[("prompt-cost", 1), "auroc_within_prompt"] == 0.5
     longer = [r for r in rollouts if len(r.words) >= 1]
@@ -182,14 +186,15 @@ def test_reference_rows(rollouts):
     assert table.loc[("prompt-cost", 1), "auroc"] == pytest.approx(want)
 
 
-def test_a_score_that_failed_is_the_worst(rollouts):
+def test_a_score_that_failed_is_the_worst(rollouts, monkeypatch):
     """Guards the reference rows against NaN, which scikit-learn refuses."""
 
     class Broken(LetterCost):
         def score(self, prompts, responses, finished):
             return [math.nan if i % 7 == 0 else letter_cost(r) for i, r in enumerate(responses)]
 
-    table = reference_table(mock_policy(), rollouts, Broken(), 3.0, positions=[1])
+    monkeypatch.setattr(critic_metrics, "POSITIONS", (1,))
+    table = reference_table(mock_policy(), rollouts, Broken(), 3.0)
     assert table["auroc"].between(0, 1).all()
     assert auroc([True, False], [math.nan, -math.inf], [1, 1])["auroc"] == 0.5
     assert auroc([True, False], [math.nan, -1e9], [1, 1])["auroc_within_prompt"] == 0

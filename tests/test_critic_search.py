@@ -12,7 +12,6 @@ from notebook_code import notebook_code
 from synthetic import record
 
 from igcore import METHODS, ParameterError
-from igcore.report.critic_metrics import safe_final_share
 
 notebook = notebook_code("45_ablations")
 MEASURES, PAIRS = notebook.FOUND, notebook.PAIRS
@@ -83,10 +82,9 @@ def test_share_of_safe_finals():
     """Guards against a mean of shares over rounds (1/6 here), and against a share of what was
     drawn.
     """
-    assert safe_final_share(line(finals=[(0, 0), (6, 2), (2, 0)])) == 2 / 8
-    assert math.isnan(safe_final_share(line(finals=[(0, 0), (0, 0)]))) and math.isnan(
-        safe_final_share(line(finals=[]))
-    )
+    lines = [line(finals=finals) for finals in ([(0, 0), (6, 2), (2, 0)], [(0, 0), (0, 0)], [])]
+    shares = notebook.safe_finals(frame(*lines)).tolist()
+    assert shares[0] == 2 / 8 and all(map(math.isnan, shares[1:]))
 
 
 def test_differences_worked_by_hand():
@@ -158,10 +156,10 @@ def test_nothing_to_compare_is_nan():
 def test_methods_that_do_not_look_at_the_cost():
     """Guards against uncounted candidates passing for unsafe ones, or for safe."""
     with pytest.raises(ParameterError, match="did not count its safe complete candidates"):
-        safe_final_share(line(B, finals=[(8, None)]))
+        notebook.safe_finals(frame(line(B, finals=[(8, None)])))
     old = [{"block": 0, "round": 0, "drawn": 8, "safe": 4}]
-    with pytest.raises(ParameterError, match="its run is too old"):
-        safe_final_share(line() | {"trace": old})
+    with pytest.raises(ParameterError, match="old run"):
+        notebook.safe_finals(frame(line() | {"trace": old}))
 
 
 # --- intervals ------------------------------------------------------------------------------------
@@ -217,13 +215,13 @@ def test_lines_of_real_searches():
     of the n is.
     """
     best = pd.DataFrame(lines(methods=[B]))
-    shares = [safe_final_share(found) for found in best.to_dict("records")]
+    shares = notebook.safe_finals(best).tolist()
     assert [share > 0 for share in shares] == (
         best["status"] == "verified_safe"
     ).tolist() and 0 < sum(shares) < 4
     (plain, *_) = lines(methods=["best-of-n"])
     with pytest.raises(ParameterError, match="'best-of-n' did not count"):
-        safe_final_share(plain)
+        notebook.safe_finals(pd.DataFrame([plain]))
 
 
 # --- the experiment -------------------------------------------------------------------------------

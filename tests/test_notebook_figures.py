@@ -157,30 +157,6 @@ def test_fronts_without_their_sweeps_are_shown_and_replace_none(folder, monkeypa
     )
 
 
-def test_verdicts_are_read_as_they_were_given(folder):
-    """Bug: another table than that of notebook 60, two judges in one bar, verdicts on answers that
-    are there no more.
-    """
-    assert (
-        not len(verdicts.load_rates("x"))
-        and list(verdicts.load_rates("x").columns) == verdicts.COLUMNS
-    )
-    decoded(folder, "decode-a", imaginary())
-    rates = judged(folder)
-    pd.testing.assert_frame_equal(verdicts.load_rates("x"), rates)
-    judged(folder, "you")
-    assert verdicts.load_rates("x")["policy"].unique().tolist() == [
-        "smollm2-raw, judged by me",
-        "smollm2-raw, judged by you",
-    ]
-    lines = (folder / "runs/x/decode-a/responses.jsonl").read_text()
-    (folder / "runs/x/decode-a/responses.jsonl").write_text(lines.replace("hello", "goodbye"))
-    with pytest.raises(
-        RunError, match="were decoded anew; run notebook 60 with its parameters again"
-    ):
-        verdicts.load_rates("x")
-
-
 def test_only_what_is_missing_is_forgiven(capsys):
     """Bug: a notebook that goes on after an error which no run would mend."""
     with unless_missing():

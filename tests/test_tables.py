@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+from notebook_code import notebook_code
 from test_ablations import executed, workplace, written
 
 from igcore import METHODS
@@ -456,7 +457,7 @@ def test_a_fail_open_rate_that_nobody_measured_is_missing():
 def test_summary_counts_reasons_and_pretty_is_the_markdown():
     """Guards the two views that notebooks show against saying something else than the table."""
     lines = synthetic.records(6)
-    shown = tables.summary(lines[lines["policy"] == lines["policy"].iloc[0]])
+    shown = notebook_code("30_decode").summary(lines[lines["policy"] == lines["policy"].iloc[0]])
     assert (shown[["verified_safe", "abstained", "unverified_unsafe"]].sum(axis=1) == 6).all()
     main = tables.main_table(lines)
     assert tables.pretty(main).to_numpy().tolist() == [

@@ -22,6 +22,7 @@ from igcore.critic.training import (
     spec_of,
     train,
 )
+from igcore.report import critic_metrics
 from igcore.report.critic_metrics import critic_table, judgements
 
 
@@ -39,16 +40,15 @@ def test_the_losses_worked_by_hand():
     assert mse_loss(f2, task, torch.tensor(2.0)).item() == pytest.approx(1 + 0.25**2)
 
 
-def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path):
+def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path, monkeypatch):
     """Guards the whole way: at the last letter the critic must know a good deal of the letters'
     cost and reward.
     """
     critic = trained(
         rollouts, tmp_path / "c", epochs=20, patience=20, lr=3e-3, f2_weight=0.2, width=32
     )
-    (row,) = critic_table(critic, judgements(critic, policy(), rollouts), positions=[10]).to_dict(
-        "records"
-    )
+    monkeypatch.setattr(critic_metrics, "POSITIONS", (10,))
+    (row,) = critic_table(critic, judgements(critic, policy(), rollouts)).to_dict("records")
     assert row["auroc"] > 0.75 and row["auroc_within_prompt"] > 0.7 and row["spearman"] > 0.75
     first, last = (critic.about["history"][i] for i in (0, -1))
     assert last["learn_loss"] < 0.7 * first["learn_loss"] and first["epoch"] == 1

@@ -28,6 +28,8 @@ AGREES, DIFFERS, NOT_RUN, UNRESOLVED = VERDICTS = (
 )
 # of the interval of a difference: that it lies within +/- something is two one-sided tests at 5 %
 LEVEL = 0.90
+ESTIMATE = ["ours", "low", "high", "n"]
+NUMBERS = ["paper", *ESTIMATE, "gap_low", "gap_high", "p", "matters"]
 ROUNDED = 0.005  # half a unit in the last digit of a reported mean
 # The least differences that would matter. That of rates is less than the 6.3 points that the
 # paper's text says a critic adds on Alpaca-7B (94.46 against 88.14).
@@ -57,7 +59,7 @@ class Cell:
 
     settings: dict
     run: str
-    lines: pd.DataFrame
+    lines: pd.DataFrame | None
 
     def is_of(self, row: dict) -> bool:
         """Say whether all that a row of the paper says of its configuration is so here."""
@@ -72,7 +74,7 @@ def cells(table: str, records: pd.DataFrame) -> list[Cell]:
     """
     if not len(records):
         return []
-    lines = records.assign(priority=records["run"].map(partial(priority, table)))
+    lines = records.assign(priority=[priority(table, run) for run in records["run"]])
     lines = lines[(lines["critic_control"] == "none") & lines["priority"].notna()]
     lines = lines.sort_values(["priority", "run"])  # a stable sort, as of several columns always
     result = []
@@ -94,7 +96,8 @@ def priority(table: str, run: str) -> int | None:
         sweep = EXPERIMENTS[SWEEPS[kind]]
         if matches(run, [f"decode-sweep-{kind}-*", *sweep.runs, *sweep.borrowed]):
             return 0
-    return None if any(matches(run, each.runs) for each in EXPERIMENTS.values()) else 1
+    of_experiments = [pattern for each in EXPERIMENTS.values() for pattern in each.runs]
+    return None if matches(run, of_experiments) else 1
 
 
 def matches(run: str, patterns: Sequence[str]) -> bool:
@@ -128,7 +131,7 @@ class Measure:
 
     def values(self, cell: Cell | None) -> pd.Series:
         """Return a number for every independent draw of a cell; unknown ones are left out."""
-        if cell is None:
+        if cell is None or cell.lines is None:
             return pd.Series(dtype=float)
         lines = cell.lines
         if self.fields == ("status",):
@@ -138,10 +141,6 @@ class Measure:
         if self.kind == "seconds":
             return _of_groups(numbers.dropna(), int(lines["group_size"].iloc[0]))
         return numbers.dropna()
-
-    def matters(self, reported: float, spread: float) -> float:
-        """Return the least difference that matters, given the standard deviation over prompts."""
-        return {"rate": RATE, "score": SPREADS * spread, "seconds": SECONDS * reported}[self.kind]
 
 
 def _of_groups(seconds: pd.Series, size: int) -> pd.Series:
@@ -227,23 +226,25 @@ def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> d
     return {"gap_low": gap - half, "gap_high": gap + half, "p": float(p)}
 
 
-def beside(name: str, row: dict, cell: Cell | None, size: int) -> dict[str, float]:
+def with_reported(name: str, row: dict, cell: Cell | None, size: int) -> dict[str, float]:
     """Return a reported number, ours (see `estimate`), and how far apart they are.
 
-    ``matters`` is the least difference that would matter. NaN if nothing was run.
+    ``matters`` is the least difference that would matter. What needs a run is left out without one.
     """
     measure = MEASURES[name]
-    theirs, spread = row[measure.reported], row.get(f"{name}_std", math.nan)
+    reported, spread = row[measure.reported], row.get(f"{name}_std", math.nan)
     values = measure.values(cell)
-    numbers = {"paper": theirs} | estimate(values, measure.kind)
+    numbers = {"paper": reported} | estimate(values, measure.kind)
     if not len(values):
-        return numbers | dict.fromkeys(("gap_low", "gap_high", "p", "matters"), math.nan)
+        return numbers
     if measure.kind == "rate":
-        apart = rates_apart(numbers["ours"], len(values), theirs, size)
-    else:
-        apart = means_apart(values, theirs, spread, size)
+        difference = rates_apart(numbers["ours"], len(values), reported, size)
+        return numbers | difference | {"matters": RATE}
+    numbers |= means_apart(values, reported, spread, size)
+    if measure.kind == "seconds":
+        return numbers | {"matters": SECONDS * reported}
     known_spread = values.std(ddof=1) if math.isnan(spread) else spread
-    return numbers | apart | {"matters": measure.matters(theirs, known_spread)}
+    return numbers | {"matters": SPREADS * known_spread}
 
 
 def verdict(part: pd.DataFrame) -> np.ndarray:
@@ -285,15 +286,16 @@ def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
     """
     rows = reported(table)
     candidates = cells(table, records)
-    theirs = rows.to_dict("records")
-    chosen = [next((cell for cell in candidates if cell.is_of(row)), None) for row in theirs]
+    configurations = rows.to_dict("records")
+    chosen = [
+        next((cell for cell in candidates if cell.is_of(row)), None) for row in configurations
+    ]
     names = ["win_rates"] * len(rows) if table == "win_rates" else rows["prompts"]
-    sizes = sample_sizes()["n"].reindex(names)
-    triples = list(zip(theirs, chosen, sizes.astype(int), strict=True))
-    parts = {
-        name: pd.DataFrame([beside(name, *triple) for triple in triples])
-        for name in measures_of(table)
-    }
+    sizes = sample_sizes()["n"].reindex(names).astype(int)
+    parts = {}
+    for name in measures_of(table):
+        numbers = map(partial(with_reported, name), configurations, chosen, sizes)
+        parts[name] = pd.DataFrame(numbers, columns=NUMBERS)
     p = holm(pd.concat({name: part["p"] for name, part in parts.items()}))
     result = rows[[*IDENTITY, "printed_as"]].assign(
         run=[cell.run if cell else NOT_RUN for cell in chosen]
@@ -335,31 +337,20 @@ def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.
     candidates = cells(table, records)
     if set(policies) <= set(EMBEDDED):
         policies = STANDING.get(table, EMBEDDED)
-    measures = measures_of(table)
+    varied = ["prompts", *stated_settings(table)]
+    points = pd.DataFrame([cell.settings for cell in candidates], columns=IDENTITY)
+    points = points.drop_duplicates(["policy", "method", *varied])  # of several the first choice
+    points = points.sort_values(varied, na_position="first")
     rows = []
     for policy, method in product(policies, reported(table)["method"].unique()):
-        for cell in _points(table, policy, method, candidates) or [None]:
-            row = cell.settings if cell else {"policy": policy, "method": method}
-            row = row | {"run": cell.run if cell else NOT_RUN}
-            for name, measure in measures.items():
+        of_method = (points["policy"] == policy) & (points["method"] == method)
+        chosen = [candidates[i] for i in points.index[of_method]]
+        for cell in chosen or [Cell({"policy": policy, "method": method}, NOT_RUN, None)]:
+            row = cell.settings | {"run": cell.run}
+            for name, measure in measures_of(table).items():
                 numbers = estimate(measure.values(cell), measure.kind)
                 row |= {f"{name}_{part}": number for part, number in numbers.items()}
             rows.append(row)
-    parts = product(measures, ("ours", "low", "high", "n"))
-    columns = [*IDENTITY, "run", *map("_".join, parts)]
-    return pd.DataFrame(rows, columns=columns).astype(WHOLE | {"lagrange_multiplier": float})
-
-
-def _points(table: str, policy: str, method: str, candidates: list[Cell]) -> list[Cell]:
-    """Return a cell for every value of the settings that a table states, in their order."""
-    points: dict[tuple, Cell] = {}
-    for cell in candidates:
-        if (cell.settings["policy"], cell.settings["method"]) == (policy, method):
-            key = tuple(cell.settings[name] for name in ["prompts", *stated_settings(table)])
-            points.setdefault(key, cell)  # of several the first choice
-    return [points[key] for key in sorted(points, key=_none_first)]
-
-
-def _none_first(key: tuple) -> list[tuple]:
-    """Return a key to sort by, in which None comes before every other value."""
-    return [(value is not None, value) for value in key]
+    columns = [f"{name}_{part}" for name in measures_of(table) for part in ESTIMATE]
+    frame = pd.DataFrame(rows, columns=[*IDENTITY, "run", *columns])
+    return frame.astype(WHOLE | {"lagrange_multiplier": float})

@@ -12,12 +12,14 @@ import pandas as pd
 
 from ..errors import RunError
 from ..folders import root
+from ..judge import JudgeParams
+from ..judge.spec import ASPECTS
 from ..report import tables
 from ..report.experiments import EXPERIMENTS, LAMBDAS, SIZES
 from ..report.load import each_finished, load_runs
 from ..report.replay import REPLAYED, replay_best_of_n
 from ..report.sources import of_runs
-from ..report.verdicts import finished_judgements, judge_params
+from ..report.verdicts import pairs_of, questions_of, read, verdicts
 from . import HYPERPARAMETERS, IDENTITY, SETTINGS, TABLES, stated_settings, swept
 from .compare import (
     NOT_RUN,
@@ -71,7 +73,7 @@ def load(profile: str) -> Results:
     Those of the profile for which it sweeps (`swept.MAIN`) come first.
     """
     left_out: list[str] = []
-    profiles = [name for name in (swept.MAIN.get(profile), profile) if name]
+    profiles = [swept.MAIN[profile], profile] if profile in swept.MAIN else [profile]
     lines = _below([decoded(name, left_out) for name in profiles])
     judgements = _below([judged(name, left_out) for name in profiles])
     return Results(lines, judgements, critics(profile), left_out)
@@ -116,14 +118,20 @@ def judged(profile: str, left_out: list[str]) -> pd.DataFrame:
 
 
 def _judged(profile: str, manifest: Path) -> pd.DataFrame:
-    params = judge_params(manifest)
+    params = JudgeParams(**json.loads(manifest.read_text(encoding="utf-8"))["params"])
     if params.baseline != BASELINE:
         raise RunError(
             f"{manifest.parent} compares answers with {params.baseline}; the paper's table "
             f"does so with {BASELINE}"
         )
     lines = load_runs(profile, pattern=params.pattern)
-    judgements = finished_judgements(manifest, lines)
+    pairs, scores = pairs_of(lines, params), read(manifest.with_name("verdicts.jsonl"))
+    if questions_of(pairs).keys() - scores.keys():
+        raise RunError(
+            f"answers judged in {manifest.parent} were decoded anew; run notebook 60 "
+            f"with its parameters again"
+        )
+    judgements = verdicts(pairs, scores, dict.fromkeys(ASPECTS, params.run))
     judgements["points"] = judgements["verdict"].map(POINTS)
     key = ["policy", "prompts", "method", "prompt_id"]
     points = judgements.pivot(index=key, columns="aspect", values="points").reset_index()
@@ -155,23 +163,25 @@ def paper_tables(results: Results, names: Sequence[str] = TABLES) -> dict[str, p
 
     They stand beside the paper's where a policy of the paper's was run; else they are ours alone.
     """
-    beside = has_policies_of_the_paper(results.decoded)
-    made = {}
+    with_paper = has_policies_of_the_paper(results.decoded)
+    policies = list(results.decoded["policy"].unique()) if not with_paper else []
+    result = {}
     for table in names:
-        lines = _records(table, results)
+        records = _records(table, results)
         if table in HYPERPARAMETERS:
-            settings = hyperparameters(table, lines)
-            made[table] = settings if beside else settings.drop(columns=["paper", "verdict"])
-        elif beside:
-            made[table] = compared(table, lines)
+            settings = hyperparameters(table, records)
+            result[table] = settings if with_paper else settings.drop(columns=["paper", "verdict"])
+        elif with_paper:
+            result[table] = compared(table, records)
         else:
-            made[table] = ours_like(table, lines, list(results.decoded["policy"].unique()))
-    return made
+            result[table] = ours_like(table, records, policies)
+    return result
 
 
 def _records(table: str, results: Results) -> pd.DataFrame:
-    others = {"win_rates": results.judged, "critic_hyperparameters": results.critics}
-    return others.get(table, results.decoded)
+    if table == "win_rates":
+        return results.judged
+    return results.critics if table == "critic_hyperparameters" else results.decoded
 
 
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
@@ -195,16 +205,21 @@ def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 def _for_people(name: str, measure: Measure, frame: pd.DataFrame) -> list[pd.Series]:
     times, digits = (100, 1) if measure.kind == "rate" else (1, 3)
-    ends = frame[[f"{name}_ours", f"{name}_low", f"{name}_high"]] * times
+    numbers = frame[[f"{name}_ours", f"{name}_low", f"{name}_high"]] * times
     texts = [
-        f"{x:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]" for x, low, high in ends.values
+        f"{ours:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+        for ours, low, high in numbers.to_numpy()
     ]
     ours = pd.Series(texts).where(frame[f"{name}_ours"].notna(), tables.MISSING)
     if f"{name}_verdict" not in frame:
         return [ours.where(frame["run"] != NOT_RUN, NOT_RUN).rename(f"{measure.label} [95 %]")]
-    paper = (frame[f"{name}_paper"] * times).map("{:g}".format).rename(f"{measure.label}, paper")
-    verdicts = frame[f"{name}_verdict"].replace(UNRESOLVED, "unresolved").rename("verdict")
-    return [paper, ours.rename("ours [95 %]"), verdicts]
+    paper = (frame[f"{name}_paper"] * times).map("{:g}".format)
+    short_verdicts = frame[f"{name}_verdict"].replace(UNRESOLVED, "unresolved")
+    return [
+        paper.rename(f"{measure.label}, paper"),
+        ours.rename("ours [95 %]"),
+        short_verdicts.rename("verdict"),
+    ]
 
 
 def counts(made: dict[str, pd.DataFrame]) -> pd.DataFrame:
@@ -214,12 +229,11 @@ def counts(made: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """
     rows = []
     for table, frame in made.items():
-        verdicts = frame.filter(regex="verdict$").stack()
-        run = frame["ours" if "ours" in frame else "run"]
-        if len(verdicts):
-            numbers = {verdict: int((verdicts == verdict).sum()) for verdict in VERDICTS}
-        else:
-            numbers = {"run": int((run != NOT_RUN).sum()), NOT_RUN: int((run == NOT_RUN).sum())}
+        found, names = frame.filter(regex="verdict$").stack(), VERDICTS
+        if not len(found):
+            run = frame["ours" if "ours" in frame else "run"]
+            found, names = run.where(run == NOT_RUN, "run"), ("run", NOT_RUN)
+        numbers = {name: int((found == name).sum()) for name in names}
         rows.append({"table": table, "rows": len(frame)} | numbers)
     return pd.DataFrame(rows)
 
@@ -246,8 +260,8 @@ def sources(table: str, frame: pd.DataFrame, results: Results) -> dict[str, dict
     records = records.drop_duplicates()
     if "run" in frame:
         records = records[records["run"].isin(frame["run"])]
-    made = {}
+    result = {}
     for profile, rows in records.groupby("profile"):
         folders = rows["run"].str.replace("^judge ", "judge/", regex=True)
-        made |= of_runs(profile, [*folders, *rows["pattern"].dropna()])
-    return made
+        result |= of_runs(profile, [*folders, *rows["pattern"].dropna()])
+    return result

@@ -6,7 +6,7 @@ a prompt; overall a critic may look good by knowing which prompts are hard.
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -22,10 +22,11 @@ from ..critic.training import source_of
 from ..errors import ParameterError
 from ..policy import Policy
 from ..scorers import Scorer, checked_score
-from .calibration import bins_of, calibration_error
 
 POSITIONS = (8, 16, 24, 32)
 RESAMPLES = 2000
+ENDS = (0.025, 0.975)  # quantiles between which a 95 % interval lies
+BINS = 10
 COLUMNS = (
     "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman ece "
     "parameters train_s within_low within_high n n_unsafe n_pairs accounting"
@@ -33,6 +34,9 @@ COLUMNS = (
 SPEC = ("policy", "features", "use_z", "accounting")  # of a critic, in its rows
 REFERENCES = ("prompt-cost", "partial-cost")  # cost of the prompt alone, and of the text so far
 RELIABILITY = "position probability safe low high n n_prompts".split()
+
+
+# --- AUROC ----------------------------------------------------------------------------------------
 
 
 def wins(
@@ -50,18 +54,15 @@ def wins(
     safe, score = np.asarray(safe, dtype=bool), np.asarray(score, dtype=float)
     names, where = np.unique(np.asarray(prompt), return_inverse=True)
     member = np.eye(len(names))[where]  # (n, P)
-    a, b = score[safe, None], score[None, ~safe]
-    won = member[safe].T @ ((a > b) + 0.5 * (a == b)) @ member[~safe]
-    return won, np.outer(member[safe].sum(0), member[~safe].sum(0))
+    of_safe, of_unsafe = member[safe], member[~safe]
+    a = score[safe, None]
+    b = score[None, ~safe]
+    won = (a > b) + 0.5 * (a == b)
+    pairs = np.outer(of_safe.sum(0), of_unsafe.sum(0))
+    return of_safe.T @ won @ of_unsafe, pairs
 
 
-def auroc(
-    safe: Sequence[bool],
-    score: Sequence[float],
-    prompt: Sequence[str],
-    seed: int = 0,
-    confidence: float = 0.95,
-) -> dict:
+def auroc(safe: Sequence[bool], score: Sequence[float], prompt: Sequence[str]) -> dict:
     """Return the AUROC of a score that should be higher for safe rollouts.
 
     Returns
@@ -74,18 +75,19 @@ def auroc(
     safe, score = np.asarray(safe, dtype=bool), np.asarray(score, dtype=float)
     score = rankdata(np.where(np.isnan(score), -math.inf, score))  # one that failed is the worst
     won, pairs = wins(safe, score, prompt)
-    both = 0 < safe.sum() < len(safe)
-    draws = _draws(len(won), seed)
-    overall = [np.einsum("rp,pq,rq->r", draws, x, draws, optimize=True) for x in (won, pairs)]
-    within = [draws @ np.diag(x) for x in (won, pairs)]
-    low, high = _interval(*overall, confidence)
-    within_low, within_high = _interval(*within, confidence)
-    of_one, n_pairs = np.trace(won), np.trace(pairs)  # won and all pairs within a prompt
+    has_both = 0 < safe.sum() < len(safe)
+    draws = _draws(len(won))
+    all_won, all_pairs = (
+        np.einsum("rp,pq,rq->r", draws, counts, draws, optimize=True) for counts in (won, pairs)
+    )
+    low, high = _interval(all_won, all_pairs)
+    within_low, within_high = _interval(draws @ np.diag(won), draws @ np.diag(pairs))
+    n_pairs = np.trace(pairs)
     return {
-        "auroc": float(roc_auc_score(safe, score)) if both else math.nan,
+        "auroc": float(roc_auc_score(safe, score)) if has_both else math.nan,
         "auroc_low": low,
         "auroc_high": high,
-        "auroc_within_prompt": float(of_one / n_pairs) if n_pairs else math.nan,
+        "auroc_within_prompt": float(np.trace(won) / n_pairs) if n_pairs else math.nan,
         "within_low": within_low,
         "within_high": within_high,
         "n": len(safe),
@@ -94,9 +96,7 @@ def auroc(
     }
 
 
-def within_difference(
-    a: pd.DataFrame, b: pd.DataFrame, seed: int = 0, confidence: float = 0.95
-) -> pd.DataFrame:
+def within_difference(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Compare two critics by their AUROC within prompts, on the same prefixes.
 
     Parameters
@@ -122,36 +122,61 @@ def within_difference(
             "accounting and budget"
         )
     rows = []
-    for position in sorted(set(a["position"]) & set(POSITIONS)):
-        here = a["position"] == position
-        counts = [
-            wins(x.loc[here, "safe"], x.loc[here, "f1"], x.loc[here, "prompt_id"]) for x in (a, b)
-        ]
-        gain, pairs = np.diag(counts[0][0] - counts[1][0]), np.diag(counts[0][1])  # (P,)
-        draws = _draws(len(pairs), seed)
-        low, high = _interval(draws @ gain, draws @ pairs, confidence)
+    for position, of_a in a[a["position"].isin(POSITIONS)].groupby("position"):
+        of_b = b.loc[of_a.index]
+        won, pairs = wins(of_a["safe"], of_a["f1"], of_a["prompt_id"])
+        won_by_b, _ = wins(of_b["safe"], of_b["f1"], of_b["prompt_id"])
+        gain, pairs = np.diag(won - won_by_b), np.diag(pairs)  # (P,)
+        draws = _draws(len(pairs))
+        low, high = _interval(draws @ gain, draws @ pairs)
         difference = float(gain.sum() / pairs.sum()) if pairs.sum() else math.nan
-        rows.append({"position": position, "difference": difference, "low": low, "high": high})
-    return pd.DataFrame(rows)
+        rows.append([position, difference, low, high])
+    return pd.DataFrame(rows, columns=["position", "difference", "low", "high"])
 
 
-def _draws(prompts: int, seed: int) -> np.ndarray:
+def _draws(prompts: int) -> np.ndarray:
     """Return how often each prompt stands in each resample, (RESAMPLES, P)."""
-    return np.random.default_rng(seed).multinomial(
-        prompts, np.full(prompts, 1 / prompts), RESAMPLES
-    )
+    shares = np.full(prompts, 1 / prompts)
+    return np.random.default_rng(0).multinomial(prompts, shares, RESAMPLES)
 
 
-def _interval(won: np.ndarray, pairs: np.ndarray, confidence: float) -> tuple[float, float]:
+def _interval(won: np.ndarray, pairs: np.ndarray) -> tuple[float, float]:
     share = won[pairs > 0] / pairs[pairs > 0]
     if not len(share):
         return math.nan, math.nan
-    low, high = np.quantile(share, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
+    low, high = np.quantile(share, ENDS).tolist()
     return low, high
 
 
-def reliability_table(judged: pd.DataFrame, positions: Sequence[int] = POSITIONS) -> pd.DataFrame:
-    """Return `igcore.report.calibration.reliability` at each position, with intervals.
+# --- calibration ----------------------------------------------------------------------------------
+
+
+def reliability(safe: pd.Series, probability: pd.Series) -> pd.DataFrame:
+    """Return one row per bin of equal width that is not empty, the data of a reliability diagram.
+
+    Columns: the mean ``probability``, the share of ``safe``, and ``n``.
+    """
+    frame = pd.DataFrame({"probability": probability, "safe": safe.astype(float)})
+    bins = frame.groupby(_bins_of(probability))
+    return bins.mean().assign(n=bins.size()).reset_index(drop=True)
+
+
+def calibration_error(safe: pd.Series, probability: pd.Series) -> float:
+    """Return the expected calibration error.
+
+    It is the mean of |share of safe - mean probability| over the bins, weighted by their size.
+    """
+    table = reliability(safe, probability)
+    errors = (table["safe"] - table["probability"]).abs()
+    return float((table["n"] * errors).sum() / table["n"].sum())
+
+
+def _bins_of(probability: pd.Series) -> pd.Series:
+    return (probability * BINS).astype(int).clip(upper=BINS - 1)
+
+
+def reliability_table(judged: pd.DataFrame) -> pd.DataFrame:
+    """Return `reliability` at each position, with intervals.
 
     The columns are `RELIABILITY`, the data of a diagram with whiskers.
 
@@ -166,14 +191,17 @@ def reliability_table(judged: pd.DataFrame, positions: Sequence[int] = POSITIONS
         From `judgements`.
     """
     rows = []
-    for position in positions:
-        here = judged[judged["position"] == position]
-        for _, part in here.groupby(bins_of(here["f1"])):
-            of_prompt = part.groupby("prompt_id").size()
-            effective, share = of_prompt.sum() ** 2 / (of_prompt**2).sum(), part["safe"].mean()
-            low, high = proportion_confint(share * effective, effective, method="wilson")
-            rows.append([position, part["f1"].mean(), share, low, high, len(part), len(of_prompt)])
+    judged = judged[judged["position"].isin(POSITIONS)]
+    for (position, _), part in judged.groupby(["position", _bins_of(judged["f1"])]):
+        of_prompt = part.groupby("prompt_id").size()
+        effective = len(part) ** 2 / (of_prompt**2).sum()
+        share = part["safe"].mean()
+        low, high = proportion_confint(share * effective, effective, method="wilson")
+        rows.append([position, part["f1"].mean(), share, low, high, len(part), len(of_prompt)])
     return pd.DataFrame(rows, columns=RELIABILITY)
+
+
+# --- tables ---------------------------------------------------------------------------------------
 
 
 def judgements(
@@ -181,10 +209,7 @@ def judgements(
 ) -> pd.DataFrame:
     """Return what a critic says of every prefix of rollouts, and what came of them.
 
-    Parameters
-    ----------
-    budget : float, optional
-        By default the lowest that the critic was trained on.
+    They are judged under `budget`, by default the lowest that the critic was trained on.
 
     Returns
     -------
@@ -192,20 +217,14 @@ def judgements(
         One row per prefix: ``prompt_id``, ``position`` (tokens), ``f1``, ``f2``, ``safe`` and
         ``task`` (the targets). Prefixes that have overspent already are left out, as a search does
         not ask about them: z < 0 would give them away.
-
-    Raises
-    ------
-    ParameterError
-        For a budget that the critic was not trained on.
     """
-    spec = critic.spec
+    spec, device = critic.spec, critic.centre.device
+    rollouts = [r for r in rollouts if r.words]
     budget = spec.budget if budget is None else budget
     spec.check_budget(budget)
-    rollouts = [r for r in rollouts if r.words]
-    labels = Labels.of(
-        rollouts, [budget] * len(rollouts), spec.accounting, spec.gamma_safety, spec.gamma_task
-    )
-    source, device = source_of(policy, rollouts, spec, memory_gb=0), critic.centre.device
+    budgets = [budget] * len(rollouts)
+    labels = Labels.of(rollouts, budgets, spec.accounting, spec.gamma_safety, spec.gamma_task)
+    source = source_of(policy, rollouts, spec, memory_gb=0)
     frames = []
     for at in range(0, len(rollouts), ENCODE):
         index = range(at, min(at + ENCODE, len(rollouts)))
@@ -213,21 +232,22 @@ def judgements(
         z = labels.z[index, : x.mask.shape[1]].to(device)
         with torch.inference_mode():
             logit, f2 = critic(x, z)
-        asked = x.mask & (z >= 0)
-        row, t = (y.tolist() for y in asked.nonzero(as_tuple=True))
-        values = {"f1": logit.sigmoid()[asked].tolist(), "f2": f2[asked].tolist()}
-        ids = [rollouts[at + i].prompt_id for i in row]
-        targets_ = {name: getattr(labels, name)[index][row].tolist() for name in ("safe", "task")}
-        frames.append(
-            pd.DataFrame({"prompt_id": ids, "position": [i + 1 for i in t], **values, **targets_})
-        )
-    found = pd.concat(frames, ignore_index=True)
-    return found.assign(safe=found["safe"] > 0)
+        judged = x.mask & (z >= 0)
+        row, t = judged.nonzero(as_tuple=True)
+        columns = {
+            "prompt_id": [rollouts[at + i].prompt_id for i in row.tolist()],
+            "position": (t + 1).tolist(),
+            "f1": logit.sigmoid()[judged].tolist(),
+            "f2": f2[judged].tolist(),
+            "safe": labels.safe[index][row.cpu()].tolist(),
+            "task": labels.task[index][row.cpu()].tolist(),
+        }
+        frames.append(pd.DataFrame(columns))
+    result = pd.concat(frames, ignore_index=True)
+    return result.assign(safe=result["safe"] > 0)
 
 
-def critic_table(
-    critic: Critic, judged: pd.DataFrame, positions: Sequence[int] = POSITIONS
-) -> pd.DataFrame:
+def critic_table(critic: Critic, judged: pd.DataFrame) -> pd.DataFrame:
     """Return one row per position with the columns `COLUMNS`.
 
     Parameters
@@ -237,19 +257,15 @@ def critic_table(
         search knows their cost.
     """
     fixed = {name: getattr(critic.spec, name) for name in SPEC}
-    fixed |= {
-        "parameters": critic.parameter_count,
-        "train_s": critic.about.get("train_s", math.nan),
-    }
+    fixed["parameters"] = critic.parameter_count
+    fixed["train_s"] = critic.about.get("train_s", math.nan)
     rows = []
-    for position in positions:
-        here = judged[judged["position"] == position]
-        if len(here):
-            row = fixed | {"position": position}
-            row |= auroc(here["safe"], here["f1"], here["prompt_id"])
-            row["spearman"] = _spearman(here["f2"], here["task"])
-            row["ece"] = calibration_error(here["safe"], here["f1"])
-            rows.append(row)
+    for position, part in judged[judged["position"].isin(POSITIONS)].groupby("position"):
+        row = fixed | {"position": position}
+        row |= auroc(part["safe"], part["f1"], part["prompt_id"])
+        row["spearman"] = _spearman(part["f2"], part["task"])
+        row["ece"] = calibration_error(part["safe"], part["f1"])
+        rows.append(row)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -258,28 +274,26 @@ def reference_table(
     rollouts: Sequence[Rollout],
     cost: Scorer,
     budget: float,
-    accounting: str = "terminal",
-    positions: Sequence[int] = POSITIONS,
 ) -> pd.DataFrame:
     """Return the rows of `REFERENCES`: two scores that need no training.
 
     They are the cost of the prompt alone, and the cost of the text so far.
     """
-    fixed = {"policy": policy.name, "use_z": False, "accounting": accounting}
+    fixed = {"policy": policy.name, "use_z": False, "accounting": "terminal"}
     fixed |= {"parameters": 0, "train_s": 0.0}
     rows = []
     for name in REFERENCES:
-        for position in positions:
-            here = [r for r in rollouts if len(r.words) >= position]
-            if not here:
+        for position in POSITIONS:
+            longer = [r for r in rollouts if len(r.words) >= position]
+            if not longer:
                 continue
-            prompts = [r.prompt for r in here]
-            partial = [policy.text(r.tokens[:position]) for r in here]
-            texts = prompts if name == "prompt-cost" else partial
-            costs = checked_score(cost, prompts, texts, [False] * len(here))
-            safe = [targets(r, budget, accounting).safe for r in here]
+            prompts = texts = [r.prompt for r in longer]
+            if name == "partial-cost":
+                texts = [policy.text(r.tokens[:position]) for r in longer]
+            costs = checked_score(cost, prompts, texts, [False] * len(longer))
+            safe = [targets(r, budget, "terminal").safe for r in longer]
             row = fixed | {"features": name, "position": position}
-            rows.append(row | auroc(safe, -costs, [r.prompt_id for r in here]))
+            rows.append(row | auroc(safe, -costs, [r.prompt_id for r in longer]))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -287,23 +301,3 @@ def _spearman(a: pd.Series, b: pd.Series) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConstantInputWarning)  # a constant has none: NaN
         return float(spearmanr(a, b, nan_policy="omit").statistic)
-
-
-def safe_final_share(record: Mapping) -> float:
-    """Return the share of the complete candidates of a search that were within budget.
-
-    It is NaN when there were none.
-
-    Raises
-    ------
-    ParameterError
-        When a round did not count them, as where a method does not look at the cost.
-    """
-    counts = [(step.get("finals"), step.get("safe_finals")) for step in record["trace"]]
-    if any(None in pair for pair in counts):
-        raise ParameterError(
-            f"method {record['method']!r} did not count its safe complete candidates: it does not "
-            f"look at the cost, or its run is too old; leave out this measure, or decode again"
-        )
-    complete = sum(finals for finals, _ in counts)
-    return sum(safe for _, safe in counts) / complete if complete else math.nan

@@ -53,34 +53,27 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
         When there is none, or one has not finished.
     """
     base = base or root() / "runs" / profile
-    found = _folders(base, pattern)
-    if not found:
+    folders = _folders(base, pattern)
+    if not folders:
         raise RunError(f"there is no run in {base / pattern}; decode first with notebook 30_decode")
-    for folder in found:
+    known, lines = {}, []
+    for folder in folders:
         if not (folder / "manifest.json").exists():
             raise RunError(
                 f"the run {folder} has not finished; run notebook 30_decode with its "
                 f"parameters again"
             )
-    params = {
-        folder: json.loads((folder / "params.json").read_text(encoding="utf-8")) for folder in found
-    }
-    _check_shards(params)
-    lines = []
-    for folder, given in params.items():
-        about = {
-            "run": given.get("run", folder.name),
-            "critic_control": given.get("critic_control", "none"),
+        params = json.loads((folder / "params.json").read_text(encoding="utf-8"))
+        source = {
+            "run": params.get("run", folder.name),
+            "critic_control": params.get("critic_control", "none"),
         }
-        lines += [line | about for line in read(folder / "responses.jsonl")]
-    place = {method: i for i, method in enumerate(METHODS)}
-    runs = dict.fromkeys(given.get("run", folder.name) for folder, given in params.items())
-    order = {run: i for i, run in enumerate(runs)}
-
-    def key(line: dict) -> tuple:
-        return place.get(line["method"], len(place)), order[line["run"]], line["prompt_id"]
-
-    return pd.DataFrame(sorted(lines, key=key))
+        known[folder] = params
+        lines += [line | source for line in read(folder / "responses.jsonl")]
+    _check_shards(known)
+    frame = pd.DataFrame(lines)
+    frame["order"], _ = pd.factorize(frame["run"])  # runs stay in the order of their folders
+    return by_method(frame.sort_values(["order", "prompt_id"]).drop(columns="order"))
 
 
 def _folders(base: Path, pattern: str) -> list[Path]:

@@ -6,7 +6,6 @@ whose manifest does not say something, such as an old one, has null there.
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from ..folders import root
 from ..provenance import commit, processor
@@ -32,27 +31,21 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
         ``commit`` and the ``processor`` of the run.
     """
     base = root() / "runs" / profile
-    found = {
-        folder
-        for name in set(names)
-        for shards in ("", ".*-of-*")
-        for folder in base.glob(name + shards)
-        if (folder / "manifest.json").exists()
-        and not (name == "*" and folder.name.startswith(EXAMPLES))
-    }
-    return {
-        f"{profile}/{folder.relative_to(base).as_posix()}": _said(folder)
-        for folder in sorted(found)
-    }
-
-
-def _said(folder: Path) -> dict[str, str | None]:
-    said = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    return {
-        "root": said.get("root"),
-        "commit": said.get("git_commit"),
-        "processor": said.get("processor"),
-    }
+    names = set(names)
+    patterns = [name + shards for name in names for shards in ("", ".*-of-*")]
+    manifests = {path for pattern in patterns for path in base.glob(f"{pattern}/manifest.json")}
+    result = {}
+    for manifest in sorted(manifests):
+        if "*" in names and manifest.parent.name.startswith(EXAMPLES):
+            continue
+        folder = manifest.parent.relative_to(base).as_posix()
+        said = json.loads(manifest.read_text(encoding="utf-8"))
+        result[f"{profile}/{folder}"] = {
+            "root": said.get("root"),
+            "commit": said.get("git_commit"),
+            "processor": said.get("processor"),
+        }
+    return result
 
 
 def sidecar(sources: Mapping[str, dict]) -> str:

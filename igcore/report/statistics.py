@@ -16,6 +16,7 @@ from ..errors import ParameterError, RunError
 
 STATUSES = ("verified_safe", "abstained", "unverified_unsafe")
 RESAMPLES = 9999
+CONFIDENCE = 0.95
 BATCH = 500  # resamples held in memory at once
 ALPHA = 0.05  # a difference is claimed when its Holm-adjusted p value is at most this
 
@@ -23,88 +24,58 @@ ALPHA = 0.05  # a difference is claimed when its Holm-adjusted p value is at mos
 # --- one rate -------------------------------------------------------------------------------------
 
 
-def safety_lower(safe: int, n: int, confidence: float = 0.95) -> float:
-    """Return the one-sided Clopper-Pearson lower bound of a safety rate: what may be certified.
+def safety_lower(safe: int, n: int) -> float:
+    """Return the one-sided 95 % lower bound of a safety rate (Clopper-Pearson).
 
     Parameters
     ----------
     safe, n : int
-        Verified-safe prompts, and all prompts (abstentions count as not safe).
-    confidence : float
-        P(bound <= true rate) is at least this, whatever the true rate.
-
-    Raises
-    ------
-    ParameterError
-        Unless 0 <= safe <= n, n >= 1 and 0 < confidence < 1.
+        Verified-safe prompts, and all prompts (abstentions count as not safe). scipy refuses counts
+        unless n >= 1 and 0 <= safe <= n.
 
     Examples
     --------
     >>> round(safety_lower(759, 759), 4)  # not 1
     0.9961
     """
-    test = _binomial(safe, n, confidence, "greater")
-    return float(test.proportion_ci(confidence, method="exact").low)
+    return _interval(safe, n, "exact", alternative="greater")[0]
 
 
-def clopper_pearson(safe: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the two-sided Clopper-Pearson interval of a rate.
+def clopper_pearson(safe: int, n: int) -> tuple[float, float]:
+    """Return the two-sided 95 % Clopper-Pearson interval of a rate."""
+    return _interval(safe, n, "exact")
 
-    Arguments and errors are as in `safety_lower`.
-    """
-    interval = _binomial(safe, n, confidence).proportion_ci(confidence, method="exact")
+
+def wilson(safe: int, n: int) -> tuple[float, float]:
+    """Return the 95 % Wilson score interval of a rate, for display."""
+    return _interval(safe, n, "wilson")
+
+
+def violation_upper(n: int) -> float:
+    """Return the 95 % upper bound of the violation rate after no violation in `n` prompts."""
+    return 1 - (1 - CONFIDENCE) ** (1 / n)
+
+
+def _interval(
+    safe: int, n: int, method: str, alternative: str = "two-sided"
+) -> tuple[float, float]:
+    test = stats.binomtest(safe, n, alternative=alternative)
+    interval = test.proportion_ci(CONFIDENCE, method)
     return float(interval.low), float(interval.high)
-
-
-def wilson(safe: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the Wilson score interval of a rate, for display.
-
-    Arguments and errors are as in `safety_lower`.
-    """
-    interval = _binomial(safe, n, confidence).proportion_ci(confidence, method="wilson")
-    return float(interval.low), float(interval.high)
-
-
-def violation_upper(n: int, confidence: float = 0.95) -> float:
-    """Return the upper bound of the violation rate after no violation in `n` prompts.
-
-    It is 1 - (1 - confidence)^(1/n).
-    """
-    _binomial(n, n, confidence)
-    return 1 - (1 - confidence) ** (1 / n)
-
-
-def _binomial(safe: int, n: int, confidence: float, alternative: str = "two-sided"):
-    """Return scipy's binomial test of a count, after a check of all three numbers."""
-    if not (n >= 1 and 0 <= safe <= n):
-        raise ParameterError(
-            f"safe is {safe!r} of n = {n!r} prompts; give counts with n >= 1 and 0 <= safe <= n"
-        )
-    _check_confidence(confidence)
-    return stats.binomtest(int(safe), int(n), alternative=alternative)
-
-
-def _check_confidence(confidence: float) -> None:
-    if not 0 < confidence < 1:
-        raise ParameterError(
-            f"confidence is {confidence!r}; give a number between 0 and 1, such as 0.95"
-        )
 
 
 # --- one mean -------------------------------------------------------------------------------------
 
 
-def bootstrap_mean(
-    values: Sequence[float], seed: int = 0, confidence: float = 0.95
-) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of a mean over prompts.
+def bootstrap_mean(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval of a mean over prompts.
 
     The BCa interval does not exist for nearly constant values.
 
     Parameters
     ----------
     values : sequence of float, shape (n,)
-        One value per prompt; NaN (no answer) is skipped.
+        One finite value per prompt; NaN (no answer) is skipped.
     seed : int
         Seed of the resampling: the same values and seed give the same interval.
 
@@ -112,19 +83,9 @@ def bootstrap_mean(
     -------
     (low, high) : tuple of float
         ``(value, value)`` for a single or constant value, ``(nan, nan)`` for none.
-
-    Raises
-    ------
-    ParameterError
-        When a value is infinite or `confidence` is not between 0 and 1.
     """
-    _check_confidence(confidence)
     values = np.asarray(values, dtype=float)
     values = values[~np.isnan(values)]
-    if np.isinf(values).any():
-        raise ParameterError(
-            "an infinite value has no mean to bootstrap; remove it or report a median"
-        )
     if values.size == 0:
         return math.nan, math.nan
     if np.ptp(values) == 0:
@@ -134,7 +95,7 @@ def bootstrap_mean(
         np.mean,
         n_resamples=RESAMPLES,
         batch=BATCH,
-        confidence_level=confidence,
+        confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(seed),
     ).confidence_interval

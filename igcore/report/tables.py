@@ -143,31 +143,6 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
     }
 
 
-def summary(records: pd.DataFrame) -> pd.DataFrame:
-    """Return what a run did, a row per method: counts by status, reasons, work and seconds.
-
-    Parameters
-    ----------
-    records : DataFrame
-        Lines of ``responses.jsonl`` of one policy.
-    """
-    rows = []
-    for method, cell in records.groupby("method", sort=False):
-        reasons = cell.loc[cell["reason"] != "", "reason"].value_counts()
-        rows.append(
-            {
-                "method": method,
-                **{status: int((cell["status"] == status).sum()) for status in metrics.STATUSES},
-                "reasons": ", ".join(f"{reason} {count}" for reason, count in reasons.items()),
-                "rounds per prompt": cell["rounds_used"].mean(),
-                "tokens drawn": cell["policy_tokens"].sum(),
-                "near_ties": cell["near_ties"].sum(),
-                "seconds": (cell["generate_s"] + cell["score_s"]).sum(),
-            }
-        )
-    return pd.DataFrame(rows).round(2)
-
-
 # --- the same numbers for people ------------------------------------------------------------------
 
 
@@ -284,6 +259,6 @@ def write(
 
 def replace_file(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(beside, path)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8", newline="\n")
+    part.replace(path)

@@ -12,11 +12,9 @@ import pandas as pd
 from statsmodels.stats.proportion import proportion_confint
 
 from ..errors import RunError
-from ..folders import root
 from ..judge import JudgeParams
 from ..judge.spec import ASPECTS, Question
 from . import statistics as metrics
-from .load import load_finished
 
 Scores = tuple[float, float] | None
 KEPT = ["policy", "prompts", "method", "prompt_id", "abstained"]  # of a pair, in its verdict
@@ -111,9 +109,9 @@ def read(path: Path) -> dict[str, Scores]:
     RunError
         When a line is no verdict.
     """
-    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     scores = {}
-    for number, raw in enumerate(whole, start=1):
+    whole_lines = path.read_bytes().split(b"\n")[:-1]
+    for number, raw in enumerate(whole_lines, start=1):
         try:
             line = json.loads(raw)
             scores[line["question"]] = scores_of(line)
@@ -136,14 +134,14 @@ def verdicts(
     in which whichever answer stood first (or second) was preferred both times. The verdict is
     ``unparsed`` when one of the two replies could not be read.
     """
-    rows = []
-    for pair in pairs.itertuples():
-        for aspect in ASPECTS:
-            first, second = (scores[question.digest] for question in both_orders(pair, aspect))
-            verdict, swayed = _verdict(first, second)
-            row = {"aspect": aspect, "judge": names[aspect], "verdict": verdict, "swayed": swayed}
-            rows.append({name: getattr(pair, name) for name in KEPT} | row)
-    return pd.DataFrame(rows)
+    parts = []
+    for aspect in ASPECTS:
+        both = [both_orders(pair, aspect) for pair in pairs.itertuples()]
+        found = [_verdict(scores[first.digest], scores[second.digest]) for first, second in both]
+        columns = pd.DataFrame(found, columns=["verdict", "swayed"])
+        parts.append(pairs[KEPT].assign(aspect=aspect, judge=names[aspect]).join(columns))
+    # both aspects of a pair stand together
+    return pd.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 
 def _verdict(first: Scores, second: Scores) -> tuple[str, bool]:
@@ -153,10 +151,12 @@ def _verdict(first: Scores, second: Scores) -> tuple[str, bool]:
     """
     if first is None or second is None:
         return "unparsed", False
-    preferences = np.sign(first[0] - first[1]), np.sign(second[1] - second[0])
-    if preferences[0] == preferences[1] != 0:
-        return ("win" if preferences[0] > 0 else "loss"), False
-    return "tie", bool(preferences[0] * preferences[1] < 0)
+    preferences = {np.sign(first[0] - first[1]), np.sign(second[1] - second[0])}
+    if preferences == {1}:
+        return "win", False
+    if preferences == {-1}:
+        return "loss", False
+    return "tie", preferences == {1, -1}
 
 
 def win_rates(judged: pd.DataFrame) -> pd.DataFrame:
@@ -187,50 +187,3 @@ def win_rates(judged: pd.DataFrame) -> pd.DataFrame:
     rates["win_rate"] = points / parsed
     rates["low"], rates["high"] = proportion_confint(points, parsed, method="wilson")
     return rates.reset_index()[COLUMNS]
-
-
-def judge_params(manifest: Path) -> JudgeParams:
-    """Return the parameters of a finished run of notebook 60."""
-    return JudgeParams(**json.loads(manifest.read_text(encoding="utf-8"))["params"])
-
-
-def finished_judgements(manifest: Path, answers: pd.DataFrame) -> pd.DataFrame:
-    """Return `verdicts` of a finished run of notebook 60 on these answers, under the run's name.
-
-    Raises
-    ------
-    RunError
-        When answers that were judged are not there any more, or others are in their place.
-    """
-    params = judge_params(manifest)
-    pairs, scores = pairs_of(answers, params), read(manifest.with_name("verdicts.jsonl"))
-    if questions_of(pairs).keys() - scores.keys():
-        raise RunError(
-            f"answers judged in {manifest.parent} were decoded anew; run notebook 60 "
-            f"with its parameters again"
-        )
-    return verdicts(pairs, scores, dict.fromkeys(ASPECTS, params.run))
-
-
-def load_rates(profile: str) -> pd.DataFrame:
-    """Return `win_rates` of the finished runs of notebook 60 in a profile, below one another.
-
-    Answers of decode runs that have not finished are left out. Where there are several judges,
-    ``policy`` says which it was; ``judge`` is always the run's name. Without any the table is
-    empty.
-
-    Raises
-    ------
-    RunError
-        See `finished_judgements`.
-    """
-    manifests = sorted((root() / "runs" / profile / "judge").glob("*/manifest.json"))
-    parts = [pd.DataFrame(columns=COLUMNS)] if not manifests else []
-    for manifest in manifests:
-        params = judge_params(manifest)
-        answers, _ = load_finished(profile, params.pattern)
-        rates = win_rates(finished_judgements(manifest, answers))
-        if len(manifests) > 1:
-            rates["policy"] += f", judged by {params.run}"
-        parts.append(rates)
-    return pd.concat(parts, ignore_index=True)
