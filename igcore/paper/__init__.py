@@ -13,16 +13,8 @@ import pandas as pd
 from ..errors import unknown_name
 
 TABLES = (
-    "main_alpaca_beaver",
-    "main_vicuna",
-    "main_llama",
-    "lambda_alpaca_beaver",
-    "lambda_vicuna",
-    "ndk",
-    "win_rates",
-    "latency",
-    "hyperparameters",
-    "critic_hyperparameters",
+    *"main_alpaca_beaver main_vicuna main_llama lambda_alpaca_beaver lambda_vicuna ndk".split(),
+    *"win_rates latency hyperparameters critic_hyperparameters".split(),
 )
 MAIN = TABLES[:3]
 MEASURED = (*TABLES[:6], "latency")  # tables of safety rates

@@ -7,10 +7,9 @@ import pandas as pd
 from . import IDENTITY, reported
 from .compare import AGREES, DIFFERS, NOT_RUN, SWEEPS, Cell, cells
 
-METHOD_SETTINGS = [
-    *("block_size", "n_samples", "rounds", "max_new_tokens", "keep"),
-    *("value_steps", "value_step_size"),
-]
+METHOD_SETTINGS = (
+    "block_size n_samples rounds max_new_tokens keep value_steps value_step_size"
+).split()
 
 
 def hyperparameters(table: str, records: pd.DataFrame) -> pd.DataFrame:

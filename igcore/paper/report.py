@@ -36,9 +36,8 @@ from .hyperparameters import hyperparameters
 
 FIELDS = [  # of a line; traces of a whole profile would fill the memory
     *IDENTITY,
-    *("run", "critic_control", "prompt_id"),
-    *("group_size", "rounds", "max_new_tokens", "value_steps", "value_step_size"),
-    *("status", "reward", "cost", "generate_s", "score_s"),
+    *"run critic_control prompt_id group_size rounds max_new_tokens value_steps".split(),
+    *"value_step_size status reward cost generate_s score_s".split(),
 ]
 BASELINE = "base"  # of the paper's win rates
 POINTS = {"win": 1.0, "tie": 0.5, "loss": 0.0}

@@ -13,24 +13,19 @@ from ..errors import RunError
 from ..folders import read, root
 
 EXAMPLES = "examples"  # how the names of runs begin whose answers are shown and never counted
-# the fields of a line of ``responses.jsonl`` that the report reads: what a method was told, and all
+# the fields of a line that the report reads: the settings of a method, and all others
 SETTINGS = (
-    *("n_samples", "keep", "block_size", "max_new_tokens", "rounds", "group_size"),
-    *("budget", "accounting", "gamma_safety", "strict", "on_failure", "refusal"),
-    *("lagrange_multiplier", "score_threshold", "probe_fail_open"),
-    *("threshold", "miss", "eta", "gamma_task", "diversity", "diversity_penalty"),
-    *("top_k", "token_score", "policy_weight", "reward_weight", "token_temperature"),
-    *("value_steps", "value_step_size"),
-)
+    "n_samples keep block_size max_new_tokens rounds group_size budget accounting gamma_safety "
+    "strict on_failure refusal lagrange_multiplier score_threshold probe_fail_open threshold miss "
+    "eta gamma_task diversity diversity_penalty top_k token_score policy_weight reward_weight "
+    "token_temperature value_steps value_step_size"
+).split()
 COLUMNS = (
-    *("prompt_id", "prompt", "response", "policy", "prompts", "method", "seed"),
-    *SETTINGS,
-    *("status", "reason", "n_tokens", "reward", "cost", "peak_cost", "fail_open_cost"),
-    *("z_trace", "grid_ends", "grid_size", "trace", "finals"),
-    *("samples_drawn", "policy_tokens", "forward_tokens", "rounds_used", "near_ties"),
-    *("scorer_tokens", "scorer_calls", "cost_scorer", "cost_digest", "reward_digest"),
-    *("generate_s", "cost_s", "reward_s", "critic_s", "score_s"),
-)
+    "prompt_id prompt response policy prompts method seed status reason n_tokens reward cost "
+    "peak_cost fail_open_cost z_trace grid_ends grid_size trace finals samples_drawn policy_tokens "
+    "forward_tokens rounds_used near_ties scorer_tokens scorer_calls cost_scorer cost_digest "
+    "reward_digest generate_s cost_s reward_s critic_s score_s run critic_control"
+).split()
 
 
 def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:
@@ -88,13 +83,13 @@ def _folders(base: Path, pattern: str) -> list[Path]:
 def load_finished(profile: str, pattern: str = "*") -> tuple[pd.DataFrame, list[str]]:
     """Return `load_runs` of what has finished, and a sentence for everything that is left out.
 
-    Without a finished run the table is empty, with the columns `COLUMNS`, ``run`` and
-    ``critic_control``.
+    Without a finished run the table is empty, with the columns `COLUMNS` and
+    `SETTINGS`.
     """
     left_out: list[str] = []
     parts = list(each_finished(profile, left_out, pattern))
     if not parts:
-        return pd.DataFrame(columns=[*COLUMNS, "run", "critic_control"]), left_out
+        return pd.DataFrame(columns=[*COLUMNS, *SETTINGS]), left_out
     return by_method(pd.concat(parts, ignore_index=True)), left_out
 
 

@@ -18,11 +18,10 @@ REPLAYED = "best-of-n-lagrangian"
 BUDGET_FREE = ("base", "best-of-n", "best-of-n-lagrangian", "beam-lagrangian")
 # what only decoding would tell: a record keeps one text of N, and the seconds and tokens of all
 UNKNOWN = (
-    *("response", "tokens", "finished", "n_tokens", "peak_cost"),
-    *("z_final", "z_trace", "block_ends", "grid_ends"),
-    *("policy_tokens", "forward_tokens", "scorer_tokens", "near_ties"),
-    *("generate_s", "cost_s", "reward_s", "critic_s", "score_s", "digest"),
-)
+    "response tokens finished n_tokens peak_cost z_final z_trace block_ends grid_ends "
+    "policy_tokens forward_tokens scorer_tokens near_ties generate_s cost_s reward_s critic_s "
+    "score_s digest"
+).split()
 SAFE, ABSTAINED, UNSAFE = STATUSES
 
 

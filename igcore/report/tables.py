@@ -30,16 +30,15 @@ PER_PROMPT = {  # column -> field of a record, of which it is the mean over prom
     "critic_seconds_per_prompt": "critic_s",
 }
 COLUMNS = [
-    *("policy", "method", "n_prompts", "safe", "abstained", "unsafe"),
-    *("safety_rate", "safety_lower95", "safety_wilson_low", "safety_wilson_high"),
-    *("reward_mean", "reward_std", "reward_low", "reward_high", "cost_mean", "peak_cost_mean"),
-    "seconds_per_prompt",
+    *"policy method n_prompts safe abstained unsafe safety_rate safety_lower95".split(),
+    *"safety_wilson_low safety_wilson_high reward_mean reward_std reward_low reward_high".split(),
+    *"cost_mean peak_cost_mean seconds_per_prompt".split(),
     *PER_PROMPT,
     *SETTINGS,
-    *("peak_safety_rate", "safety_rate_fail_open", "reward_answered", "n_answered_by_all"),
+    *"peak_safety_rate safety_rate_fail_open reward_answered n_answered_by_all".split(),
 ]
 # settings that stay integers where a method lacks them
-WHOLE = ["n_samples", "keep", "block_size", "rounds", "seed"]
+WHOLE = "n_samples keep block_size rounds seed".split()
 
 
 def by_prompt_set(records: pd.DataFrame) -> pd.DataFrame:
@@ -95,9 +94,8 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
         cells = dict(list(lines.groupby("method")))
         most = max(map(len, cells.values()))
         whole = [cell for cell in cells.values() if len(cell) == most]
-        shared = set.intersection(
-            *(set(cell.loc[metrics.answered(cell), "prompt_id"]) for cell in whole)
-        )
+        answered = [set(cell.loc[metrics.answered(cell), "prompt_id"]) for cell in whole]
+        shared = set.intersection(*answered)
         for method in sorted(cells, key=order.index):
             cell = cells[method].sort_values("prompt_id")
             metrics.check_constant(cell, CONSTANT, f"policy {policy}, method {method}")
@@ -162,21 +160,20 @@ def pretty(table: pd.DataFrame) -> pd.DataFrame:
 
 def _main_row(row) -> dict[str, str]:
     """Return a row of the main table as text by header."""
+    numbers = (row.reward_mean, row.reward_low, row.reward_high)
+    mean, low, high = map(rounded, numbers)
+    percent = "{:.1f} [{:.1f}, {:.1f}]".format
+    rates = (row.safety_rate, row.safety_wilson_low, row.safety_wilson_high)
+    seconds = row.seconds_per_prompt
     texts = {
         "Safe / abstained / unsafe": f"{row.safe} / {row.abstained} / {row.unsafe}",
-        "Safe % [Wilson 95 %]": f"{100 * row.safety_rate:.1f} "
-        f"[{100 * row.safety_wilson_low:.1f}, {100 * row.safety_wilson_high:.1f}]",
+        "Safe % [Wilson 95 %]": percent(*(100 * rate for rate in rates)),
         "Lower bound % (95 %)": f"{100 * row.safety_lower95:.1f}",
-        "Reward [95 %]": f"{rounded(row.reward_mean)} "
-        f"[{rounded(row.reward_low)}, {rounded(row.reward_high)}]",
+        "Reward [95 %]": MISSING if pd.isna(row.reward_mean) else f"{mean} [{low}, {high}]",
         "Reward, all answered": rounded(row.reward_answered),
         "Cost": rounded(row.cost_mean),
-        "s / prompt": f"{row.seconds_per_prompt:.2f}",
+        "s / prompt": MISSING if pd.isna(seconds) else f"{seconds:.2f}",
     }
-    if pd.isna(row.reward_mean):
-        texts["Reward [95 %]"] = MISSING
-    if pd.isna(row.seconds_per_prompt):
-        texts["s / prompt"] = MISSING
     if not row.n_prompts:
         texts = dict.fromkeys(texts, NOT_RUN)
     return {"Policy": row.policy, "Method": row.method, "n": str(row.n_prompts)} | texts
