@@ -5,22 +5,27 @@ equally many tokens, and every candidate is safe, so that none gains from work l
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import WordLevel
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+)
 
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.policies import load_policy
 from igcore.models.pretrained import DTYPES
 from igcore.models.prompts import load_prompts
 from igcore.policy import Policy
-from igcore.scorers import COST, REWARD
+from igcore.scorers import SIGNS, FunctionScorer
 
-SIGNS = {"cost": COST, "reward": REWARD}
+SAMPLING = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0)
 # the other defaults of transformers are those of Llama-2-7B
 LLAMA_7B = LlamaConfig(max_position_embeddings=4096)
 TINY = LlamaConfig(
@@ -32,20 +37,6 @@ TINY = LlamaConfig(
     num_key_value_heads=2,
     max_position_embeddings=512,
 )
-
-
-@dataclass
-class Free:
-    """A scorer that costs nothing: every text gets 0."""
-
-    sign: str
-    name: str = "free"
-    digest: str = "bench"
-    unit: str = "points"
-
-    def score(self, prompts, responses, finished):
-        """Return 0 for every text."""
-        return [0.0] * len(responses)
 
 
 @dataclass
@@ -77,41 +68,27 @@ class Models:
         """The device of the policy."""
         return self.policy.model.device
 
-    def lm_scorers(self) -> dict[str, LMScorer]:
-        """Return the two scorers, each on a backbone of its own.
-
-        Their KV cache is dropped after every search.
-        """
-        return {
-            role: LMScorer(
-                f"bench-{role}",
-                Backbone(model, self.policy.tokenizer),
-                lambda hidden, w=w: hidden @ w,
-                sign=SIGNS[role],
-                unit="points",
-                digest="bench",
-            )
-            for role, (model, w) in self.scorers.items()
-        }
-
-    def free_scorers(self) -> dict:
-        """Return two scorers that cost nothing."""
-        return {role: Free(sign) for role, sign in SIGNS.items()}
+    def lm_scorer(self, role: str) -> LMScorer:
+        """Return a scorer on a backbone of its own, whose KV cache is dropped after a search."""
+        model, weights = self.scorers[role]
+        backbone = Backbone(model, self.policy.tokenizer)
+        return LMScorer(
+            f"bench-{role}", backbone, lambda hidden: hidden @ weights, SIGNS[role], "bench"
+        )
 
 
-def _models(make: Callable[[], object], policy: Callable[[object], Policy], prompts) -> Models:
-    """Put a policy and two scorers together, from three models of one size."""
-    first, *others = (make() for _ in range(3))
-    first.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0
-    )
+def free(role: str) -> FunctionScorer:
+    """Return a scorer that costs nothing: every text gets 0."""
+    return FunctionScorer(lambda text: 0.0, "free", "bench", SIGNS[role], with_prompt=False)
+
+
+def _models(policy: Policy, scorers: list, prompts: Callable[[int, int], list[str]]) -> Models:
+    """Put a policy and the models of two scorers together."""
+    policy.model.generation_config = SAMPLING
     generator = torch.Generator().manual_seed(0)
-    heads = torch.randn(2, first.config.hidden_size, generator=generator).to(first.device)  # (2, H)
-    return Models(
-        policy(first),
-        {role: (m, w) for role, m, w in zip(SIGNS, others, heads, strict=True)},
-        prompts,
-    )
+    size = policy.model.config.hidden_size
+    heads = torch.randn(2, size, generator=generator).to(policy.model.device)  # (2, H)
+    return Models(policy, dict(zip(SIGNS, zip(scorers, heads, strict=True), strict=True)), prompts)
 
 
 def smollm2(dtype: str) -> Models:
@@ -119,14 +96,15 @@ def smollm2(dtype: str) -> Models:
 
     Prompts are cut from the embedded prompt set; only their lengths matter.
     """
-    loaded = load_policy("smollm2-raw", dtype=dtype, device="cpu")
-    made = iter([loaded.model])
+    policy, *others = (load_policy("smollm2-raw", dtype=dtype, device="cpu") for _ in range(3))
+    policy = replace(policy, eos_ids=frozenset())
     text = "\n".join(prompt.text for prompt in load_prompts("rtp"))
-    return _models(
-        lambda: next(made, None) or load_policy("smollm2-raw", dtype=dtype, device="cpu").model,
-        lambda model: Policy(loaded.name, model, loaded.tokenizer),
-        lambda count, length: cut(loaded, text, count, length),
-    )
+
+    def prompts(count: int, length: int) -> list[str]:
+        """Return prompts from the embedded set."""
+        return cut(policy, text, count, length)
+
+    return _models(policy, [other.model for other in others], prompts)
 
 
 def cut(policy: Policy, text: str, count: int, length: int) -> list[str]:
@@ -136,12 +114,8 @@ def cut(policy: Policy, text: str, count: int, length: int) -> list[str]:
     """
     ids = policy.tokenizer(text)["input_ids"]
     pieces = (policy.text(ids[at : at + length]) for at in range(0, len(ids) - length + 1, length))
-    return list(
-        islice(
-            (piece for piece in pieces if piece.strip() and len(policy.encode(piece)) == length),
-            count,
-        )
-    )
+    fitting = (p for p in pieces if p.strip() and len(policy.encode(p)) == length)
+    return list(islice(fitting, count))
 
 
 def random_llama(config: LlamaConfig, dtype: str, device: str) -> Models:
@@ -151,25 +125,17 @@ def random_llama(config: LlamaConfig, dtype: str, device: str) -> Models:
     """
     tokenizer = character_tokenizer(config.vocab_size)
     torch.manual_seed(0)
-
-    def make() -> LlamaForCausalLM:
-        """Return one Llama with random weights."""
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(DTYPES[dtype])
-        try:
-            with torch.device(device):
-                return LlamaForCausalLM(config).eval()
-        finally:
-            torch.set_default_dtype(before)
+    with torch.device(device):
+        models = [
+            AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval() for _ in range(3)
+        ]
 
     def prompts(count: int, length: int) -> list[str]:
         """Return prompts of fixed sequences of characters."""
-        return [
-            tokenizer.decode([(7 * i + 3 * t + 1) % config.vocab_size for t in range(length)])
-            for i in range(count)
-        ]
+        numbers = torch.arange(count)[:, None] * 7 + torch.arange(length) * 3 + 1
+        return tokenizer.batch_decode(numbers % config.vocab_size)
 
-    return _models(make, lambda model: Policy("random-llama", model, tokenizer), prompts)
+    return _models(Policy("random-llama", models[0], tokenizer), models[1:], prompts)
 
 
 def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
@@ -177,9 +143,8 @@ def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
 
     Ids and text then agree both ways.
     """
-    tokenizer = Tokenizer(
-        WordLevel({chr(0xF0000 + i): i for i in range(size)}, unk_token=chr(0xF0000))
-    )
+    characters = {chr(0xF0000 + i): i for i in range(size)}
+    tokenizer = Tokenizer(WordLevel(characters, unk_token=chr(0xF0000)))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

@@ -5,32 +5,33 @@ from dataclasses import replace
 
 import torch
 
+from benchmarks.baselines import BUDGET, OMEGA, Variant
 from benchmarks.measure import Case
-from benchmarks.models import Models
-from benchmarks.rivals import BUDGET, OMEGA, Variant
+from benchmarks.models import Models, free
 from igcore.baselines.args import ArgsConfig
 from igcore.decoding import decode
 from igcore.engine.local import LocalEngine
 from igcore.engine.prepack import packed
 from igcore.engine.sampling import draw, random_key, uniforms
 from igcore.guard import Guard
+from igcore.scorers import SIGNS
 
 
-def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Variant:
+def search(method: str, cache: str = "shared", costless: Collection[str] = SIGNS) -> Variant:
     """Return a method of `igcore.decode`, with all prompts in one batch.
 
     Parameters
     ----------
     cache : str
         How the engine stores its KV cache, see `igcore.engine.local.CACHES`.
-    free : collection of str
+    costless : collection of str
         Scorers that cost nothing, of ``cost`` and ``reward``; with both only decoding is measured.
     """
 
     def run(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
         """Answer the prompts with this method."""
-        scorers = models.lm_scorers() | {
-            role: scorer for role, scorer in models.free_scorers().items() if role in free
+        scorers = {
+            role: free(role) if role in costless else models.lm_scorer(role) for role in SIGNS
         }
         config = ArgsConfig(
             budget=BUDGET,
@@ -42,11 +43,8 @@ def search(method: str, cache: str = "shared", free: Collection[str] = ()) -> Va
             top_k=case.n_samples,
             policy_weight=OMEGA,
         )
-        policy = replace(models.policy, cache=cache)
-        return [
-            out.text
-            for out in decode(method, Guard(policy, **scorers, config=config), prompts, seed=seed)
-        ]
+        guard = Guard(replace(models.policy, cache=cache), **scorers, config=config)
+        return [response.text for response in decode(method, guard, prompts, seed=seed)]
 
     return run
 
@@ -58,25 +56,20 @@ def engine_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) 
     with packed(models.policy.model):
         engine.open([models.policy.encode(prompt) for prompt in prompts])
         block = engine.sample_block(rows, _keys(len(rows), case.new_tokens, seed), last=True)
-    return [models.policy.text(block.tokens[row * case.n_samples]) for row in range(len(prompts))]
+    return [models.policy.text(tokens) for tokens in block.tokens[:: case.n_samples]]
 
 
-def draw_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
+def sampling_alone(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
     """Sample the tokens of `engine_alone` one step after the other from given logits."""
-    rows = len(prompts) * case.n_samples
+    keys = _keys(len(prompts) * case.n_samples, case.new_tokens, seed)
     # logits (R, V)
-    logits = torch.randn(rows, models.policy.model.config.vocab_size, device=models.device)
-    keys = _keys(rows, case.new_tokens, seed)
-    steps = [
-        draw(logits, torch.from_numpy(uniforms([row[step] for row in keys])).to(models.device), {})[
-            0
-        ]
-        for step in range(case.new_tokens)
-    ]
-    return [
-        models.policy.text([tokens[row * case.n_samples] for tokens in steps])
-        for row in range(len(prompts))
-    ]
+    logits = torch.randn(len(keys), models.policy.model.config.vocab_size, device=models.device)
+    steps = []
+    for step_keys in zip(*keys, strict=True):
+        numbers = torch.from_numpy(uniforms(list(step_keys))).to(models.device)
+        steps.append(draw(logits, numbers, {})[0])
+    answers = list(zip(*steps, strict=True))
+    return [models.policy.text(tokens) for tokens in answers[:: case.n_samples]]
 
 
 def _keys(rows: int, length: int, seed: int) -> list[list[int]]:
@@ -84,3 +77,17 @@ def _keys(rows: int, length: int, seed: int) -> list[list[int]]:
     return [
         [random_key(seed, "bench", 0, row, step) for step in range(length)] for row in range(rows)
     ]
+
+
+VARIANTS: dict[str, Variant] = {
+    "B": search("inferenceguard", "dynamic", costless=[]),
+    "C": search("inferenceguard", costless=[]),
+    "guarded, free": search("inferenceguard"),
+    "unguarded, free": search("beam-augmented"),
+    "one block, free": search("best-of-n-augmented"),
+    "sample dynamic": search("best-of-n", "dynamic"),
+    "sample shared": search("best-of-n"),
+    "args": search("args", costless=["cost"]),
+    "engine": engine_alone,
+    "sampling": sampling_alone,
+}

@@ -10,67 +10,50 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks import rivals
+from benchmarks import baselines, ours
 from benchmarks.measure import Case
-from benchmarks.models import SIGNS
-from benchmarks.ours import draw_alone, engine_alone, search
 
-VARIANTS: dict[str, rivals.Variant] = {
-    "A1": rivals.naive(generate_rows=1, score_rows=1),
-    "A2": rivals.naive(generate_rows=None, score_rows=1),
-    "A3": rivals.naive(generate_rows=None, score_rows=None),
-    "B": search("inferenceguard", "dynamic"),
-    "C": search("inferenceguard"),
-    "guarded, free": search("inferenceguard", free=SIGNS),
-    "unguarded, free": search("beam-augmented", free=SIGNS),
-    "one block, free": search("best-of-n-augmented", free=SIGNS),
-    "sample dynamic": search("best-of-n", "dynamic", free=SIGNS),
-    "sample shared": search("best-of-n", free=SIGNS),
-    "args": search("args", free=["cost"]),
-    "args, scored anew": rivals.args(carried=True),
-    "args, all anew": rivals.args(carried=False),
-    "engine": engine_alone,
-    "draw": draw_alone,
-    "generate": rivals.transformers_generate,
-    "its_hub best-of-n": rivals.its_hub_best_of_n,
-    "its_hub beam": rivals.its_hub_beam_search,
-}
+VARIANTS = baselines.VARIANTS | ours.VARIANTS
+HAS_ITS_HUB = importlib.util.find_spec("its_hub") is not None
 A1 = Case("A1 one beam at a time, all encoded again", "A1")
 A2 = Case("A2 batched generate, scored one at a time", "A2")
 A3 = Case("A3 batched generate, batched scoring", "A3")
-B = Case("B keys and values carried, DynamicCache", "B")
-C = Case("C keys and values carried, prompt shared", "C")
-ENGINE, DRAW = Case("engine alone, one block", "engine"), Case("draw alone", "draw")
+B = Case("B KV cache, DynamicCache", "B")
+C = Case("C KV cache, prompt shared", "C")
+C8 = replace(C, prompts=8)
+ENGINE = Case("engine alone, one block", "engine")
+# 128 rows: the engine, and the part of it that samples
+WIDE = {"n_samples": 128, "new_tokens": 16}
+ENGINE_WIDE = replace(ENGINE, **WIDE)
+SAMPLING_WIDE = Case("sampling alone", "sampling", **WIDE)
 GUARDED = Case("guarded search, free scorers", "guarded, free")
 UNGUARDED = Case("unguarded search, free scorers", "unguarded, free")
 ONE_BLOCK = Case("unguarded, one block, free scorers", "one block, free")
 PEER = {"new_tokens": 32, "block": 8}
 GENERATE = Case("transformers generate", "generate", **PEER)
-ITS_HUB = [
-    Case("its_hub Best-of-N", "its_hub best-of-n", **PEER),
-    Case("its_hub beam search", "its_hub beam", **PEER),
-]
-PEERS = [
-    Case("igcore best-of-n", "sample shared", **PEER),
-    Case("igcore beam-augmented", "unguarded, free", **PEER),
-]
-PEERS_OF = (PEERS[0], PEERS[0], PEERS[1])  # of transformers and its_hub, in their order
-SAMPLE = [
-    Case("sampling, DynamicCache", "sample dynamic"),
-    Case("sampling, prompt shared", "sample shared"),
-]
+HUB_BEST = Case("its_hub Best-of-N", "its_hub best-of-n", **PEER)
+HUB_BEAM = Case("its_hub beam search", "its_hub beam", **PEER)
+BEST = Case("igcore best-of-n", "sample shared", **PEER)
+BEAM = Case("igcore beam-augmented", "unguarded, free", **PEER)
+PEERS = [GENERATE, HUB_BEST, BEST, HUB_BEAM, BEAM]
+LONG = {"prompt_tokens": 512, "n_samples": 32}
+LONG_DYNAMIC = Case("sampling, DynamicCache", "sample dynamic", **LONG)
+LONG_SHARED = Case("sampling, prompt shared", "sample shared", **LONG)
 TOKENWISE = {"new_tokens": 32, "block": 1, "keep": 1}
-ARGS = Case("ARGS, all carried", "args", **TOKENWISE)
-ARGS_RIVALS = [
-    Case("ARGS, whole texts scored", "args, scored anew", **TOKENWISE),
-    Case("ARGS, all encoded again", "args, all anew", **TOKENWISE),
+ARGS = Case("ARGS, KV cache for all", "args", **TOKENWISE)
+ARGS_BASELINES = [
+    Case("ARGS, all encoded again", "args, uncached", **TOKENWISE),
+    Case("ARGS, whole texts scored", "args, KV cache", **TOKENWISE),
 ]
-SIZES_7B = [(samples, prompts) for samples in (32, 128) for prompts in (1, 8)]
 
 
-def has_its_hub() -> bool:
-    """Say whether its_hub is installed."""
-    return importlib.util.find_spec("its_hub") is not None
+def half(case: Case) -> Case:
+    """Return a case in bfloat16."""
+    return replace(case, dtype="bfloat16")
+
+
+# eight prompts cost the naive search eight times what one does, as it answers them one by one
+A2_HALF = half(replace(A2, prompts=2))
 
 
 def sections(quick: bool = False) -> dict[str, list[Case]]:
@@ -82,60 +65,38 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
         Tiny sizes on random models, for a look at whether everything runs. The 7B part is then tiny
         and on the CPU.
     """
+    long = [LONG_DYNAMIC, LONG_SHARED]
+    scaling = [replace(GUARDED, n_samples=n) for n in (4, 64)]
+    scaling += [replace(GUARDED, new_tokens=n) for n in (32, 128)]
+    scaling += [replace(GUARDED, prompts=n) for n in (4, 8)]
+    for n in (1, 2, 8):  # the default is 4 blocks
+        name = f"{GUARDED.variant}, {n} blocks"
+        scaling.append(replace(GUARDED, variant=name, block=GUARDED.new_tokens // n))
+    peers = [case for case in PEERS if HAS_ITS_HUB or case not in (HUB_BEST, HUB_BEAM)]
     plan = {
-        "guarded search": [
-            A1,
-            A2,
-            A3,
-            B,
-            C,
-            replace(C, prompts=8),
-            # the naive ones go prompt by prompt: eight cost each what one does
-            *(
-                replace(case, dtype="bfloat16")
-                for case in (replace(A2, prompts=2), B, C, replace(C, prompts=8))
-            ),
-        ],
-        "long prompts": [
-            replace(case, prompt_tokens=512, n_samples=32, dtype=dtype)
-            for dtype in ("float32", "bfloat16")
-            for case in SAMPLE
-        ]
-        + [replace(GENERATE, prompt_tokens=512, n_samples=32, new_tokens=64, dtype="bfloat16")],
-        "overheads": [
-            GUARDED,
-            UNGUARDED,
-            ONE_BLOCK,
-            ENGINE,
-            *(replace(case, n_samples=128, new_tokens=16) for case in (ENGINE, DRAW)),
-        ],
-        "token by token": [ARGS, *ARGS_RIVALS],
-        "peers": [GENERATE, *(ITS_HUB if has_its_hub() else []), *PEERS],
-        "scaling": [
-            *(replace(GUARDED, n_samples=n) for n in (4, 16, 64)),
-            *(replace(GUARDED, new_tokens=n) for n in (32, 64, 128)),
-            *(replace(GUARDED, prompts=n) for n in (1, 4, 8)),
-            # above: 4 blocks
-            *(
-                replace(GUARDED, variant=f"{GUARDED.variant}, {n} blocks", block=64 // n)
-                for n in (1, 2, 8)
-            ),
-        ],
+        "guarded search": [A1, A2, A3, B, C, C8, A2_HALF, half(B), half(C), half(C8)],
+        "long prompts": [*long, *map(half, long), half(replace(GENERATE, **LONG, new_tokens=64))],
+        "overheads": [GUARDED, UNGUARDED, ONE_BLOCK, ENGINE, ENGINE_WIDE, SAMPLING_WIDE],
+        "token by token": [*ARGS_BASELINES, ARGS],
+        "peers": peers,
+        "scaling": scaling,
     }
     if quick or torch.cuda.is_available():
-        seven = {"models": "random 7B", "dtype": "bfloat16", "new_tokens": 128, "block": 64}
-        plan["7B"] = [
-            Case(f"{name}, random 7B", run, n_samples=samples, prompts=prompts, **seven)
-            for samples, prompts in SIZES_7B
-            for name, run in (
-                ("C without scorers", "guarded, free"),
-                ("C with two 7B scorers", "C"),
-            )
-        ]
-    return {
-        name: [_tiny(case) if quick else case for case in dict.fromkeys(cases)]
-        for name, cases in plan.items()
-    }
+        plan["7B"] = _of_7b()
+    if quick:
+        return {name: [_tiny(case) for case in cases] for name, cases in plan.items()}
+    return plan
+
+
+def _of_7b() -> list[Case]:
+    """Return the cases of a random 7B model on a GPU."""
+    cases = []
+    for samples in (32, 128):
+        for prompts in (1, 8):
+            for name, run in (("C without", "guarded, free"), ("C with two 7B", "C")):
+                case = Case(f"{name} scorers, random 7B", run, "random 7B", "bfloat16", prompts)
+                cases.append(replace(case, n_samples=samples, new_tokens=128, block=64))
+    return cases
 
 
 def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
@@ -143,34 +104,26 @@ def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
 
     Each entry is a name, the case above the fraction line and the one below.
     """
+    eight, long = "C with eight prompts", "DynamicCache / shared prompt, 512 prompt tokens"
     pairs = []
-    naive = {
-        "float32": (("A1", A1), ("A2", A2), ("A3", A3)),
-        "bfloat16": (("A2", replace(A2, prompts=2)),),
-    }
-    for dtype, rows in naive.items():
-        pairs += [
-            (f"{name} / {below}, {dtype}", replace(above, dtype=dtype), replace(ours, dtype=dtype))
-            for name, above in rows
-            for below, ours in (("C", C), ("C with eight prompts", replace(C, prompts=8)))
-        ]
-        pairs.append((f"B / C, {dtype}", replace(B, dtype=dtype), replace(C, dtype=dtype)))
-        long = (replace(case, prompt_tokens=512, n_samples=32, dtype=dtype) for case in SAMPLE)
-        pairs.append((f"DynamicCache / shared prompt, 512 prompt tokens, {dtype}", *long))
+    for name, case in (("A1", A1), ("A2", A2), ("A3", A3)):
+        pairs.append((f"{name} / C, float32", case, C))
+        pairs.append((f"{name} / {eight}, float32", case, C8))
     pairs += [
+        ("B / C, float32", B, C),
+        (f"{long}, float32", LONG_DYNAMIC, LONG_SHARED),
+        ("A2 / C, bfloat16", A2_HALF, half(C)),
+        (f"A2 / {eight}, bfloat16", A2_HALF, half(C8)),
+        ("B / C, bfloat16", half(B), half(C)),
+        (f"{long}, bfloat16", half(LONG_DYNAMIC), half(LONG_SHARED)),
         ("guarded search / engine alone, equal samples", GUARDED, ENGINE),
         ("guarded search / unguarded search", GUARDED, UNGUARDED),
         ("blockwise / one block", UNGUARDED, ONE_BLOCK),
-        (
-            "share of the draw in decoding at 128 rows",
-            *(replace(case, n_samples=128, new_tokens=16) for case in (DRAW, ENGINE)),
-        ),
-        *((f"{case.variant} / all carried", case, ARGS) for case in ARGS_RIVALS),
-        *(
-            (f"{case.variant} / {ours.variant}", case, ours)
-            for case, ours in zip((GENERATE, *ITS_HUB), PEERS_OF, strict=True)
-        ),
+        ("share of sampling in decoding at 128 rows", SAMPLING_WIDE, ENGINE_WIDE),
     ]
+    pairs += [(f"{case.variant} / KV cache for all", case, ARGS) for case in ARGS_BASELINES]
+    for case, mine in ((GENERATE, BEST), (HUB_BEST, BEST), (HUB_BEAM, BEAM)):
+        pairs.append((f"{case.variant} / {mine.variant}", case, mine))
     return [(text, _tiny(a), _tiny(b)) if quick else (text, a, b) for text, a, b in pairs]
 
 
