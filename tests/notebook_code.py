@@ -7,6 +7,21 @@ from pathlib import Path
 from types import ModuleType
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
+# notebook -> the params file of continuous integration, whose settings are its defaults
+PARAMS = {
+    "20_train_critic": "critic-raw",
+    "30_decode": "decode-raw",
+    "40_tables": "tables",
+    "45_ablations": "tables",
+    "50_figures": "figures",
+    "60_judge": "judge-scorers",
+}
+# kind of a params file -> its notebook
+KINDS = {path.split("-")[0]: name for name, path in PARAMS.items()} | {
+    "examples": "30_decode",
+    "tables": "40_tables",
+    "ablations": "45_ablations",
+}
 KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
 
 
@@ -36,3 +51,8 @@ def is_constant(node: ast.stmt) -> bool:
     return isinstance(node, ast.Assign) and all(
         isinstance(target, ast.Name) and target.id.isupper() for target in node.targets
     )
+
+
+def kind(path: Path) -> str:
+    """Return the kind of a params file: its name up to the first hyphen."""
+    return path.stem.split("-")[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from copiedcode import edit, forget, know_code_from
 
 from igcore.errors import RunError
 from igcore.runs import identity, jobs
@@ -23,30 +24,6 @@ SETTINGS = {
     "reward": "minilm-relevance",
     "budget": 1e-5,
 }
-
-
-def know_code_from(monkeypatch, folder: Path) -> Path:
-    """Let the package be known by a copy of its source, which is returned and may be edited as
-    between two walks.
-    """
-    copied = Path(
-        shutil.copytree(
-            Path(jobs.__file__).parents[1],
-            folder / "igcore",
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
-    )
-    place = identity._top
-    monkeypatch.setattr(
-        identity, "_top", lambda name: copied / "__init__.py" if name == "igcore" else place(name)
-    )
-    return copied
-
-
-def forget():
-    """Begin a new walk: the code is looked at again."""
-    for known in (jobs._code, jobs._notebook, identity.source_of, identity._lazy):
-        known.cache_clear()
 
 
 @pytest.fixture
@@ -65,12 +42,6 @@ def asked(path: Path, kind="decode", notebook=DECODE, **changes) -> dict[str, st
         line[2:].rpartition(": ") for line in path.read_text().splitlines() if line.startswith("# ")
     ]
     return {name: digest for name, _, digest in lines}
-
-
-def edit(path: Path, old: str, new: str):
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
 
 
 # --- the file of a job ----------------------------------------------------------------------------

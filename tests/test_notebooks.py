@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
+from notebook_code import KINDS, PARAMS, kind
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
@@ -22,26 +23,6 @@ TEACHING = {
     "10_theory",
     "70_paper_audit",
 }  # keep their outputs: they are read in the repository
-PARAMS = {
-    "20_train_critic": "critic-raw",
-    "30_decode": "decode-raw",
-    "40_tables": "tables",
-    "45_ablations": "tables",
-    "50_figures": "figures",
-    "60_judge": "judge-scorers",
-}
-
-
-KINDS = {path.split("-")[0]: name for name, path in PARAMS.items()} | {
-    "examples": "30_decode",
-    "tables": "40_tables",
-    "ablations": "45_ablations",
-}
-
-
-def kind(path):
-    """The kind of a params file: its name up to the first hyphen."""
-    return path.stem.split("-")[0]
 
 
 def read(name):

@@ -20,16 +20,17 @@ import nbformat
 import papermill.cli
 import pytest
 import yaml
+from copiedcode import edit, forget, know_code_from
+from notebook_code import KINDS, kind
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 from snakemake import cli
-from test_jobs import edit, forget, know_code_from
-from test_notebooks import KINDS, ROOT, kind
 
 from igcore.errors import ParameterError
 from igcore.runs import jobs
 from igcore.runs.params import notebook_params
 
+ROOT = Path(__file__).parents[1]
 SHIPPED = sorted(path.name for path in (ROOT / "params").iterdir() if path.is_dir())
 ODD = {  # what YAML takes for other things than it is, or an encoding loses
     "budget": "1.0e-5",
