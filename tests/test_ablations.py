@@ -7,30 +7,23 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from imaginaryruns import ROOT, executed, outputs, workplace, written
 from mockruns import lines
 from notebook_code import notebook_code
 from synthetic import record
 
 from igcore import METHODS, ParameterError, RunError
-from igcore.beams import method_of, settings_of
 from igcore.report import paired, tables
-from igcore.report import statistics as metrics
 from igcore.report.experiments import EXPERIMENTS, LAMBDAS
 from igcore.report.replay import BUDGET_FREE, UNKNOWN, replay_best_of_n, replay_budgets
-from igcore.runs.decode_params import Settings
-from igcore.runs.records import SETTINGS
 from igcore.theory.finite_sample import abstention_bound
 
-ROOT = Path(__file__).parents[1]
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
 ablations = notebook_code("45_ablations")
 
@@ -640,121 +633,6 @@ def test_rivals_draw_as_many_samples_as_a_search_with_a_retry():
 # --- the whole ------------------------------------------------------------------------------------
 
 
-def imaginary(path: Path, limit: int = 4) -> dict[str, list[dict]]:
-    """Return lines for every run of a params file by run, with the settings that the search would
-    have had.
-    """
-    given = yaml.safe_load(path.read_text())
-    grid = given.pop("grid", {})
-    runs = {}
-    for values in product(*grid.values()):
-        point = given | dict(zip(grid, values, strict=True))
-        run = "-".join(
-            [given["run"], *(f"{k}-{v}" for k, v in zip(grid, values, strict=True))]
-        ).replace(".", "_")
-        config = Settings(**{name: point[name] for name in SETTINGS if name in point})
-        runs[run] = [
-            imagined(point, settings_of(method, config), method, k)
-            for method in point["methods"]
-            for k in range(limit)
-        ]
-    return runs
-
-
-def imagined(point: dict, config: Settings, method: str, k: int) -> dict:
-    rng = np.random.default_rng([k, config.n_samples, point["seed"], len(method)])
-    n = config.n_samples
-    failed = method_of(method).abstains and rng.random() < 0.1
-    rewards, costs = rng.random(n).tolist(), (0.4 * rng.random(n)).tolist()
-    safe = costs[0] <= config.budget
-    status = (
-        "abstained"
-        if failed
-        else "verified_safe"
-        if safe or method_of(method).abstains
-        else "unverified_unsafe"
-    )
-    trace = [
-        {
-            "block": b,
-            "round": r,
-            "drawn": n,
-            "safe": 0 if r == 0 and failed else n - n // 3,
-            "finals": n,
-            "safe_finals": n // 2,
-            "kl": 0.1 * r,
-            "perplexity": 9.0,
-        }
-        for b in range(2)
-        for r in range(config.rounds if failed else 1)
-    ]
-    settings = {name: getattr(config, name) for name in SETTINGS}
-    outcome = dict(
-        status=status, reward=rewards[0], cost=costs[0], peak_cost=costs[0], generate_s=0.1 * n
-    )
-    known = record(
-        prompt_id=f"p{k}", policy=point["policy"], method=method, seed=point["seed"], **outcome
-    )
-    scorers = {"cost_digest": "c", "reward_digest": "r"}
-    return (
-        known
-        | settings
-        | scorers
-        | {"trace": trace, "finals": [list(pair) for pair in zip(rewards, costs, strict=True)]}
-    )
-
-
-def workplace(folder: Path, monkeypatch) -> None:
-    """Make a folder the root of runs and figures, with pictures that are files without content and
-    few resamples.
-    """
-    (folder / "params").symlink_to(ROOT / "params")
-    (folder / "notebooks").symlink_to(ROOT / "notebooks")
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
-    monkeypatch.setattr(metrics, "RESAMPLES", 99)
-    monkeypatch.setattr(
-        "igcore.report.pictures.save",
-        lambda fig, stem: [stem.with_suffix(end).touch() for end in (".png", ".pdf")],
-    )
-
-
-def written(folder: Path, profile: str, files: Sequence[str] = ("decode-*",)) -> None:
-    """Write imaginary runs of a profile's params files, all or those given, as notebook 30 leaves
-    them.
-    """
-    for path in sorted(
-        path for name in files for path in (ROOT / "params" / profile).glob(f"{name}.yaml")
-    ):
-        given = yaml.safe_load(path.read_text())
-        for run, found in imaginary(path).items():
-            target = folder / "runs" / profile / run
-            target.mkdir(parents=True)
-            about = {"run": run, "critic_control": given.get("critic_control", "none")}
-            (target / "params.json").write_text(json.dumps(about))
-            (target / "manifest.json").write_text("{}")
-            (target / "responses.jsonl").write_text(
-                "".join(json.dumps(one) + "\n" for one in found)
-            )
-
-
-def executed(
-    folder: Path, profile: str, name: str = "45_ablations", cells: Sequence[str] = ()
-) -> None:
-    """Run the code of a notebook in a folder, without a kernel: all of it, or the first two cells
-    and those with these ids.
-    """
-    notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
-    found = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    sources = [
-        cell.source for k, cell in enumerate(found) if not cells or k < 2 or cell.id in cells
-    ]
-    parameters = f'# Parameters\nprofile = "{profile}"\nfigures = "figures"'
-    namespace = {"In": [parameters], "display": lambda shown: None}
-    for source in [parameters, *sources[1:]]:
-        exec("\n".join(text for text in source.splitlines() if not text.startswith("%")), namespace)
-
-
 @pytest.mark.parametrize("profile", ["ablations", "critic-search", "tune"])
 def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeypatch, capsys):
     """Guards the walk from params files to tables: names of runs, settings, and the files that the
@@ -829,24 +707,6 @@ def test_sizes_count_the_prompts_of_the_runs_that_are_there():
     sizes = ablations.sizes(frame(*found)).set_index("experiment")
     assert sizes.loc["ndk"].tolist() == [2, 2, 3] and sizes.drop("ndk")["runs"].eq(0).all()
     assert sizes["fewest prompts"].isna().sum() == len(EXPERIMENTS) - 1
-
-
-def outputs(folder: Path, profile: str) -> set[str]:
-    """Return the figures and tables that the Snakefile expects."""
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "--cores",
-        "1",
-        "--summary",
-        "--directory",
-        str(folder),
-    ]
-    command += ["--snakefile", str(ROOT / "Snakefile"), "--config", f"profile={profile}"]
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    return {row.split("\t")[0] for row in found.stdout.splitlines() if row.startswith("figures/")}
 
 
 def test_one_parameter_makes_all_experiments_larger(tmp_path):

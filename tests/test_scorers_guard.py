@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from classifierfiles import MARKS, assert_everywhere, chatted, decoder_tokenizer
+from classifierfiles import save as save_classifier
 from safetensors.torch import load_file, save_file
 from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded
-from test_scorers_classifier import MARKS, assert_everywhere, chatted, decoder_tokenizer
-from test_scorers_classifier import save as save_classifier
 from tiny import tiny_tokenizer, turn_calendar
 from tinymodels import Counter, tiny
 from tokenizers.processors import TemplateProcessing

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from test_ablations import executed, outputs, workplace, written
+from imaginaryruns import executed, outputs, workplace, written
 
 from igcore import RunError, paper
 from igcore.paper import report, swept

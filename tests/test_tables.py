@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+from imaginaryruns import executed, workplace, written
 from notebook_code import notebook_code
-from test_ablations import executed, workplace, written
 
 from igcore import METHODS
 from igcore.errors import ParameterError, RunError
