@@ -2,6 +2,7 @@
 machine's load; and how tests are shared among processes.
 """
 
+import gc
 import os
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -30,6 +31,13 @@ def rollouts(tmp_path_factory):
     from tinytraining import sampled  # here: other tests need none of it
 
     return sampled(tmp_path_factory.mktemp("rollouts"))
+
+
+def pytest_collection_finish():
+    """Let the collector skip all that was imported: statsmodels, Snakemake's tests and the
+    benchmark call it often, and each call would walk the objects of all libraries.
+    """
+    gc.freeze()
 
 
 @pytest.hookimpl

@@ -91,7 +91,6 @@ def workplace(folder: Path, monkeypatch) -> None:
     (folder / "params").symlink_to(ROOT / "params")
     (folder / "notebooks").symlink_to(ROOT / "notebooks")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
     monkeypatch.setattr(
         "igcore.report.pictures.save",
