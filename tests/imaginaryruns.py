@@ -1,8 +1,6 @@
 """Imaginary runs of the params files, and notebooks executed on them without a kernel."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import yaml
+from snakewalk import snakemake
 from synthetic import record
 
 from igcore.beams import method_of, settings_of
@@ -91,6 +90,7 @@ def workplace(folder: Path, monkeypatch) -> None:
     (folder / "params").symlink_to(ROOT / "params")
     (folder / "notebooks").symlink_to(ROOT / "notebooks")
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("gc.collect", lambda: 0)  # statsmodels asks for it at every correction
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
     monkeypatch.setattr(
         "igcore.report.pictures.save",
@@ -136,17 +136,5 @@ def executed(
 
 def outputs(folder: Path, profile: str) -> set[str]:
     """Return the figures and tables that the Snakefile expects."""
-    command = [
-        sys.executable,
-        "-m",
-        "snakemake",
-        "--cores",
-        "1",
-        "--summary",
-        "--directory",
-        str(folder),
-    ]
-    command += ["--snakefile", str(ROOT / "Snakefile"), "--config", f"profile={profile}"]
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    return {row.split("\t")[0] for row in found.stdout.splitlines() if row.startswith("figures/")}
+    rows = snakemake(folder, profile, "--summary").splitlines()
+    return {row.split("\t")[0] for row in rows if row.startswith("figures/")}

@@ -2,9 +2,6 @@
 and what stops at once.
 """
 
-import contextlib
-import gc
-import io
 import itertools
 import json
 import os
@@ -12,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import nbclient
@@ -24,7 +20,7 @@ from copiedcode import edit, forget, know_code_from
 from notebook_code import KINDS, kind
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
-from snakemake import cli
+from snakewalk import snakemake
 
 from igcore.errors import ParameterError
 from igcore.runs import jobs
@@ -66,38 +62,6 @@ def write_params(place, name, sample, **lines):
     path.write_text(
         kept + "".join(f"{setting}: {text}\n" for setting, text in lines.items()), encoding="utf-8"
     )
-
-
-def snakemake(place, profile, *arguments, **config) -> str:
-    """Call Snakemake in this process and return what it printed; SystemExit when it stopped with an
-    error.
-    """
-    config = [f"{name}={value}" for name, value in ({"profile": profile} | config).items()]
-    command = [
-        *arguments,
-        "--cores",
-        "1",
-        "--directory",
-        str(place),
-        "--snakefile",
-        str(ROOT / "Snakefile"),
-    ]
-    out, here = io.StringIO(), Path.cwd()
-    with (
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(out),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")  # it leaves its temporary folders to the collector
-        try:
-            cli.main([*command, "--config", *config])
-        except SystemExit as stop:
-            if stop.code:
-                raise SystemExit(f"{out.getvalue()}{stop.code}") from None
-        finally:
-            os.chdir(here)
-            gc.collect()
-    return out.getvalue()
 
 
 def planned(place, profile, **config) -> dict[str, list[str]]:
