@@ -373,4 +373,4 @@ def test_the_readme_is_short_and_begins_with_an_example():
     """Guards the first screen: what it is, how to install it, and a cost of one's own."""
     lines = (ROOT / "README.md").read_text().splitlines()
     first = "\n".join(lines[:40])
-    assert len(lines) <= 150 and "pip install ." in first and "```python" in first
+    assert len(lines) <= 150 and "pip install '.[embedded]'" in first and "```python" in first

@@ -72,3 +72,12 @@ def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
     with_table(tmp_path, "| new |")
     readme.main()
     assert all("| new |" in (tmp_path / name).read_text() for name in readme.PAGES)
+
+
+def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
+    """Bug: a printed answer typed by hand, or one of another block."""
+    block = "```python\nprint(6 * 7)\n```\n```python\nprint(0)\n```\n"
+    page = block + "<!-- output page.md -->\n<!-- end -->\n"
+    (tmp_path / "page.md").write_text(page, encoding="utf-8")
+    written = readme.filled(page, tmp_path)
+    assert written == block + "<!-- output page.md -->\n\n```\n42\n```\n\n<!-- end -->\n"

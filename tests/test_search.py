@@ -1469,7 +1469,7 @@ def test_the_copies_of_a_critic_that_reads_keys_are_planned_for():
     [
         (
             {"threshold": "calibrated"},
-            "threshold is 'calibrated', which is text; it must be a number or 'matched'",
+            "threshold is 'calibrated'; it must be a number or 'matched'",
         ),
         ({"threshold": None}, "threshold is None.* must be a number or 'matched'"),
         ({"threshold": math.nan}, "threshold is nan; it must be finite or 'matched'"),

@@ -6,7 +6,6 @@ the folder. The unit of work is one method on one group of prompts. The paramete
 groups, so sharding and resuming never change a result.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -178,11 +177,11 @@ def lines_of(experiment: Experiment, method: str, group: Sequence[Prompt]) -> It
 def summary(lines: Sequence[dict]) -> dict:
     """Return counts of lines and near ties, seconds by part, and the statuses of each method."""
     seconds = dict.fromkeys(("generate_s", "cost_s", "reward_s", "critic_s"), 0)
-    counts: dict[str, Counter] = {}
+    counts: dict[str, dict[str, int]] = {}
     near_ties = 0
     for line in lines:
-        statuses = counts.setdefault(line["method"], Counter())
-        statuses[line["status"]] += 1
+        statuses = counts.setdefault(line["method"], {})
+        statuses[line["status"]] = statuses.get(line["status"], 0) + 1
         near_ties += line["near_ties"]
         for name in seconds:
             seconds[name] += line[name]

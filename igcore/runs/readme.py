@@ -2,12 +2,15 @@
 
 A page holds pairs of comments, ``<!-- table main -->`` and ``<!-- end -->``. What lies between them
 is replaced by the table of that name in ``figures/tables``, by the plan of a folder of params
-(``<!-- plan paper -->``) or by the minutes that notebooks took (``<!-- minutes small ... -->``).
+(``<!-- plan paper -->``), by the minutes that notebooks took (``<!-- minutes small ... -->``) or by
+what the first Python block of a page prints (``<!-- output README.md -->``).
 """
 
+import io
 import json
 import re
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +20,7 @@ from ..folders import ASIDE, root
 from .plan import report
 
 PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/guide.md")
-BLOCK = re.compile(r"(<!-- (table|plan|minutes) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
+BLOCK = re.compile(r"(<!-- (table|plan|minutes|output) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def table(name: str, base: Path) -> str:
@@ -54,6 +57,16 @@ def minutes(profiles: str, base: Path) -> str:
     return result.reset_index().to_markdown(index=False)
 
 
+def output(page: str, base: Path) -> str:
+    """Return what the first Python block of a page prints."""
+    text = (base / page).read_text(encoding="utf-8")
+    code = text.partition("```python\n")[2].partition("```")[0]
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(compile(code, page, "exec"), {})
+    return f"```\n{printed.getvalue().rstrip()}\n```"
+
+
 def filled(page: str, base: Path) -> str:
     """Return the text of a page with all its blocks written anew.
 
@@ -70,7 +83,7 @@ def filled(page: str, base: Path) -> str:
     return BLOCK.sub(write, page)
 
 
-KINDS = {"table": table, "plan": plan, "minutes": minutes}
+KINDS = {"table": table, "plan": plan, "minutes": minutes, "output": output}
 
 
 def main() -> None:
