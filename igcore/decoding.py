@@ -133,8 +133,8 @@ def room_for(method: Method, guard: Guard, prompt_tokens: int, memory_gb: float 
         needed[model] += critic_bytes(model, rows, config.max_new_tokens)
     for reader in readers_of(guard):
         # added and not set: a scorer may read with the policy's own model
-        carried = session_bytes(reader, config, prompt_tokens)
-        needed[reader] = needed.get(reader, 0) + carried
+        cached = session_bytes(reader, config, prompt_tokens)
+        needed[reader] = needed.get(reader, 0) + cached
     sizes = []
     for device in {model.device for model in needed}:
         models = [model for model in needed if model.device == device]
