@@ -25,7 +25,7 @@ from ..scorers import Scorer, checked_score
 
 POSITIONS = (8, 16, 24, 32)
 RESAMPLES = 2000
-ENDS = (0.025, 0.975)  # quantiles between which a 95 % interval lies
+LEVEL = 0.95  # of the intervals
 BINS = 10
 COLUMNS = (
     "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman ece "
@@ -144,7 +144,7 @@ def _interval(won: np.ndarray, pairs: np.ndarray) -> tuple[float, float]:
     share = won[pairs > 0] / pairs[pairs > 0]
     if not len(share):
         return math.nan, math.nan
-    low, high = np.quantile(share, ENDS).tolist()
+    low, high = np.quantile(share, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     return low, high
 
 
