@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from .budget import ACCOUNTINGS
 from .engine.diversity import DIVERSITIES
 from .errors import ParameterError
-from .settings import Count, Discount, Number, Share, Weight, one_of, settings
+from .settings import Budget, Count, Discount, Number, Share, Weight, one_of, settings
 
 Accounting = Annotated[str, one_of(ACCOUNTINGS)]
 
@@ -75,7 +75,7 @@ class SearchConfig:
         last bits.
     """
 
-    budget: Weight
+    budget: Budget
     n_samples: Count = 8
     keep: Count = 2
     block_size: Count = 8

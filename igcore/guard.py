@@ -99,7 +99,7 @@ class Guard:
         if budget is not None:
             settings["budget"] = budget
         if config is None:
-            config = config_of(settings)
+            config = SearchConfig(**settings)
         elif settings or not isinstance(config, SearchConfig):
             raise ParameterError(
                 f"Guard has {', '.join(settings) or 'settings'} beside config={config!r:.60}; give "
@@ -174,16 +174,6 @@ class Guard:
         check_reward(name, method, guard)
         check_network(name, method, guard)
         return guard
-
-
-def config_of(settings: dict[str, Any]) -> SearchConfig:
-    """Return single settings as a `SearchConfig`."""
-    if "budget" not in settings:
-        raise ParameterError(
-            "Guard has no budget; give budget= in units of the cost: only you can say what is "
-            "safe, and igcore.suggest_budget helps to choose it"
-        )
-    return SearchConfig(**settings)
 
 
 def as_policy(policy: PolicyLike) -> Policy:

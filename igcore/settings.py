@@ -92,7 +92,8 @@ def _refusal(known: dict[str, Any], values: dict[str, Any], error: ValidationErr
     place = failures[0]["loc"][0]
     name = list(known)[place] if isinstance(place, int) else place
     if failures[0]["type"] == "missing":
-        reason = ", because what is safe is the user's to say" if name == "budget" else ""
+        why = known[name].description
+        reason = f", because {why}" if why else ""
         return MissingParameter(
             f"parameter {name} is missing; it has no default{reason}, so give it a value"
         )
@@ -199,6 +200,10 @@ def _unchanged(value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
 Number = Annotated[float, Wrapped(_unchanged)]  # finite; a whole number stays one
 Weight = Annotated[Number, Field(ge=0)]
 Positive = Annotated[Number, Field(gt=0)]
+Budget = Annotated[
+    Weight,
+    Field(description="only you can say what is safe (igcore.suggest_budget helps to choose it)"),
+]
 Probability = Annotated[Number, Field(ge=0, le=1)]
 Share = Annotated[Number, Field(gt=0, lt=1)]
 Discount = Annotated[Number, Field(gt=0, le=1)]

@@ -162,7 +162,10 @@ class Reversed:
 
 
 MISUSES = {
-    "no budget": (lambda: ig.Guard(pair(), cost=capitals), "^Guard has no budget; give"),
+    "no budget": (
+        lambda: ig.Guard(pair(), cost=capitals),
+        "^parameter budget is missing; it has no default, because only you",
+    ),
     "two budgets": (
         lambda: ig.Guard(pair(), cost=capitals, budget=1.0, config=ig.SearchConfig(1.0)),
         "budget beside config=.* give either",

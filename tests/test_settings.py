@@ -123,7 +123,7 @@ def test_a_budget_has_no_default():
     """Guards the user's decision about what is safe."""
     with pytest.raises(
         ParameterError,
-        match="^parameter budget is missing; it has no default, because what is safe is the user's "
-        "to say, so give it a value$",
+        match="^parameter budget is missing; it has no default, because only you can say what is "
+        r"safe \(igcore.suggest_budget helps to choose it\), so give it a value$",
     ):
         SearchConfig()

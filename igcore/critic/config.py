@@ -6,7 +6,17 @@ from pydantic import Field
 
 from ..config import Accounting
 from ..errors import ParameterError
-from ..settings import Count, Discount, Natural, Share, Weight, check_shard, one_of, settings
+from ..settings import (
+    Budget,
+    Count,
+    Discount,
+    Natural,
+    Share,
+    Weight,
+    check_shard,
+    one_of,
+    settings,
+)
 from .latent import FEATURES
 
 
@@ -113,7 +123,7 @@ class CriticConfig(TrainingConfig):
         Weight of the squared error of f2 in units of its standard deviation.
     """
 
-    budget: Weight
+    budget: Budget
     budget_high: Weight | None = None
     accounting: Accounting = "terminal"
     gamma_safety: Discount = 1.0

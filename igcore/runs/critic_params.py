@@ -13,7 +13,16 @@ from ..baselines.value_training import ValueConfig
 from ..config import SearchConfig, part_of
 from ..critic.config import CriticConfig, RolloutConfig
 from ..errors import ParameterError
-from ..settings import Count, FolderName, Options, Probability, Share, Threads, Weight, settings
+from ..settings import (
+    Budget,
+    Count,
+    FolderName,
+    Options,
+    Probability,
+    Share,
+    Threads,
+    settings,
+)
 from .decode_params import Policy, PromptSet, ScorerName
 
 Several = Annotated[int, Field(ge=2)]
@@ -59,7 +68,7 @@ class CriticParams(RolloutConfig):
     run: FolderName
     policy: Policy
     prompts: PromptSet
-    budget: Weight
+    budget: Budget
     critics: Annotated[dict[FolderName, Options], Field(min_length=1)]
     value: Options | None = None
     limit: Several | None = None
