@@ -22,7 +22,7 @@ from igcore import METHODS, ParameterError, RunError
 from igcore.report import paired, tables
 from igcore.report.experiments import EXPERIMENTS, LAMBDAS
 from igcore.report.replay import BUDGET_FREE, UNKNOWN, replay_best_of_n, replay_budgets
-from igcore.theory.finite_sample import abstention_bound
+from igcore.theory.bounds import abstention_bound
 
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
 ablations = notebook_code("45_ablations")

@@ -5,12 +5,10 @@ from fractions import Fraction
 import counterexamples
 import numpy as np
 import pytest
-from notebook_code import notebook_code
-from theory import INF, policies
+from theory import INF, notebook, policies
 
 from igcore import budget
-from igcore.theory.constrained import n_star
-from igcore.theory.finite_sample import myopic_search
+from igcore.theory.bounds import n_star
 from igcore.theory.mdp import augment
 from igcore.theory.planning import greedy, values, violation
 
@@ -112,9 +110,9 @@ def test_row_viability(keep):
     mdp, d = counterexamples.dead_end()
     augmented = augment(mdp, d)
     partial = np.array([0 if y[:1] == "a" else 1 for y, _ in augmented.names])
-    end = myopic_search(augmented, partial, keep)
+    end = notebook.myopic_search(augmented, partial, keep)
     assert (augmented.names[end][0] if end is not None else None) == (None if keep == 1 else "bx")
-    assert augmented.names[myopic_search(augmented, partial, keep, viable=True)][0] == "bx"
+    assert augmented.names[notebook.myopic_search(augmented, partial, keep, viable=True)][0] == "bx"
     assert optimum(mdp, d)[1:] == (1, 0)
     assert [z for y, z in augmented.names if y == "a"] == [1]
 
@@ -127,9 +125,9 @@ def test_row_reference_support():
     augmented = augment(mdp, d)
     assert optimum(mdp, d)[2] == 0
     assert violation(augmented, augmented.reference) == Fraction(96, 100)
-    assert violation(
-        augmented, notebook_code("10_theory").top_p(augmented.reference, 0.95)
-    ) == pytest.approx(1, abs=1e-15)
+    assert violation(augmented, notebook.top_p(augmented.reference, 0.95)) == pytest.approx(
+        1, abs=1e-15
+    )
 
 
 @pytest.mark.parametrize("tilt", [Fraction(k, 8) for k in range(9)])

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from notebook_code import notebook_code
 from scipy import integrate, stats
-from theory import INF, language_model, small_models
+from theory import INF, language_model, notebook, small_models
 
-from igcore.theory import finite_sample as fs
+from igcore.theory.bounds import abstention_bound
 from igcore.theory.mdp import augment
 from igcore.theory.planning import values, violation
 
-notebook = notebook_code("10_theory")
+myopic_search = notebook.myopic_search
+retry_mass, two_round_failure = notebook.retry_mass, notebook.two_round_failure
 BLOCKS = {(1,): F(1, 2), (2,): F(3, 10), (3,): F(1, 5)}
 
 
@@ -27,9 +27,9 @@ def test_check_6_keep_one_dies_where_a_viability_filter_never_does():
     """
     failed = {"keep 1": 0, "keep 4": 0, "filter": 0}
     for model in small_models():
-        failed["keep 1"] += fs.myopic_search(model.augmented, model.partial) is None
-        failed["keep 4"] += fs.myopic_search(model.augmented, model.partial, keep=4) is None
-        failed["filter"] += fs.myopic_search(model.augmented, model.partial, viable=True) is None
+        failed["keep 1"] += myopic_search(model.augmented, model.partial) is None
+        failed["keep 4"] += myopic_search(model.augmented, model.partial, keep=4) is None
+        failed["filter"] += myopic_search(model.augmented, model.partial, viable=True) is None
         assert values(model.augmented)[0] < INF
     assert failed == {"keep 1": 10, "keep 4": 2, "filter": 0}
 
@@ -41,18 +41,16 @@ def test_search_ends_in_a_safe_text_and_with_all_beams_in_the_best():
     model = small_models()[0]
     mdp = model.augmented
     ends = np.flatnonzero(mdp.safe & ~mdp.allowed.any(axis=1))
-    for block in (1, 2, 5, 9):
-        assert fs.myopic_search(mdp, model.partial, keep=10**6, block=block) == min(
-            ends, key=lambda s: model.partial[s]
-        )
-    assert fs.myopic_search(mdp, model.partial, keep=3, block=2) in ends
+    best = ends[model.partial[ends].argmin()]
+    assert myopic_search(mdp, model.partial, keep=10**6) == best
+    assert myopic_search(mdp, model.partial, keep=3) in ends
 
 
 def test_an_unsafe_or_hopeless_prompt_gives_nothing():
     strict = augment(counterexamples.boundary(), 0, strict=True)
-    assert fs.myopic_search(strict, np.zeros(len(strict.child))) is None
+    assert myopic_search(strict, np.zeros(len(strict.child))) is None
     hopeless = augment(*counterexamples.infeasible_start())
-    assert fs.myopic_search(hopeless, np.zeros(3), viable=True) is None
+    assert myopic_search(hopeless, np.zeros(3), viable=True) is None
 
 
 def test_top_p_keeps_the_fewest_likely_tokens():
@@ -89,9 +87,9 @@ def test_one_block_failure_probability_is_exact(weights, n_samples, rounds, data
     draws = itertools.product(blocks, repeat=n_samples * rounds)
     failed = sum(math.prod(blocks[y] for y in draw) for draw in draws if not safe & set(draw))
     p = sum(blocks[y] for y in safe)
-    assert fs.abstention_bound([p], n_samples, rounds) == failed == (1 - p) ** (n_samples * rounds)
-    if rounds == 2 and n_samples < 3:
-        assert fs.two_round_failure(blocks, safe, "none", n_samples) == failed
+    assert abstention_bound([p], n_samples, rounds) == failed == (1 - p) ** (n_samples * rounds)
+    if rounds == 2 and n_samples == 1:
+        assert two_round_failure(blocks, safe, "none") == failed
 
 
 def test_several_blocks_are_bounded_by_the_sum_over_blocks():
@@ -100,10 +98,8 @@ def test_several_blocks_are_bounded_by_the_sum_over_blocks():
     """
     masses = [F(1, 2), F(1, 3), F(9, 10)]
     exact = 1 - math.prod(1 - (1 - p) ** 6 for p in masses)
-    assert (
-        exact < fs.abstention_bound(masses, 3, 2) == sum((1 - p) ** 6 for p in masses) < 2 * exact
-    )
-    assert fs.abstention_bound([0, 0], 5, 5) == 1
+    assert exact < abstention_bound(masses, 3, 2) == sum((1 - p) ** 6 for p in masses) < 2 * exact
+    assert abstention_bound([0, 0], 5, 5) == 1
 
 
 def test_the_table_of_samples_needed():
@@ -115,11 +111,7 @@ def test_the_table_of_samples_needed():
     assert table == {0.5: [7, 9, 12], 0.1: [42, 57, 79], 0.01: [437, 597, 826]}
     for p, row in table.items():
         for delta, draws in zip((0.05, 0.01, 0.001), row, strict=True):
-            assert (
-                fs.abstention_bound([p] * 4, draws)
-                <= delta
-                < fs.abstention_bound([p] * 4, draws - 1)
-            )
+            assert abstention_bound([p] * 4, draws) <= delta < abstention_bound([p] * 4, draws - 1)
     assert notebook.samples_needed(0.99, 1, 0.5) == 1
     assert 0.0231 < notebook.mass_covered(128 * 2, 4, 0.01) <= 0.0232
 
@@ -131,26 +123,24 @@ def test_the_ban_by_position_helps_and_hurts():
     """Guards the formula, safe mass not banned / (1 - banned mass): .15 becomes 1, but .3 becomes 0
     for a shared first token.
     """
-    assert fs.retry_mass({(1,): F(17, 20), (2,): F(3, 20)}, {(2,)}, [(1,)], "paper") == 1
-    assert fs.retry_mass(BLOCKS, {(2,)}, [(1,)], "paper") == pytest.approx(
-        0.3 / (1 - 0.5), abs=1e-15
-    )
+    assert retry_mass({(1,): F(17, 20), (2,): F(3, 20)}, {(2,)}, [(1,)], "paper") == 1
+    assert retry_mass(BLOCKS, {(2,)}, [(1,)], "paper") == pytest.approx(0.3 / (1 - 0.5), abs=1e-15)
     shared = {
         (1, 1): F(1, 2),
         (1, 2): F(3, 10),
         (2, 1): F(1, 5),
     }  # "I will", "I cannot", another start
-    assert fs.retry_mass(shared, {(1, 2)}, [(1, 1)], "none") == F(3, 10)
+    assert retry_mass(shared, {(1, 2)}, [(1, 1)], "none") == F(3, 10)
     assert (
-        fs.retry_mass(shared, {(1, 2)}, [(1, 1)], "paper") == 0
+        retry_mass(shared, {(1, 2)}, [(1, 1)], "paper") == 0
     )  # its first token is banned: from .3 to nothing
-    assert fs.retry_mass(shared, {(1, 2)}, [(1, 1)], "sequence") == pytest.approx(
+    assert retry_mass(shared, {(1, 2)}, [(1, 1)], "sequence") == pytest.approx(
         F(3, 10) / (1 - F(1, 2)), abs=1e-12
     )
 
 
 def test_when_everything_is_banned_the_reference_is_used():
-    assert fs.retry_mass(BLOCKS, {(2,)}, [(1,), (2,), (3,)], "paper") == F(3, 10)
+    assert retry_mass(BLOCKS, {(2,)}, [(1,), (2,), (3,)], "paper") == F(3, 10)
 
 
 @settings(max_examples=25, deadline=None)
@@ -164,7 +154,7 @@ def test_sequence_divides_by_what_is_left_and_is_never_worse(seed, count):
     order = [list(blocks)[i] for i in rng.permutation(6)]
     failed, safe = order[:count], set(order[count : count + 2])
     p, m = sum(blocks[y] for y in safe), sum(blocks[y] for y in failed)
-    assert fs.retry_mass(blocks, safe, failed, "sequence") == pytest.approx(
+    assert retry_mass(blocks, safe, failed, "sequence") == pytest.approx(
         float(p / (1 - m)), abs=1e-12
     )
     assert p / (1 - m) >= p
@@ -175,7 +165,7 @@ def test_two_rounds_by_enumeration_and_the_bound_of_half():
     the reference keep a bound.
     """
     shared = {(1, 1): F(1, 2), (1, 2): F(3, 10), (2, 1): F(1, 5)}
-    by_ban = {y: fs.two_round_failure(shared, {(1, 2)}, y) for y in ("none", "paper", "sequence")}
+    by_ban = {y: two_round_failure(shared, {(1, 2)}, y) for y in ("none", "paper", "sequence")}
     assert by_ban["none"] == F(7, 10) ** 2
     assert (
         by_ban["paper"] == F(1, 2) > F(49, 100)
@@ -183,34 +173,11 @@ def test_two_rounds_by_enumeration_and_the_bound_of_half():
     assert by_ban["sequence"] == pytest.approx(
         float(F(1, 2) * (1 - F(3, 5)) + F(1, 5) * (1 - F(3, 8))), abs=1e-12
     )
-    assert fs.two_round_failure({(1,): F(17, 20), (2,): F(3, 20)}, {(2,)}, "paper") == 0
+    assert two_round_failure({(1,): F(17, 20), (2,): F(3, 20)}, {(2,)}, "paper") == 0
     for n_samples, rounds in ((2, 2), (4, 3)):
         assert notebook.half_bound(F(1, 2), n_samples, rounds) == F(1, 2) ** (
             n_samples + n_samples * (rounds - 1) // 2
         )
-
-
-def test_half_of_the_second_round_is_drawn_under_the_ban():
-    """Guards the index of a sample, by hand: after (1) failed twice the ban leaves (2) alone,
-    without it (1) comes again.
-    """
-    coin = {(1,): F(1, 2), (2,): F(1, 2)}
-    masses = [fs.retry_mass(coin, {(2,)}, [(1,), (1,)], "half", k, 3) for k in range(3)]
-    assert masses == [F(1, 2), F(1, 2), 1]
-    assert fs.two_round_failure(coin, {(2,)}, "half", 1) == F(
-        1, 4
-    )  # the one sample is a reference draw
-    assert fs.two_round_failure(coin, {(2,)}, "half", 2) == 0
-    shared = {(1, 1): F(1, 2), (1, 2): F(1, 4), (2, 1): F(1, 4)}
-    twice = F(1, 4) * F(
-        3, 4
-    )  # (1, 1) twice: the reference fails with 3/4, under the ban there is only (2, 1)
-    mixed = (
-        F(1, 4) * F(3, 4) * F(1, 4)
-    )  # (1, 1) and (2, 1): every first token is banned, so the reference draws it; after 1 comes 2
-    assert (
-        fs.two_round_failure(shared, {(1, 2)}, "half", 2) == twice + mixed
-    )  # and (2, 1) twice leaves (1, 2) alone
 
 
 def drawn(blocks, prefix, factors):
@@ -236,44 +203,32 @@ def drawn(blocks, prefix, factors):
     return {y: share * p for share, law in laws for y, p in law.items()}
 
 
-def second_law(blocks, first, diversity, k, n):
-    """Return the law of sample k of n after the failed blocks `first`, from the words of the three
-    rules.
+def second_law(blocks, first, diversity):
+    """Return the law of the second block after the failed block `first`, from the words of the
+    three rules.
     """
-    if diversity == "none" or (diversity == "half" and k < (n + 1) // 2):
+    if diversity == "none":
         return blocks
-    if diversity == "sequence":  # the reference given that it is none of the failed blocks
-        left = {y: p for y, p in blocks.items() if y not in first}
-        return {y: p / sum(left.values()) for y, p in left.items()} if left else blocks
-    return drawn(blocks, (), lambda prefix, t: all(y[len(prefix)] != t for y in first))
+    if diversity == "sequence":  # the reference given that it is not the failed block
+        left = {y: p for y, p in blocks.items() if y != first}
+        return {y: p / sum(left.values()) for y, p in left.items()}
+    return drawn(blocks, (), lambda prefix, t: first[len(prefix)] != t)
 
 
-@pytest.mark.parametrize("n_samples", [1, 2, 3])
-@pytest.mark.parametrize("diversity", ["none", "paper", "sequence", "half"])
-def test_two_rounds_equal_the_enumeration_of_every_draw_of_both(diversity, n_samples):
-    """Guards the exact failure: samples of a retry that are not drawn alike were once all taken for
-    sample 0 of 1.
-    """
+@pytest.mark.parametrize("diversity", ["none", "paper", "sequence"])
+def test_two_rounds_equal_the_enumeration_of_every_draw_of_both(diversity):
+    """Guards the exact failure against laws written from the words of the rules."""
     rng = np.random.default_rng(5)
-    for _ in range(3):
+    for _ in range(9):
         names = [(0, 0), (0, 1), (1, 0), (1, 1)]
         blocks = dict(zip(names, rng.dirichlet(np.ones(4)).tolist(), strict=True))
         safe = {names[i] for i in rng.permutation(4)[: rng.integers(1, 3)]}
         failure = 0.0
-        for first in itertools.product(blocks, repeat=n_samples):
-            if safe & set(first):
-                continue
-            laws = [second_law(blocks, first, diversity, k, n_samples) for k in range(n_samples)]
-            for second in itertools.product(blocks, repeat=n_samples):
-                if not safe & set(second):
-                    chances = [
-                        *map(blocks.get, first),
-                        *(law.get(y, 0) for law, y in zip(laws, second, strict=True)),
-                    ]
-                    failure += math.prod(chances)
-        assert fs.two_round_failure(blocks, safe, diversity, n_samples) == pytest.approx(
-            failure, abs=1e-9
-        )
+        for first in blocks.keys() - safe:
+            law = second_law(blocks, first, diversity)
+            failure += blocks[first] * sum(p for y, p in law.items() if y not in safe)
+        found = two_round_failure(blocks, safe, diversity)
+        assert found == pytest.approx(failure, abs=1e-9)
 
 
 # --- adaptive rounds ------------------------------------------------------------------------------
@@ -330,4 +285,4 @@ def test_the_language_model_has_blocks_whose_safe_mass_can_be_read_off():
     model = language_model()
     p = 1 - violation(model.augmented, model.augmented.reference)
     draws = notebook.samples_needed(p, 1, 0.01)
-    assert fs.abstention_bound([p], draws) <= 0.01 < fs.abstention_bound([p], draws - 1)
+    assert abstention_bound([p], draws) <= 0.01 < abstention_bound([p], draws - 1)

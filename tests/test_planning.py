@@ -13,6 +13,7 @@ from theory import (
     bigrams,
     language_model,
     leaves,
+    notebook,
     path,
     policies,
     random_table,
@@ -24,7 +25,6 @@ from igcore.errors import ParameterError
 from igcore.theory.mdp import augment, token_mdp
 from igcore.theory.planning import (
     bellman,
-    brute_force,
     greedy,
     occupancy,
     trajectories,
@@ -33,6 +33,7 @@ from igcore.theory.planning import (
     violation,
 )
 
+brute_force = notebook.brute_force
 seeds = st.integers(0, 10**6)
 quick = settings(max_examples=30, deadline=None)
 NS = [0, Fraction(1, 10), Fraction(1, 2), 1, 3, 30, INF]

@@ -5,13 +5,9 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.colors import to_hex
-from notebook_code import notebook_code
-from theory import random_tree
+from theory import notebook, random_tree
 
-from igcore.theory.constrained import expectation_optimum, outcomes
 from igcore.theory.mdp import augment
-
-notebook = notebook_code("10_theory")
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +38,8 @@ def test_the_gap_shows_the_three_optima():
     from C to A.
     """
     mdp, d = counterexamples.lagrangian_gap()
-    points = outcomes(mdp)
-    ax = notebook.draw_optima(points, d, expectation_optimum(points, d))
+    points = notebook.outcomes(mdp)
+    ax = notebook.draw_optima(points, d, notebook.expectation_optimum(points, d))
     lines = {line.get_label(): line.get_xydata().tolist() for line in ax.lines}
     assert lines["what some λ picks"] == [[0, 1], [3, 0]]
     assert lines["augmented optimum"] == [[2, 0.6]]

@@ -11,8 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 from notebook_code import notebook_code
 
-from igcore.theory import constrained
-from igcore.theory.homomorphism import embed, latent_mdp
 from igcore.theory.mdp import augment, token_mdp
 from igcore.theory.planning import values
 
@@ -26,8 +24,8 @@ def language_model():
     texts keep.
     """
     mdp, partial = notebook.random_process(4, 5, 6, gamma=0.95)
-    found = constrained.outcomes(mdp, "peak")
-    budget = constrained.budget_between(found.cost, 0.1)
+    found = notebook.outcomes(mdp, "peak")
+    budget = notebook.budget_between(found.cost, 0.1)
     augmented = augment(mdp, budget, accounting="peak")
     best = values(augmented)
     feasible = np.flatnonzero(best < INF)
@@ -50,8 +48,8 @@ def small_models():
     models = []
     for seed in range(60):
         mdp, partial = notebook.random_process(seed, 4, 5)
-        found = constrained.outcomes(mdp, "peak")
-        budget = constrained.budget_between(found.cost, 0.05)
+        found = notebook.outcomes(mdp, "peak")
+        budget = notebook.budget_between(found.cost, 0.05)
         augmented = augment(mdp, budget, accounting="peak")
         models.append(
             SimpleNamespace(
@@ -69,13 +67,13 @@ def bigrams():
     mdp = notebook.bigram_process(11, 5, 6)
     labels = [(len(y), y[-1:]) for y in mdp.names]
     budget, gamma = Fraction(17, 8), Fraction(9, 10)
-    augmented, latent = (augment(m, budget, gamma) for m in (mdp, latent_mdp(mdp, labels)))
+    augmented, latent = (augment(m, budget, gamma) for m in (mdp, notebook.latent_mdp(mdp, labels)))
     return SimpleNamespace(
         mdp=mdp,
         labels=labels,
         augmented=augmented,
         latent=latent,
-        into=embed(augmented, labels, latent),
+        into=notebook.embed(augmented, labels, latent),
     )
 
 

@@ -78,18 +78,6 @@ class MDP:
         """Where an action exists, shape (S, A)."""
         return self.child >= 0
 
-    @cached_property
-    def layers(self) -> list[np.ndarray]:
-        """States grouped by their height over the terminal states, which come first.
-
-        This is the order of backward induction.
-        """
-        height = np.zeros(len(self.child), dtype=int)
-        for s in reversed(range(len(height))):  # children first
-            children = self.child[s, self.allowed[s]]
-            height[s] = (height[children] + 1).max(initial=0)
-        return [np.flatnonzero(height == h) for h in range(height.max() + 1)]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Augmented(MDP):
@@ -143,30 +131,35 @@ def token_mdp(
     ParameterError
         When a prefix has no parent, or as in `MDP`.
     """
-    names = (next(iter(table))[:0], *sorted(table, key=len))
+    empty = next(iter(table))[:0]
+    names = (empty, *sorted(table, key=len))
     index = {name: s for s, name in enumerate(names)}
-    tokens = {token: a for a, token in enumerate(sorted({name[-1] for name in table}))}
-    exact = np.array(list(table.values())).dtype == object  # Fractions
-    child = np.full((len(names), len(tokens)), -1)
-    cost, task = np.zeros((2, *child.shape), dtype=object if exact else float)
+    tokens = sorted({name[-1] for name in table})
+    shape = (len(names), len(tokens))
+    child = np.full(shape, -1)
+    # the numbers stay exact where Fractions are given
+    dtype = np.result_type(np.array(list(table.values())), float)
+    cost = np.zeros(shape, dtype)
+    task = np.zeros(shape, dtype)
     for name in names[1:]:
-        if name[:-1] not in index:
-            raise ParameterError(f"prefix {name!r} has no parent; give a cost to {name[:-1]!r} too")
-        edge = index[name[:-1]], tokens[name[-1]]
-        child[edge] = index[name]
-        cost[edge], task[edge] = table[name]
+        parent = name[:-1]
+        if parent not in index:
+            raise ParameterError(f"prefix {name!r} has no parent; give a cost to {parent!r} too")
+        action = index[parent], tokens.index(name[-1])
+        child[action] = index[name]
+        cost[action], task[action] = table[name]
     allowed = child >= 0
     n_actions = allowed.sum(axis=1, keepdims=True).clip(1)
-    share = allowed * ((Fraction(1) if exact else 1.0) / n_actions.astype(cost.dtype))
+    uniform = allowed * Fraction(1) / n_actions.astype(object)
+    probabilities = uniform.astype(dtype)
     for name, row in (reference or {}).items():
-        share[index[name]] = [row.get(token, 0) for token in tokens]
-    moves = np.isin(np.arange(len(names)), [index[name] for name in chance])
+        probabilities[index[name]] = [row.get(token, 0) for token in tokens]
     return MDP(
         child=child,
         cost=cost,
         task=task,
-        reference=share,
-        chance=moves,
+        reference=probabilities,
+        chance=np.array([name in chance for name in names]),
         names=names,
         safe=np.ones(len(names), dtype=bool),
         gamma=gamma,
@@ -209,42 +202,47 @@ def augment(
     check_gamma(gamma)
     check_accounting(accounting)
     ended = ~mdp.allowed.any(axis=1)
-    first = start(budget)
-    # of each state: z and whatever else the next cost depends on -> safety state
+    # of each state: what later costs depend on -> the safety state
     reached: list[dict[tuple, SafetyState]] = [{} for _ in mdp.child]
-    reached[0][(first.z,)] = first
-    pairs: list[tuple[int, SafetyState]] = []
-    number: dict[tuple, int] = {}  # of each pair
+    reached[0][()] = start(budget)
+    number: dict[tuple, int] = {}  # of each pair [s, key], in the order of s
+    origin: list[int] = []
+    states: list[SafetyState] = []
     safe: list[bool] = []
     edges: list[tuple] = []  # (number of a pair, action, the pair that it leads to)
-    for s, states in enumerate(reached):  # children come later
-        for key, state in states.items():
-            i = number[s, key] = len(pairs)
-            pairs.append((s, state))
+    for s, here in enumerate(reached):  # children come later
+        for key, state in here.items():
+            i = number[s, key] = len(states)
+            origin.append(s)
+            states.append(state)
             unchecked = ended[s] and not check_last
-            safe.append(bool(is_safe(state, strict) or unchecked))
+            safe.append(bool(unchecked or is_safe(state, strict)))
             for a in np.flatnonzero(mdp.allowed[s] & safe[i]):
-                y = int(mdp.child[s, a])
-                after = charge(state, mdp.cost[s, a], accounting, gamma, last=bool(ended[y]))
+                y = mdp.child[s, a]
+                after = charge(state, mdp.cost[s, a], accounting, gamma, last=ended[y])
+                # the accountings other than "sum" compare a score with those before it
                 memory = () if accounting == "sum" else (after.peak, after.score)
                 key_after = (after.z, *memory)
-                edges.append((i, a, (y, key_after)))
                 reached[y].setdefault(key_after, after)
-    child = np.full((len(pairs), mdp.child.shape[1]), -1)
+                edges.append((i, a, (y, key_after)))
+    child = np.full((len(states), mdp.child.shape[1]), -1)
     for i, a, pair in edges:
         child[i, a] = number[pair]
-    origin = np.array([s for s, _ in pairs])
-    tables = ("cost", "task", "reference", "chance")
+    z = [state.z for state in states]
+    names = [mdp.names[s] for s in origin]
     return Augmented(
-        **{name: getattr(mdp, name)[origin] for name in tables},
         child=child,
-        names=tuple((mdp.names[s], state.z) for s, state in pairs),
+        cost=mdp.cost[origin],
+        task=mdp.task[origin],
+        reference=mdp.reference[origin],
+        chance=mdp.chance[origin],
+        names=tuple(zip(names, z, strict=True)),
         gamma=mdp.gamma,
         signed=mdp.signed,
         safe=np.array(safe),
-        origin=origin,
-        z=np.array([state.z for _, state in pairs]),
-        total=np.array([state.total for _, state in pairs]),
+        origin=np.array(origin),
+        z=np.array(z),
+        total=np.array([state.total for state in states]),
     )
 
 

@@ -1,12 +1,12 @@
-"""Exact solutions of finite token MDPs: backward induction, value iteration and brute force.
+"""Exact solutions of finite token MDPs: backward induction and value iteration.
 
-`occupancy` gives the law of any policy's trajectory. Every function takes an `Augmented` MDP, whose
-unsafe states cost n at each step (the truncated task cost, section 4.2 of the paper), or a plain
-`MDP`, where all states are safe and n plays no role.
+`trajectories` lists the trajectories, `occupancy` gives their law under a policy. Every function
+takes an `Augmented` MDP, whose unsafe states cost n at each step (the truncated task cost, section
+4.2 of the paper), or a plain `MDP`, where all states are safe and n plays no role.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,36 +35,33 @@ def unsafe_value(mdp: MDP, n: float) -> float:
 
 
 def action_values(
-    mdp: MDP,
-    v: np.ndarray,
-    cost: np.ndarray | None = None,
-    states: np.ndarray | slice = slice(None),
+    mdp: MDP, v: np.ndarray, states: Sequence[int] | slice = slice(None)
 ) -> np.ndarray:
-    """Return q(s, y) = cost(s, y) + gamma v(s + y), shape (states, A); infinite if not allowed.
+    """Return q(s, y) = C_task(s, y) + gamma v(s + y), shape (states, A); infinite if not allowed.
 
-    The cost is C_task and the states are all, unless they are given.
+    The states are all, unless they are given.
     """
-    cost = mdp.task if cost is None else cost
-    child = mdp.child[states]
-    later = mdp.gamma * v[child]
-    return np.where(child >= 0, cost[states] + later, math.inf)
+    later = mdp.gamma * v[mdp.child[states]]
+    q = mdp.task[states] + later
+    return np.where(mdp.allowed[states], q, math.inf)
 
 
 def _mean(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     """Return the expectation of q over actions."""
     # an action of probability 0 must not count, and 0 * inf would be NaN
-    return (p * np.where(p > 0, q, 0)).sum(axis=1)
+    possible = np.where(p > 0, q, 0)
+    return (p * possible).sum(axis=1)
 
 
 def _backup(
-    mdp: MDP, cost: np.ndarray, v: np.ndarray, states: np.ndarray, policy: np.ndarray | None
+    mdp: MDP, v: np.ndarray, states: Sequence[int], policy: np.ndarray | None = None
 ) -> np.ndarray:
     """Return the right side of the Bellman equation at states with actions, shape (len(states),).
 
-    That is the minimum of cost + gamma v over actions, or the mean under a policy. Where nature
-    moves, it is the mean under nature's probabilities.
+    That is the minimum of q over actions, or the mean under a policy. Where nature moves, it is the
+    mean under nature's probabilities.
     """
-    q = action_values(mdp, v, cost, states)
+    q = action_values(mdp, v, states)
     chosen = q.min(axis=1) if policy is None else _mean(policy[states], q)
     by_nature = _mean(mdp.reference[states], q)
     return np.where(mdp.chance[states], by_nature, chosen)
@@ -89,12 +86,13 @@ def values(mdp: MDP, n: float = math.inf, policy: np.ndarray | None = None) -> n
         Expected discounted task cost from each state on. Without unsafe states (an `MDP` that was
         not augmented) n plays no role.
     """
-    cost = truncated_cost(mdp, n)
-    dtype = np.result_type(mdp.task, np.asarray(mdp.gamma))  # object where Fractions are
-    v = np.zeros(len(mdp.child), dtype=np.result_type(dtype, float))
+    gamma = np.asarray(mdp.gamma)
+    dtype = np.result_type(mdp.task, gamma, float)  # object where Fractions are
+    v = np.zeros(len(mdp.child), dtype)
     v[~mdp.safe] = unsafe_value(mdp, n)
-    for states in mdp.layers[1:]:
-        v[states] = _backup(mdp, cost, v, states, policy)
+    inner = np.flatnonzero(mdp.allowed.any(axis=1))
+    for s in reversed(inner):  # children first
+        v[[s]] = _backup(mdp, v, [s], policy)
     return v
 
 
@@ -114,13 +112,12 @@ def bellman(mdp: MDP, v: np.ndarray, n: float) -> np.ndarray:
     -------
     ndarray, shape (S,)
     """
-    cost = truncated_cost(mdp, n)
     new = mdp.gamma * v  # right for finished texts
     unsafe = ~mdp.safe
-    stay = cost[unsafe, 0]  # any action leads back
+    stay = truncated_cost(mdp, n)[unsafe, 0]  # any action leads back
     new[unsafe] = stay + new[unsafe] if mdp.gamma < 1 else stay
     inner = np.flatnonzero(mdp.allowed.any(axis=1))
-    new[inner] = _backup(mdp, cost, v, inner, None)
+    new[inner] = _backup(mdp, v, inner)
     return new
 
 
@@ -137,11 +134,9 @@ def greedy(mdp: MDP, v: np.ndarray) -> np.ndarray:
 
     Chance states follow nature.
     """
-    q = action_values(mdp, v)
-    policy = np.zeros(q.shape, dtype=int)
-    best = q.argmin(axis=1)
-    policy[np.arange(len(q)), best] = 1
-    policy *= mdp.allowed
+    best = action_values(mdp, v).argmin(axis=1)
+    one_hot = np.eye(mdp.child.shape[1], dtype=int)
+    policy = one_hot[best] * mdp.allowed
     return np.where(mdp.chance[:, None], mdp.reference, policy)
 
 
@@ -155,45 +150,35 @@ def trajectories(mdp: MDP, start: int = 0) -> Iterator[Trajectory]:
     """
     if mdp.chance.any():
         raise ParameterError("nature moves; give an MDP of deterministic dynamics only")
-    children, tasks = mdp.child.tolist(), mdp.task.tolist()
     stack = [Trajectory(start, 0, 0)]
     while stack:
         way = stack.pop()
         s = way.leaf
-        if not mdp.allowed[s].any():
+        actions = np.flatnonzero(mdp.allowed[s])
+        if not len(actions):
             yield way
         discount = mdp.gamma**way.steps
-        for child, cost in zip(children[s], tasks[s], strict=True):
-            if child >= 0:
-                stack.append(Trajectory(child, way.steps + 1, way.task + discount * cost))
+        for a in actions:
+            task = way.task + discount * mdp.task[s, a]
+            longer = Trajectory(mdp.child[s, a], way.steps + 1, task)
+            stack.append(longer)
 
 
-def brute_force(mdp: MDP, n: float = math.inf, start: int = 0) -> float:
-    """Return V^{*,n} of a state as a minimum over all trajectories: the slow check of `values`."""
-    penalty = unsafe_value(mdp, n)
-    best = math.inf
-    for way in trajectories(mdp, start):
-        after = 0 if mdp.safe[way.leaf] else mdp.gamma**way.steps * penalty
-        best = min(best, way.task + after)
-    return best
-
-
-def occupancy(mdp: MDP, policy: np.ndarray, start: int = 0) -> np.ndarray:
-    """Return the probability that a trajectory visits each state, shape (S,).
+def occupancy(mdp: MDP, policy: np.ndarray) -> np.ndarray:
+    """Return the probability that a trajectory from the prompt visits each state, shape (S,).
 
     On the terminal and unsafe states it is the law of the trajectory.
     """
     p = np.where(mdp.chance[:, None], mdp.reference, policy)
     mass = np.zeros(len(p), dtype=p.dtype)
-    mass[start] = 1
-    for states in reversed(mdp.layers):
-        moves = mdp.allowed[states]
-        children = mdp.child[states][moves]
-        moved = mass[states][:, None] * p[states]
-        np.add.at(mass, children, moved[moves])
+    mass[0] = 1
+    for s, allowed in enumerate(mdp.allowed):  # children come later
+        children = mdp.child[s, allowed]
+        np.add.at(mass, children, mass[s] * p[s, allowed])
     return mass
 
 
-def violation(mdp: MDP, policy: np.ndarray, start: int = 0) -> float:
+def violation(mdp: MDP, policy: np.ndarray) -> float:
     """Return the probability that a policy breaks the budget; 0 for an optimal one (Theorem 2)."""
-    return occupancy(mdp, policy, start)[~mdp.safe].sum()
+    mass = occupancy(mdp, policy)
+    return mass[~mdp.safe].sum()
