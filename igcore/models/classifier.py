@@ -18,7 +18,6 @@ from ..errors import ParameterError
 from ..policy import neutral
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
-from .convert import quiet_transformers
 from .embedded import by_length
 from .lm_scorer import Backbone, LMScorer, check_length, context_of
 from .pretrained import contents_of, one_sentence, tensors_of
@@ -30,30 +29,21 @@ HEAD = "score.weight"  # of transformers' decoders: a linear head on the last to
 BATCH = 32
 
 
-def _logit(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
-    """Return the highest logit of the classes that count: logits (R, C) -> (R,)."""
-    return logits[:, counted].amax(1)
-
-
-def _sigmoid(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
-    """Return the probability of the likeliest class that counts."""
-    return _logit(logits, counted).sigmoid()
-
-
-def _softmax(logits: torch.Tensor, counted: list[int]) -> torch.Tensor:
-    """Return the total probability of the counted classes, where classes exclude each other."""
-    return logits.softmax(1)[:, counted].sum(1)
-
-
-UNITS = {"logit": _logit, "sigmoid": _sigmoid, "softmax": _softmax}
+def _number(unit: str, counted: list[int], logits: torch.Tensor) -> torch.Tensor:
+    """Return the number of a unit, logits (R, C) of which the counted classes are read -> (R,)."""
+    if unit == "softmax":
+        return logits.softmax(1)[:, counted].sum(1)
+    highest = logits[:, counted].amax(1)
+    return highest.sigmoid() if unit == "sigmoid" else highest
 
 
 @settings(kw_only=True)
 class Classifier(Checkpoint):
     """A sequence classifier, an ``AutoModelForSequenceClassification`` of transformers.
 
-    Its scorer is called ``classifier:`` and the last part of `repo`. The number of classes is that
-    of the head in the files, because transformers assumes two when a configuration names none.
+    Its scorer is called ``classifier:`` and the last part of `repo`. The number of classes of a
+    decoder is that of the head in the files, because transformers assumes two when a configuration
+    names none.
 
     Attributes
     ----------
@@ -66,12 +56,11 @@ class Classifier(Checkpoint):
         The classes that count, by their names in the configuration or by their indices from 0.
         Needed unless there is only one.
     unit : str
-        The number read from the logits z, a key of `UNITS`. Of classes that
-        hold independently of each other: ``logit``, the highest z of those that count, or
-        ``sigmoid``, its probability. Of classes that exclude each other: ``softmax``, the
-        probability of those that count together.
-    text_format : str, optional
-        How a pair is written, a key of `igcore.models.templates.TEMPLATES`; ``chat`` by default.
+        The number read from the logits z. Of classes that hold independently of each other:
+        ``logit``, the highest z of those that count, or ``sigmoid``, its probability. Of classes
+        that exclude each other: ``softmax``, the probability of those that count together.
+    text_format : str
+        How a pair is written, a key of `igcore.models.templates.TEMPLATES`.
     reads : str
         ``pair``: prompt and response in one text. ``response``: the response alone, as it is.
         ``segments``: the two texts that an encoder's tokenizer joins in its own way.
@@ -90,43 +79,63 @@ class Classifier(Checkpoint):
 
     sign: Annotated[str, one_of(ROLES)]
     labels: list[str | int] | None = None
-    unit: Annotated[str, one_of(UNITS)] = "logit"
-    text_format: TextFormat | None = None
+    unit: Literal["logit", "sigmoid", "softmax"] = "logit"
+    text_format: TextFormat = "chat"
     reads: Literal["pair", "response", "segments"] = "pair"
 
     def scorer(self) -> "LMScorer | EncoderScorer":
         """Return the scorer, unchecked."""
         from transformers import AutoModelForSequenceClassification
 
-        text_format = (self.text_format or "chat") if self.reads == "pair" else "raw"
+        text_format = self.text_format if self.reads == "pair" else "raw"
         check_chat(self.tokenizer, text_format, self.repo)
-        template = TEMPLATES[text_format]
-        write = partial(template.whole, self.tokenizer)
-        if self.reads == "response":
-            write = _only_response
-        texts = partial(_texts, self.reads, write)
-        keys, classes = _classes(self.folder)
+        heads, classes = _heads_and_classes(self.folder)
+        if heads:
+            model, tensors = self.model(heads=heads)
+        else:
+            model, _ = self.model(AutoModelForSequenceClassification, num_labels=len(classes))
         counted = self._counted(classes)
-        number = partial(UNITS[self.unit], counted=counted)
         files = contents_of(self.folder)
-        options = {"unit": self.unit, "text_format": text_format, "reads": self.reads}
+        options = {
+            "counted": counted,
+            "unit": self.unit,
+            "text_format": text_format,
+            "reads": self.reads,
+            "dtype": self.dtype,
+        }
         identity = {
             "name": f"classifier:{Path(self.repo).name}-{ROLES[self.sign]}",
             "sign": self.sign,
             "unit": "logit" if self.unit == "logit" else "probability",
-            "digest": digest(files, texts, counted=counted, dtype=self.dtype, **options),
+            "digest": digest(files, self.texts, **options),
             "files": files,
         }
-        if keys != [HEAD]:
-            model, _ = self.model(AutoModelForSequenceClassification, num_labels=len(classes))
-            reading = {"tokenizer": self.tokenizer, "texts": texts, "special": template.special}
-            return EncoderScorer(model=model, number=number, **reading, **identity)
+        special = TEMPLATES[text_format].special
+        number = partial(_number, self.unit, counted)
+        if not heads:
+            return EncoderScorer(
+                model=model,
+                tokenizer=self.tokenizer,
+                texts=self.texts,
+                special=special,
+                number=number,
+                **identity,
+            )
         if self.reads == "segments":
             raise ParameterError(f"{self.repo} is no encoder; choose reads pair or response")
-        model, tensors = self.model(heads=keys)
-        backbone = Backbone(model, self.tokenizer, write, special=template.special)
+        backbone = Backbone(model, self.tokenizer, self.text, special=special)
         weight = tensors[HEAD].float().to(model.device)  # (C, H)
-        return LMScorer(backbone=backbone, head=partial(_head, weight, number), **identity)
+        return LMScorer(backbone=backbone, head=partial(_scores, weight, number), **identity)
+
+    def texts(self, prompt: str, response: str) -> tuple[str, ...]:
+        """Return the text that is read, or two that an encoder's tokenizer joins."""
+        if self.reads == "pair":
+            return (TEMPLATES[self.text_format].whole(self.tokenizer, prompt, response),)
+        return (prompt, response) if self.reads == "segments" else (response,)
+
+    def text(self, prompt: str, response: str) -> str:
+        """Return the text that a decoder reads."""
+        return self.texts(prompt, response)[0]
 
     def _counted(self, classes: list[str]) -> list[int]:
         """Return the indices of the classes that count, in ascending order."""
@@ -144,43 +153,24 @@ class Classifier(Checkpoint):
         return counted
 
 
-def _only_response(prompt: str, response: str) -> str:
-    """Return the response as it is."""
-    return response
-
-
-def _texts(reads: str, write: Callable, prompt: str, response: str) -> tuple[str, ...]:
-    """Return the text that is read, or two that the tokenizer joins."""
-    return (prompt, response) if reads == "segments" else (write(prompt, response),)
-
-
-def _head(weight: torch.Tensor, number: Callable, hidden: torch.Tensor) -> torch.Tensor:
+def _scores(weight: torch.Tensor, number: Callable, hidden: torch.Tensor) -> torch.Tensor:
     """Return the number of hidden states (R, H) under a head's weight (C, H), (R,)."""
     logits = linear(hidden.to(weight.device), weight)  # (R, C)
     return number(logits.double())
 
 
-def _classes(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the keys of the head's tensors, and the names of the classes.
+def _heads_and_classes(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the key of a decoder's head, none of an encoder, and the names of the classes."""
+    from transformers import AutoConfig
 
-    A tensor belongs to the head if its shape depends on the number of classes.
-    """
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    local = {"local_files_only": True, "trust_remote_code": False}
-    with one_sentence(folder), quiet_transformers():
-        shapes = []
-        for n in (1, 2):
-            config = AutoConfig.from_pretrained(folder, num_labels=n, **local)
-            with torch.device("meta"):  # shapes without numbers
-                state = AutoModelForSequenceClassification.from_config(config).state_dict()
-            shapes.append({key: tensor.shape for key, tensor in state.items()})
-        one, two = shapes
-        keys = [key for key in one if one[key] != two[key]]
-        tensors = tensors_of(folder, keys)
-        # a language model has no such tensors; the scorer guard reads one
-        found = AutoConfig.from_pretrained(folder, num_labels=len(tensors[keys[0]]), **local)
-    return keys, [found.id2label[i] for i in sorted(found.id2label)]
+    found = tensors_of(folder, [HEAD])
+    # an encoder's head has a name of its own family; its configuration has to say how many classes
+    number = {"num_labels": len(weight) for weight in found.values()}
+    with one_sentence(folder):
+        config = AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **number
+        )
+    return list(found), [config.id2label[i] for i in sorted(config.id2label)]
 
 
 @dataclass(frozen=True)
@@ -226,10 +216,10 @@ class EncoderScorer:
         """
         texts = []
         for prompt, response in zip(prompts, responses, strict=True):
-            pair = neutral(self.tokenizer, prompt), neutral(self.tokenizer, response)
+            pair = [neutral(self.tokenizer, text) for text in (prompt, response)]
             texts.append(self.texts(*pair))
         scores = np.empty(len(texts))
-        for rows in by_length([(sum(map(len, text)), text) for text in texts], BATCH):
+        for rows in by_length(texts, BATCH):
             scores[rows] = self._numbers([texts[row] for row in rows])
         return scores
 

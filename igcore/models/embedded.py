@@ -44,12 +44,13 @@ class OffensiveLanguage:
         folder = assets.sound("offensive-language")
         self.digest = assets.digest("offensive-language")
         with np.load(folder / "weights.npz", allow_pickle=False) as weights:
-            self._column = {
-                word: column for column, word in enumerate(weights["vocabulary"].tolist())
-            }
+            words = weights["vocabulary"].tolist()
             self._idf = weights["idf"]  # (V,)
-            self._coef, self._intercept = weights["coef"], weights["intercept"]  # (M, V), (M,)
-            self._a, self._b = weights["a"], weights["b"]  # (M,)
+            self._coef = weights["coef"]  # (M, V)
+            self._intercept = weights["intercept"]  # (M,), as the next two
+            self._a = weights["a"]
+            self._b = weights["b"]
+        self._column = {word: column for column, word in enumerate(words)}
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
@@ -59,20 +60,20 @@ class OffensiveLanguage:
         Prompts and `finished` are ignored. A text without a known word gets the models' base
         rate, about 0.036.
         """
-        counts = []
-        for text in responses:
+        n = len(responses)
+        rows: list[int] = []  # row, column and value of each number that is not 0
+        columns: list[int] = []
+        times: list[int] = []
+        for row, text in enumerate(responses):
             words = re.findall(r"\b\w\w+\b", text.lower())
-            counts.append(Counter(self._column[word] for word in words if word in self._column))
-        rows = np.repeat(np.arange(len(counts)), [len(count) for count in counts])  # (nonzeros,)
-        # column of each number that is not 0, (nonzeros,)
-        columns = np.array([column for count in counts for column in count], dtype=np.int64)
-        times = np.array([n for count in counts for n in count.values()])
-        weights = times * self._idf[columns]
-        norms = np.sqrt(np.bincount(rows, weights**2, minlength=len(counts)))  # (n,)
+            known = Counter(self._column[word] for word in words if word in self._column)
+            rows += [row] * len(known)
+            columns += known.keys()
+            times += known.values()
+        weights = np.array(times) * self._idf[columns]
+        norms = np.sqrt(np.bincount(rows, weights**2, minlength=n))  # (n,)
         weights /= norms[rows]
-        sums = [
-            np.bincount(rows, weights * coef[columns], minlength=len(counts)) for coef in self._coef
-        ]
+        sums = [np.bincount(rows, weights * coef[columns], minlength=n) for coef in self._coef]
         margins = np.array(sums).T + self._intercept  # (n, M)
         return (1 / (1 + np.exp(self._a * margins + self._b))).mean(axis=1)
 
@@ -162,7 +163,7 @@ class MiniLMRelevance:
         import torch
 
         vectors = np.empty((len(texts), self._model.config.hidden_size))
-        for rows in by_length([(len(text), text) for text in texts], self.batch_size):
+        for rows in by_length(texts, self.batch_size):
             batch = self._tokenizer(
                 [texts[row] for row in rows],
                 padding=True,
@@ -177,9 +178,17 @@ class MiniLMRelevance:
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def by_length(lengths: Sequence, size: int) -> list[list[int]]:
-    """Return the indices of texts in batches of a size, the shortest first: little is padded."""
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+def by_length(texts: Sequence[str | tuple[str, ...]], size: int) -> list[list[int]]:
+    """Return the indices of texts in batches of a size, the shortest first: little is padded.
+
+    A text may be in parts, which count together.
+    """
+
+    def length(row: int) -> tuple:
+        """Return the length of a text, and the text: equal lengths have an order too."""
+        return len("".join(texts[row])), texts[row]
+
+    order = sorted(range(len(texts)), key=length)
     return [order[at : at + size] for at in range(0, len(order), size)]
 
 
@@ -200,4 +209,4 @@ def _echo(prompt: list[str], response: list[str]) -> float:
 
 def _ngrams(words: list[str], size: int) -> list[tuple[str, ...]]:
     """Return the runs of `size` neighbouring words."""
-    return list(zip(*(words[start:] for start in range(size)), strict=False))
+    return [tuple(words[at : at + size]) for at in range(len(words) - size + 1)]
