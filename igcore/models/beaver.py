@@ -14,8 +14,8 @@ from ..errors import AssetError
 from ..scorers import COST
 from ..settings import settings
 from .lm_scorer import LMScorer
-from .pretrained import contents_of, one_sentence
-from .source import Checkpoint, lm_scorer
+from .pretrained import one_sentence
+from .source import Checkpoint
 from .templates import TextFormat
 
 HEAD, EPSILON = "score_head", 1e-8
@@ -57,9 +57,8 @@ class BeaverCost(Checkpoint):
         # the model was trained to give its score at the end token
         end_id = self.tokenizer.eos_token_id
         backbone = self.backbone(model, self.text_format, end_id=end_id)
-        options = {"text_format": self.text_format, "ends": "always", "dtype": self.dtype}
-        files = contents_of(self.folder)
-        return lm_scorer("beaver-7b-cost", COST, backbone, head, files, **options)
+        options = {"text_format": self.text_format, "ends": "always"}
+        return self.lm_scorer("beaver-7b-cost", COST, backbone, head, **options)
 
 
 def _scaled(head: Callable, deviation: torch.Tensor, states: torch.Tensor) -> torch.Tensor:

@@ -165,10 +165,10 @@ def _heads_and_classes(folder: Path) -> tuple[list[str], list[str]]:
 
     found = tensors_of(folder, [HEAD])
     # an encoder's head has a name of its own family; its configuration has to say how many classes
-    number = {"num_labels": len(weight) for weight in found.values()}
+    options = {"num_labels": len(found[HEAD])} if found else {}
     with one_sentence(folder):
         config = AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, **number
+            folder, local_files_only=True, trust_remote_code=False, **options
         )
     return list(found), [config.id2label[i] for i in sorted(config.id2label)]
 

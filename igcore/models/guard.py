@@ -19,8 +19,7 @@ from ..errors import ParameterError
 from ..scorers import COST
 from ..settings import settings
 from .lm_scorer import Backbone, LMScorer
-from .pretrained import contents_of
-from .source import EXAMPLE, Checkpoint, digest
+from .source import EXAMPLE, Checkpoint
 from .templates import chatted, check_chat, turns_of
 
 # texts, not what YAML reads as true and false: Yes and No stand in quotes
@@ -66,9 +65,10 @@ class GenerativeGuard(Checkpoint):
     boundary: ClassVar[float | None] = 0
 
     def __post_init__(self):
-        missing = {"prompt", "response"} - set(SLOT.findall(self.template or ""))
-        if missing and self.template is not None:
-            raise ParameterError(f"template has no {{{min(missing)}}}; write it into the text")
+        if self.template is not None:
+            for slot in ("{prompt}", "{response}"):
+                if slot not in self.template:
+                    raise ParameterError(f"template has no {slot}; write it into the text")
 
     def scorer(self) -> LMScorer:
         """Return the scorer, unchecked.
@@ -85,24 +85,29 @@ class GenerativeGuard(Checkpoint):
             check_chat(self.tokenizer, "chat", self.repo)
         bos = self.tokenizer.bos_token
         special = self.template is not None and not (bos and self.template.startswith(bos))
-        write = partial(self._write, self.tokenizer)
-        ids = self._label_ids(write(*EXAMPLE), special)
+        ids = self._label_ids(self._write(*EXAMPLE), special)
         model, _ = self.model(AutoModelForCausalLM)
-        backbone = Backbone(model, self.tokenizer, write, special=special)
+        backbone = Backbone(model, self.tokenizer, self._write, special=special)
         _check_logits(model, backbone, self.repo)
         cost = partial(_gap, _logits(model, ids), len(self.unsafe))
-        options = {"text_format": "chat" if self.template is None else None}
-        for name in ("unsafe", "safe", "template", "prefix", "dtype"):
-            options[name] = getattr(self, name)
-        files = contents_of(self.folder)
-        known = digest(files, write, **options)
-        name = f"guard:{Path(self.repo).name}"
-        return LMScorer(name, backbone, cost, COST, known, "logit gap", files=files)
+        return self.lm_scorer(
+            f"guard:{Path(self.repo).name}",
+            COST,
+            backbone,
+            cost,
+            unit="logit gap",
+            text_format="chat" if self.template is None else None,
+            unsafe=self.unsafe,
+            safe=self.safe,
+            template=self.template,
+            prefix=self.prefix,
+        )
 
-    def _write(self, tokenizer, prompt: str, response: str) -> str:
+    def _write(self, prompt: str, response: str) -> str:
         """Return the text after which the guard says its verdict."""
         if self.template is None:
-            return chatted(tokenizer, [*turns_of(prompt), response], opened=True) + self.prefix
+            turns = [*turns_of(prompt), response]
+            return chatted(self.tokenizer, turns, opened=True) + self.prefix
         texts = {"prompt": prompt, "response": response}
 
         def text_of(slot: re.Match) -> str:
@@ -132,11 +137,12 @@ class GenerativeGuard(Checkpoint):
 
 def _logits(model, ids: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the function from hidden states (R, H) to float32 logits (R, n) of some tokens."""
-    head, config = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
+    head = model.get_output_embeddings()
     weight = head.weight[list(ids)].detach().float()  # (n, H)
     bias = getattr(head, "bias", None)
     if bias is not None:
         bias = bias[list(ids)].detach().float()
+    config = model.config.get_text_config(decoder=True)
     cap, scaling = (getattr(config, name, None) for name in FINAL)
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:

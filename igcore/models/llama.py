@@ -7,8 +7,7 @@ from functools import partial
 from ..scorers import REWARD
 from ..settings import settings
 from .lm_scorer import LMScorer
-from .pretrained import contents_of
-from .source import Checkpoint, lm_scorer
+from .source import Checkpoint
 from .templates import TextFormat
 
 HEAD = "score"
@@ -42,9 +41,9 @@ class LlamaReward(Checkpoint):
         if self.text_format == "human-assistant":
             # not in the template itself: a cost has to read everything
             backbone.template = partial(_first_turn, backbone.template)
-        head, files = self.single(model, tensors, HEAD), contents_of(self.folder)
-        options = {"text_format": self.text_format, "dtype": self.dtype}
-        return lm_scorer("llama-7b-rm", REWARD, backbone, head, files, **options)
+        head = self.single(model, tensors, HEAD)
+        options = {"text_format": self.text_format}
+        return self.lm_scorer("llama-7b-rm", REWARD, backbone, head, **options)
 
 
 def _first_turn(whole: Callable[[str, str], str], prompt: str, answer: str) -> str:

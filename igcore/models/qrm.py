@@ -15,7 +15,7 @@ from ..scorers import COST, REWARD
 from ..settings import settings
 from .lm_scorer import Backbone, LMScorer
 from .pretrained import contents_of, one_sentence
-from .source import Checkpoint, lm_scorer
+from .source import Checkpoint
 
 OBJECTIVES, QUANTILES = 19, 19
 THRESHOLD = 0.5  # the is_safe at which the cost is 0
@@ -33,14 +33,17 @@ class Gate(nn.Module):
         super().__init__()
         self.temperature = temperature
         self.logit_scale = nn.Parameter(torch.ones(1))
-        layers: list[nn.Module] = []
+        self.layers = nn.Sequential()
         for size in (hidden, width, width):
-            layers += [nn.Linear(size, width, bias=False), nn.ReLU(), nn.BatchNorm1d(width)]
-        self.layers = nn.Sequential(*layers, nn.Linear(width, OBJECTIVES))
+            self.layers.append(nn.Linear(size, width, bias=False))
+            self.layers.append(nn.ReLU())
+            self.layers.append(nn.BatchNorm1d(width))
+        self.layers.append(nn.Linear(width, OBJECTIVES))
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the weights of the objectives, (R, 19)."""
-        return (self.layers(states) / self.temperature).softmax(-1) * self.logit_scale[0]
+        logits = self.layers(states) / self.temperature
+        return logits.softmax(-1) * self.logit_scale[0]
 
 
 class Head(nn.Module):
@@ -79,13 +82,14 @@ class Head(nn.Module):
         The transformation takes verbosity out of the objectives, as in the model's published code.
         """
         last, _ = states.chunk(2, dim=-1)
-        means = self.regression_layer(last).unflatten(-1, (OBJECTIVES, QUANTILES)).mean(-1)
-        return means @ self.reward_transform_matrix
+        quantiles = self.regression_layer(last).unflatten(-1, (OBJECTIVES, QUANTILES))
+        return quantiles.mean(-1) @ self.reward_transform_matrix
 
     def reward(self, states: torch.Tensor) -> torch.Tensor:
         """Return the weighted sum of the objectives, (R,)."""
         _, prompt_end = states.chunk(2, dim=-1)
-        return (self.gating(prompt_end) * self.objectives(states)).sum(-1)
+        weighted = self.gating(prompt_end) * self.objectives(states)
+        return weighted.sum(-1)
 
     def cost(self, states: torch.Tensor) -> torch.Tensor:
         """Return 0.5 - is_safe, (R,); is_safe is near 1 for safe answers."""
@@ -105,8 +109,10 @@ class QRM(Checkpoint):
     def head(self) -> Head:
         """Return head and backbone, loaded or those that another scorer has loaded."""
         key = (self.folder.resolve(), self.dtype, self.device)
-        if (head := _SHARED.get(key)) is None:
-            head = _SHARED[key] = self._load()
+        head = _SHARED.get(key)
+        if head is None:
+            head = self._load()
+            _SHARED[key] = head
         return head
 
     def _load(self) -> Head:
@@ -141,8 +147,8 @@ class QRMReward(QRM):
     def scorer(self) -> LMScorer:
         """Return the scorer, unchecked."""
         head = self.head()
-        name, options = "qrm-llama-3.1-8b-reward", {"dtype": self.dtype}
-        return lm_scorer(name, REWARD, head.backbone, head.reward, head.files, **options)
+        name = "qrm-llama-3.1-8b-reward"
+        return self.lm_scorer(name, REWARD, head.backbone, head.reward, files=head.files)
 
 
 @settings(kw_only=True)
@@ -159,5 +165,5 @@ class QRMCost(QRM):
         """Return the scorer, unchecked."""
         head = self.head()
         formula = {"scale": 1.0, "threshold": THRESHOLD, "adjusted": True}
-        name, options = "qrm-llama-3.1-8b-cost", {"dtype": self.dtype} | formula
-        return lm_scorer(name, COST, head.backbone, head.cost, head.files, **options)
+        name = "qrm-llama-3.1-8b-cost"
+        return self.lm_scorer(name, COST, head.backbone, head.cost, files=head.files, **formula)

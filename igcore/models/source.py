@@ -13,7 +13,15 @@ from ..scorers import Scorer
 from ..settings import settings
 from .hub import snapshot
 from .lm_scorer import Backbone, LMScorer
-from .pretrained import Device, Dtype, check_vocabulary, load_model, load_tokenizer, one_sentence
+from .pretrained import (
+    Device,
+    Dtype,
+    check_vocabulary,
+    contents_of,
+    load_model,
+    load_tokenizer,
+    one_sentence,
+)
 from .probe import probe
 from .templates import TEMPLATES, check_chat
 
@@ -113,6 +121,30 @@ class Checkpoint:
         bias = bias if bias is None else bias.float().to(model.device)
         return partial(linear, weight=weight, bias=bias)
 
+    def lm_scorer(
+        self,
+        name: str,
+        sign: str,
+        backbone: Backbone,
+        head: Callable,
+        *,
+        unit: str = "trained scale",
+        files: Mapping[str, str] | None = None,
+        **options,
+    ) -> LMScorer:
+        """Return a scorer of the files of the folder.
+
+        Parameters
+        ----------
+        files : mapping, optional
+            See `igcore.models.pretrained.contents_of`, where they were read before.
+        options
+            What changes its scores besides files, text and dtype.
+        """
+        files = files or contents_of(self.folder)
+        known = digest(files, backbone.template, dtype=self.dtype, **options)
+        return LMScorer(name, backbone, head, sign, known, unit, files=files)
+
 
 def digest(files: Mapping[str, str], write: Callable[[str, str], object], **options) -> str:
     """Return a hash of all that changes scores.
@@ -128,11 +160,3 @@ def digest(files: Mapping[str, str], write: Callable[[str, str], object], **opti
         What else changes scores.
     """
     return digest_of([files, write(*EXAMPLE), options])
-
-
-def lm_scorer(
-    name: str, sign: str, backbone: Backbone, head: Callable, files: Mapping[str, str], **options
-) -> LMScorer:
-    """Return a scorer in the scale that its model was trained in; `options` change its scores."""
-    known = digest(files, backbone.template, **options)
-    return LMScorer(name, backbone, head, sign, known, "trained scale", files=files)
