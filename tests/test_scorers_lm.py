@@ -125,7 +125,7 @@ def test_whatever_is_asked_in_whatever_order(name, tokenizer, end_id):
     session = Session(
         backbone_of(name, tokenizer, dtype, end_id=end_id), ["th", "rea", "read the tree", "t"]
     )
-    survivors = [(prompt, "") for prompt in session.prompts]
+    survivors = [(prompt, "") for prompt in session.prefixes]
     for _ in range(4):
         seen = []
         for _ in range(2):
@@ -137,7 +137,7 @@ def test_whatever_is_asked_in_whatever_order(name, tokenizer, end_id):
             texts = [(*text, rng.random() < 0.3) for text in grown + cut]
             assert_as_uncached(session, texts, atol)
             seen += grown
-        survivors = rng.sample(seen, 4) + [(rng.choice(session.prompts), "never read")]
+        survivors = rng.sample(seen, 4) + [(rng.choice(list(session.prefixes)), "never read")]
         session.retain(*zip(*survivors, strict=True))
     assert (session.root is None) == (name in ("mistral-window", "gemma2"))
 
@@ -161,7 +161,7 @@ def test_texts_that_change_the_tokens_of_their_prompt():
     backbone = backbone_of(tokenizer="pairs")
     session = Session(backbone, ["th", "tre"])
     texts = [("th", "e rest", False), ("th", "at", False), ("tre", "e", True), ("tre", "", False)]
-    begins = [session._starts_with_prefix(p, backbone.ids(p, r)) for p, r, _ in texts]
+    begins = [session._after_prefix(p, backbone.ids(p, r)) for p, r, _ in texts]
     assert not all(begins) and any(begins)
     with Counter(backbone.model) as counter:
         before = session.encoded
@@ -293,7 +293,7 @@ def test_what_is_retained_is_enough_and_all(letters):
         cached.score([prompt] * 3, texts, [False] * 3)
         session.retain([prompt, PROMPTS[0]], [text + "abcdef", "never scored"])
         states = {
-            id(known.rows): known.rows
+            id(known.place[0]): known.place[0]
             for all_known in session.known.values()
             for known in all_known
         }

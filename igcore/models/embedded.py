@@ -122,8 +122,9 @@ class MiniLMRelevance:
         from transformers import AutoModel, AutoTokenizer
 
         folder = assets.sound("minilm")
-        weights = (self.echo_weight, self.length_weight, self.length_scale)
-        formula = " ".join([assets.digest("minilm"), *(f"{weight:.17g}" for weight in weights)])
+        formula = assets.digest("minilm")
+        for weight in (self.echo_weight, self.length_weight, self.length_scale):
+            formula += f" {weight:.17g}"
         self.digest = hashlib.sha256(formula.encode()).hexdigest()
         with quiet_transformers():
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -140,11 +141,10 @@ class MiniLMRelevance:
         ValueError
             If prompts and responses differ in number.
         """
-        pairs = list(zip(prompts, responses, strict=True))
-        texts = list(dict.fromkeys([text for pair in pairs for text in pair]))
+        texts = list(dict.fromkeys([*prompts, *responses]))
         embedding = dict(zip(texts, self._embed(texts), strict=True))
         scores = []
-        for prompt, response in pairs:
+        for prompt, response in zip(prompts, responses, strict=True):
             cosine = float(embedding[prompt] @ embedding[response])
             scores.append(self._relevance(prompt, response, cosine))
         return np.array(scores, dtype=float)
@@ -171,10 +171,11 @@ class MiniLMRelevance:
                 max_length=self.max_tokens,
                 return_tensors="pt",
             ).to(self._model.device)
+            mask = batch["attention_mask"][:, :, None]  # (B, T, 1)
             with torch.inference_mode():
                 hidden = self._model(**batch).last_hidden_state  # (B, T, 384)
-            mask = batch["attention_mask"][:, :, None]  # (B, T, 1)
-            vectors[rows] = ((hidden * mask).sum(1) / mask.sum(1)).double().cpu().numpy()
+                means = (hidden * mask).sum(1) / mask.sum(1)
+            vectors[rows] = means.double().cpu().numpy()
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
@@ -203,7 +204,8 @@ def _echo(prompt: list[str], response: list[str]) -> float:
     A response of fewer than three words is compared word by word.
     """
     size = 3 if len(response) >= 3 else 1
-    known, said = _ngrams(prompt, size), _ngrams(response, size)
+    known = set(_ngrams(prompt, size))
+    said = _ngrams(response, size)
     return sum(gram in known for gram in said) / len(said)
 
 

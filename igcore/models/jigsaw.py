@@ -33,21 +33,22 @@ class BiLSTM(nn.Module):
     def __init__(self, weights: dict[str, torch.Tensor]) -> None:
         """Build the layers in the sizes of the weights, and load these."""
         super().__init__()
+        words, width = weights["embedding.weight"].shape
         hidden = weights["lstm.weight_hh_l0"].shape[1]
-        self.embedding = nn.Embedding(*weights["embedding.weight"].shape)
-        self.lstm = nn.LSTM(
-            self.embedding.embedding_dim, hidden, batch_first=True, bidirectional=True
-        )
-        self.dense, self.out = (
-            nn.Linear(*weights[f"{name}.weight"].shape[::-1]) for name in ("dense", "out")
-        )
+        units = len(weights["dense.bias"])
+        classes = len(weights["out.bias"])
+        self.embedding = nn.Embedding(words, width)
+        self.lstm = nn.LSTM(width, hidden, batch_first=True, bidirectional=True)
+        self.dense = nn.Linear(2 * hidden, units)
+        self.out = nn.Linear(units, classes)
         self.load_state_dict(weights)
 
     def forward(self, indices: torch.Tensor) -> torch.Tensor:
         """Return the logits of word indices."""
         # (B, T) -> (B, T, 2H); padding is read like a word, as in training
         states, _ = self.lstm(self.embedding(indices))
-        return self.out(self.dense(states.amax(dim=1)).relu())  # (B, C)
+        strongest = states.amax(dim=1)  # (B, 2H)
+        return self.out(self.dense(strongest).relu())  # (B, C)
 
 
 class JigsawToxicity:
@@ -82,10 +83,12 @@ class JigsawToxicity:
         """Load the asset's network and vocabulary."""
         folder = assets.sound("jigsaw")
         self.digest = assets.digest("jigsaw")
-        vocabulary = json.loads((folder / "vocabulary.json").read_text(encoding="utf-8"))
+        written = (folder / "vocabulary.json").read_text(encoding="utf-8")
+        vocabulary = json.loads(written)
         self._index = {word: index for index, word in enumerate(vocabulary["words"], start=1)}
         self._separators = str.maketrans(dict.fromkeys(vocabulary["filters"], " "))
-        self._model = BiLSTM(load_file(folder / "model.safetensors")).double().to(device).eval()
+        network = BiLSTM(load_file(folder / "model.safetensors"))
+        self._model = network.double().to(device).eval()
         self._device = device
 
     def score(
@@ -96,17 +99,17 @@ class JigsawToxicity:
         Prompts and `finished` are ignored. A text without a known word gets the score of the
         empty text, about 0.068.
         """
-        return self.probabilities(responses)[:, HEADS.index("toxic")]
+        toxic = HEADS.index("toxic")
+        return self.probabilities(responses)[:, toxic]
 
     def probabilities(self, texts: Sequence[str]) -> np.ndarray:
         """Return the probabilities of the `HEADS`, (n, 6) float64."""
-        rows = [self._indices(text) for text in texts]
-        if not rows:
+        if not texts:
             return np.empty((0, len(HEADS)))
-        batches = torch.tensor(rows).split(self.batch_size)  # each (B, T)
+        rows = torch.tensor([self._indices(text) for text in texts], device=self._device)
         with torch.inference_mode():
-            logits = [self._model(batch.to(self._device)) for batch in batches]
-            return torch.cat(logits).sigmoid().cpu().numpy()
+            logits = [self._model(batch) for batch in rows.split(self.batch_size)]  # (B, C) each
+        return torch.cat(logits).sigmoid().cpu().numpy()
 
     def _indices(self, text: str) -> list[int]:
         """Return the indices of the last `LENGTH` known words, padded with zeros in front.
@@ -114,5 +117,6 @@ class JigsawToxicity:
         Words outside the vocabulary are dropped.
         """
         words = text.lower().translate(self._separators).split(" ")
-        known = [self._index[word] for word in words if word in self._index][-LENGTH:]
-        return [0] * (LENGTH - len(known)) + known
+        known = [self._index[word] for word in words if word in self._index]
+        read = known[-LENGTH:]
+        return [0] * (LENGTH - len(read)) + read

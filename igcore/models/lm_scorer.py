@@ -14,8 +14,8 @@ what is emitted does not rest on a cache.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from os.path import commonprefix
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -97,12 +97,16 @@ class Backbone:
     ):
         """Keep the model in evaluation mode and without its head."""
         self.model = getattr(model, "base_model", model).eval()
-        self.tokenizer, self.template, self.special = tokenizer, template, special
-        self.end_id, self.anchor = end_id, list(anchor)
+        self.tokenizer = tokenizer
+        self.template = template
+        self.special = special
+        self.end_id = end_id
+        self.anchor = list(anchor)
 
     def ids(self, prompt: str, response: str) -> list[int]:
         """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
-        text = self.template(neutral(self.tokenizer, prompt), neutral(self.tokenizer, response))
+        parts = [neutral(self.tokenizer, part) for part in (prompt, response)]
+        text = self.template(*parts)
         ids = list(self.tokenizer(text, add_special_tokens=self.special)["input_ids"])
         if self.end_id is not None:
             ids.append(self.end_id)
@@ -128,13 +132,13 @@ class Backbone:
             When the anchor does not occur in the ids.
         """
         n = len(self.anchor)
-        starts = [i for i in range(len(ids)) if list(ids[i : i + n]) == self.anchor]
-        if not starts:
-            raise ParameterError(
-                f"the text does not hold the tokens {self.anchor}, after which the scorer expects "
-                "the answer; use the chat template that it was trained with"
-            )
-        return starts[-1] + 1
+        for start in reversed(range(len(ids))):
+            if list(ids[start : start + n]) == self.anchor:
+                return start + 1
+        raise ParameterError(
+            f"the text does not hold the tokens {self.anchor}, after which the scorer expects "
+            "the answer; use the chat template that it was trained with"
+        )
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the last hidden state of whole sequences, (R, H) float32, in padded batches."""
@@ -142,24 +146,40 @@ class Backbone:
         for at in range(0, len(sequences), self.batch):
             batch = sequences[at : at + self.batch]
             ids, mask = padded(batch, self.model.device)
-            where = {"attention_mask": mask, "position_ids": positions_of(mask)}
-            hidden, _ = forward(self.model, input_ids=ids, **where, logits_to_keep=1)
-            last = hidden[:, -1]
+            hidden, _ = forward(
+                self.model,
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions_of(mask),
+                logits_to_keep=1,
+            )
+            states = hidden[:, -1]
             if self.anchor:
                 # from the end: padding is on the left
                 back = [self.anchored(sequence) - 1 - len(sequence) for sequence in batch]
-                last = torch.cat([last, hidden[range(len(batch)), back]], dim=-1)
-            parts.append(last.float())
+                anchors = hidden[range(len(batch)), back]
+                states = torch.cat([states, anchors], dim=-1)
+            parts.append(states.float())
         return torch.cat(parts)
 
 
+class Text(NamedTuple):
+    """A text that begins with the cached prefix of its prompt."""
+
+    prompt: str
+    ids: list[int]  # after the prefix
+
+
 @dataclass
-class _Known:
+class Known:
     """A text whose KV cache and hidden states a session holds."""
 
     ids: list[int]  # after the prompt's prefix
-    rows: SharedRows
-    row: int
+    place: tuple[SharedRows, int]  # a state, and a row of it
+
+    def shared(self, ids: list[int]) -> int:
+        """Return the number of first tokens that ids share with it."""
+        return len(commonprefix([self.ids, ids]))
 
 
 class Session:
@@ -174,104 +194,110 @@ class Session:
     def __init__(self, backbone: Backbone, prompts: Sequence[str]):
         """Prefill the prompts' common prefixes where the model fits the shared cache."""
         self.backbone = backbone
-        self.prompts = list(dict.fromkeys(prompts))
-        self.prefixes = {prompt: backbone.prefix(prompt) for prompt in self.prompts}
+        self.prefixes = {prompt: backbone.prefix(prompt) for prompt in prompts}
         self.encoded = 0
-        self.root: SharedRows | None = None
+        self.root: SharedRows | None = None  # row by row the prefixes
+        self.known: dict[str, list[Known]] = {}
         if fits(backbone.model) and all(self.prefixes.values()):
-            self.root = SharedRows.open(backbone.model, list(self.prefixes.values()))
-            self.encoded = sum(map(len, self.prefixes.values()))
-        self.known = {
-            prompt: [] if self.root is None else [_Known([], self.root, i)]
-            for i, prompt in enumerate(self.prompts)
-        }
+            prefixes = list(self.prefixes.values())
+            self.root = SharedRows.open(backbone.model, prefixes)
+            self.encoded = sum(map(len, prefixes))
+            self._forget()
 
     def hidden(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """Return the hidden state of the last token of each text, (R, H) float32."""
-        ids = [self.backbone.ids(*text) for text in zip(prompts, responses, strict=True)]
-        with_cache, whole = [], []
-        for i, prompt in enumerate(prompts):
-            (with_cache if self._starts_with_prefix(prompt, ids[i]) else whole).append(i)
-        states: dict[int, torch.Tensor] = {}
-        if whole:
-            states |= zip(whole, self.backbone.encode([ids[i] for i in whole]), strict=True)
-            self.encoded += sum(len(ids[i]) for i in whole)
-        if with_cache:
-            texts = [self._after_prefix(prompts[i], ids[i]) for i in with_cache]
-            states |= zip(with_cache, self._read_on(texts), strict=True)
-        return torch.stack([states[i] for i in range(len(ids))])
+        texts: list[Text | None] = []
+        whole: list[list[int]] = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            ids = self.backbone.ids(prompt, response)
+            text = self._after_prefix(prompt, ids)
+            texts.append(text)
+            if text is None:
+                whole.append(ids)
+        self.encoded += sum(map(len, whole))
+        of_whole = iter(self.backbone.encode(whole) if whole else ())
+        of_others = iter(self._read_on([text for text in texts if text]))
+        return torch.stack([next(of_others if text else of_whole) for text in texts])
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
         """Free all of the cache but what longer texts that begin with these can use."""
-        if self.root is None:
-            return
-        nearest = []
+        kept: list[tuple[str, Known]] = []
         for prompt, response in zip(prompts, responses, strict=True):
-            ids = self.backbone.ids(prompt, response)
-            if self._starts_with_prefix(prompt, ids):
-                known, _ = self._nearest(*self._after_prefix(prompt, ids))
-                nearest.append((prompt, known))
-        self.known = {prompt: [_Known([], self.root, i)] for i, prompt in enumerate(self.prompts)}
-        if not nearest:
-            return
-        rows = self.root.gather([(known.rows, known.row) for _, known in nearest])
-        for row, (prompt, known) in enumerate(nearest):
-            self.known[prompt].append(_Known(known.ids, rows, row))
+            text = self._after_prefix(prompt, self.backbone.ids(prompt, response))
+            if text:
+                kept.append((prompt, self._nearest(text)))
+        self._forget()
+        if kept:
+            rows = self.root.gather([known.place for _, known in kept])
+            for row, (prompt, known) in enumerate(kept):
+                self.known[prompt].append(Known(known.ids, (rows, row)))
 
-    def _starts_with_prefix(self, prompt: str, ids: list[int]) -> bool:
-        """Say whether the cached prefix of a prompt begins these ids."""
+    def _forget(self) -> None:
+        """Know nothing but the prompts' prefixes."""
+        for row, prompt in enumerate(self.prefixes):
+            self.known[prompt] = [Known([], (self.root, row))]
+
+    def _after_prefix(self, prompt: str, ids: list[int]) -> Text | None:
+        """Return what follows the cached prefix of a prompt, or None where another text begins."""
         prefix = self.prefixes.get(prompt)
-        return self.root is not None and prefix is not None and ids[: len(prefix)] == prefix
+        if self.root is None or prefix is None or ids[: len(prefix)] != prefix:
+            return None
+        return Text(prompt, ids[len(prefix) :])
 
-    def _after_prefix(self, prompt: str, ids: list[int]) -> tuple[str, list[int]]:
-        """Return a prompt, and the ids of a text of it after the cached prefix."""
-        return prompt, ids[len(self.prefixes[prompt]) :]
+    def _nearest(self, text: Text) -> Known:
+        """Return the known text that shares most tokens."""
 
-    def _nearest(self, prompt: str, ids: list[int]) -> tuple[_Known, int]:
-        """Return the known text that shares most tokens, and how many."""
-        shared = [len(commonprefix([known.ids, ids])) for known in self.known[prompt]]
-        most = max(shared)
-        return self.known[prompt][shared.index(most)], most
+        def shared(known: Known) -> int:
+            """Return how many."""
+            return known.shared(text.ids)
 
-    def _read_on(self, texts: Sequence[tuple[str, list[int]]]) -> list[torch.Tensor]:
+        return max(self.known[text.prompt], key=shared)
+
+    def _read_on(self, texts: Sequence[Text]) -> list[torch.Tensor]:
         """Return the hidden states of texts whose prefixes are cached, encoding only new tokens."""
-        new = [text for text in texts if self._nearest(*text)[1] < len(text[1])]
+        new = [text for text in texts if self._nearest(text).shared(text.ids) < len(text.ids)]
         if new:
             self._encode(_longest(new))
-        nearest = [self._nearest(*text) for text in texts]
-        last = [known.rows.last_hidden(known.row, shared).float() for known, shared in nearest]
-        if not self.backbone.anchor:
-            return last
-        # where the prefix ends
-        at = [self.root.last_hidden(self.prompts.index(prompt), 0).float() for prompt, _ in texts]
-        return [torch.cat(pair) for pair in zip(last, at, strict=True)]
+        states = []
+        for text in texts:
+            rows, row = self._nearest(text).place
+            state = rows.last_hidden(row, len(text.ids)).float()
+            if self.backbone.anchor:
+                # where the prefix ends
+                root, row = self.known[text.prompt][0].place
+                state = torch.cat([state, root.last_hidden(row, 0).float()])
+            states.append(state)
+        return states
 
-    def _encode(self, texts: Sequence[tuple[str, list[int]]]) -> None:
+    def _encode(self, texts: Sequence[Text]) -> None:
         """Encode what texts add to their nearest known text, and keep their cache."""
-        nearest = [self._nearest(*text) for text in texts]
-        longest = max(len(ids) for _, ids in texts)
-        room = max(0, longest - max(len(known.ids) for known, _ in nearest))
-        rows = self.root.gather([(known.rows, known.row) for known, _ in nearest], room)
-        rows.lengths = [shared for _, shared in nearest]  # crop the cache to the shared tokens
-        new = [ids[n:] for (_, ids), n in zip(texts, rows.lengths, strict=True)]
+        nearest = [self._nearest(text) for text in texts]
+        longest = max(len(text.ids) for text in texts)
+        longest_known = max(len(known.ids) for known in nearest)
+        room = max(0, longest - longest_known)
+        rows = self.root.gather([known.place for known in nearest], room)
+        new = []
+        for row, (text, known) in enumerate(zip(texts, nearest, strict=True)):
+            shared = known.shared(text.ids)
+            rows.lengths[row] = shared  # crop the cache to the shared tokens
+            new.append(text.ids[shared:])
         self.encoded += sum(map(len, new))
         rows.extend(new)
-        for row, (prompt, ids) in enumerate(texts):
-            self.known[prompt].append(_Known(ids, rows, row))
+        for row, text in enumerate(texts):
+            self.known[text.prompt].append(Known(text.ids, (rows, row)))
 
 
-def _longest(texts: Sequence[tuple[str, list[int]]]) -> list[tuple[str, list[int]]]:
-    """Return the (prompt, ids) that no other one begins with, of equal ones one.
+def _longest(texts: Sequence[Text]) -> list[Text]:
+    """Return the texts that no other one begins with, of equal ones one.
 
     Encoding these caches all of the texts.
     """
-    # a text stands right before one that begins with it
-    ordered = sorted(texts)
-    begins = [
-        (prompt, ids) == (other, others[: len(ids)])
-        for (prompt, ids), (other, others) in pairwise(ordered)
-    ]
-    return [text for text, more in zip(ordered, [*begins, False], strict=True) if not more]
+    kept: list[Text] = []
+    # backwards: a text stands right before one that begins with it
+    for prompt, ids in sorted(texts, reverse=True):
+        if not kept or (prompt, ids) != (kept[-1].prompt, kept[-1].ids[: len(ids)]):
+            kept.append(Text(prompt, ids))
+    return kept[::-1]
 
 
 @dataclass(frozen=True)
@@ -309,24 +335,27 @@ class LMScorer:
         """Return one number per text (n,); every caller refuses a head with several outputs."""
         with torch.inference_mode():
             if self.session:
-                scores = self.head(self.session.hidden(prompts, responses))
+                states = self.session.hidden(prompts, responses)
+                scores = self.head(states)
             else:  # row by row: a batch may round otherwise
                 states = self._uncached_states(prompts, responses)
                 scores = torch.cat([self.head(row[None]) for row in states])
-            return scores.double().reshape(len(prompts), -1).squeeze(1).cpu().numpy()
+        scores = scores.double().reshape(len(prompts), -1)
+        return scores.squeeze(1).cpu().numpy()
 
     def _uncached_states(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """Return the hidden states (R, H) of texts; no two prompts share a batch or a cache."""
-        states: dict[int, torch.Tensor] = {}
-        for prompt in dict.fromkeys(prompts):
-            rows = [i for i, other in enumerate(prompts) if other == prompt]
-            of_prompt = [responses[i] for i in rows]
-            if len(rows) == 1:  # as in the final check, which uses no session
-                hidden = self.backbone.encode([self.backbone.ids(prompt, *of_prompt)])
-            else:
-                hidden = Session(self.backbone, [prompt]).hidden([prompt] * len(rows), of_prompt)
-            states |= zip(rows, hidden, strict=True)
-        return torch.stack([states[i] for i in range(len(prompts))])
+        groups: dict[str, list[str]] = {}
+        for prompt, response in zip(prompts, responses, strict=True):
+            groups.setdefault(prompt, []).append(response)
+        states = {prompt: iter(self._states(prompt, texts)) for prompt, texts in groups.items()}
+        return torch.stack([next(states[prompt]) for prompt in prompts])
+
+    def _states(self, prompt: str, responses: list[str]) -> torch.Tensor:
+        """Return the hidden states (R, H) of the texts of one prompt."""
+        if len(responses) == 1:  # as in the final check, which uses no session
+            return self.backbone.encode([self.backbone.ids(prompt, *responses)])
+        return self.open_cache([prompt]).hidden([prompt] * len(responses), responses)
 
     def open_cache(self, prompts: Sequence[str]) -> Session:
         """Return a new session of its backbone over a group of prompts."""

@@ -28,7 +28,8 @@ def turns_of(prompt: str) -> list[str]:
     A prompt that is no dialogue is one turn.
     """
     before, *said = DIALOGUE.split(prompt)
-    speakers, texts = said[::2], [text.strip() for text in said[1::2]]
+    speakers = said[::2]
+    texts = [text.strip() for text in said[1::2]]
     alternating = speakers == ["Human", "Assistant"] * (len(speakers) // 2)
     if before or not speakers or not alternating or texts[-1] or not all(texts[:-1]):
         return [prompt]
@@ -44,15 +45,15 @@ def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
 
     def opening(_, prompt: str) -> str:
         """Return the text up to where the answer begins."""
-        *before, last = turns_of(prompt)
-        said = [
-            user.format(u) + seam + a + end for u, a in zip(before[::2], before[1::2], strict=True)
-        ]
-        return begin + "".join(said) + user.format(last)
+        text = begin
+        for i, turn in enumerate(turns_of(prompt)):
+            text += user.format(turn) if i % 2 == 0 else seam + turn + end
+        return text
 
     def whole(tokenizer, prompt: str, answer: str) -> str:
         """Return the text of prompt and answer."""
-        return opening(tokenizer, prompt) + (seam + answer.lstrip(" ") if seam else answer)
+        answered = answer.lstrip(" ") if seam else answer
+        return opening(tokenizer, prompt) + seam + answered
 
     return Template(name, opening, whole)
 
@@ -65,9 +66,8 @@ def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
     opened : bool
         Whether the text ends where the assistant begins another turn.
     """
-    roles = ["user", "assistant"] * len(turns)
-    said = zip(roles, turns, strict=False)
-    messages = [{"role": role, "content": text} for role, text in said]
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
     return tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False)
 
 
@@ -89,9 +89,8 @@ VICUNA_1_1 = _written("vicuna", VICUNA, "USER: {} ASSISTANT:", seam=" ", end="</
 HUMAN_ASSISTANT = _written(  # HH-RLHF, ARGS
     "human-assistant", "", "\n\nHuman: {}\n\nAssistant:", seam=" ", end=""
 )
-TEMPLATES = {
-    template.name: template for template in (RAW, CHAT, SAFE_RLHF, VICUNA_1_1, HUMAN_ASSISTANT)
-}
+KNOWN = (RAW, CHAT, SAFE_RLHF, VICUNA_1_1, HUMAN_ASSISTANT)
+TEMPLATES = {template.name: template for template in KNOWN}
 TextFormat = Annotated[str, one_of(TEMPLATES)]
 
 
