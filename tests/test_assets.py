@@ -427,7 +427,7 @@ def test_command_line(shelf, cache, capsys):
         assert assets.main() == 0
         (line,) = capsys.readouterr().out.splitlines()
         assert line.split()[:2] == ["toy", "MIT"]
-        assert line.split()[3] == "MB" and line.split()[5] == "s"
+        assert line.split()[3] == "MB"
     (cache / READY / "words.txt").write_bytes(PAYLOAD.upper())
     assert assets.main() == 1
     assert capsys.readouterr().err.startswith(f"error: {cache / READY / 'words.txt'} is missing")

@@ -44,6 +44,7 @@ REFUSED: dict[str, tuple] = {
 }  # fmt: skip
 # `generate` makes them itself
 INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+ALLOWED_STOPS = (generation.MaxLengthCriteria, generation.EosTokenCriteria)
 DEFAULT_LENGTH = 20  # new tokens that transformers allows when nobody sets a length
 
 
@@ -228,10 +229,10 @@ def _prompts(
 
 def _tokens(response: Response, tokenizer, eos: list[int]) -> list[int]:
     """Return the tokens of what was emitted, with an end token where the policy wrote none."""
-    tokens = (
-        response.tokens or tokenizer(response.text or "", add_special_tokens=False)["input_ids"]
-    )
-    return tokens + ([] if response.finished else eos)
+    tokens = response.tokens
+    if not tokens:
+        tokens = tokenizer(response.text or "", add_special_tokens=False)["input_ids"]
+    return tokens if response.finished else tokens + eos
 
 
 def _length(settings, model, prompt: int) -> int | None:
@@ -311,14 +312,10 @@ def _check_processors(parts: Sequence) -> None:
     Those that transformers makes of settings are left to `_check_settings`.
     """
     for kind in map(type, parts):
-        own = (
-            not kind.__module__.startswith("transformers.")
-            or kind is generation.PrefixConstrainedLogitsProcessor
-        )
-        stops = issubclass(kind, generation.StoppingCriteria)
-        if own or (
-            stops and kind not in (generation.MaxLengthCriteria, generation.EosTokenCriteria)
-        ):
+        own = not kind.__module__.startswith("transformers.")
+        constrains = kind is generation.PrefixConstrainedLogitsProcessor
+        stops = issubclass(kind, generation.StoppingCriteria) and kind not in ALLOWED_STOPS
+        if own or constrains or stops:
             raise ParameterError(
                 f"generate was given a {kind.__name__}, which the search cannot honour; leave it "
                 "out"

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,20 +77,12 @@ CONVERTERS = {
 }
 
 
-def _pinned() -> dict[str, Asset]:
-    """Return the assets of the table that this package ships."""
-    table = json.loads((files(__package__) / "data/pins.json").read_text(encoding="utf-8"))
-    return {
-        name: Asset(name=name, convert=CONVERTERS.get(name), **facts)
-        for name, facts in table.items()
-    }
+PINS = json.loads((files(__package__) / "data/pins.json").read_text(encoding="utf-8"))
+ASSETS = {name: Asset(name, convert=CONVERTERS.get(name), **facts) for name, facts in PINS.items()}
 
 
-ASSETS = _pinned()
-
-
-# folder that `sound` has read in this process -> sha256 of its files by name
-_read: dict[Path, dict[str, str]] = {}
+# folder that `sound` has read in this process -> hash over its files
+_read: dict[Path, str] = {}
 
 
 def home() -> Path:
@@ -107,8 +98,7 @@ def digest(name: str) -> str:
     """
     if _folder(name) not in _read:
         sound(name)
-    lines = [f"{file} {sha256}" for file, sha256 in sorted(_read[_folder(name)].items())]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return _read[_folder(name)]
 
 
 def fetch(name: str) -> Path:
@@ -174,7 +164,8 @@ def sound(name: str) -> Path:
                 f"{folder / file} is missing, damaged or not the pinned file: its sha256 is "
                 f"{found} where {expected} is needed; {remedy}"
             )
-    _read[folder] = hashes
+    lines = [f"{file} {sha256}" for file, sha256 in hashes.items()]  # in the order of the names
+    _read[folder] = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return folder
 
 
@@ -252,15 +243,13 @@ def _alone(name: str) -> Iterator[None]:
 def main() -> int:
     """Fetch and check all assets from the command line; return the exit status."""
     for name, asset in ASSETS.items():
-        start = time.perf_counter()
         try:
             folder = sound(name)
         except IgcoreError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
         megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-        seconds = time.perf_counter() - start
-        print(f"{name:20}{asset.licence:17}{megabytes:7.1f} MB{seconds:7.1f} s", flush=True)
+        print(f"{name:20}{asset.licence:17}{megabytes:7.1f} MB", flush=True)
     return 0
 
 

@@ -167,13 +167,9 @@ def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
     if split in ("all", "test"):
         return parts["test"]
     held_out = set(parts["test"])
-    found = []
-    for text in parts["train"]:
-        share = split_of(text)
-        own = share if share in ("tune", "calibrate") else "train"
-        if own == split and text not in held_out:
-            found.append(text)
-    return found
+    # the share of `test` is training data here, because the owners' test part takes its place
+    shares = ("train", "test") if split == "train" else (split,)
+    return [text for text in parts["train"] if text not in held_out and split_of(text) in shares]
 
 
 def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:

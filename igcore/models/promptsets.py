@@ -8,7 +8,6 @@ import csv
 import io
 import json
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -72,8 +71,8 @@ def _rows(path: Path) -> list[dict]:
         return needs("pandas", "study").read_parquet(path).to_dict("records")
     text = read_text(path)
     if path.suffix == ".txt":
-        lines = re.split(r"\r\n|\r|\n", text.rstrip("\r\n")) if text else []
-        return [{"prompt": line} for line in lines]
+        lines = io.StringIO(text.rstrip("\r\n"), newline=None)  # every line end is a newline
+        return [{"prompt": line.removesuffix("\n")} for line in lines]
     if path.suffix == ".csv":
         header, *table = csv.reader(io.StringIO(text, newline=""), strict=True)
         if any(len(row) > len(header) for row in table):  # an unquoted comma
