@@ -66,7 +66,8 @@ class OffensiveLanguage:
         times: list[int] = []
         for row, text in enumerate(responses):
             words = re.findall(r"\b\w\w+\b", text.lower())
-            known = Counter(self._column[word] for word in words if word in self._column)
+            found = [self._column[word] for word in words if word in self._column]
+            known = Counter(found)
             rows += [row] * len(known)
             columns += known.keys()
             times += known.values()
@@ -75,7 +76,8 @@ class OffensiveLanguage:
         weights /= norms[rows]
         sums = [np.bincount(rows, weights * coef[columns], minlength=n) for coef in self._coef]
         margins = np.array(sums).T + self._intercept  # (n, M)
-        return (1 / (1 + np.exp(self._a * margins + self._b))).mean(axis=1)
+        probabilities = 1 / (1 + np.exp(self._a * margins + self._b))
+        return probabilities.mean(axis=1)
 
 
 class MiniLMRelevance:
@@ -146,7 +148,8 @@ class MiniLMRelevance:
         scores = []
         for prompt, response in zip(prompts, responses, strict=True):
             cosine = float(embedding[prompt] @ embedding[response])
-            scores.append(self._relevance(prompt, response, cosine))
+            relevance = self._relevance(prompt, response, cosine)
+            scores.append(relevance)
         return np.array(scores, dtype=float)
 
     def _relevance(self, prompt: str, response: str, cosine: float) -> float:
@@ -164,8 +167,9 @@ class MiniLMRelevance:
 
         vectors = np.empty((len(texts), self._model.config.hidden_size))
         for rows in by_length(texts, self.batch_size):
+            chosen = [texts[row] for row in rows]
             batch = self._tokenizer(
-                [texts[row] for row in rows],
+                chosen,
                 padding=True,
                 truncation=True,
                 max_length=self.max_tokens,
@@ -206,7 +210,8 @@ def _echo(prompt: list[str], response: list[str]) -> float:
     size = 3 if len(response) >= 3 else 1
     known = set(_ngrams(prompt, size))
     said = _ngrams(response, size)
-    return sum(gram in known for gram in said) / len(said)
+    repeated = [gram for gram in said if gram in known]
+    return len(repeated) / len(said)
 
 
 def _ngrams(words: list[str], size: int) -> list[tuple[str, ...]]:

@@ -63,6 +63,7 @@ class GenerativeGuard(Checkpoint):
     template: str | None = None
     prefix: str = ""
     boundary: ClassVar[float | None] = 0
+    scale: ClassVar[str] = "logit gap"
 
     def __post_init__(self):
         if self.template is not None:
@@ -90,18 +91,10 @@ class GenerativeGuard(Checkpoint):
         backbone = Backbone(model, self.tokenizer, self._write, special=special)
         _check_logits(model, backbone, self.repo)
         cost = partial(_gap, _logits(model, ids), len(self.unsafe))
-        return self.lm_scorer(
-            f"guard:{Path(self.repo).name}",
-            COST,
-            backbone,
-            cost,
-            unit="logit gap",
-            text_format="chat" if self.template is None else None,
-            unsafe=self.unsafe,
-            safe=self.safe,
-            template=self.template,
-            prefix=self.prefix,
-        )
+        options = {"unsafe": self.unsafe, "safe": self.safe, "prefix": self.prefix}
+        options["template"] = self.template
+        options["text_format"] = "chat" if self.template is None else None
+        return self.lm_scorer(f"guard:{Path(self.repo).name}", COST, backbone, cost, **options)
 
     def _write(self, prompt: str, response: str) -> str:
         """Return the text after which the guard says its verdict."""

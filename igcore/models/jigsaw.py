@@ -48,7 +48,8 @@ class BiLSTM(nn.Module):
         # (B, T) -> (B, T, 2H); padding is read like a word, as in training
         states, _ = self.lstm(self.embedding(indices))
         strongest = states.amax(dim=1)  # (B, 2H)
-        return self.out(self.dense(strongest).relu())  # (B, C)
+        features = self.dense(strongest).relu()  # (B, D)
+        return self.out(features)  # (B, C)
 
 
 class JigsawToxicity:
@@ -116,7 +117,9 @@ class JigsawToxicity:
 
         Words outside the vocabulary are dropped.
         """
-        words = text.lower().translate(self._separators).split(" ")
+        separated = text.lower().translate(self._separators)
+        words = separated.split(" ")
         known = [self._index[word] for word in words if word in self._index]
         read = known[-LENGTH:]
-        return [0] * (LENGTH - len(read)) + read
+        padding = [0] * (LENGTH - len(read))
+        return padding + read

@@ -118,7 +118,8 @@ class Backbone:
 
         They are fewer than the prompt's own ids, because a tokenizer may merge across the seam.
         """
-        ids = list(commonprefix([self.ids(prompt, response) for response in OPENINGS]))
+        openings = [self.ids(prompt, response) for response in OPENINGS]
+        ids = list(commonprefix(openings))
         return ids[: self.anchored(ids)] if self.anchor else ids
 
     def anchored(self, ids: Sequence[int]) -> int:
@@ -133,7 +134,8 @@ class Backbone:
         """
         n = len(self.anchor)
         for start in reversed(range(len(ids))):
-            if list(ids[start : start + n]) == self.anchor:
+            run = list(ids[start : start + n])
+            if run == self.anchor:
                 return start + 1
         raise ParameterError(
             f"the text does not hold the tokens {self.anchor}, after which the scorer expects "
@@ -223,7 +225,8 @@ class Session:
         """Free all of the cache but what longer texts that begin with these can use."""
         kept: list[tuple[str, Known]] = []
         for prompt, response in zip(prompts, responses, strict=True):
-            text = self._after_prefix(prompt, self.backbone.ids(prompt, response))
+            ids = self.backbone.ids(prompt, response)
+            text = self._after_prefix(prompt, ids)
             if text:
                 kept.append((prompt, self._nearest(text)))
         self._forget()
@@ -255,7 +258,11 @@ class Session:
 
     def _read_on(self, texts: Sequence[Text]) -> list[torch.Tensor]:
         """Return the hidden states of texts whose prefixes are cached, encoding only new tokens."""
-        new = [text for text in texts if self._nearest(text).shared(text.ids) < len(text.ids)]
+        new = []
+        for text in texts:
+            shared = self._nearest(text).shared(text.ids)
+            if shared < len(text.ids):
+                new.append(text)
         if new:
             self._encode(_longest(new))
         states = []

@@ -51,6 +51,7 @@ class Checkpoint:
     self_check: bool = True
     # the score that separates safe from unsafe, where the scale has one
     boundary: ClassVar[float | None] = None
+    scale: ClassVar[str] = "trained scale"  # the unit of its scores
 
     def load(self) -> Scorer:
         """Return the scorer.
@@ -122,15 +123,7 @@ class Checkpoint:
         return partial(linear, weight=weight, bias=bias)
 
     def lm_scorer(
-        self,
-        name: str,
-        sign: str,
-        backbone: Backbone,
-        head: Callable,
-        *,
-        unit: str = "trained scale",
-        files: Mapping[str, str] | None = None,
-        **options,
+        self, name: str, sign: str, backbone: Backbone, head: Callable, files=None, **options
     ) -> LMScorer:
         """Return a scorer of the files of the folder.
 
@@ -143,7 +136,7 @@ class Checkpoint:
         """
         files = files or contents_of(self.folder)
         known = digest(files, backbone.template, dtype=self.dtype, **options)
-        return LMScorer(name, backbone, head, sign, known, unit, files=files)
+        return LMScorer(name, backbone, head, sign, known, self.scale, files=files)
 
 
 def digest(files: Mapping[str, str], write: Callable[[str, str], object], **options) -> str:

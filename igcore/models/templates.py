@@ -47,7 +47,8 @@ def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
         """Return the text up to where the answer begins."""
         text = begin
         for i, turn in enumerate(turns_of(prompt)):
-            text += user.format(turn) if i % 2 == 0 else seam + turn + end
+            said = user.format(turn) if i % 2 == 0 else seam + turn + end
+            text += said
         return text
 
     def whole(tokenizer, prompt: str, answer: str) -> str:
