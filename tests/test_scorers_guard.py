@@ -143,7 +143,7 @@ def test_only_what_is_new_is_read(hub):
     after = len("<|end|> <|assistant|>".split()) + len("Safety:")
     with Counter(scorer.backbone.model) as counter:
         for text in ("Water", "Water it when", "Water it when dry"):
-            cached.score(session.prompts, [text], [False])
+            cached.score(list(session.prefixes), [text], [False])
     assert counter.tokens == len("Water it when dry") + 3 * after
 
 
