@@ -11,8 +11,9 @@ from tiny import LAYER, RESPONSES, read
 from tinymodels import PROMPTS, numbers, tiny
 
 from igcore import ParameterError, RunError
-from igcore.critic.latent import FEATURES, Latents, encode, shape_of
+from igcore.critic.latent import FEATURES, encode, latents, shape_of
 from igcore.critic.network import Critic, Spec, load_critic, save_critic
+from igcore.engine.kv_cache import History
 from igcore.engine.local import LocalEngine
 from igcore.runs.networks import Shuffled
 
@@ -59,6 +60,11 @@ def seen(features="ho", responses=RESPONSES):
     return read(tiny("llama"), PROMPTS, responses, features, LAYER)
 
 
+def states(features="ho"):
+    """The states that a search would hand over."""
+    return encode(tiny("llama"), PROMPTS, RESPONSES, features, LAYER)
+
+
 def test_size_at_the_papers_model():
     """Guards the paper's 0.7B parameters, counted without memory, and a size that trains in minutes
     on the embedded model.
@@ -92,13 +98,15 @@ def test_padding_has_no_influence(features):
     """Guards against what stands in the padding, even NaN, reaching a token by a sum, a maximum or
     a weight of 0.
     """
-    net, x, z = critic(features), seen(features), torch.zeros(3, 4)
-    want = net(x, z)
+    net, z, spoilt = critic(features), torch.zeros(3, 4), states(features)
+    x = latents(spoilt, features)
     gap = ~x.mask[..., None]
-    spoilt = x._map(
-        x.mask, lambda part: part.masked_fill(gap if part.dim() == 3 else gap[:, None], torch.nan)
-    )
-    for ours, theirs in zip(net(spoilt, z), want, strict=True):
+    for name in ("hidden", "middle"):
+        if getattr(spoilt, name) is not None:
+            setattr(spoilt, name, getattr(spoilt, name).masked_fill(gap, torch.nan))
+    spoilt.keys = [keys.masked_fill(gap[:, None], torch.nan) for keys in spoilt.keys]
+    spoilt.values = [values.masked_fill(gap[:, None], torch.nan) for values in spoilt.values]
+    for ours, theirs in zip(net(latents(spoilt, features), z), net(x, z), strict=True):
         assert torch.equal(ours[x.mask], theirs[x.mask])
 
 
@@ -119,8 +127,9 @@ def test_layers_count_one_by_one():
     """
     net, x, z = critic("h"), seen("h"), torch.zeros(3, 4)
     before = net(x, z)[0]
-    x.values[0] = x.values[0] + 3
-    x.values[1] = x.values[1] - 3
+    half = x.kv.shape[-1] // 2  # the keys come first
+    x.kv[:, :, 0, half:] += 3
+    x.kv[:, :, 1, half:] -= 3
     assert (net(x, z)[0] - before).abs()[x.mask].min() > 1e-4
 
 
@@ -131,7 +140,7 @@ def test_the_last_prefix_of_rows_of_any_length(features):
     net, x = critic(features), seen(features)
     logit, f2 = net(x, torch.tensor(Z)[:, None].expand(-1, 4))
     last = (torch.arange(3), x.mask.sum(1) - 1)
-    ours = net.judge(x, Z)
+    ours = net.judge(states(features), Z)
     assert torch.equal(ours[0], logit[last].sigmoid()) and torch.equal(ours[1], f2[last])
 
 
@@ -153,7 +162,7 @@ def test_what_the_engine_hands_over_is_judged_like_finished_text(features, dtype
 
 @pytest.mark.parametrize("use_z", [True, False])
 def test_z_counts_when_it_is_used(use_z):
-    net, x = critic("o", use_z=use_z), seen("o")
+    net, x = critic("o", use_z=use_z), states("o")
     a, b = net.judge(x, Z), net.judge(x, [0.0, 0.0, 0.0])
     assert all(torch.equal(one, other) != use_z for one, other in zip(a, b, strict=True))
 
@@ -162,16 +171,15 @@ def test_z_counts_when_it_is_used(use_z):
 @pytest.mark.parametrize("features", FEATURES)
 def test_nan_is_handed_through_and_stays_in_its_row(features):
     """Guards failing closed: a hidden state that cannot be read must not become a probability."""
-    net, x = critic(features), seen(features)
-    for part in FEATURES[features]:
-        broken = getattr(x, part)
-        broken = broken[0] if isinstance(broken, list) else broken
-        broken[1] = torch.nan
+    net, x = critic(features), states(features)
+    for broken in (x.hidden, x.middle, *x.keys, *x.values):
+        if broken is not None:
+            broken[1] = torch.nan
     for judged in net.judge(x, Z):
         assert judged.isnan().tolist() == [False, True, False]
     assert (
         torch.stack(
-            critic("o").judge(Latents(torch.tensor([[False]]), torch.zeros(1, 1, 32)), [0.0])
+            critic("o").judge(History(torch.tensor([[False]]), torch.zeros(1, 1, 32)), [0.0])
         )
         .isnan()
         .all()
@@ -194,7 +202,7 @@ def given(**changes):
 @pytest.mark.parametrize("features", FEATURES)
 def test_a_saved_critic_is_the_same(tmp_path, features):
     """Guards the files: weights, the units of z and f2, and what it is; nothing is pickled."""
-    net, x = critic(features), seen(features)
+    net, x = critic(features), states(features)
     net.centre.copy_(torch.tensor([0.5, -0.3])), net.scale.copy_(torch.tensor([2.0, 0.1]))
     net.about = {"train_s": 1.5}
     save_critic(net, tmp_path)
@@ -269,7 +277,7 @@ def test_the_control_stands_where_the_critic_stands(features):
     """Guards a control that is refused, or whose states the engine does not keep: it must pass for
     the critic everywhere else.
     """
-    net, x = critic(features), seen(features)
+    net, x = critic(features), states(features)
     control = Shuffled(net)
     assert (control.spec, control.watch, control.reads_keys) == (
         net.spec,

@@ -304,9 +304,8 @@ class Linear:
         self.responses = [[0] * 4] * len(rollouts)
 
     def take(self, index):
-        return Latents(
-            torch.ones(len(index), 4, dtype=torch.bool), self.hidden[torch.as_tensor(index)]
-        )
+        hidden = self.hidden[torch.as_tensor(index)]
+        return Latents(torch.ones(len(index), 4, dtype=torch.bool), hidden, torch.zeros(0))
 
 
 def test_training_recovers_a_linear_signal(tmp_path, monkeypatch):

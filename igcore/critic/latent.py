@@ -5,14 +5,12 @@
 forward pass, the same up to rounding. They are not stored: at 7B they take megabytes per token.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from operator import methodcaller
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -24,69 +22,40 @@ from ..progress import progress
 
 ENCODE = 32  # responses encoded at a time where all latents are kept in memory
 
-# features -> the parts of the states that a critic reads
-FEATURES = {
-    "o": ("hidden",),
-    "h": ("keys", "values"),
-    "ho": ("hidden", "keys", "values"),
-    "m": ("middle",),
-}
+FEATURES = ("o", "h", "ho", "m")  # o_t, h_t, both, or the output of a middle layer
 
 
-class Latents(History):
-    """The parts of the states of B responses that a critic reads, of every token."""
+class Latents(NamedTuple):
+    """What a critic reads of B responses of up to n tokens; of one response without the B.
+
+    Attributes
+    ----------
+    mask : Tensor (B, n) bool
+        Where a token stands; there are zeros elsewhere.
+    hidden : Tensor (B, n, H)
+        o_t, or under features ``m`` the output of the middle layer. H is 0 where it is not read.
+    kv : Tensor (B, n, layers, kv_width)
+        h_t: keys and values of every layer. `layers` is 0 where they are not read.
+    """
+
+    mask: Tensor
+    hidden: Tensor
+    kv: Tensor
 
     @classmethod
-    def join(cls, parts: Sequence["Latents"]) -> "Latents":
-        """Return the responses of all parts, padded to one length."""
-        n = max(part.mask.shape[1] for part in parts)
-        padded = [vars(part._padded(n)) for part in parts]
-        joined: dict[str, Any] = {}
-        for name, first in padded[0].items():
-            tensors = [part[name] for part in padded]
-            if isinstance(first, list):  # one tensor per layer
-                joined[name] = [torch.cat(layer) for layer in zip(*tensors, strict=True)]
-            elif first is not None:
-                joined[name] = torch.cat(tensors)
-        return cls(**joined)
+    def batch(cls, responses: Sequence["Latents"]) -> "Latents":
+        """Return single responses together, padded to one length."""
+        return cls(*[pad_sequence(list(x), batch_first=True) for x in zip(*responses, strict=True)])
 
-    def rows(self, index: Tensor) -> "Latents":
-        """Return some of the responses, without columns of padding alone."""
-        mask = self.mask[index]
-        n = int(mask.sum(1).max())
-
-        def take(x: Tensor) -> Tensor:
-            return x[index, ..., :n, :]
-
-        return self._map(mask[:, :n], take)
+    def single(self) -> list["Latents"]:
+        """Return each response alone, without padding."""
+        lengths = self.mask.sum(1).tolist()
+        return [Latents(*[x[i, :n] for x in self]) for i, n in enumerate(lengths)]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Latents":
         """Return the latents on a device, as `dtype`."""
-        return self._map(self.mask.to(device), methodcaller("to", device, dtype))
-
-    def without_padding(self) -> "Latents":
-        """Return the latents with zeros where no token stands."""
-        empty = ~self.mask[..., None]  # (B, n, 1)
-
-        def clear(x: Tensor) -> Tensor:
-            return x.masked_fill(empty if x.dim() == 3 else empty[:, None], 0)
-
-        return self._map(self.mask, clear)
-
-    def _padded(self, n: int) -> "Latents":
-        """Return the latents padded on the right to n tokens."""
-        more = n - self.mask.shape[1]
-        return self._map(pad(self.mask, (0, more)), partial(pad, pad=(0, 0, 0, more)))
-
-    def _map(self, mask: Tensor, change: Callable[[Tensor], Tensor]) -> "Latents":
-        """Return latents with this mask, and `change` applied to all other tensors (..., n, d)."""
-        return Latents(
-            mask,
-            hidden=None if self.hidden is None else change(self.hidden),
-            middle=None if self.middle is None else change(self.middle),
-            keys=[change(x) for x in self.keys],
-            values=[change(x) for x in self.values],
-        )
+        hidden, kv = self.hidden.to(device, dtype), self.kv.to(device, dtype)
+        return Latents(self.mask.to(device), hidden, kv)
 
 
 def latents(states: History, features: str) -> Latents:
@@ -102,20 +71,30 @@ def latents(states: History, features: str) -> Latents:
     states : History
         Of rows of n tokens, from `encode` or from the engine.
     features : str
-        A key of `FEATURES`; parts that it does not name are None.
+        One of `FEATURES`.
 
     Raises
     ------
     ParameterError
         For ``h`` and ``ho`` of a model that keeps the KV cache of its last tokens only.
     """
-    parts: dict[str, Any] = {name: getattr(states, name) for name in FEATURES[features]}
-    if any(keys.shape[2] != states.mask.shape[1] for keys in parts.get("keys", ())):
-        raise ParameterError(
-            f"features {features!r} need keys and values of every token, but the model keeps "
-            "those of its last tokens only; choose features 'o' or 'm'"
-        )
-    return Latents(states.mask, **parts)
+    mask = states.mask
+    hidden = states.middle if features == "m" else states.hidden
+    if hidden is None or features == "h":
+        hidden = torch.zeros(*mask.shape, 0, device=mask.device)
+    kv = torch.zeros(*mask.shape, 0, 0, device=mask.device)
+    if "h" in features:
+        pairs = zip(states.keys, states.values, strict=True)
+        layers = [torch.cat([x.transpose(1, 2).flatten(2) for x in pair], dim=-1) for pair in pairs]
+        if any(layer.shape[1] != mask.shape[1] for layer in layers):
+            raise ParameterError(
+                f"features {features!r} need keys and values of every token, but the model keeps "
+                "those of its last tokens only; choose features 'o' or 'm'"
+            )
+        kv = torch.stack(layers, dim=2)
+    # zeros, because what stands in the padding, even NaN, must not reach a token
+    empty = ~mask[..., None]
+    return Latents(mask, hidden.masked_fill(empty, 0), kv.masked_fill(empty[..., None], 0))
 
 
 @torch.no_grad()  # not inference mode, whose tensors cannot be trained on
@@ -136,7 +115,7 @@ def encode(
         Token ids; prompts of at least one, and not all responses empty. An end token does not
         belong to a response: the engine never encodes it.
     features : str
-        A key of `FEATURES`. For ``m`` the layers above `layer` are not run, and only `middle` is
+        One of `FEATURES`. For ``m`` the layers above `layer` are not run, and only `middle` is
         returned.
     layer : int, optional
         The middle layer of ``m``, counted from 0.
@@ -254,18 +233,18 @@ class Source:
         self.responses = responses
         self.features = features
         self.layer = layer
-        self.held: Latents | None = None
+        self.held: dict[int, Latents] = {}  # of single responses, by number
+        lengths = list(map(len, responses))
+        longest = self._encode([lengths.index(max(lengths))])
         # an upper bound: as if all responses were as long as the longest
-        size = token_bytes(model, features) * len(responses) * max(map(len, responses))
-        if size <= memory_gb * GIB:
+        if len(responses) * sum(x.nbytes for x in longest) <= memory_gb * GIB:
             self._hold()
 
     def take(self, index: Sequence[int]) -> Latents:
         """Return the latents of some of the responses, in this order."""
-        if self.held is None:
+        if not self.held:
             return self._encode(index)
-        rows = self.place[torch.as_tensor(index)]
-        return self.held.rows(rows.to(self.held.mask.device))
+        return Latents.batch([self.held[i] for i in index])
 
     def _hold(self) -> None:
         """Encode all responses once and keep their latents in memory."""
@@ -276,14 +255,11 @@ class Source:
 
         # equal lengths together need little padding; equal prompts together are encoded once
         order = sorted(range(len(self.responses)), key=by_length)
-        bar = progress(len(order), f"latents {self.features}")
-        parts = []
-        for at in range(0, len(order), ENCODE):
-            parts.append(self._encode(order[at : at + ENCODE]))
-            bar.update(len(parts[-1].mask))
-        bar.close()
-        self.held = Latents.join(parts)
-        self.place = torch.tensor(order).argsort()  # response -> its row in `held`
+        with progress(len(order), f"latents {self.features}") as bar:
+            for at in range(0, len(order), ENCODE):
+                index = order[at : at + ENCODE]
+                self.held |= zip(index, self._encode(index).single(), strict=True)
+                bar.update(len(index))
 
     def _encode(self, index: Sequence[int]) -> Latents:
         """Encode some of the responses."""
@@ -312,15 +288,3 @@ def shape_of(model: PreTrainedModel) -> dict[str, int]:
         "kv_width": max(widths, default=0),
         "hidden": one.hidden.shape[-1],
     }
-
-
-def token_bytes(model: PreTrainedModel, features: str) -> int:
-    """Return the bytes that the latents of one token take."""
-    shape = shape_of(model)
-    numbers = 0
-    if "h" in features:
-        numbers += shape["n_layers"] * shape["kv_width"]
-    if features != "h":  # o_t, or the output of the middle layer
-        numbers += shape["hidden"]
-    size: int = model.dtype.itemsize
-    return size * numbers

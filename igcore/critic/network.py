@@ -112,7 +112,7 @@ class Running(nn.Module):
 
     def forward(self, x: Latents) -> Tensor:
         """Return the running mean and maximum, (B, n, 2 width)."""
-        tokens = gelu(self.token(self.norm(x.middle)))  # (B, n, width)
+        tokens = gelu(self.token(self.norm(x.hidden)))  # (B, n, width)
         count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         mean = tokens.cumsum(1) / count[:, None]
         maximum = tokens.cummax(1).values
@@ -140,11 +140,7 @@ class States(nn.Module):
 
     def forward(self, x: Latents) -> Tensor:
         """Return one vector per prefix, (B, n, width)."""
-        layers = [
-            torch.cat([y.transpose(1, 2).flatten(2) for y in pair], dim=-1)  # (B, n, kv_width)
-            for pair in zip(x.keys, x.values, strict=True)
-        ]
-        kv = torch.stack(layers, dim=2)  # (B, n, layers, kv_width)
+        kv = x.kv  # (B, n, layers, kv_width)
         normed = self.norm(kv)
         # the mean over layers commutes with the linear map, and is cheaper before it
         mixed = self.over_layers.mix(normed, normed, causal=False).mean(2)
@@ -202,7 +198,7 @@ class Critic(Network):
         Parameters
         ----------
         x : Latents
-            Of B responses padded to n tokens; values in the padding do not matter.
+            Of B responses padded to n tokens.
         z : Tensor (B, n)
             Scaled remaining budget after each token.
 
@@ -212,7 +208,7 @@ class Critic(Network):
             logit of f1; f2 = expected gamma_task^T c_task, higher is worse. Meaningless where the
             mask is False.
         """
-        pooled = self.pool(x.without_padding())
+        pooled = self.pool(x)
         if self.spec.use_z:
             z = (z - self.centre[0]) / self.scale[0]
             pooled = torch.cat([pooled, z.to(pooled)[..., None]], dim=-1)

@@ -77,7 +77,7 @@ class Spec(Origin):
     gamma_task : float
         Discount of the task cost.
     features : str
-        A key of `igcore.critic.latent.FEATURES`.
+        One of `igcore.critic.latent.FEATURES`.
     layer : int or None
         The middle layer of features ``m``.
     use_z : bool
