@@ -166,10 +166,9 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     scorers = batch.scoring.reported
     metrics = measure(emissions, prompts, scorers.get("reward"), scorers["cost"], batch.config)
     # prompts are decoded together, so their seconds cannot be told apart: equal shares
-    seconds = {part: s / len(prompts) for part, s in batch.work.seconds.items()}
+    seconds: dict[str, Any] = {f"{part}_s": s / len(prompts) for part, s in batch.work.seconds.items()}
     out = []
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
-        report = batch.work.reports[search]
         out.append(
             Response(
                 prompt_id=search.prompt.id,
@@ -180,21 +179,13 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
                 reason=emission.reason,
                 finished=emission.finished,
                 n_tokens=emission.n_tokens,
-                reward=metric.reward,
-                cost=metric.cost,
-                peak_cost=metric.peak_cost,
                 fail_open_cost=fail_open_cost(batch, search, emission),
-                z_trace=metric.z_trace,
                 block_ends=emission.ends,
                 grid_ends=emission.grid,
-                counts=report.counts,
-                trace=report.trace,
-                finals=report.finals,
-                generate_s=seconds["generate"],
-                cost_s=seconds["cost"],
-                reward_s=seconds["reward"],
-                critic_s=seconds["critic"],
                 tokens=emission.tokens,
+                **vars(metric),
+                **vars(batch.work.reports[search]),
+                **seconds,
             )
         )
     return out

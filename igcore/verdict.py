@@ -328,7 +328,7 @@ def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchCo
 
 @dataclass
 class Measurement:
-    """The metrics of one emitted text."""
+    """The metrics of one emitted text; the fields are those of `Response`."""
 
     reward: float | None = None
     cost: float | None = None

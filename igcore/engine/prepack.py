@@ -16,7 +16,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,8 +26,8 @@ from .device import GIB, installed_bytes
 
 SHARE = 0.25  # share of the machine's memory that the copies of one model may take
 Product = Callable[[Tensor], Tensor]
-# model -> [products of its layers, number of searches that use them]
-_PACKED: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+# model -> its layers with their products
+_PACKED: WeakKeyDictionary[nn.Module, list[tuple[nn.Linear, Product]]] = WeakKeyDictionary()
 log = logging.getLogger("igcore")
 
 
@@ -38,22 +37,16 @@ def packed(*models: nn.Module) -> Iterator[None]:
 
     Models on another device, or too large for the machine, have none.
     """
-    # all copies are made before any is counted: one that fails leaves none behind
-    new: dict[nn.Module, list[Any]] = {}
-    for model in models:
-        if model not in _PACKED and model not in new:
-            products = [(layer, _product(layer.weight, layer.bias)) for layer in _layers(model)]
-            new[model] = [products, 0]
-    _PACKED.update(new)
-    for model in models:  # nested searches share the copies
-        _PACKED[model][1] += 1
+    # nested blocks share the copies of the outer one
+    new = {model: _layers(model) for model in set(models) if model not in _PACKED}
+    # all copies are made before any is kept: one that fails leaves none behind
+    products = {model: list(map(_copied, layers)) for model, layers in new.items()}
+    _PACKED.update(products)
     try:
         yield
     finally:
-        for model in models:
-            _PACKED[model][1] -= 1
-            if not _PACKED[model][1]:  # the last search that used them
-                del _PACKED[model]
+        for model in products:
+            del _PACKED[model]
 
 
 def missing_bytes(*models: nn.Module) -> int:
@@ -65,7 +58,7 @@ def missing_bytes(*models: nn.Module) -> int:
 @contextmanager
 def products_of(model: nn.Module) -> Iterator[None]:
     """Let the layers of a model multiply by their copies, if any, and restore them."""
-    products = _PACKED[model][0] if model in _PACKED else []
+    products = _PACKED.get(model, [])
     try:
         for layer, product in products:
             vars(layer)["forward"] = product  # shadows the method of the class
@@ -93,6 +86,11 @@ def _layers(model: nn.Module) -> list[nn.Linear]:
         )
         return []
     return layers
+
+
+def _copied(layer: nn.Linear) -> tuple[nn.Linear, Product]:
+    """Return a layer with the product that reads a copy of its weights."""
+    return layer, _product(layer.weight, layer.bias)
 
 
 @torch.inference_mode()

@@ -10,7 +10,6 @@ vocabulary instead of three.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,52 +91,37 @@ def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     if logits.device.type == "mps":  # Apple's has no float64
         logits = logits.cpu()
     u = u.to(logits.device)
-    size = len(logits)
-    if logits.device.type == "cpu":
-        # a few rows at a time, so that their probabilities stay in the cache
-        size = max(1, CHUNK // logits.shape[1])
-    drawn: list[list[Any]] = [[], [], [], []]
+    # on a CPU a few rows at a time, so that their probabilities stay in the cache
+    on_cpu = logits.device.type == "cpu"
+    size = max(1, CHUNK // logits.shape[1]) if on_cpu else len(logits)
+    drawn: Drawn = [], [], [], []
     for at in range(0, len(logits), size):
-        rows = range(at, min(at + size, len(logits)))
-        chunk = {row - at: factors[row] for row in rows if row in factors}
-        part: Sequence[list[Any]] = _draw(logits[at : at + size], u[at : at + size], chunk)
-        for numbers, more in zip(drawn, part, strict=True):
-            numbers += more
-    tokens, log_p, log_q, near = drawn
-    return tokens, log_p, log_q, near
+        chunk = {row - at: factors[row] for row in range(at, at + size) if row in factors}
+        part = _draw(logits[at : at + size], u[at : at + size], chunk)
+        drawn[0].extend(part[0])
+        drawn[1].extend(part[1])
+        drawn[2].extend(part[2])
+        drawn[3].extend(part[3])
+    return drawn
 
 
 def _draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     """Sample one token per row; see `draw`, which calls it with a few rows at a time."""
-    weights = logits.softmax(-1, dtype=torch.float32)  # (R, V)
-    # the entries that have a factor, and their probabilities before it
-    rows: list[int] = []
-    named: list[int] = []
-    values: list[float] = []
+    reference = logits.softmax(-1, dtype=torch.float32)  # (R, V)
+    weights = reference.clone() if factors else reference
     for row, factor in factors.items():
-        rows += [row] * len(factor)
-        named += factor.keys()
-        values += factor.values()
-    before = weights[rows, named]
-    weights[rows, named] = before * torch.tensor(values).to(weights)
+        weights[row, list(factor)] *= torch.tensor(list(factor.values())).to(weights)
     levels = _levels(weights)
     mass = levels[-1].sum(-1)  # (R,)
     check_finite(mass)
     if not mass.all():  # the factors left a row without mass: restore its reference
-        weights[rows, named] = torch.where(mass[rows] > 0, weights[rows, named], before)
+        weights = weights.where(mass[:, None] > 0, reference)
         levels = _levels(weights)
         mass = levels[-1].sum(-1)
-    leaves, near = _descend(levels, u)
-    q = weights.gather(1, leaves[:, None])[:, 0]  # (R,) with factors, before normalising
-    tokens = leaves.tolist()
-    log_p = q.log().tolist()
-    log_q = (q / mass).log().tolist() if factors else list(log_p)
-    # of a token that has a factor the reference probability is the one before it
-    entries = zip(rows, named, strict=True)
-    for (row, token), log_before in zip(entries, before.log().tolist(), strict=True):
-        if tokens[row] == token:
-            log_p[row] = log_before
-    return tokens, log_p, log_q, near.tolist()
+    tokens, near = _descend(levels, u)
+    p = reference.gather(1, tokens[:, None])[:, 0]  # (R,)
+    q = weights.gather(1, tokens[:, None])[:, 0] / mass if factors else p
+    return tokens.tolist(), p.log().tolist(), q.log().tolist(), near.tolist()
 
 
 def _levels(weights: Tensor) -> list[Tensor]:
