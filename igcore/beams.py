@@ -4,11 +4,10 @@ A score is a number or a tuple of numbers. Lower is better, because costs are mi
 penalty n is infinite here: a tuple (1, ...) is worse than every (0, ...).
 """
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pkgutil import resolve_name
 
 from .budget import SIGNED, SafetyState, is_safe, start
 from .config import SearchConfig
@@ -273,13 +272,7 @@ def method_of(name: str) -> Method:
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     method = METHODS[name]
-    return imported(method) if isinstance(method, str) else method
-
-
-def imported(place: str) -> Any:
-    """Import an object by its place, such as ``igcore.search:guarded_beam_search``."""
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return resolve_name(method) if isinstance(method, str) else method
 
 
 def settings_of(method: str, config: SearchConfig) -> SearchConfig:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from .beams import Method, PromptSearch, imported, method_of, new_search
+from .beams import Method, PromptSearch, method_of, new_search
 from .engine.device import free_bytes
 from .engine.local import LocalEngine
 from .engine.memory import (
@@ -103,7 +104,7 @@ def decode(
             # measured at the user's block size: a method may change its own (Best-of-N has one
             # block), and peak costs are only comparable on one grid
             batch = open_batch(resolved, how, searches, seed, account, guard.config.block_size)
-            emissions = imported(how.search)(batch)
+            emissions = resolve_name(how.search)(batch)
             return responses(batch, emissions)
 
     pairs = list(zip(given, ids, strict=True))
@@ -166,7 +167,9 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     scorers = batch.scoring.reported
     metrics = measure(emissions, prompts, scorers.get("reward"), scorers["cost"], batch.config)
     # prompts are decoded together, so their seconds cannot be told apart: equal shares
-    seconds: dict[str, Any] = {f"{part}_s": s / len(prompts) for part, s in batch.work.seconds.items()}
+    seconds: dict[str, Any] = {
+        f"{part}_s": s / len(prompts) for part, s in batch.work.seconds.items()
+    }
     out = []
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
         out.append(

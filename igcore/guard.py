@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name
 from typing import Any
 
-from .beams import Method, imported, method_of
+from .beams import Method, method_of
 from .config import SearchConfig
 from .decoding import check_seed, decode
 from .errors import ParameterError
@@ -140,7 +141,7 @@ class Guard:
         chosen = self.seed if seed is None else seed
         if input_ids is None and not inputs:
             return next(decode(self.method, self, [prompt], seed=chosen, on_block=on_block))
-        answer_rows = imported("igcore.adapters.generate:answer_rows")
+        answer_rows = resolve_name("igcore.adapters.generate:answer_rows")
         return answer_rows(self, prompt, input_ids, seed=chosen, **inputs)
 
     def map(self, prompts: Iterable[PromptLike], *, seed: int | None = None) -> list[Response]:
@@ -181,10 +182,10 @@ def as_policy(policy: PolicyLike) -> Policy:
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, str | os.PathLike):
-        loaded: Policy = imported("igcore.models.policies:load_policy")(os.fspath(policy))
+        loaded: Policy = resolve_name("igcore.models.policies:load_policy")(os.fspath(policy))
         return loaded
     if isinstance(policy, tuple) and len(policy) == 2:
-        made: Policy = imported("igcore.models.policies:policy_of")(*policy)
+        made: Policy = resolve_name("igcore.models.policies:policy_of")(*policy)
         return made
     raise ParameterError(
         f"policy is of type {type(policy).__name__}; give the name or folder of a model, a pair "

@@ -19,11 +19,11 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 
-from .beams import imported
 from .errors import ParameterError, ScorerError
 
 COST, REWARD = "higher is worse", "higher is better"
@@ -129,7 +129,7 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
         the worst text.
     """
     if isinstance(scorer, str):
-        scorer = imported("igcore.models.registry:load_scorer")(scorer)
+        scorer = resolve_name("igcore.models.registry:load_scorer")(scorer)
     elif callable(scorer) and not hasattr(scorer, "score"):
         return of_function(scorer, role)
     checked: Scorer = check_sign(scorer, role)

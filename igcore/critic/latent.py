@@ -151,7 +151,7 @@ def encode(
 
 
 class _Enough(Exception):
-    """Raised to stop a model's forward pass when the wanted states have been computed."""
+    """Raised with the wanted states to stop a model's forward pass."""
 
 
 def _run(
@@ -161,19 +161,18 @@ def _run(
 
     Return that output or input, (B, S, H). `mask` (B, L) covers the cached tokens, too.
     """
-    seen: list[Tensor] = []
 
     def catch(_: nn.Module, inputs: Any, output: Any = None) -> None:
         states = inputs if output is None else output
-        seen.append(states[0] if isinstance(states, tuple) else states)
-        raise _Enough  # neither the layers above nor the head are run
+        # neither the layers above nor the head are run
+        raise _Enough(states[0] if isinstance(states, tuple) else states)
 
     if stop is None:
         hook = model.get_output_embeddings().register_forward_pre_hook(catch)
     else:
         hook = stop.register_forward_hook(catch)
     try:
-        with products_of(model):
+        with hook, products_of(model):
             model(
                 input_ids=ids,
                 attention_mask=mask,
@@ -182,11 +181,9 @@ def _run(
                 use_cache=True,
                 logits_to_keep=0,
             )
-    except _Enough:
-        pass
-    finally:
-        hook.remove()
-    return seen[0]
+    except _Enough as enough:
+        states: Tensor = enough.args[0]
+    return states
 
 
 def middle_layer(model: PreTrainedModel, layer: int | None) -> nn.Module:

@@ -45,10 +45,12 @@ class Block:
     @classmethod
     def empty(cls, first: int, size: int) -> "Block":
         """Return a block of candidates without tokens."""
-        block = cls(first, [], [], [], [], [0] * size, [0] * size)
-        for _ in range(size):
-            block.tokens.append([])
-            block.ended.append(False)
-            block.log_p.append([])
-            block.log_q.append([])
-        return block
+        return cls(
+            first,
+            tokens=[[] for _ in range(size)],
+            ended=[False] * size,
+            log_p=[[] for _ in range(size)],
+            log_q=[[] for _ in range(size)],
+            near_ties=[0] * size,
+            encoded=[0] * size,
+        )

@@ -12,6 +12,7 @@ methods::
 
 import copy
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,7 +76,7 @@ def forward(
         its context.
     """
     # hooks, because ``output_hidden_states`` would keep the hidden states of every layer
-    head, hooks = model.get_output_embeddings(), []
+    head = model.get_output_embeddings()
     seen: dict[str, Tensor] = {}
 
     def catch_hidden(_: nn.Module, args: Any) -> None:
@@ -84,19 +85,15 @@ def forward(
     def catch_middle(_: nn.Module, args: Any, out: Any) -> None:
         seen["middle"] = out[0] if isinstance(out, tuple) else out
 
-    if head is None:
-        inputs.pop("logits_to_keep")
-    else:
-        hooks.append(head.register_forward_pre_hook(catch_hidden))
-    if watch is not None:
-        layer = model.get_decoder().layers[watch]
-        hooks.append(layer.register_forward_hook(catch_middle))
-    try:
-        with products_of(model):
-            out = model(use_cache=True, **inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, products_of(model):
+        if head is None:
+            inputs.pop("logits_to_keep")
+        else:
+            hooks.enter_context(head.register_forward_pre_hook(catch_hidden))
+        if watch is not None:
+            layer = model.get_decoder().layers[watch]
+            hooks.enter_context(layer.register_forward_hook(catch_middle))
+        out = model(use_cache=True, **inputs)
     cache = inputs.get("past_key_values")
     if cache is not None and getattr(out, "past_key_values", None) is not cache:
         raise PolicyError(
@@ -168,25 +165,18 @@ class DynamicRows:
 
         `room` is for other caches: this one grows by itself.
         """
-        states = list({id(state): state for state, _ in sources}.values())
-        # the rows of all states are concatenated; this is where each state begins
-        first, total = {}, 0
-        for state in states:
-            first[id(state)] = total
-            total += len(state.mask)
-        places = [first[id(state)] + row for state, row in sources]
-        index = torch.tensor(places, device=self.mask.device)
+        states, rows = zip(*sources, strict=True)
         # shallow copies, whose tensors are replaced below; the sources keep theirs
         cache = copy.copy(states[0].cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         for i, layer in enumerate(cache.layers):
             # any kind of layer: keys and values, a window, a convolution, a recurrent state
             parts = [vars(state.cache.layers[i]) for state in states]
-            vars(layer).update(_pick(parts, index))
+            vars(layer).update(_pick(parts, rows))
         tensors = {}
         for name in ("mask", "hidden", "logits", "past"):
             parts = [getattr(state, name) for state in states]
-            tensors[name] = _pick(parts, index)
+            tensors[name] = _pick(parts, rows)
         return replace(self, cache=cache, **tensors)
 
     @torch.inference_mode()
@@ -235,18 +225,17 @@ def _read(
     return hidden[:, -1], logits[:, -1]
 
 
-def _pick(parts: Sequence[Any], index: Tensor) -> Any:
-    """Join tensors along their rows and take some of the rows, also inside dictionaries.
+def _pick(parts: Sequence[Any], rows: Sequence[int]) -> Any:
+    """Stack one row of each of some tensors, also inside dictionaries.
 
     Anything else is the same in all parts.
     """
     first = parts[0]
     if isinstance(first, dict):
-        return {name: _pick([part[name] for part in parts], index) for name in first}
+        return {name: _pick([part[name] for part in parts], rows) for name in first}
     if not isinstance(first, Tensor) or not first.dim():
         return first
-    joined = torch.cat(list(parts)) if len(parts) > 1 else first
-    return joined.index_select(0, index.to(first.device))
+    return torch.stack([part[row] for part, row in zip(parts, rows, strict=True)])
 
 
 def _last(x: Tensor, n: int) -> Tensor:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
+from pkgutil import resolve_name
 from typing import Any
 
-from ..beams import imported
 from ..errors import ParameterError, unknown_name
 from ..scorers import Scorer
 
@@ -58,7 +58,7 @@ def maker(name: str, kind: str = "scorer") -> Callable[..., Scorer]:
     if name not in SCORERS:
         raise unknown_name(kind, name, SCORERS)
     made = SCORERS[name]
-    return imported(made) if isinstance(made, str) else made
+    return resolve_name(made) if isinstance(made, str) else made
 
 
 def home_of(name: str) -> str | None:

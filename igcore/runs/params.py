@@ -6,9 +6,9 @@ frozen dataclass. Parameters that need model code live in modules of their own, 
 """
 
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any
 
-from ..beams import imported
 from ..errors import MissingParameter, ParameterError
 from ..settings import FolderName, InsideFolder, settings
 
@@ -67,7 +67,7 @@ def notebook_params(kind: str, namespace: Mapping) -> Any:
         Naming a parameter that is unknown, missing, of the wrong type or out of range.
     """
     known = PARAMS[kind]
-    checked = imported(known) if isinstance(known, str) else known
+    checked = resolve_name(known) if isinstance(known, str) else known
     try:
         return checked(**notebook_parameters(namespace))
     except MissingParameter as error:
