@@ -173,7 +173,7 @@ def test_keys_and_values_are_those_of_the_tokens(cache):
     made = network(replace(letters(), model=model))
     steering = made.steering(model, replace(CONFIG, value_steps=5, value_step_size=0.5))
     engine = LocalEngine(model, {-1}, cache)
-    engine.steer(steering)
+    engine.steering = steering
     engine.open(PROMPTS)
     block = engine.sample_block([0, 1, 2], keys)
     plain = LocalEngine(model, {-1}, cache)

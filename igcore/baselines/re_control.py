@@ -44,7 +44,7 @@ def re_control(batch: Batch) -> list[Emission]:
         When gradient ascent diverges, or the policy's logits are not W o_t.
     """
     network, policy = batch.guard.critic, batch.guard.policy
-    batch.engine.steer(network.steering(policy.model, batch.config))
+    batch.engine.steering = network.steering(policy.model, batch.config)
     return guarded_beam_search(batch)
 
 

@@ -107,8 +107,6 @@ class Packing:
         slab, and its position in the text without the padding.
     n_slots, n_steps, filled : int
         C, S (most tokens of a row in this pass), and n (columns in use afterwards).
-    dense : bool
-        Whether every slot has one token, in the order of the slots, so that nothing is scattered.
     mask : Tensor (P, 1, width, 1, S, L + n) bool, or None
         True where a query may attend; None where all queries may attend to all keys.
     """
@@ -137,7 +135,6 @@ class Packing:
         self.n_slots = len(prompts.ids) * slab.width
         self.n_steps = max(counts)
         self.filled = max(column) + 1
-        self.dense = self.n_steps == 1 and slot == list(range(self.n_slots))
         lengths = prompts.mask.sum(1)
         self.position = lengths[self.slot // slab.width] + self.column
         self.mask = self._mask(slots, starts)
@@ -159,15 +156,13 @@ class Packing:
 
     def scatter(self, x: Tensor) -> Tensor:
         """Return packed x (T, ...) by slot, (C, S, ...), with zeros where no token stands."""
-        if self.dense:  # a view, where an index would copy
-            return x[:, None]
         out = x.new_zeros(self.n_slots, self.n_steps, *x.shape[1:])
         out[self.slot, self.step] = x
         return out
 
     def collect(self, x: Tensor) -> Tensor:
         """Return x by slot (C, S, ...) as packed, (T, ...)."""
-        return x[:, 0] if self.dense else x[self.slot, self.step]
+        return x[self.slot, self.step]
 
     # the methods that transformers calls on a cache
 
@@ -180,11 +175,7 @@ class Packing:
         """
         pairs = ((self.slab.keys, keys), (self.slab.values, values))
         for slab, packed in pairs:
-            new = packed[0].transpose(0, 1)
-            if self.dense and self.mask is None:  # a slice is cheaper than an index
-                slab[layer][:, :, self.filled - 1] = new
-            else:
-                slab[layer][self.slot, :, self.column] = new
+            slab[layer][self.slot, :, self.column] = packed[0].transpose(0, 1)
         return self, self
 
     def get_seq_length(self, *_: object) -> int:

@@ -166,7 +166,7 @@ class DynamicRows:
         `room` is for other caches: this one grows by itself.
         """
         states, rows = zip(*sources, strict=True)
-        # shallow copies, whose tensors are replaced below; the sources keep theirs
+        # shallow copies, whose tensors are replaced; the sources keep theirs
         cache = copy.copy(states[0].cache)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         for i, layer in enumerate(cache.layers):

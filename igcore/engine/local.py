@@ -64,6 +64,9 @@ class LocalEngine:
     ----------
     rows
         The current state, see `igcore.engine.kv_cache`.
+    steering : callable or None
+        When set, all further blocks are sampled from the logits that it changes. Only sampling
+        changes: the KV cache stays that of the sampled tokens.
     """
 
     def __init__(
@@ -93,13 +96,6 @@ class LocalEngine:
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
         """Prefill the prompts, one row each: B sequences of at least one token id."""
         self._start(self.kind.open(self.model, prompts, self.watch))
-
-    def steer(self, steering: Steering | None) -> None:
-        """Sample all further blocks from changed logits; None restores the reference.
-
-        Only sampling changes: the KV cache stays that of the sampled tokens.
-        """
-        self.steering = steering
 
     def sample_block(
         self,
