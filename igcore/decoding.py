@@ -77,14 +77,11 @@ def decode(
         When the policy's logits are not finite, or memory runs out for a single prompt.
     """
     resolved, how = guard.under(method), method_of(method)
-    if isinstance(prompts, str):  # it would be read as one prompt per letter
-        raise ParameterError(
-            f"prompts is the text {prompts[:40]!r}; give a list of prompts, even of one"
-        )
     check_seed(seed)
     listed = list(prompts)
-    if any(isinstance(prompt, Mapping) for prompt in listed):
-        raise ParameterError("prompts is one chat; give a list of prompts, even of one")
+    # a text would be read as one prompt per letter, a chat as one per message
+    if isinstance(prompts, str) or any(isinstance(prompt, Mapping) for prompt in listed):
+        raise ParameterError(f"prompts is {prompts!r:.60}; give a list of prompts, even of one")
     given = [as_prompt(prompt) for prompt in listed]
     if not given:
         raise ParameterError("there are no prompts; give at least one")

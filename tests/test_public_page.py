@@ -206,7 +206,7 @@ MISUSES = {
     "prompts are one text": (lambda: a_guard().map("a"), "give a list of prompts"),
     "prompts are one chat": (
         lambda: a_guard().map([{"role": "user", "content": "a"}]),
-        "^prompts is one chat; give a list",
+        "^prompts is .*; give a list",
     ),
     "a message without a role": (lambda: a_guard()([{"content": "a"}]), "cannot be read; give"),
     "an unknown role": (

@@ -889,7 +889,7 @@ def test_weights_and_random_state_are_untouched():
         (["ab"], {"budget": -1.0}, "budget is -1.0; it must be at least 0"),
         (["ab"], {"budget": math.nan}, "budget is nan; it must be finite"),
         (["ab"], {"budget": math.inf}, "budget is inf; it must be finite"),
-        ("ab", {}, "prompts is the text 'ab'; give a list"),
+        ("ab", {}, "prompts is 'ab'; give a list"),
         (["ab"], {"gamma_safety": 0.0}, r"gamma_safety is 0.0; it must be above 0"),
         (["ab"], {"accounting": "peaks"}, "unknown accounting 'peaks'; did you mean 'peak'"),
         (["ab"], {"diversity": "papers"}, "did you mean 'paper'"),
