@@ -27,14 +27,10 @@ from igcore import Guard, ParameterError, Prompt, SearchConfig, decode
 from igcore.critic.latent import FEATURES, encode
 from igcore.critic.training import CriticConfig
 from igcore.report.certify import learn_then_test
-from igcore.runs import critic_only as module
-from igcore.runs.critic_only import (
-    CriticCost,
-    settings_at,
-)
 from igcore.verdict import within
 
 NOTEBOOK = notebook_code("20_train_critic")
+CriticCost, settings_at = NOTEBOOK.CriticCost, NOTEBOOK.settings_at
 by_threshold, loss_matrix = NOTEBOOK.by_threshold, NOTEBOOK.loss_matrix
 PROMPTS = [
     Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())
@@ -110,7 +106,7 @@ def test_more_texts_than_fit_a_batch_keep_their_order(monkeypatch):
     """Guards batches: with empty texts between them and prompts that repeat, each score must be its
     own text's.
     """
-    monkeypatch.setattr(module, "ENCODE", 3)
+    monkeypatch.setattr(NOTEBOOK, "ENCODE", 3)
     policy, guard = letters(), CriticCost(letters(), CRITIC, 1.0)
     texts = ["abc", "", "d", "feed", "", "bad", "cab", "abc", "e"]
     prompts = ["ab", "c", "c", "ab", "ab", "fed", "c", "c", "ab"]
