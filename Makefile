@@ -63,7 +63,7 @@ dry-run: $(VENV)/installed
 
 test: assets
 	@$(BIN)/ruff check --quiet
-	@$(BIN)/ruff format --check --quiet igcore tests benchmarks
+	@$(BIN)/ruff format --check --quiet igcore tests benchmarks docs/pages.py
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest --numprocesses $(CORES) --no-loadscope-reorder notebooks tests
@@ -76,7 +76,7 @@ lab: assets
 	@$(BIN)/python -m jupyter lab notebooks
 
 readme: $(VENV)/installed
-	@$(BIN)/python -m igcore.runs.readme
+	@$(BIN)/python -m docs.pages
 
 clean:
 	rm -rf runs .snakemake

@@ -14,11 +14,11 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from docs.pages import BLOCK, PAGES
 from igcore import METHODS
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.paramfiles import ParamFiles
-from igcore.runs.readme import BLOCK, PAGES
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

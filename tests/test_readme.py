@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from docs import pages
 from igcore.errors import RunError
-from igcore.runs import readme
 
 PAGE = "before\n<!-- table main -->\nof the last run\n<!-- end -->\nafter\n"
 
@@ -21,24 +21,24 @@ def test_a_block_is_written_and_nothing_else(tmp_path):
     page = PAGE
     for text in ("| \\1 old |", "| \\1 new |\n"):
         with_table(tmp_path, text)
-        page = readme.filled(page, tmp_path)
+        page = pages.filled(page, tmp_path)
     assert page == "before\n<!-- table main -->\n\n| \\1 new |\n\n<!-- end -->\nafter\n"
-    assert readme.filled("no block\n<!-- output -->\n<!-- end -->\n", tmp_path).count("\n") == 3
+    assert pages.filled("no block\n<!-- output -->\n<!-- end -->\n", tmp_path).count("\n") == 3
 
 
 def test_two_blocks_keep_the_text_between_them(tmp_path):
     """Bug: everything from the first block to the end of the last one was replaced."""
     with_table(tmp_path, "| new |")
-    page = readme.filled(PAGE + PAGE, tmp_path)
+    page = pages.filled(PAGE + PAGE, tmp_path)
     assert page.count("| new |") == page.count("before") == page.count("after") == 2
 
 
 def test_a_missing_table_is_one_sentence(tmp_path):
     """Guards against a page whose numbers nobody made."""
     with pytest.raises(RunError, match=r"main\.md is not there; run `make reproduce`"):
-        readme.filled(PAGE, tmp_path)
+        pages.filled(PAGE, tmp_path)
     with pytest.raises(RunError, match="no executed notebook of small; run `make reproduce`"):
-        readme.filled("<!-- minutes small -->\n<!-- end -->", tmp_path)
+        pages.filled("<!-- minutes small -->\n<!-- end -->", tmp_path)
 
 
 def executed(path, notebook, seconds):
@@ -55,7 +55,7 @@ def test_minutes_are_those_of_all_jobs_of_a_notebook(tmp_path):
     executed(small / "decode-b/executed.ipynb", "30_decode", 108)
     executed(small / "decode-c/executed.ipynb", "30_decode", None)
     executed(small / ".replaced/decode-a.1/executed.ipynb", "30_decode", 600)
-    rows = readme.minutes("small ablations", tmp_path).splitlines()
+    rows = pages.minutes("small ablations", tmp_path).splitlines()
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
     expected = [["small", "30_decode", "2", "3.3"], ["small", "40_tables", "1", "0.1"]]
     assert cells == expected
@@ -63,15 +63,15 @@ def test_minutes_are_those_of_all_jobs_of_a_notebook(tmp_path):
 
 def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
     """Guards `make readme`."""
-    monkeypatch.setattr(readme, "root", lambda: tmp_path)
-    for name in readme.PAGES:
+    monkeypatch.setattr(pages, "root", lambda: tmp_path)
+    for name in pages.PAGES:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(PAGE)
     with pytest.raises(SystemExit, match=r"^error: .*main\.md is not there"):
-        readme.main()
+        pages.main()
     with_table(tmp_path, "| new |")
-    readme.main()
-    assert all("| new |" in (tmp_path / name).read_text() for name in readme.PAGES)
+    pages.main()
+    assert all("| new |" in (tmp_path / name).read_text() for name in pages.PAGES)
 
 
 def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
@@ -79,5 +79,5 @@ def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
     block = "```python\nprint(6 * 7)\n```\n```python\nprint(0)\n```\n"
     page = block + "<!-- output page.md -->\n<!-- end -->\n"
     (tmp_path / "page.md").write_text(page, encoding="utf-8")
-    written = readme.filled(page, tmp_path)
+    written = pages.filled(page, tmp_path)
     assert written == block + "<!-- output page.md -->\n\n```\n42\n```\n\n<!-- end -->\n"

@@ -1,4 +1,4 @@
-"""Write the tables of the pages: ``make readme``, which is ``python -m igcore.runs.readme``.
+"""Write the tables of the pages: ``make readme``, which is ``python -m docs.pages``.
 
 A page holds pairs of comments, ``<!-- table main -->`` and ``<!-- end -->``. What lies between them
 is replaced by the table of that name in ``figures/tables``, by the plan of a folder of params
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..errors import IgcoreError, RunError
-from ..folders import ASIDE, root
-from .plan import report
+from igcore.errors import IgcoreError, RunError
+from igcore.folders import ASIDE, root
+from igcore.runs.plan import report
 
 PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/guide.md")
 BLOCK = re.compile(r"(<!-- (table|plan|minutes|output) ([^>]+) -->\n).*?(<!-- end -->)", re.S)

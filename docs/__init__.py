@@ -1,0 +1,1 @@
+"""The pages of this project, and the command that writes their tables."""
