@@ -4,6 +4,8 @@ measured speed, and files that say too little.
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -283,6 +285,21 @@ def test_the_command_prints_or_says_what_is_wrong(tmp_path, capsys):
     assert "| decode-a.yaml |" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"error: no file has a run; give files named decode"):
         plan.main([str(written(tmp_path, "tables"))])
+
+
+def test_a_light_install_is_told_what_the_plan_needs(tmp_path):
+    """Bug: a bare ModuleNotFoundError where igcore was installed without its extras."""
+    code = """
+import runpy, sys
+for name in ("pandas", "tabulate", "scipy"):
+    sys.modules[name] = None
+sys.argv[1:] = [FILE]
+runpy.run_module("igcore.runs.plan", run_name="__main__")
+"""
+    code = code.replace("FILE", repr(str(written(tmp_path, "decode-a"))))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.startswith("error: this needs pandas; install")
+    assert done.stderr.count("\n") == 1
 
 
 def test_every_committed_file_of_the_paper_has_a_plan():

@@ -7,21 +7,22 @@ are loaded and nothing is downloaded.
 """
 
 import argparse
+import json
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
 
-from .. import paper
 from ..baselines.re_control import ValueNetwork, ValueSpec
 from ..baselines.value_training import ValueConfig
 from ..beams import method_of, settings_of
@@ -29,9 +30,10 @@ from ..config import SearchConfig
 from ..critic.config import CriticConfig
 from ..critic.network import Critic
 from ..critic.spec import Spec
+from ..critic.training import names_of
 from ..engine.device import GIB
 from ..engine.memory import CRITIC_ROWS, critic_bytes, kv_bytes, search_bytes, session_bytes
-from ..errors import IgcoreError, ParameterError
+from ..errors import IgcoreError, ParameterError, needs
 from ..folders import read
 from ..models.policies import POLICIES
 from ..models.pretrained import DTYPES
@@ -43,8 +45,7 @@ from .paramfiles import ParamFiles
 from .rollout_run import METHOD as ROLLOUTS
 
 # name on the hub, or of an asset -> fields of its LlamaConfig
-with (files(paper) / "data/shapes.csv").open(encoding="utf-8") as table:
-    SHAPES = pd.read_csv(table, index_col="repo").to_dict("index")
+SHAPES = json.loads((files("igcore.models") / "data/shapes.json").read_text(encoding="utf-8"))
 # published sizes of the prompt sets that would have to be downloaded
 WHOLE = {"rtp": 623, "hex-phi": 300}
 TEST_PARTS = {"hh-rlhf": 12451, "pku-saferlhf": 759}  # as the paper's percentages have it
@@ -118,9 +119,9 @@ def weight_bytes(model) -> int:
 def network_of(policy, config: CriticConfig | ValueConfig) -> Critic | ValueNetwork:
     """Return a critic or value network of this policy without weights."""
     text = policy.config.get_text_config(decoder=True)
-    sizes = {"max_new_tokens": 1, "hidden": text.hidden_size, "width": config.width}
-    for role in ("policy", "cost", "reward"):  # the size of a network does not depend on names
-        sizes |= {role: "", f"{role}_digest": ""}
+    nobody = SimpleNamespace(name="", digest="")  # the size of a network does not depend on names
+    sizes = names_of(nobody, nobody, nobody)
+    sizes |= {"max_new_tokens": 1, "hidden": text.hidden_size, "width": config.width}
     with torch.device("meta"):
         if isinstance(config, ValueConfig):
             return ValueNetwork(ValueSpec(**sizes))
@@ -131,14 +132,20 @@ def network_of(policy, config: CriticConfig | ValueConfig) -> Critic | ValueNetw
         return Critic(Spec(**common | sizes, n_layers=layers, kv_width=kv_width))
 
 
+def policy_of(policy: str | Mapping) -> tuple[str, str]:
+    """Return a policy's name as records have it, and the repository, asset or folder that it is."""
+    name, _ = named(policy, "policy", ("template", "revision"))
+    if known := POLICIES.get(name):
+        return name, known.repo or known.asset
+    return Path(name).name, name
+
+
 def models_of(params: DecodeParams | CriticParams) -> list:
     """Return the policy and the scorers' models without weights, None for an unknown one.
 
     Scorers that read the same weights share a model. An embedded scorer weighs next to nothing.
     """
-    name, _ = named(params.policy, "policy", ("template", "revision"))
-    known = POLICIES.get(name)
-    repo = (known.repo or known.asset) if known else name
+    _, repo = policy_of(params.policy)
     backbones = {}
     for scorer in (params.reward, params.cost):
         scorer_name, options = check_scorer(scorer)
@@ -200,14 +207,14 @@ def gib_of(params: DecodeParams | CriticParams, methods: Sequence[str], lessons:
     networks = [network_of(models[0], lesson) for lesson in lessons]
     training = isinstance(params, CriticParams)
     config = params.searching() if training else params.search()
-    needs = [prompt_bytes(models, networks, method, config) for method in methods]
+    peaks = [prompt_bytes(models, networks, method, config) for method in methods]
     for network, lesson in zip(networks, lessons, strict=True):
         if training:
             rows = lesson.batch_size if getattr(network, "reads_keys", False) else 0
             batch = critic_bytes(models[0], rows, params.max_new_tokens)
-            needs.append(TRAINING * network.parameter_count + batch)
+            peaks.append(TRAINING * network.parameter_count + batch)
     weights = sum(map(weight_bytes, [*models, *networks]))
-    return (weights + max(needs)) / GIB
+    return (weights + max(peaks)) / GIB
 
 
 def decode_job(file: Path, params: DecodeParams) -> Job:
@@ -217,8 +224,8 @@ def decode_job(file: Path, params: DecodeParams) -> Job:
     prompts = count(params.prompts, params.split, params.limit)
     config = params.search()
     tokens = {method: prompts * most_tokens(method, config) for method in params.methods}
-    gib = gib_of(params, params.methods, lessons)
-    return Job(file, _name(params.policy), prompts, tokens, gib)
+    policy, _ = policy_of(params.policy)
+    return Job(file, policy, prompts, tokens, gib_of(params, params.methods, lessons))
 
 
 def critic_job(file: Path, params: CriticParams) -> Job:
@@ -232,14 +239,8 @@ def critic_job(file: Path, params: CriticParams) -> Job:
     if not params.rollouts:
         tokens[ROLLOUTS] = prompts * params.n_rollouts * params.max_new_tokens
     lessons = [*params.configs().values(), *filter(None, [params.valuing()])]
-    gib = gib_of(params, [SEARCH], lessons)
-    return Job(file, _name(params.policy), prompts, tokens, gib)
-
-
-def _name(policy: str | Mapping) -> str:
-    """Return the name of a policy as records have it."""
-    name, _ = named(policy, "policy", ("template", "revision"))
-    return name if name in POLICIES else Path(name).name
+    policy, _ = policy_of(params.policy)
+    return Job(file, policy, prompts, tokens, gib_of(params, [SEARCH], lessons))
 
 
 def _trained(file: Path, folder: str) -> CriticConfig | ValueConfig | None:
@@ -283,24 +284,21 @@ def _points(file: Path, settings: type) -> list:
 
 def measured(runs: Path) -> dict[tuple[str, str], float]:
     """Return tokens per second for each policy and method of the finished runs in a folder."""
-    rows = []
+    drawn: Counter = Counter()
+    seconds: Counter = Counter()
     for path in sorted(runs.glob("**/responses.jsonl")):
         finished = path.with_name("manifest.json").is_file()
         for line in read(path) if finished else []:
-            if line["method"] == ROLLOUTS:
-                tokens = sum(map(len, line["tokens"]))
-            else:
-                tokens = line["policy_tokens"]
-            seconds = line["generate_s"] + line["score_s"]
-            rows.append((line["policy"], line["method"], tokens, seconds))
-    table = pd.DataFrame(rows, columns=["policy", "method", "tokens", "seconds"])
-    sums = table.groupby(["policy", "method"]).sum()
-    return (sums["tokens"] / sums["seconds"]).to_dict()
+            pair = line["policy"], line["method"]
+            rollouts = line["method"] == ROLLOUTS
+            drawn[pair] += sum(map(len, line["tokens"])) if rollouts else line["policy_tokens"]
+            seconds[pair] += line["generate_s"] + line["score_s"]
+    return {pair: drawn[pair] / seconds[pair] for pair in drawn}
 
 
 def plan_table(
     found: Iterable[Job], speeds: Mapping[tuple[str, str], float], speed: float | None = None
-) -> pd.DataFrame:
+):
     """Return one row for every params file.
 
     Parameters
@@ -315,7 +313,13 @@ def plan_table(
     DataFrame
         ``file``, ``what it is`` (its first comment), ``jobs``, ``prompts`` and ``GiB`` of the
         largest job, and ``million tokens`` and ``hours`` of all jobs, at most.
+
+    Raises
+    ------
+    ParameterError
+        When pandas is not installed.
     """
+    pd = needs("pandas", "study")
     rows = []
     for job in found:
         seconds = 0.0
