@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import RunError
 from .policy import Prompt
@@ -232,17 +232,12 @@ def open_run(
         When another process is writing to the folder, or the disk is full.
     """
     identity = json.loads(json.dumps(identity))  # as it is read back: a tuple is a list
+    busy = f"another process is writing to {folder}; wait for it, or choose another run name"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         # not in the folder, which may be moved aside while this process has the lock
-        lock = (folder.parent / f".{folder.name}.lock").open("w")
+        lock = locked(folder.parent / f".{folder.name}.lock", busy)
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunError(
-                f"another process is writing to {folder}; wait for it, or choose another run name"
-            ) from error
         run = Run(folder, identity)
         with writing(folder):
             if why := _foreign(folder, identity):
@@ -253,6 +248,23 @@ def open_run(
             _write_json(folder / "params.json", identity)
             run.lines = sound_lines(run.responses, wanted)  # what an earlier start has finished
         yield run
+
+
+def locked(path: Path, busy: str) -> IO[str]:
+    """Return a file, open and locked until it is closed or this process ends, also by a kill.
+
+    Raises
+    ------
+    RunError
+        With the sentence `busy` when another process has locked it.
+    """
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise RunError(busy) from error
+    return file
 
 
 def _foreign(folder: Path, identity: Fields) -> str:

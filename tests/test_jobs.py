@@ -284,7 +284,7 @@ def test_two_walks_in_one_folder_are_refused(tmp_path):
     program = f"""
 import pathlib, time
 from igcore.runs import jobs
-jobs.lock(pathlib.Path({str(tmp_path)!r}))
+held = jobs.lock(pathlib.Path({str(tmp_path)!r}))
 print("locked", flush=True)
 time.sleep(60)
 """
@@ -295,4 +295,4 @@ time.sleep(60)
             jobs.lock(tmp_path)
         process.kill()
         process.wait()
-    jobs.lock(tmp_path)
+    jobs.lock(tmp_path).close()

@@ -538,33 +538,37 @@ NO_COMPLETIONS = [
         ),
         (
             Canned("slow down", status=429),
-            "refuses the request or fails; correct the judge's options",
+            "refuses the request or fails; correct the key, model or options",
             2,
         ),
         (
             Canned(f"{KEY} is wrong", status=401),
-            r"refuses the key; .* variable IGCORE_JUDGE_TEST \(its words repeat the key",
+            r"refuses the request or fails; .* \(its words repeat the key",
             1,
         ),
         (
             Canned(f"not {KEY[:-3]}... or {KEY[5:]}", status=401),
-            r"refuses the key; .*its words repeat the key",
+            r"refuses the request or fails; .*its words repeat the key",
             1,
         ),
-        (Canned("no", status=403), "refuses the request or fails; correct the judge's options", 1),
+        (
+            Canned("no", status=403),
+            "refuses the request or fails; correct the key, model or options",
+            1,
+        ),
         (
             Canned("no such model", status=404),
-            "does not know model 'stub-7b'; give a name that http://.*/v1/models lists",
+            "refuses the request or fails; .*no such model",
             1,
         ),
         (
             Canned("too many tokens", status=400),
-            "refuses the request or fails; correct the judge's options.*too many tokens",
+            "refuses the request or fails; correct the key, model or options.*too many tokens",
             1,
         ),
         (
             Canned("8 7", delay=5.0),
-            "did not reply within 0.1 s; raise timeout, or lower workers",
+            "does not reply; start it, correct base_url, or raise timeout",
             1,
         ),
         (Canned(body="<html>"), "does not answer as a chat completion does; correct base_url", 1),
@@ -606,7 +610,9 @@ def test_a_refused_connection_says_so(monkeypatch):
         gone = endpoint(stub, max_retries=0)
     monkeypatch.setenv("HTTP_PROXY", stub.base_url)
     monkeypatch.setenv("ALL_PROXY", stub.base_url)
-    with pytest.raises(JudgeError, match="cannot be reached; start it, or correct base_url"):
+    with pytest.raises(
+        JudgeError, match="does not reply; start it, correct base_url, or raise timeout"
+    ):
         list(load_judge(gone).ask([ASK], 0, 1))
     with stub_judge() as stub:
         assert len(list(load_judge(endpoint(stub)).ask([ASK], 0, 1))) == 1

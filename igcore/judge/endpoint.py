@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
 from functools import partial
 from threading import Event
 from urllib.parse import urlsplit
@@ -14,22 +13,18 @@ from ..settings import Count, Discount, Natural, Positive, Weight, settings
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
 from .trust import ADDRESS, PREFIX, VARIABLE, check_variable, without_key
 
-HEADERS = {  # of a request; the last tells the client what to return
-    *("host", "connection", "accept", "accept-encoding"),
-    *("content-type", "content-length", "authorization"),
-    "x-stainless-raw-response",
-}
+# of a request; the last tells the client what to return
+HEADERS = set(
+    "host connection accept accept-encoding content-type content-length authorization "
+    "x-stainless-raw-response".split()
+)
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
-WHY = {  # what the client raises -> what its user can do
-    "APITimeoutError": "did not reply within {timeout:g} s; raise timeout, or lower workers",
-    "APIConnectionError": "cannot be reached; start it, or correct base_url",
-    "AuthenticationError": "refuses the key; correct the environment variable {api_key_env}",
-    "NotFoundError": "does not know model {model!r}; give a name that {base_url}/models lists",
-    "redirect": "points to another address; give that one as base_url",
-    "form": "does not answer as a chat completion does; correct base_url",
-    "text": "cannot be sent half a character; correct the prompt or decode it anew",
-    "OpenAIError": "refuses the request or fails; correct the judge's options, or see its log",
-}
+# what went wrong -> what the user can do
+SILENT = "does not reply; start it, correct base_url, or raise timeout"
+MOVED = "points to another address; give that one as base_url"
+REFUSED = "refuses the request or fails; correct the key, model or options, or see its log"
+NO_CHAT = "does not answer as a chat completion does; correct base_url"
+HALF = "cannot be sent half a character; correct the prompt or decode it anew"
 
 
 @settings(kw_only=True)
@@ -143,25 +138,22 @@ class OpenAIJudge:
         try:
             response = client.chat.completions.with_raw_response.create(**request)
             return read_completion(response.http_response.content)
+        except openai.APIConnectionError as error:  # its text may hold the key
+            raise self._down(SILENT, str(error)) from None
         except openai.OpenAIError as error:
-            raise self._failed(error) from None  # its text may hold the key
+            status = getattr(error, "status_code", 0)
+            if 300 <= status < 400:  # without the address, which may hold a key
+                raise self._down(MOVED, f"status {status}") from None
+            raise self._down(REFUSED, str(error)) from None
         except UnicodeEncodeError:
-            raise self._down("text", f"prompt {question.prompt_id}") from None
+            raise self._down(HALF, f"prompt {question.prompt_id}") from None
         except ValueError:
-            raise self._down("form", "no chat completion") from None
-
-    def _failed(self, error) -> JudgeError:
-        """Return the sentence for what the client raised."""
-        status = getattr(error, "status_code", 0)
-        if 300 <= status < 400:  # without the address, which may hold a key
-            return self._down("redirect", f"status {status}")
-        kind = next(cls.__name__ for cls in type(error).__mro__ if cls.__name__ in WHY)
-        return self._down(kind, str(error))
+            raise self._down(NO_CHAT, "no chat completion") from None
 
     def _down(self, why: str, detail: str) -> JudgeError:
         return JudgeError(
-            f"judge at {self.base_url} {WHY[why].format(**asdict(self))} "
-            f"({without_key(detail, self.key)}); what it said so far is kept: run again to go on"
+            f"judge at {self.base_url} {why} ({without_key(detail, self.key)}); what it said so "
+            "far is kept: run again to go on"
         )
 
 

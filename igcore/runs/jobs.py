@@ -5,18 +5,18 @@ digests of the code. It is written only when its content changes, so that a comm
 a notebook's outputs restart nothing. No model is imported: Snakemake loads this for every job.
 """
 
-import fcntl
 import json
 import math
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import IO
 
 import yaml
 
 from ..config import SearchConfig
 from ..errors import RunError
+from ..folders import locked
 from ..paper import swept
 from .identity import code_of, literal_table, notebook_code, versions
 from .paramfiles import ParamFiles
@@ -88,8 +88,8 @@ def shards_of(settings: Mapping, shards: int) -> int:
 # --- runs that are there --------------------------------------------------------------------------
 
 
-def lock(folder: Path) -> None:
-    """Lock a folder for one run of Snakemake, until this process ends, also by a kill.
+def lock(folder: Path) -> IO[str]:
+    """Lock a folder for one run of Snakemake, as long as the returned file is kept.
 
     Raises
     ------
@@ -98,13 +98,8 @@ def lock(folder: Path) -> None:
     """
     path = folder / ".snakemake/run.lock"
     path.parent.mkdir(exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT)  # stays open: closing it would free the lock
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise RunError(
-            f"another Snakemake runs in {folder.resolve()}; wait for it, or stop it first"
-        ) from error
+    busy = f"another Snakemake runs in {folder.resolve()}; wait for it, or stop it first"
+    return locked(path, busy)
 
 
 def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:
