@@ -26,7 +26,7 @@ def know_code_from(monkeypatch, folder: Path) -> Path:
 
 def forget():
     """Begin a new walk: the code is looked at again."""
-    for known in (jobs._code, jobs._notebook, identity.source_of, identity._lazy):
+    for known in (jobs._code, jobs._notebook, identity.source_of):
         known.cache_clear()
 
 

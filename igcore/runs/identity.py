@@ -19,6 +19,7 @@ from importlib.util import resolve_name
 from itertools import groupby
 from pathlib import Path
 
+from .. import _HOME
 from ..errors import RunError
 from ..folders import DIGITS, digest_of
 from ..policy import Policy, Prompt
@@ -27,8 +28,8 @@ from ..scorers import Scorer
 PACKAGE = "igcore"
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
-# a package that imports names lazily has a table of this name: public name -> module
-LAZY = "_HOME"
+# public name of the package, which imports it when it is asked for -> its module
+PUBLIC = {name: f"{PACKAGE}.{home}" for name, home in _HOME.items()}
 # fields of a syntax tree that do not change what the code does
 LAYOUT = {"ctx", "kind", "type_comment", "type_ignores"}
 
@@ -232,42 +233,21 @@ def _parsed(path: Path) -> ast.Module:
 def imports_of(tree: ast.AST, package: str) -> Iterator[str]:
     """Yield the names that a module imports and that may be modules.
 
-    A name of a package that imports lazily (`LAZY`) stands for the module in which it lives.
+    A public name of the package stands for the module in which it lives.
     """
     nodes = list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package)
-            lazy = _lazy(base)
+            homes = PUBLIC if base == PACKAGE else {}
             yield base
             for alias in node.names:
-                yield lazy.get(alias.name, f"{base}.{alias.name}")
+                yield homes.get(alias.name, f"{base}.{alias.name}")
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name
-                # any attribute may be a public name of the package, whatever it is called here
-                yield from _lazy(alias.name).values()
-
-
-@cache
-def _lazy(package: str) -> dict[str, str]:
-    """Return the lazily imported names of a package, with their modules."""
-    table = literal_table(package, LAZY)
-    return {name: f"{package}.{home}" for name, home in table.items()}
-
-
-def literal_table(module: str, name: str) -> dict[str, str]:
-    """Return a module's table of literal strings.
-
-    The table is read from the source, without an import; it is empty where the module has none.
-    """
-    path = source_of(module)
-    for node in _parsed(path).body if path else []:
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            if ast.unparse(target) == name:
-                return ast.literal_eval(node.value)
-    return {}
+                if alias.name == PACKAGE:  # whose attributes may follow, whatever it is called here
+                    yield from PUBLIC.values()
 
 
 # --- syntax trees ---------------------------------------------------------------------------------

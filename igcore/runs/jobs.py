@@ -17,8 +17,9 @@ import yaml
 from ..config import SearchConfig
 from ..errors import RunError
 from ..folders import locked
+from ..models.registry import SCORERS, home_of
 from ..paper import swept
-from .identity import code_of, literal_table, notebook_code, versions
+from .identity import code_of, notebook_code, versions
 from .paramfiles import ParamFiles
 
 ENTRIES = {kind: f"igcore.runs.{kind}_run" for kind in ("decode", "critic", "judge")}
@@ -66,10 +67,8 @@ def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
     if kind == "judge":
         scorers = list(settings["judge"].values())
     names = [scorer.get("name") if isinstance(scorer, dict) else scorer for scorer in scorers]
-    homes = set()
-    for name, home in literal_table("igcore.models.registry", "SCORERS").items():
-        if name in names or None in names:  # None: a scorer left to its default
-            homes.add(home.partition(":")[0])
+    # None: a scorer left to its default
+    homes = {home_of(name) for name in SCORERS if name in names or None in names}
     return _code(ENTRIES[kind], *sorted(homes))
 
 
