@@ -9,7 +9,7 @@ import pytest
 from notebook_code import notebook_code
 from scipy.stats import binomtest, norm
 
-from igcore.paper import IDENTITY, TABLES, measured, reported, sample_sizes, statements
+from igcore.paper import IDENTITY, TABLES, measured, reported, sample_sizes
 
 audit = notebook_code("70_paper_audit")
 
@@ -133,7 +133,7 @@ def test_what_the_reported_tables_imply(found):
     """759 and 300 stand out for PKU-SafeRLHF and HEx-PHI, nothing for HH-RLHF, and 500 is the least
     that fits the win rates.
     """
-    said = statements().query("kind == 'prompt_count'").set_index("prompts")
+    said = audit.statements().query("kind == 'prompt_count'").set_index("prompts")
     sizes = audit.sample_sizes(found, said["value"].astype(int))
     pd.testing.assert_frame_equal(
         sizes.astype({"n": int}), sample_sizes(), check_names=False, check_dtype=False

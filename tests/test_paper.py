@@ -149,8 +149,8 @@ def test_an_unknown_table_is_one_clear_sentence():
 
 def test_every_statement_can_be_checked_and_every_symbol_has_a_line():
     """Bug: a sentence whose kind no check knows would drop out of the audit without a word."""
-    said = paper.statements()
+    said = paper.read("statements").fillna("")
     sections = notebook_code("70_paper_audit").SECTIONS
     assert set(said["kind"]) == {kind for kinds in sections.values() for kind in kinds}
-    assert (said["tex_line"] > 0).all() and (paper.symbols()["tex_line"] > 0).all()
+    assert (said["tex_line"] > 0).all() and (paper.read("symbols")["tex_line"] > 0).all()
     assert set(said["policy"]) <= {"", *POLICIES}

@@ -5,7 +5,6 @@ LaTeX source of arXiv 2502.01208 (version 2), its files joined in the order in w
 reads them.
 """
 
-from functools import cache
 from importlib.resources import files
 
 import pandas as pd
@@ -26,7 +25,6 @@ IDENTITY = ["policy", "prompts", "method", *SETTINGS]
 AS_TEXT = "_printed"
 _PERCENTAGES = [f"{name}{AS_TEXT}" for name in ("safety", "helpfulness", "harmlessness")]
 _TYPES = WHOLE | dict.fromkeys(_PERCENTAGES, str) | {"lagrange_multiplier": float}
-_TEXT = {"hyperparameters": str, "statements": {"value": str}}  # lists, formulas and digits
 
 
 def reported(table: str) -> pd.DataFrame:
@@ -57,32 +55,22 @@ def reported(table: str) -> pd.DataFrame:
     """
     if table not in TABLES:
         raise unknown_name("table of the paper", table, TABLES)
-    rows = _read(table).copy()
+    rows = read(table)
     for name in rows.filter(like=AS_TEXT):
         rows[name.removesuffix(AS_TEXT) + "_rate"] = rows[name].astype(float).div(100).round(6)
     rows.insert(0, "table", table)
-    rows.insert(1, "label", contents().set_index("table").loc[table, "label"])
+    rows.insert(1, "label", contents().loc[table, "label"])
     return rows
 
 
 def contents() -> pd.DataFrame:
-    """Return the list of `TABLES`: label, title, and the settings that rows or caption state."""
-    return _read("tables").fillna({"states": ""})
+    """Return label and title of each of `TABLES`, and the settings that rows or caption state."""
+    return read("tables").fillna("").set_index("table")
 
 
 def stated_settings(table: str) -> list[str]:
     """Return the settings that the rows or the caption of a table state."""
-    return contents().set_index("table").loc[table, "states"].split()
-
-
-def statements() -> pd.DataFrame:
-    """Return sentences of the text that a table can confirm; ``kind`` says how to check them."""
-    return _read("statements").fillna("")
-
-
-def symbols() -> pd.DataFrame:
-    """Return what the paper calls by each symbol, a row per place."""
-    return _read("symbols").copy()
+    return contents().loc[table, "states"].split()
 
 
 def measured(tables: tuple[str, ...] = MEASURED) -> pd.DataFrame:
@@ -96,11 +84,16 @@ def sample_sizes() -> pd.DataFrame:
     Notebook 70 computes them. ``from`` says where n comes from: ``implied`` by the percentages,
     ``stated`` as the size of the test set in the text, or the ``smallest`` that fits all of them.
     """
-    return _read("sample_sizes").set_index("name")
+    return read("sample_sizes").set_index("name")
 
 
-@cache
-def _read(name: str) -> pd.DataFrame:
+def read(name: str) -> pd.DataFrame:
+    """Return a file of ``data``: one of `TABLES`, ``tables``, ``sample_sizes``, or one of these.
+
+    ``statements`` has sentences of the text that a table can confirm; ``kind`` says how to check
+    them. ``symbols`` has what the paper calls by each symbol, a row per place.
+    """
+    # hyperparameters are lists, formulas and numbers; they are compared as text
+    types = str if name == "hyperparameters" else _TYPES
     with (files(__package__) / f"data/{name}.csv").open(encoding="utf-8") as file:
-        rows = pd.read_csv(file, dtype=_TEXT.get(name, _TYPES))
-    return rows.astype({"tex_line": int}) if "tex_line" in rows else rows
+        return pd.read_csv(file, dtype=types)
