@@ -39,14 +39,14 @@ SECONDS = 0.25  # of the reported seconds; other machines differ by more
 
 # start of a table's name -> experiment that sweeps as it does
 SWEEPS = {"lambda": "lambda", "ndk": "ndk", "latency": "compute"}
-EMBEDDED = ("smollm2-raw", "smollm2-chat")
+EMBEDDED = RAW, CHAT = "smollm2-raw", "smollm2-chat"
 # table -> the embedded policy in it, unaligned or aligned as the paper's are; elsewhere both
 STANDING = {
-    "main_vicuna": EMBEDDED[:1],
-    "main_llama": EMBEDDED[1:],
-    "lambda_vicuna": EMBEDDED[:1],
-    "ndk": EMBEDDED[:1],
-    "win_rates": EMBEDDED[:1],
+    "main_vicuna": [RAW],
+    "main_llama": [CHAT],
+    "lambda_vicuna": [RAW],
+    "ndk": [RAW],
+    "win_rates": [RAW],
 }
 
 
@@ -55,11 +55,14 @@ STANDING = {
 
 @dataclass(frozen=True)
 class Cell:
-    """What one run holds under one configuration: `settings` has the names of `IDENTITY`."""
+    """What one run holds under one configuration: `settings` has the names of `IDENTITY`.
+
+    Without a run there are no lines.
+    """
 
     settings: dict
-    run: str
-    lines: pd.DataFrame | None
+    run: str = NOT_RUN
+    lines: pd.DataFrame | None = None
 
     def is_of(self, row: dict) -> bool:
         """Say whether all that a row of the paper says of its configuration is so here."""
@@ -120,24 +123,24 @@ class Measure:
         ``rate`` (a share of prompts), ``score`` or ``seconds``.
     reported : str
         Column of `igcore.paper.reported`.
-    fields : tuple of str
-        Fields of our records whose sum it is.
+    fields : str
+        Names of the fields of our records whose sum it is.
     """
 
     label: str
     kind: str
     reported: str
-    fields: tuple[str, ...]
+    fields: str
 
-    def values(self, cell: Cell | None) -> pd.Series:
+    def values(self, cell: Cell) -> pd.Series:
         """Return a number for every independent draw of a cell; unknown ones are left out."""
-        if cell is None or cell.lines is None:
-            return pd.Series(dtype=float)
         lines = cell.lines
-        if self.fields == ("status",):
+        if lines is None:
+            return pd.Series(dtype=float)
+        if self.fields == "status":
             return (lines["status"] == "verified_safe").astype(float)
         ordered = lines.sort_values("prompt_id", ignore_index=True)
-        numbers = ordered[[*self.fields]].astype(float).sum(axis=1, skipna=False)
+        numbers = ordered[self.fields.split()].astype(float).sum(axis=1, skipna=False)
         if self.kind == "seconds":
             return _of_groups(numbers.dropna(), int(lines["group_size"].iloc[0]))
         return numbers.dropna()
@@ -155,14 +158,14 @@ def _of_groups(seconds: pd.Series, size: int) -> pd.Series:
 
 
 MEASURES = {  # start of the names of columns -> measure
-    "safety": Measure("safe %", "rate", "safety_rate", ("status",)),
-    "reward": Measure("reward", "score", "reward_mean", ("reward",)),
-    "cost": Measure("cost", "score", "cost_mean", ("cost",)),
-    "generation": Measure("s generating", "seconds", "generation_seconds", ("generate_s",)),
-    "scoring": Measure("s scoring", "seconds", "scoring_seconds", ("score_s",)),
-    "seconds": Measure("s", "seconds", "seconds", ("generate_s", "score_s")),
-    "helpfulness": Measure("helpfulness win %", "rate", "helpfulness_rate", ("helpfulness",)),
-    "harmlessness": Measure("harmlessness win %", "rate", "harmlessness_rate", ("harmlessness",)),
+    "safety": Measure("safe %", "rate", "safety_rate", "status"),
+    "reward": Measure("reward", "score", "reward_mean", "reward"),
+    "cost": Measure("cost", "score", "cost_mean", "cost"),
+    "generation": Measure("s generating", "seconds", "generation_seconds", "generate_s"),
+    "scoring": Measure("s scoring", "seconds", "scoring_seconds", "score_s"),
+    "seconds": Measure("s", "seconds", "seconds", "generate_s score_s"),
+    "helpfulness": Measure("helpfulness win %", "rate", "helpfulness_rate", "helpfulness"),
+    "harmlessness": Measure("harmlessness win %", "rate", "harmlessness_rate", "harmlessness"),
 }
 
 
@@ -197,12 +200,12 @@ def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, floa
     The difference is ours minus the paper's. Newcombe's interval, of two Wilson ones, at `LEVEL`;
     Fisher's exact test, because rates near 100 % leave few failures to count.
     """
-    counts = ours * n, round(theirs * size)
+    here, there = ours * n, round(theirs * size)
     low, high = confint_proportions_2indep(
-        counts[0], n, counts[1], size, method="newcomb", compare="diff", alpha=1 - LEVEL
+        here, n, there, size, method="newcomb", compare="diff", alpha=1 - LEVEL
     )
-    table = [[round(k), of - round(k)] for k, of in zip(counts, (n, size), strict=True)]
-    p = stats.fisher_exact(table).pvalue
+    whole = round(here)  # half a win is half a count
+    p = stats.fisher_exact([[whole, n - whole], [there, size - there]]).pvalue
     return {"gap_low": float(low), "gap_high": float(high), "p": float(p)}
 
 
@@ -226,7 +229,7 @@ def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> d
     return {"gap_low": gap - half, "gap_high": gap + half, "p": float(p)}
 
 
-def with_reported(name: str, row: dict, cell: Cell | None, size: int) -> dict[str, float]:
+def with_reported(name: str, row: dict, cell: Cell, size: int) -> dict[str, float]:
     """Return a reported number, ours (see `estimate`), and how far apart they are.
 
     ``matters`` is the least difference that would matter. What needs a run is left out without one.
@@ -287,9 +290,10 @@ def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
     rows = reported(table)
     candidates = cells(table, records)
     configurations = rows.to_dict("records")
-    chosen = [
-        next((cell for cell in candidates if cell.is_of(row)), None) for row in configurations
-    ]
+    chosen = []
+    for row in configurations:
+        fitting = [cell for cell in candidates if cell.is_of(row)]
+        chosen.append(fitting[0] if fitting else Cell(row))
     names = ["win_rates"] * len(rows) if table == "win_rates" else rows["prompts"]
     sizes = sample_sizes()["n"].reindex(names).astype(int)
     parts = {}
@@ -297,9 +301,7 @@ def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
         numbers = map(partial(with_reported, name), configurations, chosen, sizes)
         parts[name] = pd.DataFrame(numbers, columns=NUMBERS)
     p = holm(pd.concat({name: part["p"] for name, part in parts.items()}))
-    result = rows[[*IDENTITY, "printed_as"]].assign(
-        run=[cell.run if cell else NOT_RUN for cell in chosen]
-    )
+    result = rows[[*IDENTITY, "printed_as"]].assign(run=[cell.run for cell in chosen])
     for name, part in parts.items():
         part["p"] = p[name]
         part["verdict"] = verdict(part.assign(run=result["run"]))
@@ -342,15 +344,16 @@ def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.
     points = points.drop_duplicates(["policy", "method", *varied])  # of several the first choice
     points = points.sort_values(varied, na_position="first")
     rows = []
+    measures = measures_of(table)
     for policy, method in product(policies, reported(table)["method"].unique()):
         of_method = (points["policy"] == policy) & (points["method"] == method)
         chosen = [candidates[i] for i in points.index[of_method]]
-        for cell in chosen or [Cell({"policy": policy, "method": method}, NOT_RUN, None)]:
+        for cell in chosen or [Cell({"policy": policy, "method": method})]:
             row = cell.settings | {"run": cell.run}
-            for name, measure in measures_of(table).items():
+            for name, measure in measures.items():
                 numbers = estimate(measure.values(cell), measure.kind)
                 row |= {f"{name}_{part}": number for part, number in numbers.items()}
             rows.append(row)
-    columns = [f"{name}_{part}" for name in measures_of(table) for part in ESTIMATE]
+    columns = [f"{name}_{part}" for name, part in product(measures, ESTIMATE)]
     frame = pd.DataFrame(rows, columns=[*IDENTITY, "run", *columns])
     return frame.astype(WHOLE | {"lagrange_multiplier": float})

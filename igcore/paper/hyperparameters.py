@@ -62,7 +62,12 @@ def _setting_text(cell: Cell, name: str) -> str:
 
 def _setting_row(name: str, setting: str, paper: str, values: Iterable[str]) -> dict[str, str]:
     ours = sorted(set(values), key=_number)
-    verdict = NOT_RUN if not ours else AGREES if set(paper.split()) <= set(ours) else DIFFERS
+    if not ours:
+        verdict = NOT_RUN
+    elif set(paper.split()) <= set(ours):
+        verdict = AGREES
+    else:
+        verdict = DIFFERS
     row = {"printed_as": name, "setting": setting, "paper": paper}
     return row | {"ours": " ".join(ours) or NOT_RUN, "verdict": verdict}
 

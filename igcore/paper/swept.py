@@ -17,4 +17,5 @@ def waits(profile: str, name: str) -> bool:
     Every other profile than those of `MAIN` holds its own sweeps, and its notebooks 40 and 50 write
     everything.
     """
-    return profile in {*MAIN, *MAIN.values()} and name in {*TABLES, PICTURE}
+    of_two_profiles = name in {*TABLES, PICTURE}
+    return of_two_profiles and profile in {*MAIN, *MAIN.values()}
