@@ -190,7 +190,7 @@ def check_runs():
 
 if workflow.is_main_process:
     with one_sentence():
-        LOCKED = lock(Path())  # freed when this process ends, also by a kill, unlike Snakemake's own
+        lock(Path().resolve())  # freed when this process ends, also by a kill, unlike Snakemake's own
     check_runs()
 
 

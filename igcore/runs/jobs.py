@@ -87,8 +87,14 @@ def shards_of(settings: Mapping, shards: int) -> int:
 # --- runs that are there --------------------------------------------------------------------------
 
 
+@cache  # which keeps the file open; a process that asks again has its own lock
 def lock(folder: Path) -> IO[str]:
-    """Lock a folder for one run of Snakemake, as long as the returned file is kept.
+    """Lock a folder for one run of Snakemake, until this process ends, also by a kill.
+
+    Parameters
+    ----------
+    folder : Path
+        Absolute.
 
     Raises
     ------
@@ -97,7 +103,7 @@ def lock(folder: Path) -> IO[str]:
     """
     path = folder / ".snakemake/run.lock"
     path.parent.mkdir(exist_ok=True)
-    busy = f"another Snakemake runs in {folder.resolve()}; wait for it, or stop it first"
+    busy = f"another Snakemake runs in {folder}; wait for it, or stop it first"
     return locked(path, busy)
 
 
