@@ -191,7 +191,12 @@ def estimate(values: pd.Series, kind: str) -> dict[str, float]:
         low, high = proportion_confint(values.sum(), n, method="wilson")
     else:
         low, high = bootstrap_mean(values)
-    return {"ours": float(values.mean()), "low": float(low), "high": float(high), "n": n}
+    return {
+        "ours": float(values.mean()),
+        "low": float(low),
+        "high": float(high),
+        "n": n,
+    }
 
 
 def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, float]:
@@ -206,7 +211,11 @@ def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, floa
     )
     whole = round(here)  # half a win is half a count
     p = stats.fisher_exact([[whole, n - whole], [there, size - there]]).pvalue
-    return {"gap_low": float(low), "gap_high": float(high), "p": float(p)}
+    return {
+        "gap_low": float(low),
+        "gap_high": float(high),
+        "p": float(p),
+    }
 
 
 def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> dict[str, float]:
@@ -226,7 +235,11 @@ def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> d
     freedom = error**4 / (ours**2 / (n - 1) + other**2 / (size - 1))
     half = stats.t.ppf(0.5 + LEVEL / 2, freedom) * error + ROUNDED
     p = 2 * stats.t.sf(max(0.0, abs(gap) - ROUNDED) / error, freedom)
-    return {"gap_low": gap - half, "gap_high": gap + half, "p": float(p)}
+    return {
+        "gap_low": gap - half,
+        "gap_high": gap + half,
+        "p": float(p),
+    }
 
 
 def with_reported(name: str, row: dict, cell: Cell, size: int) -> dict[str, float]:
