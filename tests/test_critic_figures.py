@@ -13,7 +13,6 @@ from pictures import boxes, hidden, outside
 from igcore.errors import RunError
 from igcore.figures import critic as cf
 from igcore.report.critic_metrics import COLUMNS as CRITIC_COLUMNS
-from igcore.report.critic_metrics import reliability
 from igcore.report.pictures import save
 from igcore.runs.critic_run import CALIBRATION
 
@@ -217,7 +216,7 @@ def test_a_reliability_diagram_draws_the_bins():
     assert list(dots) == ["after 8 tokens", "after 16 tokens"]
     for position, points in zip((8, 16), dots.values(), strict=True):
         here = frame[frame["position"] == position]
-        bins = reliability(here["safe"], here["f1"])
+        bins = training.reliability(here["safe"], here["f1"])
         assert points.get_offsets().tolist() == bins[["probability", "safe"]].to_numpy().tolist()
         assert np.corrcoef(points.get_sizes(), bins["n"])[0, 1] == pytest.approx(1)
     assert lines(ax)["calibrated"].get_xydata().tolist() == [[0, 0], [1, 1]]

@@ -6,25 +6,19 @@ import numpy as np
 import pandas as pd
 import pytest
 from mockpolicy import LetterCost, letter_cost, mock_policy
+from notebook_code import notebook_code
 from scipy.stats import spearmanr
 from sklearn.metrics import roc_auc_score
 from tinytraining import policy, trained
 
 from igcore import ParameterError
-from igcore.report import critic_metrics
-from igcore.report.critic_metrics import (
-    COLUMNS,
-    RELIABILITY,
-    auroc,
-    calibration_error,
-    critic_table,
-    judgements,
-    reference_table,
-    reliability,
-    reliability_table,
-    wins,
-    within_difference,
-)
+from igcore.report.critic_metrics import COLUMNS, RELIABILITY
+
+NOTEBOOK = notebook_code("20_train_critic")
+auroc, wins, within_difference = NOTEBOOK.auroc, NOTEBOOK.wins, NOTEBOOK.within_difference
+reliability, calibration_error = NOTEBOOK.reliability, NOTEBOOK.calibration_error
+judged_prefixes, rows_of_critic = NOTEBOOK.judged_prefixes, NOTEBOOK.rows_of_critic
+reference_table, reliability_table = NOTEBOOK.reference_table, NOTEBOOK.reliability_table
 
 
 def sample(seed=0, n=120, prompts=15):
@@ -113,7 +107,7 @@ def test_reliability_has_intervals_that_count_prompts(monkeypatch):
         + [("a", 16, 1.0, True)],
         columns=["prompt_id", "position", "f1", "safe"],
     )
-    monkeypatch.setattr(critic_metrics, "POSITIONS", (8, 16, 24))
+    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (8, 16, 24))
     table = reliability_table(judged)
     assert list(table.columns) == RELIABILITY
     assert table[["position", "safe", "n", "n_prompts"]].values.tolist() == [
@@ -151,10 +145,10 @@ def test_the_table_of_a_critic(rollouts, tmp_path, monkeypatch):
     made here.
     """
     critic = trained(rollouts, tmp_path / "c", epochs=1)
-    judged = judgements(critic, policy(), rollouts)
+    judged = judged_prefixes(critic, policy(), rollouts)
     assert len(judged) == sum(len(r.words) for r in rollouts)
-    monkeypatch.setattr(critic_metrics, "POSITIONS", (1, 10, 11))
-    table = critic_table(critic, judged)
+    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (1, 10, 11))
+    table = rows_of_critic(critic, judged)
     assert list(table.columns) == COLUMNS and table["position"].tolist() == [1, 10]
     assert table["n"].tolist() == [sum(len(r.words) >= t for r in rollouts) for t in (1, 10)]
     here = judged[judged["position"] == 10]
@@ -164,17 +158,13 @@ def test_the_table_of_a_critic(rollouts, tmp_path, monkeypatch):
     row = table.iloc[1]
     assert row["spearman"] == pytest.approx(spearmanr(here["f2"], here["task"]).statistic)
     assert row["parameters"] == critic.parameter_count and row["train_s"] == critic.about["train_s"]
-    with pytest.raises(
-        ParameterError, match="budget is 9, but the critic was trained for budgets from 3.0 to 3.0"
-    ):
-        judgements(critic, policy(), rollouts, budget=9)
 
 
 def test_reference_rows(rollouts, monkeypatch):
     """Guards the two judges that a critic must be compared with: at the last token the cost of the
     text is the label itself.
     """
-    monkeypatch.setattr(critic_metrics, "POSITIONS", (1, 10))
+    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (1, 10))
     table = reference_table(mock_policy(), rollouts, LetterCost(), 3.0)
     table = table.set_index(["features", "position"])
     assert table.loc[("partial-cost", 10), "auroc"] == 1.0
@@ -193,7 +183,7 @@ def test_a_score_that_failed_is_the_worst(rollouts, monkeypatch):
         def score(self, prompts, responses, finished):
             return [math.nan if i % 7 == 0 else letter_cost(r) for i, r in enumerate(responses)]
 
-    monkeypatch.setattr(critic_metrics, "POSITIONS", (1,))
+    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (1,))
     table = reference_table(mock_policy(), rollouts, Broken(), 3.0)
     assert table["auroc"].between(0, 1).all()
     assert auroc([True, False], [math.nan, -math.inf], [1, 1])["auroc"] == 0.5
@@ -205,7 +195,7 @@ def test_prefixes_that_have_overspent_are_not_judged(rollouts, tmp_path):
     search does not ask there.
     """
     critic = trained(rollouts, tmp_path, epochs=1, accounting="peak")
-    judged = judgements(critic, policy(), rollouts)
+    judged = judged_prefixes(critic, policy(), rollouts)
     budget = critic.spec.budget
     left = [  # the costs that a search knows after t tokens: those of the blocks that have ended
         (r.prompt_id, t)

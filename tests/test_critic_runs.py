@@ -16,8 +16,7 @@ from tiny import letters
 
 from igcore import AssetError, ParameterError, Prompt, decode
 from igcore.critic import loop
-from igcore.report.critic_metrics import COLUMNS, judgements, reliability_table
-from igcore.report.value_metrics import expectations, value_table
+from igcore.report.critic_metrics import COLUMNS
 from igcore.runs import critic_run as module
 from igcore.runs import rollout_run
 from igcore.runs.critic_params import CriticParams
@@ -216,7 +215,7 @@ def test_every_critic_judges_the_test_rollouts(first):
     assert list(first.judged) == ["m", "o"]
     for name, judged in first.judged.items():
         pd.testing.assert_frame_equal(
-            judged, judgements(run.critics[name], run.policy, run.test), rtol=1e-4
+            judged, NOTEBOOK.judged_prefixes(run.critics[name], run.policy, run.test), rtol=1e-4
         )
     assert not first.judged["m"]["f1"].equals(first.judged["o"]["f1"])
 
@@ -253,7 +252,7 @@ def test_the_reliability_of_every_critic_is_kept(first):
     assert list(found.columns) == CALIBRATION and found["critic"].unique().tolist() == ["m", "o"]
     assert set(found["policy"]) == {"speaker"} and set(found["accounting"]) == {"terminal"}
     for name, rows in found.groupby("critic"):
-        want = reliability_table(first.judged[name])
+        want = NOTEBOOK.reliability_table(first.judged[name])
         pd.testing.assert_frame_equal(rows[want.columns].reset_index(drop=True), want)
     empty = {name: judged.iloc[:0] for name, judged in first.judged.items()}
     none = NOTEBOOK.reliability_of_all(first.run, empty)
@@ -275,7 +274,7 @@ def test_the_value_network_learns_from_the_same_rollouts(first):
         "value.json",
         "value.safetensors",
     ]
-    table = value_table(expectations(value, run.policy, run.test))
+    table = NOTEBOOK.value_table(NOTEBOOK.expectations(value, run.policy, run.test))
     assert table["n"].tolist() == [40, sum(len(r.words) >= 8 for r in run.test)] * 2
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from mockpolicy import LetterCost, LetterReward
+from notebook_code import notebook_code
 from tinytraining import CONFIG, policy, trained
 
 from igcore import ParameterError
@@ -22,8 +23,8 @@ from igcore.critic.training import (
     spec_of,
     train,
 )
-from igcore.report import critic_metrics
-from igcore.report.critic_metrics import critic_table, judgements
+
+NOTEBOOK = notebook_code("20_train_critic")
 
 
 def same(a, b, **close):
@@ -47,8 +48,9 @@ def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path, monkeypatch)
     critic = trained(
         rollouts, tmp_path / "c", epochs=20, patience=20, lr=3e-3, f2_weight=0.2, width=32
     )
-    monkeypatch.setattr(critic_metrics, "POSITIONS", (10,))
-    (row,) = critic_table(critic, judgements(critic, policy(), rollouts)).to_dict("records")
+    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (10,))
+    judged = NOTEBOOK.judged_prefixes(critic, policy(), rollouts)
+    (row,) = NOTEBOOK.rows_of_critic(critic, judged).to_dict("records")
     assert row["auroc"] > 0.75 and row["auroc_within_prompt"] > 0.7 and row["spearman"] > 0.75
     first, last = (critic.about["history"][i] for i in (0, -1))
     assert last["learn_loss"] < 0.7 * first["learn_loss"] and first["epoch"] == 1
@@ -227,10 +229,10 @@ def test_the_network_works_in_units_of_its_data(rollouts, tmp_path):
 def test_a_critic_of_many_budgets_uses_z(rollouts, tmp_path):
     """Guards z as an input of both heads: with more budget left, f1 must rise."""
     critic = trained(rollouts, tmp_path / "c", budget=0.0, budget_high=6.0, epochs=8, patience=8)
-    low, high = (
-        judgements(critic, policy(), rollouts, budget)["f1"].mean() for budget in (0.5, 5.5)
-    )
-    assert high > low + 0.2
+    prompts = [policy().encode(rollout.prompt) for rollout in rollouts]
+    seen = encode(policy().model, prompts, [rollout.tokens for rollout in rollouts], "m", 0)
+    (low, _), (high, _) = (critic.judge(seen, [z] * len(rollouts)) for z in (0.5, 5.5))
+    assert high.mean() > low.mean() + 0.2
 
 
 def test_rewards_that_failed_are_left_out(rollouts, tmp_path):

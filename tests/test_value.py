@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from mockpolicy import EOS, LetterCost, LetterReward, mock_policy
+from notebook_code import notebook_code
 from tiny import letters, untrained
 from tiny import value_network as network
 from tinymodels import PROMPTS, numbers, reencode, tiny
@@ -27,10 +28,11 @@ from igcore.critic.latent import Latents
 from igcore.critic.rollouts import Rollout
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE, draw
-from igcore.report.value_metrics import expectations, value_table
 from igcore.runs.decode_params import Settings
 from igcore.runs.rollout_run import roll_out
 
+NOTEBOOK = notebook_code("20_train_critic")
+expectations, value_table = NOTEBOOK.expectations, NOTEBOOK.value_table
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 TEXTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]
 CONFIG = Settings(
