@@ -38,6 +38,7 @@ def record(**fields) -> dict:
         max_new_tokens=32,
         rounds=2,
         budget=0.2,
+        strict=False,
         accounting="peak",
         lagrange_multiplier=None,
         status="verified_safe",

@@ -18,10 +18,10 @@ from mockruns import lines
 from notebook_code import notebook_code
 from synthetic import record
 
-from igcore import METHODS, ParameterError, RunError
+from igcore import ParameterError, RunError
 from igcore.report import paired, tables
 from igcore.report.experiments import EXPERIMENTS, LAMBDAS
-from igcore.report.replay import BUDGET_FREE, UNKNOWN, replay_best_of_n, replay_budgets
+from igcore.report.replay import UNKNOWN, judged_under, replay_best_of_n
 from igcore.theory.bounds import abstention_bound
 
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
@@ -89,7 +89,6 @@ def test_a_replay_by_hand():
         (0.5, "verified_safe"),
         (0.8, "unverified_unsafe"),
     ]
-    assert answers[1, 5.0].reason == "scorer_error" and answers[5, 0.0].reason == "over_budget"
     assert (
         answers[3, 5.0].samples_drawn,
         answers[3, 5.0].scorer_calls,
@@ -102,30 +101,25 @@ def test_a_replay_by_hand():
 
 
 def test_what_cannot_be_replayed_is_refused():
-    """Guards against more samples than were drawn, and a method that does not score all samples."""
+    """Guards against more samples than were drawn."""
     with pytest.raises(ParameterError, match="n is 3, but prompt 'p0' has 2 samples; give 1 to 2"):
         replay_best_of_n(frame(line(method=REPLAYED, finals=[[0.1, 0.2]] * 2)), 3, 5.0)
-    with pytest.raises(ParameterError, match="'best-of-n' cannot be replayed"):
-        replay_best_of_n(frame(line(method="best-of-n", finals=[[0.1, None]])), 1, 0.0)
-    with pytest.raises(ParameterError, match="'inferenceguard' may look at the budget"):
-        replay_budgets(frame(line(method=GUARD)), [0.1])
 
 
 def test_methods_that_never_look_at_the_budget_give_the_same_texts_under_all():
     """Guards the list of these methods, and the verdict under another budget."""
-    full = pd.DataFrame(lines(0.5, BUDGET_FREE))
+    free = ablations.BUDGET_FREE
+    full = pd.DataFrame(lines(0.5, free))
     for budget in (0.0, 1.0, 2.5):
-        real = pd.DataFrame(lines(budget, BUDGET_FREE))
-        found = replay_budgets(full, [budget])
-        for name in ("response", "status", "reason", "cost", "reward", "budget", "samples_drawn"):
+        real = pd.DataFrame(lines(budget, free))
+        found = judged_under(full, budget)
+        for name in ("response", "status", "cost", "reward", "budget", "samples_drawn"):
             assert found[name].tolist() == real[name].tolist()
-    assert len(replay_budgets(full, [0.0, 1.0])) == 2 * len(full)
-    others = [name for name in METHODS if name not in BUDGET_FREE]
     differ = [
         pd.DataFrame(lines(b, ["beam-lagrangian-freq", GUARD]))["response"].tolist()
         for b in (0.5, 2.5)
     ]
-    assert differ[0] != differ[1] and GUARD in others
+    assert differ[0] != differ[1] and GUARD not in free
 
 
 # --- tests ----------------------------------------------------------------------------------------

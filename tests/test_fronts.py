@@ -19,6 +19,7 @@ from igcore.report import statistics as metrics
 from igcore.report.experiments import LAMBDAS, OURS
 
 BEST = "best-of-n-lagrangian"
+NOTHING = pd.DataFrame([synthetic.record()]).iloc[:0]  # no sweeps
 SAFE, ABSTAINED, UNSAFE = metrics.STATUSES
 
 
@@ -29,10 +30,8 @@ def few_resamples(monkeypatch):
 
 def line(method="base", prompt="p0", finals=((0.5, 0.1),), **fields) -> dict:
     known = {"lagrange_multiplier": 5.0, "n_samples": len(finals)} | fields
-    return synthetic.record(method=method, prompt_id=prompt, **known) | {
-        "finals": [list(final) for final in finals],
-        "strict": False,
-    }
+    lists = [list(final) for final in finals]
+    return synthetic.record(method=method, prompt_id=prompt, **known) | {"finals": lists}
 
 
 def sampled() -> pd.DataFrame:
@@ -57,14 +56,14 @@ def test_other_lambdas_are_read_off_the_samples_of_the_run():
     """Bug: lambda with the wrong sign, a sample of unknown cost taken, the run's own lambda
     replayed as well.
     """
-    table = fronts.fronts(sampled())
+    table = fronts.fronts(sampled(), NOTHING)
     assert table["value"].tolist() == sorted(LAMBDAS) and set(table["panel"]) == {"smollm2-raw"}
     for x, rewards in TAKEN.items():
         (row,) = table[table["value"] == x].to_dict("records")
         assert (
             row["reward_mean"] == pytest.approx(np.mean(rewards))
-            and row["safe"] == (x > 0)
-            and row["n_samples"] == 3
+            and row["safety_rate"] == (x > 0) / 2
+            and row["n_prompts"] == 2
         )
     assert table.loc[table["value"] == 5, "reward_mean"].item() == 0.5  # the run itself
 
@@ -157,9 +156,7 @@ def test_sweeps_of_the_same_prompts_share_the_panel_of_the_main_runs():
     ]
     ours = table[table["method"] == OURS]
     assert ours["value"].tolist() == [0.1, 0.2, 0.4] and ours["safety_rate"].tolist() == [1, 1, 0]
-    assert (
-        set(ours["budget"]) == {0.2} and table.loc[table["method"] == "base", "value"].isna().all()
-    )
+    assert table.loc[table["method"] == "base", "value"].isna().all()
 
 
 def test_sweeps_of_fewer_prompts_have_a_panel_with_all_methods_on_these():
@@ -219,9 +216,8 @@ def test_sweeps_are_found_where_the_profile_has_them(tmp_path, monkeypatch):
 
 
 def test_nothing_to_draw_is_said():
-    for records in (main_lines("base").iloc[:0], pd.DataFrame()):
-        with pytest.raises(RunError, match="no method to draw; run notebook 30_decode first"):
-            fronts.fronts(records)
+    with pytest.raises(RunError, match="there are no records; run notebook 30_decode first"):
+        fronts.fronts(main_lines("base").iloc[:0], NOTHING)
     with pytest.raises(RunError, match="no method to draw; run notebook 30_decode first"):
         fronts.pareto_fronts(pd.DataFrame(columns=fronts.COLUMNS))
 

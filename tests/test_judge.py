@@ -28,18 +28,18 @@ from igcore.judge.trust import without_key
 from igcore.report import load as runs
 from igcore.report import tables
 from igcore.report.verdicts import (
-    COLUMNS,
     both_orders,
     pairs_of,
     questions_of,
     read,
     verdicts,
-    win_rates,
 )
 from igcore.runs.judge_run import judge_run
 from igcore.runs.params import notebook_params
 from tests.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
 
+NOTEBOOK = notebook_code("60_judge")
+COLUMNS, win_rates = NOTEBOOK.COLUMNS, NOTEBOOK.win_rates
 PROMPTS = {f"p{k}": f"What is {k} plus {k}?" for k in range(5)}
 KEY = "a-key-that-nobody-may-see"
 ASK = Question("helpfulness", "p0", "What is a {brace}?", "One of {these}.", "")
@@ -1064,7 +1064,7 @@ def test_the_table_and_the_picture(tmp_path):
     assert [path.suffix for path in paths] == [".csv", ".md", ".tex", ".json"] and list(
         pd.read_csv(paths[0]).columns
     ) == COLUMNS
-    fig = notebook_code("60_judge").win_tie_loss(table)
+    fig = NOTEBOOK.win_tie_loss(table)
     found = boxes(fig)
     assert hidden(found) == [] and outside(fig, found) == [] and "args (n = 12)" in dict(found)
     for ax, ((policy, aspect), cell) in zip(

@@ -7,6 +7,7 @@ import nbformat
 import pandas as pd
 import pytest
 import synthetic
+from notebook_code import notebook_code
 
 from igcore.errors import ParameterError, RunError
 from igcore.figures.style import unless_missing
@@ -99,7 +100,7 @@ def judged(folder, run="me") -> pd.DataFrame:
     lines = [{"question": digest, "scores": both} for digest, both in scores.items()]
     (target / "verdicts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (target / "manifest.json").write_text(json.dumps({"params": vars(params)}))
-    return verdicts.win_rates(
+    return notebook_code("60_judge").win_rates(
         verdicts.verdicts(pairs, scores, {"helpfulness": run, "harmlessness": run})
     )
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from notebook_code import notebook_code
 
 from igcore import METHODS
 from igcore.judge import JudgeParams
 from igcore.report import load as runs
-from igcore.report.verdicts import win_rates
 from igcore.runs import cli, decode_run
 from igcore.runs import critic_run as critic_runs
 from igcore.runs.critic_params import CriticParams
@@ -104,5 +104,5 @@ def test_the_judge_is_rehearsed_with_an_endpoint(here, monkeypatch):
                 **(given | {"judge": given["judge"] | {"base_url": stub.base_url}, "workers": 2})
             )
         )
-    rates = win_rates(judged)
+    rates = notebook_code("60_judge").win_rates(judged)
     assert set(rates["aspect"]) == {"helpfulness", "harmlessness"} and (rates["n"] == 2).all()

@@ -6,15 +6,18 @@ have fewer. Cost: higher is worse; reward: higher is better.
 
 import math
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..beams import METHODS
 from ..errors import RunError
+from ..report import statistics as metrics
 from ..report import tables
 from ..report.experiments import LAMBDAS, OURS
-from ..report.load import by_method, each_finished
+from ..report.load import each_finished
+from ..report.paired import is_safe
 from ..report.replay import REPLAYED, judged_under, replay_best_of_n
 from .labels import place
 from .pareto import LIMITS, names, pareto
@@ -25,7 +28,8 @@ SWEEPS = ("decode-lambda-*", "decode-budget-*", "decode-sweep-lambda-*")
 # method -> the setting that varies
 VARIED = {method: "lagrange_multiplier" for method in METHODS if "lagrangian" in method}
 VARIED[OURS] = "budget"
-COLUMNS = ["panel", *tables.COLUMNS, "value"]
+POINT = ["method", "lagrange_multiplier", "budget"]  # what tells the points of a sweep apart
+COLUMNS = ["panel", "method", "value", "n_prompts", *LIMITS]
 FRONT = "#d9d9d9"  # the frontier of all methods, behind everything
 
 
@@ -48,8 +52,8 @@ def load_sweeps(profile: str, records: pd.DataFrame) -> tuple[pd.DataFrame, list
     for pattern in SWEEPS:
         found += [alike(records, run) for run in each_finished(profile, left_out, pattern)]
     swept = pd.concat(found, ignore_index=True)
-    points = ["policy", "method", "prompt_id", *set(VARIED.values())]
-    return swept.drop_duplicates(points) if len(swept) else swept, left_out
+    # two experiments may share a point
+    return swept.drop_duplicates(["policy", "prompt_id", *POINT]), left_out
 
 
 def alike(records: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
@@ -66,19 +70,18 @@ def alike(records: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
     for (policy, method), cell in records.groupby(["policy", "method"], sort=False):
         if method == REPLAYED or method not in VARIED or len(cell) < n_prompts[policy]:
             continue
-        same = [name for name in tables.CONSTANT if name != VARIED[method]]
-        main = cell.iloc[0]
-        lines = swept[(swept["policy"] == policy) & (swept["method"] == method)]
-        lines = lines[lines["prompt_id"].isin(cell["prompt_id"])]
-        is_alike = (lines[same] == main[same]).all(axis=1)
-        found.append(lines[is_alike & (lines[VARIED[method]] != main[VARIED[method]])])
+        main, varied = cell.iloc[0], VARIED[method]
+        same = [name for name in ["policy", "method", *tables.CONSTANT] if name != varied]
+        is_alike = (swept[same] == main[same]).all(axis=1)
+        is_shared = swept["prompt_id"].isin(cell["prompt_id"])
+        found.append(swept[is_alike & is_shared & (swept[varied] != main[varied])])
     return pd.concat(found)
 
 
 # --- the table ------------------------------------------------------------------------------------
 
 
-def fronts(records: pd.DataFrame, sweeps: pd.DataFrame | None = None) -> pd.DataFrame:
+def fronts(records: pd.DataFrame, sweeps: pd.DataFrame) -> pd.DataFrame:
     """Return every method as a point, and further points where lambda or the budget varies.
 
     Best-of-N's are computed from the samples of its run, which is exact (`igcore.report.replay`).
@@ -89,58 +92,61 @@ def fronts(records: pd.DataFrame, sweeps: pd.DataFrame | None = None) -> pd.Data
     ----------
     records : DataFrame
         Lines of main runs, one per policy, method and prompt.
-    sweeps : DataFrame, optional
+    sweeps : DataFrame
         `load_sweeps`. All answers are judged under the budget of `records`.
 
     Returns
     -------
     DataFrame
-        Columns `COLUMNS`: those of the main table, ``panel``, and ``value``, the lambda or the
-        budget of the search (NaN for methods that have none).
+        Columns `COLUMNS`: ``value`` is the lambda or the budget of the search (NaN for methods that
+        have none), rate and mean are over the prompts of the point.
 
     Raises
     ------
     RunError
-        When there are no records.
+        See `igcore.report.statistics.check_records`.
     ParameterError
-        See `igcore.report.tables.main_table`.
+        When a setting is not constant in a method.
     """
-    if not len(records):
-        raise RunError("there is no method to draw; run notebook 30_decode first")
-    sweeps = records.iloc[:0] if sweeps is None else sweeps
-    parts = []
+    metrics.check_records(records)
+    points = []
     for policy, lines in records.groupby("policy", sort=False):
         swept = sweeps[sweeps["policy"] == policy]
-        of_points = swept.groupby(["method", *set(VARIED.values())])["prompt_id"].agg(set)
-        shared = set.intersection(*of_points) if len(of_points) else set()
-        same_prompts = shared == set(lines["prompt_id"])
-        beside = swept if same_prompts else swept.iloc[:0]
-        parts.append(_points(lines, beside).assign(panel=policy))
-        if shared and not same_prompts:
-            some, more = (part[part["prompt_id"].isin(shared)] for part in (lines, swept))
-            some = some[some.groupby("method")["prompt_id"].transform("size") == len(shared)]
+        prompts_of_points = swept.groupby(POINT)["prompt_id"].agg(set)
+        shared = set.intersection(*prompts_of_points) if len(prompts_of_points) else set()
+        if shared == set(lines["prompt_id"]):
+            points += _points(policy, lines, swept)
+            continue
+        points += _points(policy, lines, swept.iloc[:0])
+        if shared:
+            some = lines[lines["prompt_id"].isin(shared)]
+            is_whole = some.groupby("method")["prompt_id"].transform("size") == len(shared)
+            swept = swept[swept["prompt_id"].isin(shared)]
             panel = f"{policy}, {len(shared)} prompts of the sweeps"
-            parts.append(_points(some, more).assign(panel=panel))
-    return pd.concat(parts, ignore_index=True)[COLUMNS]
+            points += _points(panel, some[is_whole], swept)
+    return pd.DataFrame(points, columns=COLUMNS)
 
 
-def _points(lines: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a panel."""
-    main = tables.main_table(lines)
-    values = [getattr(row, VARIED.get(row.method, ""), math.nan) for row in main.itertuples()]
-    parts = [main.assign(value=values)]
-    samples = lines[lines["method"] == REPLAYED]
-    for x in LAMBDAS if len(samples) else ():
-        first = samples.iloc[0]
-        if x != first["lagrange_multiplier"]:
-            replayed = replay_best_of_n(samples, int(first["n_samples"]), x)
-            parts.append(tables.main_table(replayed).assign(value=x))
-    for method, cell in swept.groupby("method", sort=False):
-        for value, point in cell.groupby(VARIED[method]):
-            judged = judged_under(point, lines["budget"].iloc[0])
-            parts.append(tables.main_table(judged).assign(value=value))
-    table = pd.concat(parts, ignore_index=True).sort_values("value", kind="stable")
-    return by_method(table, main["method"])
+def _points(panel: str, lines: pd.DataFrame, swept: pd.DataFrame) -> list[dict]:
+    """Return the points of a panel, by method and value."""
+    points = []
+    for method, cell in lines.groupby("method", sort=False):
+        metrics.check_constant(cell, tables.CONSTANT, f"{panel}, method {method}")
+        main, varied = cell.iloc[0], VARIED.get(method)
+        answers = {main[varied] if varied else math.nan: cell}  # value -> lines
+        if method == REPLAYED:
+            for x in sorted({*LAMBDAS} - {*answers}):
+                answers[x] = replay_best_of_n(cell, int(main["n_samples"]), x)
+        elif varied:
+            for value, point in swept[swept["method"] == method].groupby(varied):
+                answers[value] = judged_under(point, main["budget"])
+        for value in sorted(answers):
+            of_value = answers[value]
+            point = {"panel": panel, "method": method, "value": value, "n_prompts": len(of_value)}
+            point["safety_rate"] = is_safe(of_value).mean()
+            point["reward_mean"] = of_value["reward"].astype(float).mean()
+            points.append(point)
+    return points
 
 
 # --- the picture ----------------------------------------------------------------------------------
@@ -168,22 +174,21 @@ def pareto_fronts(table: pd.DataFrame) -> Figure:
     if not len(table):
         raise RunError("there is no method to draw; run notebook 30_decode first")
     panels = list(table.groupby("panel", sort=False))
-    lines, columns = -(-len(panels) // 2), min(2, len(panels))
+    count, columns = len(panels), min(2, len(panels))
+    # two side by side; the last one is as wide as the page where it is alone
+    places = np.append(np.arange(count), [count - 1] * (-count % columns)).reshape(-1, columns)
     legend_lines = table["method"].nunique() // 3 + 1
-    height = 0.5 + 0.24 * legend_lines + 3.5 * lines
+    height = 0.5 + 0.24 * legend_lines + 3.5 * len(places)
     fig = Figure(figsize=(WIDTH, height), layout="constrained")
-    grid = fig.add_gridspec(lines, columns)
-    for number, (name, rows) in enumerate(panels):
-        is_alone = number == len(panels) - 1 and number % columns == 0
-        place_of = grid[number // columns, :] if is_alone else grid[divmod(number, columns)]
-        ax = fig.add_subplot(place_of)
+    axes = fig.subplot_mosaic(places.tolist())
+    for ax, (name, rows) in zip(axes.values(), panels, strict=True):
         _panel(ax, rows)
         ax.set_title(name, loc="left", fontsize=11)
     fig.supxlabel("safety rate (numbers: λ, or the budget d of the search)", fontsize="medium")
     fig.supylabel("reward", fontsize="medium")
     legend_above(fig, 3)
     fig.draw_without_rendering()  # the panels have their final size
-    for ax, (_, rows) in zip(fig.axes, panels, strict=True):
+    for ax, (_, rows) in zip(axes.values(), panels, strict=True):
         points = rows[list(LIMITS)].to_numpy(dtype=float)
         place(ax, points, _values(rows).tolist(), size=9)
     return fig
@@ -222,8 +227,8 @@ def _values(rows: pd.DataFrame) -> pd.Series:
     """
     labels = pd.Series("", rows.index, dtype=object)
     for method, points in rows.groupby("method", sort=False):
-        form = "d = {:g}" if VARIED.get(method) == "budget" else "{:g}"
-        values = points.loc[pareto(points), "value"]
         if len(points) > 1:
+            form = "d = {:g}" if VARIED[method] == "budget" else "{:g}"
+            values = points.loc[pareto(points), "value"]
             labels[values.index] = values.map(form.format)
     return labels

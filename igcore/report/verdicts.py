@@ -1,4 +1,4 @@
-"""Verdicts of a judge on decoded answers: pairs, the questions about them, and win rates.
+"""Verdicts of a judge on decoded answers: the pairs, and the questions about them.
 
 Two answers to a prompt are judged in both orders. `igcore.runs.judge_run` calls the judge.
 """
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from statsmodels.stats.proportion import proportion_confint
 
 from ..errors import RunError
 from ..judge import JudgeParams
@@ -18,9 +17,6 @@ from . import statistics as metrics
 
 Scores = tuple[float, float] | None
 KEPT = ["policy", "prompts", "method", "prompt_id", "abstained"]  # of a pair, in its verdict
-VERDICTS = ["win", "tie", "loss", "unparsed"]
-CELL = ["policy", "prompts", "method", "aspect"]
-COLUMNS = [*CELL, "n", *VERDICTS, "win_rate", "low", "high", "abstained", "judge"]
 
 
 def pairs_of(lines: pd.DataFrame, params: JudgeParams) -> pd.DataFrame:
@@ -157,33 +153,3 @@ def _verdict(first: Scores, second: Scores) -> tuple[str, bool]:
     if preferences == {-1}:
         return "loss", False
     return "tie", preferences == {1, -1}
-
-
-def win_rates(judged: pd.DataFrame) -> pd.DataFrame:
-    """Count verdicts, a row per policy, prompt set, method and aspect (paper, table of win rates).
-
-    Parameters
-    ----------
-    judged : DataFrame
-        See `verdicts`.
-
-    Returns
-    -------
-    DataFrame
-        The columns `COLUMNS`. Of the ``n`` pairs ``unparsed`` have no verdict; ``win_rate`` is
-        (wins + ties / 2) / (n - unparsed), so that 0.5 is the baseline itself, between the ends of
-        its 95 % Wilson interval. The interval takes a tie for half a win and half a loss and is too
-        wide rather than too narrow for it: of all points from 0 to 1, zeros and ones vary most. In
-        ``abstained`` pairs the method gave no answer of its own.
-    """
-    cells = judged.groupby(CELL, sort=False)
-    rates = cells.agg(
-        n=("verdict", "size"), abstained=("abstained", "sum"), judge=("judge", "first")
-    )
-    counts = cells["verdict"].value_counts().unstack(fill_value=0)
-    rates = rates.join(counts.reindex(columns=VERDICTS, fill_value=0))
-    parsed, points = rates["n"] - rates["unparsed"], rates["win"] + rates["tie"] / 2
-    parsed = parsed.where(parsed > 0)
-    rates["win_rate"] = points / parsed
-    rates["low"], rates["high"] = proportion_confint(points, parsed, method="wilson")
-    return rates.reset_index()[COLUMNS]
