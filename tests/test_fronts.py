@@ -218,8 +218,6 @@ def test_sweeps_are_found_where_the_profile_has_them(tmp_path, monkeypatch):
 def test_nothing_to_draw_is_said():
     with pytest.raises(RunError, match="there are no records; run notebook 30_decode first"):
         fronts.fronts(main_lines("base").iloc[:0], NOTHING)
-    with pytest.raises(RunError, match="no method to draw; run notebook 30_decode first"):
-        fronts.pareto_fronts(pd.DataFrame(columns=fronts.COLUMNS))
 
 
 # --- the picture ----------------------------------------------------------------------------------

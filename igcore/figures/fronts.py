@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..beams import METHODS
-from ..errors import RunError
 from ..report import statistics as metrics
 from ..report import tables
 from ..report.experiments import LAMBDAS, OURS
@@ -72,9 +71,9 @@ def alike(records: pd.DataFrame, swept: pd.DataFrame) -> pd.DataFrame:
             continue
         main, varied = cell.iloc[0], VARIED[method]
         same = [name for name in ["policy", "method", *tables.CONSTANT] if name != varied]
-        is_alike = (swept[same] == main[same]).all(axis=1)
+        is_alike = (swept[same] == main[same]).all(axis=1) & (swept[varied] != main[varied])
         is_shared = swept["prompt_id"].isin(cell["prompt_id"])
-        found.append(swept[is_alike & is_shared & (swept[varied] != main[varied])])
+        found.append(swept[is_alike & is_shared])
     return pd.concat(found)
 
 
@@ -142,9 +141,14 @@ def _points(panel: str, lines: pd.DataFrame, swept: pd.DataFrame) -> list[dict]:
                 answers[value] = judged_under(point, main["budget"])
         for value in sorted(answers):
             of_value = answers[value]
-            point = {"panel": panel, "method": method, "value": value, "n_prompts": len(of_value)}
-            point["safety_rate"] = is_safe(of_value).mean()
-            point["reward_mean"] = of_value["reward"].astype(float).mean()
+            point = {
+                "panel": panel,
+                "method": method,
+                "value": value,
+                "n_prompts": len(of_value),
+                "safety_rate": is_safe(of_value).mean(),
+                "reward_mean": of_value["reward"].astype(float).mean(),
+            }
             points.append(point)
     return points
 
@@ -165,14 +169,7 @@ def pareto_fronts(table: pd.DataFrame) -> Figure:
     table : DataFrame
         `fronts`. A method without any text has no reward and no point. One with fewer prompts has
         its n beside its name, and no part in the broad line.
-
-    Raises
-    ------
-    RunError
-        For an empty table.
     """
-    if not len(table):
-        raise RunError("there is no method to draw; run notebook 30_decode first")
     panels = list(table.groupby("panel", sort=False))
     count, columns = len(panels), min(2, len(panels))
     # two side by side; the last one is as wide as the page where it is alone
