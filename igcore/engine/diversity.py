@@ -1,6 +1,6 @@
 """How a retry avoids failed blocks: the paper's sampling diversity, and safer forms of it.
 
-The module imports no torch, so that the theory can use it. Every prompt has a new `Failures` in
+The module imports no torch, so that notebook 10 can use it alone. Every prompt has a new `Failures` in
 every block.
 """
 
