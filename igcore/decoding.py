@@ -37,6 +37,7 @@ def decode(
     seed: int = 0,
     on_block: OnBlock | None = None,
     memory_gb: float | None = None,
+    record: bool = False,
 ) -> Iterator[Response]:
     """Answer prompts with one method.
 
@@ -59,6 +60,9 @@ def decode(
         Memory for KV caches and logits, in GiB. Fewer prompts are decoded together where they would
         exceed it, see `igcore.engine.memory`. By default most of what is free. If memory runs out
         all the same, the batch is halved.
+    record : bool
+        Whether to keep every candidate in ``Response.candidates``, for `Response.tree`. Rewards are
+        then scored for all candidates, also for those that the search rejects.
 
     Yields
     ------
@@ -97,7 +101,8 @@ def decode(
             for row, (prompt, tokens) in enumerate(pairs)
         ]
         with packed(policy.model, *readers_of(guard)):
-            account = Work(how, resolved.config, on_block)
+            recorder = resolve_name("igcore.watch.record:Recorder")() if record else None
+            account = Work(how, resolved.config, on_block, recorder)
             # measured at the user's block size: a method may change its own (Best-of-N has one
             # block), and peak costs are only comparable on one grid
             batch = open_batch(resolved, how, searches, seed, account, guard.config.block_size)
@@ -167,7 +172,7 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     seconds: dict[str, Any] = {
         f"{part}_s": s / len(prompts) for part, s in batch.work.seconds.items()
     }
-    out = []
+    out, recorder = [], batch.work.recorder
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
         out.append(
             Response(
@@ -183,6 +188,8 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
                 block_ends=emission.ends,
                 grid_ends=emission.grid,
                 tokens=emission.tokens,
+                guard=batch.guard,
+                candidates=recorder.nodes(batch, search, emission) if recorder else [],
                 **vars(metric),
                 **vars(batch.work.reports[search]),
                 **seconds,

@@ -127,10 +127,12 @@ class Guard:
         *,
         seed: int | None = None,
         on_block: OnBlock | None = None,
+        record: bool = False,
         **inputs: Any,
     ) -> Response | Any:
         """Answer one prompt: a text, chat messages, or a `Prompt`.
 
+        With `record` the answer keeps every candidate of its search, see `Response.tree`.
         transformers calls it with a model and `input_ids` (B, L), and gets the ids of the answers.
 
         Raises
@@ -140,7 +142,10 @@ class Guard:
         """
         chosen = self.seed if seed is None else seed
         if input_ids is None and not inputs:
-            return next(decode(self.method, self, [prompt], seed=chosen, on_block=on_block))
+            answers = decode(
+                self.method, self, [prompt], seed=chosen, on_block=on_block, record=record
+            )
+            return next(answers)
         answer_rows = resolve_name("igcore.adapters.generate:answer_rows")
         return answer_rows(self, prompt, input_ids, seed=chosen, **inputs)
 
@@ -161,8 +166,12 @@ class Guard:
                 bar.update()
         return answers
 
+    def explore(self, prompt: str = "", **options: Any) -> Any:
+        """Return a panel for JupyterLab to watch the search, see `igcore.watch.explore.explore`."""
+        return resolve_name("igcore.watch.explore:explore")(self, prompt, **options)
+
     def under(self, name: str) -> Guard:
-        """Return the guard with the settings that a method runs under.
+        """Return the guard with a method and the settings that it runs under.
 
         Raises
         ------
@@ -171,7 +180,7 @@ class Guard:
             something else.
         """
         method = method_of(name)
-        guard = replace(self, config=method.settings(self.config))
+        guard = replace(self, config=method.settings(self.config), method=name)
         check_reward(name, method, guard)
         check_network(name, method, guard)
         return guard

@@ -7,6 +7,7 @@ fails closed: a guarded method does not emit what cannot be scored.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,10 @@ class Response:
     tokens : list of int
         The sampled tokens of `text`, an end token included; empty for a refusal, which the policy
         did not write.
+    guard : Guard
+        What answered, with the method and the settings that it ran under.
+    candidates : list of igcore.watch.record.Node
+        Every candidate of the search, when it was recorded.
     """
 
     prompt_id: str
@@ -173,6 +178,22 @@ class Response:
     reward_s: float
     critic_s: float
     tokens: list[int] = field(default_factory=list)
+    guard: Any = field(default=None, repr=False, compare=False)
+    candidates: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+    def tree(self, masked: bool = True) -> Any:
+        """Return every candidate of a recorded search as a picture, see `igcore.watch.tree.Tree`.
+
+        Raises
+        ------
+        ParameterError
+            When the search was not recorded.
+        """
+        return resolve_name("igcore.watch.tree:Tree").of(self, masked)
+
+    def _repr_html_(self) -> str:
+        html: str = resolve_name("igcore.watch.html:answer_html")(self)
+        return html
 
     @property
     def z(self) -> float | None:

@@ -40,10 +40,19 @@ class Work:
     reports : dict of PromptSearch to Report
     seconds : dict of str to float
         By part: ``generate``, ``cost``, ``reward`` and ``critic``.
+    recorder : igcore.watch.record.Recorder or None
+        Keeps the candidates themselves.
     """
 
-    def __init__(self, method: Method, config: SearchConfig, on_block: OnBlock | None = None):
+    def __init__(
+        self,
+        method: Method,
+        config: SearchConfig,
+        on_block: OnBlock | None = None,
+        recorder: Any = None,
+    ):
         self.method, self.config, self.on_block = method, config, on_block
+        self.recorder = recorder
         # keyed by the identity of the search: two prompts may be equal
         self.reports: dict[PromptSearch, Report] = defaultdict(Report)
         self.seconds = {"generate": 0.0, "cost": 0.0, "reward": 0.0, "critic": 0.0}
@@ -75,6 +84,8 @@ class Work:
         for search, own in by_search.items():
             if not search.failure:
                 self._note(self.reports[search], block, round_, own)
+        if self.recorder:
+            self.recorder.saw_round(block, round_, candidates)
 
     def _note(self, report: Report, block: int, round_: int, own: Sequence[Candidate]) -> None:
         """Add one prompt's candidates of a round to its report."""
@@ -116,6 +127,8 @@ class Work:
 
     def saw_block(self, search: PromptSearch) -> None:
         """Call `on_block` with the beams kept after a block."""
+        if self.recorder:
+            self.recorder.saw_block(search)
         if self.on_block and not search.failure:
             self.on_block(search.prompt, search.beams)
 

@@ -8,9 +8,10 @@ import re
 from ..scorers import Scorer, checked_score
 
 BLOCK = "█"
+READABLE = 0.2  # highest probability of offence of a word that is shown
 
 
-def mask(text: str, cost: Scorer, threshold: float = 0.2) -> str:
+def mask(text: str, cost: Scorer, threshold: float = READABLE) -> str:
     """Replace every word that the cost finds too high on its own by blocks of the same length.
 
     White space and punctuation stay, so a masked text has the length of the original. Fails closed:

@@ -1,0 +1,83 @@
+"""An answer as a notebook shows it: the text by blocks, the budget that is left, and the verdict."""
+
+from collections.abc import Callable
+from functools import partial
+from html import escape
+
+from ..budget import SIGNED
+from ..report.masking import READABLE, mask
+from ..verdict import Response
+
+WITHIN, OVER, GREY = "#0173b2", "#d55e00", "#6b6b6b"  # colours that the colour-blind tell apart
+WHY = {  # reason of a response -> in words
+    "exhausted": "no candidate was within budget in any round",
+    "dead_end": "there was nothing left to continue",
+    "final_check": "the final check disagreed with the search",
+    "scorer_error": "the cost model failed on candidates that might have been safe",
+    "over_budget": "the method emits its answer whatever it costs",
+    "truncated": "the search failed later, and this is the last prefix within budget",
+}
+
+
+def masker_of(answer: Response) -> Callable[[str], str]:
+    """Return a function that masks the words that the cost model finds too bad on their own.
+
+    Of a cost that is a probability these are the words above `READABLE`, of any other cost those
+    that are over budget.
+    """
+    cost = answer.guard.cost
+    threshold = READABLE if cost.unit == "probability" else answer.guard.config.budget
+    return partial(mask, cost=cost, threshold=threshold)
+
+
+def verdict_of(answer: Response) -> str:
+    """Return the verdict in words, with the numbers behind it."""
+    budget = f"the budget of {answer.guard.config.budget:g}"
+    if answer.status == "abstained":
+        return f"abstained: {WHY[answer.reason]}"
+    cost = "unknown" if answer.cost is None else f"{answer.cost:.3f}"
+    if answer.status != "verified_safe":
+        return f"not verified: its cost is {cost} under {budget}; {WHY[answer.reason]}"
+    words = f"verified safe by the final check: its cost is {cost} under {budget}"
+    if answer.reason:
+        words += f"; {WHY[answer.reason]}"
+    if min(answer.z_trace) < 0 and answer.guard.config.accounting not in SIGNED:
+        words += ", though it was over budget on the way"
+    return words
+
+
+def answer_html(answer: Response) -> str:
+    """Return an answer as HTML; words that the cost finds too bad are masked."""
+    if answer.guard is None:
+        return f"<pre>{escape(repr(answer))}</pre>"
+    masked = masker_of(answer)
+    budget = answer.guard.config.budget
+    shown = masked(answer.text or "")
+    ends = answer.block_ends or [len(shown)]
+    spans = []
+    for start, end, z in zip([0, *ends], ends, answer.z_trace[1:], strict=False):
+        color = WITHIN if z >= 0 else OVER
+        piece = escape(shown[start:end])
+        spans.append(
+            f'<span title="z = {z:.3f} after this block" style="border-bottom:2px solid {color};'
+            f'margin-right:1px">{piece}</span>{_bar(z, budget)}'
+        )
+    text = "".join(spans) or "<i>nothing was emitted</i>"
+    color = WITHIN if answer.status == "verified_safe" else OVER
+    if answer.status == "abstained":
+        color = GREY
+    return (
+        '<div style="max-width:52em;line-height:1.9">'
+        f'<div><span style="color:{GREY}">{escape(masked(answer.prompt))}</span> {text}</div>'
+        f'<div style="color:{color}"><b>{escape(verdict_of(answer))}</b></div></div>'
+    )
+
+
+def _bar(z: float, budget: float) -> str:
+    """Return a small bar of the budget that is left after a block."""
+    left = max(0.0, min(1.0, z / budget)) if budget else 0.0
+    return (
+        f'<span style="display:inline-block;width:24px;height:7px;background:#e0e0e0;'
+        f'margin:0 4px;vertical-align:middle"><span style="display:block;height:7px;'
+        f'width:{24 * left:.0f}px;background:{WITHIN}"></span></span>'
+    )

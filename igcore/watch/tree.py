@@ -1,0 +1,213 @@
+"""The candidates of a search as a picture: a column per block, an arrow from parent to child."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+
+from ..beams import method_of
+from ..config import SearchConfig
+from ..errors import ParameterError
+from ..verdict import Response
+from .html import GREY, OVER, WITHIN, masker_of, verdict_of
+from .record import CHECK_FAILED, EMITTED, KEPT, NOT_SAMPLED, Node, judged_again
+
+WIDE, HIGH = 236, 40  # of a candidate, in pixels
+GAP, ROW = 54, 48  # between columns, and from one candidate to the next
+TOP, LEFT = 58, 12
+LETTERS = 34  # of a candidate's text that fit into its box
+ON_THE_WAY = (KEPT, EMITTED, CHECK_FAILED)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The candidate tree of one answer; a notebook shows it as a picture.
+
+    Attributes
+    ----------
+    prompt, verdict : str
+        As they are shown.
+    nodes : list of Node
+        See `igcore.watch.record`; their texts as they are shown.
+    method : str
+        A key of `igcore.METHODS`.
+    config : SearchConfig
+        The settings of the recorded search, but for `budget`.
+    budget : float
+        The budget under which the candidates are judged.
+    """
+
+    prompt: str
+    verdict: str
+    nodes: list[Node]
+    method: str
+    config: SearchConfig
+    budget: float
+
+    @classmethod
+    def of(cls, answer: Response, masked: bool = True) -> Tree:
+        """Return the tree of a recorded answer.
+
+        Parameters
+        ----------
+        masked : bool
+            Whether words that are over budget on their own are masked.
+
+        Raises
+        ------
+        ParameterError
+            When the search was not recorded.
+        """
+        if not answer.candidates:
+            raise ParameterError(
+                "the search of this answer was not recorded; answer again with record=True"
+            )
+        prompt, nodes = answer.prompt, answer.candidates
+        if masked:
+            shown = masker_of(answer)
+            prompt = shown(prompt)
+            nodes = [replace(node, text=shown(node.text)) for node in nodes]
+        config = answer.guard.config
+        return cls(prompt, verdict_of(answer), nodes, answer.guard.method, config, config.budget)
+
+    def under(self, budget: float) -> Tree:
+        """Return the same candidates judged under another budget; nothing is decoded."""
+        replay = judged_again(self.nodes, method_of(self.method), self.config, budget)
+        verdict = f"under the budget of {budget:g} the same candidates are kept"
+        if replay.failed:
+            verdict = f"under the budget of {budget:g} no candidate of a block is within budget"
+        elif replay.leaves is not None:
+            verdict = (
+                f"under the budget of {budget:g} the search goes another way from block "
+                f"{replay.leaves + 1} on; decode again to see it"
+            )
+        return replace(self, nodes=replay.nodes, verdict=verdict, budget=budget)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture as an SVG file."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self._repr_svg_(), encoding="utf-8")
+        return path
+
+    def _repr_svg_(self) -> str:
+        places = _places(self.nodes)
+        width = LEFT + max(x for x, _ in places.values()) + WIDE + 20
+        height = max(y for _, y in places.values()) + HIGH + 46
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
+            '<rect width="100%" height="100%" fill="white"/>',
+            _text(LEFT, 18, f"{self.method}, budget {self.budget:g}: {self.verdict}", bold=True),
+            _text(LEFT, 36, _short(self.prompt, 110), GREY),
+        ]
+        parts += [_edge(node, places) for node in self.nodes]
+        parts += [_retry_label(self.nodes, places)]
+        parts += [_box(node, *places[node.number]) for node in self.nodes]
+        parts += [_legend(height), "</svg>"]
+        return "\n".join(parts)
+
+
+def _places(nodes: Sequence[Node]) -> dict[int, tuple[int, int]]:
+    """Return the top left corner of every candidate; a retry stands below its first round."""
+    filled: dict[int, int] = {}  # block -> height in use
+    rounds: dict[int, int] = {}
+    places = {}
+    for node in nodes:
+        if node.round > rounds.get(node.block, 0):
+            filled[node.block] += 18  # room for a label
+        rounds[node.block] = node.round
+        y = filled.get(node.block, TOP)
+        places[node.number] = (LEFT + node.block * (WIDE + GAP), y)
+        filled[node.block] = y + ROW
+    return places
+
+
+def _color(node: Node) -> str:
+    if node.fate == NOT_SAMPLED:
+        return "#c8c8c8"
+    return WITHIN if node.within else OVER
+
+
+def _edge(node: Node, places: dict[int, tuple[int, int]]) -> str:
+    """Return the line from a candidate's parent; from the prompt there is none."""
+    if node.parent < 0:
+        return ""
+    x0, y0 = places[node.parent]
+    x1, y1 = places[node.number]
+    x0, y0, y1 = x0 + WIDE, y0 + HIGH // 2, y1 + HIGH // 2
+    middle = (x0 + x1) // 2
+    width = 2.4 if node.fate in ON_THE_WAY else 0.8
+    return (
+        f'<path d="M{x0} {y0} C{middle} {y0} {middle} {y1} {x1} {y1}" fill="none" '
+        f'stroke="{_color(node)}" stroke-width="{width}"/>'
+    )
+
+
+def _retry_label(nodes: Sequence[Node], places: dict[int, tuple[int, int]]) -> str:
+    """Return the labels above the candidates of further rounds."""
+    labels = []
+    before = None
+    for node in nodes:
+        if node.round > 0 and (node.block, node.round) != before:
+            x, y = places[node.number]
+            labels.append(_text(x, y - 5, f"retry {node.round}", GREY))
+        before = (node.block, node.round)
+    return "\n".join(labels)
+
+
+def _box(node: Node, x: int, y: int) -> str:
+    """Return a candidate: its text, its numbers, and what became of it."""
+    color, strong = _color(node), node.fate in ON_THE_WAY
+    fill = color if strong else "white"
+    letters = "white" if strong else "#222222"
+    faded = ' opacity="0.45"' if node.fate == NOT_SAMPLED else ""
+    numbers = [f"cost {node.cost:.3f}" if node.cost is not None else "", f"z {node.z:.3f}"]
+    numbers += [f"reward {node.reward:.2f}" if node.reward is not None else ""]
+    numbers += [f"f1 {node.f1:.2f}" if node.f1 is not None else ""]
+    line = " · ".join(number for number in numbers if number)
+    mark = {EMITTED: " ✓", CHECK_FAILED: " ✗"}.get(node.fate, "")
+    return (
+        f"<g{faded}><title>{escape(node.fate)}: {escape(node.text)}</title>"
+        f'<rect x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="5" fill="{fill}" '
+        f'stroke="{color}" stroke-width="{1.5 if strong else 1}"/>'
+        + _text(x + 7, y + 16, _short(node.text, LETTERS) + mark, letters, mono=True)
+        + _text(x + 7, y + 32, line, letters)
+        + "</g>"
+    )
+
+
+def _legend(height: int) -> str:
+    y = height - 14
+    entries = [(WITHIN, "within budget"), (OVER, "over budget")]
+    parts = []
+    for i, (color, label) in enumerate(entries):
+        parts.append(
+            f'<rect x="{LEFT + 120 * i}" y="{y - 9}" width="11" height="11" fill="{color}"/>'
+        )
+        parts.append(_text(LEFT + 16 + 120 * i, y, label, GREY))
+    parts.append(
+        _text(
+            LEFT + 250,
+            y,
+            "filled: kept · hollow: not kept · ✓ emitted · ✗ failed the final check",
+            GREY,
+        )
+    )
+    return "\n".join(parts)
+
+
+def _short(text: str, letters: int) -> str:
+    """Return the beginning of a text on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= letters else line[: letters - 1] + "…"
+
+
+def _text(
+    x: int, y: int, text: str, color: str = "#222222", bold: bool = False, mono: bool = False
+) -> str:
+    look = ' font-weight="bold"' if bold else ""
+    look += ' font-family="monospace"' if mono else ""
+    return f'<text x="{x}" y="{y}" fill="{color}"{look}>{escape(text)}</text>'
