@@ -72,8 +72,10 @@ bench: assets
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@$(BIN)/python -m benchmarks
 
+# copies of your own, so that exploring changes no tracked file; what is there already stays
 lab: assets
-	@$(BIN)/python -m jupyter lab notebooks
+	@mkdir -p scratch && cp -n notebooks/*.ipynb scratch/ || true
+	@$(BIN)/python -m jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/scratch/00_start_here.ipynb
 
 readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages

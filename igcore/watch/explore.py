@@ -81,11 +81,14 @@ class Explorer:
         self.guard, self.trees, self.answers = guard, {}, {}
         widgets = needs("ipywidgets", "notebooks")
         config, wide = guard.config, {"description_width": "150px"}
-        self.prompt = widgets.Textarea(prompt, description="prompt", rows=2, style=wide)
+        self.prompt = widgets.Textarea(
+            prompt, description="prompt", rows=2, layout={"width": "460px"}
+        )
         usable = [name for name in METHODS if guard.critic or not method_of(name).network]
         self.methods = widgets.SelectMultiple(
-            options=usable, value=list(methods), description="methods", rows=5, style=wide
-        )
+            options=usable, value=list(methods), description="methods", rows=len(usable),
+            layout={"width": "460px"},
+        )  # fmt: skip
         highest = max(2 * config.budget, 0.1)
         self.budget = widgets.FloatSlider(
             config.budget, min=0, max=highest, step=highest / 200, readout_format=".3f",
@@ -103,6 +106,7 @@ class Explorer:
         self.bar = widgets.IntProgress(0, min=0, max=1, layout={"width": "160px"})
         self.message, self.shown = widgets.HTML(), widgets.HBox()
         self._html = widgets.HTML
+        self._half = {"flex": "1 1 0", "min_width": "280px"}
         self.box = _with_picture(widgets.VBox, self)(
             [
                 widgets.HBox(
@@ -135,19 +139,20 @@ class Explorer:
             config = guard.config
             blocks = -(-config.max_new_tokens // config.block_size)
             self.bar.max, self.bar.value = len(self.methods.value) * blocks, 0
-            self.answers = {}
+            answered = {}
             for name in self.methods.value:
                 answers = decode(
                     name, guard, [self.prompt.value], seed=guard.seed, on_block=self._on_block,
                     record=True,
                 )  # fmt: skip
-                self.answers[name] = next(answers)
+                answered[name] = next(answers)
+            self.answers = answered
             self.trees = {name: answer.tree() for name, answer in self.answers.items()}
             self.bar.value = self.bar.max
+            self._show(self.trees)
             self._say(f"decoded in {time.perf_counter() - began:.1f} s")
-        except IgcoreError as error:
+        except IgcoreError as error:  # what was shown before stays
             self._say(str(error), wrong=True)
-        self._show({name: answer_html(answer) for name, answer in self.answers.items()}, self.trees)
 
     def judge(self, budget: float) -> dict[str, Tree]:
         """Return the recorded trees under another budget."""
@@ -160,7 +165,7 @@ class Explorer:
         self.decode()
 
     def _on_budget(self, change: Any) -> None:
-        self._show({}, self.judge(self.budget.value))
+        self._show(self.judge(self.budget.value))
         self._say("the recorded candidates, judged again; Decode samples under this budget")
 
     def _on_save(self, button: Any) -> None:
@@ -174,9 +179,11 @@ class Explorer:
         color = OVER if wrong else "#444444"
         self.message.value = f'<span style="color:{color}">{escape(sentence)}</span>'
 
-    def _show(self, answers: dict[str, str], trees: dict[str, Tree]) -> None:
+    def _show(self, trees: dict[str, Tree]) -> None:
+        """Show the answers as they were decoded, and trees that may be judged otherwise."""
         self.shown.children = [
-            self._html(answers.get(name, "") + tree._repr_svg_()) for name, tree in trees.items()
+            self._html(answer_html(self.answers[name]) + tree._repr_svg_(), layout=self._half)
+            for name, tree in trees.items()
         ]
 
     def picture(self) -> str:

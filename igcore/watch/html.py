@@ -1,4 +1,4 @@
-"""An answer as a notebook shows it: the text by blocks, the budget that is left, and the verdict."""
+"""An answer as a notebook shows it: text by blocks, the budget that is left, and the verdict."""
 
 from collections.abc import Callable
 from functools import partial

@@ -174,9 +174,10 @@ def _rewards(batch: Batch, search: PromptSearch, beams: Sequence[Beam]) -> list[
             known[i] = beam.reward
     # a safety-first method leaves out what is over budget; under another budget it may count
     others = [i for i in range(len(beams)) if i not in known]
-    texts, finished = [beams[i].text for i in others], [beams[i].finished for i in others]
-    scorer = batch.scoring.reported["reward"]
-    known |= dict(zip(others, scorer.score([search.prompt.text] * len(others), texts, finished)))
+    prompts, texts = [search.prompt.text] * len(others), [beams[i].text for i in others]
+    finished = [beams[i].finished for i in others]
+    scores = batch.scoring.reported["reward"].score(prompts, texts, finished)
+    known |= dict(zip(others, scores, strict=True))
     return [_finite(known[i]) for i in range(len(beams))]
 
 
@@ -200,11 +201,15 @@ class Replay:
         others, or sample another round. What would follow was not sampled. None where it stays.
     failed : bool
         Whether a guarded search finds no candidate within budget.
+    chosen : bool
+        Whether the choices were made again. Those of a critic and of ARGS are not: a critic would
+        have to judge every z anew, and ARGS samples by weights of its own.
     """
 
     nodes: list[Node]
-    leaves: int | None
-    failed: bool
+    leaves: int | None = None
+    failed: bool = False
+    chosen: bool = True
 
 
 def judged_again(
@@ -219,25 +224,19 @@ def judged_again(
     budget : float
         In units of the cost.
     """
-    there = _Replayed(nodes, method, config)
     here = _Replayed(nodes, method, replace(config, budget=budget))
+    if method.asks_critic or method.search != Method.search:
+        fates = [here.fate_unchosen(node) for node in nodes]
+        return Replay(here.judged(fates), chosen=False)
+    there = _Replayed(nodes, method, config)
     leaves = None
     for block in range(1 + max((node.block for node in nodes), default=-1)):
         there.play(block)
         here.play(block)
-        if here.failed or here.kept != there.kept or here.wants_retry:
+        if here.failed or here.wants_retry or here.kept != there.kept:
             leaves = block
             break
-    fates = [here.fate_of(node, leaves) for node in nodes]
-    judged = [
-        replace(
-            node,
-            z=float(here.beams[node.number].state.z),
-            within=here.beams[node.number].safe(here.config),
-            fate=fate,
-        )
-        for node, fate in zip(nodes, fates, strict=True)
-    ]
+    judged = here.judged([here.fate_of(node, leaves) for node in nodes])
     return Replay(judged, None if here.failed else leaves, here.failed)
 
 
@@ -304,20 +303,40 @@ class _Replayed:
                 if (node.block, node.round) == (block, round_):
                     self.search.pool.append(self.beams[node.number])
         self.wants_retry = not self.search.accepted and len(rounds) < self.config.rounds
+        if self.wants_retry:  # what would be kept depends on samples that were not drawn
+            return
         self.search.keep_best()
         self.kept = [beam.row for beam in self.search.beams]
 
     def fate_of(self, node: Node, leaves: int | None) -> str:
-        """Return the fate of a candidate, given the block at which this search leaves the record."""
+        """Return the fate of a candidate; at block `leaves` this search leaves the record."""
         if leaves is None:
             return node.fate if node.fate in _ON_THE_WAY else self._rejection(node)
         if node.block > leaves or (node.block, node.round) in self.unused_rounds:
             return NOT_SAMPLED
         if node.block < leaves:
             return KEPT if node.fate in _ON_THE_WAY else self._rejection(node)
-        if node.number in self.kept and not self.failed and not self.wants_retry:
+        if self.wants_retry:
+            return RETRIED
+        if node.number in self.kept and not self.failed:
             return KEPT
         return self._rejection(node)
+
+    def fate_unchosen(self, node: Node) -> str:
+        """Return the fate of a candidate as far as the budget alone decides it."""
+        within = self.beams[node.number].safe(self.config)
+        if within == node.within:
+            return node.fate
+        return BEATEN if within else OVER_BUDGET
+
+    def judged(self, fates: Sequence[str]) -> list[Node]:
+        """Return the recorded candidates with these fates, and z under this budget."""
+        judged = []
+        for node, fate in zip(self.nodes, fates, strict=True):
+            beam = self.beams[node.number]
+            within = beam.safe(self.config)
+            judged.append(replace(node, z=float(beam.state.z), within=within, fate=fate))
+        return judged
 
     def _rejection(self, node: Node) -> str:
         if node.fate == RETRIED:

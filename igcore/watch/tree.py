@@ -17,6 +17,7 @@ from .record import CHECK_FAILED, EMITTED, KEPT, NOT_SAMPLED, Node, judged_again
 WIDE, HIGH = 236, 40  # of a candidate, in pixels
 GAP, ROW = 54, 48  # between columns, and from one candidate to the next
 TOP, LEFT = 58, 12
+TITLE = 700  # least width, for the verdict
 LETTERS = 34  # of a candidate's text that fit into its box
 ON_THE_WAY = (KEPT, EMITTED, CHECK_FAILED)
 
@@ -75,14 +76,17 @@ class Tree:
     def under(self, budget: float) -> Tree:
         """Return the same candidates judged under another budget; nothing is decoded."""
         replay = judged_again(self.nodes, method_of(self.method), self.config, budget)
-        verdict = f"under the budget of {budget:g} the same candidates are kept"
-        if replay.failed:
-            verdict = f"under the budget of {budget:g} no candidate of a block is within budget"
+        verdict = "the same candidates are kept"
+        if not replay.chosen:
+            verdict = "these candidates are within budget; decode again to see what is kept"
+        elif replay.failed:
+            verdict = "no candidate of a block is within budget"
         elif replay.leaves is not None:
             verdict = (
-                f"under the budget of {budget:g} the search goes another way from block "
-                f"{replay.leaves + 1} on; decode again to see it"
+                f"the search goes another way from block {replay.leaves + 1} on; decode again to "
+                "see it"
             )
+        verdict = f"under the budget of {budget:g} {verdict}"
         return replace(self, nodes=replay.nodes, verdict=verdict, budget=budget)
 
     def save(self, path: str | Path) -> Path:
@@ -94,13 +98,14 @@ class Tree:
 
     def _repr_svg_(self) -> str:
         places = _places(self.nodes)
-        width = LEFT + max(x for x, _ in places.values()) + WIDE + 20
+        width = max(LEFT + max(x for x, _ in places.values()) + WIDE + 20, TITLE)
         height = max(y for _, y in places.values()) + HIGH + 46
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-            f'width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
+            f'width="{width}" height="{height}" style="max-width:100%;height:auto" '
+            'font-family="sans-serif" font-size="11">',
             '<rect width="100%" height="100%" fill="white"/>',
-            _text(LEFT, 18, f"{self.method}, budget {self.budget:g}: {self.verdict}", bold=True),
+            _text(LEFT, 18, f"{self.method}: {self.verdict}", bold=True),
             _text(LEFT, 36, _short(self.prompt, 110), GREY),
         ]
         parts += [_edge(node, places) for node in self.nodes]
@@ -168,34 +173,25 @@ def _box(node: Node, x: int, y: int) -> str:
     numbers += [f"reward {node.reward:.2f}" if node.reward is not None else ""]
     numbers += [f"f1 {node.f1:.2f}" if node.f1 is not None else ""]
     line = " · ".join(number for number in numbers if number)
-    mark = {EMITTED: " ✓", CHECK_FAILED: " ✗"}.get(node.fate, "")
+    mark = {EMITTED: "✓ ", CHECK_FAILED: "✗ "}.get(node.fate, "")
     return (
         f"<g{faded}><title>{escape(node.fate)}: {escape(node.text)}</title>"
         f'<rect x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="5" fill="{fill}" '
         f'stroke="{color}" stroke-width="{1.5 if strong else 1}"/>'
-        + _text(x + 7, y + 16, _short(node.text, LETTERS) + mark, letters, mono=True)
+        + _text(x + 7, y + 16, mark + _short(node.text, LETTERS - len(mark)), letters, mono=True)
         + _text(x + 7, y + 32, line, letters)
         + "</g>"
     )
 
 
 def _legend(height: int) -> str:
-    y = height - 14
-    entries = [(WITHIN, "within budget"), (OVER, "over budget")]
-    parts = []
-    for i, (color, label) in enumerate(entries):
-        parts.append(
-            f'<rect x="{LEFT + 120 * i}" y="{y - 9}" width="11" height="11" fill="{color}"/>'
-        )
-        parts.append(_text(LEFT + 16 + 120 * i, y, label, GREY))
-    parts.append(
-        _text(
-            LEFT + 250,
-            y,
-            "filled: kept · hollow: not kept · ✓ emitted · ✗ failed the final check",
-            GREY,
-        )
-    )
+    y, parts = height - 14, []
+    for i, (color, label) in enumerate([(WITHIN, "within budget"), (OVER, "over budget")]):
+        x = LEFT + 120 * i
+        parts.append(f'<rect x="{x}" y="{y - 9}" width="11" height="11" fill="{color}"/>')
+        parts.append(_text(x + 16, y, label, GREY))
+    marks = "filled: kept · hollow: not kept · ✓ emitted · ✗ failed the final check"
+    parts.append(_text(LEFT + 250, y, marks, GREY))
     return "\n".join(parts)
 
 

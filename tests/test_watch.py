@@ -1,0 +1,266 @@
+"""Tests of the recorded search: its candidates, its picture, and the panel."""
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html import unescape
+
+import pytest
+import yaml
+from mockpolicy import LetterCost, LetterCritic, LetterReward, mock_policy
+
+import igcore as ig
+from igcore import budget as safety
+from igcore.beams import method_of
+from igcore.runs.decode_params import DecodeParams
+from igcore.watch import explore as panel
+from igcore.watch.record import (
+    CHECK_FAILED,
+    EMITTED,
+    KEPT,
+    NOT_SAMPLED,
+    OVER_BUDGET,
+    RETRIED,
+    judged_again,
+)
+
+PROMPTS = ["a", "be", "cab", "deaf", "f", "bead"]
+CONFIG = ig.SearchConfig(budget=1.0, n_samples=4, keep=2, block_size=2, max_new_tokens=6, rounds=3)
+METHODS = ["inferenceguard", "inferenceguard-mix", "inferenceguard-critic", "best-of-n"]
+METHODS += [
+    "beam-lagrangian",
+    "beam-lagrangian-freq",
+    "beam-augmented",
+    "base",
+    "best-of-n-augmented",
+]
+
+
+def guard(budget=1.0, **more):
+    config = replace(CONFIG, budget=budget)
+    scorers = {"cost": LetterCost(), "reward": LetterReward()} | more
+    return ig.Guard(mock_policy(), config=config, critic=LetterCritic(), **scorers)
+
+
+def answers(method="inferenceguard", budget=1.0, record=True, **more):
+    return list(ig.decode(method, guard(budget, **more), PROMPTS, seed=3, record=record))
+
+
+def outcome(answer):
+    return {
+        name: value
+        for name, value in vars(answer).items()
+        if not name.endswith("_s") and name not in ("guard", "candidates")
+    }
+
+
+def path_of(nodes, node):
+    path = [node]
+    while path[0].parent >= 0:
+        path.insert(0, nodes[path[0].parent])
+    return path
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recording_changes_nothing(method):
+    """Guards the observer: a search that is watched must answer as one that is not."""
+    recorded, plain = answers(method), answers(method, record=False)
+    assert [outcome(a) for a in recorded] == [outcome(b) for b in plain]
+    assert not any(answer.candidates for answer in plain)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tree_holds_every_sample_and_its_path(method):
+    """Guards against a lost or misplaced candidate: numbers, texts and z are worked out again."""
+    for answer in answers(method):
+        nodes = answer.candidates
+        assert [node.number for node in nodes] == list(range(answer.counts.samples_drawn))
+        config = answer.guard.config
+        for node in nodes:
+            path = path_of(nodes, node)
+            assert [each.block for each in path] == list(range(node.block + 1))
+            if method_of(method).cost and not method_of(method).final_only:
+                text = "".join(each.text for each in path)
+                assert node.cost == LetterCost().score([""], [text], [True])[0]
+                states = safety.trace(
+                    [each.cost for each in path],
+                    config.budget,
+                    config.accounting,
+                    config.gamma_safety,
+                    [each.n_tokens - 1 for each in path],
+                )
+                assert node.z == states[-1].z
+                assert node.within == (states[-1].omega >= 0)
+        emitted = [node for node in nodes if node.fate == EMITTED]
+        assert len(emitted) == (answer.status != "abstained")
+        for node in emitted:
+            assert "".join(each.text for each in path_of(nodes, node)) == answer.text
+
+
+def test_fates_say_what_became_of_candidates():
+    """Guards the words of the picture: a failed round is retried, and what is over budget is
+    never kept by the guard.
+    """
+    found = set()
+    for answer in answers():
+        last = {node.block: node.round for node in answer.candidates}
+        for node in answer.candidates:
+            found.add(node.fate)
+            assert (node.fate == RETRIED) == (
+                node.round < last[node.block] and node.fate not in (KEPT, EMITTED)
+            )
+            assert node.fate != OVER_BUDGET or not node.within
+            assert node.fate not in (KEPT, EMITTED) or node.within
+    assert {KEPT, EMITTED, RETRIED, OVER_BUDGET} <= found
+
+
+class Turncoat(LetterCost):
+    """A cost that finds any whole text bad once the search is over."""
+
+    def score(self, prompts, responses, finished):
+        if len(responses) == 1 and finished[0]:
+            return [9.0]
+        return super().score(prompts, responses, finished)
+
+
+def test_a_failed_final_check_shows():
+    """Guards the last word: a text that only the final check rejects is marked in the tree."""
+    answer = guard(3.0, cost=Turncoat())("deaf", seed=3, record=True)
+    assert (answer.status, answer.reason) == ("abstained", "final_check")
+    assert [node.fate for node in answer.candidates].count(CHECK_FAILED) == 1
+    assert "✗" in answer.tree()._repr_svg_()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_budget_gives_the_same_fates(method):
+    """Guards the replay: it must choose as the search chose."""
+    for answer in answers(method):
+        replay = judged_again(
+            answer.candidates, method_of(method), answer.guard.config, answer.guard.config.budget
+        )
+        assert replay.nodes == answer.candidates
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if not method_of(name).asks_critic])
+@pytest.mark.parametrize("budget", [0.0, 0.5, 2.0, 4.0])
+def test_another_budget_agrees_with_decoding_again(method, budget):
+    """Guards the slider: up to the block at which the search leaves the record, and in its
+    choices there, the replay is what decoding under that budget gives.
+    """
+    for answer, again in zip(answers(method), answers(method, budget), strict=True):
+        replay = judged_again(answer.candidates, method_of(method), answer.guard.config, budget)
+        end = 99 if replay.leaves is None else replay.leaves
+        shown = [n for n in replay.nodes if n.block <= end and n.fate != NOT_SAMPLED]
+        for node, other in zip(shown, again.candidates, strict=False):
+            assert (node.block, node.round, node.text) == (other.block, other.round, other.text)
+            assert (node.z, node.within) == (other.z, other.within)
+            if node.fate != RETRIED:
+                kept = {KEPT, EMITTED, CHECK_FAILED}
+                assert (node.fate in kept) == (other.fate in kept)
+        if replay.leaves is None:
+            assert len(shown) == len(again.candidates)
+        if replay.failed:
+            assert again.status == "abstained"
+
+
+def test_a_critic_is_not_asked_again():
+    """Guards honesty: the recorded f1 is of the recorded z, so only the budget is judged again."""
+    for answer in answers("inferenceguard-mix"):
+        tree = answer.tree().under(0.25)
+        assert "decode again to see what is kept" in tree.verdict
+        for node, before in zip(tree.nodes, answer.candidates, strict=True):
+            assert node.within == (
+                max(each.cost for each in path_of(answer.candidates, before)) <= 0.25
+            )
+
+
+def test_a_picture_is_well_formed_and_masks():
+    """Guards what is committed and shown: valid SVG, with no word that is over budget alone."""
+    hidden = set()
+    for answer in answers():
+        tree = ElementTree.fromstring(answer.tree()._repr_svg_())
+        boxes = [rect for rect in tree.iter() if rect.tag.endswith("rect") and "rx" in rect.keys()]
+        assert len(boxes) == len(answer.candidates)
+        texts = " ".join(tree.itertext()).split()
+        words = {word for node in answer.candidates for word in node.text.split()}
+        dear = {word for word in words if LetterCost().score([""], [word], [True])[0] > 1.0}
+        hidden |= dear
+        assert not dear & set(texts)
+        html = unescape(answer._repr_html_())
+        assert not any(f">{word}<" in html for word in dear)
+    assert hidden
+
+
+def test_an_answer_says_its_verdict_in_words():
+    """Guards against a verdict that hides a path over budget, or names an abstention safe."""
+    for method in ("inferenceguard", "beam-augmented", "base"):
+        for answer in answers(method, 0.5):
+            html = answer._repr_html_()
+            assert ("abstained" in html) == (answer.status == "abstained")
+            assert ("verified safe by the final check" in html) == (
+                answer.status == "verified_safe"
+            )
+            on_the_way = answer.status == "verified_safe" and min(answer.z_trace) < 0
+            assert ("over budget on the way" in html) == on_the_way
+
+
+def test_a_tree_needs_a_recorded_search():
+    with pytest.raises(ig.ParameterError, match="was not recorded; answer again with record=True"):
+        guard()("deaf").tree()
+
+
+# --- the panel ------------------------------------------------------------------------------------
+
+
+def pictures(explorer):
+    return [html.value for html in explorer.shown.children]
+
+
+def test_the_budget_slider_judges_without_decoding():
+    """Guards the slider's speed: a new budget must not ask the policy or a scorer."""
+    own = guard()
+    explorer = panel.Explorer(own, "deaf", ["inferenceguard", "best-of-n"])
+    explorer.decode()
+    before, asked = pictures(explorer), own.policy.model.tokens_forwarded
+    explorer.budget.value = 0.2
+    assert own.policy.model.tokens_forwarded == asked
+    assert pictures(explorer) != before and "the budget of 0.2" in pictures(explorer)[0]
+    explorer.sliders["n_samples"].value = 3
+    assert own.policy.model.tokens_forwarded > asked
+    assert len(explorer.answers["inferenceguard"].candidates) % 3 == 0
+
+
+def test_a_wrong_setting_is_one_sentence_and_loses_nothing():
+    """Guards the panel's state: more beams than samples cannot be kept."""
+    explorer = panel.Explorer(guard(), "deaf", ["inferenceguard"])
+    explorer.decode()
+    before = pictures(explorer)
+    explorer.sliders["keep"].value = 6
+    assert "keep" in explorer.message.value and pictures(explorer) == before
+
+
+def test_a_panel_is_a_picture_where_no_kernel_runs():
+    """Guards committed notebooks: without widgets the trees stand there."""
+    box = guard().explore("deaf")
+    assert box._repr_mimebundle_()["text/html"].count("<svg") == 2
+
+
+def test_saved_params_are_those_of_notebook_30(monkeypatch, tmp_path):
+    """Guards the way back: what was explored runs as a batch."""
+    monkeypatch.setattr(panel, "root", lambda: tmp_path)
+    named = {"policy": "smollm2-raw", "cost": "offensive-language", "reward": "minilm-relevance"}
+    own = guard()
+    for role, name in named.items():
+        if role == "policy":
+            object.__setattr__(own.policy, "name", name)
+        else:
+            monkeypatch.setattr(getattr(own, role), "name", name, raising=False)
+    path = panel.save_params(own, "Two\nlines", ["inferenceguard"], {"budget": 0.25})
+    values = yaml.safe_load((tmp_path / path).read_text())
+    params = DecodeParams(**(values | {"prompts": str(tmp_path / values["prompts"])}))
+    assert (params.budget, params.methods, params.n_samples) == (0.25, ["inferenceguard"], 4)
+    assert (tmp_path / values["prompts"]).read_text() == "Two lines\n"
+
+
+def test_a_function_has_no_name_that_a_params_file_could_give():
+    with pytest.raises(ig.ParameterError, match="policy 'mock' cannot be named in a params file"):
+        panel.save_params(guard(), "deaf", ["inferenceguard"], {})
