@@ -86,7 +86,7 @@ def test_a_tree_holds_every_sample_and_its_path(method):
                     config.budget,
                     config.accounting,
                     config.gamma_safety,
-                    [each.n_tokens - 1 for each in path],
+                    [len(each.beam.tokens) - 1 for each in path],
                 )
                 assert node.z == states[-1].z
                 assert node.within == (states[-1].omega >= 0)

@@ -15,24 +15,19 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ..beams import METHODS, method_of
-from ..decoding import decode
 from ..errors import IgcoreError, ParameterError, needs
 from ..folders import root
 from ..models.policies import POLICIES
 from ..models.registry import SCORERS
-from .html import OVER, answer_html
+from .html import GREY, OVER, answer_html
 from .tree import Tree
 
 if TYPE_CHECKING:
     from ..guard import Guard
 
 BESIDE = "best-of-n"  # stands beside the guard's own method unless others are chosen
-SLIDERS = {  # setting -> its name on the panel, and the largest value that the slider offers
-    "n_samples": ("N, samples per round", 16),
-    "keep": ("K, beams kept", 8),
-    "block_size": ("block, tokens", 32),
-    "rounds": ("M, rounds", 4),
-}
+# setting -> largest value that its slider offers
+SLIDERS = {"n_samples": 16, "keep": 8, "block_size": 32, "rounds": 4}
 
 
 def explore(guard: Guard, prompt: str = "", methods: Sequence[str] = ()) -> Any:
@@ -73,57 +68,49 @@ class Explorer:
     ----------
     box : ipywidgets.VBox
         What is shown.
-    trees : dict of str to Tree
+    answers : dict of str to Response
         By method, as they were decoded.
+    trees : dict of str to Tree
+        Theirs, under the budget of the decoding.
     """
 
     def __init__(self, guard: Guard, prompt: str, methods: Sequence[str]):
-        self.guard, self.trees, self.answers = guard, {}, {}
-        widgets = needs("ipywidgets", "notebooks")
-        config, wide = guard.config, {"description_width": "150px"}
-        self.prompt = widgets.Textarea(
-            prompt, description="prompt", rows=2, layout={"width": "460px"}
-        )
+        self.widgets = widgets = needs("ipywidgets", "notebooks")
+        self.guard, self.answers, self.trees = guard, {}, {}
+        budget, wide = guard.config.budget, {"width": "460px"}
         usable = [name for name in METHODS if guard.critic or not method_of(name).network]
+        self.prompt = widgets.Textarea(prompt, description="prompt", rows=2, layout=wide)
         self.methods = widgets.SelectMultiple(
-            options=usable, value=list(methods), description="methods", rows=len(usable),
-            layout={"width": "460px"},
-        )  # fmt: skip
-        highest = max(2 * config.budget, 0.1)
-        self.budget = widgets.FloatSlider(
-            config.budget, min=0, max=highest, step=highest / 200, readout_format=".3f",
-            description="d, budget", style=wide,
-        )  # fmt: skip
-        self.sliders = {}
-        for name, (label, most) in SLIDERS.items():
-            value = getattr(config, name)
-            self.sliders[name] = widgets.IntSlider(
-                value, min=1, max=max(most, value), continuous_update=False, description=label,
-                style=wide,
-            )  # fmt: skip
-        self.again = widgets.Button(description="Decode", button_style="primary")
-        self.saving = widgets.Button(description="Save as params")
-        self.bar = widgets.IntProgress(0, min=0, max=1, layout={"width": "160px"})
-        self.message, self.shown = widgets.HTML(), widgets.HBox()
-        self._html = widgets.HTML
-        self._half = {"flex": "1 1 0", "min_width": "280px"}
-        self.box = _with_picture(widgets.VBox, self)(
-            [
-                widgets.HBox(
-                    [
-                        widgets.VBox([self.prompt, self.methods]),
-                        widgets.VBox([self.budget, *self.sliders.values()]),
-                    ]
-                ),
-                widgets.HBox([self.again, self.saving, self.bar, self.message]),
-                self.shown,
-            ]
+            options=usable, value=list(methods), rows=len(usable), description="methods"
         )
+        self.budget = widgets.FloatSlider(budget, min=0, max=max(2 * budget, 0.1))
+        self.budget.step, self.budget.readout_format = self.budget.max / 200, ".3f"
+        self.sliders = {}
+        for name, most in SLIDERS.items():
+            value = getattr(guard.config, name)
+            slider = widgets.IntSlider(value, min=1, max=max(most, value), continuous_update=False)
+            self.sliders[name] = slider
+        labelled = {"budget": self.budget} | self.sliders
+        for name, slider in labelled.items():
+            slider.description, slider.style.description_width = name, "100px"
+        decode = widgets.Button(description="Decode", button_style="primary")
+        save = widgets.Button(description="Save as params")
+        self.bar, self.message = widgets.IntProgress(0), widgets.HTML()
+        self.shown = widgets.HBox()
+
+        settings = widgets.VBox([self.prompt, *labelled.values()])
+        controls = widgets.HBox([settings, self.methods])
+        actions = widgets.HBox([decode, save, self.bar, self.message])
+        self.box = widgets.VBox([controls, actions, self.shown])
+        # where no kernel runs, a notebook shows the static picture of this output
+        live = self.box._repr_mimebundle_
+        self.box._repr_mimebundle_ = lambda **more: live(**more) | {"text/html": self.picture()}
+
         for widget in (self.methods, *self.sliders.values()):
-            widget.observe(self._on_setting, names="value")
-        self.budget.observe(self._on_budget, names="value")
-        self.again.on_click(self._on_setting)
-        self.saving.on_click(self._on_save)
+            widget.observe(self.decode, names="value")
+        self.budget.observe(self.judge, names="value")
+        decode.on_click(self.decode)
+        save.on_click(self.save)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -131,74 +118,57 @@ class Explorer:
         values = {name: slider.value for name, slider in self.sliders.items()}
         return values | {"budget": self.budget.value}
 
-    def decode(self) -> None:
+    def decode(self, change: Any = None) -> None:
         """Decode the prompt by every chosen method, and show the trees."""
+        began, answers = time.perf_counter(), {}
         try:
             guard = replace(self.guard, config=replace(self.guard.config, **self.settings))
-            began = time.perf_counter()
-            config = guard.config
-            blocks = -(-config.max_new_tokens // config.block_size)
+            blocks = -(-guard.config.max_new_tokens // guard.config.block_size)
             self.bar.max, self.bar.value = len(self.methods.value) * blocks, 0
-            answered = {}
             for name in self.methods.value:
-                answers = decode(
-                    name, guard, [self.prompt.value], seed=guard.seed, on_block=self._on_block,
-                    record=True,
-                )  # fmt: skip
-                answered[name] = next(answers)
-            self.answers = answered
-            self.trees = {name: answer.tree() for name, answer in self.answers.items()}
-            self.bar.value = self.bar.max
-            self._show(self.trees)
-            self._say(f"decoded in {time.perf_counter() - began:.1f} s")
+                watched = replace(guard, method=name)
+                answers[name] = watched(self.prompt.value, record=True, on_block=self.progress)
         except IgcoreError as error:  # what was shown before stays
-            self._say(str(error), wrong=True)
+            self.say(str(error), OVER)
+            return
+        self.answers = answers
+        self.trees = {name: answer.tree() for name, answer in answers.items()}
+        self.bar.value = self.bar.max
+        self.show(self.trees)
+        self.say(f"decoded in {time.perf_counter() - began:.1f} s")
 
-    def judge(self, budget: float) -> dict[str, Tree]:
-        """Return the recorded trees under another budget."""
-        return {name: tree.under(budget) for name, tree in self.trees.items()}
+    def judge(self, change: Any = None) -> None:
+        """Show the recorded candidates under the budget of the slider."""
+        self.show({name: tree.under(self.budget.value) for name, tree in self.trees.items()})
+        self.say("the recorded candidates, judged again; Decode samples under this budget")
 
-    def _on_block(self, prompt: Any, beams: Any) -> None:
-        self.bar.value += 1
-
-    def _on_setting(self, change: Any) -> None:
-        self.decode()
-
-    def _on_budget(self, change: Any) -> None:
-        self._show(self.judge(self.budget.value))
-        self._say("the recorded candidates, judged again; Decode samples under this budget")
-
-    def _on_save(self, button: Any) -> None:
+    def save(self, button: Any = None) -> None:
+        """Write the settings as a params file, and say how to run it."""
         try:
             path = save_params(self.guard, self.prompt.value, self.methods.value, self.settings)
-            self._say(f"papermill notebooks/30_decode.ipynb out.ipynb -f {path}")
+            self.say(f"papermill notebooks/30_decode.ipynb out.ipynb -f {path}")
         except IgcoreError as error:
-            self._say(str(error), wrong=True)
+            self.say(str(error), OVER)
 
-    def _say(self, sentence: str, wrong: bool = False) -> None:
-        color = OVER if wrong else "#444444"
+    def progress(self, prompt: Any, beams: Any) -> None:
+        """Advance the bar by one block."""
+        self.bar.value += 1
+
+    def say(self, sentence: str, color: str = GREY) -> None:
+        """Show a sentence beside the buttons."""
         self.message.value = f'<span style="color:{color}">{escape(sentence)}</span>'
 
-    def _show(self, trees: dict[str, Tree]) -> None:
+    def show(self, trees: dict[str, Tree]) -> None:
         """Show the answers as they were decoded, and trees that may be judged otherwise."""
+        half = {"flex": "1 1 0", "min_width": "280px"}
         self.shown.children = [
-            self._html(answer_html(self.answers[name]) + tree._repr_svg_(), layout=self._half)
+            self.widgets.HTML(answer_html(self.answers[name]) + tree._repr_svg_(), layout=half)
             for name, tree in trees.items()
         ]
 
     def picture(self) -> str:
-        """Return the trees as HTML, for where no kernel runs."""
+        """Return the trees as HTML."""
         return "".join(f"<div>{tree._repr_svg_()}</div>" for tree in self.trees.values())
-
-
-def _with_picture(box: type, explorer: Explorer) -> type:
-    """Return the class of a box that also shows itself as a static picture."""
-
-    class Panel(box):  # type: ignore[valid-type,misc]
-        def _repr_mimebundle_(self, **options: Any) -> Any:
-            return {**super()._repr_mimebundle_(**options), "text/html": explorer.picture()}
-
-    return Panel
 
 
 def save_params(
@@ -211,27 +181,23 @@ def save_params(
     ParameterError
         When the policy or a scorer has no name that a params file could give.
     """
-    named = {"policy": (guard.policy.name, POLICIES), "cost": (guard.cost.name, SCORERS)}
-    if guard.reward is not None:
-        named["reward"] = (guard.reward.name, SCORERS)
-    for role, (name, table) in named.items():
+    names = {"policy": guard.policy.name, "cost": guard.cost.name}
+    names["reward"] = guard.reward.name if guard.reward else "none"
+    for role, name in names.items():
+        table = POLICIES if role == "policy" else SCORERS
         if name not in table:
             raise ParameterError(
                 f"{role} {name!r} cannot be named in a params file; give Guard one of "
                 f"{', '.join(table)}"
             )
-    if guard.reward is None:
-        raise ParameterError("notebook 30 needs a reward; give Guard reward=")
     folder = root() / "params" / "explored"
     folder.mkdir(parents=True, exist_ok=True)
     number = 1 + len(list(folder.glob("*.yaml")))
-    prompts = folder / f"{number}.txt"
+    prompts, path = folder / f"{number}.txt", folder / f"{number}.yaml"
     prompts.write_text(" ".join(prompt.split()) + "\n", encoding="utf-8")
-    values = asdict(replace(guard.config, **settings))
+    values = names | asdict(replace(guard.config, **settings))
     values |= {"profile": "explored", "run": f"decode-{number}", "seed": guard.seed}
-    values |= {role: name for role, (name, _) in named.items()}
     values |= {"methods": list(methods), "prompts": str(prompts.relative_to(root()))}
     values |= {"split": "all", "limit": None, "hardest": 0}
-    path = folder / f"{number}.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     return path.relative_to(root())

@@ -42,20 +42,11 @@ class Node:
         When it was sampled, each from 0.
     text : str
         What its block adds to its parent's text.
-    n_tokens : int
-        Tokens of the response so far.
-    finished : bool
-        Whether the response ends here.
+    beam : Beam
+        The candidate itself, with its tokens, its safety state and the critic's f1 and f2.
     cost, reward : float or None
         U_k (higher is worse) and reward (higher is better) of the response so far; None where the
         method does not ask or the scorer failed.
-    f1, f2 : float or None
-        The critic's probability of ending within budget and its expected task cost; None where no
-        critic judged.
-    let_through : bool
-        Whether the critic lets it through; True where no critic judged.
-    z : float
-        Scaled remaining budget after its block, in units of the cost.
     within : bool
         Whether it is within budget.
     fate : str
@@ -67,37 +58,30 @@ class Node:
     block: int
     round: int
     text: str
-    n_tokens: int
-    finished: bool
+    beam: Beam
     cost: float | None
     reward: float | None
-    f1: float | None
-    f2: float | None
-    let_through: bool
-    z: float
     within: bool
     fate: str
 
-
-@dataclass
-class _Sampled:
-    block: int
-    round: int
-    candidate: Candidate
+    @property
+    def z(self) -> float:
+        """The scaled remaining budget after its block, in units of the cost."""
+        return float(self.beam.state.z)
 
 
 class Recorder:
     """Keeps the candidates of all searches of a batch, up to the block in which one fails."""
 
     def __init__(self) -> None:
-        self._sampled: dict[PromptSearch, list[_Sampled]] = defaultdict(list)
+        self._sampled: dict[PromptSearch, list[tuple[int, int, Candidate]]] = defaultdict(list)
         self._kept: dict[PromptSearch, set[int]] = defaultdict(set)  # identities of beams
 
     def saw_round(self, block: int, round_: int, candidates: Sequence[Candidate]) -> None:
         """Keep the candidates of one round of one block."""
         for candidate in candidates:
             if not candidate.search.failure:
-                self._sampled[candidate.search].append(_Sampled(block, round_, candidate))
+                self._sampled[candidate.search].append((block, round_, candidate))
 
     def saw_block(self, search: PromptSearch) -> None:
         """Remember which beams a search keeps after a block."""
@@ -107,36 +91,21 @@ class Recorder:
     def nodes(self, batch: Batch, search: PromptSearch, emission: Emission) -> list[Node]:
         """Return the candidates of a search, in the order of sampling."""
         sampled = self._sampled[search]
-        rewards = _rewards(batch, search, [each.candidate.beam for each in sampled])
-        numbers = {id(each.candidate.beam): number for number, each in enumerate(sampled)}
-        last_round = {each.block: each.round for each in sampled}
+        beams = [candidate.beam for _, _, candidate in sampled]
+        numbers = {id(beam): number for number, beam in enumerate(beams)}
+        rewards = _rewards(batch, search, beams)
+        last_round = {block: round_ for block, round_, _ in sampled}
         result = []
-        for number, each in enumerate(sampled):
-            beam, parent = each.candidate.beam, each.candidate.parent
-            fate = _fate_of_rejected(beam, search.config)
-            if each.round < last_round[each.block]:
-                fate = RETRIED
+        for number, (block, round_, candidate) in enumerate(sampled):
+            beam, parent, reward = candidate.beam, candidate.parent, rewards[number]
+            cost = beam.cost if search.method.cost and not beam.broken else None
+            text = beam.text[len(parent.text) :]
+            fate = _rejection(beam, search.config, retried=round_ < last_round[block])
             if id(beam) in self._kept[search]:
                 fate = KEPT
-            result.append(
-                Node(
-                    number=number,
-                    parent=numbers.get(id(parent), -1),
-                    block=each.block,
-                    round=each.round,
-                    text=beam.text[len(parent.text) :],
-                    n_tokens=len(beam.tokens),
-                    finished=beam.finished,
-                    cost=_finite(beam.cost) if search.method.cost else None,
-                    reward=rewards[number],
-                    f1=_finite(beam.f1),
-                    f2=_finite(beam.f2),
-                    let_through=beam.let_through,
-                    z=float(beam.state.z),
-                    within=beam.safe(search.config),
-                    fate=fate,
-                )
-            )
+            own = replace(beam, reward=-math.inf if reward is None else reward)
+            within, from_ = beam.safe(search.config), numbers.get(id(parent), -1)
+            result.append(Node(number, from_, block, round_, text, own, cost, reward, within, fate))
         end, fate = _end(search, emission)
         if end is not None and id(end) in numbers:
             number = numbers[id(end)]
@@ -144,8 +113,10 @@ class Recorder:
         return result
 
 
-def _fate_of_rejected(beam: Beam, config: SearchConfig) -> str:
+def _rejection(beam: Beam, config: SearchConfig, retried: bool) -> str:
     """Return the fate of a candidate that the search does not keep."""
+    if retried:
+        return RETRIED
     if not beam.safe(config):
         return OVER_BUDGET
     return BEATEN if beam.let_through else REJECTED
@@ -178,11 +149,7 @@ def _rewards(batch: Batch, search: PromptSearch, beams: Sequence[Beam]) -> list[
     finished = [beams[i].finished for i in others]
     scores = batch.scoring.reported["reward"].score(prompts, texts, finished)
     known |= dict(zip(others, scores, strict=True))
-    return [_finite(known[i]) for i in range(len(beams))]
-
-
-def _finite(number: float) -> float | None:
-    return float(number) if math.isfinite(number) else None
+    return [float(known[i]) if math.isfinite(known[i]) else None for i in range(len(beams))]
 
 
 # --- another budget -------------------------------------------------------------------------------
@@ -233,11 +200,12 @@ def judged_again(
     for block in range(1 + max((node.block for node in nodes), default=-1)):
         there.play(block)
         here.play(block)
-        if here.failed or here.wants_retry or here.kept != there.kept:
+        if here.search.failure or here.wants_retry or here.kept != there.kept:
             leaves = block
             break
     judged = here.judged([here.fate_of(node, leaves) for node in nodes])
-    return Replay(judged, None if here.failed else leaves, here.failed)
+    failed = bool(here.search.failure)
+    return Replay(judged, None if failed else leaves, failed)
 
 
 class _Replayed:
@@ -258,38 +226,20 @@ class _Replayed:
         self.search = new_search(Prompt("", "", ""), [], -1, method, config)
         self.beams = {-1: self.search.beams[0]}
         for node in nodes:
-            self.beams[node.number] = self._beam(node)
+            self.beams[node.number] = self._charged(node)
         self.kept: list[int] = []
         self.unused_rounds: set[tuple[int, int]] = set()
         self.wants_retry = False
 
-    @property
-    def failed(self) -> bool:
-        return bool(self.search.failure)
-
-    def _beam(self, node: Node) -> Beam:
-        """Return a node as a beam, charged under this budget."""
-        parent, config = self.beams[node.parent], self.config
-        broken = self.method.cost and node.cost is None
-        cost = math.inf if broken else node.cost or 0.0
-        state = parent.state
+    def _charged(self, node: Node) -> Beam:
+        """Return the beam of a node, charged under this budget."""
+        beam, config, state = node.beam, self.config, self.beams[node.parent].state
         if self.method.cost:
-            last = node.n_tokens - 1
-            state = charge(state, cost, config.accounting, config.gamma_safety, last, node.finished)
-        return Beam(
-            tokens=[0] * node.n_tokens,  # only their number counts
-            text=parent.text + node.text,
-            finished=node.finished,
-            state=state,
-            ends=[*parent.ends, node.n_tokens],
-            row=node.number,
-            cost=cost,
-            reward=-math.inf if node.reward is None else node.reward,
-            broken=broken or (self.method.reward and node.reward is None),
-            f1=-math.inf if node.f1 is None else node.f1,
-            f2=math.inf if node.f2 is None else node.f2,
-            let_through=node.let_through,
-        )
+            last = len(beam.tokens) - 1
+            state = charge(
+                state, beam.cost, config.accounting, config.gamma_safety, last, beam.finished
+            )
+        return replace(beam, state=state, row=node.number)
 
     def play(self, block: int) -> None:
         """Choose among the candidates of a block as the search does."""
@@ -310,17 +260,25 @@ class _Replayed:
 
     def fate_of(self, node: Node, leaves: int | None) -> str:
         """Return the fate of a candidate; at block `leaves` this search leaves the record."""
-        if leaves is None:
-            return node.fate if node.fate in _ON_THE_WAY else self._rejection(node)
-        if node.block > leaves or (node.block, node.round) in self.unused_rounds:
-            return NOT_SAMPLED
-        if node.block < leaves:
-            return KEPT if node.fate in _ON_THE_WAY else self._rejection(node)
-        if self.wants_retry:
-            return RETRIED
-        if node.number in self.kept and not self.failed:
-            return KEPT
-        return self._rejection(node)
+        if leaves is not None and node.block >= leaves:
+            if node.block > leaves or (node.block, node.round) in self.unused_rounds:
+                return NOT_SAMPLED
+            if self.wants_retry:
+                return RETRIED
+            if node.number in self.kept and not self.search.failure:
+                return KEPT
+        elif node.fate in _ON_THE_WAY:
+            return node.fate if leaves is None else KEPT
+        return _rejection(self.beams[node.number], self.config, node.fate == RETRIED)
+
+    def judged(self, fates: Sequence[str]) -> list[Node]:
+        """Return the recorded candidates with these fates, and z under this budget."""
+        judged = []
+        for node, fate in zip(self.nodes, fates, strict=True):
+            beam = self.beams[node.number]
+            own, within = replace(beam, row=node.beam.row), beam.safe(self.config)
+            judged.append(replace(node, beam=own, within=within, fate=fate))
+        return judged
 
     def fate_unchosen(self, node: Node) -> str:
         """Return the fate of a candidate as far as the budget alone decides it."""
@@ -328,17 +286,3 @@ class _Replayed:
         if within == node.within:
             return node.fate
         return BEATEN if within else OVER_BUDGET
-
-    def judged(self, fates: Sequence[str]) -> list[Node]:
-        """Return the recorded candidates with these fates, and z under this budget."""
-        judged = []
-        for node, fate in zip(self.nodes, fates, strict=True):
-            beam = self.beams[node.number]
-            within = beam.safe(self.config)
-            judged.append(replace(node, z=float(beam.state.z), within=within, fate=fate))
-        return judged
-
-    def _rejection(self, node: Node) -> str:
-        if node.fate == RETRIED:
-            return RETRIED
-        return _fate_of_rejected(self.beams[node.number], self.config)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from pathlib import Path
 
 from ..beams import method_of
 from ..config import SearchConfig
@@ -89,15 +89,8 @@ class Tree:
         verdict = f"under the budget of {budget:g} {verdict}"
         return replace(self, nodes=replay.nodes, verdict=verdict, budget=budget)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the picture as an SVG file."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self._repr_svg_(), encoding="utf-8")
-        return path
-
     def _repr_svg_(self) -> str:
-        places = _places(self.nodes)
+        places, labels = _layout(self.nodes)
         width = max(LEFT + max(x for x, _ in places.values()) + WIDE + 20, TITLE)
         height = max(y for _, y in places.values()) + HIGH + 46
         parts = [
@@ -109,25 +102,25 @@ class Tree:
             _text(LEFT, 36, _short(self.prompt, 110), GREY),
         ]
         parts += [_edge(node, places) for node in self.nodes]
-        parts += [_retry_label(self.nodes, places)]
+        parts += labels
         parts += [_box(node, *places[node.number]) for node in self.nodes]
         parts += [_legend(height), "</svg>"]
         return "\n".join(parts)
 
 
-def _places(nodes: Sequence[Node]) -> dict[int, tuple[int, int]]:
-    """Return the top left corner of every candidate; a retry stands below its first round."""
+def _layout(nodes: Sequence[Node]) -> tuple[dict[int, tuple[int, int]], list[str]]:
+    """Return the top left corner of every candidate, and labels above the rounds of a retry."""
     filled: dict[int, int] = {}  # block -> height in use
-    rounds: dict[int, int] = {}
-    places = {}
+    places, labels, before = {}, [], (0, 0)
     for node in nodes:
-        if node.round > rounds.get(node.block, 0):
-            filled[node.block] += 18  # room for a label
-        rounds[node.block] = node.round
-        y = filled.get(node.block, TOP)
-        places[node.number] = (LEFT + node.block * (WIDE + GAP), y)
+        x, y = LEFT + node.block * (WIDE + GAP), filled.get(node.block, TOP)
+        if node.round > 0 and (node.block, node.round) != before:
+            y += 18
+            labels.append(_text(x, y - 5, f"retry {node.round}", GREY))
+        before = node.block, node.round
+        places[node.number] = x, y
         filled[node.block] = y + ROW
-    return places
+    return places, labels
 
 
 def _color(node: Node) -> str:
@@ -151,18 +144,6 @@ def _edge(node: Node, places: dict[int, tuple[int, int]]) -> str:
     )
 
 
-def _retry_label(nodes: Sequence[Node], places: dict[int, tuple[int, int]]) -> str:
-    """Return the labels above the candidates of further rounds."""
-    labels = []
-    before = None
-    for node in nodes:
-        if node.round > 0 and (node.block, node.round) != before:
-            x, y = places[node.number]
-            labels.append(_text(x, y - 5, f"retry {node.round}", GREY))
-        before = (node.block, node.round)
-    return "\n".join(labels)
-
-
 def _box(node: Node, x: int, y: int) -> str:
     """Return a candidate: its text, its numbers, and what became of it."""
     color, strong = _color(node), node.fate in ON_THE_WAY
@@ -171,7 +152,7 @@ def _box(node: Node, x: int, y: int) -> str:
     faded = ' opacity="0.45"' if node.fate == NOT_SAMPLED else ""
     numbers = [f"cost {node.cost:.3f}" if node.cost is not None else "", f"z {node.z:.3f}"]
     numbers += [f"reward {node.reward:.2f}" if node.reward is not None else ""]
-    numbers += [f"f1 {node.f1:.2f}" if node.f1 is not None else ""]
+    numbers += [f"f1 {node.beam.f1:.2f}" if math.isfinite(node.beam.f1) else ""]
     line = " · ".join(number for number in numbers if number)
     mark = {EMITTED: "✓ ", CHECK_FAILED: "✗ "}.get(node.fate, "")
     return (
