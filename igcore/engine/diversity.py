@@ -1,7 +1,7 @@
 """How a retry avoids failed blocks: the paper's sampling diversity, and safer forms of it.
 
-The module imports no torch, so that notebook 10 can use it alone. Every prompt has a new `Failures` in
-every block.
+The module imports no torch, so that notebook 10 can use it alone. Every prompt has a new `Failures`
+in every block.
 """
 
 import math
