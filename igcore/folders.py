@@ -95,7 +95,10 @@ class Run:
         """
         done = {key(line) for line in self.lines}
         self.responses.touch()  # a shard without a group is complete, too
-        with progress(sum(len(group) for _, group in work), label) as bar:
+        total = sum(len(group) for _, group in work)
+        if done:
+            print(f"{label}: an earlier start has left {len(done)} of {total} lines")
+        with progress(total, label) as bar:
             for method, group in work:
                 missing = [prompt.id for prompt in group if (method, prompt.id) not in done]
                 if missing:

@@ -4,6 +4,7 @@ tests.
 
 import dataclasses
 
+import nbformat
 import pytest
 from killed import PARAMS
 from mockruns import decode_into
@@ -163,3 +164,52 @@ def test_compare_and_errors_of_the_command_line(tmp_path, capsys):
     assert "seed differs" in capsys.readouterr().err
     assert cli.main(["verify", str(tmp_path / "none.jsonl")]) == 1
     assert "params.json cannot be read" in capsys.readouterr().err
+
+
+# --- notebooks from the command line --------------------------------------------------------------
+
+
+def written_notebook(folder, source):
+    """Return a notebook with a cell of parameters and one with this source."""
+    cells = [nbformat.v4.new_code_cell("# Parameters\nn = 1"), nbformat.v4.new_code_cell(source)]
+    cells[0].metadata["tags"] = ["parameters"]
+    book = nbformat.v4.new_notebook(cells=cells)
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}
+    nbformat.write(book, folder / "in.ipynb")
+    (folder / "params.yaml").write_text("n: 3\n")
+    return ["run", str(folder / "in.ipynb"), str(folder / "new/out.ipynb")]
+
+
+def test_a_notebook_runs_with_a_params_file_and_shows_its_progress(tmp_path, capfd):
+    """Guards the long cell: what it prints must be seen while papermill runs."""
+    command = written_notebook(tmp_path, "print('the parameter is', n)")
+    assert cli.main([*command, "-f", str(tmp_path / "params.yaml")]) == 0
+    printed = capfd.readouterr().out
+    assert "the parameter is 3" in printed and printed.endswith("out.ipynb is complete\n")
+
+
+def test_an_error_in_a_notebook_is_one_sentence(tmp_path, capfd):
+    """Guards the reader of a log: not the 60 lines of a traceback, and no success."""
+    command = written_notebook(
+        tmp_path, "import igcore\nraise igcore.ParameterError('n is 1; give 2')"
+    )
+    assert cli.main(command) == 1
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: n is 1; give 2 (ParameterError; ")
+
+
+def test_an_interrupt_is_one_sentence(tmp_path, capsys, monkeypatch):
+    """Guards a stop by hand: it must say that nothing is lost, and end with a status of failure."""
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("papermill.execute_notebook", interrupted)
+    assert cli.main(written_notebook(tmp_path, "pass")) == 1
+    assert capsys.readouterr().err.startswith("error: stopped; every finished line is kept")
+
+
+def test_a_missing_params_file_is_one_sentence(tmp_path, capsys):
+    command = written_notebook(tmp_path, "pass")
+    assert cli.main([*command, "-f", str(tmp_path / "none.yaml")]) == 1
+    assert "none.yaml cannot be read" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The commands that check and compare runs: ``igcore verify FILE``, ``igcore compare A B``."""
+"""The command line: ``igcore run``, ``igcore verify`` and ``igcore compare``."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from ..errors import IgcoreError
+from ..errors import IgcoreError, RunError, needs
 from ..folders import changes, comparable, key, read
 from .rescore import TOLERANCE
 from .verify import UNCHECKED, Check, verify
@@ -57,9 +57,14 @@ def _groups(text: str) -> int | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser of both commands."""
-    parser = argparse.ArgumentParser(prog="igcore", description="Check what runs have written.")
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(prog="igcore", description="Run notebooks, and check runs.")
     commands = parser.add_subparsers(required=True)
+    notebook = commands.add_parser("run", help="run a notebook with a params file by papermill")
+    notebook.set_defaults(run=_run)
+    notebook.add_argument("notebook", type=Path)
+    notebook.add_argument("output", type=Path, help="the executed notebook")
+    notebook.add_argument("-f", "--params", type=Path, help="YAML file of parameters")
     check = commands.add_parser("verify", help=HELP, description=f"{HELP}.", epilog=MORE)
     check.set_defaults(run=_verify)
     check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
@@ -77,6 +82,27 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("a", type=Path)
     compare.add_argument("b", type=Path)
     return parser
+
+
+def _run(notebook: Path, output: Path, params: Path | None) -> Result:
+    """Run a notebook; what its cells print is shown as they print it."""
+    papermill = needs("papermill", "notebooks")
+    try:
+        values = yaml.safe_load(params.read_text(encoding="utf-8")) if params else {}
+        output.parent.mkdir(parents=True, exist_ok=True)
+        papermill.execute_notebook(
+            notebook, output, values, progress_bar=False,
+            stdout_file=sys.stdout, stderr_file=sys.stderr,
+        )  # fmt: skip
+    except papermill.PapermillExecutionError as error:  # its text holds a whole traceback
+        raise RunError(f"{error.evalue} ({error.ename}; {output} shows where)") from None
+    except KeyboardInterrupt:
+        raise RunError(
+            "stopped; every finished line is kept, and the same command goes on from there"
+        ) from None
+    except (OSError, yaml.YAMLError) as error:
+        raise RunError(f"{params or notebook} cannot be read: {plain(str(error))}") from None
+    return [f"{output} is complete"], []
 
 
 def _verify(file: Path, **given) -> Result:

@@ -146,7 +146,7 @@ class Explorer:
         """Write the settings as a params file, and say how to run it."""
         try:
             path = save_params(self.guard, self.prompt.value, self.methods.value, self.settings)
-            self.say(f"papermill notebooks/30_decode.ipynb out.ipynb -f {path}")
+            self.say(f"igcore run notebooks/30_decode.ipynb out.ipynb -f {path}")
         except IgcoreError as error:
             self.say(str(error), OVER)
 
