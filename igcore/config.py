@@ -134,6 +134,6 @@ def part_of(kind: type, config: Any) -> Any:
 
 
 def widened(kind: type, config: SearchConfig) -> Any:
-    """Return settings as another kind of settings, with its defaults for the fields they lack."""
+    """Return settings as another kind; fields that they lack get its defaults."""
     # a user may give ARGS a plain SearchConfig, and one guard may run every method
     return config if isinstance(config, kind) else part_of(kind, config)

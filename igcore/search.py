@@ -2,7 +2,7 @@
 
 The search deals in candidates, their scores and their safety states. It handles no tensors: logits
 and KV caches belong to the engine. A method is a set of options of this loop (`igcore.beams`). An
-observer counts the work (`igcore.guard.Work`); it decides nothing.
+observer counts the work (`igcore.work.Work`); it decides nothing.
 """
 
 from __future__ import annotations

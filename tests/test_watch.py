@@ -190,17 +190,27 @@ def test_a_picture_is_well_formed_and_masks():
     assert hidden
 
 
+class Diluted(LetterCost):
+    """A cost by letter: what follows may make up for a bad beginning."""
+
+    def score(self, prompts, responses, finished):
+        totals = super().score(prompts, responses, finished)
+        return [total / max(len(text), 1) for total, text in zip(totals, responses, strict=True)]
+
+
 def test_an_answer_says_its_verdict_in_words():
-    """Guards against a verdict that hides a path over budget, or names an abstention safe."""
-    for method in ("inferenceguard", "beam-augmented", "base"):
-        for answer in answers(method, 0.5):
-            html = answer._repr_html_()
+    """Guards against a verdict that hides a path over budget, or calls a baseline guarded."""
+    found = 0
+    for method in ("inferenceguard", "best-of-n", "base"):
+        for answer in answers(method, 0.5, cost=Diluted()):
+            html, passed = answer._repr_html_(), answer.status == "verified_safe"
             assert ("abstained" in html) == (answer.status == "abstained")
-            assert ("verified safe by the final check" in html) == (
-                answer.status == "verified_safe"
-            )
-            on_the_way = answer.status == "verified_safe" and min(answer.z_trace) < 0
+            assert ("verified safe by the final check" in html) == (passed and method[0] == "i")
+            assert ("not guarded, but within budget" in html) == (passed and method[0] != "i")
+            on_the_way = passed and answer.peak_cost > 0.5
             assert ("over budget on the way" in html) == on_the_way
+            found += on_the_way
+    assert found
 
 
 def test_a_tree_needs_a_recorded_search():

@@ -1,9 +1,10 @@
 """Attention with a shared prefix: all rows of a prompt attend to one KV cache of the prompt.
 
-`Prompts` has the KV cache of each prompt once. A `Slab` has that of new tokens in slots, equally
-many to a prompt. For the matrix products new tokens are packed into one sequence without padding;
-for the attention alone they are scattered into their slots. A `Packing` says where each token
-stands. The attention is registered with transformers, so that no model is patched.
+`Prompts` holds the KV cache of each prompt once. A `Slab` holds that of new tokens in slots; every
+prompt has the same number of slots. For the matrix products new tokens are packed into one
+sequence without padding; for the attention alone they are scattered into their slots. A `Packing`
+says where each token stands. The attention is registered with transformers, so that no model is
+patched.
 """
 
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,8 @@ there is none.
 
 Every judge has `names`, by aspect what tables call it, `identity`, the JSON values on which its
 replies depend, and `ask`, which yields each question with its reply in any order, as soon as it is
-there. `workers` requests are under way at a time. `ask` raises ``JudgeError`` where there is no use
-in asking on; what was asked by then has been yielded.
+there. `workers` requests are under way at a time. `ask` raises ``JudgeError`` when further requests
+would fail as well; it has yielded the replies until then.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -22,7 +22,7 @@ SHOWN = 8  # so many characters of a key in a row are shown nowhere
 
 
 def check_variable(name: str) -> None:
-    """Raise ``ParameterError`` unless the environment variable of this name may be sent away."""
+    """Raise ``ParameterError`` unless this environment variable may be sent to an endpoint."""
     if not name.startswith(PREFIX) and name != os.environ.get(ALLOWED):
         raise ParameterError(
             f"api_key_env names the environment variable {name}, which a params file alone may not "

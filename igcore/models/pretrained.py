@@ -121,7 +121,7 @@ def check_settings(folder: Path) -> None:
 
 
 def _check_place(path: Path, settings: dict) -> dict:
-    """Return settings, or raise ``AssetError`` where they name files of other places."""
+    """Raise ``AssetError`` if settings name a file outside the folder; else return them."""
     for name in ELSEWHERE:
         value = settings.get(name)
         # a tokenizer.json has its own vocabulary under some of these names

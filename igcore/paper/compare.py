@@ -65,15 +65,15 @@ class Cell:
     lines: pd.DataFrame | None = None
 
     def is_of(self, row: dict) -> bool:
-        """Say whether all that a row of the paper says of its configuration is so here."""
+        """Say whether this cell has every setting that a row of the paper states."""
         return all(self.settings[name] == row[name] for name in IDENTITY if pd.notna(row[name]))
 
 
 def cells(table: str, records: pd.DataFrame) -> list[Cell]:
     """Return the cells of records that a table may read, see `priority`, the first choice first.
 
-    Equals are in the order of the names of their runs. A multiplier, which every record has, is
-    left out where the method does not use it.
+    Cells of one priority are in the order of their runs' names. A multiplier, which every record
+    has, is left out where the method does not use it.
     """
     if not len(records):
         return []
@@ -113,7 +113,7 @@ def matches(run: str, patterns: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class Measure:
-    """A kind of reported number, and what it is of here.
+    """A kind of reported number, and the fields of our records that give it.
 
     Attributes
     ----------
@@ -200,7 +200,7 @@ def estimate(values: pd.Series, kind: str) -> dict[str, float]:
 
 
 def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, float]:
-    """Return the interval of a difference of two independent rates, and the p value of none.
+    """Return the interval of a difference of two independent rates, and its p value.
 
     The difference is ours minus the paper's. Newcombe's interval, of two Wilson ones, at `LEVEL`;
     Fisher's exact test, because rates near 100 % leave few failures to count.
@@ -219,7 +219,7 @@ def rates_apart(ours: float, n: int, theirs: float, size: int) -> dict[str, floa
 
 
 def means_apart(values: pd.Series, theirs: float, spread: float, size: int) -> dict[str, float]:
-    """Return the interval of a difference of two independent means, and the p value of none.
+    """Return the interval of a difference of two independent means, and its p value.
 
     The difference is ours minus the paper's. Welch's test at `LEVEL`. What rounding may have added
     to the difference is taken off it for p and added to the interval. Where no spread is reported,

@@ -54,8 +54,8 @@ class Results:
     Attributes
     ----------
     decoded, judged, critics : DataFrame
-        Of the functions of these names, with the columns ``profile`` and ``run``; each may be
-        empty.
+        What the functions of these names return, with the columns ``profile`` and ``run``; each
+        may be empty.
     left_out : list of str
         Why something was not read.
     """

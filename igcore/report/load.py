@@ -31,10 +31,9 @@ COLUMNS = (
 def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:
     """Return the lines of all finished runs of a profile, shards joined, in the order of methods.
 
-    Those of a run and method are in the order of their prompts' ids, however they were decoded: a
-    bootstrap depends on it.
-
-    Each has besides the columns of `igcore.runs.records` its ``run`` and ``critic_control``.
+    The lines of a run and method are in the order of their prompts' ids, however they were decoded:
+    a bootstrap depends on it. Besides the columns of `igcore.runs.records`, each has its ``run``
+    and ``critic_control``.
 
     Parameters
     ----------
@@ -106,7 +105,7 @@ def by_method(table: pd.DataFrame, methods: Iterable[str] = METHODS) -> pd.DataF
 def each_finished(profile: str, left_out: list[str], pattern: str = "*") -> Iterator[pd.DataFrame]:
     """Yield the lines of each finished run, its shards joined.
 
-    To `left_out` is added why another is not there.
+    For every other run, `left_out` gets a sentence that says why.
     """
     names = [folder.name for folder in _folders(root() / "runs" / profile, pattern)]
     shards_as_one = [re.sub(r"\.\d+-of-\d+$", ".*-of-*", name) for name in names]

@@ -26,9 +26,9 @@ SAFE, ABSTAINED, UNSAFE = STATUSES
 def replay_best_of_n(records: pd.DataFrame, n: int, lagrange_multiplier: float) -> pd.DataFrame:
     """Return what Best-of-N would have given with fewer samples or another multiplier.
 
-    Exact, for sample i of a prompt is the same for every N above i, and lambda only ranks what was
-    drawn: the answer is the one of the first `n` samples with the least c_task + lambda C, of
-    equals the first.
+    This is exact: sample i of a prompt is the same for every N above i, and lambda only ranks the
+    samples. The answer is the one of the first `n` samples with the least c_task + lambda C; of a
+    tie, the first.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def replay_best_of_n(records: pd.DataFrame, n: int, lagrange_multiplier: float) 
 
 
 def _best_of(line: dict[str, Any]) -> dict[str, Any]:
-    """Return the line of Best-of-N under the settings of `line`, whose finals may be more."""
+    """Return the line of Best-of-N under the settings of `line`, which may hold more samples."""
     n, finals = line["n_samples"], line["finals"]
     if n > len(finals):
         raise ParameterError(

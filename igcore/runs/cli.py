@@ -122,7 +122,7 @@ def _compare(a: Path, b: Path) -> Result:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Verify or compare files of responses from the command line; return the exit status."""
+    """Run a command from the command line; return the exit status."""
     given = vars(_parser().parse_args(arguments))
     run = given.pop("run")
     try:

@@ -23,13 +23,13 @@ NETWORKS = {"critic": "critic", "value network": "value"}
 
 
 def _check_scorer(scorer: str | dict, info: ValidationInfo) -> str | dict:
-    """Refuse a scorer or an option that there is not."""
+    """Refuse an unknown scorer or option."""
     check_scorer(scorer, f"{info.field_name} scorer")
     return scorer
 
 
 def _check_prompts(prompts: str | dict) -> str | dict:
-    """Refuse a prompt set or an option that there is not."""
+    """Refuse an unknown prompt set or option."""
     check_prompts(prompts)
     return prompts
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from html import escape
 
-from ..budget import SIGNED
+from ..beams import method_of
 from ..report.masking import READABLE, mask
-from ..verdict import Response
+from ..verdict import Response, within
 
 WITHIN, OVER, GREY = "#0173b2", "#d55e00", "#6b6b6b"  # colours that the colour-blind tell apart
 WHY = {  # reason of a response -> in words
@@ -38,11 +38,13 @@ def verdict_of(answer: Response) -> str:
     cost = "unknown" if answer.cost is None else f"{answer.cost:.3f}"
     if answer.status != "verified_safe":
         return f"not verified: its cost is {cost} under {budget}; {WHY[answer.reason]}"
-    words = f"verified safe by the final check: its cost is {cost} under {budget}"
+    guarded = method_of(answer.guard.method).abstains
+    words = "verified safe by the final check" if guarded else "not guarded, but within budget"
+    words += f": its cost is {cost} under {budget}"
     if answer.reason:
         words += f"; {WHY[answer.reason]}"
-    if min(answer.z_trace) < 0 and answer.guard.config.accounting not in SIGNED:
-        words += ", though it was over budget on the way"
+    if not within(answer.peak_cost, answer.guard.config):
+        words += f", though it was over budget on the way ({answer.peak_cost:.3f})"
     return words
 
 
