@@ -52,7 +52,14 @@ with one_sentence():
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = int(config.get("shards", 1))
 FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search", "tune") else f"runs/{PROFILE}/figures"
-TEACHING = {"start": "notebooks/00_start_here.ipynb", "theory": "notebooks/10_theory.ipynb", "audit": "notebooks/70_paper_audit.ipynb"}
+TEACHING = {
+    "start": "notebooks/00_start_here.ipynb",
+    "algorithm": "notebooks/01_the_algorithm.ipynb",
+    "budget": "notebooks/02_the_budget.ipynb",
+    "breaking": "notebooks/03_breaking_the_guard.ipynb",
+    "theory": "notebooks/10_theory.ipynb",
+    "audit": "notebooks/70_paper_audit.ipynb",
+}
 NOTEBOOKS = {
     "critic": "notebooks/20_train_critic.ipynb",
     "decode": "notebooks/30_decode.ipynb",
@@ -206,7 +213,7 @@ rule teach:
     output:
         notebook=f"runs/{PROFILE}/{{name}}.ipynb",
     wildcard_constraints:
-        name="start|theory|audit",
+        name="|".join(TEACHING),
     shell:
         PAPERMILL + " {input.notebook:q} {output.notebook:q}"
 

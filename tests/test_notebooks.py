@@ -1,6 +1,7 @@
 """Tests of the notebooks as files; that they run is nbval's part."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -18,11 +19,8 @@ from igcore.runs.params import notebook_parameters, notebook_params
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TEACHING = {
-    "00_start_here",
-    "10_theory",
-    "70_paper_audit",
-}  # keep their outputs: they are read in the repository
+# they keep their outputs, because they are read in the repository
+TEACHING = {path.stem for path in NOTEBOOKS if path.stem[0] in "017"}
 
 
 def read(name):
@@ -49,6 +47,7 @@ def test_a_notebook_is_fit_for_papermill_and_git(path):
     nbformat.validate(notebook)
     assert notebook.metadata.kernelspec.name == "python3"
     assert "widgets" not in notebook.metadata
+    assert "widget-view" not in path.read_text(encoding="utf-8")  # dead without its kernel
     assert len({c.id for c in notebook.cells}) == len(notebook.cells)
     assert parameters(notebook).source.startswith("# Parameters\n")
     code = [c for c in notebook.cells if c.cell_type == "code"]
@@ -57,6 +56,17 @@ def test_a_notebook_is_fit_for_papermill_and_git(path):
         and (path.stem in TEACHING or c.execution_count is None)
         for c in code
     )
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_reads_as_a_text(path):
+    """Guards the reader: a sentence stands before every cell of code, and no cell is a wall."""
+    cells = nbformat.read(path, as_version=4).cells
+    for before, cell in pairwise(cells):
+        if cell.cell_type == "code":
+            assert before.cell_type == "markdown", cell.id
+            lines = [line for line in cell.source.splitlines() if line.strip()]
+            assert len(lines) <= 40 or cell.source.startswith("# Parameters"), cell.id
 
 
 @pytest.mark.parametrize("name", PARAMS)

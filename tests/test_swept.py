@@ -13,7 +13,7 @@ from igcore.paper import report, swept
 from igcore.runs import jobs
 
 ROOT = Path(__file__).parents[1]
-TOGETHER = ("45-02b", "45-swept-tables", "45-pareto-fig")
+TOGETHER = ("45-02b", "45-look", "45-swept-tables", "45-pareto-fig")
 
 
 def test_one_profile_writes_each_of_them():
