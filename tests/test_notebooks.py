@@ -1,5 +1,7 @@
 """Tests of the notebooks as files; that they run is nbval's part."""
 
+import html
+import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +13,7 @@ from notebook_code import KINDS, PARAMS, kind
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
+from igcore import load_scorer
 from igcore.errors import ParameterError
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.decode_params import DecodeParams
@@ -67,6 +70,26 @@ def test_a_notebook_reads_as_a_text(path):
             assert before.cell_type == "markdown", cell.id
             lines = [line for line in cell.source.splitlines() if line.strip()]
             assert len(lines) <= 40 or cell.source.startswith("# Parameters"), cell.id
+
+
+def words_shown(path):
+    """Return the words of all committed outputs but pictures."""
+    texts = []
+    for cell in nbformat.read(path, as_version=4).cells:
+        for output in cell.get("outputs", ()):
+            texts.append(output.get("text", ""))
+            texts += [x for kind, x in output.get("data", {}).items() if "png" not in kind]
+    return sorted(set(re.findall(r"\w+", html.unescape(re.sub(r"<[^>]*>", " ", " ".join(texts))))))
+
+
+def test_no_output_shows_an_offensive_word():
+    """Guards the reader: outputs of notebooks are masked. The scorer is not the one that masks."""
+    toxicity = load_scorer("jigsaw-toxicity")
+    words = sorted({word for path in NOTEBOOKS for word in words_shown(path)})
+    scores = toxicity.score([""] * len(words), words, [True] * len(words))
+    assert len(words) > 1000
+    assert not [word for word, score in zip(words, scores, strict=True) if score > 0.8]
+    assert toxicity.score([""], ["stupid"], [True])[0] > 0.8  # the test can fail
 
 
 @pytest.mark.parametrize("name", PARAMS)
