@@ -272,7 +272,8 @@ def test_the_seed_and_the_prompt_set_change_the_answer():
 
 def unlike(some, others):
     """Return the fields in which answers differ, seconds excepted."""
-    names = [f.name for f in dataclasses.fields(some[0]) if not f.name.endswith("_s")]
+    compared = [f.name for f in dataclasses.fields(some[0]) if f.compare]
+    names = [name for name in compared if not name.endswith("_s")]
     return {
         name
         for a, b in zip(some, others, strict=True)
