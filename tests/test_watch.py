@@ -198,6 +198,13 @@ class Diluted(LetterCost):
         return [total / max(len(text), 1) for total, text in zip(totals, responses, strict=True)]
 
 
+def test_a_picture_stands_any_character():
+    """Bug: a byte that XML forbids, as small models write them, made the picture unreadable."""
+    answer = guard()("deaf", seed=3, record=True)
+    nodes = [replace(node, text="a\x00b\x0b<&\ud800") for node in answer.tree().nodes]
+    ElementTree.fromstring(replace(answer.tree(), nodes=nodes)._repr_svg_())
+
+
 def test_an_answer_says_its_verdict_in_words():
     """Guards against a verdict that hides a path over budget, or calls a baseline guarded."""
     found = 0

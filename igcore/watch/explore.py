@@ -128,11 +128,11 @@ class Explorer:
             for name in self.methods.value:
                 watched = replace(guard, method=name)
                 answers[name] = watched(self.prompt.value, record=True, on_block=self.progress)
+            self.trees = {name: answer.tree() for name, answer in answers.items()}
         except IgcoreError as error:  # what was shown before stays
             self.say(str(error), OVER)
             return
         self.answers = answers
-        self.trees = {name: answer.tree() for name, answer in answers.items()}
         self.bar.value = self.bar.max
         self.show(self.trees)
         self.say(f"decoded in {time.perf_counter() - began:.1f} s")

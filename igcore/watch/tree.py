@@ -19,6 +19,7 @@ GAP, ROW = 54, 48  # between columns, and from one candidate to the next
 TOP, LEFT = 58, 12
 TITLE = 700  # least width, for the verdict
 LETTERS = 34  # of a candidate's text that fit into its box
+WHOLE = 1000  # in the text that shows under the mouse
 ON_THE_WAY = (KEPT, EMITTED, CHECK_FAILED)
 
 
@@ -156,7 +157,7 @@ def _box(node: Node, x: int, y: int) -> str:
     line = " · ".join(number for number in numbers if number)
     mark = {EMITTED: "✓ ", CHECK_FAILED: "✗ "}.get(node.fate, "")
     return (
-        f"<g{faded}><title>{escape(node.fate)}: {escape(node.text)}</title>"
+        f"<g{faded}><title>{escape(node.fate)}: {escape(_short(node.text, WHOLE))}</title>"
         f'<rect x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="5" fill="{fill}" '
         f'stroke="{color}" stroke-width="{1.5 if strong else 1}"/>'
         + _text(x + 7, y + 16, mark + _short(node.text, LETTERS - len(mark)), letters, mono=True)
@@ -177,8 +178,8 @@ def _legend(height: int) -> str:
 
 
 def _short(text: str, letters: int) -> str:
-    """Return the beginning of a text on one line."""
-    line = " ".join(text.split())
+    """Return the beginning of a text on one line, with nothing that XML forbids."""
+    line = "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
     return line if len(line) <= letters else line[: letters - 1] + "…"
 
 
