@@ -39,7 +39,7 @@ class ValueConfig(TrainingConfig):
     Attributes
     ----------
     n_prompts : int, optional
-        Train and validate on the rollouts of at most so many prompts, the first by id; by default
+        Train and validate on the rollouts of at most this many prompts, the first by id; by default
         all. Fewer save time, because o_t takes a pass through all layers of the policy.
     """
 

@@ -70,7 +70,7 @@ class TrainingConfig:
     epochs, batch_size : int
         Largest number of passes [50], and rollouts per batch, of all processes together [8].
     patience : int
-        Training stops after so many epochs without a lower loss on the validation split; the best
+        Training stops after this many epochs without a lower loss on the validation split; the best
         epoch is kept.
     validation : float
         Share of the prompts, in (0, 1), that only decide when to stop. All rollouts of a prompt are
@@ -78,7 +78,7 @@ class TrainingConfig:
     mixed_precision : str
         ``no`` or ``bf16``.
     memory_gb : float
-        Latents are computed once and kept in memory when they take at most so many GiB; if not,
+        Latents are computed once and kept in memory when they take at most this many GiB; if not,
         they are computed again for every batch.
     seed : int
         Decides the initial weights, the order, dropout and the budgets of rollouts.

@@ -98,7 +98,7 @@ def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> L
 
 
 def source_of(policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float) -> Source:
-    """Return the latents that a critic reads of rollouts."""
+    """Return the latents of rollouts that a critic reads."""
     encoded = {r.prompt: policy.encode(r.prompt) for r in rollouts}
     prompts = [encoded[r.prompt] for r in rollouts]
     responses = [r.words for r in rollouts]

@@ -5,7 +5,7 @@ Every row has its own copy of the prompt's KV cache, and each step copies the ca
 methods::
 
     Rows.open(model, prompts)    prefill prompts, one row each
-    rows.gather(sources, room)   copy rows of one or more states, with room for so many tokens
+    rows.gather(sources, room)   copy rows of one or more states, with room for that many tokens
     rows.step(going, tokens)     append one token to the rows that go on; the others are dropped
     rows.history(rows, keys)     o_t and KV cache of all tokens of these rows since the prompt
 """

@@ -15,7 +15,7 @@ REFERENCES = {
 
 
 def look_of(number: int) -> dict:
-    """Return colour and marker of the critic of that number, for a line with whiskers."""
+    """Return colour and marker of a critic, by its number, for a line with whiskers."""
     colour = sns.color_palette("colorblind")[number % 10]
     marker = MARKERS[number % len(MARKERS)]
     return {"color": colour, "marker": marker, "ms": 5, "lw": 1.2, "elinewidth": 1}

@@ -18,7 +18,7 @@ NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?"
 PORT = r"(?::[0-6]?[0-9]{1,4})?"
 PATH = r"""(?:/[!"$->A-~]{0,1000})?"""  # ASCII without spaces, #, ? and @
 ADDRESS = re.compile(rf"https?://({NAME}|\[[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]){PORT}{PATH}")
-SHOWN = 8  # so many characters of a key in a row are shown nowhere
+SHOWN = 8  # this many characters of a key in a row are never shown
 
 
 def check_variable(name: str) -> None:

@@ -69,7 +69,7 @@ class Results:
 def load(profile: str) -> Results:
     """Read the finished runs of a profile; what has not finished is left out.
 
-    Those of the profile for which it sweeps (`swept.MAIN`) come first.
+    The runs of the profile for which this one sweeps (`swept.MAIN`) come first.
     """
     left_out: list[str] = []
     profiles = [swept.MAIN[profile], profile] if profile in swept.MAIN else [profile]

@@ -92,7 +92,7 @@ def p_value(losses: int, n_prompts: int, alpha: float) -> float:
 def smallest_n(alpha: float, delta: float) -> int:
     """Return the least number of calibration prompts with which any threshold can pass.
 
-    With so many it passes without a single loss: ceil(ln delta / ln(1 - alpha)), which is 45 at
+    With this many it passes without a single loss: ceil(ln delta / ln(1 - alpha)), which is 45 at
     (.05, .1), 299 at (.01, .05) and 2,995 at (.001, .05).
 
     Raises
