@@ -78,7 +78,7 @@ def test_a_tree_holds_every_sample_and_its_path(method):
         for node in nodes:
             path = path_of(nodes, node)
             assert [each.block for each in path] == list(range(node.block + 1))
-            if method_of(method).cost and not method_of(method).final_only:
+            if not method_of(method).final_only:
                 text = "".join(each.text for each in path)
                 assert node.cost == LetterCost().score([""], [text], [True])[0]
                 states = safety.trace(
@@ -258,7 +258,7 @@ def test_a_wrong_setting_is_one_sentence_and_loses_nothing():
 def test_a_panel_is_a_picture_where_no_kernel_runs():
     """Guards committed notebooks: without widgets the trees stand there."""
     box = guard().explore("deaf")
-    assert box._repr_mimebundle_()["text/html"].count("<svg") == 2
+    assert box._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
 
 
 def test_saved_params_are_those_of_notebook_30(monkeypatch, tmp_path):

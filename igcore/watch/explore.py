@@ -103,8 +103,8 @@ class Explorer:
         actions = widgets.HBox([decode, save, self.bar, self.message])
         self.box = widgets.VBox([controls, actions, self.shown])
         # where no kernel runs, a notebook shows the static picture of this output
-        live = self.box._repr_mimebundle_
-        self.box._repr_mimebundle_ = lambda **more: live(**more) | {"text/html": self.picture()}
+        self.live = self.box._repr_mimebundle_
+        self.box._repr_mimebundle_ = self.with_picture
 
         for widget in (self.methods, *self.sliders.values()):
             widget.observe(self.decode, names="value")
@@ -166,9 +166,10 @@ class Explorer:
             for name, tree in trees.items()
         ]
 
-    def picture(self) -> str:
-        """Return the trees as HTML."""
-        return "".join(f"<div>{tree._repr_svg_()}</div>" for tree in self.trees.values())
+    def with_picture(self, **more: Any) -> dict[str, Any]:
+        """Return the panel as a notebook stores it, with the first tree as a picture."""
+        pictures = [tree._repr_svg_() for tree in self.trees.values()]
+        return {**self.live(**more), **({"image/svg+xml": pictures[0]} if pictures else {})}
 
 
 def save_params(

@@ -50,8 +50,6 @@ def verdict_of(answer: Response) -> str:
 
 def answer_html(answer: Response) -> str:
     """Return an answer as HTML; words that the cost finds too bad are masked."""
-    if answer.guard is None:
-        return f"<pre>{escape(repr(answer))}</pre>"
     masked = masker_of(answer)
     budget = answer.guard.config.budget
     shown = masked(answer.text or "")
@@ -59,15 +57,12 @@ def answer_html(answer: Response) -> str:
     spans = []
     for start, end, z in zip([0, *ends], ends, answer.z_trace[1:], strict=False):
         color = WITHIN if z >= 0 else OVER
-        piece = escape(shown[start:end])
         spans.append(
             f'<span title="z = {z:.3f} after this block" style="border-bottom:2px solid {color};'
-            f'margin-right:1px">{piece}</span>{_bar(z, budget)}'
+            f'margin-right:1px">{escape(shown[start:end])}</span>{_bar(z, budget)}'
         )
     text = "".join(spans) or "<i>nothing was emitted</i>"
-    color = WITHIN if answer.status == "verified_safe" else OVER
-    if answer.status == "abstained":
-        color = GREY
+    color = {"verified_safe": WITHIN, "abstained": GREY}.get(answer.status, OVER)
     return (
         '<div style="max-width:52em;line-height:1.9">'
         f'<div><span style="color:{GREY}">{escape(masked(answer.prompt))}</span> {text}</div>'

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..beams import Beam, Method, PromptSearch, new_search
-from ..budget import charge
+from ..budget import SafetyState, charge, start
 from ..config import SearchConfig
 from ..policy import Prompt
 from ..search import Batch, Candidate
@@ -25,8 +25,7 @@ REJECTED = "rejected by the critic"
 RETRIED = "retried"  # its round held no acceptable candidate, so the block was sampled again
 CHECK_FAILED = "final check failed"
 NOT_SAMPLED = "not sampled"  # under another budget the search would not have come here
-_ON_THE_WAY = (KEPT, EMITTED, CHECK_FAILED)
-FATES = (KEPT, EMITTED, BEATEN, OVER_BUDGET, REJECTED, RETRIED, CHECK_FAILED, NOT_SAMPLED)
+ON_THE_WAY = (KEPT, EMITTED, CHECK_FAILED)
 
 
 @dataclass(frozen=True)
@@ -43,14 +42,14 @@ class Node:
     text : str
         What its block adds to its parent's text.
     beam : Beam
-        The candidate itself, with its tokens, its safety state and the critic's f1 and f2.
-    cost, reward : float or None
-        U_k (higher is worse) and reward (higher is better) of the response so far; None where the
-        method does not ask or the scorer failed.
+        The candidate itself, with its tokens, its safety state, and the critic's f1 and f2.
+    cost, reward : float
+        U_k (higher is worse) and reward (higher is better) of the response so far, whether or not
+        the search asked; infinitely bad where a scorer failed.
     within : bool
         Whether it is within budget.
     fate : str
-        One of `FATES`.
+        What became of it: `KEPT`, `EMITTED`, `BEATEN`, ...
     """
 
     number: int
@@ -59,8 +58,8 @@ class Node:
     round: int
     text: str
     beam: Beam
-    cost: float | None
-    reward: float | None
+    cost: float
+    reward: float
     within: bool
     fate: str
 
@@ -90,21 +89,23 @@ class Recorder:
 
     def nodes(self, batch: Batch, search: PromptSearch, emission: Emission) -> list[Node]:
         """Return the candidates of a search, in the order of sampling."""
-        sampled = self._sampled[search]
+        sampled, config = self._sampled[search], search.config
         beams = [candidate.beam for _, _, candidate in sampled]
         numbers = {id(beam): number for number, beam in enumerate(beams)}
-        rewards = _rewards(batch, search, beams)
+        costs, rewards = _costs(batch, search, beams), _rewards(batch, search, beams)
         last_round = {block: round_ for block, round_, _ in sampled}
-        result = []
+        result: list[Node] = []
         for number, (block, round_, candidate) in enumerate(sampled):
-            beam, parent, reward = candidate.beam, candidate.parent, rewards[number]
-            cost = beam.cost if search.method.cost and not beam.broken else None
-            text = beam.text[len(parent.text) :]
-            fate = _rejection(beam, search.config, retried=round_ < last_round[block])
-            if id(beam) in self._kept[search]:
+            from_ = numbers.get(id(candidate.parent), -1)
+            before = result[from_].beam.state if from_ >= 0 else start(config.budget)
+            cost, reward = costs[number], rewards[number]
+            own = replace(candidate.beam, cost=cost, reward=reward)
+            own.state = _charged(own, before, config)  # also where the search asks for no cost
+            fate = _rejection(own, config, retried=round_ < last_round[block])
+            if id(candidate.beam) in self._kept[search]:
                 fate = KEPT
-            own = replace(beam, reward=-math.inf if reward is None else reward)
-            within, from_ = beam.safe(search.config), numbers.get(id(parent), -1)
+            text = own.text[len(candidate.parent.text) :]
+            within = own.safe(config)
             result.append(Node(number, from_, block, round_, text, own, cost, reward, within, fate))
         end, fate = _end(search, emission)
         if end is not None and id(end) in numbers:
@@ -131,25 +132,46 @@ def _end(search: PromptSearch, emission: Emission) -> tuple[Beam | None, str]:
     return search.best, CHECK_FAILED if emission.status == "abstained" else EMITTED
 
 
-def _rewards(batch: Batch, search: PromptSearch, beams: Sequence[Beam]) -> list[float | None]:
-    """Return the reward of every beam, also where the search did not need it."""
+def _costs(batch: Batch, search: PromptSearch, beams: Sequence[Beam]) -> list[float]:
+    """Return the cost of every beam, also where the search did not ask."""
     method = search.method
-    if not method.reward:
-        return [None] * len(beams)
+    asked = [method.cost and (beam.finished or not method.final_only) for beam in beams]
+    return _scores(batch, search, beams, "cost", asked)
+
+
+def _rewards(batch: Batch, search: PromptSearch, beams: Sequence[Beam]) -> list[float]:
+    """Return the reward of every beam, also where the search did not ask."""
     if batch.guard.reward is None:
         return [beam.likelihood for beam in beams]
-    known = {}
-    for i, beam in enumerate(beams):
-        exists = beam.finished or not method.final_only
-        if exists and (beam.passes(search.config) or not method.safety_first):
-            known[i] = beam.reward
-    # a safety-first method leaves out what is over budget; under another budget it may count
-    others = [i for i in range(len(beams)) if i not in known]
-    prompts, texts = [search.prompt.text] * len(others), [beams[i].text for i in others]
-    finished = [beams[i].finished for i in others]
-    scores = batch.scoring.reported["reward"].score(prompts, texts, finished)
-    known |= dict(zip(others, scores, strict=True))
-    return [float(known[i]) if math.isfinite(known[i]) else None for i in range(len(beams))]
+    method = search.method
+    asked = []
+    for beam in beams:
+        exists = method.reward and (beam.finished or not method.final_only)
+        # a safety-first method leaves out what is over budget; under another budget it may count
+        asked.append(exists and (beam.passes(search.config) or not method.safety_first))
+    return _scores(batch, search, beams, "reward", asked)
+
+
+def _scores(
+    batch: Batch, search: PromptSearch, beams: Sequence[Beam], role: str, asked: Sequence[bool]
+) -> list[float]:
+    """Return scores of beams: the search's own, or new ones; infinitely bad for a failure."""
+    others = [beam for beam, was_asked in zip(beams, asked, strict=True) if not was_asked]
+    prompts, texts = [search.prompt.text] * len(others), [beam.text for beam in others]
+    scorer = batch.scoring.reported[role]
+    new = iter(scorer.score(prompts, texts, [beam.finished for beam in others]))
+    found = [
+        getattr(beam, role) if was_asked else float(next(new))
+        for beam, was_asked in zip(beams, asked, strict=True)
+    ]
+    worst = math.inf if role == "cost" else -math.inf
+    return [worst if math.isnan(score) else score for score in found]
+
+
+def _charged(beam: Beam, before: SafetyState, config: SearchConfig) -> SafetyState:
+    """Return the safety state of a beam, given that of its parent."""
+    last = len(beam.tokens) - 1
+    return charge(before, beam.cost, config.accounting, config.gamma_safety, last, beam.finished)
 
 
 # --- another budget -------------------------------------------------------------------------------
@@ -226,20 +248,11 @@ class _Replayed:
         self.search = new_search(Prompt("", "", ""), [], -1, method, config)
         self.beams = {-1: self.search.beams[0]}
         for node in nodes:
-            self.beams[node.number] = self._charged(node)
+            state = _charged(node.beam, self.beams[node.parent].state, config)
+            self.beams[node.number] = replace(node.beam, state=state, row=node.number)
         self.kept: list[int] = []
         self.unused_rounds: set[tuple[int, int]] = set()
         self.wants_retry = False
-
-    def _charged(self, node: Node) -> Beam:
-        """Return the beam of a node, charged under this budget."""
-        beam, config, state = node.beam, self.config, self.beams[node.parent].state
-        if self.method.cost:
-            last = len(beam.tokens) - 1
-            state = charge(
-                state, beam.cost, config.accounting, config.gamma_safety, last, beam.finished
-            )
-        return replace(beam, state=state, row=node.number)
 
     def play(self, block: int) -> None:
         """Choose among the candidates of a block as the search does."""
@@ -267,7 +280,7 @@ class _Replayed:
                 return RETRIED
             if node.number in self.kept and not self.search.failure:
                 return KEPT
-        elif node.fate in _ON_THE_WAY:
+        elif node.fate in ON_THE_WAY:
             return node.fate if leaves is None else KEPT
         return _rejection(self.beams[node.number], self.config, node.fate == RETRIED)
 
@@ -283,6 +296,7 @@ class _Replayed:
     def fate_unchosen(self, node: Node) -> str:
         """Return the fate of a candidate as far as the budget alone decides it."""
         within = self.beams[node.number].safe(self.config)
-        if within == node.within:
+        unguarded = node.fate in ON_THE_WAY and not self.method.abstains
+        if within == node.within or unguarded:
             return node.fate
         return BEATEN if within else OVER_BUDGET

@@ -12,15 +12,13 @@ from ..config import SearchConfig
 from ..errors import ParameterError
 from ..verdict import Response
 from .html import GREY, OVER, WITHIN, masker_of, verdict_of
-from .record import CHECK_FAILED, EMITTED, KEPT, NOT_SAMPLED, Node, judged_again
+from .record import CHECK_FAILED, EMITTED, NOT_SAMPLED, ON_THE_WAY, Node, judged_again
 
 WIDE, HIGH = 236, 40  # of a candidate, in pixels
 GAP, ROW = 54, 48  # between columns, and from one candidate to the next
-TOP, LEFT = 58, 12
+TOP, LEFT = 66, 12
 TITLE = 700  # least width, for the verdict
 LETTERS = 34  # of a candidate's text that fit into its box
-WHOLE = 1000  # in the text that shows under the mouse
-ON_THE_WAY = (KEPT, EMITTED, CHECK_FAILED)
 
 
 @dataclass(frozen=True)
@@ -99,13 +97,13 @@ class Tree:
             f'width="{width}" height="{height}" style="max-width:100%;height:auto" '
             'font-family="sans-serif" font-size="11">',
             '<rect width="100%" height="100%" fill="white"/>',
-            _text(LEFT, 18, f"{self.method}: {self.verdict}", bold=True),
-            _text(LEFT, 36, _short(self.prompt, 110), GREY),
+            _text(LEFT, 16, self.method, bold=True),
+            _text(LEFT, 32, self.verdict),
+            _text(LEFT, 48, _short(self.prompt, 110), GREY),
         ]
         parts += [_edge(node, places) for node in self.nodes]
-        parts += labels
-        parts += [_box(node, *places[node.number]) for node in self.nodes]
-        parts += [_legend(height), "</svg>"]
+        parts += [*labels, *(_box(node, *places[node.number]) for node in self.nodes)]
+        parts += [_legend(height - 14), "</svg>"]
         return "\n".join(parts)
 
 
@@ -151,13 +149,12 @@ def _box(node: Node, x: int, y: int) -> str:
     fill = color if strong else "white"
     letters = "white" if strong else "#222222"
     faded = ' opacity="0.45"' if node.fate == NOT_SAMPLED else ""
-    numbers = [f"cost {node.cost:.3f}" if node.cost is not None else "", f"z {node.z:.3f}"]
-    numbers += [f"reward {node.reward:.2f}" if node.reward is not None else ""]
-    numbers += [f"f1 {node.beam.f1:.2f}" if math.isfinite(node.beam.f1) else ""]
-    line = " · ".join(number for number in numbers if number)
+    line = f"cost {node.cost:.3f} · z {node.z:.3f} · reward {node.reward:.2f}"
+    if math.isfinite(node.beam.f1):
+        line += f" · f1 {node.beam.f1:.2f}"
     mark = {EMITTED: "✓ ", CHECK_FAILED: "✗ "}.get(node.fate, "")
     return (
-        f"<g{faded}><title>{escape(node.fate)}: {escape(_short(node.text, WHOLE))}</title>"
+        f"<g{faded}><title>{escape(node.fate)}: {escape(_short(node.text, 1000))}</title>"
         f'<rect x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="5" fill="{fill}" '
         f'stroke="{color}" stroke-width="{1.5 if strong else 1}"/>'
         + _text(x + 7, y + 16, mark + _short(node.text, LETTERS - len(mark)), letters, mono=True)
@@ -166,15 +163,13 @@ def _box(node: Node, x: int, y: int) -> str:
     )
 
 
-def _legend(height: int) -> str:
-    y, parts = height - 14, []
-    for i, (color, label) in enumerate([(WITHIN, "within budget"), (OVER, "over budget")]):
-        x = LEFT + 120 * i
-        parts.append(f'<rect x="{x}" y="{y - 9}" width="11" height="11" fill="{color}"/>')
-        parts.append(_text(x + 16, y, label, GREY))
+def _legend(y: int) -> str:
+    """Return what colours and marks mean, on one line."""
     marks = "filled: kept · hollow: not kept · ✓ emitted · ✗ failed the final check"
-    parts.append(_text(LEFT + 250, y, marks, GREY))
-    return "\n".join(parts)
+    entries = [("■ within budget", WITHIN), ("■ over budget", OVER), (marks, GREY)]
+    return "\n".join(
+        _text(LEFT + 110 * i, y, label, color) for i, (label, color) in enumerate(entries)
+    )
 
 
 def _short(text: str, letters: int) -> str:
