@@ -220,6 +220,18 @@ def test_an_answer_says_its_verdict_in_words():
     assert found
 
 
+def test_an_answer_without_a_text_shows_itself():
+    """Bug: where not even the empty text is within budget there is no cost to compare."""
+
+    class Dear(LetterCost):
+        def score(self, prompts, responses, finished):
+            return [9.0] * len(responses)
+
+    answer = guard(cost=Dear())("deaf", record=True)
+    assert answer.text is None and "nothing was emitted" in answer._repr_html_()
+    assert {node.fate for node in answer.candidates} == {OVER_BUDGET, RETRIED}
+
+
 def test_a_tree_needs_a_recorded_search():
     with pytest.raises(ig.ParameterError, match="was not recorded; answer again with record=True"):
         guard()("deaf").tree()

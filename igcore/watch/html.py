@@ -62,7 +62,8 @@ def answer_html(answer: Response) -> str:
             f'margin-right:1px">{escape(shown[start:end])}</span>{_bar(z, budget)}'
         )
     text = "".join(spans) or "<i>nothing was emitted</i>"
-    color = {"verified_safe": WITHIN, "abstained": GREY}.get(answer.status, OVER)
+    passed = answer.status == "verified_safe" and within(answer.peak_cost, answer.guard.config)
+    color = WITHIN if passed else GREY if answer.status == "abstained" else OVER
     return (
         '<div style="max-width:52em;line-height:1.9">'
         f'<div><span style="color:{GREY}">{escape(masked(answer.prompt))}</span> {text}</div>'
