@@ -51,16 +51,15 @@ def verdict_of(answer: Response) -> str:
 def answer_html(answer: Response) -> str:
     """Return an answer as HTML; words that the cost finds too bad are masked."""
     masked = masker_of(answer)
-    budget = answer.guard.config.budget
     shown = masked(answer.text or "")
-    ends = answer.block_ends or [len(shown)]
-    spans = []
-    for start, end, z in zip([0, *ends], ends, answer.z_trace[1:], strict=False):
+    spans, start = [], 0
+    for end, z in zip(answer.block_ends, answer.z_trace[1:], strict=False):
         color = WITHIN if z >= 0 else OVER
         spans.append(
             f'<span title="z = {z:.3f} after this block" style="border-bottom:2px solid {color};'
-            f'margin-right:1px">{escape(shown[start:end])}</span>{_bar(z, budget)}'
+            f'margin-right:1px">{escape(shown[start:end])}</span>{_bar(z, answer.z_trace[0])}'
         )
+        start = end
     text = "".join(spans) or "<i>nothing was emitted</i>"
     passed = answer.status == "verified_safe" and within(answer.peak_cost, answer.guard.config)
     color = WITHIN if passed else GREY if answer.status == "abstained" else OVER
