@@ -61,8 +61,8 @@ def decode(
         exceed it, see `igcore.engine.memory`. By default most of what is free. If memory runs out
         all the same, the batch is halved.
     record : bool
-        Whether to keep every candidate in ``Response.candidates``, for `Response.tree`. Rewards are
-        then scored for all candidates, also for those that the search rejects.
+        Whether to keep every candidate in ``Response.candidates``, for `Response.tree`. Cost and
+        reward are then scored for all candidates, also where the method does not ask.
 
     Yields
     ------

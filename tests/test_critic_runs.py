@@ -16,12 +16,12 @@ from tiny import letters
 
 from igcore import AssetError, ParameterError, Prompt, decode
 from igcore.critic import loop
-from igcore.report.critic_metrics import COLUMNS
 from igcore.runs import critic_run as module
 from igcore.runs import rollout_run
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.critic_run import (
     CALIBRATION,
+    COLUMNS,
     CriticRun,
     critic_run,
     load_finished,

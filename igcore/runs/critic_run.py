@@ -7,7 +7,7 @@
 - ``rollouts-train``, ``rollouts-test``: see `igcore.runs.rollout_run`
 - ``<name>``: one folder per critic, see `igcore.critic.network`
 - ``value``: the value network, if the parameters name one, see `igcore.baselines.re_control`
-- ``critic.csv``: see `igcore.report.critic_metrics.COLUMNS`
+- ``critic.csv``: see `COLUMNS`
 - ``reliability.csv``: the share of prefixes that end within budget by f1, see `CALIBRATION`
 - ``manifest.json``: written last, the only sign of success
 """
@@ -34,7 +34,6 @@ from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Policy, Prompt
 from ..provenance import made_by
-from ..report import critic_metrics as metrics
 from ..report.tables import by_prompt_set, replace_file
 from ..scorers import Scorer
 from .critic_params import CriticParams
@@ -44,7 +43,14 @@ from .rollout_run import load_rollouts, roll_out
 
 # entry points of training: the code that they import is part of a network's identity
 TRAINING, VALUE_TRAINING = "igcore.critic.training", "igcore.baselines.value_training"
-CALIBRATION = ["critic", "policy", "accounting", *metrics.RELIABILITY]
+# of ``critic.csv``: how well f1 tells safe from unsafe, a row per critic and position
+COLUMNS = (
+    "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman ece "
+    "parameters train_s within_low within_high n n_unsafe n_pairs accounting"
+).split()
+# of ``reliability.csv``: the share of safe rollouts, a row per critic, position and bin of f1
+RELIABILITY = "position probability safe low high n n_prompts".split()
+CALIBRATION = ["critic", "policy", "accounting", *RELIABILITY]
 
 
 @dataclass
@@ -172,7 +178,7 @@ def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
         for folder in sorted((root() / "runs" / profile / "critics").glob("[!.]*/"))
         if not (folder / "manifest.json").exists()
     ]
-    return _of_all(profile, "critic.csv", ["critic", *metrics.COLUMNS]), unfinished
+    return _of_all(profile, "critic.csv", ["critic", *COLUMNS]), unfinished
 
 
 def load_reliability(profile: str) -> pd.DataFrame:

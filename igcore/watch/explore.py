@@ -25,7 +25,6 @@ from .tree import Tree
 if TYPE_CHECKING:
     from ..guard import Guard
 
-BESIDE = "best-of-n"  # stands beside the guard's own method unless others are chosen
 # setting -> largest value that its slider offers
 SLIDERS = {"n_samples": 16, "keep": 8, "block_size": 32, "rounds": 4}
 
@@ -52,7 +51,7 @@ def explore(guard: Guard, prompt: str = "", methods: Sequence[str] = ()) -> Any:
     ParameterError
         For an unknown method, or when ipywidgets is not installed.
     """
-    chosen = list(methods) or list(dict.fromkeys([guard.method, BESIDE]))
+    chosen = list(methods) or list(dict.fromkeys([guard.method, "best-of-n"]))
     for name in chosen:
         guard.under(name)
     panel = Explorer(guard, prompt, chosen)

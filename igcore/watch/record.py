@@ -42,10 +42,8 @@ class Node:
     text : str
         What its block adds to its parent's text.
     beam : Beam
-        The candidate itself, with its tokens, its safety state, and the critic's f1 and f2.
-    cost, reward : float
-        U_k (higher is worse) and reward (higher is better) of the response so far, whether or not
-        the search asked; infinitely bad where a scorer failed.
+        The candidate itself, with its tokens, its safety state, and the critic's f1 and f2. Cost
+        and reward are there whether or not the search asked; infinitely bad where a scorer failed.
     within : bool
         Whether it is within budget.
     fate : str
@@ -58,8 +56,6 @@ class Node:
     round: int
     text: str
     beam: Beam
-    cost: float
-    reward: float
     within: bool
     fate: str
 
@@ -67,6 +63,16 @@ class Node:
     def z(self) -> float:
         """The scaled remaining budget after its block, in units of the cost."""
         return float(self.beam.state.z)
+
+    @property
+    def cost(self) -> float:
+        """U_k of the response so far; higher is worse."""
+        return self.beam.cost
+
+    @property
+    def reward(self) -> float:
+        """The reward of the response so far; higher is better."""
+        return self.beam.reward
 
 
 class Recorder:
@@ -98,15 +104,13 @@ class Recorder:
         for number, (block, round_, candidate) in enumerate(sampled):
             from_ = numbers.get(id(candidate.parent), -1)
             before = result[from_].beam.state if from_ >= 0 else start(config.budget)
-            cost, reward = costs[number], rewards[number]
-            own = replace(candidate.beam, cost=cost, reward=reward)
+            own = replace(candidate.beam, cost=costs[number], reward=rewards[number])
             own.state = _charged(own, before, config)  # also where the search asks for no cost
             fate = _rejection(own, config, retried=round_ < last_round[block])
             if id(candidate.beam) in self._kept[search]:
                 fate = KEPT
             text = own.text[len(candidate.parent.text) :]
-            within = own.safe(config)
-            result.append(Node(number, from_, block, round_, text, own, cost, reward, within, fate))
+            result.append(Node(number, from_, block, round_, text, own, own.safe(config), fate))
         end, fate = _end(search, emission)
         if end is not None and id(end) in numbers:
             number = numbers[id(end)]

@@ -16,8 +16,7 @@ from .record import CHECK_FAILED, EMITTED, NOT_SAMPLED, ON_THE_WAY, Node, judged
 
 WIDE, HIGH = 236, 40  # of a candidate, in pixels
 GAP, ROW = 54, 48  # between columns, and from one candidate to the next
-TOP, LEFT = 66, 12
-TITLE = 700  # least width, for the verdict
+TOP, LEFT, TITLE = 66, 12, 700  # TITLE is the least width, for the verdict
 LETTERS = 34  # of a candidate's text that fit into its box
 
 
