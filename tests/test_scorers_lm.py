@@ -4,6 +4,7 @@ reading gives.
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import igcore.verdict
 from igcore import Guard, ParameterError, ScorerError, SearchConfig, decode
 from igcore.engine.prefix_cache import fits
 from igcore.models.lm_scorer import Backbone, LMScorer, Session
+from igcore.models.templates import TEMPLATES
 from igcore.policy import Policy
 from igcore.scorers import Cached, Scoring, checked_score, uncached
 
@@ -540,6 +542,232 @@ def test_a_head_with_several_outputs_is_refused(letters):
     )
     with pytest.raises(ScorerError, match=r"shape \(2, 2\) for 2 texts"):
         checked_score(two, ["p", "q"], ["a", "b"], [True, True])
+
+
+def chatting(tokenizer):
+    """Give a tokenizer a chat template that ends with the answer."""
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    return tokenizer
+
+
+def begun() -> PreTrainedTokenizerFast:
+    """The tokenizer of pairs with a token that begins every text."""
+    tokenizer = chatting(pairs())
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    begin = ("<s>", tokenizer.bos_token_id)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A", "<s> $A $B", [begin]
+    )
+    return tokenizer
+
+
+READERS = {"letters": chatting(tiny_tokenizer()), "pairs": begun()}
+# (begin, seam) of the texts "begin how? seam response"
+WRITTEN = {
+    "raw": ("", ""),
+    "chat": ("<user>", "<assistant>"),
+    "safe-rlhf": ("BEGINNING OF CONVERSATION: USER: ", " ASSISTANT:"),
+    "human-assistant": ("\n\nHuman: ", "\n\nAssistant: "),
+    "slots": ("Q: ", " A: "),
+}
+
+
+def unit(hidden):
+    """A head of norm one, whose scores are about one."""
+    return head()(hidden) / head()(torch.eye(32)).norm()
+
+
+def reader(text_format: str, tokenizer: str, name: str = "llama", dtype=torch.float32) -> LMScorer:
+    """A scorer of moderate weights: those of the other tests magnify the rounding of float32."""
+    tokens = READERS[tokenizer]
+    model = tiny(name, dtype, vocab_size=320, initializer_range=0.05, max_position_embeddings=256)
+    if text_format == "slots":
+        write, special = lambda prompt, response: f"Q: {prompt} A: {response}", True
+    else:
+        template = TEMPLATES[text_format]
+        write, special = partial(template.whole, tokens), template.special
+    return replace(scorer(Backbone(model, tokens, write, special=special)), head=unit)
+
+
+@torch.inference_mode()
+def prefix_by_prefix(scorer: LMScorer, text_format: str, prompt: str, response: str, since: int):
+    """Return the scores of ids[:k], each by a pass of its own, for every k whose last token ends
+    after `since` characters of the response, by counting bytes.
+    """
+    tokenizer = scorer.backbone.tokenizer
+    begin, seam = WRITTEN[text_format]
+    # this template cuts the spaces in front off, so the first characters are not in its text
+    said = response.lstrip(" ") if text_format == "human-assistant" else response
+    before = f"{begin}{prompt}{seam}"
+    ids = tokenizer(before + said, add_special_tokens=text_format != "chat")["input_ids"]
+    sizes = [
+        0 if i == tokenizer.bos_token_id else len(tokenizer.convert_ids_to_tokens(i)) for i in ids
+    ]
+    assert sum(sizes) == len((before + said).encode())
+    ids = ids or [tokenizer.eos_token_id]
+    left_out = len(before.encode()) + max(
+        0, len(response[:since].encode()) - (len(response) - len(said))
+    )
+    numbers = []
+    for k in range(1, len(ids) + 1):
+        if sum(sizes[:k]) > left_out or k == len(ids):
+            out = scorer.backbone.model(input_ids=torch.tensor([ids[:k]]), use_cache=False)
+            numbers.append(unit(out.last_hidden_state[:, -1]).item())
+    return numbers
+
+
+@pytest.mark.parametrize("tokenizer", READERS)
+@pytest.mark.parametrize(
+    "name, text_format",
+    [(name, text_format) for name in ("llama", "qwen3") for text_format in WRITTEN]
+    + [("mistral-window", "raw")],
+)
+def test_one_pass_scores_every_token(name, text_format, tokenizer):
+    """Guards the score after a token: it is that of the text's first ids, in float32, from a cache
+    that grew, was cut and forgotten, and without one; of every token that is asked for.
+    """
+    plain = reader(text_format, tokenizer, name)
+    assert plain.reads_tokens
+    rng, prompts = random.Random(1), ["th", "re", "so é", ""]  # the last is of another group
+    session = plain.open_cache(prompts[:3])
+    assert (session.root is None) == (name == "mistral-window")
+    cached, responses, spread = plain.with_cache(session), [""] * 4, []
+    for _ in range(4):
+        since = [rng.choice((0, rng.randrange(len(r) + 1))) for r in responses]
+        added = ["".join(rng.choices("there ad é日", k=rng.randrange(7))) for _ in prompts]
+        responses = [r + more for r, more in zip(responses, added, strict=True)]
+        texts = list(zip(prompts, responses, since, strict=True))
+        expected = [prefix_by_prefix(plain, text_format, *text) for text in texts]
+        whole = plain.score(prompts, responses, [False] * 4)
+        for one in (cached, plain):
+            found = one.token_scores(prompts, responses, since)
+            for numbers, slow, last, text in zip(found, expected, whole, texts, strict=True):
+                assert numbers.dtype == np.float64
+                assert numbers.tolist() == pytest.approx(slow, rel=0, abs=1e-6), text
+                assert numbers[-1] == pytest.approx(last, rel=0, abs=1e-6)
+        spread += [np.std(slow) for slow in expected if len(slow) > 2]
+        session.retain(prompts, responses)
+    assert min(spread) > 0.1
+
+
+def test_tokens_cost_no_second_reading():
+    """Guards the point of one pass: after `score` nothing is left to encode, and a longer text
+    costs its new tokens.
+    """
+    plain = reader("raw", "letters")
+    assert fits(plain.backbone.model)
+    with Counter(plain.backbone.model) as counter:
+        cached = plain.with_cache(plain.open_cache(PROMPTS))
+        cached.score(PROMPTS, ["hello"] * 2, [False] * 2)
+        read = counter.tokens
+        found = cached.token_scores(PROMPTS, ["hello", "hel"], [0, 0])
+        assert [len(numbers) for numbers in found] == [5, 3] and counter.tokens == read
+        found = cached.token_scores(PROMPTS, ["hello world", "help"], [5, 3])
+        assert [len(numbers) for numbers in found] == [6, 1] and counter.tokens == read + 7
+
+
+def counts(scorer: LMScorer, prompt: str, response: str) -> list[int]:
+    """Return how many tokens are asked for after each number of characters of a response."""
+    since = range(len(response) + 1)
+    return [len(scorer.token_scores([prompt], [response], [n])[0]) for n in since]
+
+
+def test_a_token_across_the_seam_is_the_responses():
+    """Guards the first token, which begins in the prompt: what it ends with is the response's."""
+    plain = reader("raw", "pairs")
+    tokens = plain.backbone.tokenizer.tokenize("there")
+    assert tokens == ["the", "re"]
+    assert counts(plain, "th", "ere") == [2, 1, 1, 1] and counts(plain, "the", "re") == [1, 1, 1]
+    assert counts(plain, "", "there") == [2, 2, 2, 1, 1, 1]
+
+
+def test_a_response_that_is_changed_is_read_whole():
+    """Guards `since`, which counts characters of the response: broken up or cut by a template, it
+    has others, and no token may be missed.
+    """
+    plain = reader("raw", "letters")
+    assert counts(plain, "so", "ab</s>c") == [8] * 8  # read as ab< /s>c
+    assert counts(plain, "so</s>", "abc") == [3, 2, 1, 1]
+    trimmed = reader("human-assistant", "letters")
+    assert (
+        counts(trimmed, "so", "  abc")[2:] == [3, 2, 1, 1]
+        and counts(trimmed, "so", "  ") == [1] * 3
+    )
+    cut = reader("slots", "letters")
+    cut.backbone.template = lambda prompt, response: f"{prompt}: {response.split('!')[0]}"
+    assert cut.reads_tokens and counts(cut, "so", "abc!de")[:6] == [3] * 6
+
+
+def test_without_places_of_tokens_all_are_read():
+    """Guards tokenizers whose offsets leave spaces out: where a token ends is not certain there."""
+    tokenizer = pairs()
+    tokenizer.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    plain = reader("raw", "pairs")
+    plain.backbone.tokenizer = tokenizer
+    assert tokenizer.tokenize("the  the") == ["the", "Ġ", "Ġthe"]
+    assert counts(plain, "so ", "the  the") == [3, 3, 3, 3, 3, 1, 1, 1, 1]
+
+
+class Slow:
+    """A tokenizer that does not tell where its tokens stand."""
+
+    is_fast = False
+    all_special_tokens, added_tokens_decoder = [], {}
+
+    def __call__(self, text, add_special_tokens=True):
+        return {"input_ids": [ord(letter) % 97 for letter in text]}
+
+
+def closing() -> PreTrainedTokenizerFast:
+    """A tokenizer that ends every text with its end token."""
+    tokenizer = tiny_tokenizer()
+    end = ("</s>", tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        "$A </s>", "$A $B </s>", [end]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "tokenizer, more",
+    [
+        (TOKENIZERS["letters"], dict(end_id=END)),
+        (TOKENIZERS["letters"], dict(anchor=[2])),
+        (TOKENIZERS["letters"], dict(template=lambda prompt, response: f"{prompt}{response}.")),
+        (TOKENIZERS["letters"], dict(template=lambda prompt, response: response + prompt)),
+        (TOKENIZERS["letters"], dict(template=lambda prompt, response: prompt + response.strip())),
+        (closing(), {}),
+        (Slow(), {}),
+    ],
+    ids=["end", "anchor", "closed", "before", "trimmed", "closing", "slow"],
+)
+def test_who_reads_no_tokens(tokenizer, more):
+    """Guards scores that are not those of a part of the response: after its tokens stands more, or
+    nobody knows where they end.
+    """
+    plain = scorer(Backbone(tiny("llama", vocab_size=320), tokenizer, **more))
+    assert not plain.reads_tokens
+    with pytest.raises(ParameterError, match="'lm-cost' has no score after every token"):
+        plain.token_scores(["#so"], ["abc"], [0])
+
+
+def test_tokens_beyond_the_context_are_refused():
+    """Guards against the tokens of a text that the model was not made for."""
+    plain = reader("raw", "letters")
+    with pytest.raises(ParameterError, match="257 tokens, which exceeds the scorer's context"):
+        plain.token_scores(["a"], ["b" * 256], [250])
+
+
+def test_a_token_head_with_several_outputs_is_seen(letters):
+    """Guards against the first of several numbers being taken for the score of a token."""
+    two = replace(scorer(letters), head=lambda hidden: hidden[:, :2])
+    assert [part.shape for part in two.token_scores(["p", "q"], ["ab", "abc"], [0, 0])] == [
+        (2, 2),
+        (3, 2),
+    ]
 
 
 def test_the_path_is_read_again(policy, monkeypatch):

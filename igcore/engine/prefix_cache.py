@@ -120,9 +120,14 @@ class SharedRows:
             self.logits = self.logits[last]
         self.lengths = [a + n for a, n in zip(self.lengths, counts, strict=True)]
 
-    def last_hidden(self, row: int, length: int) -> Tensor:
-        """Return o_t (H,) of a row's first `length` new tokens; of none, that of its prompt."""
-        return self.slab.hidden[self.slots[row], length - 1] if length else self.hidden[row]
+    def last_hidden(self, row: int, length: int, count: int = 1) -> Tensor:
+        """Return o_t (count, H) of the last of a row's first `length` new tokens.
+
+        Where there is none, it is that of its prompt, (1, H).
+        """
+        if not length:
+            return self.hidden[row][None]
+        return self.slab.hidden[self.slots[row], length - count : length]
 
     def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
         """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""

@@ -1,8 +1,7 @@
 """Scores read from a language model's last hidden state.
 
 Within one group of prompts a `Session` keeps a KV cache, so that a longer text costs only its new
-tokens: its ids are compared with the cached ones, and what follows the longest common prefix is
-encoded. Scorers on one `Backbone` share its session::
+tokens. Scorers on one `Backbone` share its session::
 
     backbone = Backbone(model, tokenizer)
     cost = LMScorer("my-cost", backbone, cost_head, "higher is worse", digest="v1")
@@ -15,18 +14,19 @@ what is emitted does not rest on a cache.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from os.path import commonprefix
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ..engine.kv_cache import forward, padded, positions_of
-from ..engine.prefix_cache import SharedRows, fits
 from ..errors import ParameterError
 from ..policy import neutral
+from .session import Session
 
 # short responses: what the ids of all of them share is the prompt's
 OPENINGS = ("", "a", " a", "\n", "9", ".")
+# a template that trims answers, or a tokenizer that drops spaces, shows at the last character
+PROBE = "How are you?", "Well, and you?\n"
 
 
 def joined(prompt: str, response: str) -> str:
@@ -103,11 +103,57 @@ class Backbone:
         self.end_id = end_id
         self.anchor = list(anchor)
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the state after every token of a response is that of a part of the response.
+
+        The text must end with the response and its last token, and a fast tokenizer must tell
+        where each token stands.
+        """
+        fast = getattr(self.tokenizer, "is_fast", False)
+        if not fast or self.end_id is not None or self.anchor:
+            return False
+        prompt, response = PROBE
+        text = self.template(prompt, response)
+        if text != self.template(prompt, "") + response:
+            return False
+        encoding = self._encoding(text)
+        return encoding.char_to_token(len(text) - 1) == len(encoding["input_ids"]) - 1
+
     def ids(self, prompt: str, response: str) -> list[int]:
         """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
         parts = [neutral(self.tokenizer, part) for part in (prompt, response)]
-        text = self.template(*parts)
-        ids = list(self.tokenizer(text, add_special_tokens=self.special)["input_ids"])
+        return self._ids_of(self._encoding(self.template(*parts)))
+
+    def ids_and_count(self, prompt: str, response: str, since: int) -> tuple[list[int], int]:
+        """Return the ids of one text, and how many tokens end after part of the response.
+
+        The part is the first `since` characters. Where it is not certain which tokens these are,
+        the count is of all tokens of the response. The last token always counts.
+        """
+        asked, answer = (neutral(self.tokenizer, part) for part in (prompt, response))
+        text = self.template(asked, answer)
+        encoding = self._encoding(text)
+        ids = self._ids_of(encoding)
+        start = len(self.template(asked, ""))
+        # from the end, because a template may cut leading spaces off the response
+        rest = response[since:]
+        if answer == response and text.endswith(rest):
+            start = max(start, len(text) - len(rest))
+        if start >= len(text):
+            return ids, 1
+        first = encoding.char_to_token(start)
+        if first is None:  # no token holds this character
+            first = len(commonprefix([self.ids(prompt, ""), ids]))
+        return ids, max(1, len(ids) - first)
+
+    def _encoding(self, text: str):
+        """Return what the tokenizer makes of a text."""
+        return self.tokenizer(text, add_special_tokens=self.special)
+
+    def _ids_of(self, encoding) -> list[int]:
+        """Return the ids to be read of an encoded text."""
+        ids = list(encoding["input_ids"])
         if self.end_id is not None:
             ids.append(self.end_id)
         check_length(len(ids), context_of(self.model))
@@ -144,167 +190,34 @@ class Backbone:
 
     def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
         """Return the last hidden state of whole sequences, (R, H) float32, in padded batches."""
-        parts = []
+        return torch.cat(self.states(sequences, [1] * len(sequences)))
+
+    def states(
+        self, sequences: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the hidden states of the last tokens of whole sequences, in padded batches.
+
+        They are one (count, H) float32 for each sequence.
+        """
+        found = []
         for at in range(0, len(sequences), self.batch):
-            batch = sequences[at : at + self.batch]
+            batch, kept = (part[at : at + self.batch] for part in (sequences, counts))
             ids, mask = padded(batch, self.model.device)
             hidden, _ = forward(
                 self.model,
                 input_ids=ids,
                 attention_mask=mask,
                 position_ids=positions_of(mask),
-                logits_to_keep=1,
+                logits_to_keep=max(kept),
             )
-            states = hidden[:, -1]
-            if self.anchor:
-                # from the end: padding is on the left
-                back = [self.anchored(sequence) - 1 - len(sequence) for sequence in batch]
-                anchors = hidden[range(len(batch)), back]
-                states = torch.cat([states, anchors], dim=-1)
-            parts.append(states.float())
-        return torch.cat(parts)
-
-
-class Text(NamedTuple):
-    """A text that begins with the cached prefix of its prompt."""
-
-    prompt: str
-    ids: list[int]  # after the prefix
-
-
-@dataclass
-class Known:
-    """A text whose KV cache and hidden states a session holds."""
-
-    ids: list[int]  # after the prompt's prefix
-    place: tuple[SharedRows, int]  # a state, and a row of it
-
-    def shared(self, ids: list[int]) -> int:
-        """Return the number of first tokens that ids share with it."""
-        return len(commonprefix([self.ids, ids]))
-
-
-class Session:
-    """The KV cache of one backbone over the texts of one group of prompts.
-
-    Attributes
-    ----------
-    encoded : int
-        Tokens that went through the model so far.
-    """
-
-    def __init__(self, backbone: Backbone, prompts: Sequence[str]):
-        """Prefill the prompts' common prefixes where the model fits the shared cache."""
-        self.backbone = backbone
-        self.prefixes = {prompt: backbone.prefix(prompt) for prompt in prompts}
-        self.encoded = 0
-        self.root: SharedRows | None = None  # row by row the prefixes
-        self.known: dict[str, list[Known]] = {}
-        if fits(backbone.model) and all(self.prefixes.values()):
-            prefixes = list(self.prefixes.values())
-            self.root = SharedRows.open(backbone.model, prefixes)
-            self.encoded = sum(map(len, prefixes))
-            self._forget()
-
-    def hidden(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
-        """Return the hidden state of the last token of each text, (R, H) float32."""
-        texts: list[Text | None] = []
-        whole: list[list[int]] = []
-        for prompt, response in zip(prompts, responses, strict=True):
-            ids = self.backbone.ids(prompt, response)
-            text = self._after_prefix(prompt, ids)
-            texts.append(text)
-            if text is None:
-                whole.append(ids)
-        self.encoded += sum(map(len, whole))
-        of_whole = iter(self.backbone.encode(whole) if whole else ())
-        of_others = iter(self._read_on([text for text in texts if text]))
-        return torch.stack([next(of_others if text else of_whole) for text in texts])
-
-    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
-        """Free all of the cache but what longer texts that begin with these can use."""
-        kept: list[tuple[str, Known]] = []
-        for prompt, response in zip(prompts, responses, strict=True):
-            ids = self.backbone.ids(prompt, response)
-            text = self._after_prefix(prompt, ids)
-            if text:
-                kept.append((prompt, self._nearest(text)))
-        self._forget()
-        if kept:
-            rows = self.root.gather([known.place for _, known in kept])
-            for row, (prompt, known) in enumerate(kept):
-                self.known[prompt].append(Known(known.ids, (rows, row)))
-
-    def _forget(self) -> None:
-        """Know nothing but the prompts' prefixes."""
-        for row, prompt in enumerate(self.prefixes):
-            self.known[prompt] = [Known([], (self.root, row))]
-
-    def _after_prefix(self, prompt: str, ids: list[int]) -> Text | None:
-        """Return what follows the cached prefix of a prompt, or None where another text begins."""
-        prefix = self.prefixes.get(prompt)
-        if self.root is None or prefix is None or ids[: len(prefix)] != prefix:
-            return None
-        return Text(prompt, ids[len(prefix) :])
-
-    def _nearest(self, text: Text) -> Known:
-        """Return the known text that shares most tokens."""
-
-        def shared(known: Known) -> int:
-            """Return how many."""
-            return known.shared(text.ids)
-
-        return max(self.known[text.prompt], key=shared)
-
-    def _read_on(self, texts: Sequence[Text]) -> list[torch.Tensor]:
-        """Return the hidden states of texts whose prefixes are cached, encoding only new tokens."""
-        new = []
-        for text in texts:
-            shared = self._nearest(text).shared(text.ids)
-            if shared < len(text.ids):
-                new.append(text)
-        if new:
-            self._encode(_longest(new))
-        states = []
-        for text in texts:
-            rows, row = self._nearest(text).place
-            state = rows.last_hidden(row, len(text.ids)).float()
-            if self.backbone.anchor:
-                # where the prefix ends
-                root, row = self.known[text.prompt][0].place
-                state = torch.cat([state, root.last_hidden(row, 0).float()])
-            states.append(state)
-        return states
-
-    def _encode(self, texts: Sequence[Text]) -> None:
-        """Encode what texts add to their nearest known text, and keep their cache."""
-        nearest = [self._nearest(text) for text in texts]
-        longest = max(len(text.ids) for text in texts)
-        longest_known = max(len(known.ids) for known in nearest)
-        room = max(0, longest - longest_known)
-        rows = self.root.gather([known.place for known in nearest], room)
-        new = []
-        for row, (text, known) in enumerate(zip(texts, nearest, strict=True)):
-            shared = known.shared(text.ids)
-            rows.lengths[row] = shared  # crop the cache to the shared tokens
-            new.append(text.ids[shared:])
-        self.encoded += sum(map(len, new))
-        rows.extend(new)
-        for row, text in enumerate(texts):
-            self.known[text.prompt].append(Known(text.ids, (rows, row)))
-
-
-def _longest(texts: Sequence[Text]) -> list[Text]:
-    """Return the texts that no other one begins with, of equal ones one.
-
-    Encoding these caches all of the texts.
-    """
-    kept: list[Text] = []
-    # backwards: a text stands right before one that begins with it
-    for prompt, ids in sorted(texts, reverse=True):
-        if not kept or (prompt, ids) != (kept[-1].prompt, kept[-1].ids[: len(ids)]):
-            kept.append(Text(prompt, ids))
-    return kept[::-1]
+            for row, sequence, count in zip(hidden, batch, kept, strict=True):
+                states = row[-count:]
+                if self.anchor:
+                    # from the end: padding is on the left
+                    anchor = row[self.anchored(sequence) - 1 - len(sequence)]
+                    states = torch.cat([states, anchor.expand_as(states)], dim=-1)
+                found.append(states.float())
+        return found
 
 
 @dataclass(frozen=True)
@@ -347,8 +260,56 @@ class LMScorer:
             else:  # row by row: a batch may round otherwise
                 states = self._uncached_states(prompts, responses)
                 scores = torch.cat([self.head(row[None]) for row in states])
-        scores = scores.double().reshape(len(prompts), -1)
-        return scores.squeeze(1).cpu().numpy()
+        return _numbers(scores, len(prompts)).numpy()
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether one pass gives the score after every token, see `Backbone.reads_tokens`."""
+        return self.backbone.reads_tokens
+
+    def token_scores(
+        self, prompts: Sequence[str], responses: Sequence[str], since: Sequence[int]
+    ) -> list[np.ndarray]:
+        """Return the scores after the tokens of each response, from one pass over its text.
+
+        The tokens are those of the encoded text, so that a score is that of the text's first ids.
+
+        Parameters
+        ----------
+        since : sequence of int
+            Characters of each response whose tokens are left out, 0 for none. A token that ends
+            after them counts, and so does one that begins in the prompt and ends in the response.
+
+        Returns
+        -------
+        list of ndarray (k,) float64
+            The last is the score of the whole response, also of an empty one. Where it is not
+            certain which tokens to leave out, none is.
+
+        Raises
+        ------
+        ParameterError
+            For a scorer that does not read tokens, and for a text longer than its context.
+        """
+        if not self.reads_tokens:
+            raise ParameterError(
+                f"scorer {self.name!r} has no score after every token, because its text does not "
+                "end with the response or its tokenizer does not tell where tokens stand; check "
+                "the score at the ends of words"
+            )
+        texts = zip(prompts, responses, since, strict=True)
+        asked = [self.backbone.ids_and_count(*text) for text in texts]
+        sequences = [ids for ids, _ in asked]
+        counts = [count for _, count in asked]
+        with torch.inference_mode():
+            if self.session:
+                states = self.session.states(prompts, sequences, counts)
+                scores = self.head(torch.cat(states))
+            else:  # row by row: a batch may round otherwise
+                states = [self.backbone.states([ids], [count])[0] for ids, count in asked]
+                scores = torch.cat([self.head(rows) for rows in states])
+        split = _numbers(scores, sum(counts)).split(counts)
+        return [part.numpy() for part in split]
 
     def _uncached_states(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """Return the hidden states (R, H) of texts; no two prompts share a batch or a cache."""
@@ -377,3 +338,8 @@ class LMScorer:
     def uncached(self) -> "LMScorer":
         """Return the same scorer outside any session."""
         return replace(self, session=None)
+
+
+def _numbers(scores: torch.Tensor, n: int) -> torch.Tensor:
+    """Return what a head gives as n float64 numbers, (n,), of a head with k outputs (n, k)."""
+    return scores.double().reshape(n, -1).squeeze(1).cpu()
