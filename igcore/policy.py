@@ -2,12 +2,12 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
-from .errors import ParameterError
+from .errors import ParameterError, PolicyError
 
 # a fixed prompt: its rendering shows all that a template adds, today's date included
 PROBE = "How do plants grow?"
@@ -303,29 +303,98 @@ class Policy:
         The text of a prefix of the tokens is a prefix of their text, so that a block end is a
         position in the emitted text.
         """
-        text: str = self.tokenizer.decode(
-            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text = self.decoded(tokens)
         if "\ufffd" in text:  # the decoder of byte pieces drops whole characters next to a cut one
-            pieces = list(
-                filter(None, self.tokenizer.convert_ids_to_tokens(tokens, skip_special_tokens=True))
-            )
-            if any(map(BYTE.fullmatch, pieces)):
-                text = self.tokenizer.convert_tokens_to_string(_characters(pieces))
+            text = self.decoded(self._repaired(tokens))
         # a block may end inside a character of several bytes, which the next block completes
         return text.rstrip("\ufffd")
 
+    def decoded(self, ids: Sequence[int]) -> str:
+        """Return what a user's own ``tokenizer.decode`` makes of ids, special tokens skipped."""
+        text: str = self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
 
-def _characters(pieces: Sequence[str]) -> list[str]:
-    """Join runs of byte pieces, such as ``<0xE2>``, into characters.
+    def spelled(self, tokens: Sequence[int]) -> list[int]:
+        """Return ids that decode to exactly the `text` of response tokens.
 
-    A byte that belongs to no character becomes U+FFFD.
-    """
-    parts: list[str] = []
-    for is_byte, run in groupby(pieces, key=lambda piece: BYTE.fullmatch(piece) is not None):
-        if is_byte:
-            values = bytes(int(piece[3:5], 16) for piece in run)
-            parts.append(values.decode("utf-8", errors="replace"))
-        else:
-            parts += run
-    return parts
+        They are the tokens themselves, except that bytes which form no character are replaced by
+        those of U+FFFD, and a character cut at the end is left out. An end token stays the last. A
+        special token inside a character that is spelled in byte pieces stands before it.
+
+        Raises
+        ------
+        PolicyError
+            When no ids that the tokenizer can write decode to the text.
+        """
+        text, ids = self.text(tokens), self.settled(tokens)
+        if self.decoded(ids) != text:
+            # the next token holds whole characters and a part of one: take it byte by byte
+            parted = self._pieces(self._repaired(tokens)[len(ids) :][:1])
+            ids = self._shortened(ids + self._ids_of("".join(parted)), text)
+        if self.decoded(ids) != text:
+            ids = self.encoded(text)
+        end = [token for token in tokens[-1:] if token in self.eos_ids]
+        return ids if ids[-1:] == end else ids + end
+
+    def settled(self, tokens: Sequence[int]) -> list[int]:
+        """Return the part of `spelled` that stays whatever tokens follow.
+
+        It lacks a last token that holds whole characters and a part of the next one.
+        """
+        return self._shortened(self._repaired(tokens), self.text(tokens))
+
+    def encoded(self, text: str) -> list[int]:
+        """Return ids that decode to exactly a text that the policy did not write.
+
+        Raises
+        ------
+        PolicyError
+            When the tokenizer does not give the text back.
+        """
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if self.decoded(ids) != text:
+            raise PolicyError(
+                f"the {type(self.tokenizer).__name__} of {self.name} has no ids that decode to the "
+                "text that was scored; call the guard itself, which returns the text, or give "
+                "another tokenizer"
+            )
+        return ids
+
+    def _repaired(self, tokens: Sequence[int]) -> list[int]:
+        """Replace runs of byte pieces that are not UTF-8, so that the decoder accepts them.
+
+        As many bytes as cannot begin a character become the byte pieces of one U+FFFD. A character
+        cut at the end is left out.
+        """
+        pieces = self._pieces(tokens)
+        if not any(map(BYTE.fullmatch, pieces)):
+            return list(tokens)
+        special, utf8 = special_strings(self.tokenizer), getincrementaldecoder("utf-8")("replace")
+        ids = []
+        for token, piece in zip(tokens, pieces, strict=True):
+            byte = bytes.fromhex(piece[3:5]) if BYTE.fullmatch(piece) else b""
+            # the decoder does not see special tokens; any other piece ends a run of bytes
+            skipped = not piece or piece in special
+            written = utf8.decode(byte, final=not byte and not skipped)
+            ids += self._ids_of(f"<0x{value:02X}>" for value in written.encode())
+            if not byte:
+                ids.append(token)
+        return ids
+
+    def _shortened(self, ids: Sequence[int], text: str) -> list[int]:
+        """Drop ids from the end until they decode to no more than a text."""
+        n = len(ids)
+        while len(self.decoded(ids[:n])) > len(text):
+            n -= 1
+        return list(ids[:n])
+
+    def _pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the tokenizer's names of ids; empty for one that it does not have."""
+        return [piece or "" for piece in self.tokenizer.convert_ids_to_tokens(ids)]
+
+    def _ids_of(self, pieces: Iterable[str]) -> list[int]:
+        """Return the ids of pieces, without those that the tokenizer does not have."""
+        known = self.tokenizer.convert_tokens_to_ids(list(pieces))
+        return [token for token in known if token is not None]

@@ -73,11 +73,18 @@ class custom_generate:
     -----
     ``generate`` returns, as always, a LongTensor (B, prompt + new): the prompts as they were given,
     the answers, and padding on the right. With ``return_dict_in_generate`` it returns a
-    ``GenerateDecoderOnlyOutput`` with ``sequences`` alone. An answer consists of exactly the
-    sampled tokens, and of an end token when it was truncated. A refusal is encoded by the
-    tokenizer, ends with the end token and may be longer than ``max_new_tokens``; when not even the
-    empty text is safe, there is the end token alone. Only the ``status`` of ``guard.answers`` tells
-    an answer from a refusal.
+    ``GenerateDecoderOnlyOutput`` with ``sequences`` alone. An answer consists of the sampled
+    tokens, and of an end token when it was truncated. A refusal is encoded by the tokenizer, ends
+    with the end token and may be longer than ``max_new_tokens``; when not even the empty text is
+    safe, there is the end token alone. Only the ``status`` of ``guard.answers`` tells an answer
+    from a refusal.
+
+    ``tokenizer.decode(new_ids, skip_special_tokens=True)`` is exactly the text that the cost model
+    scored. For this a few ids differ from the sampled ones, which stay in ``Response.tokens``:
+    bytes that form no character are written as U+FFFD, and a character cut at the end is left out,
+    see `igcore.policy.Policy.spelled`. Where no ids decode to the text, ``PolicyError`` is raised
+    and nothing is returned. A tokenizer that cleans up spaces unless told otherwise needs
+    ``clean_up_tokenization_spaces=False``, there and in the streamer.
 
     It raises ``ParameterError`` for anything that it cannot honour, such as ``num_beams``, a
     temperature, the user's own logits processor, a stop string or scores to be returned; for
@@ -85,8 +92,10 @@ class custom_generate:
 
     The streamer gets the prompt, and after each block the tokens that all kept beams share, up to a
     block end. At that block end and all before it the text was within budget. While any kept beam
-    was over budget at one of its block ends, nothing more is shown. The rest follows when the whole
-    answer has passed the final check.
+    was over budget at one of its block ends, nothing more is shown. A block that ends inside a
+    character or with a line is shown with the next one. The rest follows when the whole answer has
+    passed the final check. With ``skip_prompt=True, skip_special_tokens=True`` a streamer of
+    transformers writes exactly the text of the answer.
 
     A prefix that was shown may still have no safe completion. With ``on_failure="truncate"`` the
     answer is then the last certified prefix, which continues the shown text. With ``"abstain"``, or
@@ -142,19 +151,19 @@ def answer_rows(
     length = _length(generation_config, model, input_ids.shape[1])
     config = replace(guard.config, max_new_tokens=length) if length else guard.config
     eos, pad = _special(generation_config, len(input_ids))
-    tokenizer = guard.policy.tokenizer
-    policy = Policy("the model", model, tokenizer, eos_ids=frozenset(eos))
+    policy = Policy("the model", model, guard.policy.tokenizer, eos_ids=frozenset(eos))
     prompts = _prompts(policy, input_ids, mask, config.max_new_tokens)
     abstains = method_of(guard.method).abstains and config.on_failure != "paper"
     if abstains:
         _check_refusal(config.refusal, policy)
-    shown = _Shown(streamer, config) if streamer is not None else None
+    shown = _Shown(streamer, config, policy) if streamer is not None else None
     # without a final check a prefix promises nothing, so it is not shown early
     on_block = shown.block if shown and abstains else None
     here = replace(guard, policy=policy, config=config)
     seed = guard.seed if seed is None else seed
-    guard.answers.extend(decode(guard.method, here, prompts, seed=seed, on_block=on_block))
-    answers = [_tokens(answer, tokenizer, eos[:1]) for answer in guard.answers]
+    responses = list(decode(guard.method, here, prompts, seed=seed, on_block=on_block))
+    answers = [_tokens(response, policy, eos[:1]) for response in responses]
+    guard.answers.extend(responses)  # not before their ids are known: that may fail
     if shown:
         shown.show(answers[0])
     new = pad_sequence(
@@ -174,11 +183,17 @@ class _Shown:
 
     streamer: object
     config: SearchConfig
+    policy: Policy
     tokens: list[int] = field(default_factory=list)
 
     def block(self, prompt: Prompt, beams: Sequence[Beam]) -> None:
         """Show what all kept beams share after a block; see `certified_prefix`."""
-        self.show(certified_prefix(beams, self.config))
+        tokens = certified_prefix(beams, self.config)
+        text, ids = self.policy.text(tokens), self.policy.settled(tokens)
+        # after a line transformers' TextStreamer decodes afresh, and a decoder of sentencepiece
+        # takes a space from the beginning of what it decodes
+        if self.policy.decoded(ids) == text and not text.endswith("\n"):
+            self.show(ids)
 
     def show(self, tokens: list[int]) -> None:
         """Show the new part of `tokens`, if they continue what was shown."""
@@ -227,12 +242,12 @@ def _prompts(
     return prompts
 
 
-def _tokens(response: Response, tokenizer, eos: list[int]) -> list[int]:
-    """Return the tokens of what was emitted, with an end token where the policy wrote none."""
-    tokens = response.tokens
-    if not tokens:
-        tokens = tokenizer(response.text or "", add_special_tokens=False)["input_ids"]
-    return tokens if response.finished else tokens + eos
+def _tokens(response: Response, policy: Policy, eos: list[int]) -> list[int]:
+    """Return ids that decode to what was emitted, with an end token where the policy wrote none."""
+    text, tokens = response.text or "", response.tokens
+    ids = policy.spelled(tokens) if tokens else policy.encoded(text)
+    # an end token that is no special token would add to the text
+    return ids if response.finished or policy.decoded(ids + eos) != text else ids + eos
 
 
 def _length(settings, model, prompt: int) -> int | None:
@@ -350,7 +365,7 @@ def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict) -> 
 def _check_refusal(refusal: str, policy: Policy) -> None:
     """Raise ``ParameterError`` for a refusal that does not survive the tokenizer unchanged."""
     # the returned words would not be those that passed the final check
-    back = policy.text(policy.tokenizer(refusal, add_special_tokens=False)["input_ids"])
+    back = policy.decoded(policy.tokenizer(refusal, add_special_tokens=False)["input_ids"])
     if back != refusal:
         raise ParameterError(
             f"the tokenizer turns the refusal {refusal!r} into {back!r}; give SearchConfig another "

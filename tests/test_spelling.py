@@ -1,0 +1,222 @@
+"""Tests that returned ids and streams are the scored text, whatever bytes the policy writes.
+
+``python -c "import sys; sys.path.insert(0, 'tests'); import test_spelling; test_spelling.main()"``
+asks for ten thousand answers instead of a few hundred; ``main(n)`` for n of each tokenizer.
+"""
+
+import hashlib
+import random
+from collections import Counter
+
+import pytest
+import torch
+from bytetokenizers import BYTES, KINDS, SPECIALS, favourites, gpt_2, llama_2, writer
+from transformers import TextIteratorStreamer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from igcore import Guard, PolicyError, SearchConfig, custom_generate
+from igcore.policy import Policy
+
+ANSWERS = 60  # of each kind of tokenizer
+BUDGET = 0.6
+SETTINGS = dict(n_samples=3, rounds=1, block_size=2, max_new_tokens=12, refusal=" a b")
+
+
+class Noise:
+    """A cost like no other: a number in [0, 1) for every text, as if at random; it remembers."""
+
+    name, digest, sign, unit = "noise", "v1", "higher is worse", "share"
+
+    def __init__(self):
+        self.scored = {}
+
+    def score(self, prompts, responses, finished):
+        costs = [
+            int(hashlib.sha256(text.encode()).hexdigest()[:8], 16) / 16**8 for text in responses
+        ]
+        self.scored.update(zip(responses, costs, strict=True))
+        return costs
+
+
+class Watched(TextIteratorStreamer):
+    """A streamer of transformers that keeps the ids that it is given."""
+
+    def __init__(self, tokenizer):
+        super().__init__(tokenizer, skip_prompt=True, timeout=5, skip_special_tokens=True)
+        self.puts = []
+
+    def put(self, value):
+        self.puts.append(value.flatten().tolist())
+        super().put(value)
+
+
+def differing(kind: str, answers: int) -> tuple[list, Counter]:
+    """Return where one answer's scored, decoded and streamed texts differ, and what was met.
+
+    Parameters
+    ----------
+    kind : str
+        A key of `bytetokenizers.KINDS`.
+    answers : int
+        How many answers are asked for; every second may abstain.
+    """
+    tokenizer = KINDS[kind]()
+    model, wrong, met = writer(tokenizer), [], Counter()
+    prompt = tokenizer("a b", return_tensors="pt", return_token_type_ids=False)
+    n = prompt.input_ids.shape[1]
+    for seed in range(answers):
+        cost, stream = Noise(), Watched(tokenizer)
+        failing = "truncate" if seed % 2 else "abstain"
+        config = SearchConfig(budget=BUDGET, keep=1 + seed % 3 // 2, on_failure=failing, **SETTINGS)
+        guard = Guard((model, tokenizer), cost, config=config)
+        out = model.generate(
+            **prompt, custom_generate=custom_generate(guard, stream), max_new_tokens=12, seed=seed
+        )
+        new, (answer,) = out[0, n:].tolist(), guard.answers
+        decoded, shown = tokenizer.decode(new, skip_special_tokens=True), "".join(stream)
+        text, early = answer.text or "", stream.puts[1:]
+        ids, prefixes = [], []
+        for part in early:
+            ids = ids + part
+            prefixes.append(tokenizer.decode(ids, skip_special_tokens=True))
+        # a stream that began before an abstention ends where it is
+        abandoned = answer.status == "abstained" and bool(ids) and ids != new
+        certified = all(cost.scored.get(prefix, 1) <= BUDGET for prefix in prefixes)
+        faithful = shown == (prefixes[-1] if abandoned else text) and (abandoned or ids == new)
+        if not (decoded == text and faithful and certified and text in {*cost.scored, ""}):
+            wrong.append((seed, answer.status, text, decoded, shown))
+        sampled = tokenizer.decode(answer.tokens, skip_special_tokens=True)
+        met["respelled"] += bool(answer.tokens) and sampled != text
+        met["in parts"] += len(early) > 1
+        met["with lines"] += any("\n" in prefix[:-1] for prefix in prefixes[:-1])
+        met[answer.status] += 1
+        met[answer.reason] += 1
+    return wrong, met
+
+
+def main(answers: int = 2_000):
+    """Ask for so many answers of every kind of tokenizer, and print how many differ."""
+    for kind in KINDS:
+        wrong, met = differing(kind, answers)
+        print(f"{kind}: {len(wrong)} of {answers} differ; {dict(met)}", flush=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scored_returned_and_streamed_texts_are_one(kind):
+    """Bug: in most answers of a random model with byte pieces the decoder of the user made other
+    text of the returned ids than the text that was scored, and streamers showed that.
+    """
+    wrong, met = differing(kind, ANSWERS)
+    assert wrong == []
+    # without repair many answers would differ, and most are shown in several parts
+    assert met["respelled"] > ANSWERS / 5 and met["in parts"] > ANSWERS / 2
+    assert met["verified_safe"] and met["abstained"] and met["truncated"]
+
+
+def drawn(tokenizer, n=400):
+    """Return random token lists, half of their tokens favourites."""
+    rng, liked = random.Random(0), favourites(tokenizer)
+    known = range(len(tokenizer))
+    return [[rng.choice(rng.choice([known, liked])) for _ in range(12)] for _ in range(n)]
+
+
+def slow_text(tokenizer, tokens):
+    """Return the text of tokens by Python's own decoder of their bytes."""
+    alphabet = {c: value for value, c in bytes_to_unicode().items()}
+    written = b""
+    for piece in tokenizer.convert_ids_to_tokens(tokens):
+        if piece in BYTES:
+            written += bytes([BYTES.index(piece)])
+        elif piece not in SPECIALS and BYTES[0] in tokenizer.get_vocab():
+            written += piece.replace("▁", " ").encode()
+        elif piece not in SPECIALS:
+            written += bytes(alphabet[c] for c in piece)
+    return written.decode("utf-8", errors="replace").rstrip("\ufffd")
+
+
+@pytest.mark.parametrize("kind", ["llama_2", "gemma", "gpt_2"])
+def test_the_text_is_what_the_bytes_say(kind):
+    """Guards the scored text: each part that is no character is one U+FFFD, and the characters
+    beside it stay.
+    """
+    tokenizer = KINDS[kind]()
+    policy, wrong = Policy(kind, None, tokenizer), 0
+    for tokens in drawn(tokenizer):
+        expected = slow_text(tokenizer, tokens)
+        wrong += "\ufffd" in expected
+        assert policy.text(tokens) == (
+            expected.removeprefix(" ") if kind == "llama_2" else expected
+        ), tokens
+    assert wrong > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_settled_stays_and_what_is_spelled_decodes_to_the_text(kind):
+    """Guards the stream: ids that were shown are the beginning of those that are returned."""
+    tokenizer = KINDS[kind]()
+    eos = tokenizer.eos_token_id
+    policy, changed = Policy(kind, None, tokenizer, eos_ids=frozenset({eos})), 0
+    for tokens in drawn(tokenizer, 150):
+        spelled = policy.spelled(tokens)
+        changed += spelled != tokens
+        for k in range(len(tokens) + 1):
+            part = policy.settled(tokens[:k])
+            assert spelled[: len(part)] == part, (tokens, k)
+            assert policy.decoded(policy.spelled(tokens[:k])) == policy.text(tokens[:k])
+            assert policy.spelled([*tokens[:k], eos])[-1] == eos
+            assert policy.text(tokens).startswith(policy.text(tokens[:k]))
+    assert changed > 50
+
+
+@pytest.mark.parametrize("make", [llama_2, gpt_2])
+def test_whole_characters_keep_their_tokens(make):
+    """Guards sampled tokens against needless change: they are replayed and priced."""
+    tokenizer = make()
+    policy = Policy("whole", None, tokenizer, eos_ids=frozenset({tokenizer.eos_token_id}))
+    a, rain = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("a b", "☂ 雨é"))
+    bos, eos = tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
+    for tokens in ([], [eos], a, rain, [*a, bos, *rain, eos], [bos, bos, *rain]):
+        assert policy.spelled(tokens) == policy.settled(tokens) == tokens
+
+
+@pytest.fixture
+def half():
+    """A policy whose tokenizer lacks single bytes, and a token of "b ", half an é behind it."""
+    tokenizer = gpt_2()
+    (token,) = (i for piece, i in tokenizer.get_vocab().items() if piece == "bĠÃ")
+    eos = frozenset({tokenizer.eos_token_id})
+    known = tokenizer.convert_tokens_to_ids
+    tokenizer.convert_tokens_to_ids = lambda piece: (
+        known(piece) if isinstance(piece, str) else [None for _ in piece]
+    )
+    return Policy("half", writer(gpt_2()), tokenizer, eos_ids=eos), token
+
+
+def test_a_text_is_encoded_again_where_there_are_no_bytes_for_a_token(half):
+    policy, token = half
+    letters = policy.tokenizer("ab ", add_special_tokens=False)["input_ids"]
+    tokens, eos = [letters[0], token], policy.tokenizer.eos_token_id
+    assert policy.text(tokens) == "ab " and policy.settled(tokens) == letters[:1]
+    assert policy.spelled([*tokens, eos]) == [*letters, eos]
+
+
+def test_an_answer_without_fitting_ids_is_not_returned(half, monkeypatch):
+    """Guards against ids whose text nobody scored: better none at all."""
+    policy, token = half
+    # letter by letter: encoded again, this would be an end token
+    marked = [policy.tokenizer(letter)["input_ids"][0] for letter in "</s>"]
+    tokens = [*marked, token]
+    assert policy.text(tokens) == "</s>b "
+    message = "of half has no ids that decode to the text that was scored"
+    with pytest.raises(PolicyError, match=message):
+        policy.spelled(tokens)
+
+    spelled = policy.spelled  # of these tokens, whatever was sampled
+    monkeypatch.setattr(Policy, "spelled", lambda made, sampled: spelled(tokens))
+    guard, stream = Guard(policy, Noise(), budget=1.0, **SETTINGS), Watched(policy.tokenizer)
+    guard.answers.append("of the call before")
+    with pytest.raises(PolicyError, match=message):
+        policy.model.generate(
+            torch.tensor([marked]), custom_generate=custom_generate(guard, stream), max_new_tokens=9
+        )
+    assert guard.answers == [] and policy.text(marked) not in list(stream)
