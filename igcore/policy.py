@@ -332,11 +332,12 @@ class Policy:
         if self.decoded(ids) != text:
             # the next token holds whole characters and a part of one: take it byte by byte
             parted = self._pieces(self._repaired(tokens)[len(ids) :][:1])
-            ids = self._shortened(ids + self._ids_of("".join(parted)), text)
+            ids = self._shortened(ids + self._ids_of_pieces("".join(parted)), text)
         if self.decoded(ids) != text:
             ids = self.encoded(text)
         end = [token for token in tokens[-1:] if token in self.eos_ids]
-        return ids if ids[-1:] == end else ids + end
+        # an end token that is no special token would add to the text
+        return ids if ids[-1:] == end or self.decoded(ids + end) != text else ids + end
 
     def settled(self, tokens: Sequence[int]) -> list[int]:
         """Return the part of `spelled` that stays whatever tokens follow.
@@ -363,11 +364,7 @@ class Policy:
         return ids
 
     def _repaired(self, tokens: Sequence[int]) -> list[int]:
-        """Replace runs of byte pieces that are not UTF-8, so that the decoder accepts them.
-
-        As many bytes as cannot begin a character become the byte pieces of one U+FFFD. A character
-        cut at the end is left out.
-        """
+        """Replace byte pieces that form no character by those of U+FFFD, and drop a cut one."""
         pieces = self._pieces(tokens)
         if not any(map(BYTE.fullmatch, pieces)):
             return list(tokens)
@@ -378,7 +375,7 @@ class Policy:
             # the decoder does not see special tokens; any other piece ends a run of bytes
             skipped = not piece or piece in special
             written = utf8.decode(byte, final=not byte and not skipped)
-            ids += self._ids_of(f"<0x{value:02X}>" for value in written.encode())
+            ids += self._ids_of_pieces(f"<0x{value:02X}>" for value in written.encode())
             if not byte:
                 ids.append(token)
         return ids
@@ -394,7 +391,7 @@ class Policy:
         """Return the tokenizer's names of ids; empty for one that it does not have."""
         return [piece or "" for piece in self.tokenizer.convert_ids_to_tokens(ids)]
 
-    def _ids_of(self, pieces: Iterable[str]) -> list[int]:
+    def _ids_of_pieces(self, pieces: Iterable[str]) -> list[int]:
         """Return the ids of pieces, without those that the tokenizer does not have."""
         known = self.tokenizer.convert_tokens_to_ids(list(pieces))
         return [token for token in known if token is not None]

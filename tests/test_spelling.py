@@ -15,6 +15,9 @@ from transformers import TextIteratorStreamer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from igcore import Guard, PolicyError, SearchConfig, custom_generate
+from igcore.adapters.generate import _Shown
+from igcore.beams import Beam
+from igcore.budget import start
 from igcore.policy import Policy
 
 ANSWERS = 60  # of each kind of tokenizer
@@ -177,6 +180,24 @@ def test_whole_characters_keep_their_tokens(make):
     bos, eos = tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
     for tokens in ([], [eos], a, rain, [*a, bos, *rain, eos], [bos, bos, *rain]):
         assert policy.spelled(tokens) == policy.settled(tokens) == tokens
+
+
+def test_a_line_is_shown_with_what_follows():
+    """Bug: transformers' streamer decodes afresh after a line, and the decoder of Llama 2 then took
+    the first space of the next one.
+    """
+    tokenizer = llama_2()
+    policy, stream = Policy("lines", None, tokenizer), Watched(tokenizer)
+    config = SearchConfig(budget=BUDGET, **SETTINGS)
+    tokens = tokenizer.convert_tokens_to_ids(["a", "<0x0A>", "▁a", "b"])
+    shown = _Shown(stream, config, policy)
+    stream.put(torch.tensor([tokens]))  # the prompt
+    for end in (2, 3):
+        shown.block(None, [Beam(tokens[:end], "", False, start(BUDGET), [end], 0)])
+    shown.show(policy.spelled(tokens))
+    stream.end()
+    assert stream.puts[1:] == [tokens[:3], tokens[3:]]
+    assert "".join(stream) == policy.text(tokens) == "a\n ab"
 
 
 @pytest.fixture
