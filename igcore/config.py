@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from .budget import ACCOUNTINGS
 from .engine.diversity import DIVERSITIES
 from .errors import ParameterError
-from .settings import Budget, Count, Discount, Number, Share, Weight, one_of, settings
+from .settings import Budget, Count, Discount, Number, Rounds, Rows, Share, Weight, one_of, settings
 
 Accounting = Annotated[str, one_of(ACCOUNTINGS)]
 
@@ -76,11 +76,11 @@ class SearchConfig:
     """
 
     budget: Budget
-    n_samples: Count = 8
-    keep: Count = 2
+    n_samples: Rows = 8
+    keep: Rows = 2
     block_size: Count = 8
     max_new_tokens: Count = 32
-    rounds: Count = 2
+    rounds: Rounds = 2
     accounting: Accounting = "peak"
     gamma_safety: Discount = 1.0
     strict: bool = False

@@ -61,7 +61,9 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = ""
     allowed = sorted(allowed)
     near = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.5)
     guess = f" did you mean {near[0]!r}?" if near else ""
-    return ParameterError(f"unknown {kind} {name!r};{guess} allowed: {', '.join(allowed)}{hint}")
+    return ParameterError(
+        f"unknown {kind} {name!r:.100};{guess} allowed: {', '.join(allowed)}{hint}"
+    )
 
 
 def needs(module: str, extra: str) -> ModuleType:

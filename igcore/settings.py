@@ -11,6 +11,7 @@ What pydantic refuses becomes a ``ParameterError``. Rules across fields stand in
 and raise that error themselves.
 """
 
+import math
 import re
 from collections.abc import Collection
 from functools import partial, wraps
@@ -26,10 +27,13 @@ from .errors import MissingParameter, ParameterError, unknown_name
 # a folder's name: no character that a path or a shell treats specially
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 NUMBER = re.compile(r"\s*[-+]?[\d_]*\.?\d+\.?(e[-+]?\d+)?\s*", re.IGNORECASE)  # as text
+MOST = 10**6  # of anything that is counted: no run with more would end
+MOST_TOKENS = 10**8  # that a search may sample for one prompt
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 ALLOWED = {  # pydantic's name of an error -> what the value must be
     "int_type": "a whole number",
     "float_type": "a number",
+    "float_range": "a number between -1.7e308 and 1.7e308",  # ours, for a whole number beyond
     "string_type": "text",
     "bool_type": "true or false",
     "list_type": "a list",
@@ -117,7 +121,10 @@ def _wrong_value(name: str, value: Any, failures: list[Any], nothing: bool) -> P
         failures = [failure for failure in inside if failure["loc"] == inside[0]["loc"]]
     phrases = []
     for failure in failures:
-        phrase = ALLOWED.get(failure["type"], failure["msg"])
+        kind = failure["type"]
+        if kind == "float_type" and type(failure["input"]) is int:
+            kind = "float_range"
+        phrase = ALLOWED.get(kind, failure["msg"])
         phrases.append(phrase.format(**failure.get("ctx", {})))
     if nothing and failures[0]["type"].endswith("_type"):
         phrases.append("nothing")
@@ -126,7 +133,7 @@ def _wrong_value(name: str, value: Any, failures: list[Any], nothing: bool) -> P
     # the commonest mistake gets its remedy: YAML reads 1e-5 as text
     if "a number" in phrases and NUMBER.fullmatch(str(wrong)):
         allowed += ", with a point and without quotes, such as 1.0e-5"
-    return ParameterError(f"parameter {name} {verb} {wrong!r}; it must be {allowed}")
+    return ParameterError(f"parameter {name} {verb} {wrong!r:.100}; it must be {allowed}")
 
 
 # --- checks of one value --------------------------------------------------------------------------
@@ -188,6 +195,20 @@ def _check_inside(folder: str, info: ValidationInfo) -> str:
     return folder
 
 
+def _check_work(rounds: int, info: ValidationInfo) -> int:
+    """Refuse a search that would sample more than `MOST_TOKENS` for one prompt."""
+    names = ("n_samples", "max_new_tokens")  # one that was refused is not among the data
+    sizes = {name: info.data.get(name, 1) for name in names} | {"rounds": rounds}
+    tokens = math.prod(sizes.values())
+    if tokens > MOST_TOKENS:
+        product = " x ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ParameterError(
+            f"{product} are {tokens} tokens to sample for one prompt, and may be {MOST_TOKENS}; "
+            "lower one of them"
+        )
+    return rounds
+
+
 def _unchanged(value: Any, check: pydantic.ValidatorFunctionWrapHandler) -> Any:
     """Check a number and keep it as it is: a whole number would become a float."""
     # the identity of a run holds its settings, and 1 and 1.0 are written differently
@@ -207,8 +228,13 @@ Budget = Annotated[
 Probability = Annotated[Number, Field(ge=0, le=1)]
 Share = Annotated[Number, Field(gt=0, lt=1)]
 Discount = Annotated[Number, Field(gt=0, le=1)]
-Natural = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Rows = Annotated[int, Field(ge=1, le=10**5)]  # that are in memory at the same time
+# the product of three settings is bounded, so it is checked where a default stands, too
+Rounds = Annotated[Count, AfterValidator(_check_work), Field(validate_default=True)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # as torch takes it
+Seconds = Annotated[Positive, Field(le=86400)]
 # bounded, because torch ends the whole process when it cannot start its threads
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Options = dict[str, Any]  # options by name

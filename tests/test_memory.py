@@ -67,6 +67,18 @@ def test_the_batch_follows_the_budget():
     )  # tried all the same: the system may free some
 
 
+def test_more_than_there_is_for_one_prompt_is_one_sentence():
+    """Bug: without memory_gb any number of samples started, and filled the machine."""
+    with pytest.raises(
+        ParameterError,
+        match=r"^one prompt needs 1.05e\+06 GiB of memory, but this machine has .* lower n_samples",
+    ):
+        batch_size(2**50, free=0, memory_gb=None)
+    with pytest.raises(ParameterError, match="^one prompt needs"):
+        batch_size(2**50, free=0, memory_gb=1e308)
+    assert batch_size(GIB, free=0, memory_gb=1e308) >= 1  # Bug: no whole number
+
+
 def test_too_little_for_one_prompt_is_one_sentence():
     with pytest.raises(
         ParameterError,
@@ -162,6 +174,7 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
         "free_bytes": free.get, "missing_bytes": lambda *models: 0,
     }.items():  # fmt: skip
         monkeypatch.setattr(decoding, name, does)
+    monkeypatch.setattr(memory, "all_bytes", lambda: 130 * GIB)
     drawing = SimpleNamespace(model=policy, cache=None)
 
     def room(readers, memory_gb=None):

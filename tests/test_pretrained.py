@@ -548,10 +548,29 @@ def test_a_file_that_is_not_read_has_none(copy, name):
     assert contents_of(folder) == before and list(before) == sorted(before)
 
 
+@pytest.mark.parametrize("ends", [[[2]], "x", {"a": 1}, 1.5, True])
+def test_end_tokens_that_are_none_are_refused(copy, ends):
+    """Bug: tracebacks of sets and sorting; transformers checks config.json alone."""
+    folder = copy(ALPACA)
+    reconfigure(folder, "generation_config.json", eos_token_id=ends)
+    with pytest.raises(AssetError, match="^the end tokens are .*, but may be whole numbers only"):
+        load_policy(folder)
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "~nobody-at-all/b/c", "a\0b", "a\ud800/b"])
+def test_what_can_be_no_path_is_an_unknown_policy(name):
+    """Bug: tracebacks of pathlib."""
+    with pytest.raises(ParameterError, match="^unknown policy") as caught:
+        load_policy(name)
+    assert len(str(caught.value)) < 400
+
+
 def test_a_bad_placement_is_named(mirror):
     for options, message in (
         ({"dtype": "float31"}, "unknown dtype 'float31'; did you mean 'float32'"),
         ({"device": "gpuu"}, "device 'gpuu' is no torch device"),
+        ({"device": "cuda:99"}, "device is 'cuda:99', which this machine does not have; choose"),
+        ({"device": "meta"}, "device is 'meta', which this machine does not have; choose one of"),
     ):
         with pytest.raises(ParameterError, match=message):
             load_policy(mirror / ALPACA, **options)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import tomllib
 from pathlib import Path
 
@@ -201,6 +202,14 @@ def test_counts_of_a_file_are_logged(write, caplog):
             b"\xff\xfe\x00",
             r"from .*j\.txt.* \(j\.txt: UnicodeDecodeError",
         ),
+        ("n.jsonl", "[" * 100_000, r"\(n\.jsonl: RecursionError"),
+        ("o.jsonl", '{"prompt":' * 100_000, r"\(o\.jsonl: RecursionError"),
+        ("p.json", "[" * 100_000, r"\(p\.json: RecursionError"),
+        (
+            "q.jsonl",
+            r'{"prompt": "a\ud83d"}',
+            r"row 1 of .*q\.jsonl is 'a.ud83d', which holds half a character; write the",
+        ),
         ("k.txt", "", r"no prompts could be read from .*k\.txt"),
         ("l.json", "", r"no prompts could be read from .*l\.json"),
         ("m.csv", "prompt\n", r"no prompts could be read from .*m\.csv"),
@@ -210,6 +219,21 @@ def test_bad_files_name_the_row(write, name, content, sentence):
     """Bug: a bad row is skipped or cut in silence, or a library's traceback reaches the user."""
     with pytest.raises(ParameterError, match=sentence):
         load_prompts(write(name, content))
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    """Bug: a pipe, or a link to a device, was read for ever."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "zero.txt").symlink_to("/dev/zero")
+    for name in ("pipe.txt", "zero.txt"):
+        with pytest.raises(ParameterError, match="it is no file"):
+            load_prompts(tmp_path / name)
+
+
+def test_a_home_of_nobody_is_a_missing_file():
+    """Bug: a traceback of pathlib."""
+    with pytest.raises(ParameterError, match="no prompts could be read from ~nobody-at-all/a.txt"):
+        load_prompts("~nobody-at-all/a.txt")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import pytest
 
 from igcore import ParameterError, SearchConfig
+from igcore.runs.decode_params import Settings
 from igcore.settings import (
     Count,
     Discount,
@@ -59,6 +60,13 @@ class Sampling:
         ({"count": 0}, "parameter count is 0; it must be at least 1"),
         ({"count": True}, "parameter count is True; it must be a whole"),
         ({"count": 2.0}, "parameter count is 2.0; it must be a whole number"),
+        ({"count": 10**12}, "parameter count is 1000000000000; it must be at most 1000000"),
+        ({"count": 10**400}, f"parameter count is 1{'0' * 99}; it must be at most 1000000"),
+        (
+            {"width": 10**400},
+            f"parameter width is 1{'0' * 99}; it must be a number between -1.7e308 and 1.7e308",
+        ),
+        ({"kind": "x" * 999}, f"unknown kind '{'x' * 99}; allowed: half, whole"),
         ({"share": 0}, "parameter share is 0; it must be above 0"),
         ({"share": 1.5}, "parameter share is 1.5; it must be at most 1"),
         ({"kind": "hal"}, "unknown kind 'hal'; did you mean 'half'? allowed: half, whole"),
@@ -127,3 +135,35 @@ def test_a_budget_has_no_default():
         r"safe \(igcore.suggest_budget helps to choose it\), so give it a value$",
     ):
         SearchConfig()
+
+
+@pytest.mark.parametrize("kind", [SearchConfig, Settings])
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"n_samples": 10**6}, "parameter n_samples is 1000000; it must be at most 100000"),
+        ({"n_samples": 8, "keep": 10**6}, "parameter keep is 1000000; it must be at most 100000"),
+        ({"rounds": 10**9}, "parameter rounds is 1000000000; it must be at most 1000000"),
+        (
+            {"rounds": 10**6},
+            "n_samples 8 x max_new_tokens 32 x rounds 1000000 are 256000000 tokens to sample for "
+            "one prompt, and may be 100000000; lower one of them",
+        ),
+        (
+            {"n_samples": 10**5, "max_new_tokens": 10**5},
+            "n_samples 100000 x max_new_tokens 100000 x rounds 2 are 20000000000 tokens",
+        ),
+    ],
+)
+def test_a_search_without_end_is_refused(kind, changes, sentence):
+    """Bug: a run of a million samples or a thousand million rounds started, and never ended."""
+    with pytest.raises(ParameterError) as caught:
+        kind(budget=1.0, **changes)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_the_largest_search_is_allowed():
+    """Guards the bound, which is on the product: one factor may be large where others are small."""
+    for sizes in ((10**5, 500, 2), (100, 10**6, 1), (1, 100, 10**6)):
+        names = ("n_samples", "max_new_tokens", "rounds")
+        SearchConfig(budget=1.0, keep=1, **dict(zip(names, sizes, strict=True)))

@@ -11,6 +11,7 @@ from ..settings import (
     Count,
     Discount,
     Natural,
+    Seed,
     Share,
     Weight,
     check_shard,
@@ -94,7 +95,7 @@ class TrainingConfig:
     validation: Share = 0.15  # with 0 it would never stop, with 1 learn nothing
     mixed_precision: Literal["no", "bf16"] = "no"
     memory_gb: Weight = 4.0
-    seed: Natural = 0
+    seed: Seed = 0
 
 
 @settings(kw_only=True)

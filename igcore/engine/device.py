@@ -1,12 +1,28 @@
-"""The memory of a device: its size, what is free, and the errors that say that none is left."""
+"""The devices of this machine: their memory, and the errors that say that none is left."""
 
 import os
 from pathlib import Path
 
 import torch
 
+from ..errors import ParameterError
+
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+def usable(device: str) -> str:
+    """Return a device, or raise ``ParameterError`` when a model cannot be put there."""
+    there = ["auto", "cpu"]
+    if accelerator := torch.accelerator.current_accelerator(check_available=True):
+        numbers = range(torch.accelerator.device_count())
+        there += [accelerator.type, *(f"{accelerator.type}:{i}" for i in numbers)]
+    if device not in there:
+        raise ParameterError(
+            f"device is {device!r}, which this machine does not have; choose one of "
+            f"{', '.join(there)}"
+        )
+    return device
 
 
 def free_bytes(device: torch.device) -> int:
@@ -21,6 +37,13 @@ def installed_bytes() -> int:
     limit = CGROUP.read_text().strip() if CGROUP.is_file() else "max"
     installed = _pages("SC_PHYS_PAGES")
     return min(installed, int(limit)) if limit.isdigit() else installed
+
+
+def all_bytes() -> int:
+    """Return the bytes of memory of this machine and all its GPUs together."""
+    gpus = range(torch.cuda.device_count())
+    sizes = [torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus]
+    return installed_bytes() + sum(sizes)
 
 
 def _pages(name: str) -> int:

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from ..config import SearchConfig
 from ..errors import ParameterError, PolicyError
-from .device import GIB, out_of_memory
+from ..settings import MOST
+from .device import GIB, all_bytes, out_of_memory
 from .prefix_cache import fits
 
 T = TypeVar("T")
@@ -97,8 +98,13 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
     Raises
     ------
     ParameterError
-        When `memory_gb` is not enough for one prompt.
+        When `memory_gb`, or all memory that there is, is not enough for one prompt.
     """
+    if bytes_per_prompt > (most := all_bytes()):
+        raise ParameterError(
+            f"one prompt needs {bytes_per_prompt / GIB:.3g} GiB of memory, but this machine has "
+            f"{most / GIB:.3g} with all its GPUs; lower n_samples, keep or max_new_tokens"
+        )
     if memory_gb is not None and memory_gb * GIB < bytes_per_prompt:
         raise ParameterError(
             f"memory_gb is {memory_gb}, but one prompt needs {bytes_per_prompt / GIB:.3g}; "
@@ -106,7 +112,7 @@ def batch_size(bytes_per_prompt: int, free: int, memory_gb: float | None) -> int
         )
     room = SHARE * free if memory_gb is None else memory_gb * GIB
     # one prompt is tried in any case: the system may free some memory
-    return max(1, int(room // max(1, bytes_per_prompt)))
+    return max(1, int(min(room / max(1, bytes_per_prompt), MOST)))
 
 
 def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]]) -> Iterator[R]:

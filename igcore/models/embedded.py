@@ -123,6 +123,8 @@ class MiniLMRelevance:
         """Load the encoder; the digest covers its files and the three numbers."""
         from transformers import AutoModel, AutoTokenizer
 
+        from ..engine.device import usable
+
         folder = assets.sound("minilm")
         formula = assets.digest("minilm")
         for weight in (self.echo_weight, self.length_weight, self.length_scale):
@@ -131,7 +133,7 @@ class MiniLMRelevance:
         with quiet_transformers():
             self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
             model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-        self._model = model.to(device).eval()
+        self._model = model.to(usable(str(device))).eval()
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]

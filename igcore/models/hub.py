@@ -36,11 +36,11 @@ def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Pat
         When it is not in the mirror, does not exist, asks for access that was not granted, or
         cannot be reached.
     """
-    if (local := Path(repo).expanduser()).is_dir():
-        return local
+    if os.path.isdir(local := os.path.expanduser(repo)):  # False for what no path can be
+        return Path(local)
     if mirror := os.environ.get(MIRROR):
-        folder = Path(mirror).expanduser() / repo
-        if not folder.is_dir():
+        folder = Path(os.path.expanduser(mirror), repo)
+        if not os.path.isdir(folder):
             raise AssetError(f"{kind} {repo!r} is not in {MIRROR}={mirror}; copy it to {folder}")
         return folder
     if kind == "dataset":

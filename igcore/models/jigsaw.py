@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from ..engine.device import usable
 from . import assets
 
 HEADS = ("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate")
@@ -89,7 +90,7 @@ class JigsawToxicity:
         self._index = {word: index for index, word in enumerate(vocabulary["words"], start=1)}
         self._separators = str.maketrans(dict.fromkeys(vocabulary["filters"], " "))
         network = BiLSTM(load_file(folder / "model.safetensors"))
-        self._model = network.double().to(device).eval()
+        self._model = network.double().to(usable(str(device))).eval()
         self._device = device
 
     def score(

@@ -1,12 +1,13 @@
 """The table of policies: from a name, a folder or a repository of the hub to a loaded policy."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ParameterError, unknown_name
+from ..errors import AssetError, ParameterError, unknown_name
 from ..folders import digest_of
 from ..policy import Policy
 from ..settings import settings
@@ -128,7 +129,9 @@ def load_policy(name: str | Path | Mapping, dtype: str = "float32", device: str 
 
 def _unnamed(name: str) -> Known:
     """Return the policy of a folder or of a repository on the hub."""
-    if not Path(name, "config.json").expanduser().is_file() and not HUB_NAME.fullmatch(name):
+    settings = os.path.expanduser(os.path.join(name, "config.json"))
+    # False for what no path can be
+    if not os.path.isfile(settings) and not HUB_NAME.fullmatch(name):
         places = "; or a folder that holds config.json, or owner/name on the hub"
         raise unknown_name("policy", name, POLICIES, places)
     return Known(repo=name)
@@ -162,4 +165,10 @@ def _eos_ids(model, tokenizer, ends: Sequence[str]) -> frozenset[int]:
     for config in (model.generation_config, model.config):
         own = config.eos_token_id
         found += own if isinstance(own, list) else [own]
-    return frozenset(found) - {None}
+    ends = [token for token in found if token is not None]
+    if any(type(token) is not int for token in ends):  # of which transformers checks some only
+        raise AssetError(
+            f"the end tokens are {ends}, but may be whole numbers only; correct eos_token_id in "
+            "generation_config.json and config.json"
+        )
+    return frozenset(ends)

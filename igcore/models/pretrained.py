@@ -16,7 +16,7 @@ from typing import Annotated
 import torch
 from pydantic import AfterValidator
 
-from ..engine.device import GIB, free_bytes
+from ..engine.device import GIB, free_bytes, usable
 from ..errors import AssetError, IgcoreError, ParameterError
 from ..folders import file_digest
 from ..settings import one_of
@@ -219,7 +219,7 @@ def load_model(
     found = files_of(folder)
     if not found:
         raise AssetError(f"{folder} has no weights ({' or '.join(WHOLE)}, or their index); {AGAIN}")
-    device = placement(folder, dtype, device)
+    device = placement(folder, dtype, usable(device))
     with one_sentence(folder), quiet_transformers():
         model, report = kind.from_pretrained(
             folder,

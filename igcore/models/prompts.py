@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
@@ -46,6 +48,8 @@ PROMPT_SETS: dict[str, Callable[[], list[str]]] = {
 # upper edge of each split's share: critics learn from `train`, settings are chosen on `tune`,
 # thresholds get their guarantee on `calibrate`, and what is reported comes from `test`
 SPLITS = {"train": 0.50, "tune": 0.58, "calibrate": 0.74, "test": 1.0}
+
+HALF = re.compile("[\ud800-\udfff]")  # JSON can write it, and no file or tokenizer take it
 
 log = logging.getLogger("igcore")
 
@@ -189,7 +193,7 @@ def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]
         return source, hub_texts(source, options)
     if source in PROMPT_SETS:
         return source, {"all": PROMPT_SETS[source]()}
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     try:
         texts = column_of(path)
     except Unreadable as why:
@@ -201,5 +205,10 @@ def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]
         if not isinstance(text, str) or not text.strip():
             raise ParameterError(
                 f"row {row} of {path} is {text!r}, which is no prompt; write text or remove the row"
+            )
+        if HALF.search(text):
+            raise ParameterError(
+                f"row {row} of {path} is {text!r:.100}, which holds half a character; write the "
+                "character whole, without \\u escapes"
             )
     return path.stem, {"all": texts}

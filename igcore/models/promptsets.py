@@ -49,7 +49,7 @@ def column_of(path: Path, column: str = "prompt") -> list:
     """
     try:
         rows = _rows(path)
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
         reason = " ".join(str(error).split())
         raise Unreadable(f"{path.name}: {type(error).__name__}: {reason}") from error
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -60,6 +60,8 @@ def column_of(path: Path, column: str = "prompt") -> list:
 
 def read_text(path: Path) -> str:
     """Return the text of a file without a byte order mark."""
+    if path.exists() and not path.is_file():  # a pipe or a device may never end
+        raise ValueError("it is no file")
     with path.open(encoding="utf-8-sig", newline="") as file:
         return file.read()
 

@@ -6,10 +6,13 @@ is taken apart into its turns first.
 """
 
 import re
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
-from ..errors import ParameterError
+from ..errors import AssetError, ParameterError
 from ..policy import RAW, Template
 from ..settings import one_of
 
@@ -19,6 +22,8 @@ VICUNA = (
 )
 
 
+SECONDS = 10.0  # that a chat template may take for one prompt
+LONGEST = 2**24  # characters that it may write
 DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
 
 
@@ -69,7 +74,42 @@ def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
     """
     roles = ("user", "assistant")
     messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False)
+    try:
+        with within(SECONDS):
+            text = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=opened, tokenize=False
+            )
+    except Exception as error:  # it is a program of whoever made the model, and may raise anything
+        reason = " ".join(str(error).split())[:200]
+        raise AssetError(
+            f"the chat template fails ({type(error).__name__}: {reason}); correct it, or choose "
+            f"another of {', '.join(TEMPLATES)}"
+        ) from None
+    if len(text) > LONGEST:
+        raise AssetError(
+            f"the chat template writes {len(text)} characters, and may write {LONGEST}; correct "
+            f"it, or choose another of {', '.join(TEMPLATES)}"
+        )
+    return text
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise ``TimeoutError`` in Python code that takes longer; threads but the main one may."""
+
+    def stop(*_) -> None:
+        raise TimeoutError(f"not done in {seconds:g} seconds")
+
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _chat(tokenizer, prompt: str) -> str:
