@@ -5,6 +5,7 @@ them, and the counts by hand.
 import itertools
 import json
 import math
+import socket
 import subprocess
 import sys
 import threading
@@ -499,6 +500,48 @@ def test_replies_that_cannot_be_read_are_counted(repository, reply):
     pd.testing.assert_frame_equal(judged, again)
 
 
+@pytest.mark.parametrize(
+    ("reply", "sentence"),
+    [
+        (Canned("8 7", drip=0.05), "does not reply; .* raise timeout .*timed out"),
+        (Canned(body=" " * 2**25), "does not come to an end; .*longer than 16777216 bytes"),
+        (Canned(" " * 2**25, status=500), "does not come to an end; .*longer than 16777216 bytes"),
+        (Canned(body=" " * 2**25, packed=True), "does not answer as a chat completion does"),
+    ],
+    ids=["drips", "huge", "huge error", "packed"],
+)
+def test_a_reply_without_end_is_given_up(reply, sentence):
+    """Bug: a byte a second held a timeout of seconds for ever, and a reply of any size was read."""
+    start = time.monotonic()
+    error, made = ask(reply, timeout=1.0, max_retries=0)
+    with pytest.raises(JudgeError, match=sentence):
+        raise error
+    assert len(made) == 1 and time.monotonic() - start < 5
+
+
+def test_headers_without_end_are_given_up():
+    """Bug: the timeout was for each piece of the headers alone."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip():
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                for byte in itertools.cycle(b"HTTP/1.1 100 Continue\r\n\r\n"):
+                    connection.sendall(bytes([byte]))
+                    time.sleep(0.02)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        judge = load_judge(
+            {"name": "openai", "model": "m", "base_url": address, "timeout": 0.5, "max_retries": 0}
+        )
+        with pytest.raises(JudgeError, match="does not reply; .* raise timeout"):
+            list(judge.ask([ASK], 0, 1))
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 def test_an_endpoint_that_recovers_is_asked_again():
     """Bug: one overloaded moment ends the run."""
     count = itertools.count()
@@ -930,6 +973,8 @@ NO_ADDRESSES = [
     "http://h:99999/v1",
     "http://a b/v1",
     "http://a..b/v1",
+    "http://[:::::]/v1",
+    "http://256.256.256.256/v1",
     "http://a\0/v1",
     "http://a\nb/v1",
     "http://" + "a" * 64 + "/v1",
@@ -970,6 +1015,11 @@ def test_an_address_is_taken_as_it_is(url):
             {"judge": {"name": "openai", "model": "m", "timeout": 0.0}},
             "parameter timeout is 0.0; it must be above 0",
         ),
+        (
+            {"judge": {"name": "openai", "model": "m", "timeout": 1e308}},
+            "parameter timeout is 1e.308; it must be at most 86400",
+        ),
+        ({"workers": 10**6}, "parameter workers is 1000000; it must be at most 1024"),
         (
             {"judge": {"name": "openai", "model": "m", "top_p": 1.5}},
             "parameter top_p is 1.5; it must be at most 1",

@@ -21,7 +21,7 @@ from ..beams import METHODS
 from ..errors import ParameterError, unknown_name
 from ..models.registry import check_scorer, load_scorer, named
 from ..scorers import COST, Cached, Scorer
-from ..settings import Count, FolderName, InsideFolder, Named, one_of, settings
+from ..settings import Count, FolderName, InsideFolder, Named, Threads, one_of, settings
 from .endpoint import OpenAIJudge
 from .spec import ASPECTS, Question, Reply
 
@@ -140,7 +140,7 @@ class JudgeParams:
     methods: list[Method] | None = None
     limit: Count | None = 500
     seed: int = 0
-    workers: Count = 4
+    workers: Threads = 4
 
     def __post_init__(self):
         load_judge(self.judge)

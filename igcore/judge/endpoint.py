@@ -9,9 +9,10 @@ from threading import Event
 from urllib.parse import urlsplit
 
 from ..errors import JudgeError, ParameterError, needs
-from ..settings import Count, Discount, Natural, Positive, Weight, settings
+from ..settings import Count, Discount, Natural, Seconds, Weight, settings
+from .bounds import Bounds
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
-from .trust import ADDRESS, PREFIX, VARIABLE, check_variable, without_key
+from .trust import PREFIX, VARIABLE, check_variable, is_address, without_key
 
 # of a request; the last tells the client what to return
 HEADERS = set(
@@ -21,6 +22,7 @@ HEADERS = set(
 LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
 # what went wrong -> what the user can do
 SILENT = "does not reply; start it, correct base_url, or raise timeout"
+ENDLESS = "does not come to an end; correct base_url, or raise timeout"
 MOVED = "points to another address; give that one as base_url"
 REFUSED = "refuses the request or fails; correct the key, model or options, or see its log"
 NO_CHAT = "does not answer as a chat completion does; correct base_url"
@@ -48,7 +50,7 @@ class OpenAIJudge:
     max_tokens : int
         Longest reply, its reasoning included.
     timeout : float
-        Seconds to wait for a reply.
+        Seconds to wait for a whole reply, at most a day.
     max_retries : int
         Further attempts, after ever longer pauses, before the endpoint counts as down.
     """
@@ -59,7 +61,7 @@ class OpenAIJudge:
     temperature: Weight = 0.6
     top_p: Discount = 0.95
     max_tokens: Count = 4096
-    timeout: Positive = 600.0
+    timeout: Seconds = 600.0
     max_retries: Natural = 5
 
     def __post_init__(self):
@@ -68,7 +70,7 @@ class OpenAIJudge:
                 f"parameter api_key_env is no name of an environment variable; give one that "
                 f"begins with {PREFIX}, and put the key there"
             )
-        if not ADDRESS.fullmatch(self.base_url):
+        if not is_address(self.base_url):
             raise ParameterError(  # without the value, which may hold a key
                 "parameter base_url is no plain http address such as http://localhost:8000/v1; a "
                 f"key belongs into the environment variable {self.api_key_env}"
@@ -111,10 +113,11 @@ class OpenAIJudge:
                 f"the environment variable {self.api_key_env} holds no key; put only the key of "
                 f"{self.base_url} there, without a line break, or any word if it asks for none"
             )
+        bounds = Bounds(self.timeout)
         http = openai.DefaultHttpxClient(
             trust_env=not local,  # no proxy stands between this computer and itself
             follow_redirects=False,  # prompts go to no host that the params file does not name
-            event_hooks={"request": [self._clean]},
+            event_hooks={"request": [self._clean, bounds.begin], "response": [bounds.as_sent]},
         )
         return openai.OpenAI(
             base_url=self.base_url,
@@ -139,12 +142,14 @@ class OpenAIJudge:
             response = client.chat.completions.with_raw_response.create(**request)
             return read_completion(response.http_response.content)
         except openai.APIConnectionError as error:  # its text may hold the key
-            raise self._down(SILENT, str(error)) from None
+            raise self._down(SILENT, str(error.__cause__ or error)) from None
         except openai.OpenAIError as error:
             status = getattr(error, "status_code", 0)
             if 300 <= status < 400:  # without the address, which may hold a key
                 raise self._down(MOVED, f"status {status}") from None
             raise self._down(REFUSED, str(error)) from None
+        except OSError as error:  # of `Bounds`
+            raise self._down(ENDLESS, str(error)) from None
         except UnicodeEncodeError:
             raise self._down(HALF, f"prompt {question.prompt_id}") from None
         except ValueError:

@@ -6,6 +6,7 @@ a judge.
 
 import os
 import re
+from ipaddress import ip_address
 
 from ..errors import ParameterError
 
@@ -18,7 +19,19 @@ NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?"
 PORT = r"(?::[0-6]?[0-9]{1,4})?"
 PATH = r"""(?:/[!"$->A-~]{0,1000})?"""  # ASCII without spaces, #, ? and @
 ADDRESS = re.compile(rf"https?://({NAME}|\[[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]){PORT}{PATH}")
+NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}|.*:.*")  # a host that is no name
 SHOWN = 8  # this many characters of a key in a row are never shown
+
+
+def is_address(url: str) -> bool:
+    """Say whether a client can call this address, and it holds nothing that may be a key."""
+    found = ADDRESS.fullmatch(url)
+    if found and NUMBERS.fullmatch(host := found[1].strip("[]")):
+        try:
+            ip_address(host)
+        except ValueError:
+            return False
+    return found is not None
 
 
 def check_variable(name: str) -> None:

@@ -6,6 +6,7 @@ serves until it is stopped.
 """
 
 import argparse
+import gzip
 import hashlib
 import json
 import re
@@ -42,6 +43,10 @@ class Canned:
         Seconds before it is sent.
     body : str, optional
         Sent as it is in place of a chat completion.
+    drip : float
+        Seconds between its bytes; by default it is sent at once.
+    packed : bool
+        Whether it says that it is compressed.
     """
 
     content: str | None = None
@@ -49,6 +54,8 @@ class Canned:
     status: int = 200
     delay: float = 0.0
     body: str | None = None
+    drip: float = 0.0
+    packed: bool = False
 
     def encoded(self, model: str) -> bytes:
         """Return the body of the response."""
@@ -119,13 +126,19 @@ class Handler(BaseHTTPRequestHandler):
         )
         self.server.closing.wait(reply.delay)
         body = reply.encoded(request.get("model", ""))
+        if reply.packed:
+            body = gzip.compress(body)
         with suppress(ConnectionError):  # who asked may have given up
             self.send_response(reply.status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Retry-After-Ms", "1")  # the client's pause before it tries again
+            if reply.packed:
+                self.send_header("Content-Encoding", "gzip")
             self.end_headers()
-            self.wfile.write(body)
+            for piece in [body] if not reply.drip else map(bytes, zip(body)):
+                self.wfile.write(piece)
+                self.server.closing.wait(reply.drip)
 
     def log_message(self, *_):
         """Log nothing."""
