@@ -94,7 +94,8 @@ class Run:
             Name of the progress bar.
         """
         done = {key(line) for line in self.lines}
-        self.responses.touch()  # a shard without a group is complete, too
+        with writing(self.folder):
+            self.responses.touch()  # a shard without a group is complete, too
         total = sum(len(group) for _, group in work)
         if done:
             print(f"{label}: an earlier start has left {len(done)} of {total} lines")
@@ -102,7 +103,8 @@ class Run:
             for method, group in work:
                 missing = [prompt.id for prompt in group if (method, prompt.id) not in done]
                 if missing:
-                    self.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
+                    with writing(self.folder):
+                        self.manifest.unlink(missing_ok=True)  # a manifest is the sign of success
                 # decode the whole group even if some lines exist: a result depends on its group
                 for line in lines_of(method, group) if missing else ():
                     if line["prompt_id"] in missing:
