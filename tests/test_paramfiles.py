@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from igcore.errors import ParameterError
+from igcore.runs import cli
 from igcore.runs.paramfiles import ParamFiles
 
 
@@ -233,3 +234,17 @@ def test_a_file_that_cannot_be_read_is_one_sentence(content, tmp_path):
     ) as caught:
         ParamFiles("mine", base=tmp_path).runs()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["[" * 50_000, "1" * 5000], ids=["nested", "digits"])
+def test_a_file_that_no_reader_can_take_is_one_sentence(tmp_path, capsys, value):
+    """Bug: tracebacks of YAML, in the sweep and on the command line."""
+    folder = tmp_path / "params/x"
+    folder.mkdir(parents=True)
+    file = folder / "decode-a.yaml"
+    file.write_text(f"profile: x\nseed: {value}\n")
+    with pytest.raises(ParameterError, match="decode-a.yaml cannot be read"):
+        ParamFiles("x", base=tmp_path / "params").read(file)
+    notebook = str(tmp_path / "none.ipynb")
+    assert cli.main(["run", notebook, str(tmp_path / "out.ipynb"), "-f", str(file)]) == 1
+    assert "decode-a.yaml cannot be read" in capsys.readouterr().err

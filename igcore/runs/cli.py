@@ -100,7 +100,7 @@ def _run(notebook: Path, output: Path, params: Path | None) -> Result:
         raise RunError(
             "stopped; every finished line is kept, and the same command goes on from there"
         ) from None
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise RunError(f"{params or notebook} cannot be read: {plain(str(error))}") from None
     return [f"{output} is complete"], []
 

@@ -75,7 +75,7 @@ class ParamFiles:
         check_name(f"the name of {file} without .yaml", file.stem)
         try:
             settings = dict(yaml.safe_load(file.read_text(encoding="utf-8")).items())
-        except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ParameterError(
                 f"{file} cannot be read ({reason}); it must be a mapping of settings"
