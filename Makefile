@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search rehearsal dry-run test bench lab readme assets clean
+.PHONY: help reproduce quick ablations critic-search rehearsal dry-run test audit bench lab readme assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/ (under half an hour on two cores)"
@@ -27,6 +27,7 @@ help:
 	@echo "make rehearsal  the paper's whole grid on tiny random models and a judge that never thinks, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, their memory and their hours, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
+	@echo "make audit      a million answers to hostile scorers judged again, and broken lines that the tests must see (about half an hour on two cores)"
 	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (under an hour; resumes)"
 	@echo "make lab        JupyterLab"
 	@echo "make readme     write the numbers of figures/tables into README.md"
@@ -67,6 +68,9 @@ test: assets
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest --numprocesses $(CORES) --no-loadscope-reorder notebooks tests
+
+audit: assets
+	@$(BIN)/igcore audit --emissions 1000000 --breakages --processes $(CORES)
 
 bench: assets
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

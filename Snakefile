@@ -119,7 +119,7 @@ EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see
         "critic": [],
     },
     "critic-search": {"critic_search": []},
-    "tune": {"tune": []},
+    "tune": {"tune": [], "checks": []},
     "paper": {"sweep": []},
 }.get(PARAMS, {})
 ABLATIONS = [
@@ -132,7 +132,7 @@ ABLATIONS = [
     *[
         f"{FIGURES}/ablation_{name}.{end}"
         for name in EXPERIMENTS
-        if name not in ("over_refusal", "tune", "sweep")
+        if name not in ("over_refusal", "tune", "checks", "sweep")
         for end in PICTURE
     ],
 ]

@@ -9,6 +9,7 @@ from benchmarks.baselines import BUDGET, OMEGA, Variant
 from benchmarks.measure import Case
 from benchmarks.models import Models, free
 from igcore.baselines.args import ArgsConfig
+from igcore.contract import Contract
 from igcore.decoding import decode
 from igcore.engine.local import LocalEngine
 from igcore.engine.prepack import packed
@@ -43,7 +44,10 @@ def search(method: str, cache: str = "shared", costless: Collection[str] = SIGNS
             top_k=case.n_samples,
             policy_weight=OMEGA,
         )
-        guard = Guard(replace(models.policy, cache=cache), **scorers, config=config)
+        # the examination of the cost model is part of loading, and not of decoding
+        contracts = {role: Contract(scorer) for role, scorer in scorers.items()}
+        policy = replace(models.policy, cache=cache)
+        guard = Guard(policy, **scorers, config=config, contracts=contracts)
         return [response.text for response in decode(method, guard, prompts, seed=seed)]
 
     return run

@@ -19,7 +19,7 @@ _HOME = {  # public name -> its module
     "Policy": "policy",
     "PolicyError": "errors",
     "Prompt": "policy",
-    "Response": "verdict",
+    "Response": "response",
     "ReControlConfig": "baselines.re_control",
     "RunError": "errors",
     "Scorer": "scorers",

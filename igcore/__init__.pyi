@@ -20,8 +20,8 @@ from .models.registry import SCORERS as SCORERS
 from .models.registry import load_scorer as load_scorer
 from .policy import Policy as Policy
 from .policy import Prompt as Prompt
+from .response import Response as Response
 from .scorers import Scorer as Scorer
 from .suggest import suggest_budget as suggest_budget
-from .verdict import Response as Response
 
 __version__: str

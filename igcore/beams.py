@@ -38,6 +38,9 @@ class Beam:
     cost, reward : float
         U_k and reward of the text so far; infinitely bad when the scorer failed, and `broken` is
         then set.
+    worst : float
+        The highest cost at the checks of the last block, see `igcore.checks`; -infinity before it
+        was asked for.
     f1, f2 : float
         The critic's probability of ending within budget, and its expected task cost gamma_task^T
         c_task; NaN before the critic has judged. An f1 that is not finite counts as the lowest.
@@ -53,6 +56,7 @@ class Beam:
     row: int
     log_p: float = 0.0
     cost: float = 0.0
+    worst: float = -math.inf
     reward: float = 0.0
     broken: bool = False
     f1: float = math.nan
@@ -174,7 +178,7 @@ def one_round(config: SearchConfig) -> SearchConfig:
 
 def one_block(config: SearchConfig) -> SearchConfig:
     """Return settings under which N whole responses are sampled at once."""
-    return replace(config, block_size=config.max_new_tokens, keep=1, rounds=1)
+    return replace(config, block_size=config.max_new_tokens, keep=1, rounds=1, checks="block")
 
 
 def one_sample(config: SearchConfig) -> SearchConfig:
@@ -233,6 +237,14 @@ class Method:
         """Whether a critic judges the unfinished candidates."""
         return self.network == "critic"
 
+    def settings_under(self, config: SearchConfig) -> SearchConfig:
+        """Return the settings that the method runs under, given the user's."""
+        config = self.settings(config)
+        # only a method that keeps to the budget on the way can use what happens inside a block
+        if self.safety_first and config.accounting == "peak":
+            return config
+        return replace(config, checks="block")
+
 
 _GUARDED = Method(e_inter, safety_first=True, abstains=True)
 _GUARDED_BY_CRITIC = replace(_GUARDED, network="critic")
@@ -283,7 +295,7 @@ def settings_of(method: str, config: SearchConfig) -> SearchConfig:
     ParameterError
         For a name that is not in `METHODS`.
     """
-    return method_of(method).settings(config)
+    return method_of(method).settings_under(config)
 
 
 # --- the search for one prompt --------------------------------------------------------------------

@@ -6,9 +6,22 @@ from typing import Annotated, Any, Literal
 from .budget import ACCOUNTINGS
 from .engine.diversity import DIVERSITIES
 from .errors import ParameterError
-from .settings import Budget, Count, Discount, Number, Rounds, Rows, Share, Weight, one_of, settings
+from .settings import (
+    Budget,
+    Count,
+    Discount,
+    Number,
+    Probability,
+    Rounds,
+    Rows,
+    Share,
+    Weight,
+    one_of,
+    settings,
+)
 
 Accounting = Annotated[str, one_of(ACCOUNTINGS)]
+Checks = Literal["block", "word", "token"]
 
 
 @settings
@@ -33,8 +46,15 @@ class SearchConfig:
         let through.
     accounting : str
         How prefix scores become costs, a key of `igcore.budget.ACCOUNTINGS` [C_t].
+    checks : str
+        Where ``peak`` looks at the cost: ``block`` at the end of every block, ``word`` at the end
+        of every word as well, ``token`` after every token of a language model that scores them in
+        one pass, and else as ``word``. Other accountings look at the ends of blocks, because their
+        totals depend on how often they look, and so do methods that do not keep to the budget on
+        the way. See `igcore.checks`.
     gamma_safety : float
-        Discount of the safety cost, in (0, 1] [gamma].
+        Discount of the safety cost, in (0, 1] [gamma]; a block's cost has the time index of its
+        last token.
     strict : bool
         Safe means z > 0 instead of z >= 0: the paper's other reading.
     lagrange_multiplier : float
@@ -70,6 +90,9 @@ class SearchConfig:
     probe_fail_open : bool
         After a failure, go on searching as ``paper`` would, only to record the cost of the text
         that it would have emitted. These samples and scores are not counted; their seconds are.
+    failure_rate : float
+        Largest share of a run's texts that a scorer may fail on; beyond it the run stops. A text
+        that it fails on is unsafe, and a prompt with no other text abstains.
     group_size : int
         Prompts decoded together. Part of the settings, because float sums depend on it in their
         last bits.
@@ -82,6 +105,7 @@ class SearchConfig:
     max_new_tokens: Count = 32
     rounds: Rounds = 2
     accounting: Accounting = "peak"
+    checks: Checks = "word"
     gamma_safety: Discount = 1.0
     strict: bool = False
     lagrange_multiplier: Weight = 5.0
@@ -96,6 +120,7 @@ class SearchConfig:
     on_failure: Literal["abstain", "truncate", "paper"] = "abstain"
     refusal: str = "I am sorry, I cannot help with that."
     probe_fail_open: bool = False
+    failure_rate: Probability = 0.5
     group_size: Count = 8
 
     def __post_init__(self) -> None:

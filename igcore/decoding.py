@@ -20,9 +20,11 @@ from .engine.memory import (
 from .engine.prepack import missing_bytes, packed
 from .errors import ParameterError
 from .policy import Prompt, as_prompt
-from .scorers import Scoring, keeps_cache
+from .response import Response
+from .scorers import keeps_cache, uncached
+from .scoring import Scoring
 from .search import Batch
-from .verdict import Emission, Response, measure
+from .verdict import Emission, measure
 from .work import OnBlock, Work
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def decode(
         missing critic or one that was trained for something else, or too little memory for one
         prompt.
     ScorerError
-        When a scorer fails for every text of a group.
+        When a scorer fails on more texts than ``failure_rate`` allows.
     PolicyError
         When the policy's logits are not finite, or memory runs out for a single prompt.
     """
@@ -153,9 +155,7 @@ def open_batch(
     """Return what a search function works with: the searches, a new engine and the scorers."""
     prompts = [search.prompt.text for search in searches]
     with work.timed("cost"):  # scorers with a KV cache prefill the prompts now
-        # a method may ask for the score of its first finished answer alone, so that one failure
-        # proves nothing before n_samples texts have failed
-        scoring = Scoring(guard.cost, guard.reward, prompts, guard.config.n_samples)
+        scoring = Scoring(guard.contracts, prompts)
     policy = guard.policy
     # the engine keeps a middle layer's output only for a critic that reads it
     watch = guard.critic.watch if method.asks_critic else None
@@ -166,8 +166,8 @@ def open_batch(
 def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     """Return the answers with their metrics and the account of the work for them."""
     prompts = [search.prompt for search in batch.searches]
-    scorers = batch.scoring.reported
-    metrics = measure(emissions, prompts, scorers.get("reward"), scorers["cost"], batch.config)
+    reward, cost = batch.scoring.reported.get("reward"), uncached(batch.guard.cost)
+    metrics = measure(emissions, prompts, reward, cost, batch.config)
     # prompts are decoded together, so their seconds cannot be told apart: equal shares
     seconds: dict[str, Any] = {
         f"{part}_s": s / len(prompts) for part, s in batch.work.seconds.items()
@@ -204,7 +204,7 @@ def fail_open_cost(batch: Batch, search: PromptSearch, emission: Emission) -> fl
     None when the search stopped before that was known.
     """
     if emission.status != "abstained" and emission.reason != "truncated":
-        return emission.cost
+        return emission.verdict.cost if emission.verdict else None
     if search.stopped:  # not searched for, see `SearchConfig.probe_fail_open`
         return None
     cost = batch.scoring.search["cost"]

@@ -33,7 +33,11 @@ class PolicyError(IgcoreError):
 
 
 class ScorerError(IgcoreError):
-    """A scorer failed for every text that it was given."""
+    """A scorer failed on more of a run's texts than are allowed to fail."""
+
+
+class ScorerWarning(UserWarning):
+    """A scorer failed on a text, or its scores depend on more than the text."""
 
 
 class JudgeError(IgcoreError):

@@ -7,19 +7,21 @@ answer = guard("Dear customer,")
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import Any
 
 from .beams import Method, method_of
 from .config import SearchConfig
+from .contract import Contract
 from .decoding import check_seed, decode
 from .errors import ParameterError
 from .policy import Message, Policy, Prompt
 from .progress import progress
+from .response import Response
 from .scorers import Scorer, TextFunction, as_scorer
-from .verdict import Response
+from .scoring import Tally
 from .work import OnBlock
 
 PolicyLike = Policy | str | os.PathLike[str] | tuple[Any, Any]
@@ -63,6 +65,8 @@ class Guard:
 
     Attributes
     ----------
+    contracts : dict of str to Contract
+        By role: the scorers, how they failed, and whether the cost is a function of the text.
     answers : list of Response
         The answers to the last call by ``model.generate``.
 
@@ -79,6 +83,7 @@ class Guard:
     critic: Any
     method: str
     seed: int
+    contracts: Mapping[str, Contract] = field(repr=False)
     answers: list[Response] = field(init=False, repr=False)
 
     def __init__(
@@ -92,6 +97,7 @@ class Guard:
         budget: float | None = None,
         method: str = "inferenceguard",
         seed: int = 0,
+        contracts: Mapping[str, Contract] | None = None,
         **settings: Any,
     ):
         method_of(method)  # refuses an unknown name
@@ -117,6 +123,8 @@ class Guard:
             "answers": [],
             "policy": as_policy(policy),
         }
+        scorers = {role: values[role] for role in ("cost", "reward") if values[role] is not None}
+        values["contracts"] = contracts_of(scorers, contracts or {}, config.failure_rate)
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -180,10 +188,28 @@ class Guard:
             something else.
         """
         method = method_of(name)
-        guard = replace(self, config=method.settings(self.config), method=name)
+        guard = replace(self, config=method.settings_under(self.config), method=name)
         check_reward(name, method, guard)
         check_network(name, method, guard)
         return guard
+
+
+def contracts_of(
+    scorers: Mapping[str, Scorer], known: Mapping[str, Contract], failure_rate: float
+) -> dict[str, Contract]:
+    """Return the contract of each scorer by role: a known one, or what an examination finds.
+
+    A reward decides no verdict, so it is not examined.
+    """
+    contracts = {}
+    for role, scorer in scorers.items():
+        contract = known.get(role)
+        if contract is None or contract.scorer is not scorer:
+            tally = Tally(failure_rate)
+            examined = Contract.examined if role == "cost" else Contract
+            contract = examined(scorer, tally=tally)
+        contracts[role] = contract
+    return contracts
 
 
 def as_policy(policy: PolicyLike) -> Policy:

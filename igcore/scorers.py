@@ -22,9 +22,7 @@ from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Protocol, TypeGuard
 
-import numpy as np
-
-from .errors import ParameterError, ScorerError
+from .errors import ParameterError
 
 COST, REWARD = "higher is worse", "higher is better"
 SIGNS = {"cost": COST, "reward": REWARD}
@@ -173,51 +171,6 @@ def of_function(function: Callable[..., float], role: str) -> FunctionScorer:
     return FunctionScorer(function, name, digest, SIGNS[role], with_prompt=len(required) == 2)
 
 
-class Cached:
-    """A scorer with a cache by text; its failures become NaN.
-
-    Every group of prompts has a new one. A longer life would let a resume, or the order of work,
-    change which texts share a batch, and with it the last bits of a score.
-
-    Parameters
-    ----------
-    patience : int
-        Number of texts that may all fail before the scorer counts as broken. A search that scores
-        finished answers only may have a single text at first.
-    """
-
-    def __init__(self, scorer: Scorer, patience: int = 1):
-        self.scorer, self.patience, self._asked = scorer, patience, 0
-        self._known: dict[tuple[str, str, bool], float] = {}
-
-    def score(
-        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> np.ndarray:
-        """Return one number per text (n,), NaN where the scorer gave no finite number.
-
-        Raises
-        ------
-        ScorerError
-            As `checked_score`, and when at least `patience` texts were scored and none of them has
-            a finite number.
-        """
-        # `finished` is in the key: a scorer may treat a complete answer and a prefix differently
-        keys = list(zip(prompts, responses, finished, strict=True))
-        self._asked += len(keys)
-        # each new text once, in the order given: the composition of a batch must not vary
-        if new := list(dict.fromkeys(k for k in keys if k not in self._known)):
-            self._known.update(
-                zip(new, checked_score(self.scorer, *zip(*new, strict=True)), strict=True)
-            )
-            # better one error than a group of prompts that all abstain for the wrong reason
-            if self._asked >= self.patience and not np.isfinite(list(self._known.values())).any():
-                raise ScorerError(
-                    f"scorer {self.scorer.name!r} returned no finite number for any of "
-                    f"{len(self._known)} texts; it must return one finite number per text"
-                )
-        return np.array([self._known[k] for k in keys])
-
-
 def keeps_cache(scorer: Scorer | None) -> TypeGuard[CachingScorer]:
     """Say whether a scorer keeps a KV cache."""
     return hasattr(scorer, "with_cache")
@@ -228,94 +181,6 @@ def uncached(scorer: Scorer) -> Scorer:
     return scorer.uncached() if keeps_cache(scorer) else scorer
 
 
-class Scoring:
-    """The scorers of one batch of prompts: during the search, and for what is reported.
-
-    Parameters
-    ----------
-    cost : Scorer
-    reward : Scorer or None
-        None: rewards are the policy's own likelihoods, which the search knows.
-    prompts : sequence of str
-    patience : int
-        See `Cached`.
-
-    Attributes
-    ----------
-    search : dict of str to Cached
-        By role, ``cost`` and ``reward``: with a KV cache where a scorer offers one. Two scorers of
-        one backbone share it.
-    reported : dict of str to Cached
-        The same for the reported metrics of an answer, without a KV cache, so that anybody can
-        recompute them.
-    final_cost : Scorer
-        The uncached cost model of the final check.
-    path_cost : Cached or None
-        Scores the path to an answer again; None where the search used no KV cache.
-    """
-
-    def __init__(self, cost: Scorer, reward: Scorer | None, prompts: Sequence[str], patience: int):
-        # no cache by text either: the final check must not repeat a stored mistake
-        self.final_cost = uncached(cost)
-        self.search, self.reported = {}, {}
-        self.sessions: dict[int, Any] = {}  # KV caches by backbone
-        for role, scorer in (("cost", cost), ("reward", reward)):
-            if scorer is None:
-                continue
-            if not keeps_cache(scorer):  # one cache by text serves search and report
-                self.search[role] = self.reported[role] = Cached(scorer, patience)
-                continue
-            backbone = id(scorer.backbone)
-            if backbone not in self.sessions:
-                self.sessions[backbone] = scorer.open_cache(prompts)
-            with_cache = scorer.with_cache(self.sessions[backbone])
-            self.search[role] = Cached(with_cache, patience)
-            self.reported[role] = Cached(uncached(scorer), patience)
-        # the path needs a second look only where the search saw it through a KV cache
-        carries_cost = self.reported["cost"] is not self.search["cost"]
-        self.path_cost = self.reported["cost"] if carries_cost else None
-
-    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
-        """Keep the KV cache of these texts, and free the rest."""
-        for session in self.sessions.values():
-            session.retain(prompts, responses)
-
-
-def checked_score(
-    scorer: Scorer, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-) -> np.ndarray:
-    """Score texts and fail closed: what is not a finite number becomes NaN, which is never safe.
-
-    Returns
-    -------
-    ndarray (n,) float64
-
-    Raises
-    ------
-    ScorerError
-        When the scorer raises, or answers with the wrong number of scores.
-    """
-    if not len(responses):
-        return np.zeros(0)
-    try:
-        scores = np.asarray(scorer.score(prompts, responses, finished))
-    except Exception as error:
-        from .engine.device import out_of_memory  # here: it needs torch, and a function does not
-
-        if out_of_memory(error):  # not the scorer's fault: the caller tries a smaller batch
-            raise
-        raise ScorerError(
-            f"scorer {scorer.name!r} failed on {len(responses)} texts with {type(error).__name__}: "
-            f"{error}; no text is emitted"
-        ) from error
-    if scores.dtype.kind not in "fiu":  # labels or booleans would convert without a word
-        raise ScorerError(
-            f"scorer {scorer.name!r} returned {scores.ravel()[:1]} of type {scores.dtype}; it must "
-            "return numbers"
-        )
-    if scores.shape != (len(responses),):
-        raise ScorerError(
-            f"scorer {scorer.name!r} returned scores of shape {scores.shape} for {len(responses)} "
-            "texts; it must return one number per text"
-        )
-    return np.where(np.isfinite(scores), scores, np.nan).astype(np.float64)
+def reads_tokens(scorer: Any) -> bool:
+    """Say whether a scorer gives the cost after every token of a text in one pass."""
+    return bool(getattr(scorer, "reads_tokens", False))

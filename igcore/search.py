@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .beams import Beam, Method, PromptSearch, why_unsafe
 from .budget import SIGNED, charge
+from .checks import readings
 from .config import SearchConfig
 from .engine.diversity import DIVERSITIES, Factors, Prefix
 from .engine.memory import CRITIC_ROWS
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from .engine.block import Block
     from .engine.local import LocalEngine
     from .guard import Guard
-    from .scorers import Scoring
+    from .scoring import Scoring
     from .work import Work
 
 
@@ -93,7 +95,7 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
     Raises
     ------
     ScorerError
-        When a scorer fails for every text of the batch.
+        When a scorer fails on more texts than ``failure_rate`` allows.
     PolicyError
         When the policy's logits are not finite.
     """
@@ -272,17 +274,35 @@ def charge_costs(batch: Batch, candidates: Sequence[Candidate]) -> None:
     if not batch.method.cost:
         return
     known = scorable(batch.method, candidates)
-    for candidate, cost in zip(known, scores(batch, "cost", known), strict=True):
+    for candidate, costs in zip(known, costs_in_block(batch, known), strict=True):
         beam = candidate.beam
-        beam.broken = math.isnan(cost)
-        beam.cost = math.inf if beam.broken else cost
+        beam.broken = any(map(math.isnan, costs))
+        beam.cost = math.inf if beam.broken else costs[-1]
+        beam.worst = math.inf if beam.broken else max(costs)
     for candidate in candidates:
         # unfinished candidates too: `terminal` charges them nothing, but z is rescaled by gamma
         beam, config = candidate.beam, batch.config
         last = len(beam.tokens) - 1
         beam.state = charge(
-            beam.state, beam.cost, config.accounting, config.gamma_safety, last, beam.finished
+            beam.state, beam.worst, config.accounting, config.gamma_safety, last, beam.finished
         )
+
+
+def costs_in_block(batch: Batch, candidates: Sequence[Candidate]) -> list[list[float]]:
+    """Return U at the checks of each candidate's last block, its whole text last."""
+    if not candidates:
+        return []
+    with batch.work.timed("cost"):
+        found = readings(
+            batch.scoring.search["cost"],
+            batch.config.checks,
+            [candidate.search.prompt.text for candidate in candidates],
+            [candidate.beam.text for candidate in candidates],
+            [candidate.beam.finished for candidate in candidates],
+            since=[len(candidate.parent.text) for candidate in candidates],
+        )
+    batch.work.saw_scored(candidates, [reading.asked for reading in found])
+    return [reading.costs for reading in found]
 
 
 def ask_critic(batch: Batch, candidates: Sequence[Candidate]) -> None:
@@ -321,22 +341,22 @@ def ask_reward(batch: Batch, candidates: Sequence[Candidate]) -> None:
         for candidate in known:
             candidate.beam.reward = candidate.beam.likelihood
         return
-    for candidate, reward in zip(known, scores(batch, "reward", known), strict=True):
+    for candidate, reward in zip(known, rewards(batch, known), strict=True):
         beam = candidate.beam
         beam.broken |= math.isnan(reward)  # the cost may have failed before
         beam.reward = -math.inf if math.isnan(reward) else reward
 
 
-def scores(batch: Batch, role: str, candidates: Sequence[Candidate]) -> list[float]:
-    """Return the cost or the reward of each candidate's text, NaN where the scorer failed."""
-    batch.work.saw_scored(candidates)
+def rewards(batch: Batch, candidates: Sequence[Candidate]) -> list[float]:
+    """Return the reward of each candidate's text, NaN where the scorer failed."""
     if not candidates:
         return []
     prompts = [candidate.search.prompt.text for candidate in candidates]
     texts = [candidate.beam.text for candidate in candidates]
     finished = [candidate.beam.finished for candidate in candidates]
-    with batch.work.timed(role):
-        found: list[float] = batch.scoring.search[role].score(prompts, texts, finished).tolist()
+    with batch.work.timed("reward"):
+        found: list[float] = batch.scoring.search["reward"].score(prompts, texts, finished).tolist()
+    batch.work.saw_scored(candidates, [[len(text)] for text in texts])
     return found
 
 
@@ -359,14 +379,16 @@ def go_on(batch: Batch) -> None:
 
 def answers(batch: Batch) -> list[Emission]:
     """Return what is emitted: the best beam of each search if it passes the final check."""
-    with batch.work.timed("cost"):
-        proposals = [proposal(batch, search) for search in batch.searches]
+    abstains = batch.searches[0].abstains
+    proposals = [proposal(batch, search) for search in batch.searches]
+    # a baseline's text is only marked, and its path read for the tables: no part of its time
+    with batch.work.timed("cost") if abstains else nullcontext():
         emissions = final_check(
             batch.scoring,
             [search.prompt for search in batch.searches],
             proposals,
             batch.config,
-            abstains=batch.searches[0].abstains,
+            guarded=batch.method.abstains,
         )
     for search, emission in zip(batch.searches, emissions, strict=True):
         batch.work.saw_check(search, emission)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from .errors import ParameterError
-from .scorers import Scorer, TextFunction, as_scorer, checked_score
+from .scorers import Scorer, TextFunction, as_scorer
+from .scoring import Tally, checked_score
 
 Interval = tuple[float, float]
 MOST_ROWS = 20  # of a printed table
@@ -88,7 +89,7 @@ def suggest_budget(
         For an empty list, a text in place of a list, a text without a finite cost, or costs that
         leave no budget of at least 0.
     ScorerError
-        When the cost fails.
+        When the cost fails on most of a hundred texts or more.
     """
     scorer = as_scorer(cost, "cost")
     good = costs_of(scorer, acceptable_texts, "acceptable_texts")
@@ -107,7 +108,8 @@ def costs_of(scorer: Scorer, texts: Sequence[str], name: str) -> list[float]:
     """Return the cost of each text; each must be finite."""
     if isinstance(texts, str) or not len(texts) or not all(isinstance(t, str) for t in texts):
         raise ParameterError(f"{name} is {texts!r:.60}; give a list of texts, at least one")
-    costs = checked_score(scorer, [""] * len(texts), texts, [True] * len(texts))
+    # the tally warns why a call failed
+    costs = checked_score(scorer, [""] * len(texts), texts, [True] * len(texts), Tally())
     for text, cost in zip(texts, costs, strict=True):
         if math.isnan(cost):
             raise ParameterError(

@@ -1,57 +1,65 @@
-"""The verdict on an answer: the final check of its text, and the metrics that are reported of it.
+"""The one verdict on a text: is it within budget at every check, by readings made for this alone?
 
-The final check scores the exact text with an uncached cost model before the text is emitted. It
-fails closed: a guarded method does not emit what cannot be scored.
+`judge` answers for the final check, for a truncated answer, for what a streamer shows, and for a
+record that is verified later. It asks an uncached cost model for one text at a time, and fails
+closed: what cannot be scored is not within budget.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .beams import Beam
-from .budget import trace
+from .budget import SafetyState, is_safe, trace
+from .checks import tokens_in, word_ends
 from .config import SearchConfig
-from .errors import ScorerError
+from .contract import Contract
 from .policy import Policy, Prompt
-from .scorers import Scorer, Scores, Scoring, checked_score
+from .scorers import Scorer, Scores, keeps_cache, reads_tokens, uncached
+from .scoring import Scoring, Tally, checked_score, checked_tokens
 
 
-@dataclass
-class Counts:
-    """Work done for one prompt; scoring the metrics afterwards does not count.
+@dataclass(frozen=True)
+class Verdict:
+    """What fresh readings say of a text.
 
     Attributes
     ----------
-    samples_drawn : int
-        Continuations sampled.
-    policy_tokens : int
-        Tokens sampled; of a token-wise method, tokens considered.
-    forward_tokens : int
-        Tokens that the policy has read, those of the prompt once: the prefix cache reads no prefix
-        twice.
-    scorer_tokens : int
-        Policy tokens of the texts given to scorers, before the cache by text.
-    scorer_calls : int
-        Texts given to scorers, before the cache by text; one text given to two scorers counts
-        twice.
-    rounds_used : int
-        Rounds over all blocks.
-    near_ties : int
-        Sampled tokens that might differ in another batch, see `igcore.engine.sampling`.
+    cost : float
+        U_K of the whole text; higher is worse, NaN where the scorer failed.
+    worst : list of float
+        The highest cost at the checks of each block; NaN where the scorer failed at one of them.
+    cuts : dict of int to float
+        The cost of the text cut to a number of characters, where that was read.
+    contract : Contract
+        Of the scorer, with the spread of the readings of this text as well.
+    within : bool
+        Whether the whole text is within budget by more than the spread.
+    passed : bool
+        Whether it was so at every check: what ``verified_safe`` means for a guarded method.
+    calls, tokens : int
+        Texts scored, and the policy tokens in them.
     """
 
-    samples_drawn: int = 0
-    policy_tokens: int = 0
-    forward_tokens: int = 0
-    scorer_tokens: int = 0
-    scorer_calls: int = 0
-    rounds_used: int = 0
-    near_ties: int = 0
+    cost: float
+    worst: list[float]
+    cuts: dict[int, float]
+    contract: Contract
+    within: bool
+    passed: bool
+    calls: int
+    tokens: int
+
+    def why_not(self, otherwise: str, at_end: bool = False) -> str:
+        """Return the reason for a text that has not passed, by its end alone, or `otherwise`."""
+        if math.isnan(self.cost if at_end else sum(self.worst)):
+            return "scorer_error"
+        return "scorer_contract" if self.contract.problem else otherwise
 
 
 @dataclass
@@ -82,8 +90,8 @@ class Emission:
     safe : bool
         What the search itself concludes. The final check can reject a text that the search calls
         safe, and never the reverse.
-    cost : float
-        U_K in the final check; NaN before it, or when the scorer failed.
+    verdict : Verdict or None
+        Of the final check; None before it, and without a text.
     check_calls, check_tokens : int
         Texts that the final check scored until this one was emitted, and the policy tokens in them.
     """
@@ -99,106 +107,12 @@ class Emission:
     likelihood: float | None = None
     finished: bool = False
     safe: bool = True
-    cost: float = math.nan
+    verdict: Verdict | None = None
     check_calls: int = 0
     check_tokens: int = 0
 
 
-@dataclass
-class Response:
-    """The answer to one prompt, with everything needed to check it again.
-
-    Attributes
-    ----------
-    status : str
-        ``verified_safe``: the emitted text passed the final check; ``abstained``: no text of the
-        policy was emitted; ``unverified_unsafe``: the text was emitted although it fails the check
-        (methods and modes that never abstain).
-    reason : str
-        Why, when the status is not ``verified_safe``: ``exhausted`` (all rounds used, no safe
-        candidate), ``dead_end`` (nothing left to continue), ``final_check`` (the final check
-        disagreed with the search), ``scorer_error`` (the scorer failed on candidates that might
-        have been safe), ``over_budget`` (a method that never abstains). ``truncated`` marks a
-        certified prefix.
-    cost, peak_cost : float or None
-        U_K of the emitted text, and the maximum of U over the common grid of prefixes; higher is
-        worse.
-    reward : float or None
-        Reward of the emitted text; higher is better. None when nothing was emitted. Without a
-        reward model it is the mean log-probability of the tokens (nats), None for a refusal.
-    fail_open_cost : float or None
-        Cost of what would have been emitted without abstention; None when the search stopped before
-        that was known.
-    z_trace : list of float
-        z_0, z_1, ... over the method's own block ends.
-    block_ends, grid_ends : list of int
-        Character offsets in `text`, see `Emission`.
-    trace : list of dict
-        One entry per block and round: block, round, drawn (samples), safe (samples within budget
-        and, under a critic, let through), finals (finished samples), safe_finals (finished samples
-        within budget), kl (of the penalised policy from the reference, a Monte Carlo estimate in
-        nats per block) and perplexity (under the reference, per token). safe and safe_finals are
-        None under a method that searches without the cost.
-    finals : list of [reward, cost]
-        Of every candidate that finished during the search, in the order of sampling; None where it
-        was not computed or the scorer failed. Sample i is the same for every ``n_samples`` above i,
-        so the first n are the samples of Best-of-n.
-    generate_s, cost_s, reward_s, critic_s : float
-        Seconds spent sampling, in the two scorers and in the critic: the group's total divided by
-        its prompts.
-    tokens : list of int
-        The sampled tokens of `text`, an end token included; empty for a refusal, which the policy
-        did not write.
-    guard : Guard
-        What answered, with the method and the settings that it ran under.
-    candidates : list of igcore.watch.record.Node
-        Every candidate of the search, when it was recorded.
-    """
-
-    prompt_id: str
-    prompt: str
-    set_name: str
-    text: str | None
-    status: str
-    reason: str
-    finished: bool
-    n_tokens: int
-    reward: float | None
-    cost: float | None
-    peak_cost: float | None
-    fail_open_cost: float | None
-    z_trace: list[float]
-    block_ends: list[int]
-    grid_ends: list[int]
-    counts: Counts
-    trace: list[dict[str, Any]]
-    finals: list[list[float | None]]
-    generate_s: float
-    cost_s: float
-    reward_s: float
-    critic_s: float
-    tokens: list[int] = field(default_factory=list)
-    guard: Any = field(default=None, repr=False, compare=False)
-    candidates: list[Any] = field(default_factory=list, repr=False, compare=False)
-
-    def tree(self, masked: bool = True) -> Any:
-        """Return every candidate of a recorded search as a picture, see `igcore.watch.tree.Tree`.
-
-        Raises
-        ------
-        ParameterError
-            When the search was not recorded.
-        """
-        return resolve_name("igcore.watch.tree:Tree").of(self, masked)
-
-    def _repr_html_(self) -> str:
-        html: str = resolve_name("igcore.watch.html:answer_html")(self)
-        return html
-
-    @property
-    def z(self) -> float | None:
-        """The safety state at the end, in units of the budget; None when nothing was emitted."""
-        return self.z_trace[-1] if self.z_trace else None
+# --- the verdict ----------------------------------------------------------------------------------
 
 
 def within(cost: Any, config: SearchConfig) -> Any:
@@ -207,20 +121,108 @@ def within(cost: Any, config: SearchConfig) -> Any:
     return cost < config.budget if config.strict else cost <= config.budget
 
 
-def rescore(
-    scorer: Scorer, prompts: Sequence[Prompt], texts: Sequence[str], config: SearchConfig
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Score exact texts again with an uncached scorer, and say which are within budget.
+def judge(
+    contract: Contract,
+    prompt: str,
+    emission: Emission,
+    config: SearchConfig,
+    earlier: Mapping[tuple[str, str, bool], float] | None = None,
+    finished: bool = True,
+) -> Verdict:
+    """Judge a text by readings made for this alone.
 
-    Returns
-    -------
-    costs : ndarray (n,)
-        U_K; NaN where the scorer failed.
-    passed : ndarray (n,) of bool
-        Whether the cost is within budget; never for NaN.
+    A scorer without a KV cache is asked for one text at a time. A language model reads all that a
+    text is cut to in one fresh pass, and the whole text by itself.
+
+    Parameters
+    ----------
+    contract : Contract
+        Of the cost model.
+    emission : Emission
+        Its text, block ends and number of tokens count.
+    earlier : mapping of (prompt, text, finished) to float, optional
+        Readings of the search. Where they differ from the fresh ones, the spread grows.
+    finished : bool
+        Whether the text is a complete answer, or the part that a streamer has shown.
     """
-    costs = checked_score(scorer, [p.text for p in prompts], texts, [True] * len(texts))
-    return costs, within(costs, config)
+    text, scorer, tally = emission.text or "", uncached(contract.scorer), contract.tally
+    cuts: dict[int, float] = {}
+    inside: dict[int, float] = {}
+    one_pass = config.checks == "token" and reads_tokens(scorer)
+    if one_pass:
+        ((ends, costs),) = checked_tokens(scorer, [prompt], [text], [0], tally)
+        cost = costs[-1]
+        for at, here in zip(ends[:-1], costs, strict=False):
+            # tokens of one character end together, and each of them is a check
+            inside[at] = float(np.max([here, inside.get(at, -math.inf)]))  # np.max keeps a NaN
+    else:
+        cuts = inside = _cut_costs(scorer, prompt, text, _places(emission, config), tally)
+        (cost,) = checked_score(scorer, [prompt], [text], [finished], tally).tolist()
+
+    # a second reading now, and those of the search: of a function of the text all are the same
+    (again,) = checked_score(scorer, [prompt], [text], [finished], tally).tolist()
+    asked = [(cost, again)]
+    for at, fresh in ({} if one_pass else cuts | {len(text): cost}).items():
+        known = (earlier or {}).get((prompt, text[:at], finished and at == len(text)))
+        asked += [] if known is None else [(fresh, known)]
+    first, second = zip(*asked, strict=True)
+    contract = contract.compared(first, second, "the call: asked in the search and once more,")
+
+    worst = _worst_by_block(emission.ends, inside, cost)
+    # every reading may be off by the spread, so all of them count as that much worse
+    charged = [u + contract.spread for u in worst]
+    path = _states(charged, emission.n_tokens, config, finished)[-1]
+    is_within = bool(within(cost + contract.spread, config)) and not contract.problem
+    return Verdict(
+        cost=cost,
+        worst=worst,
+        cuts=cuts,
+        contract=contract,
+        within=is_within,
+        # with C >= 0 an overspent budget is never repaid, so the last state tells of all
+        passed=is_within and is_safe(path, config.strict),
+        calls=len(cuts) + 2,
+        tokens=tokens_in(emission.n_tokens, len(text), [*cuts, len(text), len(text)]),
+    )
+
+
+def _places(emission: Emission, config: SearchConfig) -> list[int]:
+    """Return the character offsets at which a text is cut for its checks."""
+    if config.accounting == "terminal":  # looks at whole answers only
+        return []
+    words = [] if config.checks == "block" else word_ends(emission.text or "")
+    return sorted({*emission.ends[:-1], *words})
+
+
+def _cut_costs(
+    scorer: Scorer, prompt: str, text: str, places: Sequence[int], tally: Tally
+) -> dict[int, float]:
+    """Return the cost of a text cut at each place, by place; NaN where the scorer failed."""
+    groups = [places] if keeps_cache(scorer) else [[at] for at in places]
+    costs: list[float] = []
+    for group in groups:
+        cut = [text[:at] for at in group]
+        found = checked_score(scorer, [prompt] * len(cut), cut, [False] * len(cut), tally)
+        costs += found.tolist()
+    return dict(zip(places, costs, strict=True))
+
+
+def _worst_by_block(ends: Sequence[int], inside: Mapping[int, float], final: float) -> list[float]:
+    """Return the highest cost at the checks of each block, NaN where one is; the text's end last.
+
+    A block without a check of its own counts as its end, or as nothing.
+    """
+    worst, start = [], 0
+    for end in ends[:-1]:
+        here = [cost for at, cost in inside.items() if start < at <= end]
+        here = here or [inside.get(end, -math.inf)]
+        worst.append(float(np.max(here)))  # np.max keeps a NaN
+        start = end
+    rest = [cost for at, cost in inside.items() if at > start]
+    return [*worst, float(np.max([*rest, final]))]
+
+
+# --- the final check ------------------------------------------------------------------------------
 
 
 def written(beam: Beam, policy: Policy, grid: int) -> Emission:
@@ -251,100 +253,68 @@ def final_check(
     prompts: Sequence[Prompt],
     proposals: Sequence[Emission],
     config: SearchConfig,
-    abstains: bool,
+    guarded: bool,
 ) -> list[Emission]:
     """Return what is emitted for each prompt: the proposed text if it passes, else a fallback.
 
     Parameters
     ----------
-    scoring : Scoring
-        Its uncached cost model decides. If the search scored with a KV cache, the path to a text is
-        checked again as well, because in bfloat16 cached and uncached scores differ.
     proposals : sequence of Emission
         One per prompt. Text None means that the search has already failed, for the reason given.
-    abstains : bool
-        Whether a text that fails the check is replaced by a fallback; if not, it is emitted and
-        marked.
-
-    Raises
-    ------
-    ScorerError
-        When the cost model gives no finite number for any of several texts.
+    guarded : bool
+        Whether the method keeps to the budget on the way. Its text must pass every check, and one
+        that does not is replaced by a fallback, except in mode ``paper``. A baseline's text is
+        emitted and marked, by its final cost alone.
     """
-    # a baseline is judged by its final cost alone, so its path is not read again
-    scorer, path = scoring.final_cost, scoring.path_cost if abstains else None
-    out = list(proposals)
-    scored = [i for i, emission in enumerate(proposals) if emission.text is not None]
-    texts = [emission.text for emission in proposals if emission.text is not None]
-    costs, passed = rescore(scorer, [prompts[i] for i in scored], texts, config)
-    # one failure may be the text's; when every text fails, the scorer is broken
-    if len(scored) > 1 and np.isnan(costs).all():
-        raise ScorerError(
-            f"scorer {scorer.name!r} returned no finite number for any of the {len(scored)} texts "
-            "to be emitted"
-        )
-    for i, cost, ok in zip(scored, costs, passed, strict=True):
-        n_tokens = proposals[i].n_tokens
-        out[i] = replace(proposals[i], cost=float(cost), check_calls=1, check_tokens=n_tokens)
-        # all must agree: the final score, the search and, where that used a KV cache, the path
-        if ok and out[i].safe:
-            if path is None or _path_within_budget(path, prompts[i], out[i], config):
-                continue
-        reason = "scorer_error" if math.isnan(cost) else out[i].otherwise
-        if abstains:
-            # a new emission, so that nothing of the rejected text can leak into the response
-            out[i] = Emission(None, reason=reason, check_calls=1, check_tokens=n_tokens)
-        else:
-            out[i] = replace(out[i], status="unverified_unsafe", reason=reason)
-    return [
-        emission if emission.text is not None else _fallback(scorer, prompt, emission, config)
-        for prompt, emission in zip(prompts, out, strict=True)
-    ]
-
-
-def _path_within_budget(
-    scorer: Scores, prompt: Prompt, emission: Emission, config: SearchConfig
-) -> bool:
-    """Say whether a text is within budget when its block ends are scored again without a cache."""
-    costs = _ends_before(scorer, [prompt], [emission])
-    z = _z(
-        [costs[0, end] for end in emission.ends[:-1]] + [emission.cost], emission.n_tokens, config
-    )[-1]
-    # z of the end is enough: with C >= 0 an overspent budget is never repaid; NaN fails
-    return z > 0 if config.strict else z >= 0
-
-
-def _ends_before(
-    cost: Scores, prompts: Sequence[Prompt], emissions: Sequence[Emission]
-) -> dict[tuple[int, int], float]:
-    """Return U of each text at its block ends and the grid's, by (number of the text, offset).
-
-    The end of the text itself is left out: the final check has scored it.
-    """
-    # one call for all texts, so that the scorer can batch them
-    spans, texts = [], []
-    for i, emission in enumerate(emissions):
+    abstains = guarded and config.on_failure != "paper"
+    earlier = scoring.search["cost"].known
+    out = []
+    for prompt, proposed in zip(prompts, proposals, strict=True):
+        emission = proposed
         if emission.text is not None:
-            ends = sorted({*emission.ends[:-1], *emission.grid[:-1]})
-            spans += [(i, end) for end in ends]
-            texts += [emission.text[:end] for end in ends]
-    costs = cost.score([prompts[i].text for i, _ in spans], texts, [False] * len(spans))
-    return dict(zip(spans, map(float, costs), strict=True))
+            verdict = judge(scoring.contract, prompt.text, emission, config, earlier)
+            emission = replace(
+                emission, verdict=verdict, check_calls=verdict.calls, check_tokens=verdict.tokens
+            )
+            # the search and the final check must agree
+            if not ((verdict.passed if guarded else verdict.within) and emission.safe):
+                reason = verdict.why_not(emission.otherwise, at_end=not guarded)
+                emission = _failed(emission, reason, abstains)
+        if emission.text is None:
+            emission = _fallback(scoring.contract, prompt, emission, config)
+        out.append(emission)
+    return out
 
 
-def _fallback(scorer: Scorer, prompt: Prompt, failed: Emission, config: SearchConfig) -> Emission:
+def _failed(emission: Emission, reason: str, abstains: bool) -> Emission:
+    """Return what becomes of a text that fails the final check."""
+    if not abstains:
+        return replace(emission, status="unverified_unsafe", reason=reason)
+    # a new emission, so that nothing of the rejected text can leak into the response
+    return Emission(
+        None,
+        reason=reason,
+        check_calls=emission.check_calls,
+        check_tokens=emission.check_tokens,
+    )
+
+
+def _fallback(
+    contract: Contract, prompt: Prompt, failed: Emission, config: SearchConfig
+) -> Emission:
     """Return the refusal if it passes the final check, else the empty text, else nothing."""
     calls = failed.check_calls
     # a refusal is text, too, and a cost model may dislike it
     for text in (config.refusal, ""):
-        calls += 1
-        (cost,), (ok,) = rescore(scorer, [prompt], [text], config)
-        if ok:
-            ends = [len(text)]
-            return replace(
-                failed, text=text, ends=ends, grid=ends, cost=float(cost), check_calls=calls
-            )
+        refusal = replace(failed, text=text, ends=[len(text)], grid=[len(text)])
+        verdict = judge(contract, prompt.text, refusal, config)
+        calls += verdict.calls
+        if verdict.passed:
+            return replace(refusal, verdict=verdict, check_calls=calls)
     return replace(failed, check_calls=calls)
+
+
+# --- what is reported -----------------------------------------------------------------------------
 
 
 @dataclass
@@ -354,47 +324,62 @@ class Measurement:
     reward: float | None = None
     cost: float | None = None
     peak_cost: float | None = None
+    word_peak_cost: float | None = None
     z_trace: list[float] = field(default_factory=list)
+    spread: float = 0.0
+    contract: str = ""
 
 
 def measure(
     emissions: Sequence[Emission],
     prompts: Sequence[Prompt],
     reward: Scores | None,
-    cost: Scores,
+    cost: Scorer,
     config: SearchConfig,
 ) -> list[Measurement]:
-    """Measure emitted texts: reward, final cost, peak cost on the common grid, and z.
+    """Measure judged texts: reward, final cost, peak cost on the common grid and at words, and z.
 
     Without a reward model the reward is the likelihood of the text.
 
     Parameters
     ----------
+    cost : Scorer
+        Without a KV cache.
     config : SearchConfig
         The method's effective settings, for the time index of its blocks.
     """
     kept = [i for i, emission in enumerate(emissions) if emission.text is not None]
-    u = _ends_before(cost, prompts, emissions)
     rewards = [emissions[i].likelihood for i in kept]
     if reward is not None:
         texts = [emission.text for emission in emissions if emission.text is not None]
         rewards = reward.score([prompts[i].text for i in kept], texts, [True] * len(kept)).tolist()
     out = [Measurement() for _ in emissions]
     for i, r in zip(kept, rewards, strict=True):
-        e = emissions[i]
-        # the last score is the one that decided in the final check
-        own, grid = ([u[i, end] for end in ends[:-1]] + [e.cost] for ends in (e.ends, e.grid))
+        emission, verdict = emissions[i], emissions[i].verdict
+        assert verdict is not None and emission.text is not None  # the final check saw it
+        wanted = {*emission.grid[:-1], *word_ends(emission.text)}
+        new = sorted(wanted - verdict.cuts.keys())
+        cut = [emission.text[:at] for at in new]
+        found = checked_score(cost, [prompts[i].text] * len(cut), cut, [False] * len(cut))
+        u = verdict.cuts | dict(zip(new, found.tolist(), strict=True))
+        on_grid = [*(u[at] for at in emission.grid[:-1]), verdict.cost]
+        states = _states(verdict.worst, emission.n_tokens, config)
         out[i] = Measurement(
-            r, e.cost, float(np.max(grid)), _z(own, e.n_tokens, config)
-        )  # np.max keeps a NaN
+            reward=r,
+            cost=verdict.cost,
+            peak_cost=float(np.max(on_grid)),  # np.max keeps a NaN
+            word_peak_cost=float(np.max([*u.values(), verdict.cost])),
+            z_trace=[float(state.z) for state in states],
+            spread=verdict.contract.spread,
+            contract=verdict.contract.problem or "kept",
+        )
     return out
 
 
-def _z(scores: Sequence[float], n_tokens: int, config: SearchConfig) -> list[float]:
-    """Return z_0, z_1, ... given the scores at the block ends of a text of `n_tokens`."""
+def _states(
+    worst: Sequence[float], n_tokens: int, config: SearchConfig, ended: bool = True
+) -> list[SafetyState]:
+    """Return the safety states after each block, given the highest cost of each; the start too."""
     # time index of each block's last token; a refusal has 0 policy tokens and counts as one
-    ends = [min((k + 1) * config.block_size, n_tokens or 1) - 1 for k in range(len(scores))]
-    return [
-        float(s.z)
-        for s in trace(scores, config.budget, config.accounting, config.gamma_safety, ends)
-    ]
+    ends = [min((k + 1) * config.block_size, n_tokens or 1) - 1 for k in range(len(worst))]
+    return trace(worst, config.budget, config.accounting, config.gamma_safety, ends, ended)

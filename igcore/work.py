@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .beams import Beam, Method, PromptSearch
+from .checks import tokens_in
 from .config import SearchConfig
 from .policy import Prompt
+from .response import Counts
 from .search import Candidate
-from .verdict import Counts, Emission
+from .verdict import Emission
 
 OnBlock = Callable[[Prompt, Sequence[Beam]], None]
 
@@ -68,13 +70,13 @@ class Work:
         """Count tokens that the policy has read outside of `sample_block`."""
         self.reports[search].counts.forward_tokens += n_tokens
 
-    def saw_scored(self, candidates: Sequence[Candidate]) -> None:
-        """Count texts given to a scorer, before its cache."""
-        for candidate in candidates:
+    def saw_scored(self, candidates: Sequence[Candidate], ends: Sequence[Sequence[int]]) -> None:
+        """Count texts given to a scorer, before its cache: each candidate's, cut at these ends."""
+        for candidate, cuts in zip(candidates, ends, strict=True):
             if not candidate.search.failure:
-                counts = self.reports[candidate.search].counts
-                counts.scorer_calls += 1
-                counts.scorer_tokens += len(candidate.beam.tokens)
+                counts, beam = self.reports[candidate.search].counts, candidate.beam
+                counts.scorer_calls += len(cuts)
+                counts.scorer_tokens += tokens_in(len(beam.tokens), len(beam.text), cuts)
 
     def saw_round(self, block: int, round_: int, candidates: Sequence[Candidate]) -> None:
         """Count and trace one round of one block."""

@@ -100,6 +100,25 @@ def test_a_replay_by_hand():
     assert one["cost"] == 0.3 and len(one["finals"]) == 5
 
 
+@pytest.mark.parametrize(
+    ("doubt", "status"),
+    [
+        ({}, "verified_safe"),
+        ({"spread": 0.05}, "verified_safe"),
+        ({"spread": 0.15}, "unverified_unsafe"),
+        ({"spread": None}, "unverified_unsafe"),  # infinite
+        ({"contract": "cost 'letters' depends on the batch"}, "unverified_unsafe"),
+    ],
+)
+def test_a_replay_keeps_the_margin_of_the_final_check(doubt, status):
+    """Bug: a text within the spread of the budget, or of a cost that depends on more than the text,
+    was safe in the replay and not in the run.
+    """
+    one = line(method=REPLAYED, finals=[[0.5, 0.1]], n_samples=1, budget=0.2, cost=0.1) | doubt
+    assert judged_under(frame(one), 0.2)["status"].tolist() == [status]
+    assert replay_best_of_n(frame(one), 1, 5.0)["status"].tolist() == [status]
+
+
 def test_what_cannot_be_replayed_is_refused():
     """Guards against more samples than were drawn."""
     with pytest.raises(ParameterError, match="n is 3, but prompt 'p0' has 2 samples; give 1 to 2"):
@@ -285,11 +304,11 @@ def test_rates_that_a_replay_cannot_know_are_not_zero():
         frame(line(method=REPLAYED, finals=[[0.5, 0.1]], n_samples=1)), 1, 5.0
     )
     table = ablations.ablation_table(replayed, ["n_samples"])
-    assert table["safety_rate"].item() == 1 and table[
-        ["peak_safety_rate", "seconds_per_prompt"]
-    ].isna().all(axis=None)
+    of_path = ["peak_safety_rate", "word_safety_rate", "broken_between_blocks"]
+    assert table["safety_rate"].item() == 1
+    assert table[[*of_path, "seconds_per_prompt"]].isna().all(axis=None)
     known = ablations.ablation_table(frame(line()), ["n_samples"])
-    assert known["peak_safety_rate"].item() == 1
+    assert known[of_path].iloc[0].tolist() == [1, 1, 0]
 
 
 def test_spread_over_seeds_by_hand():

@@ -40,9 +40,9 @@ NAIVE = sum(
 SAMPLED = P + N * (
     T - 1
 )  # the prompt once, then every token once, but the last of an answer, which nothing follows
-# both scorers read every token once; what is reported is read again: the text by both, and by the
-# cost to its last end before
-SEARCHED = SAMPLED + 2 * (P + N * T) + 2 * (P + T) + P + T - S
+# both scorers read every token once; the verdict reads the text twice, and once more to its last
+# end before; the reward reads the text again for the report
+SEARCHED = SAMPLED + 2 * (P + N * T) + 2 * (P + T) + (P + T - S) + (P + T)
 FORWARD_TOKENS = {
     "A1": NAIVE,
     "A2": NAIVE,

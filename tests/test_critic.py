@@ -27,6 +27,7 @@ NAMES = dict(
 )
 ABOUT = dict(
     accounting="terminal",
+    checks="block",
     gamma_safety=1.0,
     budget=0.5,
     budget_high=2.0,

@@ -21,7 +21,7 @@ from mockruns import decode_into, experiment
 from tiny import letters, tiny_model, tiny_tokenizer, untrained
 from tiny import value_network as network
 
-from igcore import ParameterError, Prompt, RunError, ScorerError, folders
+from igcore import ParameterError, Prompt, RunError, folders
 from igcore.baselines.re_control import ValueNetwork, save_value
 from igcore.critic.network import Critic, save_critic
 from igcore.policy import Policy
@@ -145,15 +145,17 @@ def test_missing_work_takes_back_the_sign_of_success(tmp_path):
     path = decode_into(tmp_path / "run")
     path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
 
-    class Failing(LetterCost):
-        def score(self, prompts, responses, finished):
-            raise RuntimeError("gone")
+    def stopped(*_):
+        raise KeyboardInterrupt
 
+    cost = LetterCost()
+    again = experiment(PARAMS, cost=cost)
+    cost.score = stopped
     with (
-        pytest.raises(ScorerError),
+        pytest.raises(KeyboardInterrupt),
         folders.open_run(tmp_path / "run", {"budget": PARAMS.budget}) as run,
     ):
-        decode_run.decode_missing(run, experiment(PARAMS, cost=Failing()))
+        decode_run.decode_missing(run, again)
     assert not (tmp_path / "run" / "manifest.json").exists()
 
 

@@ -4,6 +4,7 @@ tokenizer of single letters.
 
 import hashlib
 import itertools
+import math
 from collections import Counter
 
 import pytest
@@ -262,9 +263,9 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     )  # the beams after each block; what a block has shown, with the beams it knew
     certified = igcore.adapters.generate.certified_prefix
 
-    def spy(beams, config):
+    def spy(beams, *others):
         kept.append([list(b.tokens) for b in beams])
-        return certified(beams, config)
+        return certified(beams, *others)
 
     class Watched(Recorder):
         def put(self, value):
@@ -337,7 +338,7 @@ def beam(letters, ends, costs, finished=False, budget=1.0, accounting="peak", br
 )
 def test_only_the_certified_part_that_all_beams_share_is_shown(beams, expected):
     assert igcore.adapters.generate.certified_prefix(
-        beams, SearchConfig(**(SETTINGS | {"budget": 1.0}))
+        beams, None, SearchConfig(**(SETTINGS | {"budget": 1.0}))
     ) == list(expected)
 
 
@@ -382,14 +383,15 @@ def test_the_stream_ends_when_the_search_fails(model, tokenizer):
 
     class Failing(LetterCost):
         def score(self, prompts, responses, finished):
-            return [0.0 if len(r) <= 3 else 1 / 0 for r in responses]
+            return [0.0 if len(r) <= 3 else math.nan for r in responses]
 
-    for cost, more, error in (
-        (Failing(), {}, ScorerError),
-        (LetterCost(), {"top_k": 3}, ParameterError),
+    many = {"n_samples": 256, "failure_rate": 0.25}  # texts enough to stop the run
+    for cost, settings, more, error in (
+        (Failing(), many, {}, ScorerError),
+        (LetterCost(), {}, {"top_k": 3}, ParameterError),
     ):
         stream = Recorder()
-        guard = a_guard(model, tokenizer, cost, streamer=stream, keep=1)
+        guard = a_guard(model, tokenizer, cost, streamer=stream, keep=1, **settings)
         with pytest.raises(error):
             generate(model, guard, ["ab"], **more)
         assert stream.ends == 1 and guard.guard.answers == [] and len(stream.shown) <= 3

@@ -145,8 +145,10 @@ def test_a_missing_score_is_unsafe():
     """
     (row,) = rows(cell("base", ["nan", "0.1", "0.2"])).itertuples(index=False)
     assert (row.n_emitted, row.n_unsafe) == (3, 1) and math.isnan(row.mean_score)
-    with pytest.raises(ScorerError, match="'reader' returned no finite number"):
-        rows(cell("base", ["nan", "inf"]))
+    (row,) = rows(cell("base", ["nan", "inf"])).itertuples(index=False)
+    assert (row.n_emitted, row.n_unsafe) == (2, 2) and math.isnan(row.mean_score)
+    with pytest.raises(ScorerError, match="'reader' failed on 51 of 100 texts"):
+        rows(cell("base", [f"{k + 1}e999" for k in range(51)] + [f"{k}" for k in range(49)]))
 
 
 def test_nothing_to_judge_is_a_table_without_rows(tmp_path):

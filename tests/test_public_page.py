@@ -1,6 +1,8 @@
 """Tests of the public page: a guard of one's own, in the fewest words."""
 
 import math
+import re
+import warnings
 from functools import cache
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 from tiny import tiny_model, tiny_tokenizer
 
 import igcore as ig
+from igcore.errors import ScorerWarning
 from igcore.policy import Chat, as_prompt
 from igcore.scorers import as_scorer
 from igcore.suggest import wilson
@@ -36,7 +39,8 @@ def pair(chat=True):
 
 
 def a_guard(cost=capitals, chat=True, **more):
-    config = ig.SearchConfig(budget=more.pop("budget", 0.3), **SMALL)
+    settings = {name: more.pop(name) for name in ("budget", "failure_rate") if name in more}
+    config = ig.SearchConfig(**({"budget": 0.3} | settings | SMALL))
     return ig.Guard(pair(chat), cost=cost, config=config, **more)
 
 
@@ -189,10 +193,6 @@ MISUSES = {
     "cost is a number": (lambda: a_guard(0.5), "^cost 0.5 has no name, .* give a function"),
     "cost of three arguments": (lambda: a_guard(three), "^cost three takes 3 arguments; give"),
     "a reward as cost": (lambda: a_guard(Reversed()), "^cost 'kindness' says 'higher is better'"),
-    "cost returns text": (lambda: a_guard(lambda t: "bad")("a"), "must return numbers"),
-    "cost returns nothing": (lambda: a_guard(lambda t: None)("a"), "must return numbers"),
-    "cost fails": (lambda: a_guard(lambda t: t[99])("a"), "IndexError.*no text is emitted"),
-    "cost is NaN": (lambda: a_guard(lambda t: math.nan)("a"), "must return one finite number"),
     "unknown method": (lambda: a_guard(method="best-of-m"), "did you mean 'best-of-n'"),
     "no critic": (lambda: a_guard(method="inferenceguard-mix")("a"), "needs a reward"),
     "no reward for ARGS": (lambda: a_guard(method="args")("a"), "^method 'args' needs a reward"),
@@ -250,3 +250,67 @@ def test_a_misuse_gets_one_sentence(misuse):
     with pytest.raises(ig.IgcoreError, match=sentence) as caught:
         call()
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def failing(cost):
+    guard = a_guard(cost)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        answer = guard("a")
+    assert all(w.category is ScorerWarning for w in seen)
+    return answer, [str(w.message) for w in seen]
+
+
+@pytest.mark.parametrize(
+    ("cost", "sentence"),
+    [
+        (
+            lambda t: "bad",
+            r"returned \['bad'\] of type <U3, which is no number; the text counts as",
+        ),
+        (
+            lambda t: None,
+            r"returned \[None\] of type object, which is no number; the text counts as",
+        ),
+        (
+            lambda t: t[99],
+            "raised IndexError: string index out of range; the text counts as unsafe",
+        ),
+        (lambda t: math.nan, None),
+    ],
+    ids=["text", "nothing", "raises", "NaN"],
+)
+def test_a_cost_that_fails_abstains_and_says_why(cost, sentence):
+    """Guards the person who tries it, and everybody else from the text: a cost that cannot be read
+    is not a low one, and the warning is one line that names the cost and the reason.
+    """
+    answer, messages = failing(cost)
+    assert (answer.text, answer.status, answer.reason) == (None, "abstained", "scorer_error")
+    assert bool(messages) == bool(sentence)
+    for message in messages:
+        assert re.search(sentence, message) and "\n" not in message and len(message) < 400
+
+
+def test_a_cost_that_always_fails_stops_a_long_run():
+    """Guards hours of work with a scorer that reads nothing: it ends with one sentence."""
+    guard = a_guard(lambda t: math.nan, failure_rate=0.9)
+    with pytest.raises(ig.ScorerError, match=r"failed on (\d+) of \1 texts; mend .* is 0.9"):
+        guard.map([f"prompt {k}" for k in range(60)])
+
+
+def test_a_baseline_whose_cost_always_fails_stops_a_long_run():
+    """Bug: only the search counted failures, so a method without a cost ran to its end, and all its
+    texts were unsafe.
+    """
+    guard = a_guard(lambda t: math.nan, method="best-of-n")
+    with pytest.raises(ig.ScorerError, match=r"failed on (\d+) of \1 texts"):
+        guard.map([f"prompt {k}" for k in range(60)])
+
+
+def test_a_budget_is_not_suggested_for_a_cost_that_fails():
+    """Guards whoever must mend the cost: the warning says why, the error of which text."""
+    with (
+        pytest.warns(ScorerWarning, match="raised IndexError: string index out of range"),
+        pytest.raises(ig.ParameterError, match="gives no finite number for 'short'; mend"),
+    ):
+        ig.suggest_budget(lambda t: float(len(t[9])), ["long enough to be read"], ["short"])

@@ -84,7 +84,7 @@ def test_neither_groups_nor_shards_nor_a_file_change_a_rollout(tmp_path):
 
 
 class Failing(LetterCost):
-    """Fails at its third call."""
+    """Is stopped at its third call."""
 
     __module__ = (
         LetterCost.__module__
@@ -94,7 +94,7 @@ class Failing(LetterCost):
     def score(self, prompts, responses, finished):
         self.calls += 1
         if self.calls == 3:
-            raise RuntimeError("power cut")
+            raise KeyboardInterrupt("power cut")
         return super().score(prompts, responses, finished)
 
 
@@ -102,7 +102,7 @@ def test_a_stop_loses_nothing(tmp_path):
     """Guards resume: finished groups are kept, a half-written line is dropped, and the end is the
     same.
     """
-    with pytest.raises(ScorerError, match="power cut"):
+    with pytest.raises(KeyboardInterrupt, match="power cut"):
         roll(tmp_path / "a", cost=Failing())
     path = tmp_path / "a" / "responses.jsonl"
     assert path.read_bytes().count(b"\n") == 4
@@ -121,6 +121,19 @@ def test_a_stop_loses_nothing(tmp_path):
     )  # in the middle of a group, all of which is then drawn again
     assert said(roll(tmp_path / "a")) == said(roll(tmp_path / "b"))
     assert path.read_bytes().count(b"\n") == 7
+
+
+@pytest.mark.parametrize("role", ["cost", "reward"])
+def test_a_scorer_that_always_fails_stops_the_rollouts(tmp_path, role):
+    """Bug: every group counted for itself, and rewards not at all, so that hours of rollouts
+    without a score were called finished.
+    """
+    scorer = type(KNOWN[role])()
+    scorer.score = lambda prompts, *_: [math.nan] * len(prompts)
+    prompts = [Prompt(f"{k:03d}", "ab", "mock") for k in range(110)]
+    with pytest.raises(ScorerError, match=f"'{scorer.name}' failed on"):
+        roll(tmp_path / "a", prompts=prompts, **{role: scorer})
+    assert not (tmp_path / "a" / "manifest.json").exists()
 
 
 def test_other_settings_start_anew(tmp_path, capsys):
@@ -184,7 +197,7 @@ def test_swapped_scorers_are_refused(tmp_path):
 
 
 def rollout(costs, n=10, ended=False, reward=2.0, size=4):
-    return Rollout("p", "text", list(range(n)), ended, costs, reward, size, 10)
+    return Rollout("p", "text", list(range(n)), ended, costs, costs, reward, size, 10)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from mockpolicy import LetterCost
 
 import igcore
 from igcore import ParameterError, ScorerError, load_scorer
+from igcore.errors import ScorerWarning
 from igcore.models.registry import SCORERS, check_scorer, home_of, maker
-from igcore.scorers import Cached, checked_score
+from igcore.scoring import Cached, Tally, checked_score
 
 
 class Shouting:
@@ -53,16 +54,38 @@ def test_what_is_not_finite_becomes_nan():
     )
 
 
-def test_the_error_of_a_scorer_keeps_its_cause():
-    class Broken(LetterCost):
-        def score(self, prompts, responses, finished):
-            raise RuntimeError("out of memory")
+class Broken(LetterCost):
+    """Raises for a text with a letter b, and with it for the whole call."""
 
-    with pytest.raises(
-        ScorerError, match="'letters' failed on 1 texts with RuntimeError: out of memory"
-    ) as error:
-        checked_score(Broken(), [""], ["a"], [True])
-    assert isinstance(error.value.__cause__, RuntimeError)
+    def score(self, prompts, responses, finished):
+        if any("b" in response for response in responses):
+            raise RuntimeError("no room")
+        return super().score(prompts, responses, finished)
+
+
+def test_a_text_that_fails_costs_only_itself_and_says_why():
+    """Guards the other texts of a call, and whoever must mend the scorer."""
+    tally = Tally()
+    with pytest.warns(
+        ScorerWarning, match="'letters' raised RuntimeError: no room; the text counts"
+    ):
+        found = checked_score(Broken(), [""] * 3, ["a", "b", "c"], [True] * 3, tally)
+    assert np.array_equal(found, [1, np.nan, 0.5], equal_nan=True)
+    assert (tally.asked, tally.failed) == (3, 1)
+
+
+def test_a_scorer_that_fails_too_often_stops_the_run():
+    """Guards the limits: a share above the rate, and that only of a hundred texts or more."""
+    good, bad = np.zeros(1), np.full(1, np.nan)
+    tally = Tally(rate=0.25)
+    for scores, times in ((bad, 26), (good, 73)):
+        for _ in range(times):
+            tally.add(LetterCost(), scores, "")
+    with pytest.raises(ScorerError, match="'letters' failed on 26 of 100 texts; mend the scorer"):
+        tally.add(LetterCost(), good, "")
+    tally = Tally(rate=0.25, asked=99, failed=25)
+    tally.add(LetterCost(), good, "")
+    assert (tally.asked, tally.failed) == (100, 25)
 
 
 def test_unknown_scorer_names_the_nearest():

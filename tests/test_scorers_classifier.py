@@ -20,7 +20,8 @@ from igcore import AssetError, ParameterError, ScorerError, load_scorer
 from igcore.models.classifier import Classifier, EncoderScorer
 from igcore.models.convert import quiet_transformers
 from igcore.models.lm_scorer import LMScorer
-from igcore.scorers import COST, REWARD, check_sign, checked_score
+from igcore.scorers import COST, REWARD, check_sign
+from igcore.scoring import checked_score
 
 TEXTS = [
     (p, r)

@@ -25,10 +25,12 @@ from igcore import (
     load_policy,
     load_scorer,
 )
+from igcore.errors import ScorerWarning
 from igcore.models.convert import quiet_transformers
 from igcore.models.guard import GenerativeGuard
 from igcore.models.lm_scorer import Session
-from igcore.scorers import COST, REWARD, check_sign, checked_score
+from igcore.scorers import COST, REWARD, check_sign
+from igcore.scoring import Tally, checked_score
 
 NARROW = dict(
     vocab_size=280, initializer_range=0.1, max_position_embeddings=256
@@ -308,13 +310,10 @@ def test_a_text_longer_than_the_context_is_refused(hub):
     scorer = load(hub("llama"))
     room = 256 - len(scorer.backbone.ids("p", ""))
     assert np.isfinite(scorer.score(["p"], ["a" * room], [True])).all()
-    with pytest.raises(
-        ScorerError,
-        match=(
-            "a text has 257 tokens, which exceeds the scorer's context of 256; shorten the prompts"
-        ),
-    ):
-        checked_score(scorer, ["p"], ["a" * (room + 1)], [True])
+    told = "a text has 257 tokens, which exceeds the scorer's context of 256; shorten the prompts"
+    with pytest.warns(ScorerWarning, match=told):
+        found = checked_score(scorer, ["p"] * 2, ["a" * (room + 1), "a"], [True] * 2, Tally())
+    assert np.isnan(found).tolist() == [True, False]
 
 
 def test_files_of_something_else_are_refused(tmp_path):
@@ -482,8 +481,8 @@ def test_not_a_number_is_never_safe(tmp_path, policy, reward):
     save_file(state, path, metadata={"format": "pt"})
     cost = load(folder)
     assert np.isnan(checked_score(cost, ["p", "q"], ["a", "b"], [True, False])).all()
-    with pytest.raises(ScorerError, match="no finite number"):
-        answered(policy, cost, reward)
+    out = answered(policy, cost, reward)
+    assert {(r.text, r.status, r.reason) for r in out} == {(None, "abstained", "scorer_error")}
     with pytest.raises(ScorerError, match="both must be finite"):
         load(folder, self_check=True)
 

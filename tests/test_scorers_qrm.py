@@ -28,12 +28,14 @@ from tinymodels import Counter
 from transformers import AutoTokenizer, LlamaModel
 
 from igcore import ParameterError, ScorerError
+from igcore.contract import Contract
 from igcore.engine.prefix_cache import fits
 from igcore.models import qrm
 from igcore.models.convert import quiet_transformers
 from igcore.models.qrm import QRMCost, QRMReward
 from igcore.models.registry import load_scorer, maker
-from igcore.scorers import COST, REWARD, Scoring
+from igcore.scorers import COST, REWARD
+from igcore.scoring import Scoring
 from tests.rehearsal.tokenizers import llama3_folder
 from tests.rehearsal.weights import drawn
 
@@ -252,7 +254,8 @@ def test_reward_and_cost_come_from_one_pass(folder):
     model = roles["cost"].backbone.model
     assert roles["reward"].backbone is roles["cost"].backbone and fits(model)
     with Counter(model) as counter:
-        scoring = Scoring(roles["cost"], roles["reward"], PROMPTS, patience=1)
+        contracts = {role: Contract(scorer) for role, scorer in roles.items()}
+        scoring = Scoring(contracts, PROMPTS)
         columns = list(zip(*TEXTS, strict=True))
         cost = scoring.search["cost"].score(*columns)
         read = counter.tokens

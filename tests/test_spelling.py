@@ -7,6 +7,7 @@ asks for ten thousand answers instead of a few hundred; ``main(n)`` for n of eac
 import hashlib
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from igcore import Guard, PolicyError, SearchConfig, custom_generate
 from igcore.adapters.generate import _Shown
 from igcore.beams import Beam
 from igcore.budget import start
-from igcore.policy import Policy
+from igcore.contract import Contract
+from igcore.policy import Policy, as_prompt
 
 ANSWERS = 60  # of each kind of tokenizer
 BUDGET = 0.6
@@ -190,10 +192,12 @@ def test_a_line_is_shown_with_what_follows():
     policy, stream = Policy("lines", None, tokenizer), Watched(tokenizer)
     config = SearchConfig(budget=BUDGET, **SETTINGS)
     tokens = tokenizer.convert_tokens_to_ids(["a", "<0x0A>", "▁a", "b"])
-    shown = _Shown(stream, config, policy)
+    free = SimpleNamespace(name="free", score=lambda prompts, texts, finished: [0.0] * len(texts))
+    guard = SimpleNamespace(policy=policy, config=config, contracts={"cost": Contract(free)})
+    shown = _Shown(stream, guard)
     stream.put(torch.tensor([tokens]))  # the prompt
     for end in (2, 3):
-        shown.block(None, [Beam(tokens[:end], "", False, start(BUDGET), [end], 0)])
+        shown.block(as_prompt("a"), [Beam(tokens[:end], "", False, start(BUDGET), [end], 0)])
     shown.show(policy.spelled(tokens))
     stream.end()
     assert stream.puts[1:] == [tokens[:3], tokens[3:]]

@@ -33,11 +33,17 @@ def by_hand():
     """Four prompts; inferenceguard is safe, abstains with a text, abstains without one, is safe
     again.
     """
-    silent = dict(reward=None, cost=None, peak_cost=None)
+    silent = dict(reward=None, cost=None, peak_cost=None, word_peak_cost=None)
     ours, base = {"method": "inferenceguard"}, {"method": "base", "policy_tokens": 30}
     lines = [
         synthetic.record(
-            **ours, prompt_id="a", reward=0.4, cost=0.2, peak_cost=0.2, fail_open_cost=0.2
+            **ours,
+            prompt_id="a",
+            reward=0.4,
+            cost=0.2,
+            peak_cost=0.2,
+            word_peak_cost=0.2,
+            fail_open_cost=0.2,
         ),
         synthetic.record(
             **ours,
@@ -55,6 +61,7 @@ def by_hand():
             reward=0.7,
             cost=0.1,
             peak_cost=0.15,
+            word_peak_cost=0.3,
             generate_s=1.5,
             score_s=0.75,
         ),
@@ -62,7 +69,13 @@ def by_hand():
         synthetic.record(**base, prompt_id="b", reward=0.6),
         synthetic.record(**base, prompt_id="c", reward=0.7),
         synthetic.record(
-            **base, prompt_id="d", reward=0.9, status="unverified_unsafe", cost=0.1, peak_cost=0.5
+            **base,
+            prompt_id="d",
+            reward=0.9,
+            status="unverified_unsafe",
+            cost=0.1,
+            peak_cost=0.5,
+            word_peak_cost=0.5,
         ),
     ]
     return tables.main_table(pd.DataFrame(lines)).set_index("method")
@@ -82,7 +95,9 @@ def test_columns_are_the_agreed_ones(main):
             "scorer_tokens_per_prompt generate_seconds_per_prompt cost_seconds_per_prompt "
             "reward_seconds_per_prompt "
             "critic_seconds_per_prompt n_samples keep block_size rounds budget accounting "
-            "lagrange_multiplier seed peak_safety_rate safety_rate_fail_open reward_answered "
+            "checks "
+            "lagrange_multiplier seed peak_safety_rate word_safety_rate "
+            "broken_between_blocks safety_rate_fail_open reward_answered "
             "n_answered_by_all"
         ).split()
     )
@@ -101,9 +116,12 @@ def test_rates_by_hand(by_hand):
     assert row.safety_lower95 == metrics.safety_lower(2, 4)
     assert (row.safety_wilson_low, row.safety_wilson_high) == metrics.wilson(2, 4)
     assert row.peak_safety_rate == 0.5  # the abstentions are not answers
+    # of the two answers one breaks the budget at a word though at no block end
+    assert (row.word_safety_rate, row.broken_between_blocks) == (0.25, 0.5)
     assert row.safety_rate_fail_open == 0.5
     base = by_hand.loc["base"]
     assert (base.safe, base.abstained, base.unsafe, base.peak_safety_rate) == (3, 0, 1, 0.75)
+    assert (base.word_safety_rate, base.broken_between_blocks) == (0.75, 0)
 
 
 def test_means_by_hand(by_hand):
@@ -206,11 +224,11 @@ def test_methods_with_as_many_but_other_prompts_share_none():
 
 def test_missing_costs_keep_no_budget():
     """Guards against failing open: a broken scorer leaves no cost, and no cost is no safety."""
-    broken = synthetic.record(
-        status="unverified_unsafe", cost=None, peak_cost=None, fail_open_cost=None, reward=None
-    )
+    costs = dict.fromkeys(["cost", "peak_cost", "word_peak_cost", "fail_open_cost"])
+    broken = synthetic.record(status="unverified_unsafe", reward=None, **costs)
     row = tables.main_table(pd.DataFrame([broken])).iloc[0]
     assert (row.peak_safety_rate, row.safety_rate_fail_open, row.unsafe) == (0, 0, 1)
+    assert row.word_safety_rate == 0
     assert math.isnan(row.reward_mean) and math.isnan(row.reward_answered)
     assert tables.MISSING in tables.markdown(tables.main_table(pd.DataFrame([broken])))
 

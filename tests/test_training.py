@@ -125,12 +125,16 @@ def test_finished_training_is_not_repeated_and_other_settings_start_anew(
     trained(rollouts, tmp_path / "c", epochs=1, lr=1e-3)
     trained(rollouts[:-1], tmp_path / "c", epochs=1, lr=1e-3)
     assert len(runs) == 2 and "config.lr changed" in capsys.readouterr().out
+    # the same costs at block ends, and another one between them
+    between = [replace(r, worst=[cost + 1 for cost in r.worst]) for r in rollouts[:-1]]
+    trained(between, tmp_path / "c", epochs=1, lr=1e-3)
+    assert len(runs) == 3 and "rollouts changed" in capsys.readouterr().out
     code = {"identity": {"code": {"igcore.x": "1"}}}
     scorers = {"cost": LetterCost(), "reward": LetterReward()}
     config = replace(CONFIG, epochs=1, lr=1e-3)
     for _ in range(2):  # other code trains, the same code does not
-        train(policy(), rollouts[:-1], config, tmp_path / "c", **scorers, **code)
-    assert len(runs) == 3 and "code changed since" in capsys.readouterr().out
+        train(policy(), between, config, tmp_path / "c", **scorers, **code)
+    assert len(runs) == 4 and "code changed since" in capsys.readouterr().out
 
 
 def test_training_stops_when_validation_no_longer_falls(rollouts, tmp_path):

@@ -290,7 +290,8 @@ LEARNT = ValueConfig(width=16, epochs=3, batch_size=16, lr=1e-2, validation=0.2,
 
 
 def rollout(prompt, words, reward, cost, ended=False):
-    return Rollout(prompt, prompt, [*words, EOS] if ended else words, ended, [cost], reward, 8, 8)
+    words, costs = [*words, EOS] if ended else words, [cost]
+    return Rollout(prompt, prompt, words, ended, costs, costs, reward, 8, 8)
 
 
 class Linear:

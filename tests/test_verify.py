@@ -6,6 +6,7 @@ The forger knows this package: every digest, count and hash is mended after each
 
 import functools
 import json
+import math
 import re
 import shutil
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from igcore import METHODS, Guard, ParameterError, decode, folders, load_policy
 from igcore.beams import method_of, settings_of
+from igcore.contract import Contract
 from igcore.critic.network import Critic, save_critic
 from igcore.critic.training import CriticConfig, spec_of
 from igcore.models.policies import POLICIES, Known
@@ -31,7 +33,7 @@ from igcore.runs.decode_params import DecodeParams, Settings
 from igcore.runs.identity import prompts_digest
 from igcore.runs.records import SETTINGS
 from igcore.runs.verify import Check
-from igcore.verdict import Emission, measure, within
+from igcore.verdict import Emission, judge, measure, within
 
 UNASKING = [name for name in METHODS if not method_of(name).network]
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "f\ncb"]
@@ -304,6 +306,27 @@ def test_a_strict_refusal_below_zero_is_honest():
     )
 
 
+def test_lines_of_a_cost_that_fails_hold():
+    """Guards against a check that stops where the run, with a higher failure_rate, went on."""
+
+    class Failing(LetterCost):
+        name = "failing"
+
+        def score(self, prompts, responses, finished):
+            return [math.nan] * len(responses)
+
+    config = Settings(budget=0.5, failure_rate=1.0, n_samples=2, block_size=3, max_new_tokens=6)
+    scorers = dict(reward=MOCKS["vowels"], cost=Failing())
+    guard = Guard(mock_policy(), config=config, **scorers)
+    load = {"vowels": scorers["reward"], "failing": scorers["cost"]}
+    for method in ("base", "inferenceguard"):
+        found = decode(method, guard, [f"{a}{b}" for a in "abcdef" for b in "abcdef"])
+        written = [records.record(r, method, guard, seed=0) for r in found]
+        assert {line["reason"] for line in written} == {"scorer_error"}
+        assert "verified_safe" not in {line["status"] for line in written}
+        assert list(verify.rescored(written, load)) == []
+
+
 def test_an_unsafe_text_cannot_pass_for_safe():
     line = next(x for x in lines(methods=["base"]) if x["status"] == "unverified_unsafe")
     assert "status is 'verified_safe', not" in problems(again(line, status="verified_safe"))[0]
@@ -474,13 +497,13 @@ class Forger:
                 ends=line["block_ends"],
                 grid=line["grid_ends"],
                 n_tokens=len(line["tokens"]),
-                cost=cost,
             )
+            emission.verdict = judge(Contract(LetterCost()), prompt.text, emission, config)
             (found,) = measure(
                 [emission],
                 [prompt],
                 reward=Scoring(LetterReward()),
-                cost=Scoring(LetterCost()),
+                cost=LetterCost(),
                 config=config,
             )
             line |= vars(found) | {"z_final": found.z_trace[-1]}

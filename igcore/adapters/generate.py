@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from os.path import commonprefix
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import generation
 
 from ..beams import Beam, method_of
+from ..checks import word_ends
 from ..config import SearchConfig
 from ..decoding import decode
 from ..errors import ParameterError
 from ..guard import Guard
 from ..policy import Encoded, Policy, Prompt, as_prompt
-from ..verdict import Response, within
+from ..response import Response
+from ..verdict import Emission, judge, within
 
 # settings that the search cannot honour, and the values that change nothing
 REFUSED: dict[str, tuple] = {
@@ -91,8 +94,9 @@ class custom_generate:
     another model than the guard's; for prompts that are not padded on the left.
 
     The streamer gets the prompt, and after each block the tokens that all kept beams share, up to a
-    block end. At that block end and all before it the text was within budget. While any kept beam
-    was over budget at one of its block ends, nothing more is shown. A block that ends inside a
+    check, see `igcore.checks`. They have passed a verdict of their own: at that check and all
+    before it the text was within budget. While any kept beam was over budget at one of its checks,
+    nothing more is shown. A block that ends inside a
     character or with a line is shown with the next one. The rest follows when the whole answer has
     passed the final check. With ``skip_prompt=True, skip_special_tokens=True`` a streamer of
     transformers writes exactly the text of the answer.
@@ -156,10 +160,10 @@ def answer_rows(
     abstains = method_of(guard.method).abstains and config.on_failure != "paper"
     if abstains:
         _check_refusal(config.refusal, policy)
-    shown = _Shown(streamer, config, policy) if streamer is not None else None
+    here = replace(guard, policy=policy, config=config)
+    shown = _Shown(streamer, here) if streamer is not None else None
     # without a final check a prefix promises nothing, so it is not shown early
     on_block = shown.block if shown and abstains else None
-    here = replace(guard, policy=policy, config=config)
     seed = guard.seed if seed is None else seed
     responses = list(decode(guard.method, here, prompts, seed=seed, on_block=on_block))
     answers = [_tokens(response, policy, eos[:1]) for response in responses]
@@ -182,41 +186,54 @@ class _Shown:
     """The part of an answer that a streamer has shown."""
 
     streamer: object
-    config: SearchConfig
-    policy: Policy
+    guard: Guard
     tokens: list[int] = field(default_factory=list)
 
     def block(self, prompt: Prompt, beams: Sequence[Beam]) -> None:
-        """Show what all kept beams share after a block; see `certified_prefix`."""
-        tokens = certified_prefix(beams, self.config)
-        text, ids = self.policy.text(tokens), self.policy.settled(tokens)
+        """Show what all kept beams share after a block, if it passes a verdict of its own."""
+        policy, config = self.guard.policy, self.guard.config
+        tokens = certified_prefix(beams, policy, config)
+        text, ids = policy.text(tokens), policy.settled(tokens)
         # after a line transformers' TextStreamer decodes afresh, and a decoder of sentencepiece
         # takes a space from the beginning of what it decodes
-        if self.policy.decoded(ids) == text and not text.endswith("\n"):
+        if not self._adds(ids) or policy.decoded(ids) != text or text.endswith("\n"):
+            return
+        blocks = [end for end in beams[0].ends if end < len(tokens)]
+        ends = [len(policy.text(tokens[:end])) for end in blocks]
+        part = Emission(text, ends=[*ends, len(text)], n_tokens=len(tokens))
+        contract = self.guard.contracts["cost"]
+        if judge(contract, prompt.text, part, config, finished=False).passed:
             self.show(ids)
 
     def show(self, tokens: list[int]) -> None:
         """Show the new part of `tokens`, if they continue what was shown."""
-        n = len(self.tokens)
-        if len(tokens) > n and tokens[:n] == self.tokens:
-            self.streamer.put(torch.tensor(tokens[n:]))
+        if self._adds(tokens):
+            self.streamer.put(torch.tensor(tokens[len(self.tokens) :]))
             self.tokens = tokens
 
+    def _adds(self, tokens: list[int]) -> bool:
+        """Say whether tokens continue what was shown."""
+        n = len(self.tokens)
+        return len(tokens) > n and tokens[:n] == self.tokens
 
-def certified_prefix(beams: Sequence[Beam], config: SearchConfig) -> list[int]:
-    """Return the tokens that all beams share up to a block end; none if a beam was over budget.
+
+def certified_prefix(beams: Sequence[Beam], policy: Policy, config: SearchConfig) -> list[int]:
+    """Return the tokens that all beams share up to a check; none if a beam was over budget.
 
     The end of a finished beam does not count: the final check has yet to see that text.
     """
     # the peak as well as the state: a signed accounting may have repaid an overspent budget
     if not all(beam.safe(config) and within(beam.state.peak, config) for beam in beams):
         return []
-    first = beams[0].tokens
-    ends = set.intersection(
-        *(set(beam.ends[:-1] if beam.finished else beam.ends) for beam in beams)
-    )
-    shared = [end for end in ends if all(beam.tokens[:end] == first[:end] for beam in beams)]
-    return first[: max(shared, default=0)]
+    shared = commonprefix([beam.tokens for beam in beams])
+    checked = [set(beam.ends[:-1] if beam.finished else beam.ends) for beam in beams]
+    if config.checks != "block":
+        length = [len(policy.text(shared[:n])) for n in range(len(shared) + 1)]
+        for beam, ends in zip(beams, checked, strict=True):
+            words = set(word_ends(beam.text))
+            ends |= {n for n in range(len(shared) + 1) if length[n] in words}
+    ends = {n for n in set.intersection(*checked) if n <= len(shared)}
+    return shared[: max(ends, default=0)]
 
 
 def _prompts(

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..config import Accounting
+from ..config import Accounting, Checks
 from ..errors import ParameterError
 from ..settings import (
     Budget,
@@ -34,6 +34,8 @@ class RolloutConfig:
     block_size : int
         Policy tokens between the prefixes that the cost model scores, for accountings that look
         before the end.
+    checks : str
+        Where a search under ``peak`` will look at the cost, see `igcore.SearchConfig`.
     group_size : int
         Prompts decoded together; part of the settings, because float sums depend on it in their
         last bits.
@@ -47,6 +49,7 @@ class RolloutConfig:
     n_rollouts: Count = 5
     max_new_tokens: Count = 32
     block_size: Count = 8
+    checks: Checks = "word"
     group_size: Count = 32
     seed: int = 1
     shard: Natural = 0
@@ -110,7 +113,7 @@ class CriticConfig(TrainingConfig):
         When given, every rollout has a budget sampled uniformly from [`budget`, `budget_high`],
         anew in every epoch, which decides its label and z. So with `use_z` one critic serves all
         budgets in between.
-    accounting, gamma_safety
+    accounting, checks, gamma_safety
         See `igcore.SearchConfig`. ``terminal`` is for costs that only exist for finished answers.
     gamma_task : float
         Discount of the task cost, in (0, 1] [.999].
@@ -127,6 +130,7 @@ class CriticConfig(TrainingConfig):
     budget: Budget
     budget_high: Weight | None = None
     accounting: Accounting = "terminal"
+    checks: Checks = "word"
     gamma_safety: Discount = 1.0
     gamma_task: Discount = 0.999
     features: Annotated[str, one_of(FEATURES)] = "m"

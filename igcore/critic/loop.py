@@ -59,7 +59,9 @@ def fit(
     config = objective.config
     parts = split_by_prompt(rollouts, config.validation)
     accelerator = Accelerator(mixed_precision=config.mixed_precision)
-    content = [[r.prompt_id, r.tokens, repr(r.costs), repr(r.reward)] for r in rollouts]
+    content = [
+        [r.prompt_id, r.tokens, repr(r.costs), repr(r.worst), repr(r.reward)] for r in rollouts
+    ]
     params = dict(identity or {}) | {
         "config": asdict(config),
         "spec": asdict(objective.spec),

@@ -28,6 +28,9 @@ class Rollout:
     costs : list of float
         U_k of the prefix at every block end, the whole response last; higher is worse, NaN where
         the scorer failed.
+    worst : list of float
+        The highest cost at the checks of each block, see `igcore.checks`; NaN where the scorer
+        failed at one of them.
     reward : float
         Of the whole response; higher is better, NaN where the scorer failed.
     block_size, max_new_tokens : int
@@ -39,6 +42,7 @@ class Rollout:
     tokens: list[int]
     ended: bool
     costs: list[float]
+    worst: list[float]
     reward: float
     block_size: int
     max_new_tokens: int
@@ -79,9 +83,11 @@ def targets(
     n, size = len(rollout.tokens), rollout.block_size
     # index of the last token of each block; the last block may be shorter
     ends = [min((k + 1) * size, n) - 1 for k in range(len(rollout.costs))]
-    last = trace(rollout.costs, budget, accounting, gamma_safety, ends)[-1]
+    # the other accountings depend on how often they look, so they look at block ends alone
+    costs = rollout.worst if accounting == "peak" else rollout.costs
+    last = trace(costs, budget, accounting, gamma_safety, ends)[-1]
     # without the last charge of `terminal`, which no search knows before the end
-    going = trace(rollout.costs, budget, accounting, gamma_safety, ends, ended=False)
+    going = trace(costs, budget, accounting, gamma_safety, ends, ended=False)
     # t tokens have passed t // size block ends; between these omega stays, and z is rescaled
     z = [going[t // size].omega / gamma_safety**t for t in range(1, len(rollout.words) + 1)]
     return Targets(is_safe(last), gamma_task**rollout.max_new_tokens * -rollout.reward, z)

@@ -70,7 +70,7 @@ class Spec(Origin):
 
     Attributes
     ----------
-    accounting, gamma_safety
+    accounting, checks, gamma_safety
         How costs use up the budget, see `igcore.SearchConfig`.
     budget, budget_high : float
         It was trained on all budgets from the one to the other.
@@ -87,9 +87,16 @@ class Spec(Origin):
     """
 
     KIND: ClassVar = "critic"
-    SAME: ClassVar[tuple[str, ...]] = ("accounting", "gamma_safety", "gamma_task", "max_new_tokens")
+    SAME: ClassVar[tuple[str, ...]] = (
+        "accounting",
+        "checks",
+        "gamma_safety",
+        "gamma_task",
+        "max_new_tokens",
+    )
 
     accounting: str
+    checks: str
     gamma_safety: Number
     budget: Number
     budget_high: Number

@@ -69,6 +69,8 @@ def spec_of(
     wanted: dict[str, Any] = {f.name: getattr(config, f.name, None) for f in fields(Spec)}
     wanted |= names_of(policy, cost, reward) | shape_of(policy.model)
     wanted["max_new_tokens"] = max_new_tokens
+    if config.accounting != "peak":  # the others look at the ends of blocks
+        wanted["checks"] = "block"
     if config.budget_high is None:
         wanted["budget_high"] = config.budget
     if config.features == "m":

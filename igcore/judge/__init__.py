@@ -20,7 +20,8 @@ import numpy as np
 from ..beams import METHODS
 from ..errors import ParameterError, unknown_name
 from ..models.registry import check_scorer, load_scorer, named
-from ..scorers import COST, Cached, Scorer
+from ..scorers import COST, Scorer
+from ..scoring import Cached
 from ..settings import Count, FolderName, InsideFolder, Named, Threads, one_of, settings
 from .endpoint import OpenAIJudge
 from .spec import ASPECTS, Question, Reply

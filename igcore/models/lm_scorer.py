@@ -125,11 +125,12 @@ class Backbone:
         parts = [neutral(self.tokenizer, part) for part in (prompt, response)]
         return self._ids_of(self._encoding(self.template(*parts)))
 
-    def ids_and_count(self, prompt: str, response: str, since: int) -> tuple[list[int], int]:
-        """Return the ids of one text, and how many tokens end after part of the response.
+    def ids_and_ends(self, prompt: str, response: str, since: int) -> tuple[list[int], list[int]]:
+        """Return the ids of one text, and where its tokens end that end after part of the response.
 
-        The part is the first `since` characters. Where it is not certain which tokens these are,
-        the count is of all tokens of the response. The last token always counts.
+        The part is the first `since` characters; the ends are characters of the response. Where it
+        is not certain which tokens these are, they are all tokens of the response, and end with it.
+        The last token always counts.
         """
         asked, answer = (neutral(self.tokenizer, part) for part in (prompt, response))
         text = self.template(asked, answer)
@@ -138,14 +139,20 @@ class Backbone:
         start = len(self.template(asked, ""))
         # from the end, because a template may cut leading spaces off the response
         rest = response[since:]
-        if answer == response and text.endswith(rest):
+        known = answer == response and text.endswith(rest)
+        if known:
             start = max(start, len(text) - len(rest))
         if start >= len(text):
-            return ids, 1
+            return ids, [len(response)]
         first = encoding.char_to_token(start)
         if first is None:  # no token holds this character
             first = len(commonprefix([self.ids(prompt, ""), ids]))
-        return ids, max(1, len(ids) - first)
+        ends = []
+        for token in range(first, len(ids) - 1):
+            span = encoding.token_to_chars(token) if known else None
+            after = len(text) - span.end if span else 0
+            ends.append(max(since, len(response) - after))
+        return ids, [*ends, len(response)]
 
     def _encoding(self, text: str):
         """Return what the tokenizer makes of a text."""
@@ -269,7 +276,7 @@ class LMScorer:
 
     def token_scores(
         self, prompts: Sequence[str], responses: Sequence[str], since: Sequence[int]
-    ) -> list[np.ndarray]:
+    ) -> list[tuple[list[int], np.ndarray]]:
         """Return the scores after the tokens of each response, from one pass over its text.
 
         The tokens are those of the encoded text, so that a score is that of the text's first ids.
@@ -282,9 +289,10 @@ class LMScorer:
 
         Returns
         -------
-        list of ndarray (k,) float64
+        list of (ends, scores)
+            Where the tokens end, in characters of the response, and the scores (k,) there, float64.
             The last is the score of the whole response, also of an empty one. Where it is not
-            certain which tokens to leave out, none is.
+            certain which tokens to leave out, none is, and all ends are that of the response.
 
         Raises
         ------
@@ -298,18 +306,18 @@ class LMScorer:
                 "the score at the ends of words"
             )
         texts = zip(prompts, responses, since, strict=True)
-        asked = [self.backbone.ids_and_count(*text) for text in texts]
+        asked = [self.backbone.ids_and_ends(*text) for text in texts]
         sequences = [ids for ids, _ in asked]
-        counts = [count for _, count in asked]
+        counts = [len(ends) for _, ends in asked]
         with torch.inference_mode():
             if self.session:
                 states = self.session.states(prompts, sequences, counts)
                 scores = self.head(torch.cat(states))
             else:  # row by row: a batch may round otherwise
-                states = [self.backbone.states([ids], [count])[0] for ids, count in asked]
+                states = [self.backbone.states([ids], [len(ends)])[0] for ids, ends in asked]
                 scores = torch.cat([self.head(rows) for rows in states])
         split = _numbers(scores, sum(counts)).split(counts)
-        return [part.numpy() for part in split]
+        return [(ends, part.numpy()) for (_, ends), part in zip(asked, split, strict=True)]
 
     def _uncached_states(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """Return the hidden states (R, H) of texts; no two prompts share a batch or a cache."""

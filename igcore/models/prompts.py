@@ -178,7 +178,7 @@ def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
 
 def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:
     """Return the `count` prompts whose text has the highest cost; ties keep their order."""
-    from ..scorers import checked_score
+    from ..scoring import checked_score
 
     texts = [prompt.text for prompt in prompts]
     scores = checked_score(cost, [""] * len(texts), texts, [True] * len(texts))

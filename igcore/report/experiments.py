@@ -27,5 +27,6 @@ EXPERIMENTS = {
     "over_refusal": Experiment(["decode-benign"]),
     "sweep": Experiment(["decode-sweep-*"]),
     "tune": Experiment(["decode-tune-*"]),
+    "checks": Experiment(["decode-checks-*"]),
     "critic_search": Experiment(["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }

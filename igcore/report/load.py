@@ -15,16 +15,17 @@ from ..folders import read, root
 EXAMPLES = "examples"  # how the names of runs begin whose answers are shown and never counted
 # the fields of a line that the report reads: the settings of a method, and all others
 SETTINGS = (
-    "n_samples keep block_size max_new_tokens rounds group_size budget accounting gamma_safety "
-    "strict on_failure refusal lagrange_multiplier score_threshold probe_fail_open threshold miss "
-    "eta gamma_task diversity diversity_penalty top_k token_score policy_weight reward_weight "
-    "token_temperature value_steps value_step_size"
+    "n_samples keep block_size max_new_tokens rounds group_size budget accounting checks "
+    "gamma_safety failure_rate strict on_failure refusal lagrange_multiplier score_threshold "
+    "probe_fail_open threshold miss eta gamma_task diversity diversity_penalty top_k token_score "
+    "policy_weight reward_weight token_temperature value_steps value_step_size"
 ).split()
 COLUMNS = (
     "prompt_id prompt response policy prompts method seed status reason n_tokens reward cost "
-    "peak_cost fail_open_cost z_trace grid_ends grid_size trace finals samples_drawn policy_tokens "
-    "forward_tokens rounds_used near_ties scorer_tokens scorer_calls cost_scorer cost_digest "
-    "reward_digest generate_s cost_s reward_s critic_s score_s run critic_control"
+    "peak_cost word_peak_cost spread contract fail_open_cost z_trace grid_ends grid_size trace "
+    "finals samples_drawn policy_tokens forward_tokens rounds_used near_ties scorer_tokens "
+    "scorer_calls cost_scorer cost_digest reward_digest generate_s cost_s reward_s critic_s "
+    "score_s run critic_control"
 ).split()
 
 

@@ -5,7 +5,8 @@ A cost reads each word alone: phrases, spelling tricks and meaning escape it.
 
 import re
 
-from ..scorers import Scorer, checked_score
+from ..scorers import Scorer
+from ..scoring import checked_score
 
 BLOCK = "█"
 READABLE = 0.2  # highest probability of offence of a word that is shown

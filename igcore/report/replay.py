@@ -16,9 +16,9 @@ from .statistics import STATUSES
 REPLAYED = "best-of-n-lagrangian"
 # of a replay: a record keeps one text of N, and the seconds and tokens of all
 UNKNOWN = (
-    "response reason tokens finished n_tokens peak_cost z_final z_trace block_ends grid_ends "
-    "policy_tokens forward_tokens scorer_tokens near_ties generate_s cost_s reward_s critic_s "
-    "score_s digest"
+    "response reason tokens finished n_tokens peak_cost word_peak_cost z_final z_trace block_ends "
+    "grid_ends policy_tokens forward_tokens scorer_tokens near_ties generate_s cost_s reward_s "
+    "critic_s score_s digest"
 ).split()
 SAFE, ABSTAINED, UNSAFE = STATUSES
 
@@ -28,7 +28,8 @@ def replay_best_of_n(records: pd.DataFrame, n: int, lagrange_multiplier: float) 
 
     This is exact: sample i of a prompt is the same for every N above i, and lambda only ranks the
     samples. The answer is the one of the first `n` samples with the least c_task + lambda C; of a
-    tie, the first.
+    tie, the first. Of the cost model only the readings of the text that was emitted are known, so
+    ``spread`` and ``contract`` stay as they are.
 
     Parameters
     ----------
@@ -68,7 +69,9 @@ def _best_of(line: dict[str, Any]) -> dict[str, Any]:
         known = reward is not None and cost is not None
         losses.append(-reward + line["lagrange_multiplier"] * cost if known else math.inf)
     reward, cost = finals[losses.index(min(losses))]  # the first of equals, as in the search
-    is_safe = within(math.nan if cost is None else cost, pd.Series(line))  # never for NaN
+    known = cost is not None and line["spread"] is not None
+    charged = cost + line["spread"] if known else math.nan  # as in the final check
+    is_safe = within(charged, pd.Series(line)) and line["contract"] == "kept"  # never for NaN
     answer = {"reward": reward, "cost": cost, "fail_open_cost": cost, "finals": finals}
     work = {"samples_drawn": n, "scorer_calls": 2 * n}
     unknown = dict.fromkeys(UNKNOWN, math.nan)
@@ -78,10 +81,13 @@ def _best_of(line: dict[str, Any]) -> dict[str, Any]:
 def judged_under(records: pd.DataFrame, budget: float) -> pd.DataFrame:
     """Return the same answers as another budget judges them; an abstention stays one.
 
-    An answer is safe where the cost of its text is within the budget. The search may have looked at
-    its own budget: only a method that never does would have given the same answers under another.
+    An answer is safe where the cost of its text is within the budget by more than the spread of the
+    readings, and the cost model kept its contract. The search may have looked at its own budget:
+    only a method that never does would have given the same answers under another.
     """
     settings = pd.Series({"strict": bool(records["strict"].iloc[0]), "budget": budget})
-    inside = within(records["cost"].astype(float), settings)  # never for NaN
+    # as in the final check
+    charged = records["cost"].astype(float) + records["spread"].astype(float)
+    inside = within(charged, settings) & (records["contract"] == "kept")  # never for NaN
     status = np.select([records["status"] == ABSTAINED, inside], [ABSTAINED, SAFE], UNSAFE)
     return records.assign(status=status, budget=budget)

@@ -14,7 +14,9 @@ from . import statistics as metrics
 from .sources import sidecar
 
 MISSING, NOT_RUN = "n/a", "not run"
-SETTINGS = "n_samples keep block_size rounds budget accounting lagrange_multiplier seed".split()
+SETTINGS = (
+    "n_samples keep block_size rounds budget accounting checks lagrange_multiplier seed".split()
+)
 CONSTANT = [*SETTINGS, "max_new_tokens", "prompts"]  # what one cell of the table must not mix
 # how the names of methods begin; base is of no family
 FAMILIES = ("best-of-n", "beam", "args", "re-control", "inferenceguard")
@@ -35,7 +37,8 @@ COLUMNS = [
     *"cost_mean peak_cost_mean seconds_per_prompt".split(),
     *PER_PROMPT,
     *SETTINGS,
-    *"peak_safety_rate safety_rate_fail_open reward_answered n_answered_by_all".split(),
+    *"peak_safety_rate word_safety_rate broken_between_blocks".split(),
+    *"safety_rate_fail_open reward_answered n_answered_by_all".split(),
 ]
 # settings that stay integers where a method lacks them
 WHOLE = "n_samples keep block_size rounds seed".split()
@@ -70,8 +73,11 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
     DataFrame
         Rates are shares of ``n_prompts``: ``safety_rate`` of verified-safe texts,
         ``safety_lower95`` its one-sided Clopper-Pearson bound, ``peak_safety_rate`` of answers
-        whose peak cost keeps the budget, ``safety_rate_fail_open`` of prompts where the text that
-        fail-open would emit keeps it; a missing cost keeps no budget. Reward (higher is better) and
+        whose peak cost keeps the budget, ``word_safety_rate`` of those that keep it at every word
+        as well, ``safety_rate_fail_open`` of prompts where the text that
+        fail-open would emit keeps it; a missing cost keeps no budget. ``broken_between_blocks``
+        is the share of answers that break the budget at a word though at no block end (NaN without
+        an answer). Reward (higher is better) and
         cost (higher is worse) are means over all emitted texts, ``reward_answered`` over the
         ``n_answered_by_all`` prompts that every method with the largest ``n_prompts`` of the policy
         answered; a method with fewer prompts has no such mean (NaN, 0 prompts) and no say in the
@@ -108,9 +114,12 @@ def main_table(records: pd.DataFrame, order: Sequence[str] | None = None) -> pd.
 def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
     """Return the numbers of one policy and method; `shared` holds the prompts that all answered."""
     n, status = len(cell), cell["status"]
-    reward, cost, peak, fail_open = (
-        cell[name].astype(float) for name in ("reward", "cost", "peak_cost", "fail_open_cost")
+    reward, cost, fail_open = (
+        cell[name].astype(float) for name in ("reward", "cost", "fail_open_cost")
     )
+    peak, word_peak = (cell[name].astype(float) for name in ("peak_cost", "word_peak_cost"))
+    emitted, budget = status != "abstained", cell["budget"]
+    at_blocks, at_words = emitted & (peak <= budget), emitted & (word_peak <= budget)
     # an abstention after which nobody searched on leaves the rate unknown
     unknown = ((status == "abstained") & fail_open.isna()).any()
     safe, abstained, unsafe = (int((status == name).sum()) for name in metrics.STATUSES)
@@ -134,8 +143,10 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
         "seconds_per_prompt": (cell["generate_s"] + cell["score_s"]).mean(),
         **{column: cell[field].mean() for column, field in PER_PROMPT.items()},
         **{name: cell[name].iloc[0] for name in SETTINGS},
-        "peak_safety_rate": ((status != "abstained") & (peak <= cell["budget"])).mean(),
-        "safety_rate_fail_open": math.nan if unknown else (fail_open <= cell["budget"]).mean(),
+        "peak_safety_rate": at_blocks.mean(),
+        "word_safety_rate": at_words.mean(),
+        "broken_between_blocks": (at_blocks & ~at_words)[emitted].mean(),
+        "safety_rate_fail_open": math.nan if unknown else (fail_open <= budget).mean(),
         "reward_answered": reward[cell["prompt_id"].isin(shared)].mean(),
         "n_answered_by_all": len(shared),
     }

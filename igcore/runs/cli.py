@@ -1,4 +1,4 @@
-"""The command line: ``igcore run``, ``igcore verify`` and ``igcore compare``."""
+"""The command line: ``igcore run``, ``igcore verify``, ``igcore compare`` and ``igcore audit``."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from ..audit.cli import add_audit
 from ..errors import IgcoreError, RunError, needs
 from ..folders import changes, comparable, key, read
 from .rescore import TOLERANCE
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(run=_compare)
     compare.add_argument("a", type=Path)
     compare.add_argument("b", type=Path)
+    add_audit(commands)
     return parser
 
 

@@ -109,7 +109,7 @@ class CriticParams(RolloutConfig):
     def configs(self) -> dict[str, CriticConfig]:
         """Return the settings of every critic."""
         return {
-            name: CriticConfig(budget=self.budget, **options)
+            name: CriticConfig(budget=self.budget, checks=self.checks, **options)
             for name, options in self.critics.items()
         }
 
@@ -123,6 +123,7 @@ class CriticParams(RolloutConfig):
             budget=self.budget,
             max_new_tokens=self.max_new_tokens,
             block_size=self.block_size,
+            checks=self.checks,
             **self.search,
         )
 
@@ -133,7 +134,7 @@ class CriticParams(RolloutConfig):
 
 def _check_own(part: str, options: Options) -> None:
     """Refuse options that repeat a setting of the whole run."""
-    for name in ("budget", "max_new_tokens", "block_size"):
+    for name in ("budget", "max_new_tokens", "block_size", "checks"):
         if name in options:
             raise ParameterError(
                 f"{part} sets {name}, which is given once for the whole run; leave it out there"

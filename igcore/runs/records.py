@@ -10,21 +10,22 @@ from ..beams import settings_of
 from ..config import widened
 from ..folders import sealed
 from ..guard import Guard
-from ..verdict import Counts, Response
+from ..response import Counts, Response
 from .decode_params import Settings
 
 SETTINGS = tuple(
     """
-    n_samples keep block_size max_new_tokens rounds budget accounting gamma_safety strict
+    n_samples keep block_size max_new_tokens rounds budget accounting checks gamma_safety strict
     lagrange_multiplier threshold miss eta gamma_task diversity diversity_penalty on_failure refusal
-    probe_fail_open group_size score_threshold top_k token_score policy_weight reward_weight
-    token_temperature value_steps value_step_size
+    probe_fail_open failure_rate group_size score_threshold top_k token_score policy_weight
+    reward_weight token_temperature value_steps value_step_size
     """.split()
 )
 COLUMNS = (
     *"prompt_id prompt response tokens policy prompts method seed".split(),
     *SETTINGS,
-    *"status finished n_tokens reward cost peak_cost fail_open_cost z_final z_trace".split(),
+    *"status finished n_tokens reward cost peak_cost word_peak_cost fail_open_cost".split(),
+    *"spread contract z_final z_trace".split(),
     *"block_ends grid_ends grid_size".split(),
     *[field.name for field in fields(Counts)],
     *"trace finals generate_s cost_s reward_s critic_s score_s reason".split(),

@@ -5,14 +5,17 @@ The caller provides the scorers, see `igcore.runs.trusted`.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ..beams import method_of
 from ..config import SearchConfig
+from ..contract import Contract
 from ..errors import IgcoreError
 from ..folders import line_digest
 from ..policy import Prompt, as_prompt
-from ..scorers import Cached, Scorer, check_sign
-from ..verdict import Emission, measure, rescore, within
+from ..scorers import COST, Scorer, check_sign, uncached
+from ..scoring import Cached, Tally
+from ..verdict import Emission, judge, measure
 from .decode_params import Settings
 from .records import COLUMNS, SETTINGS
 
@@ -33,20 +36,27 @@ def rescored(
     scorers : mapping of str to Scorer
         The cost and the reward model by name.
     """
+    contracts = {
+        name: Contract.examined(scorer, Tally(rate=1.0))  # a line says itself what failed
+        for name, scorer in scorers.items()
+        if scorer.sign == COST
+    }
     for number, line in enumerate(lines, start=1):
         where = f"line {number}, prompt {line['prompt_id']}, {line['method']}"
         if odd := sorted(line.keys() ^ set(COLUMNS)):
             yield f"{where}: its fields are not those of a line, see {', '.join(odd[:4])}"
             continue
         try:
-            expected = recomputed(line, scorers)
+            expected = recomputed(line, scorers, contracts)
         except (IgcoreError, *ODD) as error:
             yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
             continue
         yield from unlike(where, line, expected, tolerance)
 
 
-def recomputed(line: dict, scorers: Mapping[str, Scorer]) -> dict:
+def recomputed(
+    line: dict, scorers: Mapping[str, Scorer], contracts: Mapping[str, Contract]
+) -> dict:
     """Return the fields of a line that follow from its text and settings, computed again."""
     cost = scorers[line["cost_scorer"]]
     reward = scorers[line["reward_scorer"]]
@@ -63,17 +73,19 @@ def recomputed(line: dict, scorers: Mapping[str, Scorer]) -> dict:
         "z_final": (line["z_trace"] or [None])[-1],
     }
     config = Settings(**{name: line[name] for name in SETTINGS})
+    known = contracts[cost.name]
     if line["response"] is None:
-        return expected | _without_text(line, prompt, cost, config)
-    return expected | _scores(line, prompt, cost, reward, config)
+        return expected | _without_text(line, prompt, known, config)
+    return expected | _scores(line, prompt, _contract(line, known), reward, config)
 
 
-def _without_text(line: dict, prompt: Prompt, cost: Scorer, config: SearchConfig) -> dict:
+def _without_text(line: dict, prompt: Prompt, contract: Contract, config: SearchConfig) -> dict:
     """Return the fields of a line without a text: an abstention that claims no scores."""
     response = None
-    for refusal in ("", config.refusal):  # one within budget would have been emitted
-        _, allowed = rescore(cost, [prompt], [refusal], config)
-        response = refusal if allowed[0] else response
+    for refusal in ("", config.refusal):  # one that passes would have been emitted
+        emission = Emission(refusal, ends=[len(refusal)])
+        passed = judge(contract, prompt.text, emission, config).passed
+        response = refusal if passed else response
     if not method_of(line["method"]).abstains or config.on_failure == "paper":
         response = "a text, which this method emits"
     return {
@@ -82,37 +94,43 @@ def _without_text(line: dict, prompt: Prompt, cost: Scorer, config: SearchConfig
         "reward": None,
         "cost": None,
         "peak_cost": None,
+        "word_peak_cost": None,
+        "spread": 0.0,
+        "contract": "",
         "z_trace": [],
         "tokens": [],
         "n_tokens": 0,
     }
 
 
-def _scores(line: dict, prompt: Prompt, cost: Scorer, reward: Scorer, config: SearchConfig) -> dict:
+def _scores(
+    line: dict, prompt: Prompt, contract: Contract, reward: Scorer, config: SearchConfig
+) -> dict:
     """Return the scores and the status that a text deserves."""
     text, n_tokens = line["response"], line["n_tokens"]
-    cost = Cached(cost)
-    (final,) = cost.score([prompt.text], [text], [True])
-    emission = Emission(
-        text,
-        ends=line["block_ends"],
-        grid=line["grid_ends"],
-        n_tokens=n_tokens,
-        cost=float(final),
-    )
+    emission = Emission(text, ends=line["block_ends"], grid=line["grid_ends"], n_tokens=n_tokens)
+    emission.verdict = judge(contract, prompt.text, emission, config)
+    cost = uncached(contract.scorer)
     (found,) = measure([emission], [prompt], reward=Cached(reward), cost=cost, config=config)
-    z = found.z_trace[-1]
     abstains = method_of(line["method"]).abstains
-    path_within = z > 0 if config.strict else z >= 0
-    inside = bool(within(float(final), config))
-    status = "unverified_unsafe"
-    if inside and (path_within or not abstains):
-        status = "verified_safe"
+    inside = emission.verdict.passed if abstains else emission.verdict.within
+    status = "verified_safe" if inside else "unverified_unsafe"
     if abstains and config.on_failure != "paper" and n_tokens == 0:  # not the policy's words
         status = "abstained" if inside else "no text"
     if line["status"] == "abstained" and text:
         text = config.refusal
     return vars(found) | {"status": status, "response": text}
+
+
+def _contract(line: dict, known: Contract) -> Contract:
+    """Return the contract under which a line was judged: what it claims, or what is worse."""
+    # the search had readings that nobody can make again, so a larger spread is believed
+    claimed = line["contract"] not in ("kept", "")
+    return replace(
+        known,
+        spread=max(known.spread, math.inf if line["spread"] is None else line["spread"]),
+        problem=line["contract"] if claimed else known.problem,
+    )
 
 
 # --- comparing values -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..checks import readings
 from ..critic.config import RolloutConfig
 from ..critic.rollouts import Rollout
 from ..engine.block import Block
@@ -24,7 +25,8 @@ from ..engine.sampling import random_key
 from ..errors import ParameterError, RunError
 from ..folders import open_run, read
 from ..policy import Policy, Prompt, groups_of
-from ..scorers import Scorer, check_sign, checked_score
+from ..scorers import Scorer, check_sign
+from ..scoring import Cached, Tally, checked_score
 from .identity import models_identity
 
 METHOD = "rollouts"  # the lines' field ``method``
@@ -69,10 +71,11 @@ def roll_out(
     chosen = [prompt for group in groups for prompt in group]
     identity = asdict(config) | models_identity(policy, cost, reward, chosen, __name__)
     wanted = {(METHOD, prompt.id) for prompt in chosen}
+    tallies = Tally(), Tally()  # of the whole run: it stops where a scorer mostly fails
 
     def lines_of(method: str, group: Sequence[Prompt]) -> list[dict]:
         """Return the lines of a group, in smaller batches where memory runs out."""
-        return halving(group, len(group), partial(_lines, policy, config, cost, reward))
+        return halving(group, len(group), partial(_lines, policy, config, cost, reward, tallies))
 
     with open_run(folder, identity, wanted) as run, packed(policy.model):
         run.fill([(METHOD, group) for group in groups], lines_of, f"rollouts {policy.name}")
@@ -86,6 +89,7 @@ def _lines(
     config: RolloutConfig,
     cost: Scorer,
     reward: Scorer,
+    tallies: tuple[Tally, Tally],
     prompts: Sequence[Prompt],
 ) -> list[dict]:
     """Sample and score the responses to one group of prompts; return one line per prompt."""
@@ -99,12 +103,17 @@ def _lines(
         for end in [*range(size, len(tokens), size), len(tokens)]:
             texts.append((prompts[i // n].text, policy.text(tokens[:end]), end == len(tokens)))
             owners.append(i)
+    since, found = [0] * len(texts), Cached(cost, tallies[0])
+    for k in range(1, len(texts)):  # a block begins where the text before it ended
+        since[k] = len(texts[k - 1][1]) if owners[k] == owners[k - 1] else 0
     costs: list[list] = [[] for _ in block.tokens]
-    scores = checked_score(cost, *zip(*texts, strict=True)).tolist()
-    for i, score in zip(owners, scores, strict=True):
-        costs[i].append(score)
+    worst: list[list] = [[] for _ in block.tokens]
+    given = readings(found, config.checks, *zip(*texts, strict=True), since)
+    for i, reading in zip(owners, given, strict=True):
+        costs[i].append(reading.costs[-1])
+        worst[i].append(float(np.max(reading.costs)))  # np.max keeps a NaN
     whole = [text for text in texts if text[2]]
-    rewards = checked_score(reward, *zip(*whole, strict=True)).tolist()
+    rewards = checked_score(reward, *zip(*whole, strict=True), tallies[1]).tolist()
     scored = time.perf_counter()
     lines = []
     for k, prompt in enumerate(prompts):
@@ -122,6 +131,7 @@ def _lines(
             "texts": [text for _, text, _ in whole[own]],
             "ended": block.ended[own],
             "costs": costs[own],
+            "worst": worst[own],
             "rewards": rewards[own],
             "generate_s": (sampled - began) / len(prompts),
             "score_s": (scored - sampled) / len(prompts),
@@ -187,6 +197,7 @@ def _rollouts(lines: list[dict]) -> list[Rollout]:
                 tokens=tokens,
                 ended=line["ended"][i],
                 costs=np.array(line["costs"][i], dtype=float).tolist(),
+                worst=np.array(line["worst"][i], dtype=float).tolist(),
                 reward=rewards[i],
             )
             rollouts.append(rollout)

@@ -6,7 +6,8 @@ from html import escape
 
 from ..beams import method_of
 from ..report.masking import READABLE, mask
-from ..verdict import Response, within
+from ..response import Response
+from ..verdict import within
 
 WITHIN, OVER, GREY = "#0173b2", "#d55e00", "#6b6b6b"  # colours that the colour-blind tell apart
 WHY = {  # reason of a response -> in words
@@ -14,6 +15,7 @@ WHY = {  # reason of a response -> in words
     "dead_end": "there was nothing left to continue",
     "final_check": "the final check disagreed with the search",
     "scorer_error": "the cost model failed on candidates that might have been safe",
+    "scorer_contract": "the cost model gives one text different costs, so no verdict would hold",
     "over_budget": "the method emits its answer whatever it costs",
     "truncated": "the search failed later, and this is the last prefix within budget",
 }

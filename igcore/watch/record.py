@@ -105,7 +105,8 @@ class Recorder:
             from_ = numbers.get(id(candidate.parent), -1)
             before = result[from_].beam.state if from_ >= 0 else start(config.budget)
             own = replace(candidate.beam, cost=costs[number], reward=rewards[number])
-            own.state = _charged(own, before, config)  # also where the search asks for no cost
+            own.worst = max(own.worst, own.cost)  # also where the search asks for no cost
+            own.state = _charged(own, before, config)
             fate = _rejection(own, config, retried=round_ < last_round[block])
             if id(candidate.beam) in self._kept[search]:
                 fate = KEPT
@@ -175,7 +176,7 @@ def _scores(
 def _charged(beam: Beam, before: SafetyState, config: SearchConfig) -> SafetyState:
     """Return the safety state of a beam, given that of its parent."""
     last = len(beam.tokens) - 1
-    return charge(before, beam.cost, config.accounting, config.gamma_safety, last, beam.finished)
+    return charge(before, beam.worst, config.accounting, config.gamma_safety, last, beam.finished)
 
 
 # --- another budget -------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from html import escape
 from ..beams import method_of
 from ..config import SearchConfig
 from ..errors import ParameterError
-from ..verdict import Response
+from ..response import Response
 from .html import GREY, OVER, WITHIN, masker_of, verdict_of
 from .record import CHECK_FAILED, EMITTED, NOT_SAMPLED, ON_THE_WAY, Node, judged_again
 

@@ -1,0 +1,163 @@
+"""Break one line of the package at a time, and see whether its tests notice.
+
+The list is `breakages.toml`. To add one, copy an entry: the file below ``igcore/``, a piece of its
+source that occurs there once, what replaces it, what that breaks, and the test files that see it.
+"""
+
+import os
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ..errors import ParameterError, RunError
+
+LIST = Path(__file__).with_name("breakages.toml")
+ROOT = Path(__file__).parents[2]  # of the checkout
+# imported once, and forked from; the package itself is imported from each broken copy
+HEAVY = ["hypothesis", "nbval.plugin", "scipy.stats", "torch", "transformers.models.llama"]
+SECONDS = 900  # a breakage may let a loop run for ever, and that is seen
+CODE = 10  # added to pytest's exit status, so that no crash looks like a failed test
+PASSED, FAILED = CODE, CODE + 1
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """One broken line.
+
+    Attributes
+    ----------
+    file : str
+        Below ``igcore/``.
+    line, becomes : str
+        Part of its source that occurs once, and what replaces it.
+    breaks : str
+        What that breaks, in a sentence.
+    tests : list of str
+        Below ``tests/``: files, or single tests as pytest names them; the quickest first.
+    """
+
+    file: str
+    line: str
+    becomes: str
+    breaks: str
+    tests: list[str]
+
+
+def listed(path: Path = LIST, root: Path = ROOT) -> list[Breakage]:
+    """Return the breakages of a list, each checked against the source.
+
+    Raises
+    ------
+    ParameterError
+        Outside of a checkout, for an entry with missing or unknown keys, and for a line that does
+        not occur exactly once.
+    """
+    if not (root / "tests").is_dir():
+        raise ParameterError(f"{root} has no tests; run breakages in a checkout of the package")
+    keys, found = {field.name for field in fields(Breakage)}, []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["breakage"]:
+        if set(entry) != keys:
+            raise ParameterError(
+                f"{path.name}: {entry} must have exactly {', '.join(sorted(keys))}"
+            )
+        found.append(Breakage(**entry))
+        broken_source(found[-1], root)
+    return found
+
+
+def broken_source(breakage: Breakage, root: Path = ROOT) -> str:
+    """Return the source of a file with one line broken."""
+    source = (root / "igcore" / breakage.file).read_text(encoding="utf-8")
+    if (n := source.count(breakage.line)) != 1:
+        raise ParameterError(
+            f"{breakage.file} has {breakage.line!r} {n} times; mend the list of breakages, each "
+            "line must occur once"
+        )
+    return source.replace(breakage.line, breakage.becomes)
+
+
+def outcomes(
+    breakages: Sequence[Breakage], processes: int, root: Path = ROOT
+) -> Iterator[tuple[Breakage, bool]]:
+    """Run the tests of each breakage; yield it, and whether a test has failed.
+
+    Raises
+    ------
+    RunError
+        When the tests fail without any breakage, or cannot be run with one.
+    """
+
+    def check(test: str) -> None:
+        with TemporaryDirectory() as folder:
+            if (status := status_of(copied(root, Path(folder)), [test])) != PASSED:
+                raise RunError(f"{test} fails without a breakage (status {status}); mend it first")
+
+    def caught(breakage: Breakage) -> bool:
+        with TemporaryDirectory() as folder:
+            copy = copied(root, Path(folder))
+            file = copy / "igcore" / breakage.file
+            file.write_text(broken_source(breakage, root), encoding="utf-8")
+            status = status_of(copy, breakage.tests)
+        if status not in (None, PASSED, FAILED):
+            raise RunError(
+                f"the tests of {breakage.file}: {breakage.breaks} could not be run (status "
+                f"{status}); mend its entry in the list"
+            )
+        return status != PASSED
+
+    tests = sorted({test for breakage in breakages for test in breakage.tests})
+    with ThreadPoolExecutor(processes) as pool:
+        list(pool.map(check, tests))
+        yield from zip(breakages, pool.map(caught, breakages), strict=True)
+
+
+def copied(root: Path, folder: Path) -> Path:
+    """Make a checkout in a folder: its own copy of the package, links to all else."""
+    for entry in root.iterdir():
+        if entry.name != "igcore" and not entry.name.startswith("."):
+            (folder / entry.name).symlink_to(entry)
+    shutil.copytree(root / "igcore", folder / "igcore")
+    return folder
+
+
+def status_of(checkout: Path, tests: Sequence[str]) -> int | None:
+    """Return the exit status of tests in a process of their own; None when they do not end."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(HEAVY)
+    process = context.Process(target=run_tests, args=(str(checkout), list(tests)))
+    process.start()
+    process.join(SECONDS)
+    if process.is_alive():
+        process.kill()
+        return None
+    return process.exitcode
+
+
+def run_tests(checkout: str, tests: list[str]) -> None:
+    """Run tests in a checkout, and exit with pytest's status."""
+    import pytest
+
+    # what this process has of the package is not what is tested
+    for name in [name for name in sys.modules if name.partition(".")[0] == "igcore"]:
+        del sys.modules[name]
+    os.chdir(checkout)
+    sys.path.insert(0, checkout)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    # preloaded plugins are not rewritten, which pytest would call an error
+    options = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]
+    sys.exit(CODE + int(pytest.main([*options, *(f"tests/{name}" for name in tests)])))

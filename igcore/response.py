@@ -1,0 +1,144 @@
+"""An answer, with the work that it took and all that is needed to check it again."""
+
+from dataclasses import dataclass, field
+from pkgutil import resolve_name
+from typing import Any
+
+
+@dataclass
+class Counts:
+    """Work done for one prompt; scoring the metrics afterwards does not count.
+
+    Attributes
+    ----------
+    samples_drawn : int
+        Continuations sampled.
+    policy_tokens : int
+        Tokens sampled; of a token-wise method, tokens considered.
+    forward_tokens : int
+        Tokens that the policy has read, those of the prompt once: the prefix cache reads no prefix
+        twice.
+    scorer_tokens : int
+        Policy tokens of the texts given to scorers, before the cache by text.
+    scorer_calls : int
+        Texts given to scorers, before the cache by text; one text given to two scorers counts
+        twice.
+    rounds_used : int
+        Rounds over all blocks.
+    near_ties : int
+        Sampled tokens that might differ in another batch, see `igcore.engine.sampling`.
+    """
+
+    samples_drawn: int = 0
+    policy_tokens: int = 0
+    forward_tokens: int = 0
+    scorer_tokens: int = 0
+    scorer_calls: int = 0
+    rounds_used: int = 0
+    near_ties: int = 0
+
+
+@dataclass
+class Response:
+    """The answer to one prompt, with everything needed to check it again.
+
+    Attributes
+    ----------
+    status : str
+        ``verified_safe``: the emitted text passed the final check; ``abstained``: no text of the
+        policy was emitted; ``unverified_unsafe``: the text was emitted although it fails the check
+        (methods and modes that never abstain).
+    reason : str
+        Why, when the status is not ``verified_safe``: ``exhausted`` (all rounds used, no safe
+        candidate), ``dead_end`` (nothing left to continue), ``final_check`` (the final check
+        disagreed with the search), ``scorer_error`` (the scorer failed on candidates that might
+        have been safe), ``scorer_contract`` (the cost depends on more than the text),
+        ``over_budget`` (a method that never abstains). ``truncated`` marks a
+        certified prefix.
+    cost, peak_cost, word_peak_cost : float or None
+        U_K of the emitted text, and the maximum of U over the common grid of prefixes, and over
+        that and all ends of words; higher is worse.
+    spread : float
+        Largest difference between readings of one text by the cost model, see
+        `igcore.contract.Contract`; a text within it of the budget is not verified.
+    contract : str
+        ``kept``, or on what else than the text the cost depends; empty when nothing was emitted.
+    reward : float or None
+        Reward of the emitted text; higher is better. None when nothing was emitted. Without a
+        reward model it is the mean log-probability of the tokens (nats), None for a refusal.
+    fail_open_cost : float or None
+        Cost of what would have been emitted without abstention; None when the search stopped before
+        that was known.
+    z_trace : list of float
+        z_0, z_1, ... over the method's own block ends; a block is charged for all its checks.
+    block_ends, grid_ends : list of int
+        Character offsets in `text`, see `Emission`.
+    trace : list of dict
+        One entry per block and round: block, round, drawn (samples), safe (samples within budget
+        and, under a critic, let through), finals (finished samples), safe_finals (finished samples
+        within budget), kl (of the penalised policy from the reference, a Monte Carlo estimate in
+        nats per block) and perplexity (under the reference, per token). safe and safe_finals are
+        None under a method that searches without the cost.
+    finals : list of [reward, cost]
+        Of every candidate that finished during the search, in the order of sampling; None where it
+        was not computed or the scorer failed. Sample i is the same for every ``n_samples`` above i,
+        so the first n are the samples of Best-of-n.
+    generate_s, cost_s, reward_s, critic_s : float
+        Seconds spent sampling, in the two scorers and in the critic: the group's total divided by
+        its prompts.
+    tokens : list of int
+        The sampled tokens of `text`, an end token included; empty for a refusal, which the policy
+        did not write.
+    guard : Guard
+        What answered, with the method and the settings that it ran under.
+    candidates : list of igcore.watch.record.Node
+        Every candidate of the search, when it was recorded.
+    """
+
+    prompt_id: str
+    prompt: str
+    set_name: str
+    text: str | None
+    status: str
+    reason: str
+    finished: bool
+    n_tokens: int
+    reward: float | None
+    cost: float | None
+    peak_cost: float | None
+    word_peak_cost: float | None
+    fail_open_cost: float | None
+    z_trace: list[float]
+    block_ends: list[int]
+    grid_ends: list[int]
+    counts: Counts
+    trace: list[dict[str, Any]]
+    finals: list[list[float | None]]
+    generate_s: float
+    cost_s: float
+    reward_s: float
+    critic_s: float
+    spread: float = 0.0
+    contract: str = ""
+    tokens: list[int] = field(default_factory=list)
+    guard: Any = field(default=None, repr=False, compare=False)
+    candidates: list[Any] = field(default_factory=list, repr=False, compare=False)
+
+    def tree(self, masked: bool = True) -> Any:
+        """Return every candidate of a recorded search as a picture, see `igcore.watch.tree.Tree`.
+
+        Raises
+        ------
+        ParameterError
+            When the search was not recorded.
+        """
+        return resolve_name("igcore.watch.tree:Tree").of(self, masked)
+
+    def _repr_html_(self) -> str:
+        html: str = resolve_name("igcore.watch.html:answer_html")(self)
+        return html
+
+    @property
+    def z(self) -> float | None:
+        """The safety state at the end, in units of the budget; None when nothing was emitted."""
+        return self.z_trace[-1] if self.z_trace else None

@@ -1,0 +1,374 @@
+"""Tests of `igcore audit`: its scorers are what they are called, its judge is right, and it can
+fail.
+"""
+
+import functools
+import math
+import random
+import re
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from igcore import ParameterError, RunError
+from igcore.audit import breakages, emissions
+from igcore.audit.breakages import Breakage
+from igcore.audit.emissions import alone, harshness, honest_cost, run_case, spent
+from igcore.audit.own import PROMPT, TEXTS, examine
+from igcore.audit.zoo import KINDS, Hostile
+from igcore.budget import ACCOUNTINGS, trace
+from igcore.runs import cli
+
+FIXED = [kind for kind, made in KINDS.items() if made.deterministic]
+NUMBERS = (0, 1, 2, 5)  # 32, 8, 32 and 1 answers of a kind, each in one group
+LONGER = [" mud rain", " rust mud mud", " please", " thorn bread smoke mud", " mud"]
+
+
+def answer(scorer, texts, finished=True):
+    """What a scorer returns for texts, as numbers; None where it raises."""
+    try:
+        given = scorer.score([PROMPT] * len(texts), list(texts), [finished] * len(texts))
+    except RuntimeError:
+        return None
+    return np.asarray(given).tolist()
+
+
+# --- the zoo --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_deterministic_where_it_says_so(kind):
+    """Bug: a kind that keeps a state is held against the search, or the reverse."""
+    scorer = Hostile(kind, honest_cost(""), 1.0)
+    calls = [repr(answer(scorer, LONGER)) for _ in range(4)]
+    assert (len(set(calls)) == 1) is KINDS[kind].deterministic
+    again = Hostile(kind, honest_cost(""), 1.0)
+    assert repr(answer(again, LONGER)) == calls[0]  # no state outlives a scorer
+
+
+def test_kinds_lie_as_they_are_called():
+    """Bug: a hostile scorer that is honest by mistake, and proves nothing."""
+    costs = [harshness(text) for text in LONGER]
+    assert costs == [1.0, 3.0, -0.75, 3.0, 1.0]
+
+    def of(kind, texts=LONGER, finished=True):
+        return answer(Hostile(kind, honest_cost(""), 1.0), texts, finished)
+
+    assert of("honest") == costs and of("lies on prefixes", finished=False) == [0.0] * 5
+    assert of("depends on batch size") == [0.0] * 5
+    assert of("depends on batch size", LONGER[1:2]) == [3.0]
+    assert of("depends on place in batch") == [1.0, 0, 0, 0, 0]
+    assert of("exactly d") == [1.0, 1.0, -0.75, 1.0, 1.0]
+    assert max(of("d or one ulp over d", list("abcdefgh"))) == math.nextafter(1.0, 2.0)
+    twice = Hostile("good the first two times", honest_cost(""), 1.0)
+    assert [answer(twice, LONGER[1:2]) for _ in range(3)] == [[0.0], [0.0], [3.0]]
+    texts = [f"rain {i}" for i in range(60)]
+    assert {"nan", "inf", "-inf"} == {
+        str(x) for kind in ("NaN", "inf", "-inf") for x in of(f"{kind} on some texts", texts)
+    } - {"0.0"}
+    assert any(of("raises on some texts", [text]) is None for text in texts)
+    given = ["prompt"], ["mud"], [True]
+    Hostile("mutates its arguments", honest_cost(""), 1.0).score(*given)
+    assert given == (["?"], [""], [True])
+    buffered = Hostile("reuses its own buffer", honest_cost(""), 1.0)
+    first = buffered.score([PROMPT] * 5, LONGER, [True] * 5)
+    assert first.tolist() == costs
+    buffered.score([PROMPT], [""], [True])
+    assert first.tolist() == [0.0] * 5
+
+
+# --- the judge ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accounting", ACCOUNTINGS)
+def test_the_judge_charges_as_the_safety_state_does(accounting):
+    """Bug: a judge with another idea of a path, which finds violations that are none."""
+    draw = random.Random(0)
+    for n in range(1, 7):
+        costs = [draw.randrange(-8, 9) / 4 for _ in range(n)]
+        assert spent(costs, accounting) == trace(costs, 1.0, accounting)[-1].total
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [math.nan], [math.inf], [-math.inf], [], [1.0, 1.0], 1.0, [[1.0]], None, ["1"], [True],
+        [1j], np.ma.array([1.0], mask=[True]), torch.tensor([math.nan]),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_the_judge_takes_one_finite_number_and_nothing_else(given):
+    class Says:
+        def score(self, prompts, responses, finished):
+            return given
+
+    assert alone(Says(), "p", "t", True) == math.inf
+
+
+@pytest.mark.parametrize("given", [[1], (1.0,), np.float32([1]), torch.tensor([1.0])], ids=repr)
+def test_the_judge_reads_numbers(given):
+    class Says:
+        def score(self, prompts, responses, finished):
+            return given
+
+    assert alone(Says(), "p", "t", True) == 1.0
+    assert alone(object(), "p", "t", True) == math.inf  # it raises
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"accounting": "peak"}, [9]),
+        ({"accounting": "peak", "checks": "block"}, [9]),
+        ({"accounting": "peak", "checks": "word"}, [4, 9, 10]),
+        ({"accounting": "peak", "checks": "token"}, [4, 9, 10]),
+        ({"accounting": "sum", "checks": "word"}, [9]),
+    ],
+)
+def test_the_judge_asks_at_every_check(settings, expected):
+    """Bug: a search that promises every word, judged at the ends of its blocks alone."""
+    tokens = [emissions.WORDS.index(word) for word in (" mud", " rain", "s", " mud")]
+    policy = emissions.tiny_policy()
+    guard = SimpleNamespace(config=SimpleNamespace(**settings), policy=policy)
+    text = policy.text(tokens)
+    assert text == " mud rains mud"
+    answer = SimpleNamespace(text=text, tokens=tokens, block_ends=[9, 14], guard=guard)
+    assert emissions.checks_of(answer) == expected
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def tallies(kind):
+    total = emissions.Tally()
+    for number in NUMBERS:
+        total.add(run_case((kind, number, ""))[1])
+    return total
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_no_answer_to_a_deterministic_scorer_is_over_budget(kind):
+    """Guards the promise of the package, for a share of what `make audit` decodes."""
+    found = tallies(kind)
+    assert found.counts["violations"] == 0, found.examples
+    assert found.counts["tried"] == 73
+
+
+def test_the_honest_scorer_gets_answers():
+    """Bug: an audit of abstentions, which violates nothing."""
+    counts = tallies("honest").counts
+    assert counts["verified_safe"] > 20 and counts["verified_safe"] < counts["tried"]
+
+
+@pytest.mark.parametrize("kind", ["honest", "lies on prefixes", "NaN on finals"])
+def test_a_final_check_that_lets_everything_through_is_found(kind, monkeypatch):
+    """Bug: an audit that cannot fail."""
+
+    def lets_through(scoring, prompts, proposals, *settings, **more):
+        return [replace(p, status="verified_safe") for p in proposals]
+
+    monkeypatch.setattr("igcore.search.final_check", lets_through)
+    found = [run_case((kind, number, ""))[1] for number in range(8)]
+    assert sum(tally.counts["violations"] for tally in found) > 10
+    assert any("has costs [" in text for tally in found for text in tally.examples)
+
+
+def test_a_path_over_budget_is_found(monkeypatch):
+    """Bug: a judge that reads the final text alone."""
+    monkeypatch.setattr("igcore.beams.is_safe", lambda state, strict: True)
+    found = [run_case(("lies on finals", number, ""))[1] for number in range(6)]
+    assert sum(tally.counts["violations"] for tally in found) > 10
+
+
+def test_a_case_is_reproducible():
+    """Bug: a violation that nobody can find again."""
+    assert run_case(("noise of sd 0.3", 3, "")) == run_case(("noise of sd 0.3", 3, ""))
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """An audit of three kinds."""
+    kinds = {kind: KINDS[kind] for kind in ("honest", "NaN on finals", "drifts upward")}
+    monkeypatch.setattr(emissions, "KINDS", kinds)
+
+
+def test_the_command_prints_what_was_tried_and_what_survived(few, capsys):
+    assert cli.main(["audit", "--emissions", "150", "--processes", "1"]) == 0
+    out = capsys.readouterr().out
+    rows = {
+        r[0].strip(): list(map(int, r[1:]))
+        for r in re.findall(r"^(.{28})" + r" +(\d+)" * 4, out, re.M)
+    }
+    assert set(rows) == {"honest", "NaN on finals", "drifts upward", "all"}
+    assert rows["all"] == [sum(column) for column in zip(*list(rows.values())[:-1], strict=True)]
+    assert rows["all"][0] >= 150 and rows["honest"][3] == 0
+    unnoticed = re.search("unnoticed: (.*)", out)[1]
+    assert ("drifts upward" in unnoticed) != ("drifts upward" in re.search("warned of.*", out)[0])
+
+
+def test_a_violation_is_an_error(few, capsys, monkeypatch):
+    monkeypatch.setattr(emissions, "violation", lambda scorer, answer: "seen")
+    assert cli.main(["audit", "--emissions", "150", "--processes", "1"]) == 1
+    errors = capsys.readouterr().err
+    assert "error: honest (case 0" in errors and "drifts upward" not in errors
+    assert re.search(r"error: \d+ answers to deterministic scorers are over budget", errors)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--emissions", "-1"], "--emissions is -1; give a whole number of at least 0"),
+        (["--processes", "0"], "--processes is 0; give a whole number of at least 1"),
+        (["--cost", "nothing"], "unknown scorer 'nothing'"),
+        (["--cost", "nothing:here"], "cost 'nothing:here' cannot be imported"),
+        (["--cost", "math:pi"], "has no name"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, said, capsys):
+    assert cli.main(["audit", *arguments]) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ") and said in errors and errors.count("\n") == 1
+
+
+# --- a scorer of one's own ------------------------------------------------------------------------
+
+MINE = """
+from igcore.scorers import COST
+def length(text):
+    return len(text) / 10
+class ByBatch:
+    name, digest, sign, unit = "by batch", "1", COST, "points"
+    def score(self, prompts, responses, finished):
+        return [len(r) / len(responses) for r in responses]
+by_batch = ByBatch()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mycosts.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_a_function_of_the_text_keeps_the_contract(mine, few, capsys):
+    assert (
+        cli.main(["audit", "--cost", "mycosts:length", "--emissions", "90", "--processes", "1"])
+        == 0
+    )
+    assert "FAILS" not in capsys.readouterr().out
+
+
+def test_a_scorer_that_reads_its_batch_is_named(mine, capsys):
+    assert cli.main(["audit", "--cost", "mycosts:by_batch", "--emissions", "0"]) == 1
+    errors = capsys.readouterr().err
+    assert "no function of the text: in a batch, [" in errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "failed"),
+    [
+        ("honest", []),
+        ("lies on prefixes", []),
+        ("depends on batch size", ["in a batch", "in reverse", "among copies"]),
+        ("drifts upward", ["again", "in a batch", "in reverse", "among copies"]),
+    ],
+)
+def test_what_a_contract_finds(kind, failed):
+    """Bug: a contract that asks once, or only one text at a time."""
+    cost = lambda prompt, text, finished: float(len(text))  # noqa: E731
+    found = {name: holds for name, _, holds in examine(Hostile(kind, cost, 1.0))}
+    assert [name for name, holds in found.items() if not holds] == failed
+    assert len(TEXTS) == len(set(TEXTS)) and len(found) == 9
+
+
+# --- breakages ------------------------------------------------------------------------------------
+
+
+def test_every_listed_line_occurs_once():
+    """Bug: a list that breaks what is no longer there."""
+    found = breakages.listed()
+    assert len(found) > 30 and len({(b.file, b.line, b.becomes) for b in found}) == len(found)
+    for breakage in found:
+        compile(breakages.broken_source(breakage), breakage.file, "exec")
+        for test in breakage.tests:
+            assert (breakages.ROOT / "tests" / test.partition("::")[0]).is_file()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A small package with the real safety state, and one test of it."""
+    monkeypatch.setattr(breakages, "HEAVY", [])
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # plugins take seconds to load
+    for name in ("budget.py", "errors.py"):
+        (tmp_path / "igcore").mkdir(exist_ok=True)
+        shutil.copy(breakages.ROOT / "igcore" / name, tmp_path / "igcore")
+    (tmp_path / "igcore" / "__init__.py").touch()
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_edge.py").write_text(
+        "from igcore.budget import charge, is_safe, start\n"
+        "def test_edge():\n"
+        "    assert is_safe(charge(start(1.0), 1.0)) and not is_safe(charge(start(1.0), 1.01))\n"
+    )
+    return tmp_path
+
+
+def test_a_broken_line_is_caught_and_a_harmless_one_survives(checkout):
+    """Bug: a runner that tests the package itself in place of the broken copy."""
+    line = "return state.omega > 0 if strict else state.omega >= 0"
+    made = [
+        Breakage("budget.py", line, becomes, "", ["test_edge.py"])
+        for becomes in ("return True", "return state.omega > 0", line + "  # the same")
+    ]
+    caught = [found for _, found in breakages.outcomes(made, 2, checkout)]
+    assert caught == [True, True, False]
+    assert line in (checkout / "igcore" / "budget.py").read_text()
+
+
+def test_tests_that_fail_or_cannot_run_catch_nothing(checkout):
+    """Bug: a test that always fails catches every breakage; so does a name that is no test."""
+    line = "else state.omega >= 0"
+    good = Breakage("budget.py", line, "else False", "", ["test_edge.py"])
+    with pytest.raises(RunError, match="without a breakage"):
+        list(breakages.outcomes([Breakage(**vars(good) | {"tests": ["test_no.py"]})], 1, checkout))
+    unreadable = Breakage(**vars(good) | {"becomes": "else ("})
+    with pytest.raises(RunError, match="could not be run"):
+        list(breakages.outcomes([unreadable], 1, checkout))
+
+
+def test_the_command_names_what_survived(capsys, monkeypatch):
+    made = [Breakage("budget.py", "", "", breaks, []) for breaks in ("the edge", "the middle")]
+    monkeypatch.setattr(breakages, "listed", lambda: made)
+    monkeypatch.setattr(
+        breakages, "outcomes", lambda found, n: zip(found, (True, False), strict=True)
+    )
+    assert cli.main(["audit", "--emissions", "0", "--breakages"]) == 1
+    out, errors = capsys.readouterr()
+    assert "2 breakages, 1 caught" in out
+    assert errors == "error: survived: budget.py: the middle\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ('file = "budget.py"', "must have exactly becomes, breaks, file, line, tests"),
+        (
+            'file = "budget.py"\nline = "def "\nbecomes = ""\nbreaks = ""\ntests = []',
+            "times; mend the list",
+        ),
+    ],
+)
+def test_a_bad_list_is_refused(entry, said, checkout):
+    file = checkout / "list.toml"
+    file.write_text(f"[[breakage]]\n{entry}\n")
+    with pytest.raises(ParameterError, match=said):
+        breakages.listed(file, checkout)
+    with pytest.raises(ParameterError, match="run breakages in a checkout"):
+        breakages.listed(file, checkout / "igcore")

@@ -1,0 +1,266 @@
+"""Tests of the scorers' contract: a cost that moves with anything but the text verifies nothing."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
+
+from igcore import Guard, SearchConfig, decode
+from igcore.contract import ROUNDING, SHARE, TEXTS, Contract
+from igcore.errors import ScorerWarning
+from igcore.policy import PROBE
+from igcore.scoring import Tally
+
+SETTINGS = dict(budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=6, refusal="")
+PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
+
+
+class Moving(LetterCost):
+    """The letters' cost, moved by what a function says of the call.
+
+    The function gets the number of the call, the number of texts in it, the place of the text, the
+    text, and whether it is finished.
+    """
+
+    def __init__(self, move):
+        super().__init__()
+        self.move, self.calls = move, 0
+
+    def score(self, prompts, responses, finished):
+        self.calls += 1
+        rows = enumerate(zip(responses, finished, strict=True))
+        return [
+            letter_cost(text) + self.move(self.calls, len(responses), i, text, done)
+            for i, (text, done) in rows
+        ]
+
+
+def noise(seed=0, sd=1.0):
+    rng = np.random.default_rng(seed)
+    return lambda *_: sd * rng.standard_normal()
+
+
+BREACHES = {  # what a cost may depend on besides the text, and what is said of it
+    "noise": (noise(sd=3.0), "the call"),
+    "drift": (lambda call, *_: 0.5 * call, "the call"),
+    "batch size": (lambda call, n, *_: 2.0 if n > 1 else 0.0, "the batch"),
+    "place": (lambda call, n, i, *_: 0.5 * i, "the batch"),
+    "fails in batches": (lambda call, n, *_: math.nan if n > 1 else 0.0, "the batch"),
+    "fails at times": (lambda call, *_: math.nan if call % 2 else 0.0, "the call"),
+}
+SHARED = {"noise", "drift", "fails at times"}
+
+
+def examined(scorer):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        contract = Contract.examined(scorer, Tally())
+    return contract, [str(warning.message) for warning in told]
+
+
+# --- at loading -----------------------------------------------------------------------------------
+
+
+def test_a_function_of_the_text_keeps_its_contract():
+    scorer, tally = LetterCost(), Tally()
+    contract = Contract.examined(scorer, tally)
+    assert (contract.spread, contract.problem) == (0.0, "")
+    assert contract.scorer is scorer and contract.tally is tally and tally.asked == 0
+    costs = [letter_cost(text) for text in TEXTS]
+    assert contract.tolerance == SHARE * (max(costs) - min(costs)) > ROUNDING
+
+
+def test_fixed_texts_are_asked_for_twice_alone_and_twice_in_a_batch():
+    asked = []
+
+    class Asked(LetterCost):
+        def score(self, prompts, responses, finished):
+            asked.append(list(responses))
+            assert set(prompts) == {PROBE} and all(finished)
+            return super().score(prompts, responses, finished)
+
+    Contract.examined(Asked(), Tally())
+    alone = [[text] for text in TEXTS]
+    assert asked == [*alone, *alone, list(TEXTS), list(TEXTS[::-1])]
+
+
+@pytest.mark.parametrize("kind", BREACHES)
+def test_a_cost_that_depends_on_more_than_the_text_is_found_at_loading(kind):
+    move, dependence = BREACHES[kind]
+    contract, told = examined(Moving(move))
+    assert contract.spread > contract.tolerance
+    assert contract.problem.startswith(f"cost 'letters' depends on {dependence}")
+    assert told == [f"{contract.problem}; its answers are not verified"]
+
+
+def test_rounding_is_no_breach_but_a_margin():
+    """Guards bfloat16 in batches: its answers may be verified, at some distance of the budget."""
+    contract, told = examined(Moving(lambda call, n, *_: 0.25 if n > 1 else 0.0))
+    assert (contract.spread, contract.problem, told) == (0.25, "", [])
+
+
+def test_a_constant_cost_has_a_tolerance_for_rounding_alone():
+    class Constant(LetterCost):
+        def score(self, prompts, responses, finished):
+            return [-300.0] * len(responses)
+
+    contract, _ = examined(Constant())
+    assert contract.tolerance == pytest.approx(300 * ROUNDING) and not contract.problem
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_cost_that_cannot_read_the_fixed_texts_is_not_judged_by_them(raises):
+    """Guards scorers of one language or format: what they fail on in a run is counted there."""
+
+    class Narrow(LetterCost):
+        def score(self, prompts, responses, finished):
+            if raises:
+                raise ValueError("not for this prompt")
+            return [math.nan] * len(responses)
+
+    contract, told = examined(Narrow())
+    assert (contract.spread, contract.tolerance, contract.problem) == (0.0, math.inf, "")
+    assert not told and contract.tally.asked == 0
+
+
+def test_one_fixed_text_that_fails_says_nothing():
+    contract, _ = examined(Moving(lambda call, n, i, text, done: math.nan if text == "" else 0.0))
+    assert (contract.spread, contract.problem) == (0.0, "")
+
+
+def test_a_reward_is_not_examined():
+    """Guards loading: a reward decides no verdict, and may be slow."""
+    reward = LetterReward()
+    reward.score = None  # calling it would fail
+    guard = Guard(mock_policy(), LetterCost(), reward, budget=1.0)
+    assert guard.contracts["reward"].tolerance == math.inf
+
+
+def test_an_examination_is_made_once():
+    """Guards the cost of `under`, which every call of a guard makes."""
+    cost = LetterCost()
+    guard = Guard(mock_policy(), cost, LetterReward(), budget=1.0)
+    asked = cost.texts
+    assert asked == 4 * len(TEXTS)
+    assert guard.under("base").contracts["cost"] is guard.contracts["cost"] and cost.texts == asked
+
+
+# --- two readings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "spread", "broken"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.125, False),  # what was known
+        ([1.0, 2.0], [1.25, 2.0], 0.25, False),  # as far as the tolerance
+        ([1.0, 2.0], [1.0, 1.5], 0.5, True),
+        ([math.nan, 2.0], [math.nan, 2.0], 0.125, False),
+        ([1.0, math.nan], [1.0, 2.0], math.inf, True),
+        ([1.0], [math.nan], math.inf, True),
+        ([], [], 0.125, False),
+    ],
+)
+def test_two_readings_widen_the_spread_or_break_the_contract(first, second, spread, broken):
+    known = Contract(LetterCost(), spread=0.125, tolerance=0.25)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = known.compared(first, second, "the weather: asked")
+    assert found.spread == spread and bool(found.problem) == broken == bool(told)
+    assert found.tolerance == 0.25 and found.tally is known.tally and known.spread == 0.125
+
+
+def test_the_problem_names_the_two_numbers_that_are_furthest_apart():
+    known = Contract(LetterCost(), tolerance=0.1)
+    with pytest.warns(ScorerWarning, match="gave 2 and 5 for one text; its answers are not"):
+        found = known.compared([1.0, 2.0], [1.5, 5.0], "the weather: asked twice,")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # and is said once
+        again = found.compared([1.0], [9.0], "the moon: asked twice,")
+    assert again.problem == found.problem and again.spread == 8.0
+
+
+# --- in a search ----------------------------------------------------------------------------------
+
+
+def answers(method, cost, **changes):
+    config = SearchConfig(**(SETTINGS | {"failure_rate": 1.0} | changes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScorerWarning)
+        return list(decode(method, Guard(mock_policy(), cost, LetterReward(), config), PROMPTS))
+
+
+@pytest.mark.parametrize("kind", BREACHES)
+@pytest.mark.parametrize("on_failure", ["abstain", "truncate"])
+def test_nothing_is_verified_by_a_cost_that_broke_its_contract(kind, on_failure):
+    """Guards the promise: 85 % of such answers were over budget when they were read again."""
+    for budget in (1.0, 100.0):
+        cost = Moving(BREACHES[kind][0])
+        out = answers("inferenceguard", cost, budget=budget, on_failure=on_failure)
+        assert [(r.status, r.text) for r in out] == [("abstained", None)] * len(PROMPTS)
+        if budget == 100.0 and kind not in ("fails at times", "fails in batches"):
+            assert {r.reason for r in out} == {"scorer_contract"}
+
+
+@pytest.mark.parametrize("method", ["base", "best-of-n-augmented", "beam-lagrangian"])
+def test_a_baseline_is_marked_as_not_verified(method):
+    out = answers(method, Moving(BREACHES["batch size"][0]), budget=100.0)
+    assert {(r.status, r.reason) for r in out} == {("unverified_unsafe", "scorer_contract")}
+    assert all(r.text is not None and "depends on the batch" in r.contract for r in out)
+
+
+def test_in_mode_paper_the_answer_is_marked():
+    out = answers("inferenceguard", Moving(BREACHES["place"][0]), on_failure="paper", budget=99.0)
+    assert {(r.status, r.reason) for r in out} == {("unverified_unsafe", "scorer_contract")}
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        # safe until the search is over: a text alone, finished, is the final check's
+        lambda call, n, i, text, done: 50.0 if n == 1 and done and text else 0.0,
+        # each text is good the first time only
+        lambda *args, seen=set(): 50.0 if args[3:] in seen else (seen.add(args[3:]) or 0.0),
+    ],
+    ids=["alone", "first time"],
+)
+def test_a_lie_that_only_the_answer_shows_is_found_in_the_final_check(move):
+    """Guards against a scorer that keeps its contract for the fixed texts, and breaks it in a run:
+    the readings of the search are compared with those of the final check.
+    """
+    fixed = set(TEXTS)
+    cost = Moving(lambda *args: 0.0 if args[3] in fixed else move(*args))
+    guard = Guard(mock_policy(), cost, LetterReward(), SearchConfig(**SETTINGS | {"budget": 99.0}))
+    assert not guard.contracts["cost"].problem
+    with pytest.warns(ScorerWarning, match="depends on the call: asked in the search and once"):
+        out = list(decode("inferenceguard", guard, PROMPTS))
+    assert {(r.status, r.reason, r.text) for r in out} == {("abstained", "scorer_contract", "")}
+
+
+def test_a_cost_that_lies_on_finished_texts_is_believed_about_them():
+    """Guards `finished`, which a cost may read: the finished text is the one that is emitted."""
+    cost = Moving(lambda call, n, i, text, done: 9.0 if done and text else -9.0)
+    out = answers("inferenceguard", cost, budget=5.0)
+    assert {r.status for r in out} == {"abstained"} and {r.reason for r in out} == {"exhausted"}
+
+
+def test_answers_keep_their_distance_of_the_budget():
+    """Guards the margin: a cost of up to d less the spread is verified, and no more."""
+    wide = Moving(lambda call, n, *_: 0.25 if n > 1 else 0.0)  # the reading alone is lower
+    for r in answers("inferenceguard", wide, budget=1.0):
+        if r.status == "verified_safe":
+            assert r.spread == 0.25 and r.cost + 0.25 <= 1.0 and r.contract == "kept"
+            assert r.z_trace[-1] == 1.0 - r.cost  # the trace is of the readings as they are
+    costs = {}
+    for budget in (1.0, 1.25):
+        out = answers("base", wide, budget=budget)
+        costs[budget] = {r.status for r in out if r.cost == 1.0}
+        assert all(r.spread == 0.25 for r in out)
+    assert costs == {1.0: {"unverified_unsafe"}, 1.25: {"verified_safe"}}
+
+
+def test_every_answer_of_an_honest_cost_says_that_it_was_kept():
+    for method in ("inferenceguard", "base"):
+        for r in answers(method, LetterCost()):
+            assert (r.spread, r.contract) == (0.0, "kept" if r.text is not None else "")
