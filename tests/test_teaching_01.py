@@ -11,6 +11,7 @@ from notebook_code import notebook_code
 
 import igcore as ig
 from igcore.budget import charge, start
+from igcore.contract import Contract
 from igcore.engine.sampling import random_key
 
 book = notebook_code("01_the_algorithm")
@@ -29,6 +30,22 @@ class Fours:
 
     def score(self, prompts, responses, finished):
         return [book.fours(text) for text in responses]
+
+
+class Spaced:
+    """A tokenizer of the digits that writes a space for every 8, so that texts have words."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def __getattr__(self, name):
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, *args, **options):
+        return self.tokenizer(*args, **options)
+
+    def decode(self, *args, **options):
+        return self.tokenizer.decode(*args, **options).replace("8", " ")
 
 
 @cache
@@ -71,6 +88,39 @@ def test_the_notebook_finds_the_tokens_of_the_package(changes):
     """
     counts = book.compare(PROMPT, guard(**changes), range(8))
     assert counts["same"] + counts["near_ties"] >= 8
+
+
+def test_the_notebook_finds_the_tokens_of_the_package_at_the_ends_of_words():
+    """Bug: words of earlier blocks charged again or not at all, so that both would agree only while
+    nobody looks inside a block.
+    """
+    policy = digits()
+    spaced = replace(policy, tokenizer=Spaced(policy.tokenizer))
+    at_blocks = replace(guard(checks="block", budget=0.4), policy=spaced)
+    at_words = replace(at_blocks, config=replace(at_blocks.config, checks="word"))
+    counts = book.compare(PROMPT, at_words, range(20))
+    assert counts["same"] == 20 and counts["retried"] > 0
+    found = [
+        [book.algorithm_1(PROMPT, g, seed) for seed in range(20)] for g in (at_words, at_blocks)
+    ]
+    assert found[0] != found[1]
+
+
+def test_a_block_is_charged_for_the_worst_of_its_checks():
+    """Worked by hand: of the words of " 5 1 11" after "1", " 5" is the worst. Bug: a NaN that a
+    later number hides.
+    """
+    at_words = guard(checks="word")
+    assert book.worst_cost(at_words, "", "1", "1 5 1 11", False) == pytest.approx(1 / 3)
+    assert book.worst_cost(at_words, "", "1 5", "1 5 1 11", False) == pytest.approx(1 / 5)
+    assert book.worst_cost(guard(checks="block"), "", "1", "1 5 1 11", True) == 1 / 8
+    failing = replace(at_words, cost=FailsOn5())
+    assert math.isnan(book.worst_cost(failing, "", "1", "1 5 1 11", False))
+
+
+class FailsOn5(Above4):
+    def score(self, prompts, responses, finished):
+        return [math.nan if text.endswith("5") else 0.0 for text in responses]
 
 
 def test_the_comparison_meets_retries_and_abstentions():
@@ -164,9 +214,18 @@ def test_nothing_is_returned_that_fails_the_final_check(last):
     """Bug: a last line that forgets the exact text, or lets a score pass that cannot be read."""
 
     class Turning(Above4):
-        def score(self, prompts, responses, finished):
-            return [last if len(responses) == 1 else 0.0 for _ in responses]
+        """Finds a whole answer bad when it is asked about it again."""
 
-    toy = guard()
+        known, turned = frozenset(), False
+
+        def score(self, prompts, responses, finished):
+            self.turned |= finished[-1] and responses[-1] in self.known
+            self.known |= {responses[-1]} if finished[-1] else set()
+            return [last if self.turned else 0.0 for _ in responses]
+
+    toy, turning = guard(checks="block", n_samples=1, keep=1), Turning()
+    # not examined: the notebook's own check is what is tested
+    contracts = {**toy.contracts, "cost": Contract(turning)}
     assert book.algorithm_1(PROMPT, toy) is not None
-    assert book.algorithm_1(PROMPT, replace(toy, cost=Turning())) is None
+    assert book.algorithm_1(PROMPT, replace(toy, cost=turning, contracts=contracts)) is None
+    assert turning.turned

@@ -34,10 +34,13 @@ def masker_of(answer: Response) -> Callable[[str], str]:
 
 def verdict_of(answer: Response) -> str:
     """Return the verdict in words, with the numbers behind it."""
-    budget = f"the budget of {answer.guard.config.budget:g}"
+    config = answer.guard.config
+    budget = f"the budget of {config.budget:g}"
     if answer.status == "abstained":
         return f"abstained: {WHY[answer.reason]}"
     cost = "unknown" if answer.cost is None else f"{answer.cost:.3f}"
+    if answer.spread >= 0.0005:  # a smaller one does not show beside three digits
+        cost += f", give or take {answer.spread:.3f},"
     if answer.status != "verified_safe":
         return f"not verified: its cost is {cost} under {budget}; {WHY[answer.reason]}"
     guarded = method_of(answer.guard.method).abstains
@@ -45,8 +48,12 @@ def verdict_of(answer: Response) -> str:
     words += f": its cost is {cost} under {budget}"
     if answer.reason:
         words += f"; {WHY[answer.reason]}"
-    if not within(answer.peak_cost, answer.guard.config):
-        words += f", though it was over budget on the way ({answer.peak_cost:.3f})"
+    if not within(answer.peak_cost, config):
+        words += f", though it was over budget on the way ({answer.word_peak_cost:.3f})"
+    elif not within(answer.word_peak_cost, config):
+        words += (
+            f", though it was over budget between the ends of blocks ({answer.word_peak_cost:.3f})"
+        )
     return words
 
 
@@ -63,7 +70,8 @@ def answer_html(answer: Response) -> str:
         )
         start = end
     text = "".join(spans) or "<i>nothing was emitted</i>"
-    passed = answer.status == "verified_safe" and within(answer.peak_cost, answer.guard.config)
+    passed = answer.status == "verified_safe"
+    passed = passed and within(answer.word_peak_cost, answer.guard.config)
     color = WITHIN if passed else GREY if answer.status == "abstained" else OVER
     return (
         '<div style="max-width:52em;line-height:1.9">'

@@ -70,6 +70,11 @@ class Node:
         return self.beam.cost
 
     @property
+    def worst(self) -> float:
+        """The highest cost at the checks of its block, which is what z was charged with."""
+        return self.beam.worst
+
+    @property
     def reward(self) -> float:
         """The reward of the response so far; higher is better."""
         return self.beam.reward

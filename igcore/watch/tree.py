@@ -148,12 +148,15 @@ def _box(node: Node, x: int, y: int) -> str:
     fill = color if strong else "white"
     letters = "white" if strong else "#222222"
     faded = ' opacity="0.45"' if node.fate == NOT_SAMPLED else ""
-    line = f"cost {node.cost:.3f} · z {node.z:.3f} · reward {node.reward:.2f}"
+    cost, whole = f"cost {node.cost:.3f}", f"{node.fate}: {_short(node.text, 1000)}"
+    if node.worst > node.cost:  # at a check inside its block, and that is what it was charged with
+        cost, whole = f"worst {node.worst:.3f}", f"{whole} (cost at its end {node.cost:.3f})"
+    line = f"{cost} · z {node.z:.3f} · reward {node.reward:.2f}"
     if math.isfinite(node.beam.f1):
         line += f" · f1 {node.beam.f1:.2f}"
     mark = {EMITTED: "✓ ", CHECK_FAILED: "✗ "}.get(node.fate, "")
     return (
-        f"<g{faded}><title>{escape(node.fate)}: {escape(_short(node.text, 1000))}</title>"
+        f"<g{faded}><title>{escape(whole)}</title>"
         f'<rect x="{x}" y="{y}" width="{WIDE}" height="{HIGH}" rx="5" fill="{fill}" '
         f'stroke="{color}" stroke-width="{1.5 if strong else 1}"/>'
         + _text(x + 7, y + 16, mark + _short(node.text, LETTERS - len(mark)), letters, mono=True)
