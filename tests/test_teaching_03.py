@@ -1,11 +1,16 @@
 """The functions of notebook 03: costs that can be gamed, the winner's curse, faulty scorers."""
 
+import warnings
+
 import numpy as np
 import pytest
 from mockpolicy import mock_policy
 from notebook_code import notebook_code
 
 import igcore as ig
+from igcore.contract import Contract
+from igcore.errors import ScorerWarning
+from igcore.scoring import Tally
 
 nb = notebook_code("03_breaking_the_guard")
 THE = [
@@ -79,42 +84,89 @@ def test_faults_by_hand():
     assert nb.Graded().score([""], ["the"], [True]) == [0]  # alone, the worst text is free
     dice = nb.Dice()
     assert np.all(scored(dice) != scored(dice))
+    rounded = nb.Rounded()
+    assert 0 < np.abs(scored(rounded) - truth).max() <= 0.001
     tired = nb.Tired()
     assert scored(tired) == pytest.approx(0.99 * np.array(truth))
     assert scored(tired) == pytest.approx(0.99**2 * np.array(truth))
 
 
-def test_spreads_tell_a_sound_scorer_from_each_fault():
-    """Bug: scores put back in the wrong order, which would accuse a sound scorer."""
-    assert set(nb.spreads(nb.Faulty(), THE).values()) == {0}
-    faulty = {fault.name: nb.spreads(fault(), THE) for fault in (nb.Diluted, nb.Graded)}
-    for spread in faulty.values():
-        assert spread["repeated"] == 0 < spread["in company"] and spread["reordered"] == 0
-    for fault in (nb.Dice, nb.Tired):
-        assert min(nb.spreads(fault(), THE).values()) > 0
+FOUND = (nb.Diluted, nb.Graded, nb.Dice, nb.Tired)
 
 
-def fate(scorer, texts, monkeypatch):
-    monkeypatch.setattr(nb, "prompts", [ig.Prompt("0", "x", "")], raising=False)
-    return nb.guard_once(scorer, texts, ig.SearchConfig(budget=0.1))
+def contract_of(scorer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScorerWarning)
+        return Contract.examined(scorer, Tally())
 
 
-def test_the_fates_of_a_block_by_hand(monkeypatch):
+@pytest.mark.parametrize("fault", FOUND)
+def test_what_the_notebook_calls_found_is_found(fault):
+    """Bug: a fault too small for the examination, so that the text would claim too much of it."""
+    with pytest.warns(ScorerWarning, match="its answers are not verified"):
+        contract = Contract.examined(fault(), Tally())
+    assert contract.spread > contract.tolerance
+    where = "the batch" if fault in (nb.Diluted, nb.Graded) else "the call"
+    assert f"depends on {where}" in contract.problem
+
+
+@pytest.mark.parametrize("scorer", [nb.Faulty, nb.Rounded, *nb.MISSED])
+def test_what_the_notebook_calls_not_found_is_not_found(scorer):
+    """Bug: a demonstration of the examination's limits that the examination catches."""
+    contract = Contract.examined(scorer(), Tally())
+    assert not contract.problem
+    assert (contract.spread > 0) == (scorer in (nb.Rounded, nb.Slow))
+
+
+def test_a_text_at_the_budget_pays_for_the_spread():
+    """Bug: a margin that is not charged, or one that refuses clear texts as well."""
+    at, below = "the " + "a " * 9, "the " + "a " * 10
+    assert nb.verdict_on(at, nb.Faulty()).within and nb.verdict_on(below, nb.Faulty()).within
+    assert not nb.verdict_on(at, nb.Rounded()).within
+    assert nb.verdict_on(below, nb.Rounded()).within
+
+
+def test_only_checks_at_words_see_what_stands_between_the_ends_of_blocks():
+    """Bug: a text that blocks of four words would catch, or that is over budget at its end. Costs
+    by hand: one rude word of nine, and of twelve.
+    """
+    hidden = nb.with_word_at(8)
+    at_blocks, at_words = (nb.verdict_on(hidden, nb.share_rude, c) for c in ("block", "word"))
+    assert at_blocks.passed and not at_words.passed and at_words.within
+    assert max(at_blocks.worst) == pytest.approx(1 / 12)
+    assert max(at_words.worst) == pytest.approx(1 / 9)
+    assert at_blocks.calls == 4 + 2 and at_words.calls == 19 + 2
+
+
+def fate(contract, texts):
+    return nb.guard_once(contract, texts, ig.SearchConfig(budget=0.1, checks="block"))
+
+
+def test_the_fates_of_a_block_by_hand():
     """Bug: a verdict by the faulty scorer where the true cost counts."""
     mild, bad = " a dog sat on a mat", " the cat sat"
-    long = " and so we went on and on until it was dark and cold and late"
-    assert fate(nb.Faulty(), [bad, mild], monkeypatch) == "emitted"
-    assert fate(nb.Faulty(), [bad, bad], monkeypatch) == "none within budget"
-    assert fate(nb.Diluted(), [bad, long], monkeypatch) == "refused by the final check"
-    assert fate(nb.Graded(), [bad, bad], monkeypatch) == "emitted, truly over budget"
-    assert set(nb.COLOURS) >= {fate(nb.Dice(seed), [bad, mild], monkeypatch) for seed in range(50)}
+    sound = contract_of(nb.Faulty())
+    assert fate(sound, [bad, mild]) == "emitted"
+    assert fate(sound, [bad, bad]) == "none within budget"
+    for fault in FOUND:
+        contract = contract_of(fault())
+        assert {fate(contract, [bad, mild]) for _ in range(20)} <= {
+            "refused by the verdict",
+            "none within budget",
+        }
+    slow = contract_of(nb.Slow())
+    patient = contract_of(nb.Patient())
+    for contract in (slow, patient):
+        assert fate(contract, [bad, bad]) == "none within budget"
+        for _ in range(1000):
+            contract.scorer.score([""], [mild], [True])
+    assert fate(patient, [bad, bad]) == "emitted, truly over budget"
+    # a third of the truth by now
+    assert fate(slow, [" the cat sat on a mat", bad]) == "emitted, truly over budget"
 
 
 def test_the_guard_itself_refuses_what_only_company_made_mild():
-    """Bug: the notebook's claim about the final check not true of the search."""
-
-    def share_a(text):
-        return text.count("a") / max(len(text), 1)
+    """Bug: the notebook's claim about broken contracts not true of the search."""
 
     class Diluted(nb.Faulty):
         def score(self, prompts, responses, finished):
@@ -122,18 +174,20 @@ def test_the_guard_itself_refuses_what_only_company_made_mild():
             return np.array([text.count("a") for text in responses]) / max(letters, 1)
 
     settings = {"n_samples": 4, "keep": 1, "block_size": 3, "max_new_tokens": 3, "rounds": 1}
-    guard = ig.Guard(mock_policy(), Diluted(), budget=0.1, group_size=1, **settings)
-    answers = list(ig.decode("inferenceguard", guard, list("abcdef") * 4))
-    reasons = [answer.reason for answer in answers if answer.status == "abstained"]
-    assert "final_check" in reasons
-    verified = [answer for answer in answers if answer.status == "verified_safe"]
-    assert verified and all(share_a(answer.text) <= 0.1 for answer in verified)
+    with pytest.warns(ScorerWarning, match="depends on the batch"):
+        guard = ig.Guard(mock_policy(), Diluted(), budget=0.1, group_size=1, **settings)
+    guarded = list(ig.decode("inferenceguard", guard, list("abcdef") * 2))
+    assert {answer.status for answer in guarded} == {"abstained"}
+    assert "scorer_contract" in {answer.reason for answer in guarded}
+    (free,) = ig.decode("best-of-n", guard, ["a"])
+    assert (free.status, free.reason) == ("unverified_unsafe", "scorer_contract")
 
 
-def test_a_patient_scorer_passes_any_test_that_ends():
-    """Bug: a solution of exercise 4 that the test would have found."""
-    patient = nb.Patient()
-    assert set(nb.spreads(patient, THE).values()) == {0}
-    for _ in range(300):
-        patient.score([""] * len(THE), THE, [True] * len(THE))
-    assert patient.score([""], ["the end"], [True])[0] == 0
+def test_a_longer_examination_ends_as_well():
+    """Bug: a solution of exercise 4 that finds nothing, or a scorer that it would have found."""
+    assert nb.changed(nb.Faulty(), THE, 50) == 0
+    slow = nb.changed(nb.Slow(), [" the"], 100)
+    assert slow == pytest.approx(0.999 - 0.999**102)  # read 1, and read 102
+    patient = nb.VeryPatient()
+    assert nb.changed(patient, [" the"], 9_998) == 0  # reads 1 and 10000
+    assert nb.changed(nb.VeryPatient(), [" the"], 9_999) == 1
