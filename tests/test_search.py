@@ -701,7 +701,7 @@ def test_texts_that_no_gate_could_score_stop_the_run():
 
 def test_every_call_of_the_gate_is_counted():
     """Guards the equal-compute columns: one text by cost and reward, and twice more by the gate."""
-    settings = dict(n_samples=1, keep=1, block_size=8, rounds=1, budget=100.0)
+    settings = dict(n_samples=1, keep=1, block_size=8, rounds=1, budget=100.0, checks="block")
     (r,) = answers("inferenceguard", ["ab"], **settings)
     assert (r.counts.scorer_calls, r.counts.scorer_tokens) == (4, 4 * r.n_tokens)
     (r,) = answers(
