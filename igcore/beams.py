@@ -25,8 +25,7 @@ class Beam:
     Attributes
     ----------
     tokens, text, finished
-        Token ids so far, their text, and whether the policy has ended or reached the maximum
-        length.
+        Token ids so far, their text, and whether the policy has ended or is at full length.
     state : SafetyState
         The safety state after its last block. Methods that search without the cost never change it.
     ends : list of int
@@ -36,16 +35,14 @@ class Beam:
     log_p : float
         Log-probability of its tokens under the policy, in nats.
     cost, reward : float
-        U_k and reward of the text so far; infinitely bad when the scorer failed, and `broken` is
-        then set.
+        U_k and reward of the text so far; infinitely bad, and `broken`, where a scorer failed.
     worst : float
-        The highest cost at the checks of the last block, see `igcore.checks`; -infinity before it
-        was asked for.
+        The highest cost at the checks of its last block; -infinity before it was read.
     f1, f2 : float
-        The critic's probability of ending within budget, and its expected task cost gamma_task^T
-        c_task; NaN before the critic has judged. An f1 that is not finite counts as the lowest.
+        The critic's probability of ending within budget, and its expected gamma_task^T c_task; NaN
+        before it has judged. An f1 that is not finite counts as the lowest.
     let_through : bool
-        Whether the critic lets it through; True before the critic has judged.
+        Whether the critic lets it through; True before it has judged.
     """
 
     tokens: list[int]
@@ -205,12 +202,11 @@ class Method:
     settings : callable
         From the user's settings to those that the method runs under.
     cost, reward : bool
-        Whether candidates are scored by the cost model and by the reward model.
+        Whether candidates are scored by the cost and by the reward model.
     abstains : bool
         Whether it abstains when a text fails the final check; baselines always emit.
     safety_first : bool
-        Whether unsafe candidates are dropped as soon as there is a safe one. The reward model then
-        scores only those that pass.
+        Whether a safe candidate drives out all unsafe ones, which then need no reward.
     final_only : bool
         Whether cost and reward exist for finished candidates only.
     accepts : callable

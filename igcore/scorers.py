@@ -4,12 +4,12 @@ A cost says how bad a response is (higher is worse), a reward how good (higher i
 function of a text will do::
 
     def shouting(text):
-        return sum(c.isupper() for c in text) / max(len(text), 1)
+        return sum(c.isupper() for c in text)
 
 An object with the members of `Scorer` can score many texts at once, and says more of itself::
 
     class Shouting:
-        name, digest, sign, unit = "shouting", "v1", "higher is worse", "share of capitals"
+        name, digest, sign, unit = "shouting", "v1", "higher is worse", "capitals"
 
         def score(self, prompts, responses, finished):
             return [shouting(response) for response in responses]

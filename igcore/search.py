@@ -123,9 +123,8 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
             batch.work.saw_round(block, round_, candidates)
             # sampling diversity (n_2): what this round sampled is less likely in the next one
             for candidate in candidates:
-                candidate.search.failures.add(
-                    candidate.parent.row, candidate.tokens, candidate.log_p
-                )
+                row, tokens = candidate.parent.row, candidate.tokens
+                candidate.search.failures.add(row, tokens, candidate.log_p)
 
         for search in going:
             search.keep_best()  # K of the pool; where none is safe a guarded search has failed
@@ -274,7 +273,8 @@ def charge_costs(batch: Batch, candidates: Sequence[Candidate]) -> None:
     if not batch.method.cost:
         return
     known = scorable(batch.method, candidates)
-    for candidate, costs in zip(known, costs_in_block(batch, known), strict=True):
+    found = read(batch, "cost", batch.config.checks, known)
+    for candidate, costs in zip(known, found, strict=True):
         beam = candidate.beam
         beam.broken = any(map(math.isnan, costs))
         beam.cost = math.inf if beam.broken else costs[-1]
@@ -288,14 +288,14 @@ def charge_costs(batch: Batch, candidates: Sequence[Candidate]) -> None:
         )
 
 
-def costs_in_block(batch: Batch, candidates: Sequence[Candidate]) -> list[list[float]]:
-    """Return U at the checks of each candidate's last block, its whole text last."""
-    if not candidates:
-        return []
-    with batch.work.timed("cost"):
+def read(
+    batch: Batch, role: str, checks: str, candidates: Sequence[Candidate]
+) -> list[list[float]]:
+    """Return cost or reward at the checks of each candidate's last block, NaN for a failure."""
+    with batch.work.timed(role):
         found = readings(
-            batch.scoring.search["cost"],
-            batch.config.checks,
+            batch.scoring.search[role],
+            checks,
             [candidate.search.prompt.text for candidate in candidates],
             [candidate.beam.text for candidate in candidates],
             [candidate.beam.finished for candidate in candidates],
@@ -341,23 +341,11 @@ def ask_reward(batch: Batch, candidates: Sequence[Candidate]) -> None:
         for candidate in known:
             candidate.beam.reward = candidate.beam.likelihood
         return
-    for candidate, reward in zip(known, rewards(batch, known), strict=True):
+    found = read(batch, "reward", "block", known)
+    for candidate, (reward,) in zip(known, found, strict=True):
         beam = candidate.beam
         beam.broken |= math.isnan(reward)  # the cost may have failed before
         beam.reward = -math.inf if math.isnan(reward) else reward
-
-
-def rewards(batch: Batch, candidates: Sequence[Candidate]) -> list[float]:
-    """Return the reward of each candidate's text, NaN where the scorer failed."""
-    if not candidates:
-        return []
-    prompts = [candidate.search.prompt.text for candidate in candidates]
-    texts = [candidate.beam.text for candidate in candidates]
-    finished = [candidate.beam.finished for candidate in candidates]
-    with batch.work.timed("reward"):
-        found: list[float] = batch.scoring.search["reward"].score(prompts, texts, finished).tolist()
-    batch.work.saw_scored(candidates, [[len(text)] for text in texts])
-    return found
 
 
 def go_on(batch: Batch) -> None:
@@ -379,17 +367,12 @@ def go_on(batch: Batch) -> None:
 
 def answers(batch: Batch) -> list[Emission]:
     """Return what is emitted: the best beam of each search if it passes the final check."""
-    abstains = batch.searches[0].abstains
+    prompts, abstains = [search.prompt for search in batch.searches], batch.searches[0].abstains
     proposals = [proposal(batch, search) for search in batch.searches]
     # a baseline's text is only marked, and its path read for the tables: no part of its time
     with batch.work.timed("cost") if abstains else nullcontext():
-        emissions = final_check(
-            batch.scoring,
-            [search.prompt for search in batch.searches],
-            proposals,
-            batch.config,
-            guarded=batch.method.abstains,
-        )
+        guarded = batch.method.abstains
+        emissions = final_check(batch.scoring, prompts, proposals, batch.config, guarded)
     for search, emission in zip(batch.searches, emissions, strict=True):
         batch.work.saw_check(search, emission)
     return emissions
@@ -411,10 +394,7 @@ def proposal(batch: Batch, search: PromptSearch) -> Emission:
         return replace(text, safe=safe, otherwise=otherwise)
     certified = search.certified
     if config.on_failure == "truncate" and certified and certified.tokens:
-        # under a signed accounting the failure may only show at the end
-        safe = certified.safe(config)
         prefix = written(certified, batch.guard.policy, batch.grid)
-        return replace(
-            prefix, reason="truncated", otherwise=search.failure, finished=False, safe=safe
-        )
+        prefix.safe = certified.safe(config)  # signed, the failure may only show at the end
+        return replace(prefix, reason="truncated", otherwise=search.failure, finished=False)
     return Emission(None, reason=search.failure)
