@@ -171,7 +171,7 @@ def judge(
     worst = _worst_by_block(emission.ends, inside, cost)
     # every reading may be off by the spread, so all of them count as that much worse
     charged = [u + contract.spread for u in worst]
-    path = _states(charged, emission.n_tokens, config, finished)[-1]
+    path = _states(charged, emission.n_tokens, config)[-1]
     is_within = bool(within(cost + contract.spread, config)) and not contract.problem
     return Verdict(
         cost=cost,
@@ -376,10 +376,8 @@ def measure(
     return out
 
 
-def _states(
-    worst: Sequence[float], n_tokens: int, config: SearchConfig, ended: bool = True
-) -> list[SafetyState]:
+def _states(worst: Sequence[float], n_tokens: int, config: SearchConfig) -> list[SafetyState]:
     """Return the safety states after each block, given the highest cost of each; the start too."""
     # time index of each block's last token; a refusal has 0 policy tokens and counts as one
     ends = [min((k + 1) * config.block_size, n_tokens or 1) - 1 for k in range(len(worst))]
-    return trace(worst, config.budget, config.accounting, config.gamma_safety, ends, ended)
+    return trace(worst, config.budget, config.accounting, config.gamma_safety, ends)

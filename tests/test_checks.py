@@ -277,6 +277,24 @@ def test_what_breaks_inside_a_block_is_never_kept():
     assert kept["word"] == [0, 0] and min(kept["block"]) > 0
 
 
+def test_a_word_that_cannot_be_scored_breaks_its_candidate():
+    """Bug: the maximum of a number and a NaN is the number, where the NaN comes second."""
+
+    class Unreadable(LastWordCost):
+        def score(self, prompts, responses, finished):
+            found = super().score(prompts, responses, finished)
+            pairs = zip(responses, found, strict=True)
+            return [math.nan if (r.split() or [""])[-1].endswith("e") else x for r, x in pairs]
+
+    seen = []
+    settings = dict(on_block=lambda _, beams: seen.extend(beam.text for beam in beams))
+    for seed in range(4):
+        answers("inferenceguard", seed, Unreadable(), budget=9.0, failure_rate=1.0, **settings)
+    assert len(seen) > 20 and any(" " in text.strip() for text in seen)
+    for text in seen:
+        assert not any(text[:at].endswith("e") for at in slow_checks(text))
+
+
 def test_every_text_that_is_scored_is_counted():
     """Guards the work of a search with one sample per block, counted by hand from its text."""
     seen = 0
@@ -441,10 +459,10 @@ def test_a_check_that_failed_makes_a_rollout_unsafe(worst):
 @pytest.mark.parametrize("checks", ["block", "word"])
 def test_rollouts_remember_the_worst_of_each_block(tmp_path, checks):
     """Guards the labels of a critic for a search over words."""
-    config = RolloutConfig(n_rollouts=3, max_new_tokens=10, block_size=4, seed=5, checks=checks)
+    config = RolloutConfig(n_rollouts=12, max_new_tokens=10, block_size=4, seed=5, checks=checks)
     scorers = dict(cost=LastWordCost(), reward=LetterReward())
     found = roll_out(word_policy(), PROMPTS, config, folder=tmp_path / checks, **scorers)
-    higher = 0
+    higher, first = 0, 0
     for r in found:
         ends = [*range(4, len(r.tokens), 4), len(r.tokens)]
         texts = ["".join(WORDS[t] for t in r.tokens[:end] if t) for end in ends]
@@ -454,8 +472,9 @@ def test_rollouts_remember_the_worst_of_each_block(tmp_path, checks):
             inside = [at for at in slow_checks(text) if begin < at] if checks == "word" else []
             assert worst == max([cost, *(last_word_cost(text[:at]) for at in inside)])
             higher += worst > cost
+            first += worst > cost and begin == 0
             begin = len(text)
-    assert (higher > 0) == (checks == "word")
+    assert (higher > first > 0) == (checks == "word")
     assert load_rollouts(tmp_path / checks, policy=word_policy(), **scorers) == found
 
 

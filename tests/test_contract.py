@@ -47,10 +47,13 @@ BREACHES = {  # what a cost may depend on besides the text, and what is said of 
     "drift": (lambda call, *_: 0.5 * call, "the call"),
     "batch size": (lambda call, n, *_: 2.0 if n > 1 else 0.0, "the batch"),
     "place": (lambda call, n, i, *_: 0.5 * i, "the batch"),
+    "first of a batch": (
+        lambda call, n, i, text, *_: 2.0 * (n > 1 and i == 0 and bool(text)),
+        "the batch",
+    ),
     "fails in batches": (lambda call, n, *_: math.nan if n > 1 else 0.0, "the batch"),
     "fails at times": (lambda call, *_: math.nan if call % 2 else 0.0, "the call"),
 }
-SHARED = {"noise", "drift", "fails at times"}
 
 
 def examined(scorer):

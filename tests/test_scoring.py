@@ -353,3 +353,12 @@ def test_a_scorer_of_tokens_that_fails_for_all_stops_a_run():
         warnings.simplefilter("ignore", ScorerWarning)
         with pytest.raises(ScorerError, match=r"failed on \d+ of 1\d\d texts"):
             list(decode("inferenceguard", guard(cost, checks="token"), prompts(60)))
+
+
+def test_the_error_of_a_tally_reaches_whoever_asked_for_readings():
+    """Guards the search itself, which would else go on to the final check of every prompt."""
+    cached, texts = Cached(Tokens(lambda texts: 1 / 0)), ["ab"] * 100
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScorerWarning)
+        with pytest.raises(ScorerError, match="failed on 100 of 100 texts"):
+            readings(cached, "token", ["p"] * 100, texts, [True] * 100, [0] * 100)

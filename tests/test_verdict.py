@@ -480,6 +480,24 @@ def test_a_spread_that_the_verifier_finds_cannot_be_left_out():
         assert any("spread" in problem for problem in found(line, cost, spread=0.0))
 
 
+def test_in_mode_paper_a_path_needs_its_distance_of_the_budget_too():
+    """Bug: an answer of the paper's mode was verified by its end alone, and verification, which
+    reads its path, did not agree.
+    """
+
+    class Lower(LastWordCost):
+        def score(self, prompts, responses, finished):
+            less = 0.03125 if len(responses) > 1 else 0.0
+            return [x - less for x in super().score(prompts, responses, finished)]
+
+    cost = Lower()
+    settings = dict(on_failure="paper", budget=1.0)
+    written = lines(cost, ["inferenceguard"], range(4), **settings)
+    close = [x for x in written if x["word_peak_cost"] == 1.0 > x["cost"] + x["spread"]]
+    assert close and {x["status"] for x in close} == {"unverified_unsafe"}
+    assert [problem for line in written for problem in found(line, cost)] == []
+
+
 def test_a_cost_that_broke_its_contract_cannot_be_called_kept():
     class Batched(LastWordCost):
         def score(self, prompts, responses, finished):
