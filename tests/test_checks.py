@@ -287,9 +287,10 @@ def test_a_word_that_cannot_be_scored_breaks_its_candidate():
             return [math.nan if (r.split() or [""])[-1].endswith("e") else x for r, x in pairs]
 
     seen = []
-    settings = dict(on_block=lambda _, beams: seen.extend(beam.text for beam in beams))
-    for seed in range(4):
-        answers("inferenceguard", seed, Unreadable(), budget=9.0, failure_rate=1.0, **settings)
+    settings = dict(block_size=12, failure_rate=1.0)
+    settings["on_block"] = lambda _, beams: seen.extend(beam.text for beam in beams)
+    for seed in range(8):
+        answers("inferenceguard", seed, Unreadable(), budget=9.0, **settings)
     assert len(seen) > 20 and any(" " in text.strip() for text in seen)
     for text in seen:
         assert not any(text[:at].endswith("e") for at in slow_checks(text))
