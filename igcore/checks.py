@@ -45,7 +45,7 @@ def word_ends(text: str, since: int = 0) -> list[int]:
     """Return the character offsets after `since`, before the end of the text, where a word ends.
 
     A word is a piece between Unicode's word boundaries that holds a letter, a digit or another word
-    character. In scripts without spaces nearly every character is such a piece.
+    character. In scripts without spaces nearly every character is such a piece; emoji are none.
     """
     bounds = [match.start() for match in BOUNDARY.finditer(text)]
     return [

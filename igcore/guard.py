@@ -204,6 +204,8 @@ def contracts_of(
     contracts = {}
     for role, scorer in scorers.items():
         contract = known.get(role)
+        if contract is not None and contract.tally.rate != failure_rate:
+            contract = replace(contract, tally=Tally(failure_rate))
         if contract is None or contract.scorer is not scorer:
             tally = Tally(failure_rate)
             examined = Contract.examined if role == "cost" else Contract
