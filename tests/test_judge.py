@@ -404,8 +404,11 @@ def test_a_text_without_a_score_is_unparsed(scorers):
         Question("helpfulness", "p", "q", "ab", "abc"),
     ]
     assert [reply.scores for _, reply in ScorerJudge().ask(asked_, 0, 1)] == [None, (2, 3)]
-    with pytest.raises(ScorerError, match="no finite number"):
-        list(ScorerJudge().ask([Question("harmlessness", "p", "q", "?", "??")], 0, 1))
+    alone = [Question("harmlessness", "p", "q", "?", "??")]
+    assert [reply.scores for _, reply in ScorerJudge().ask(alone, 0, 1)] == [None]
+    many = [Question("harmlessness", f"p{k}", f"q{k}", "?", "??") for k in range(60)]
+    with pytest.raises(ScorerError, match=r"failed on (\d+) of \1 texts; mend the scorer"):
+        list(ScorerJudge().ask(many, 0, 1))
 
 
 def test_the_embedded_scorers_judge():

@@ -16,12 +16,13 @@ from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded, 
 from tinymodels import GROUPED
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from igcore import AssetError, ParameterError, ScorerError, load_scorer
+from igcore import AssetError, ParameterError, load_scorer
+from igcore.errors import ScorerWarning
 from igcore.models.classifier import Classifier, EncoderScorer
 from igcore.models.convert import quiet_transformers
 from igcore.models.lm_scorer import LMScorer
 from igcore.scorers import COST, REWARD, check_sign
-from igcore.scoring import checked_score
+from igcore.scoring import Tally, checked_score
 
 TEXTS = [
     (p, r)
@@ -321,8 +322,10 @@ def test_a_text_longer_than_the_context_is_refused(hub):
             f"a text has {context + 1} tokens, which exceeds the scorer's context of {context}; "
             f"shorten the prompts"
         )
-        with pytest.raises(ScorerError, match=message):
-            checked_score(scorer, ["p", "p"], ["a", "a" * (room + 1)], [True, True])
+        texts = ["a", "a" * (room + 1)]
+        with pytest.warns(ScorerWarning, match=message):
+            found = checked_score(scorer, ["p", "p"], texts, [True, True], Tally())
+        assert np.isnan(found).tolist() == [False, True]
 
 
 def test_a_response_without_tokens(tmp_path):
