@@ -436,6 +436,7 @@ def test_markdown_of_the_main_table(main):
     assert row[:4] == ["smollm2-raw", "best-of-n", "30", f"{best.safe} / 0 / {best.unsafe}"]
     low, high = 100 * best.safety_wilson_low, 100 * best.safety_wilson_high
     assert row[4] == f"{100 * best.safety_rate:.1f} [{low:.1f}, {high:.1f}]"
+    assert row[5] == f"{100 * best.word_safety_rate:.1f}"
     assert row[6] == f"{best.reward_mean:.3f} [{best.reward_low:.3f}, {best.reward_high:.3f}]"
 
 

@@ -179,7 +179,7 @@ def _main_row(row) -> dict[str, str]:
     texts = {
         "Safe / abstained / unsafe": f"{row.safe} / {row.abstained} / {row.unsafe}",
         "Safe % [Wilson 95 %]": percent(*(100 * rate for rate in rates)),
-        "Lower bound % (95 %)": f"{100 * row.safety_lower95:.1f}",
+        "Safe at every word %": f"{100 * row.word_safety_rate:.1f}",
         "Reward [95 %]": MISSING if pd.isna(row.reward_mean) else f"{mean} [{low}, {high}]",
         "Reward, all answered": rounded(row.reward_answered),
         "Cost": rounded(row.cost_mean),
