@@ -24,6 +24,7 @@ _HOME = {  # public name -> its module
     "RunError": "errors",
     "Scorer": "scorers",
     "ScorerError": "errors",
+    "ScorerWarning": "errors",
     "SearchConfig": "config",
     "custom_generate": "adapters.generate",
     "decode": "decoding",

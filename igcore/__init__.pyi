@@ -12,6 +12,7 @@ from .errors import ParameterError as ParameterError
 from .errors import PolicyError as PolicyError
 from .errors import RunError as RunError
 from .errors import ScorerError as ScorerError
+from .errors import ScorerWarning as ScorerWarning
 from .guard import Guard as Guard
 from .models.policies import POLICIES as POLICIES
 from .models.policies import load_policy as load_policy
