@@ -22,6 +22,8 @@ from igcore.audit.own import PROMPT, TEXTS, examine
 from igcore.audit.zoo import KINDS, Hostile
 from igcore.budget import ACCOUNTINGS, trace
 from igcore.runs import cli
+from igcore.search import proposal
+from igcore.verdict import judge
 
 FIXED = [kind for kind, made in KINDS.items() if made.deterministic]
 NUMBERS = (0, 1, 2, 5)  # 32, 8, 32 and 1 answers of a kind, each in one group
@@ -122,11 +124,9 @@ def test_the_judge_reads_numbers(given):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"accounting": "peak"}, [9]),
-        ({"accounting": "peak", "checks": "block"}, [9]),
-        ({"accounting": "peak", "checks": "word"}, [4, 9, 10]),
-        ({"accounting": "peak", "checks": "token"}, [4, 9, 10]),
-        ({"accounting": "sum", "checks": "word"}, [9]),
+        ({"checks": "block"}, [9]),
+        ({"checks": "word"}, [4, 9, 10]),
+        ({"checks": "token"}, [4, 9, 10]),
     ],
 )
 def test_the_judge_asks_at_every_check(settings, expected):
@@ -169,10 +169,14 @@ def test_the_honest_scorer_gets_answers():
 def test_a_final_check_that_lets_everything_through_is_found(kind, monkeypatch):
     """Bug: an audit that cannot fail."""
 
-    def lets_through(scoring, prompts, proposals, *settings, **more):
-        return [replace(p, status="verified_safe") for p in proposals]
+    def lets_through(contract, *text, **more):
+        return replace(judge(contract, *text, **more), passed=True, within=True)
 
-    monkeypatch.setattr("igcore.search.final_check", lets_through)
+    def trusts(batch, search):
+        return replace(proposal(batch, search), safe=True)
+
+    monkeypatch.setattr("igcore.verdict.judge", lets_through)
+    monkeypatch.setattr("igcore.search.proposal", trusts)
     found = [run_case((kind, number, ""))[1] for number in range(8)]
     assert sum(tally.counts["violations"] for tally in found) > 10
     assert any("has costs [" in text for tally in found for text in tally.examples)
@@ -180,8 +184,9 @@ def test_a_final_check_that_lets_everything_through_is_found(kind, monkeypatch):
 
 def test_a_path_over_budget_is_found(monkeypatch):
     """Bug: a judge that reads the final text alone."""
-    monkeypatch.setattr("igcore.beams.is_safe", lambda state, strict: True)
-    found = [run_case(("lies on finals", number, ""))[1] for number in range(6)]
+    for module in ("beams", "verdict"):
+        monkeypatch.setattr(f"igcore.{module}.is_safe", lambda state, strict: True)
+    found = [run_case(("lies on finals", number, ""))[1] for number in range(12)]
     assert sum(tally.counts["violations"] for tally in found) > 10
 
 
