@@ -376,3 +376,10 @@ def test_a_run_whose_methods_ask_different_networks(tmp_path, mocked, monkeypatc
     ):
         decode_run.decode_run(p, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("line", [{"method": "base"}, {"method": "base", "status": []}])
+def test_a_line_that_is_no_answer_is_one_sentence(line):
+    """Bug: a line with its digest mended by hand ended the run in a KeyError."""
+    with pytest.raises(RunError, match="line 1 of the run is no answer .* delete it"):
+        decode_run.summary([line])

@@ -26,7 +26,7 @@ from ..critic.rollouts import Rollout
 from ..critic.training import mse_loss, names_of, set_units
 from ..policy import Policy
 from ..scorers import Scorer
-from ..settings import Count, Weight, settings
+from ..settings import Rows, Weight, settings
 from .re_control import ValueNetwork, ValueSpec, load_value, save_value
 
 
@@ -43,7 +43,7 @@ class ValueConfig(TrainingConfig):
         all. Fewer save time, because o_t takes a pass through all layers of the policy.
     """
 
-    width: Count = 128
+    width: Rows = 128
     lr: Weight = 3e-4
     n_prompts: Annotated[int, Field(ge=2)] | None = None
 

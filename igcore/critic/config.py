@@ -11,6 +11,7 @@ from ..settings import (
     Count,
     Discount,
     Natural,
+    Rows,
     Seed,
     Share,
     Weight,
@@ -88,7 +89,7 @@ class TrainingConfig:
         Decides the initial weights, the order, dropout and the budgets of rollouts.
     """
 
-    width: Count = 64
+    width: Rows = 64
     dropout: Annotated[Weight, Field(lt=1)] = 0.1
     lr: Weight = 1e-3
     weight_decay: Weight = 0.01

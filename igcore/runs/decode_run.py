@@ -15,6 +15,7 @@ from pathlib import Path
 from ..beams import method_of
 from ..decoding import decode
 from ..engine.prepack import packed
+from ..errors import RunError
 from ..folders import Run, open_run, root
 from ..guard import Guard
 from ..models.policies import load_policy
@@ -175,14 +176,26 @@ def lines_of(experiment: Experiment, method: str, group: Sequence[Prompt]) -> It
 
 
 def summary(lines: Sequence[dict]) -> dict:
-    """Return counts of lines and near ties, seconds by part, and the statuses of each method."""
+    """Return counts of lines and near ties, seconds by part, and the statuses of each method.
+
+    Raises
+    ------
+    RunError
+        For a line without these fields.
+    """
     seconds = dict.fromkeys(("generate_s", "cost_s", "reward_s", "critic_s"), 0)
     counts: dict[str, dict[str, int]] = {}
     near_ties = 0
-    for line in lines:
-        statuses = counts.setdefault(line["method"], {})
-        statuses[line["status"]] = statuses.get(line["status"], 0) + 1
-        near_ties += line["near_ties"]
-        for name in seconds:
-            seconds[name] += line[name]
+    for number, line in enumerate(lines, start=1):
+        try:
+            statuses = counts.setdefault(line["method"], {})
+            statuses[line["status"]] = statuses.get(line["status"], 0) + 1
+            near_ties += line["near_ties"]
+            for name in seconds:
+                seconds[name] += line[name]
+        except (KeyError, TypeError) as error:
+            raise RunError(
+                f"line {number} of the run is no answer ({type(error).__name__}: {error}); delete "
+                "it from responses.jsonl and start the run again, which goes on"
+            ) from error
     return {"seconds": seconds, "near_ties": near_ties, "lines": len(lines), "counts": counts}
