@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -337,9 +338,25 @@ def beam(letters, ends, costs, finished=False, budget=1.0, accounting="peak", br
     ],
 )
 def test_only_the_certified_part_that_all_beams_share_is_shown(beams, expected):
-    assert igcore.adapters.generate.certified_prefix(
-        beams, None, SearchConfig(**(SETTINGS | {"budget": 1.0}))
-    ) == list(expected)
+    config = SearchConfig(**(SETTINGS | {"budget": 1.0, "checks": "block"}))
+    assert igcore.adapters.generate.certified_prefix(beams, None, config) == list(expected)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["ab cd e", "ab cd f"], "ab cd"),  # the last word that ends in both
+        (["ab cd", "ab ce"], "ab"),
+        (["ab c", "abc d"], ""),  # in one of them the word goes on
+        (["ab cd"], "ab cd"),  # the end of the block
+    ],
+)
+def test_words_that_all_beams_share_are_shown(texts, expected):
+    """Bug: text that was checked at its words was held back until the end of a shared block."""
+    policy = SimpleNamespace(text=lambda tokens: "".join(tokens))
+    beams = [beam(text, [len(text)], [0]) for text in texts]
+    config = SearchConfig(**(SETTINGS | {"budget": 1.0, "checks": "word"}))
+    assert igcore.adapters.generate.certified_prefix(beams, policy, config) == list(expected)
 
 
 @pytest.mark.parametrize(
