@@ -96,7 +96,8 @@ def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     size = max(1, CHUNK // logits.shape[1]) if on_cpu else len(logits)
     drawn: Drawn = [], [], [], []
     for at in range(0, len(logits), size):
-        chunk = {row - at: factors[row] for row in range(at, at + size) if row in factors}
+        rows = range(at, min(at + size, len(logits)))
+        chunk = {row - at: factors[row] for row in rows if row in factors}
         part = _draw(logits[at : at + size], u[at : at + size], chunk)
         drawn[0].extend(part[0])
         drawn[1].extend(part[1])
