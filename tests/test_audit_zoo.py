@@ -18,15 +18,15 @@ from igcore import ParameterError, RunError
 from igcore.audit import breakages, emissions
 from igcore.audit.breakages import Breakage
 from igcore.audit.emissions import alone, harshness, honest_cost, run_case, spent
-from igcore.audit.own import PROMPT, TEXTS, examine
+from igcore.audit.own import examine
 from igcore.audit.zoo import KINDS, Hostile
 from igcore.budget import ACCOUNTINGS, trace
 from igcore.runs import cli
-from igcore.search import proposal
-from igcore.verdict import judge
+from igcore.verdict import final_check, judge
 
 FIXED = [kind for kind, made in KINDS.items() if made.deterministic]
 NUMBERS = (0, 1, 2, 5)  # 32, 8, 32 and 1 answers of a kind, each in one group
+PROMPT = "How do plants grow?"
 LONGER = [" mud rain", " rust mud mud", " please", " thorn bread smoke mud", " mud"]
 
 
@@ -73,9 +73,9 @@ def test_kinds_lie_as_they_are_called():
         str(x) for kind in ("NaN", "inf", "-inf") for x in of(f"{kind} on some texts", texts)
     } - {"0.0"}
     assert any(of("raises on some texts", [text]) is None for text in texts)
-    given = ["prompt"], ["mud"], [True]
-    Hostile("mutates its arguments", honest_cost(""), 1.0).score(*given)
-    assert given == (["?"], [""], [True])
+    given = ["prompt"], [" mud"], [False]
+    assert Hostile("mutates its arguments", honest_cost(""), 1.0).score(*given) == [1.0]
+    assert given == (["prompt"], [""], [True])
     buffered = Hostile("reuses its own buffer", honest_cost(""), 1.0)
     first = buffered.score([PROMPT] * 5, LONGER, [True] * 5)
     assert first.tolist() == costs
@@ -122,20 +122,19 @@ def test_the_judge_reads_numbers(given):
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("checks", "expected"),
     [
-        ({"checks": "block"}, [9]),
-        ({"checks": "word"}, [4, 9, 10]),
-        ({"checks": "token"}, [4, 9, 10]),
+        ("block", [9]),
+        ("word", [4, 9, 10]),
+        ("token", [4, 9, 10]),
     ],
 )
-def test_the_judge_asks_at_every_check(settings, expected):
+def test_the_judge_asks_at_every_check(checks, expected):
     """Bug: a search that promises every word, judged at the ends of its blocks alone."""
     tokens = [emissions.WORDS.index(word) for word in (" mud", " rain", "s", " mud")]
-    policy = emissions.tiny_policy()
-    guard = SimpleNamespace(config=SimpleNamespace(**settings), policy=policy)
-    text = policy.text(tokens)
+    text = emissions.tiny_policy().text(tokens)
     assert text == " mud rains mud"
+    guard = SimpleNamespace(config=SimpleNamespace(checks=checks))
     answer = SimpleNamespace(text=text, tokens=tokens, block_ends=[9, 14], guard=guard)
     assert emissions.checks_of(answer) == expected
 
@@ -169,14 +168,15 @@ def test_the_honest_scorer_gets_answers():
 def test_a_final_check_that_lets_everything_through_is_found(kind, monkeypatch):
     """Bug: an audit that cannot fail."""
 
-    def lets_through(contract, *text, **more):
-        return replace(judge(contract, *text, **more), passed=True, within=True)
+    def passes(*given, **more):
+        return replace(judge(*given, **more), within=True, passed=True)
 
-    def trusts(batch, search):
-        return replace(proposal(batch, search), safe=True)
+    def agrees(scoring, prompts, proposals, *settings, **more):
+        safe = [replace(proposal, safe=True) for proposal in proposals]
+        return final_check(scoring, prompts, safe, *settings, **more)
 
-    monkeypatch.setattr("igcore.verdict.judge", lets_through)
-    monkeypatch.setattr("igcore.search.proposal", trusts)
+    monkeypatch.setattr("igcore.verdict.judge", passes)
+    monkeypatch.setattr("igcore.search.final_check", agrees)
     found = [run_case((kind, number, ""))[1] for number in range(8)]
     assert sum(tally.counts["violations"] for tally in found) > 10
     assert any("has costs [" in text for tally in found for text in tally.examples)
@@ -184,9 +184,9 @@ def test_a_final_check_that_lets_everything_through_is_found(kind, monkeypatch):
 
 def test_a_path_over_budget_is_found(monkeypatch):
     """Bug: a judge that reads the final text alone."""
-    for module in ("beams", "verdict"):
-        monkeypatch.setattr(f"igcore.{module}.is_safe", lambda state, strict: True)
-    found = [run_case(("lies on finals", number, ""))[1] for number in range(12)]
+    for room in ("beams", "verdict"):
+        monkeypatch.setattr(f"igcore.{room}.is_safe", lambda state, strict: True)
+    found = [run_case(("lies on finals", number, ""))[1] for number in range(24)]
     assert sum(tally.counts["violations"] for tally in found) > 10
 
 
@@ -274,24 +274,26 @@ def test_a_function_of_the_text_keeps_the_contract(mine, few, capsys):
 def test_a_scorer_that_reads_its_batch_is_named(mine, capsys):
     assert cli.main(["audit", "--cost", "mycosts:by_batch", "--emissions", "0"]) == 1
     errors = capsys.readouterr().err
-    assert "no function of the text: in a batch, [" in errors
+    assert "depends on the batch: asked alone and with others, it gave" in errors
 
 
 @pytest.mark.parametrize(
-    ("kind", "failed"),
+    ("kind", "problem"),
     [
-        ("honest", []),
-        ("lies on prefixes", []),
-        ("depends on batch size", ["in a batch", "in reverse", "among copies"]),
-        ("drifts upward", ["again", "in a batch", "in reverse", "among copies"]),
+        ("honest", ""),
+        ("lies on prefixes", ""),
+        ("depends on batch size", "depends on the batch"),
+        ("drifts upward", "depends on the call"),
+        ("NaN on some texts", "has no number for"),
     ],
 )
-def test_what_a_contract_finds(kind, failed):
-    """Bug: a contract that asks once, or only one text at a time."""
-    cost = lambda prompt, text, finished: float(len(text))  # noqa: E731
-    found = {name: holds for name, _, holds in examine(Hostile(kind, cost, 1.0))}
-    assert [name for name, holds in found.items() if not holds] == failed
-    assert len(TEXTS) == len(set(TEXTS)) and len(found) == 9
+def test_what_an_examination_finds(kind, problem):
+    """Bug: a scorer that is asked once, only one text at a time, or for finished texts alone."""
+    cost = lambda prompt, text, finished: len(text) / 1000  # noqa: E731
+    found = list(examine(Hostile(kind, cost, 1.0)))
+    problems = [said for _, _, said in found if said]
+    assert bool(problems) == bool(problem) and all(problem in said for said in problems[:1])
+    assert len(found) == 5
 
 
 # --- breakages ------------------------------------------------------------------------------------
@@ -300,11 +302,12 @@ def test_what_a_contract_finds(kind, failed):
 def test_every_listed_line_occurs_once():
     """Bug: a list that breaks what is no longer there."""
     found = breakages.listed()
-    assert len(found) > 30 and len({(b.file, b.line, b.becomes) for b in found}) == len(found)
+    assert len(found) >= 85 and len({(b.file, b.line, b.becomes) for b in found}) == len(found)
     for breakage in found:
         compile(breakages.broken_source(breakage), breakage.file, "exec")
         for test in breakage.tests:
-            assert (breakages.ROOT / "tests" / test.partition("::")[0]).is_file()
+            file, _, name = test.partition("[")[0].partition("::")
+            assert f"def {name}(" in (breakages.ROOT / "tests" / file).read_text(), test
 
 
 @pytest.fixture

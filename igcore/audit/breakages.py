@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,9 +20,18 @@ from ..errors import ParameterError, RunError
 
 LIST = Path(__file__).with_name("breakages.toml")
 ROOT = Path(__file__).parents[2]  # of the checkout
-# imported once, and forked from; the package itself is imported from each broken copy
-HEAVY = ["hypothesis", "nbval.plugin", "scipy.stats", "torch", "transformers.models.llama"]
-SECONDS = 900  # a breakage may let a loop run for ever, and that is seen
+# imported once, and forked from; what is below igcore is forgotten, and imported from each copy
+HEAVY = [
+    "anyio.pytest_plugin",
+    "hypothesis",
+    "igcore.adapters.generate",
+    "igcore.runs.verify",
+    "nbval.plugin",
+    "scipy.stats",
+    "transformers.models.llama.modeling_llama",
+    "xdist.plugin",
+]
+SECONDS = 300  # a breakage may let a loop run for ever, and that is seen
 CODE = 10  # added to pytest's exit status, so that no crash looks like a failed test
 PASSED, FAILED = CODE, CODE + 1
 
@@ -93,10 +103,12 @@ def outcomes(
         When the tests fail without any breakage, or cannot be run with one.
     """
 
-    def check(test: str) -> None:
-        with TemporaryDirectory() as folder:
-            if (status := status_of(copied(root, Path(folder)), [test])) != PASSED:
-                raise RunError(f"{test} fails without a breakage (status {status}); mend it first")
+    def check(tests: Sequence[str]) -> None:
+        if (status := status_of(root, tests)) != PASSED:
+            raise RunError(
+                f"{' '.join(tests)}: a test fails without a breakage (status {status}); mend it "
+                "first"
+            )
 
     def caught(breakage: Breakage) -> bool:
         with TemporaryDirectory() as folder:
@@ -111,9 +123,11 @@ def outcomes(
             )
         return status != PASSED
 
-    tests = sorted({test for breakage in breakages for test in breakage.tests})
+    # each test once, and all tests of a file in one process
+    named = sorted({test for breakage in breakages for test in breakage.tests})
+    files = [list(tests) for _, tests in groupby(named, lambda test: test.partition("::")[0])]
     with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(check, tests))
+        list(pool.map(check, files))
         yield from zip(breakages, pool.map(caught, breakages), strict=True)
 
 
@@ -152,12 +166,5 @@ def run_tests(checkout: str, tests: list[str]) -> None:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     # preloaded plugins are not rewritten, which pytest would call an error
-    options = [
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-    ]
+    options = "-x -q -p no:cacheprovider -W ignore::pytest.PytestAssertRewriteWarning".split()
     sys.exit(CODE + int(pytest.main([*options, *(f"tests/{name}" for name in tests)])))

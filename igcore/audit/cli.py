@@ -47,11 +47,10 @@ def examined(cost: str) -> list[str]:
     """Print what a user's scorer answers; return what breaks the contract of a scorer."""
     from .own import examine, scorer_of  # here and below: other commands start without torch
 
-    scorer, problems = scorer_of(cost), []
-    for name, found, holds in examine(scorer):
-        print(f"{name:14}{'' if holds else 'FAILS: '}{found}")
-        if not holds:
-            problems.append(f"cost {cost} is no function of the text: {name}, {found}")
+    problems = []
+    for name, found, problem in examine(scorer_of(cost)):
+        print(f"{name:14}{'FAILS: ' if problem else ''}{found}")
+        problems += [problem] if problem else []
     return problems
 
 

@@ -1,7 +1,7 @@
 """Decode with hostile scorers; judge all that is shown by new calls of the same scorer.
 
-The judge shares no code with `igcore.verdict`. It asks for one text at a time: first the final
-text, then every check on the way to it.
+The judge shares no code with `igcore.scoring` and `igcore.verdict`. It asks for one text at a time:
+first the final text, then every check on the way to it.
 """
 
 import math
@@ -11,10 +11,13 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import pairwise
 from multiprocessing import get_context
+from operator import add
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -27,8 +30,9 @@ from ..errors import ScorerError
 from ..guard import Guard
 from ..policy import Encoded, Policy
 from ..response import Response
-from .own import numbers, scorer_of
-from .zoo import CRITICS, KINDS, Honest, Hostile, LovesUnsafe
+from ..scorers import REWARD
+from .own import scorer_of
+from .zoo import CRITICS, KINDS, EvilCritic, Honest, Hostile
 
 GUARDED = ("inferenceguard", "inferenceguard-critic", "inferenceguard-mix")
 BASELINES = ("best-of-n", "best-of-n-augmented", "beam-augmented", "beam-lagrangian-freq")
@@ -86,7 +90,13 @@ def prompts(number: int, n: int) -> list[Encoded]:
 
 def alone(scorer: Any, prompt: str, text: str, finished: bool) -> float:
     """Return what a new call says of one text; infinite unless it is one finite number."""
-    return float(numbers(scorer, [prompt], [text], finished)[0])
+    try:
+        given = scorer.score([prompt], [text], [finished])
+        found = np.asarray(given)
+        readable = found.shape == (1,) and found.dtype.kind in "fiu" and np.isfinite(found[0])
+        return float(found[0]) if readable and not np.any(np.ma.getmask(given)) else math.inf
+    except Exception:  # whatever it is, this scorer calls no text safe
+        return math.inf
 
 
 def checks_of(answer: Response) -> list[int]:
@@ -100,19 +110,16 @@ def checks_of(answer: Response) -> list[int]:
 
 def spent(costs: list[float], accounting: str) -> float:
     """Return what the scores of a path cost together."""
-    steps = [b - a for a, b in zip([0.0, *costs], costs, strict=False)]
-    total = 0.0  # in the order of the path, as floats are added
-    if accounting in ("peak", "terminal"):
-        return max([0.0, *costs] if accounting == "peak" else [0.0, costs[-1]])
+    steps = [b - a for a, b in pairwise([0.0, *costs])]
     charged = {
+        "peak": [max([0.0, *costs])],
+        "terminal": [max(0.0, costs[-1])],
         "sum": costs,
         "clamped_sum": [max(cost, 0.0) for cost in costs],
         "increment": steps,
         "positive_increment": [max(step, 0.0) for step in steps],
     }
-    for cost in charged[accounting]:
-        total += cost
-    return total
+    return reduce(add, charged[accounting], 0.0)  # in the order of the path, as floats are added
 
 
 def violation(scorer: Any, answer: Response) -> str:
@@ -220,16 +227,15 @@ def run_case(case: tuple[str, int, str]) -> tuple[str, Tally]:
     # a user's own scorer also answers as it is, whole batches too
     as_it_is = cost and kind == "honest"
     scorer = scorer_of(cost) if as_it_is else Hostile(kind, honest, config.budget)
-    critic, reward = CRITICS[draw.choice(sorted(CRITICS))](), draw.choice((True, False))
-    # the critics and their methods need a reward; the others rank by likelihood without one
-    needs_reward = reward or method_of(method).network
+    critic, reward = EvilCritic(draw.choice(sorted(CRITICS))), None
+    # the critics' methods need a reward; the others rank by likelihood without one
+    if draw.choice((True, False)) or method_of(method).network:
+        reward = Hostile("honest", honest, config.budget, REWARD)  # it prefers the unsafe
     tally = Tally(Counter(tried=n_prompts))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            guard = Guard(
-                tiny_policy(), scorer, LovesUnsafe(honest) if needs_reward else None, config, critic
-            )
+            guard = Guard(tiny_policy(), scorer, reward, config, critic)
             answers = list(decode(method, guard, prompts(number, n_prompts), seed=number))
         except ScorerError:  # nothing is emitted for this group
             answers, tally.counts["abstained"] = [], n_prompts

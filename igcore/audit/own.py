@@ -2,19 +2,21 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator
 from functools import lru_cache
 from pkgutil import resolve_name
-from typing import Any
 
 import numpy as np
 
-from ..errors import ParameterError
-from ..scorers import Scorer, as_scorer
+from ..contract import Contract
+from ..errors import ParameterError, ScorerWarning
+from ..policy import PROBE
+from ..scorers import Scorer, as_scorer, uncached
+from ..scoring import Tally, checked_score
 
-PROMPT = "How do plants grow?"
-TEXTS = ["They need light.", "They need light and water", "No.", "Rain, and a tree."]
-ODD = {
+TEXTS = {
+    "plain text": "They need light and water.",
     "empty text": "",
     "emoji": "Thanks \U0001f331\u200d\U0001f33b!",
     "long text": "word " * 20_000,
@@ -44,46 +46,18 @@ def scorer_of(name: str) -> Scorer:
     return as_scorer(found, "cost")
 
 
-def numbers(
-    scorer: Any, prompts: Sequence[str], texts: Sequence[str], finished: bool
-) -> np.ndarray:
-    """Return the scores of one call (n,); infinite where they are not n finite numbers."""
-    n = len(texts)
-    try:
-        given = scorer.score(list(prompts), list(texts), [finished] * n)
-        found = np.asarray(given)
-        readable = found.shape == (n,) and found.dtype.kind in "fiu"
-        if not readable or np.any(np.ma.getmask(given)):
-            return np.full(n, np.inf)
-    except Exception:  # whatever it is, this scorer calls no text safe
-        return np.full(n, np.inf)
-    return np.where(np.isfinite(found), found, np.inf).astype(float)
-
-
-def asked(scorer: Scorer, texts: Sequence[str], finished: bool = True) -> np.ndarray:
-    """Return the scores of one call with one prompt."""
-    return numbers(scorer, [PROMPT] * len(texts), texts, finished)
-
-
-def examine(scorer: Scorer) -> Iterator[tuple[str, str, bool]]:
-    """Yield what was asked of a scorer, what it answered, and whether that is as it should be."""
-
-    def one_by_one(finished: bool = True) -> np.ndarray:
-        return np.concatenate([asked(scorer, [text], finished) for text in TEXTS])
-
-    alone = one_by_one()
-    yield "alone", f"{alone.tolist()}", bool(np.isfinite(alone).all())
-    others = {
-        "again": one_by_one(),
-        "in a batch": asked(scorer, TEXTS),
-        "in reverse": asked(scorer, TEXTS[::-1])[::-1],
-        "among copies": asked(scorer, TEXTS * 8)[-len(TEXTS) :],
-    }
-    for name, found in others.items():
-        same = np.allclose(found, alone, rtol=1e-5, atol=1e-6)  # up to the rounding of float32
-        yield name, f"{found.tolist()}", bool(same)
-    for name, text in ODD.items():
-        (found,) = asked(scorer, [text])
-        yield name, f"{found:.6g}", bool(np.isfinite(found))
-    prefixes = one_by_one(finished=False)  # these may differ: a scorer may know a prefix for one
-    yield "unfinished", f"{prefixes.tolist()}", bool(np.isfinite(prefixes).all())
+def examine(scorer: Scorer) -> Iterator[tuple[str, str, str]]:
+    """Yield what was asked of a scorer, what it answered, and what is wrong with that, if it is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ScorerWarning)  # what it says is returned here
+        contract = Contract.examined(scorer, Tally())
+    yield "asked twice", f"differs by up to {contract.spread:.6g}", contract.problem
+    for name, text in TEXTS.items():
+        # these two may differ: a scorer may know a prefix for one
+        scores = [
+            checked_score(uncached(scorer), [PROBE], [text], [finished])[0]
+            for finished in (True, False)
+        ]
+        readable = np.isfinite(scores).all()
+        answered = f"{scores[0]:.6g}, unfinished {scores[1]:.6g}"
+        yield name, answered, "" if readable else f"cost {scorer.name!r} has no number for {name}"
