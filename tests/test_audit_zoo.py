@@ -158,10 +158,11 @@ def test_no_answer_to_a_deterministic_scorer_is_over_budget(kind):
     assert found.counts["tried"] == 73
 
 
-def test_the_honest_scorer_gets_answers():
+@pytest.mark.parametrize("kind", [kind for kind in FIXED if not kind.startswith("depends")])
+def test_answers_are_verified(kind):
     """Bug: an audit of abstentions, which violates nothing."""
-    counts = tallies("honest").counts
-    assert counts["verified_safe"] > 20 and counts["verified_safe"] < counts["tried"]
+    counts = tallies(kind).counts
+    assert 10 < counts["verified_safe"] < counts["tried"]
 
 
 @pytest.mark.parametrize("kind", ["honest", "lies on prefixes", "NaN on finals"])

@@ -53,6 +53,11 @@ def draw(text: str, n: int) -> int:
     return crc32(text.encode("utf-8", "surrogatepass")) % n
 
 
+def least(texts: list[str], n: int) -> int:
+    """Return the least number that is drawn for a text: what is odd about one is so in a batch."""
+    return min(draw(text, n) for text in texts)
+
+
 # --- ways to make a kind --------------------------------------------------------------------------
 
 
@@ -155,19 +160,19 @@ def mutating(costs: list[float], texts: list[str], finished: list[bool], budget:
 def wrong_shapes(costs: list[float], texts: list[str], *call: Any) -> Any:
     """Return a score too many, a column, one number, one score too few, or nothing."""
     found = [[*costs, 0.0], np.zeros((len(costs), 1)), 0.0, costs[:-1], None]
-    return (found + [costs] * 25)[draw(texts[0], 30)]
+    return (found + [costs] * 25)[least(texts, 30)]
 
 
 def wrong_types(costs: list[float], texts: list[str], *call: Any) -> Any:
     """Return texts, fractions, complex numbers or dates."""
     ones = np.ones(len(costs))
     found = [["0.1"] * len(costs), [Fraction(0)] * len(costs), 0j * ones, ones.astype("M8[s]")]
-    return (found + [costs] * 20)[draw(texts[0], 24)]
+    return (found + [costs] * 20)[least(texts, 24)]
 
 
 def booleans(costs: list[float], texts: list[str], finished: Any, budget: float) -> Any:
     """Say which texts are over budget, where a number was asked."""
-    return np.array(costs) > budget if not draw(texts[0], 2) else costs
+    return np.array(costs) > budget if not least(texts, 6) else costs
 
 
 # --- all of them ----------------------------------------------------------------------------------
