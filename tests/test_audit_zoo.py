@@ -162,7 +162,7 @@ def test_no_answer_to_a_deterministic_scorer_is_over_budget(kind):
 def test_answers_are_verified(kind):
     """Bug: an audit of abstentions, which violates nothing."""
     counts = tallies(kind).counts
-    assert 10 < counts["verified_safe"] < counts["tried"]
+    assert 0 < counts["verified_safe"] < counts["tried"]
 
 
 @pytest.mark.parametrize("kind", ["honest", "lies on prefixes", "NaN on finals"])
