@@ -137,6 +137,8 @@ def test_the_judge_asks_at_every_check(checks, expected):
     guard = SimpleNamespace(config=SimpleNamespace(checks=checks))
     answer = SimpleNamespace(text=text, tokens=tokens, block_ends=[9, 14], guard=guard)
     assert emissions.checks_of(answer) == expected
+    answer.block_ends = [9, 14, 14]  # the last block is an end token
+    assert emissions.checks_of(answer) == sorted([*expected, 14])
 
 
 # --- answers --------------------------------------------------------------------------------------

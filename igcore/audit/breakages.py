@@ -32,6 +32,7 @@ HEAVY = [
     "xdist.plugin",
 ]
 SECONDS = 300  # a breakage may let a loop run for ever, and that is seen
+LOST, ATTEMPTS = 255, 3  # the status when the fork server has lost a process, which may happen
 CODE = 10  # added to pytest's exit status, so that no crash looks like a failed test
 PASSED, FAILED = CODE, CODE + 1
 
@@ -144,12 +145,15 @@ def status_of(checkout: Path, tests: Sequence[str]) -> int | None:
     """Return the exit status of tests in a process of their own; None when they do not end."""
     context = get_context("forkserver")
     context.set_forkserver_preload(HEAVY)
-    process = context.Process(target=run_tests, args=(str(checkout), list(tests)))
-    process.start()
-    process.join(SECONDS)
-    if process.is_alive():
-        process.kill()
-        return None
+    for _ in range(ATTEMPTS):
+        process = context.Process(target=run_tests, args=(str(checkout), list(tests)))
+        process.start()
+        process.join(SECONDS)
+        if process.is_alive():
+            process.kill()
+            return None
+        if process.exitcode != LOST:
+            break
     return process.exitcode
 
 

@@ -100,12 +100,15 @@ def alone(scorer: Any, prompt: str, text: str, finished: bool) -> float:
 
 
 def checks_of(answer: Response) -> list[int]:
-    """Return the character offsets of the checks before the end of an answer's text."""
-    config, text = answer.guard.config, answer.text or ""
-    ends = set(answer.block_ends)
-    if config.checks != "block":  # a scorer that is no language model is not asked for tokens
-        ends |= {found.end() for found in re.finditer(r"\w(?=\s)", text)}
-    return sorted(ends - {len(text)})
+    """Return the character offsets of the checks before the end of an answer's text.
+
+    A block without a text of its own is charged again, so its end occurs twice.
+    """
+    text, blocks = answer.text or "", answer.block_ends[:-1]
+    words: set[int] = set()
+    if answer.guard.config.checks != "block":  # a function is not asked for tokens
+        words = {found.end() for found in re.finditer(r"\w(?=\s)", text)}
+    return sorted([*blocks, *(words - set(blocks))])
 
 
 def spent(costs: list[float], accounting: str) -> float:
