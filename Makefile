@@ -28,7 +28,7 @@ help:
 	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, their memory and their hours, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
 	@echo "make audit      a million answers to hostile scorers judged again, and broken lines that the tests must see (about ten minutes on two cores)"
-	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (under an hour; resumes)"
+	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (over an hour; resumes)"
 	@echo "make lab        JupyterLab"
 	@echo "make readme     write the numbers of figures/tables into README.md"
 

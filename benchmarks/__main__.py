@@ -3,8 +3,8 @@
 It writes ``figures/tables/bench.csv``, ``bench.md`` and ``bench_ratios.md`` and
 ``figures/bench.{png,pdf}``. It runs in one process, with one thread on a CPU, and takes the cases
 of a section in turn. Every finished case and repeat is a line of ``runs/bench/responses.jsonl``: a
-killed benchmark resumes, and a change of code or versions starts it anew. With ``--only`` the
-results lie beside these lines, because a part never replaces the whole.
+killed benchmark resumes, and a change of code, versions or processor starts it anew. With
+``--only`` the results lie beside these lines, because a part never replaces the whole.
 """
 
 import argparse
@@ -12,8 +12,9 @@ import gc
 import importlib.metadata
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -22,6 +23,7 @@ from benchmarks.measure import Case
 from benchmarks.models import MODELS, Models
 from igcore.errors import IgcoreError, ParameterError, PolicyError
 from igcore.folders import Run, digest_of, key, open_run, root
+from igcore.provenance import processor
 from igcore.runs.identity import code_of, versions
 
 
@@ -30,7 +32,8 @@ def bench(
 ) -> list[str]:
     """Measure what the run lacks; return a sentence for every case that was skipped.
 
-    The repeats go through all cases of a section, then through all of them again.
+    The repeats go through all cases of a section, then through all of them again. Its models are
+    freed at its end, so that the next section has the memory.
 
     Parameters
     ----------
@@ -43,18 +46,21 @@ def bench(
     warm: set[tuple[str, str, str]] = set()
     skipped: dict[Case, str] = {}
     for cases in sections.values():
+        loaded = cache(load)  # without the models of the section before
+        _free_memory()
         for repeat, case in [(repeat, case) for repeat in range(repeats) for case in cases]:
             if (repr(case), str(repeat)) in done or case in skipped:
                 continue
             same_code = (case.run, case.models, case.dtype)
             try:
-                models = load(case.models, case.dtype)
+                # no name is bound to the models, which would outlive their section
                 if same_code not in warm:
-                    _once(plan.warm_up(case), models, repeat)
+                    _once(plan.warm_up(case), loaded(case.models, case.dtype), repeat)
                 warm.add(same_code)
-                line = measure.line(case, repeat, _once(case, models, repeat))
+                found = _once(case, loaded(case.models, case.dtype), repeat)
+                line = measure.line(case, repeat, found)
             except (torch.OutOfMemoryError, PolicyError) as error:
-                skipped[case] = f"{case}: skipped, too little memory ({error})"
+                skipped[case] = f"{case}: skipped ({error})"
                 print(skipped[case], flush=True)
                 continue
             run.append(line)
@@ -66,20 +72,26 @@ def bench(
 
 def _once(case: Case, models: Models, seed: int) -> dict:
     """Measure one case once, with memory cleared before."""
-    prompts = models.prompts(case.prompts, case.prompt_tokens)
+    counts = Counter(case.lengths)
+    prompts = [text for length, n in counts.items() for text in models.prompts(n, length)]
+    _free_memory()
+    variant = plan.VARIANTS[case.run]
+    work = partial(variant, models, case, prompts, seed)
+    return measure.timed(work, models.all, models.device, case.prompts)
+
+
+def _free_memory() -> None:
+    """Free what nothing refers to."""
     gc.collect()
     torch.cuda.empty_cache()  # does nothing without a GPU
-    variant = plan.VARIANTS[case.run]
-    return measure.timed(lambda: variant(models, case, prompts, seed), models.all, case.prompts)
 
 
 def _identity() -> dict:
-    """Return what the numbers depend on: versions and code, but not how they are shown."""
-    known = versions()
-    if plan.HAS_ITS_HUB:
-        known["its_hub"] = importlib.metadata.version("its_hub")
+    """Return what the numbers depend on (versions, code, processor), not how they are shown."""
+    distributions = importlib.metadata.packages_distributions()
+    peers = {name: importlib.metadata.version(distributions[name][0]) for name in plan.LIBRARIES}
     code = code_of(measure.__name__, plan.__name__, "benchmarks.models")
-    return {"versions": known, "code": code}
+    return {"versions": versions() | peers, "code": code, "processor": processor()}
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -119,21 +131,24 @@ def _measure_and_report(options: argparse.Namespace) -> None:
         )
     folder = root() / "runs" / ("bench-quick" if options.quick else "bench")
     out = folder if options.quick or options.only else root() / "figures"
-    notes = []
-    if not plan.HAS_ITS_HUB:
-        notes.append("its_hub: skipped, it is not installed; pip install 'igcore[bench]' adds it")
+    lacking = Counter(plan.lacking(case) for cases in sections.values() for case in cases)
+    notes = [f"rows not measured for want of {what}: {n}" for what, n in lacking.items() if what]
+    able = {
+        name: [case for case in cases if not plan.lacking(case)] for name, cases in sections.items()
+    }
     if options.quick:
         notes.append("sizes and models are tiny: these numbers say nothing")
     identity = _identity()
     with open_run(folder, identity) as run:
-        load = cache(lambda name, dtype: MODELS[name](dtype))
-        notes += bench(sections, run, options.repeats, load)
+        notes += bench(able, run, options.repeats, lambda name, dtype: MODELS[name](dtype))
         if not run.lines:
             raise ParameterError("no case was measured: " + "; ".join(notes))
         table = measure.table(run.lines, sections)
+        notes.append(f"best product of matrices at 128 rows: {measure.peaks(run.lines)}")
     names = [f"{name} {version}" for name, version in identity["versions"].items()]
     notes.append(", ".join([f"code {digest_of(identity)[:8]}", *names]))
-    for path in report.write(table, sections, plan.ratios(options.quick), notes, out):
+    ratios = plan.ratios(options.quick)
+    for path in report.write(table, sections, ratios, identity["processor"], notes, out):
         print(f"wrote {path.relative_to(root())}")
 
 

@@ -1,4 +1,4 @@
-"""The baselines: the same search as a competent user of transformers writes it, and its_hub.
+"""The baselines: the search as a competent user of transformers writes it, its_hub and vLLM.
 
 Each gets its best options, and none uses `igcore.search` or the engine, which they are compared
 with. A variant maps ``(models, case, prompts, seed)`` to one text per prompt.
@@ -12,7 +12,9 @@ from transformers import DynamicCache
 
 from benchmarks.measure import Case
 from benchmarks.models import Models
+from igcore.engine.device import free_bytes
 from igcore.engine.kv_cache import padded
+from igcore.engine.memory import batch_size, kv_bytes
 
 Variant = Callable[[Models, Case, Sequence[str], int], list[str]]
 BUDGET = 1e9  # above every cost: all candidates are safe
@@ -121,10 +123,50 @@ def args(models: Models, case: Case, prompt: list[int], cached: bool) -> list[in
     return text[len(prompt) :]
 
 
-def transformers_generate(models: Models, case: Case, prompt: list[int]) -> list[int]:
-    """Sample with transformers' own ``num_return_sequences``: Best-of-N with a free reward."""
-    rows = generate(models, [prompt], case.new_tokens, num_return_sequences=case.n_samples)
-    return rows[0][len(prompt) :]
+def transformers_generate(
+    models: Models, case: Case, prompts: Sequence[str], seed: int
+) -> list[str]:
+    """Sample with transformers' own ``num_return_sequences``: Best-of-N with a free reward.
+
+    As many prompts as fit into memory are one batch, padded on the left.
+    """
+    torch.manual_seed(seed)
+    policy = models.policy
+    each = kv_bytes(policy.model, 0, 0, case.n_samples, case.prompt_tokens + case.new_tokens)
+    together = batch_size(each, free_bytes(models.device), None)
+    answers: list[str] = []
+    for rows in _batches([policy.encode(prompt) for prompt in prompts], together):
+        texts = generate(models, rows, case.new_tokens, num_return_sequences=case.n_samples)
+        answers += [policy.text(text[-case.new_tokens :]) for text in texts[:: case.n_samples]]
+    return answers
+
+
+def vllm_search(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
+    """Search over blocks in vLLM, all prompts at once, with a free reward.
+
+    vLLM keeps the KV cache of prefixes from block to block. It was seeded when it started: a seed
+    for each request would slow its sampling down.
+    """
+    from vllm import SamplingParams
+
+    policy = models.policy
+    settings = {"max_tokens": case.block, "ignore_eos": True, "detokenize": False}
+    beams = [policy.encode(prompt) for prompt in prompts]
+    for _ in range(case.new_tokens // case.block):
+        samples = len(prompts) * case.n_samples // len(beams)  # of each beam
+        requests = [{"prompt_token_ids": beam} for beam in beams]
+        found = policy.model.generate(
+            requests, SamplingParams(n=samples, **settings), use_tqdm=False
+        )
+        texts = [
+            beam + list(block.token_ids)
+            for beam, answer in zip(beams, found, strict=True)
+            for block in answer.outputs
+        ]
+        # no text is better than another: the first candidates of each prompt go on
+        candidates = _batches(texts, case.n_samples)
+        beams = [text for those in candidates for text in those[: case.keep]]
+    return [policy.text(text[-case.new_tokens :]) for text in beams[:: case.keep]]
 
 
 def its_hub(beam: bool) -> Variant:
@@ -213,7 +255,8 @@ VARIANTS: dict[str, Variant] = {
     "A3": one_by_one(naive),
     "args, KV cache": one_by_one(args, cached=True),
     "args, uncached": one_by_one(args, cached=False),
-    "generate": one_by_one(transformers_generate),
+    "generate": transformers_generate,
     "its_hub best-of-n": its_hub(beam=False),
     "its_hub beam": its_hub(beam=True),
+    "vllm": vllm_search,
 }

@@ -15,6 +15,7 @@ SIZES = ["prompts", "prompt_tokens", "n_samples", "new_tokens"]
 COUNTS = ["kv_bytes", "forward_tokens", "padding"]
 PER_PROMPT = ["cpu_s_per_prompt", "wall_s_per_prompt", "tokens_per_s", "gemm_share"]
 COLUMNS = ["variant", *SIZES, "dtype", "device", *PER_PROMPT, *COUNTS, "repeats", "measured"]
+NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Case:
         What it decodes from, a key of `benchmarks.models.MODELS`.
     prompts, prompt_tokens : int
         How many prompts, of how many tokens each.
+    shortest : int
+        Tokens of the shortest prompt where lengths are uneven; `prompt_tokens` is then the longest.
     n_samples, new_tokens, keep, block : int
         Sizes of the search.
     """
@@ -45,6 +48,15 @@ class Case:
     new_tokens: int = 64
     keep: int = 4
     block: int = 16
+    shortest: int = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """The tokens of each prompt, evenly spaced from the longest to the shortest."""
+        spread = self.prompt_tokens - (self.shortest or self.prompt_tokens)
+        return [
+            self.prompt_tokens - i * spread // max(self.prompts - 1, 1) for i in range(self.prompts)
+        ]
 
     def __str__(self) -> str:
         """Return variant, sizes and dtype as text."""
@@ -184,27 +196,35 @@ def gemm_rate(model, repeats: int = 20) -> float:
     return 2 * 128 * size * wide / min(times)
 
 
-def timed(work: Callable[[], list[str]], models: Sequence, prompts: int) -> dict:
+def timed(
+    work: Callable[[], list[str]], models: Sequence, device: torch.device, prompts: int
+) -> dict:
     """Do a piece of work once and return what it took, as JSON values.
+
+    Parameters
+    ----------
+    models : sequence
+        The language models to meter; without any, all counts are None.
 
     Raises
     ------
     AssertionError
         Unless it answers every prompt.
     """
-    device = models[0].device
-    rate = gemm_rate(models[0])
+    rate = gemm_rate(models[0]) if models else None
     with Meter(models) as meter, clocks(device) as seconds:
         answers = work()
     assert len(answers) == prompts and all(isinstance(answer, str) for answer in answers)
-    return seconds | {
+    counts = {
         "forward_tokens": meter.tokens,
         "padding": meter.padding,
         "flops": meter.flops,
         "kv_bytes": meter.kv_bytes,
-        "rate": rate,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }
+    if not models:  # another process decodes, and nothing is known of its passes
+        counts = dict.fromkeys(counts)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return seconds | counts | {"rate": rate, "device": name}
 
 
 def line(case: Case, repeat: int, found: Mapping) -> dict:
@@ -215,16 +235,17 @@ def line(case: Case, repeat: int, found: Mapping) -> dict:
 
 
 def table(lines: Sequence[dict], sections: Mapping[str, Sequence[Case]]) -> pd.DataFrame:
-    """Return one row per measured case, with the columns `COLUMNS` and ``repr(case)`` as index.
+    """Return one row per planned case, with the columns `COLUMNS` and ``repr(case)`` as index.
 
-    Numbers are medians over the repeats. ``measured`` says when the first repeat was written.
+    Numbers are medians over the repeats. ``measured`` says when the first repeat was written; it is
+    `NOT_MEASURED` in a row without numbers.
 
     ``tokens_per_s`` counts sampled tokens (for ARGS, considered ones), n_samples * new_tokens of
     every prompt, by wall time. ``gemm_share`` is the useful work per second as a share of the best
     `gemm_rate` of its dtype and device. ``kv_bytes``, ``forward_tokens`` and ``padding`` are those
     of the whole run over all prompts, policy and scorers together.
     """
-    found = pd.DataFrame(lines)
+    found = pd.DataFrame(lines).astype(dict.fromkeys(["rate", "flops", *COUNTS], float))
     found["rate"] = found.groupby(["models", "dtype", "device"])["rate"].transform("max")
     groups = found.groupby("method")
     rows = groups.first()
@@ -236,6 +257,19 @@ def table(lines: Sequence[dict], sections: Mapping[str, Sequence[Case]]) -> pd.D
     tokens = rows["prompts"] * rows["n_samples"] * rows["new_tokens"]
     rows["tokens_per_s"] = tokens / rows["wall_s"]
     rows["gemm_share"] = rows["flops"] / rows["busy_s"] / rows["rate"]
-    order = dict.fromkeys(repr(case) for cases in sections.values() for case in cases)
-    known = [case for case in order if case in rows.index]
-    return rows.loc[known, COLUMNS].astype(dict.fromkeys([*SIZES, *COUNTS], int))
+    cases = {repr(case): asdict(case) for cases in sections.values() for case in cases}
+    planned = pd.DataFrame.from_dict(cases, orient="index")
+    rows = rows.reindex(planned.index)
+    rows[planned.columns] = planned
+    rows = rows.fillna({"measured": NOT_MEASURED, "repeats": 0})
+    rows[COUNTS] = rows[COUNTS].round()  # the median of two counts may lie between them
+    return rows[COLUMNS].astype({"repeats": int} | dict.fromkeys(COUNTS, "Int64"))
+
+
+def peaks(lines: Sequence[dict]) -> str:
+    """Return the best `gemm_rate` of each dtype and device as text."""
+    rates = pd.DataFrame(lines).astype({"rate": float}).groupby(["dtype", "device"])["rate"].max()
+    return ", ".join(
+        f"{rate / 1e9:.0f} GFLOP/s in {dtype} on {device}"
+        for (dtype, device), rate in rates.dropna().items()
+    )

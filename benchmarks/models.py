@@ -6,7 +6,10 @@ equally many tokens, and every candidate is safe, so that none gains from work l
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -18,6 +21,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from igcore.errors import PolicyError
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.policies import load_policy
 from igcore.models.pretrained import DTYPES
@@ -28,6 +32,17 @@ from igcore.scorers import SIGNS, FunctionScorer
 SAMPLING = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, pad_token_id=0)
 # the other defaults of transformers are those of Llama-2-7B
 LLAMA_7B = LlamaConfig(max_position_embeddings=4096)
+# a small Llama 3: three queries share a key, and most weights are those of the vocabulary
+LLAMA_128K = LlamaConfig(
+    vocab_size=128_256,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_hidden_layers=4,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    max_position_embeddings=8192,
+    tie_word_embeddings=True,
+)
 TINY = LlamaConfig(
     vocab_size=97,
     hidden_size=32,
@@ -75,6 +90,20 @@ class Models:
         return LMScorer(
             f"bench-{role}", backbone, lambda hidden: hidden @ weights, SIGNS[role], "bench"
         )
+
+
+class Served(Models):
+    """A policy that another process serves: its passes cannot be metered, and it has no scorers."""
+
+    @property
+    def all(self) -> list:
+        """No language model of this process."""
+        return []
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which the other process decodes."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def free(role: str) -> FunctionScorer:
@@ -129,13 +158,38 @@ def random_llama(config: LlamaConfig, dtype: str, device: str) -> Models:
         models = [
             AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype]).eval() for _ in range(3)
         ]
+    policy = Policy("random-llama", models[0], tokenizer)
+    return _models(policy, models[1:], partial(character_prompts, tokenizer))
 
-    def prompts(count: int, length: int) -> list[str]:
-        """Return prompts of fixed sequences of characters."""
-        numbers = torch.arange(count)[:, None] * 7 + torch.arange(length) * 3 + 1
-        return tokenizer.batch_decode(numbers % config.vocab_size)
 
-    return _models(Policy("random-llama", models[0], tokenizer), models[1:], prompts)
+def random_vllm(config: LlamaConfig, dtype: str) -> Models:
+    """Let vLLM make a Llama with random weights; nothing is downloaded.
+
+    Raises
+    ------
+    PolicyError
+        When vLLM cannot be imported or does not start.
+    """
+    tokenizer = character_tokenizer(config.vocab_size)
+    options = {"load_format": "dummy", "skip_tokenizer_init": True, "seed": 0}
+    with TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        try:
+            from vllm import LLM
+
+            known = {"architectures": ["LlamaForCausalLM"]}
+            served = LLM(folder, dtype=dtype, hf_overrides=known, **options)
+        except Exception as error:  # it has no error of its own for this
+            raise PolicyError(f"vLLM does not start: {error}") from error
+    # all that is asked of the policy's model: how long texts may be, and to generate
+    model = SimpleNamespace(config=config, generate=served.generate)
+    return Served(Policy("vllm", model, tokenizer), {}, partial(character_prompts, tokenizer))
+
+
+def character_prompts(tokenizer: PreTrainedTokenizerFast, count: int, length: int) -> list[str]:
+    """Return prompts of fixed sequences of characters."""
+    numbers = torch.arange(count)[:, None] * 7 + torch.arange(length) * 3 + 1
+    return tokenizer.batch_decode(numbers % len(tokenizer))
 
 
 def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
@@ -153,5 +207,8 @@ def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
 MODELS: dict[str, Callable[[str], Models]] = {
     "smollm2": smollm2,
     "random 7B": lambda dtype: random_llama(LLAMA_7B, dtype, "cuda"),
+    "random 7B, vLLM": lambda dtype: random_vllm(LLAMA_7B, dtype),
+    "random 128k": lambda dtype: random_llama(LLAMA_128K, dtype, "cpu"),
+    "random tiny, vLLM": lambda dtype: random_vllm(TINY, dtype),
     "random tiny": lambda dtype: random_llama(TINY, dtype, "cpu"),
 }

@@ -2,7 +2,8 @@
 
 Default settings: 16 samples, 4 kept, blocks of 16, 64 new tokens, a prompt of 40 tokens,
 SmolLM2-135M as policy and both scorers. The samples of ARGS are the tokens that it considers at
-each position; only its reward is a language model.
+each position; only its reward is a language model. What a machine cannot run stays in the plan, and
+the table calls it "not measured".
 """
 
 import importlib.util
@@ -14,7 +15,11 @@ from benchmarks import baselines, ours
 from benchmarks.measure import Case
 
 VARIANTS = baselines.VARIANTS | ours.VARIANTS
-HAS_ITS_HUB = importlib.util.find_spec("its_hub") is not None
+LIBRARIES = [name for name in ("its_hub", "vllm") if importlib.util.find_spec(name)]
+SEVEN, SEVEN_VLLM = "random 7B", "random 7B, vLLM"
+# seconds per prompt of the paper: a 7B policy, 32 samples, 128 tokens, blocks of 64, on an unnamed
+# device
+PAPER_S = 2.02
 A1 = Case("A1 one beam at a time, all encoded again", "A1")
 A2 = Case("A2 batched generate, scored one at a time", "A2")
 A3 = Case("A3 batched generate, batched scoring", "A3")
@@ -36,6 +41,15 @@ HUB_BEAM = Case("its_hub beam search", "its_hub beam", **PEER)
 BEST = Case("igcore best-of-n", "sample shared", **PEER)
 BEAM = Case("igcore beam-augmented", "unguarded, free", **PEER)
 PEERS = [GENERATE, HUB_BEST, BEST, HUB_BEAM, BEAM]
+# one setting of the peers at a time is another
+SHAPES: dict[str, dict] = {
+    "64 samples": {"n_samples": 64},
+    "256 new tokens": {"new_tokens": 256},
+    "5 prompt tokens": {"prompt_tokens": 5},
+    "1,000 prompt tokens": {"prompt_tokens": 1000},
+    "prompts of 5 to 200 tokens": {"prompts": 4, "prompt_tokens": 200, "shortest": 5},
+    "vocabulary of 128,256 tokens": {"models": "random 128k"},
+}
 LONG = {"prompt_tokens": 512, "n_samples": 32}
 LONG_DYNAMIC = Case("sampling, DynamicCache", "sample dynamic", **LONG)
 LONG_SHARED = Case("sampling, prompt shared", "sample shared", **LONG)
@@ -52,6 +66,34 @@ def half(case: Case) -> Case:
     return replace(case, dtype="bfloat16")
 
 
+def shaped(case: Case, name: str) -> Case:
+    """Return a case with the setting of `SHAPES` that has this name."""
+    return replace(case, variant=f"{case.variant}, {name}", **SHAPES[name])
+
+
+def of_7b(variant: str, run: str, n_samples: int, prompts: int, models: str = SEVEN) -> Case:
+    """Return a case of a random 7B model on a GPU, in the paper's blocks."""
+    sizes = {"n_samples": n_samples, "new_tokens": 128, "block": 64}
+    return Case(f"{variant}, random 7B", run, models, "bfloat16", prompts, **sizes)
+
+
+SIZES_7B = [(n_samples, prompts) for n_samples in (32, 128) for prompts in (1, 8, 32)]
+FREE_7B = [of_7b("C without scorers", "guarded, free", *sizes) for sizes in SIZES_7B]
+CAPTURED_7B = [of_7b("C captured, without scorers", "captured, free", *sizes) for sizes in SIZES_7B]
+SCORED_7B = [of_7b("C with two 7B scorers", "C", *sizes) for sizes in SIZES_7B]
+GENERATE_7B = [of_7b("transformers generate", "generate", *sizes) for sizes in SIZES_7B]
+VLLM_7B = [of_7b("vLLM block search", "vllm", *sizes, SEVEN_VLLM) for sizes in SIZES_7B]
+
+
+def lacking(case: Case) -> str:
+    """Return what this machine lacks to run a case, or nothing."""
+    if case.models in (SEVEN, SEVEN_VLLM) and not torch.cuda.is_available():
+        return "a GPU"
+    if case.run.startswith("its_hub") and "its_hub" not in LIBRARIES:
+        return "its_hub, which pip install 'igcore[bench]' adds"
+    return "vLLM" if case.run == "vllm" and "vllm" not in LIBRARIES else ""
+
+
 # eight prompts cost the naive search eight times what one does, as it answers them one by one
 A2_HALF = half(replace(A2, prompts=2))
 
@@ -63,7 +105,7 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
     ----------
     quick : bool
         Tiny sizes on random models, for a look at whether everything runs. The 7B part is then tiny
-        and on the CPU.
+        and on the CPU. vLLM has a section of its own, because it takes nearly all memory of a GPU.
     """
     long = [LONG_DYNAMIC, LONG_SHARED]
     scaling = [replace(GUARDED, n_samples=n) for n in (4, 64)]
@@ -72,40 +114,29 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
     for n in (1, 2, 8):  # the default is 4 blocks
         name = f"{GUARDED.variant}, {n} blocks"
         scaling.append(replace(GUARDED, variant=name, block=GUARDED.new_tokens // n))
-    peers = [case for case in PEERS if HAS_ITS_HUB or case not in (HUB_BEST, HUB_BEAM)]
     plan = {
         "guarded search": [A1, A2, A3, B, C, C8, A2_HALF, half(B), half(C), half(C8)],
         "long prompts": [*long, *map(half, long), half(replace(GENERATE, **LONG, new_tokens=64))],
         "overheads": [GUARDED, UNGUARDED, ONE_BLOCK, ENGINE, ENGINE_WIDE, SAMPLING_WIDE],
         "token by token": [*ARGS_BASELINES, ARGS],
-        "peers": peers,
+        "peers": PEERS,
+        "other sizes": [shaped(case, name) for name in SHAPES for case in (GENERATE, BEST)],
         "scaling": scaling,
+        "7B": [*FREE_7B, *CAPTURED_7B, *SCORED_7B, *GENERATE_7B],
+        "7B in vLLM": VLLM_7B,
     }
-    if quick or torch.cuda.is_available():
-        plan["7B"] = _of_7b()
     if quick:
         return {name: [_tiny(case) for case in cases] for name, cases in plan.items()}
     return plan
 
 
-def _of_7b() -> list[Case]:
-    """Return the cases of a random 7B model on a GPU."""
-    cases = []
-    for samples in (32, 128):
-        for prompts in (1, 8):
-            for name, run in (("C without", "guarded, free"), ("C with two 7B", "C")):
-                case = Case(f"{name} scorers, random 7B", run, "random 7B", "bfloat16", prompts)
-                cases.append(replace(case, n_samples=samples, new_tokens=128, block=64))
-    return cases
+def ratios(quick: bool = False) -> list[tuple[str, Case | float, Case]]:
+    """Return which cases are compared, by CPU seconds per prompt and on a GPU by seconds elapsed.
 
-
-def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
-    """Return which cases are compared by CPU seconds per prompt.
-
-    Each entry is a name, the case above the fraction line and the one below.
+    Each entry is a name, the case (or its seconds) above the fraction line and the one below.
     """
     eight, long = "C with eight prompts", "DynamicCache / shared prompt, 512 prompt tokens"
-    pairs = []
+    pairs: list[tuple[str, Case | float, Case]] = []
     for name, case in (("A1", A1), ("A2", A2), ("A3", A3)):
         pairs.append((f"{name} / C, float32", case, C))
         pairs.append((f"{name} / {eight}, float32", case, C8))
@@ -124,16 +155,29 @@ def ratios(quick: bool = False) -> list[tuple[str, Case, Case]]:
     pairs += [(f"{case.variant} / KV cache for all", case, ARGS) for case in ARGS_BASELINES]
     for case, mine in ((GENERATE, BEST), (HUB_BEST, BEST), (HUB_BEAM, BEAM)):
         pairs.append((f"{case.variant} / {mine.variant}", case, mine))
-    return [(text, _tiny(a), _tiny(b)) if quick else (text, a, b) for text, a, b in pairs]
+    for name in SHAPES:
+        text = f"{GENERATE.variant} / {BEST.variant}, {name}"
+        pairs.append((text, shaped(GENERATE, name), shaped(BEST, name)))
+    others = (GENERATE_7B, VLLM_7B, CAPTURED_7B)
+    peers = [pair for other in others for pair in zip(other, FREE_7B, strict=True)]
+    paper = [(PAPER_S, case) for case in SCORED_7B if case.n_samples == 32]
+    for peer, mine in [*peers, *paper]:
+        name = peer.variant.split(",")[0] if isinstance(peer, Case) else "paper"
+        sizes = f"{mine.n_samples} samples, {mine.prompts} prompts, seconds elapsed"
+        pairs.append((f"{name} / {mine.variant}, {sizes}", peer, mine))
+    if quick:
+        return [(text, _tiny(a) if isinstance(a, Case) else a, _tiny(b)) for text, a, b in pairs]
+    return pairs
 
 
 def _tiny(case: Case) -> Case:
     """Return a case of the same shape on a tiny random model."""
     return replace(
         case,
-        models="random tiny",
+        models="random tiny, vLLM" if case.models == SEVEN_VLLM else "random tiny",
         prompts=min(case.prompts, 2),
-        prompt_tokens=case.prompt_tokens // 8,
+        prompt_tokens=max(case.prompt_tokens // 8, 2),
+        shortest=min(case.shortest, 2),
         n_samples=case.n_samples // 4,
         keep=1 if case.n_samples < 8 else 2,
         new_tokens=case.new_tokens // 8,
@@ -143,4 +187,5 @@ def _tiny(case: Case) -> Case:
 
 def warm_up(case: Case) -> Case:
     """Return the smallest case that walks the same code: the first call of anything is slow."""
-    return replace(case, prompts=1, prompt_tokens=8, n_samples=4, keep=2, new_tokens=2, block=1)
+    sizes = {"prompt_tokens": 8, "n_samples": 4, "keep": 2, "new_tokens": 2, "block": 1}
+    return replace(case, prompts=1, shortest=0, **sizes)

@@ -8,42 +8,38 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks import ours
-from benchmarks.measure import Case
+from benchmarks.measure import NOT_MEASURED, Case
 from igcore.figures import style
 from igcore.report import tables
 
 OURS, BASELINE = style.style("inferenceguard")[0], style.style("base")[0]
 CACHED = ("B", "sample dynamic")  # runs that hold a KV cache for as long as ours do
-# seconds per prompt of the paper: a 7B policy, 32 samples, 128 tokens, blocks of 64, on an unnamed
-# device
-PAPER_S = 2.02
 PANELS = {  # section -> title
     "guarded search": "guarded search, two scorers",
     "token by token": "ARGS over 16 tokens, one scorer",
     "peers": "16 candidates, free reward",
+    "other sizes": "the same with another size",
 }
 COMPARED = ["first / second", "first, CPU s / prompt", "second", "ratio", "ratio of KV cache bytes"]
 
 
-def compared(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -> pd.DataFrame:
+def compared(table: pd.DataFrame, ratios: Sequence[tuple[str, Case | float, Case]]) -> pd.DataFrame:
     """Return each comparison: both CPU seconds per prompt, their ratio, and that of KV cache bytes.
 
-    The latter stands only where both cases have a KV cache. The last rows compare the paper with a
-    7B model, by wall time; it has no seconds where there was no GPU.
+    The latter stands only where both cases have a KV cache. On a GPU the seconds are those elapsed.
+    What was not measured has no seconds.
     """
+    on_cpu = table["device"] == "cpu"
+    known = table["cpu_s_per_prompt"].where(on_cpu, table["wall_s_per_prompt"]).to_dict()
+    kv_bytes = table["kv_bytes"].astype(float)
     rows = []
-    for text, *pair in ratios:
-        names = list(map(repr, pair))
-        if table.index.isin(names).sum() == 2:
-            a, b = (table.loc[name] for name in names)
-            memory = a["kv_bytes"] / b["kv_bytes"] if pair[0].run in CACHED else None
-            rows.append((text, a["cpu_s_per_prompt"], b["cpu_s_per_prompt"], memory))
-    seven = table[table["variant"].str.endswith("random 7B")]
-    for row in seven.itertuples():
-        size = f"{row.n_samples} samples, {row.prompts} prompts, on {row.device}, seconds elapsed"
-        rows.append((f"paper / {row.variant}, {size}", PAPER_S, row.wall_s_per_prompt, None))
-    if seven.empty:
-        rows.append(("paper / random 7B model on a GPU, seconds elapsed", PAPER_S, None, None))
+    for label, first, second in ratios:
+        a, b = repr(first), repr(second)
+        seconds = known if isinstance(first, Case) else known | {a: first}
+        if a in seconds and b in seconds:
+            cached = isinstance(first, Case) and first.run in CACHED
+            memory = kv_bytes[a] / kv_bytes[b] if cached else None
+            rows.append((label, seconds[a], seconds[b], memory))
     text, first, second, _, memory = COMPARED
     result = pd.DataFrame(rows, columns=[text, first, second, memory])
     result["ratio"] = result[first] / result[second]
@@ -53,23 +49,26 @@ def compared(table: pd.DataFrame, ratios: Sequence[tuple[str, Case, Case]]) -> p
 def write(
     table: pd.DataFrame,
     sections: Mapping[str, Sequence[Case]],
-    ratios: Sequence[tuple[str, Case, Case]],
+    ratios: Sequence[tuple[str, Case | float, Case]],
+    processor: str,
     notes: Sequence[str],
     out: Path,
 ) -> list[Path]:
     """Write ``tables/bench.csv`` and ``.md``, ``tables/bench_ratios.md`` and the figure.
 
-    The figure, ``bench.png`` and ``bench.pdf``, is left out where there is nothing to draw.
+    The Markdown ends with the processor and the notes. The figure, ``bench.png`` and ``bench.pdf``,
+    is left out where there is nothing to draw.
     """
-    bullets = "".join(f"* {note}\n" for note in notes)
-    missing = ["", "", "not measured", "", ""]
+    bullets = "".join(f"* {note}\n" for note in (f"measured on {processor}", *notes))
+    missing = ["", NOT_MEASURED, NOT_MEASURED, "", ""]
     pairs = compared(table, ratios)
     pairs = pairs.astype(object).where(pairs.notna(), None)
     texts = {
         "bench.csv": table.to_csv(index=False, float_format="%.6g", lineterminator="\n"),
         "bench.md": tables.markdown(table) + "\n" + bullets,
         "bench_ratios.md": pairs.to_markdown(index=False, floatfmt=".2f", missingval=missing)
-        + "\n",
+        + "\n\n"
+        + bullets,
     }
     folder = out / "tables"
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,16 +76,17 @@ def write(
         tables.replace_file(folder / name, text)
     paths = [folder / name for name in texts]
     bars = _bars(table, sections)
-    return [*paths, *style.save(picture(bars), out / "bench")] if bars else paths
+    return [*paths, *style.save(picture(bars, processor), out / "bench")] if bars else paths
 
 
 def _bars(table: pd.DataFrame, sections: Mapping[str, Sequence[Case]]) -> dict[str, pd.DataFrame]:
     """Return for each panel a row per bar: its label, its colour and the CPU seconds per prompt."""
+    measured = table.index[table["measured"] != NOT_MEASURED]
     panels = {}
     for section, title in PANELS.items():
         rows = []
         for case in sections[section]:
-            if repr(case) in table.index:
+            if repr(case) in measured:
                 label = case.variant
                 label += f", {case.prompts} prompts" if case.prompts > 2 else ""
                 label += ", bfloat16" if case.dtype == "bfloat16" else ""
@@ -98,7 +98,7 @@ def _bars(table: pd.DataFrame, sections: Mapping[str, Sequence[Case]]) -> dict[s
 
 
 @matplotlib.rc_context(style.RC)
-def picture(panels: Mapping[str, pd.DataFrame]) -> Figure:
+def picture(panels: Mapping[str, pd.DataFrame], processor: str) -> Figure:
     """Draw CPU seconds per prompt; short bars are better.
 
     The panels compare the same search in baselines and in this package, then other libraries.
@@ -114,5 +114,6 @@ def picture(panels: Mapping[str, pd.DataFrame]) -> Figure:
         ax.margins(x=0.1)
         ax.tick_params(axis="y", length=0)
         ax.invert_yaxis()
-    axes[-1].set_xlabel("CPU seconds per prompt, one thread")
+    # of the whole figure: the name of a processor is longer than the axes are wide
+    fig.supxlabel(f"CPU seconds per prompt, one thread\n{processor}", fontsize="medium")
     return fig

@@ -18,6 +18,7 @@ _HOME = {  # public name -> its module
     "ParameterError": "errors",
     "Policy": "policy",
     "PolicyError": "errors",
+    "Pool": "pool",
     "Prompt": "policy",
     "Response": "response",
     "ReControlConfig": "baselines.re_control",

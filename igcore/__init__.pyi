@@ -21,6 +21,7 @@ from .models.registry import SCORERS as SCORERS
 from .models.registry import load_scorer as load_scorer
 from .policy import Policy as Policy
 from .policy import Prompt as Prompt
+from .pool import Pool as Pool
 from .response import Response as Response
 from .scorers import Scorer as Scorer
 from .suggest import suggest_budget as suggest_budget

@@ -9,7 +9,7 @@ text of the answer.
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +99,7 @@ class Contract:
                 f"and {b.flat[worst]:.6g} for one text"
             )
             warnings.warn(f"{problem}; its answers are not verified", ScorerWarning, stacklevel=2)
-        return Contract(self.scorer, spread, self.tolerance, problem, self.tally)
+        return replace(self, spread=spread, problem=problem)
 
 
 def one_by_one(scorer: Scorer, texts: Sequence[str]) -> npt.NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,11 @@ from .engine.memory import (
     search_bytes,
     session_bytes,
 )
+from .engine.pooled import PooledEngine
 from .engine.prepack import missing_bytes, packed
 from .errors import ParameterError
 from .policy import Prompt, as_prompt
+from .pool import policy_digest
 from .response import Response
 from .scorers import keeps_cache, uncached
 from .scoring import Scoring
@@ -155,11 +158,16 @@ def open_batch(
     """Return what a search function works with: the searches, a new engine and the scorers."""
     prompts = [search.prompt.text for search in searches]
     with work.timed("cost"):  # scorers with a KV cache prefill the prompts now
-        scoring = Scoring(guard.contracts, prompts)
+        scoring = Scoring(guard.contracts, prompts, guard.pool)
     policy = guard.policy
     # the engine keeps a middle layer's output only for a critic that reads it
     watch = guard.critic.watch if method.asks_critic else None
-    engine = LocalEngine(policy.model, policy.eos_ids, policy.cache, watch)
+    make = partial(LocalEngine, policy.model, policy.eos_ids, policy.cache, watch)
+    engine: LocalEngine | PooledEngine
+    if guard.pool is None:
+        engine = make()
+    else:
+        engine = PooledEngine(make, policy.eos_ids, guard.pool, policy_digest(policy))
     return Batch(guard, method, searches, engine, scoring, seed, work, grid)
 
 

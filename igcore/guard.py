@@ -18,6 +18,7 @@ from .contract import Contract
 from .decoding import check_seed, decode
 from .errors import ParameterError
 from .policy import Message, Policy, Prompt
+from .pool import Pool
 from .progress import progress
 from .response import Response
 from .scorers import Scorer, TextFunction, as_scorer
@@ -62,6 +63,9 @@ class Guard:
         A key of `METHODS`, for calls of the guard; `decode` names its own.
     seed : int
         Together with a prompt it decides every token, unless a call names another.
+    pool : Pool or path, optional
+        Keeps samples and scores, so that no search draws what another has drawn, see
+        `igcore.pool.Pool`. Answers do not depend on it; their seconds do.
 
     Attributes
     ----------
@@ -83,6 +87,7 @@ class Guard:
     critic: Any
     method: str
     seed: int
+    pool: Pool | None = field(repr=False)
     contracts: Mapping[str, Contract] = field(repr=False)
     answers: list[Response] = field(init=False, repr=False)
 
@@ -97,6 +102,7 @@ class Guard:
         budget: float | None = None,
         method: str = "inferenceguard",
         seed: int = 0,
+        pool: Pool | str | os.PathLike[str] | None = None,
         contracts: Mapping[str, Contract] | None = None,
         **settings: Any,
     ):
@@ -120,6 +126,7 @@ class Guard:
             "critic": critic,
             "method": method,
             "seed": check_seed(seed),
+            "pool": Pool(pool) if isinstance(pool, str | os.PathLike) else pool,
             "answers": [],
             "policy": as_policy(policy),
         }

@@ -4,7 +4,6 @@ import os
 import sys
 
 from tqdm import tqdm
-from tqdm.auto import tqdm as live
 
 
 class _Lines:
@@ -27,5 +26,7 @@ def progress(total: int, label: str) -> tqdm:
     if sys.stderr.isatty() or any(
         name in os.environ for name in ("JPY_SESSION_NAME", "VSCODE_PID")
     ):
+        from tqdm.auto import tqdm as live  # here: it loads widgets, and a log shows none
+
         return live(total=total, desc=label)
     return tqdm(total=total, desc=label, file=_Lines(), mininterval=30, ascii=True, ncols=80)

@@ -1,6 +1,7 @@
 """The provenance of a run: the commit of the code, the processor, and the time.
 
-Nobody can check these afterwards. Manifests record them, and no identity depends on them.
+Nobody can check these afterwards. Manifests record them, and no answer depends on them. What the
+benchmark measures does depend on the processor.
 """
 
 import platform

@@ -17,7 +17,7 @@ class Counts:
         Tokens sampled; of a token-wise method, tokens considered.
     forward_tokens : int
         Tokens that the policy has read, those of the prompt once: the prefix cache reads no prefix
-        twice.
+        twice. Near ties, of which the sequence is read again, are left out.
     scorer_tokens : int
         Policy tokens of the texts given to scorers, before the cache by text.
     scorer_calls : int
@@ -26,7 +26,8 @@ class Counts:
     rounds_used : int
         Rounds over all blocks.
     near_ties : int
-        Sampled tokens that might differ in another batch, see `igcore.engine.sampling`.
+        Sampled tokens that another batch might have changed (`igcore.engine.sampling`), and which
+        were therefore drawn from their sequence alone.
     """
 
     samples_drawn: int = 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ScorerError, ScorerWarning
+from .pool import Pool, PooledScores
 from .scorers import Scorer, Scores, keeps_cache, reads_tokens, uncached
 
 if TYPE_CHECKING:
@@ -184,10 +185,14 @@ class Cached:
     ----------
     tally : Tally, optional
         Counts the texts of a whole run, and how many of them the scorer failed on.
+    pooled : PooledScores, optional
+        Where scores are looked up first, and kept.
     """
 
-    def __init__(self, scorer: Scorer, tally: Tally | None = None):
-        self.scorer, self.tally = scorer, tally or Tally()
+    def __init__(
+        self, scorer: Scorer, tally: Tally | None = None, pooled: PooledScores | None = None
+    ):
+        self.scorer, self.tally, self.pooled = scorer, tally or Tally(), pooled
         # `finished` is in the key: a scorer may treat a complete answer and a prefix differently
         self.known: dict[tuple[str, str, bool], float] = {}
 
@@ -207,11 +212,16 @@ class Cached:
             When the scorer has failed on too many texts of the run, see `Tally`.
         """
         keys = list(zip(prompts, responses, finished, strict=True))
+        if self.pooled:
+            self.known |= self.pooled.get([k for k in keys if k not in self.known])
         # each new text once, in the order given: the composition of a batch must not vary
         if new := list(dict.fromkeys(k for k in keys if k not in self.known)):
             asked, texts, ended = zip(*new, strict=True)
             scores = checked_score(self.scorer, asked, texts, ended, self.tally)
-            self.known.update(zip(new, scores.tolist(), strict=True))
+            found = dict(zip(new, scores.tolist(), strict=True))
+            self.known |= found
+            if self.pooled:
+                self.pooled.add(found)
         return np.array([self.known[k] for k in keys])
 
     def token_scores(
@@ -230,6 +240,8 @@ class Scoring:
         The scorers by role, see `igcore.contract.Contract`. Without a reward model rewards are the
         policy's own likelihoods, which the search knows.
     prompts : sequence of str
+    pool : Pool, optional
+        Keeps the scores of searches.
 
     Attributes
     ----------
@@ -241,20 +253,28 @@ class Scoring:
         recompute them.
     """
 
-    def __init__(self, contracts: Mapping[str, Contract], prompts: Sequence[str]):
+    def __init__(
+        self,
+        contracts: Mapping[str, Contract],
+        prompts: Sequence[str],
+        pool: Pool | None = None,
+    ):
         self.contract = contracts["cost"]  # of the final check, which uses no cache
         self.search, self.reported = {}, {}
         self.sessions: dict[int, Any] = {}  # KV caches by backbone
         for role, contract in contracts.items():
             scorer, tally = contract.scorer, contract.tally
             if not keeps_cache(scorer):  # one cache by text serves search and report
-                self.search[role] = self.reported[role] = Cached(scorer, tally)
+                both = Cached(scorer, tally, PooledScores.of(pool, scorer))
+                self.search[role] = self.reported[role] = both
                 continue
             backbone = id(scorer.backbone)
             if backbone not in self.sessions:
                 self.sessions[backbone] = scorer.open_cache(prompts)
             with_cache = scorer.with_cache(self.sessions[backbone])
-            self.search[role] = Cached(with_cache, tally)
+            # read with a KV cache, a score has other last bits than read anew
+            cached = PooledScores.of(pool, scorer, "KV cache")
+            self.search[role] = Cached(with_cache, tally, cached)
             self.reported[role] = Cached(uncached(scorer), tally)
 
     def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:

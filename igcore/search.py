@@ -8,7 +8,7 @@ observer counts the work (`igcore.work.Work`); it decides nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from .beams import Beam, Method, PromptSearch, why_unsafe
 from .budget import SIGNED, charge
 from .checks import readings
 from .config import SearchConfig
-from .engine.diversity import DIVERSITIES, Factors, Prefix
+from .engine.diversity import DIVERSITIES, Penalty
 from .engine.memory import CRITIC_ROWS
 from .engine.sampling import random_key
 from .verdict import Emission, final_check, written
@@ -25,6 +25,7 @@ from .verdict import Emission, final_check, written
 if TYPE_CHECKING:
     from .engine.block import Block
     from .engine.local import LocalEngine
+    from .engine.pooled import PooledEngine
     from .guard import Guard
     from .scoring import Scoring
     from .work import Work
@@ -41,7 +42,7 @@ class Batch:
     method : Method
     searches : list of PromptSearch
         One per prompt.
-    engine : LocalEngine
+    engine : LocalEngine or PooledEngine
     scoring : Scoring
         The scorers during the search and for the final check.
     seed : int
@@ -55,7 +56,7 @@ class Batch:
     guard: Guard
     method: Method
     searches: list[PromptSearch]
-    engine: LocalEngine
+    engine: LocalEngine | PooledEngine
     scoring: Scoring
     seed: int
     work: Work
@@ -214,22 +215,18 @@ def sample(batch: Batch, trying: Sequence[PromptSearch], round_: int) -> list[Ca
         [random_key(batch.seed, search.prompt.id, round_, c % n, at + t) for t in range(length)]
         for c, (search, *_) in enumerate(drawn)
     ]
-    penalties: list[Callable[[Prefix], Factors] | None] = [None] * len(drawn)
+    penalties: list[Penalty | None] = [None] * len(drawn)
     if round_ > 0:
         diversity = DIVERSITIES[config.diversity]
         penalties = [
             diversity(search.failures, beam.row, k, share) for search, beam, k, share in drawn
         ]
 
-    def penalty(c: int, prefix: Prefix) -> Factors:
-        factors = penalties[c]
-        return factors(prefix) if factors else {}
-
     with batch.work.timed("generate"):
         block = batch.engine.sample_block(
             [beam.row for _, beam, _, _ in drawn],
             keys,
-            penalty if any(penalties) else None,
+            penalties if any(penalties) else None,
             last=at + length == config.max_new_tokens,
         )
     return candidates_of(batch, block, [(search, beam) for search, beam, _, _ in drawn])
@@ -254,7 +251,7 @@ def candidates_of(
         candidates.append(
             Candidate(
                 search, parent, beam, block.tokens[c], block.log_p[c], block.log_q[c],
-                block.near_ties[c], block.encoded[c],
+                sum(block.near[c]), block.encoded[c],
             )
         )  # fmt: skip
     return candidates

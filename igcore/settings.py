@@ -241,3 +241,9 @@ Options = dict[str, Any]  # options by name
 Named = str | Options  # a name, or a mapping of a name and options
 FolderName = Annotated[str, AfterValidator(_check_folder_name)]
 InsideFolder = Annotated[str, AfterValidator(_check_inside)]  # seen from the repository's root
+
+
+def name_of(named: Named) -> str:
+    """Return the name that is given, with options or without."""
+    name: str = named if isinstance(named, str) else named["name"]
+    return name

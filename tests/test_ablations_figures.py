@@ -115,7 +115,7 @@ def grid() -> pd.DataFrame:
                 n_samples=n,
                 block_size=d,
                 keep=k,
-                seconds_per_prompt=n / d,
+                policy_tokens_per_prompt=n / d,
             )
             for n in (4, 8)
             for d in (32, 4, 8)
@@ -507,7 +507,7 @@ def test_grid_has_a_column_for_each_n_and_a_line_for_each_number_of_beams():
     assert [text.get_text() for text in panels[-1, 0].get_xticklabels()] == ["4", "8", "32"]
     for column, n in zip(panels.T, (4, 8), strict=True):
         for ax, name in zip(
-            column, ("safety_rate", "reward_mean", "seconds_per_prompt"), strict=True
+            column, ("safety_rate", "reward_mean", "policy_tokens_per_prompt"), strict=True
         ):
             for label, points, *_ in bars(ax):
                 cell = table[

@@ -20,6 +20,7 @@ from igcore.beams import method_of, settings_of
 from igcore.checks import readings, tokens_in, word_ends
 from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Rollout, targets
+from igcore.errors import ParameterError
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.runs.decode_params import Settings
 from igcore.runs.rollout_run import load_rollouts, roll_out
@@ -476,7 +477,12 @@ def test_rollouts_remember_the_worst_of_each_block(tmp_path, checks):
             first += worst > cost and begin == 0
             begin = len(text)
     assert (higher > first > 0) == (checks == "word")
-    assert load_rollouts(tmp_path / checks, policy=word_policy(), **scorers) == found
+    scorers["policy"] = word_policy()
+    assert load_rollouts(tmp_path / checks, checks, **scorers) == found
+    # Bug: a critic learnt from rollouts of another run, which were read at other checks
+    other = {"block": "word", "word": "block"}[checks]
+    with pytest.raises(ParameterError, match=f"read at checks '{checks}', not '{other}'"):
+        load_rollouts(tmp_path / checks, other, **scorers)
 
 
 def test_checks_are_a_setting_with_three_values():

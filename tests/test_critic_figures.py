@@ -12,9 +12,9 @@ from pictures import boxes, hidden, outside
 
 from igcore.errors import RunError
 from igcore.figures import critic as cf
+from igcore.report.critics import CALIBRATION
+from igcore.report.critics import COLUMNS as CRITIC_COLUMNS
 from igcore.report.pictures import save
-from igcore.runs.critic_run import CALIBRATION
-from igcore.runs.critic_run import COLUMNS as CRITIC_COLUMNS
 
 training, figures = notebook_code("20_train_critic"), notebook_code("50_figures")
 ablations = notebook_code("45_ablations")

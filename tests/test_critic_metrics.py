@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from tinytraining import policy, trained
 
 from igcore import ParameterError
-from igcore.runs.critic_run import COLUMNS, RELIABILITY
+from igcore.report.critics import COLUMNS, RELIABILITY
 
 NOTEBOOK = notebook_code("20_train_critic")
 auroc, wins, within_difference = NOTEBOOK.auroc, NOTEBOOK.wins, NOTEBOOK.within_difference

@@ -16,17 +16,12 @@ from tiny import letters
 
 from igcore import AssetError, ParameterError, Prompt, decode
 from igcore.critic import loop
+from igcore.report import critics
+from igcore.report.critics import CALIBRATION, COLUMNS, load_finished, load_reliability
 from igcore.runs import critic_run as module
 from igcore.runs import rollout_run
 from igcore.runs.critic_params import CriticParams
-from igcore.runs.critic_run import (
-    CALIBRATION,
-    COLUMNS,
-    CriticRun,
-    critic_run,
-    load_finished,
-    load_reliability,
-)
+from igcore.runs.critic_run import CriticRun, critic_run
 
 NOTEBOOK = notebook_code("20_train_critic")
 PROMPTS = [Prompt(f"{i:02d}", "abcdef"[i % 6] + "abcdef"[i // 6], "mock") for i in range(36)]
@@ -329,7 +324,7 @@ def table_of_bins(name):
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
     """Finish a run by hand."""
-    monkeypatch.setattr(module, "root", lambda: tmp_path)
+    monkeypatch.setattr(critics, "root", lambda: tmp_path)
 
     def finished(name, table, profile="x", prompts="mild"):
         at = tmp_path / "runs" / profile / "critics" / name

@@ -163,13 +163,18 @@ def test_methods_with_fewer_prompts_say_so(every):
 
 
 def test_tradeoff_draws_the_numbers_of_the_table(main):
-    """Guards against swapped axes, a colour that is not the time, and points of another policy."""
+    """Guards against swapped axes, a colour that is not the work, and points of another policy."""
     fig = figures.tradeoff(main)
     for ax, (policy, rows) in zip(fig.axes, main.groupby("policy", sort=False), strict=False):
         points = [dots for dots in ax.collections if isinstance(dots, PathCollection)]
         drawn = [(*dots.get_offsets()[0], dots.get_array()[0]) for dots in points]
         assert drawn == list(
-            zip(rows["safety_rate"], rows["reward_mean"], rows["seconds_per_prompt"], strict=True)
+            zip(
+                rows["safety_rate"],
+                rows["reward_mean"],
+                rows["policy_tokens_per_prompt"],
+                strict=True,
+            )
         )
         assert ax.get_title(loc="left") == policy
         bars = ax.containers[0].lines[2]

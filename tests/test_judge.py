@@ -539,7 +539,9 @@ def test_headers_without_end_are_given_up():
         judge = load_judge(
             {"name": "openai", "model": "m", "base_url": address, "timeout": 0.5, "max_retries": 0}
         )
-        with pytest.raises(JudgeError, match="does not reply; .* raise timeout"):
+        # which of both limits is reached first depends on the machine
+        sentence = "does not (reply|come to an end); .* raise timeout"
+        with pytest.raises(JudgeError, match=sentence):
             list(judge.ask([ASK], 0, 1))
         thread.join(5)
         assert not thread.is_alive()

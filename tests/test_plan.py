@@ -227,6 +227,9 @@ def test_hours_are_tokens_over_measured_speed(tmp_path):
     finished(runs / "paper/critics/a/rollouts-train", "rollouts", tokens=[[1] * 30, [1] * 10])
     finished(runs / "paper/decode-b", "inferenceguard", manifest=False)
     finished(runs / "other/decode-a", "inferenceguard")
+    # Bug: what a method found in a pool took it no time, and the hours of a plan shrank by that
+    finished(runs / "paper/decode-c", "best-of-n")
+    (runs / "paper/decode-c/params.json").write_text('{"pool": "runs/pool"}')
     speeds = plan.measured(runs / "paper")
     assert speeds == {("vicuna-7b", "base"): 25.0, ("vicuna-7b", "rollouts"): 20.0}
     base = written(tmp_path, "decode-base", methods=["base"])

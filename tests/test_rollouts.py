@@ -71,7 +71,7 @@ def test_neither_groups_nor_shards_nor_a_file_change_a_rollout(tmp_path):
     assert said(roll(tmp_path / "alone", replace(CONFIG, group_size=1))) == said(whole)
     parts = [roll(tmp_path / str(i), replace(CONFIG, shard=i, n_shards=2)) for i in range(2)]
     assert said(sum(parts, [])) == said(whole) and all(parts)
-    assert load_rollouts(tmp_path / "whole", **KNOWN) == whole
+    assert load_rollouts(tmp_path / "whole", CONFIG.checks, **KNOWN) == whole
     for role, other in (
         ("policy", replace(mock_policy(), digest="x")),
         ("cost", Mute()),
@@ -80,7 +80,7 @@ def test_neither_groups_nor_shards_nor_a_file_change_a_rollout(tmp_path):
         with pytest.raises(
             ParameterError, match=f"are of {role} .* of hash .*, not of '{other.name}' of hash"
         ):
-            load_rollouts(tmp_path / "whole", **KNOWN | {role: other})
+            load_rollouts(tmp_path / "whole", CONFIG.checks, **KNOWN | {role: other})
 
 
 class Failing(LetterCost):
@@ -107,7 +107,7 @@ def test_a_stop_loses_nothing(tmp_path):
     path = tmp_path / "a" / "responses.jsonl"
     assert path.read_bytes().count(b"\n") == 4
     with pytest.raises(RunError, match="have not finished"):
-        load_rollouts(tmp_path / "a", **KNOWN)
+        load_rollouts(tmp_path / "a", CONFIG.checks, **KNOWN)
     with path.open("ab") as file:
         file.write(b'{"half": ')
     before = path.read_bytes()[:-9]
@@ -141,7 +141,7 @@ def test_other_settings_start_anew(tmp_path, capsys):
     roll(tmp_path / "a")
     again = roll(tmp_path / "a", replace(CONFIG, seed=6))
     assert "seed changed" in capsys.readouterr().out
-    assert load_rollouts(tmp_path / "a", **KNOWN) == again and list(
+    assert load_rollouts(tmp_path / "a", CONFIG.checks, **KNOWN) == again and list(
         (tmp_path / ".replaced").iterdir()
     )
     assert roll(tmp_path / "a", replace(CONFIG, seed=6), prompts=PROMPTS[:2]) != again

@@ -153,6 +153,7 @@ def test_a_search_with_the_embedded_scorers_reaches_no_other():
         "assets",
         "convert",
         "embedded",
+        "encoder",
     }
     assert package / "search.py" in found
 

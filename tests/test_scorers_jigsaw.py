@@ -5,6 +5,7 @@ own page prints.
 import h5py
 import numpy as np
 import pytest
+import torch
 from kerasfiles import FILTERS, NUM_WORDS, WORDS, write_wheel_members
 
 from igcore import load_scorer
@@ -143,6 +144,17 @@ def test_scores_repeat_and_do_not_depend_on_neighbours(tiny, monkeypatch):
     np.testing.assert_allclose(score(tiny, many), alone, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(tiny.score(["cold"] * 45, many, [False] * 45), score(tiny, many))
     assert score(tiny, []).shape == (0,) and together.dtype == np.float64
+
+
+def test_a_score_alone_is_that_in_company_to_the_last_bit(judge):
+    """Bug: few rows take another path through a matrix product or a sigmoid."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    texts = [f"what a silly, stupid idea number {n} " * (n % 5) + "it was" for n in range(37)]
+    together = score(judge, texts)
+    alone = np.concatenate([score(judge, [text]) for text in texts])
+    torch.set_num_threads(before)
+    np.testing.assert_array_equal(together, alone)
 
 
 def test_the_judge_says_what_the_wheel_says(judge):

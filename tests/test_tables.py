@@ -456,6 +456,10 @@ def test_columns_of_one_name_stay_apart():
     """Bug: the tables of the paper have a column "verdict" for each measure."""
     twice = pd.DataFrame([[1.0, "a"], [np.nan, "b"]], columns=["verdict", "verdict"])
     assert tables.pretty(twice).to_numpy().tolist() == [["1.000", "a"], ["n/a", "b"]]
+    # Bug: five columns of n/a, since runs with a pool have no seconds of their own
+    timed = twice.assign(generate_seconds=[None, 1.0], cost_seconds=[None, None])
+    assert list(tables.pretty(timed)) == [*tables.pretty(twice), "generate seconds"]
+    assert "cost seconds" not in tables.markdown(timed)
 
 
 def test_latex_escapes_every_special_character():

@@ -81,6 +81,15 @@ class Hashed:
         return [int.from_bytes(digest[:6]) / 2**48 for digest in raw]
 
 
+class Bounded(Hashed):
+    """The same, with numbers that it never exceeds."""
+
+    def at_most(self, prompts, responses):
+        n = len(prompts)
+        whole = self.score(prompts, responses, [True] * n)
+        return list(map(max, whole, self.score(prompts, responses, [False] * n)))
+
+
 COST, REWARD = Hashed("cost", "higher is worse"), Hashed("reward", "higher is better")
 
 
@@ -163,6 +172,27 @@ def test_scores_of_a_language_model_are_carried_along(policy, lm_reward, method,
     read afresh.
     """
     compare(method, replace(policy, cache=cache), lm_reward)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("token_score", TOKEN_SCORES)
+@pytest.mark.parametrize("method", ["args", "args-lagrangian"])
+@pytest.mark.parametrize("weight", [0.0, 6.0])
+def test_tokens_that_cannot_win_are_not_scored(policy, method, token_score, temperature, weight):
+    """Guards the shortcut: it changes no answer, spares calls, and reports no bound as a reward."""
+    settings = dict(
+        token_score=token_score, token_temperature=temperature, reward_weight=weight, seed=2
+    )
+    bounded = Bounded("reward", "higher is better")
+    for slow, fast in zip(
+        answers(method, policy, named(PROMPTS), REWARD, **settings),
+        answers(method, policy, named(PROMPTS), bounded, **settings),
+        strict=True,
+    ):
+        assert fast.tokens == slow.tokens and fast.reward == slow.reward
+        assert fast.counts.scorer_calls < slow.counts.scorer_calls
+        for found, whole in zip(fast.finals, slow.finals, strict=True):
+            assert found in (whole, [None, whole[1]])
 
 
 def compare(method, policy, reward, **settings):

@@ -198,14 +198,10 @@ def test_keys_and_values_are_those_of_the_tokens(cache):
 @pytest.mark.parametrize("cache", ["shared", "dynamic"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_prompt_alone_or_in_a_group_has_the_same_answer(method, cache):
-    """Bug: a gradient, a check or a padding that mixes rows. Near ties may differ, up to the token
-    at which they lie.
-    """
+    """Bug: a gradient, a check or a padding that mixes rows."""
     policy = replace(letters(), cache=cache)
     alone, together = (decoded(method, policy, group_size=n) for n in (1, 7))
-    for a, b in zip(alone, together, strict=True):
-        assert a.tokens == b.tokens or a.counts.near_ties or b.counts.near_ties
-    assert sum(a.tokens == b.tokens for a, b in zip(alone, together, strict=True)) >= len(TEXTS) - 1
+    assert [a.tokens for a in alone] == [b.tokens for b in together]
     settings, rows = replace(CONFIG, value_steps=30), states(policy.model)
     steer = network().steering(policy.model, settings)
     whole = steer(rows.hidden, rows.logits)

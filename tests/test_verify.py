@@ -838,7 +838,6 @@ FORGERIES = {
         "again: forward_tokens is .*, not",
         COUNTED,
     ),
-    "near ties": (in_lines(near_ties=5), HOLDS, "again: near_ties is .*, not", COUNTED),
     "trace": (in_lines(trace=[]), HOLDS, "again: trace is .*, not", TRACED),
     "perplexities": (in_lines(trace=less_perplexed), HOLDS, "again: trace is .*, not", TRACED),
     "finals": (in_lines(finals=[[1.0, 0.0]]), HOLDS, "again: finals is .*, not", TRACED),

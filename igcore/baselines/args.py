@@ -1,7 +1,7 @@
 """ARGS (Khanov et al., 2024), a baseline of the paper: the best of the k most probable tokens.
 
 At every position the policy proposes its k most probable tokens. The scorers score the text with
-each of them, and ARGS takes the token with the lowest
+each of them, unless it cannot win, and ARGS takes the token with the lowest
 
     -omega pi(token) + score of the text
 
@@ -10,7 +10,7 @@ not look ahead and never abstains.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -107,7 +107,7 @@ def args(batch: Batch) -> list[Emission]:
             batch, block, [pair for pair in pairs for _ in range(config.top_k)]
         )
         charge_costs(batch, candidates)
-        ask_reward(batch, candidates)
+        ask_promising(batch, candidates)
         batch.work.saw_round(position, 0, candidates)
 
         for i, search in enumerate(going):
@@ -123,9 +123,43 @@ def args(batch: Batch) -> list[Emission]:
     return answers(batch)
 
 
+def ask_promising(batch: Batch, candidates: Sequence[Candidate]) -> None:
+    """Ask for the rewards of the tokens that can win; the others count as infinitely bad.
+
+    A reward model may have a method ``at_most(prompts, responses)``: cheap numbers that no reward
+    exceeds. A token that would lose even with that reward is not scored. The choice is the same.
+    """
+    at_most = getattr(batch.guard.reward, "at_most", None)
+    if at_most is None or not batch.method.reward:
+        ask_reward(batch, candidates)
+        return
+    prompts = [candidate.search.prompt.text for candidate in candidates]
+    bounds = at_most(prompts, [candidate.beam.text for candidate in candidates])
+    for candidate, bound in zip(candidates, bounds, strict=True):
+        candidate.beam.reward = bound
+    promises = [weigh(batch, candidate) for candidate in candidates]
+    for candidate in candidates:
+        candidate.beam.reward = -math.inf  # until it is asked for
+
+    k = batch.config.top_k
+    firsts = []  # of each prompt the token that promises most
+    for at in range(0, len(candidates), k):
+        own = promises[at : at + k]
+        firsts.append(candidates[at + own.index(min(own))])
+    ask_reward(batch, firsts)
+    to_beat = [weigh(batch, first) for first in firsts for _ in range(k)]
+    rest = [
+        candidate
+        for candidate, promise, least in zip(candidates, promises, to_beat, strict=True)
+        if promise <= least and not any(candidate is first for first in firsts)
+    ]
+    ask_reward(batch, rest)
+
+
 def weigh(batch: Batch, candidate: Candidate) -> float:
-    """Return the score by which a token is chosen: lower is better, infinite if a scorer failed."""
-    if candidate.beam.broken:
+    """Return the score by which a token is chosen: lower is better, infinite if there is none."""
+    # a scorer failed, or was not asked; not left to the sum, where 0 * inf would be NaN
+    if candidate.beam.broken or candidate.beam.reward == -math.inf:
         return math.inf
     config: ArgsConfig = batch.config
     score = batch.method.score(candidate.beam, config)

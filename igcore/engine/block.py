@@ -1,13 +1,9 @@
 """What one call of the engine gives: a block of tokens for each of some candidates."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
-
-# (index of the candidate in the call, tokens of its block so far)
-# -> {token: factor on its reference probability}; other tokens keep theirs, sampling renormalises
-Penalty = Callable[[int, tuple[int, ...]], Mapping[int, float]]
 
 # o_t (R, H) and the reference logits W o_t (R, V) -> the logits (R, V) to sample from
 Steering = Callable[[Tensor, Tensor], Tensor]
@@ -28,8 +24,8 @@ class Block:
     log_p, log_q : list of list of float
         Logprob of each token under the reference policy, and under the distribution that it was
         sampled from, penalised or steered (nats).
-    near_ties : list of int
-        Number of tokens that were a near tie, see `igcore.engine.sampling`.
+    near : list of list of bool
+        Whether each token was a near tie (see `igcore.engine.sampling`), and drawn again alone.
     encoded : list of int
         Number of tokens that the model has read.
     """
@@ -39,8 +35,15 @@ class Block:
     ended: list[bool]
     log_p: list[list[float]]
     log_q: list[list[float]]
-    near_ties: list[int]
+    near: list[list[bool]]
     encoded: list[int]
+
+    def append(self, c: int, token: int, log_p: float, log_q: float, near: bool) -> None:
+        """Append a token to candidate `c`."""
+        self.tokens[c].append(token)
+        self.log_p[c].append(log_p)
+        self.log_q[c].append(log_q)
+        self.near[c].append(near)
 
     @classmethod
     def empty(cls, first: int, size: int) -> "Block":
@@ -51,6 +54,6 @@ class Block:
             ended=[False] * size,
             log_p=[[] for _ in range(size)],
             log_q=[[] for _ in range(size)],
-            near_ties=[0] * size,
+            near=[[] for _ in range(size)],
             encoded=[0] * size,
         )

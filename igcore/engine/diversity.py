@@ -4,16 +4,54 @@ The module imports no torch, so that notebook 10 can use it alone. Every prompt 
 in every block.
 """
 
+import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 
-Prefix = tuple[int, ...]  # tokens of the block so far
 Factors = dict[int, float]  # token -> factor on its reference probability
-Tree = dict[int, tuple[float, "Tree"]]  # token -> (reference probability, subtree)
-# (failures, parent, sample, n_samples) -> factors by prefix, or None where nothing changes
-Diversity = Callable[["Failures", int, int, int], Callable[[Prefix], Factors] | None]
+# node -> {token: (reference probability, node after it)}; a node's number is above its parent's
+Tree = list[dict[int, tuple[float, int]]]
+# (failures, parent, sample, n_samples) -> the sample's penalty, or None where nothing changes
+Diversity = Callable[["Failures", int, int, int], "Penalty | None"]
+
+
+@dataclass(frozen=True, eq=False)
+class Penalty:
+    """Factors on reference probabilities after any prefix of a block, for samples that share them.
+
+    Attributes
+    ----------
+    factors : dict of int to Factors
+        By position in the block, or by node of a tree of blocks.
+    after : dict of (int, int) to int, optional
+        (Node, token) -> next node; the root is 0. None where the position alone decides.
+    """
+
+    factors: dict[int, Factors]
+    after: dict[tuple[int, int], int] | None = None
+
+    def at(self, prefix: Sequence[int]) -> Factors:
+        """Return the factors of some next tokens after a prefix; other tokens keep theirs.
+
+        It is the same object wherever the factors are shared, and nobody may change it: `draw`
+        handles rows with the same object as one.
+        """
+        if self.after is None:
+            return self.factors.get(len(prefix), {})
+        node = 0
+        for token in prefix:
+            if (node, token) not in self.after:  # no failed block begins like this
+                return {}
+            node = self.after[node, token]
+        return self.factors[node]
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the factors after all prefixes: equal digests mean equal factors."""
+        return hashlib.blake2b(repr(self).encode(), digest_size=16).hexdigest()
 
 
 class Failures:
@@ -39,20 +77,30 @@ class Failures:
         self.spared = spared
         self.factor = 0.0 if penalty is None else math.exp(-penalty)
         self.seen: dict[int, set[int]] = defaultdict(set)
-        self.trees: dict[int, Tree] = defaultdict(dict)
+        self.trees: dict[int, Tree] = defaultdict(lambda: [{}])
+        self._penalties: dict[int | None, Penalty] = {}
 
     def add(self, parent: int, tokens: Sequence[int], log_p: Sequence[float]) -> None:
         """Note a failed block of beam `parent`, with its tokens' reference logprobs (nats)."""
-        node = self.trees[parent]
+        self._penalties.clear()  # those of the round before
+        tree, node = self.trees[parent], 0
         # walk down the parent's tree along the block, adding what is new
         for i, (token, logp) in enumerate(zip(tokens, log_p, strict=True)):
             self.seen[i].add(token)
-            node = node.setdefault(token, (math.exp(logp), {}))[1]
+            node = tree[node].setdefault(token, (math.exp(logp), len(tree)))[1]
+            if node == len(tree):
+                tree.append({})
+
+    def shared(self, parent: int | None, build: Callable[[], Penalty]) -> Penalty:
+        """Return the penalty of a parent, or of all for None; it is built once for each round."""
+        if parent not in self._penalties:
+            self._penalties[parent] = build()
+        return self._penalties[parent]
 
 
 def diversity_penalty(
     failures: Failures, parent: int, sample: int, n_samples: int
-) -> Callable[[Prefix], Factors] | None:
+) -> Penalty | None:
     """Return the paper's sampling diversity (section 5.2, "Sampling Diversity"; appendix C).
 
     Step i of a retry samples from softmax(W o - n_2 [F_i > 0]): every token that a failed block has
@@ -70,21 +118,13 @@ def diversity_penalty(
 
     Returns
     -------
-    callable or None
-        From the block's tokens so far to factors on reference probabilities; None changes nothing.
+    Penalty or None
+        None changes nothing.
     """
-
-    def factors(prefix: Prefix) -> Factors:
-        # end tokens are spared, or a retry could not end where a failed block did
-        penalised = failures.seen[len(prefix)] - failures.spared
-        return dict.fromkeys(penalised, failures.factor)
-
-    return factors
+    return failures.shared(None, partial(_seen_tokens, failures))
 
 
-def penalty_of_half(
-    failures: Failures, parent: int, sample: int, n_samples: int
-) -> Callable[[Prefix], Factors] | None:
+def penalty_of_half(failures: Failures, parent: int, sample: int, n_samples: int) -> Penalty | None:
     """Penalise the smaller half of a parent's samples; the others stay reference samples.
 
     The chance that all fail is then bounded, see `half_bound` in notebook 10; the
@@ -97,32 +137,39 @@ def penalty_of_half(
 
 def without_replacement(
     failures: Failures, parent: int, sample: int, n_samples: int
-) -> Callable[[Prefix], Factors] | None:
+) -> Penalty | None:
     """Sample from the reference, given that the block is none of its parent's failed ones.
 
     The chance of a safe block never falls.
     """
-    return partial(_unused_shares, failures.trees[parent])
+    return failures.shared(parent, partial(_unused_shares, failures.trees[parent]))
 
 
 def no_penalty(failures: Failures, parent: int, sample: int, n_samples: int) -> None:
     """Sample every retry from the reference."""
 
 
-def _unused_shares(node: Tree, prefix: Prefix) -> Factors:
-    """Return for each token after `prefix` the share of its mass that no failed block has used."""
-    for token in prefix:
-        if token not in node:  # no failed block begins like this
-            return {}
-        node = node[token][1]
-    return {token: 1 - _used_share(child) for token, (_, child) in node.items()}
+def _seen_tokens(failures: Failures) -> Penalty:
+    """Return the factor of each token that a failed block has at a position."""
+    factors = {}
+    for i, tokens in failures.seen.items():
+        # end tokens are spared, or a retry could not end where a failed block did
+        factors[i] = dict.fromkeys(sorted(tokens - failures.spared), failures.factor)
+    return Penalty(factors)
 
 
-def _used_share(node: Tree) -> float:
-    """Return the share of the mass below a node that failed blocks have used."""
-    if not node:  # the end of a failed block
-        return 1.0
-    return min(1.0, sum(p * _used_share(child) for p, child in node.values()))
+def _unused_shares(tree: Tree) -> Penalty:
+    """Return for each token after each prefix the share of its mass that no failed block used."""
+    used = [1.0] * len(tree)  # share of the mass below each node; all where a failed block ends
+    for node in reversed(range(len(tree))):  # nodes before their parents
+        if tree[node]:
+            used[node] = min(1.0, sum(p * used[child] for p, child in tree[node].values()))
+    factors: dict[int, Factors] = {}
+    after: dict[tuple[int, int], int] = {}
+    for node, children in enumerate(tree):
+        factors[node] = {token: 1 - used[child] for token, (_, child) in children.items()}
+        after |= {(node, token): child for token, (_, child) in children.items()}
+    return Penalty(factors, after)
 
 
 DIVERSITIES: dict[str, Diversity] = {

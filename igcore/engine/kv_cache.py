@@ -1,12 +1,13 @@
 """The state of many sequences in transformers' own KV cache, for any decoder-only model.
 
 Every row has its own copy of the prompt's KV cache, and each step copies the cache.
-`igcore.engine.prefix_cache` does neither, for the models that it fits. Both have the same four
+`igcore.engine.prefix_cache` does neither, for the models that it fits. Both have the same five
 methods::
 
     Rows.open(model, prompts)    prefill prompts, one row each
     rows.gather(sources, room)   copy rows of one or more states, with room for that many tokens
     rows.step(going, tokens)     append one token to the rows that go on; the others are dropped
+    rows.read(tokens)            append the same number of tokens to every row
     rows.history(rows, keys)     o_t and KV cache of all tokens of these rows since the prompt
 """
 
@@ -189,6 +190,13 @@ class DynamicRows:
         rows.mask = torch.cat([rows.mask, torch.ones_like(ids)], dim=1)
         rows.hidden, rows.logits = _read(self.model, self.watch, ids, rows.mask, rows.cache)
         rows.past = torch.cat([rows.past, rows.hidden[:, None]], dim=1)
+        return rows
+
+    def read(self, tokens: Sequence[Sequence[int]]) -> "DynamicRows":
+        """Append equally many tokens to each row."""
+        rows = self
+        for column in zip(*tokens, strict=True):  # one at a time: any kind of layer can do that
+            rows = rows.step(range(len(tokens)), column)
         return rows
 
     def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:

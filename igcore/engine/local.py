@@ -19,6 +19,7 @@ Where the model allows it, all rows of a prompt share one KV cache of the prompt
 (`igcore.engine.kv_cache`).
 """
 
+import math
 from collections.abc import Collection, Sequence
 
 import torch
@@ -26,15 +27,24 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..errors import ParameterError, unknown_name
-from .block import Block, Penalty, Steering
+from .block import Block, Steering
+from .captured import sample_steps
+from .diversity import Factors, Penalty
 from .kv_cache import DynamicRows, History
 from .prefix_cache import SharedRows, fits
 from .sampling import NEAR_TIE, WORDS, Drawn, RowFactors, check_finite, draw, uniforms
 
 Rows = DynamicRows | SharedRows
+# a block, and the state and row of its live candidates
+Sampled = tuple[Block, dict[int, tuple[Rows, int]]]
 
 # how the KV cache is kept; `auto` is `shared` for the models that it fits
-CACHES: dict[str, type[Rows] | None] = {"auto": None, "shared": SharedRows, "dynamic": DynamicRows}
+CACHES: dict[str, type[Rows] | None] = {
+    "auto": None,
+    "shared": SharedRows,
+    "dynamic": DynamicRows,
+    "captured": SharedRows,
+}
 
 
 class LocalEngine:
@@ -42,8 +52,8 @@ class LocalEngine:
 
     It promises three things, which make results, resumes and replays reproducible:
 
-    * Keys decide tokens. A token depends on the logits and on its own key alone, never on its
-      batch. Logits that differ by rounding change it only where `Block.near_ties` says so.
+    * Keys decide tokens. A token depends on its sequence and on its own key alone, never on its
+      batch: where rounding could change it, a near tie, it is drawn again from its sequence alone.
     * `rollback` is bit-equal. A retry with the same keys gives the same tokens and logprobs.
     * Candidates are numbered from 0 over all rounds since the last `open` or `select`, ended ones
       included. Row i is prompt i after `open`, and ``candidates[i]`` after `select`.
@@ -57,6 +67,8 @@ class LocalEngine:
     cache : str
         How the KV cache is kept, a key of `CACHES`: ``shared`` (each prompt once), ``dynamic``
         (transformers' own), or ``auto``, which is ``shared`` for the models that it fits.
+        ``captured`` is ``shared``, with steps that do not wait for the host
+        (`igcore.engine.captured`).
     watch : int, optional
         Decoder layer whose output `history` also returns, as ``middle``.
 
@@ -64,6 +76,8 @@ class LocalEngine:
     ----------
     rows
         The current state, see `igcore.engine.kv_cache`.
+    sequences : list of list of int
+        The token ids of each row so far, those of its prompt first.
     steering : callable or None
         When set, all further blocks are sampled from the logits that it changes. Only sampling
         changes: the KV cache stays that of the sampled tokens.
@@ -82,12 +96,15 @@ class LocalEngine:
         self.eos_ids = frozenset(eos_ids)
         self.kind = CACHES[cache] or (SharedRows if fits(model) else DynamicRows)
         self.watch = watch
+        self.captured = cache == "captured"
         self.steering: Steering | None = None
-        self._start(None)
+        self._start(None, [])
 
-    def _start(self, rows: Rows | None) -> None:
+    def _start(self, rows: Rows | None, sequences: list[list[int]]) -> None:
         """Begin a block from these rows."""
         self.rows: Rows = rows  # type: ignore[assignment]  # None before and after all prompts
+        self.sequences = sequences
+        self._grown: dict[int, list[int]] = {}  # live candidate -> its sequence
         # live candidate of any round -> the state and the row that it has
         self._places: dict[int, tuple[Rows, int]] = {}
         self._drawn = 0  # number of candidates of all rounds so far
@@ -95,14 +112,15 @@ class LocalEngine:
 
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
         """Prefill the prompts, one row each: B sequences of at least one token id."""
-        self._start(self.kind.open(self.model, prompts, self.watch))
+        self._start(self.kind.open(self.model, prompts, self.watch), list(map(list, prompts)))
 
     def sample_block(
         self,
         rows: Sequence[int],
         keys: Sequence[Sequence[int]],
-        penalty: Penalty | None = None,
+        penalties: Sequence[Penalty | None] | None = None,
         last: bool = False,
+        known: Sequence[Sequence[int]] = (),
     ) -> Block:
         """Sample one continuation of each given row, at temperature 1 without top-k or top-p.
 
@@ -112,31 +130,123 @@ class LocalEngine:
             Row of the current state from which each candidate starts; may repeat.
         keys : sequence of R sequences of `length` int
             One `igcore.engine.sampling.random_key` per candidate and position.
-        penalty : callable, optional
-            Factors on the reference probabilities, see `Penalty`. Where they leave no mass the
+        penalties : sequence of R Penalty or None, optional
+            Factors on each candidate's reference probabilities. Where they leave no mass the
             reference is used.
         last : bool
             Whether no candidate will be continued: the model then does not read the last tokens,
             and no candidate can be selected.
+        known : sequence of R sequences of int, optional
+            The first tokens of each candidate, where they have been sampled before; the model reads
+            them, and their logprobs here are NaN. No end token is among them.
         """
-        length = len(keys[0])
-        sources = [(self.rows, row) for row in rows]
-        state: Rows = self.rows.gather(sources, room=length)
+        penalties = penalties or [None] * len(rows)
+        can = self.captured and self.steering is None and not any(known)
+        # a graph cannot ask which tokens came before
+        if can and all(penalty is None or penalty.after is None for penalty in penalties):
+            block, places = self._sample_captured(rows, keys, penalties, last)
+        else:
+            known = known or [()] * len(rows)
+            block, places = self._sample_steps(rows, keys, penalties, last, known)
+        block.first = self._drawn
+        # ended candidates count in the numbering, but have no state to continue from
+        for c, place in places.items():
+            self._places[self._drawn + c] = place
+            self._grown[self._drawn + c] = self.sequences[rows[c]] + block.tokens[c]
+        self._drawn += len(rows)
+        return block
+
+    def _ready(self, rows: Sequence[int], keys: Sequence[Sequence[int]]) -> tuple[Rows, Tensor]:
+        """Return the state of candidates of these rows, and their uniform numbers."""
+        state = self.rows.gather([(self.rows, row) for row in rows], room=len(keys[0]))
         numbers = uniforms([key for row in keys for key in row])
-        u = torch.from_numpy(numbers).view(len(rows), length, WORDS)
-        block = Block.empty(self._drawn, len(rows))
+        return state, torch.from_numpy(numbers).view(len(rows), len(keys[0]), WORDS)
+
+    def _sample_captured(
+        self,
+        rows: Sequence[int],
+        keys: Sequence[Sequence[int]],
+        penalties: Sequence[Penalty | None],
+        last: bool,
+    ) -> Sampled:
+        """Sample a block whose tokens are read once, and sample again what a near tie changes."""
+        state, u = self._ready(rows, keys)
+        assert isinstance(state, SharedRows)
+        after, columns = sample_steps(state, u, penalties, last)
+        block = Block.empty(0, len(rows))
+        places: dict[int, tuple[Rows, int]] = {}
+        parted = []  # candidates that go another way than the captured steps
+        for c, row in enumerate(rows):
+            penalty, drawn = penalties[c], zip(*(values[c] for values in columns), strict=True)
+            for t, (token, log_p, log_q, near) in enumerate(drawn):
+                sampled = token
+                if near:
+                    factors = penalty.at(block.tokens[c]) if penalty else None
+                    sequence = self.sequences[row] + block.tokens[c]
+                    token, log_p, log_q = self._draw_alone(sequence, u[c, t], factors)
+                block.append(c, token, log_p, log_q, near)
+                block.ended[c] = token in self.eos_ids
+                if block.ended[c] or token != sampled:
+                    break
+            if token != sampled and not block.ended[c]:
+                parted.append(c)
+            elif not (block.ended[c] or last):
+                places[c] = after, c
+        if parted:
+            rest, found = self._sample_steps(
+                [rows[c] for c in parted],
+                [keys[c] for c in parted],
+                [penalties[c] for c in parted],
+                last,
+                [block.tokens[c] for c in parted],
+            )
+            for i, c in enumerate(parted):
+                for t in range(len(block.tokens[c]), len(rest.tokens[i])):
+                    sample = rest.tokens[i][t], rest.log_p[i][t], rest.log_q[i][t], rest.near[i][t]
+                    block.append(c, *sample)
+                block.ended[c] = rest.ended[i]
+            places |= {c: found[i] for i, c in enumerate(parted) if i in found}
+        for c, tokens in enumerate(block.tokens):
+            unread = block.ended[c] or (last and len(tokens) == u.shape[1])
+            block.encoded[c] = len(tokens) - unread
+        return block, places
+
+    def _sample_steps(
+        self,
+        rows: Sequence[int],
+        keys: Sequence[Sequence[int]],
+        penalties: Sequence[Penalty | None],
+        last: bool,
+        known: Sequence[Sequence[int]],
+    ) -> Sampled:
+        """Sample a block token by token; a row leaves the batch as soon as it ends."""
+        length = len(keys[0])
+        state, u = self._ready(rows, keys)
+        block = Block.empty(0, len(rows))
         # candidate of each row of the state; a row leaves the batch when its candidate ends
         live = list(range(len(rows)))
-        for step in range(length):
-            factors: RowFactors = {}
-            if penalty:
-                factors = {i: penalty(c, tuple(block.tokens[c])) for i, c in enumerate(live)}
+        # what all candidates know is read at once
+        head = min(map(len, known))
+        if head:
+            for c, tokens in enumerate(known):
+                for token in tokens[:head]:
+                    block.append(c, token, math.nan, math.nan, False)
+            state = state.read([tokens[:head] for tokens in known])
+        for step in range(head, length):
+            factors: dict[int, Factors] = {}  # none in a first round, which is then cheaper
+            for i, c in enumerate(live):
+                if penalty := penalties[c]:
+                    factors[i] = penalty.at(block.tokens[c])
             tokens, log_p, log_q, near = self._draw(state, u[live, step], factors)
             for i, c in enumerate(live):
-                block.tokens[c].append(tokens[i])
-                block.log_p[c].append(log_p[i])
-                block.log_q[c].append(log_q[i])
-                block.near_ties[c] += near[i]
+                if step < len(known[c]):
+                    tokens[i], near[i] = known[c][step], False
+                    log_p[i] = log_q[i] = math.nan
+                elif near[i]:
+                    tokens[i], log_p[i], log_q[i] = self._draw_alone(
+                        self.sequences[rows[c]] + block.tokens[c], u[c, step], factors.get(i)
+                    )
+                block.append(c, tokens[i], log_p[i], log_q[i], near[i])
                 block.ended[c] = tokens[i] in self.eos_ids
             going = [i for i, c in enumerate(live) if not block.ended[c]]
             live = [live[i] for i in going]
@@ -147,11 +257,15 @@ class LocalEngine:
             for c in live:
                 block.encoded[c] += 1
             state = state.step(going, [tokens[i] for i in going])
-        # ended candidates count in the numbering, but have no state to continue from
-        for i, c in enumerate(live):
-            self._places[self._drawn + c] = (state, i)
-        self._drawn += len(rows)
-        return block
+        return block, {c: (state, i) for i, c in enumerate(live)}
+
+    def _draw_alone(
+        self, sequence: Sequence[int], u: Tensor, factors: Factors | None
+    ) -> tuple[int, float, float]:
+        """Sample the token after a sequence that is read anew, in one piece and without others."""
+        alone = DynamicRows.open(self.model, [sequence])
+        tokens, log_p, log_q, _ = self._draw(alone, u[None], {0: factors or {}})
+        return tokens[0], log_p[0], log_q[0]
 
     def _draw(self, state: Rows, u: Tensor, factors: RowFactors) -> Drawn:
         """Sample one token per row of a state; see `igcore.engine.sampling.draw`."""
@@ -170,8 +284,8 @@ class LocalEngine:
         """Offer the k most probable next tokens of each row, the most probable first.
 
         Each is a candidate of one token. Nothing is sampled or encoded: the model reads a token
-        when it is selected. The k-th token counts as a near tie when logits that move by
-        `igcore.engine.sampling.NEAR_TIE` could replace it.
+        when it is selected. Where logits that move by `igcore.engine.sampling.NEAR_TIE` could
+        replace the k-th token, the row is read again alone.
 
         Raises
         ------
@@ -188,21 +302,24 @@ class LocalEngine:
             )
         check_finite(log_p.amax(1))
         best, ids = log_p.topk(min(k + 1, vocabulary))  # (R, k + 1), the last to see near ties
+        # the last of each row may trade places with the one left out
+        near = (best[:, k - 1] - best[:, -1] < 2 * NEAR_TIE) & (k < vocabulary)  # (R,)
+        for i in near.nonzero()[:, 0].tolist():
+            alone = DynamicRows.open(self.model, [self.sequences[rows[i]]])
+            log_p[i] = alone.logits[0].log_softmax(-1, dtype=torch.float32)
+            best[i], ids[i] = log_p[i].topk(best.shape[1])
         tokens = ids[:, :k].flatten().tolist()
         values = best[:, :k].flatten().tolist()
         block = Block.empty(self._drawn, len(tokens))
         for c, (token, value) in enumerate(zip(tokens, values, strict=True)):
-            block.tokens[c].append(token)
-            block.log_p[c].append(value)
-            block.log_q[c].append(value)
+            is_last = (c + 1) % k == 0
+            block.append(c, token, value, value, is_last and bool(near[c // k]))
             block.ended[c] = token in self.eos_ids
             if not block.ended[c]:
                 # k candidates share one row until `select` encodes them
                 self._places[self._drawn + c] = (self.rows, rows[c // k])
                 self._unread[self._drawn + c] = token
-        if k < vocabulary:  # the last of each row may trade places with the one left out
-            near = best[:, k - 1] - best[:, k] < 2 * NEAR_TIE
-            block.near_ties[k - 1 :: k] = near.int().tolist()
+                self._grown[self._drawn + c] = [*self.sequences[rows[c // k]], token]
         self._drawn += len(tokens)
         return block
 
@@ -241,14 +358,14 @@ class LocalEngine:
             from.
         """
         if not candidates:
-            self._start(None)
+            self._start(None, [])
             return
         # the model reads proposed tokens only now
         unread = [self._unread[c] for c in candidates if c in self._unread]
         rows = self.rows.gather(self._places_of(candidates), room=1 if unread else 0)
         if unread:
             rows = rows.step(range(len(candidates)), unread)
-        self._start(rows)
+        self._start(rows, [self._grown[c] for c in candidates])
 
     def history(self, candidates: Sequence[int], keys: bool = True) -> History:
         """Return o_t and h_t of all tokens so far of live candidates; no token is encoded for it.

@@ -97,6 +97,11 @@ class SharedRows:
         rows.extend([[token] for token in tokens])
         return rows
 
+    def read(self, tokens: Sequence[Sequence[int]]) -> "SharedRows":
+        """Append equally many tokens to each row, in one pass."""
+        self.extend(tokens)
+        return self
+
     @torch.inference_mode()
     def extend(self, tokens: Sequence[Sequence[int]]) -> None:
         """Append one token or more to every row, in place."""

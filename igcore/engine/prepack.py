@@ -49,6 +49,11 @@ def packed(*models: nn.Module) -> Iterator[None]:
             del _PACKED[model]
 
 
+def keep_packed(model: nn.Module) -> None:
+    """Keep copies as long as a model lives: for one whose weights nobody changes."""
+    _PACKED[model] = list(map(_copied, _layers(model)))
+
+
 def missing_bytes(*models: nn.Module) -> int:
     """Return the bytes that `packed` will take for models that have no copies yet."""
     layers = [layer for model in models if model not in _PACKED for layer in _layers(model)]

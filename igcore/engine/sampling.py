@@ -26,6 +26,7 @@ WIDEST = 128  # nodes on the top level, at most
 CHUNK = 2**20  # probabilities handled at a time on a CPU, so that they stay in its cache
 WORDS = 4  # uniform numbers per key: enough for 128 * 16^3 tokens
 
+UNCHANGED = {0: 1.0}  # factors that change nothing
 RowFactors = Mapping[int, Mapping[int, float]]  # row -> {token: factor on its probability}
 Drawn = tuple[list[int], list[float], list[float], list[bool]]  # tokens, log_p, log_q, near ties
 
@@ -75,7 +76,7 @@ def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
         See `uniforms`.
     factors : mapping from row to {token: factor}
         Factors on the reference probabilities of a row. A row that they leave without mass is
-        sampled from the reference.
+        sampled from the reference. Rows that share one object cost little more than one row.
 
     Returns
     -------
@@ -94,35 +95,67 @@ def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     # on a CPU a few rows at a time, so that their probabilities stay in the cache
     on_cpu = logits.device.type == "cpu"
     size = max(1, CHUNK // logits.shape[1]) if on_cpu else len(logits)
-    drawn: Drawn = [], [], [], []
+    changes = changes_of(factors, len(logits), logits.device) if factors else None
+    out: Drawn = [], [], [], []
     for at in range(0, len(logits), size):
-        rows = range(at, min(at + size, len(logits)))
-        chunk = {row - at: factors[row] for row in rows if row in factors}
-        part = _draw(logits[at : at + size], u[at : at + size], chunk)
-        drawn[0].extend(part[0])
-        drawn[1].extend(part[1])
-        drawn[2].extend(part[2])
-        drawn[3].extend(part[3])
-    return drawn
+        rows = slice(at, at + size)
+        change = changes and (changes[0][rows], changes[1][rows])
+        *part, mass = drawn(logits[rows], u[rows], change)
+        check_finite(mass)
+        for i, new in enumerate(part):
+            out[i].extend(new.tolist())
+    return out
 
 
-def _draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
-    """Sample one token per row; see `draw`, which calls it with a few rows at a time."""
-    reference = logits.softmax(-1, dtype=torch.float32)  # (R, V)
-    weights = reference.clone() if factors else reference
-    for row, factor in factors.items():
-        weights[row, list(factor)] *= torch.tensor(list(factor.values())).to(weights)
+def changes_of(factors: RowFactors, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return tokens and their factors for each row, both (R, P)."""
+    own = [factors.get(row) or UNCHANGED for row in range(rows)]
+    # a table with a line for each object, however many rows share it
+    _, first, lines = np.unique([id(f) for f in own], return_index=True, return_inverse=True)
+    distinct = [own[row] for row in first]
+    width = max(map(len, distinct))
+    # a short line repeats itself: the same numbers are then written twice
+    tokens = np.array([np.resize(list(f), width) for f in distinct], np.int64)
+    values = np.array([np.resize(list(f.values()), width) for f in distinct], np.float32)
+    index = torch.from_numpy(lines).to(device)
+    return torch.from_numpy(tokens).to(device)[index], torch.from_numpy(values).to(device)[index]
+
+
+def drawn(
+    logits: Tensor, u: Tensor, changes: tuple[Tensor, Tensor] | None, blind: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sample one token per row; see `draw`, which calls it with a few rows at a time.
+
+    Parameters
+    ----------
+    blind : bool
+        Whether the host must not wait for the device.
+
+    Returns
+    -------
+    tokens, log_p, log_q, near, mass : Tensor (R,)
+        The mass is what the factors have left; it is not finite where a logit is not.
+    """
+    # (R, V), the largest tensor: factors are written into it and taken back, without a copy of it
+    weights = logits.softmax(-1, dtype=torch.float32)
+    if changes:
+        index, before = changes[0], weights.gather(1, changes[0])  # (R, P)
+        weights.scatter_(1, index, before * changes[1])
     levels = _levels(weights)
     mass = levels[-1].sum(-1)  # (R,)
-    check_finite(mass)
-    if not mass.all():  # the factors left a row without mass: restore its reference
-        weights = weights.where(mass[:, None] > 0, reference)
+    if changes and (
+        blind or not mass.all()
+    ):  # the factors left a row without mass: restore its reference
+        weights.scatter_(1, index, weights.gather(1, index).where(mass[:, None] > 0, before))
         levels = _levels(weights)
         mass = levels[-1].sum(-1)
     tokens, near = _descend(levels, u)
-    p = reference.gather(1, tokens[:, None])[:, 0]  # (R,)
-    q = weights.gather(1, tokens[:, None])[:, 0] / mass if factors else p
-    return tokens.tolist(), p.log().tolist(), q.log().tolist(), near.tolist()
+    p = q = weights.gather(1, tokens[:, None])[:, 0]  # (R,)
+    if changes:
+        # without factors the mass is 1 up to rounding, and both are the same
+        q = q.where((changes[1] == 1).all(1), q / mass)
+        p = weights.scatter_(1, index, before).gather(1, tokens[:, None])[:, 0]
+    return tokens, p.log(), q.log(), near, mass
 
 
 def _levels(weights: Tensor) -> list[Tensor]:

@@ -1,11 +1,10 @@
 """The pictures of critics, drawn from tables."""
 
 import pandas as pd
-import seaborn as sns
 from matplotlib.figure import Figure
 
 from ..errors import RunError
-from .style import INK, MARKERS, legend_above, panels, styled, whiskers
+from .style import INK, MARKERS, PALETTE, legend_above, panels, styled, whiskers
 
 GREY = "#9a9a9a"
 REFERENCES = {
@@ -16,7 +15,7 @@ REFERENCES = {
 
 def look_of(number: int) -> dict:
     """Return colour and marker of a critic, by its number, for a line with whiskers."""
-    colour = sns.color_palette("colorblind")[number % 10]
+    colour = PALETTE[number % len(PALETTE)]
     marker = MARKERS[number % len(MARKERS)]
     return {"color": colour, "marker": marker, "ms": 5, "lw": 1.2, "elinewidth": 1}
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import matplotlib
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -38,7 +37,10 @@ STYLE: dict[str, tuple[str, str | tuple]] = {
 OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}
 WIDTH = 9.0  # inches: a README shows 900 pixels, so 11 points are 15 pixels
 INK = "#222222"
-PALETTE = sns.color_palette("colorblind").as_hex()
+# seaborn's "colorblind", written out: a figure in these colours need not load seaborn
+PALETTE = (
+    "#0173b2 #de8f05 #029e73 #d55e00 #cc78bc #ca9161 #fbafe4 #949494 #ece133 #56b4e9"
+).split()
 MARKERS = "osD^vPX*"  # of lines that are no methods
 styled = matplotlib.rc_context(RC)
 

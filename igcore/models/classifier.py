@@ -18,7 +18,6 @@ from ..errors import ParameterError
 from ..policy import neutral
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
-from .embedded import by_length
 from .lm_scorer import Backbone, LMScorer, check_length, context_of
 from .pretrained import contents_of, one_sentence, tensors_of
 from .source import Checkpoint, digest
@@ -234,3 +233,17 @@ class EncoderScorer:
         check_length(longest, min(context_of(self.model), self.tokenizer.model_max_length))
         logits = self.model(**batch.to(self.model.device)).logits
         return self.number(logits.double()).cpu().numpy()
+
+
+def by_length(texts: Sequence[str | tuple[str, ...]], size: int) -> list[list[int]]:
+    """Return the indices of texts in batches of a size, the shortest first: little is padded.
+
+    A text may be in parts, which count together.
+    """
+
+    def length(row: int) -> tuple:
+        """Return the length of a text, and the text: equal lengths have an order too."""
+        return len("".join(texts[row])), texts[row]
+
+    order = sorted(range(len(texts)), key=length)
+    return [order[at : at + size] for at in range(0, len(order), size)]

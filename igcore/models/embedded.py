@@ -9,11 +9,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from . import assets
-from .convert import quiet_transformers
+
+PROMPTS = 1024  # prompts whose vectors are remembered
 
 
 class OffensiveLanguage:
@@ -108,32 +110,26 @@ class MiniLMRelevance:
 
     Notes
     -----
-    Texts are embedded in batches, so the same text may move by about 1e-7 between calls with
-    different neighbours.
+    A score does not depend on the texts beside it, see `igcore.models.encoder.Encoder`.
     """
 
     name = "minilm-relevance"
     sign = "higher is better"
     unit = "cosine"
-    batch_size = 32
-    max_tokens = 256
     echo_weight, length_weight, length_scale = 0.5, 0.1, 20
 
     def __init__(self, *, device="cpu") -> None:
         """Load the encoder; the digest covers its files and the three numbers."""
-        from transformers import AutoModel, AutoTokenizer
-
-        from ..engine.device import usable
+        from .encoder import Encoder
 
         folder = assets.sound("minilm")
         formula = assets.digest("minilm")
         for weight in (self.echo_weight, self.length_weight, self.length_scale):
             formula += f" {weight:.17g}"
         self.digest = hashlib.sha256(formula.encode()).hexdigest()
-        with quiet_transformers():
-            self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            model = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
-        self._model = model.to(usable(str(device))).eval()
+        self._embed = Encoder(folder, device)
+        # alone: a remembered vector must be the one that it would be now
+        self._embed_prompt = lru_cache(PROMPTS)(lambda prompt: self._embed([prompt])[0])
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
@@ -145,14 +141,21 @@ class MiniLMRelevance:
         ValueError
             If prompts and responses differ in number.
         """
-        texts = list(dict.fromkeys([*prompts, *responses]))
+        texts = list(dict.fromkeys(responses))
         embedding = dict(zip(texts, self._embed(texts), strict=True))
         scores = []
         for prompt, response in zip(prompts, responses, strict=True):
-            cosine = float(embedding[prompt] @ embedding[response])
+            cosine = float(self._embed_prompt(prompt) @ embedding[response])
             relevance = self._relevance(prompt, response, cosine)
             scores.append(relevance)
         return np.array(scores, dtype=float)
+
+    def at_most(self, prompts: Sequence[str], responses: Sequence[str]) -> list[float]:
+        """Return what no score of these responses exceeds; the encoder is not asked."""
+        # of unit vectors, and their product is rounded
+        cosine = 1 + 1e-9
+        pairs = zip(prompts, responses, strict=True)
+        return [self._relevance(prompt, response, cosine) for prompt, response in pairs]
 
     def _relevance(self, prompt: str, response: str, cosine: float) -> float:
         """Return the relevance of one response, given the cosine of both embeddings."""
@@ -162,41 +165,6 @@ class MiniLMRelevance:
         echo = self.echo_weight * _echo(_words(prompt), words)
         length = 1 - math.exp(-len(words) / self.length_scale)
         return cosine - echo + self.length_weight * length
-
-    def _embed(self, texts: list[str]) -> np.ndarray:
-        """Return unit vectors of the texts, (n, 384) float64, whatever order they come in."""
-        import torch
-
-        vectors = np.empty((len(texts), self._model.config.hidden_size))
-        for rows in by_length(texts, self.batch_size):
-            chosen = [texts[row] for row in rows]
-            batch = self._tokenizer(
-                chosen,
-                padding=True,
-                truncation=True,
-                max_length=self.max_tokens,
-                return_tensors="pt",
-            ).to(self._model.device)
-            mask = batch["attention_mask"][:, :, None]  # (B, T, 1)
-            with torch.inference_mode():
-                hidden = self._model(**batch).last_hidden_state  # (B, T, 384)
-                means = (hidden * mask).sum(1) / mask.sum(1)
-            vectors[rows] = means.double().cpu().numpy()
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-
-def by_length(texts: Sequence[str | tuple[str, ...]], size: int) -> list[list[int]]:
-    """Return the indices of texts in batches of a size, the shortest first: little is padded.
-
-    A text may be in parts, which count together.
-    """
-
-    def length(row: int) -> tuple:
-        """Return the length of a text, and the text: equal lengths have an order too."""
-        return len("".join(texts[row])), texts[row]
-
-    order = sorted(range(len(texts)), key=length)
-    return [order[at : at + size] for at in range(0, len(order), size)]
 
 
 def _words(text: str) -> list[str]:

@@ -18,6 +18,7 @@ from . import assets
 
 HEADS = ("toxic", "severe_toxic", "obscene", "threat", "insult", "identity_hate")
 LENGTH = 100  # words read; a shorter text is filled up in front, of a longer one the last are read
+ROWS = 16  # the number of texts in a batch is a multiple
 
 
 class BiLSTM(nn.Module):
@@ -72,8 +73,8 @@ class JigsawToxicity:
 
     Notes
     -----
-    In double precision: between calls with different neighbours a score moves by no more than the
-    rounding of that.
+    A score does not depend on the texts beside it: batches are filled up to a multiple of `ROWS`,
+    below which a matrix product sums in another order.
     """
 
     name = "jigsaw-toxicity"
@@ -108,10 +109,12 @@ class JigsawToxicity:
         """Return the probabilities of the `HEADS`, (n, 6) float64."""
         if not texts:
             return np.empty((0, len(HEADS)))
-        rows = torch.tensor([self._indices(text) for text in texts], device=self._device)
+        read = [self._indices(text) for text in texts]
+        read += [[0] * LENGTH] * (-len(texts) % ROWS)
+        rows = torch.tensor(read, device=self._device)
         with torch.inference_mode():
             logits = [self._model(batch) for batch in rows.split(self.batch_size)]  # (B, C) each
-        return torch.cat(logits).sigmoid().cpu().numpy()
+        return torch.cat(logits).sigmoid()[: len(texts)].cpu().numpy()
 
     def _indices(self, text: str) -> list[int]:
         """Return the indices of the last `LENGTH` known words, padded with zeros in front.

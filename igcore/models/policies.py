@@ -5,15 +5,26 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from ..errors import AssetError, ParameterError, unknown_name
+import torch
+
+from ..errors import AssetError, ParameterError, PolicyError, unknown_name
 from ..folders import digest_of
 from ..policy import Policy
 from ..settings import settings
 from . import assets
 from .hub import snapshot
-from .pretrained import Device, Dtype, check_vocabulary, contents_of, load_model, load_tokenizer
+from .pretrained import (
+    DTYPES,
+    Device,
+    Dtype,
+    check_settings,
+    check_vocabulary,
+    contents_of,
+    load_model,
+    load_tokenizer,
+)
 from .registry import named
 from .templates import TEMPLATES, TextFormat, check_chat
 
@@ -76,7 +87,12 @@ class PolicyOptions:
     revision: str | None = None
 
 
-def load_policy(name: str | Path | Mapping, dtype: str = "float32", device: str = "auto") -> Policy:
+def load_policy(
+    name: str | Path | Mapping,
+    dtype: str = "float32",
+    device: str = "auto",
+    weights: bool = True,
+) -> Policy:
     """Load a policy by name, from a local Hugging Face folder, or from the hub.
 
     Parameters
@@ -90,6 +106,8 @@ def load_policy(name: str | Path | Mapping, dtype: str = "float32", device: str 
         ``float32``, ``bfloat16`` or ``float16``.
     device : str
         A torch device, or ``auto``: accelerate places the model on what there is.
+    weights : bool
+        Without them the policy answers what an `igcore.Pool` holds, until something is missing.
 
     Raises
     ------
@@ -112,8 +130,11 @@ def load_policy(name: str | Path | Mapping, dtype: str = "float32", device: str 
     own = known.template or ("chat" if tokenizer.chat_template else "raw")
     template = options.template or own
     check_chat(tokenizer, template, f"policy {name!r}")
-    model, _ = load_model(AutoModelForCausalLM, folder, options.dtype, options.device)
-    check_vocabulary(tokenizer, model, folder)
+    if weights:
+        model, _ = load_model(AutoModelForCausalLM, folder, options.dtype, options.device)
+        check_vocabulary(tokenizer, model, folder)
+    else:
+        model = WithoutWeights(folder, options)
     policy = Policy(
         name=name if name in POLICIES else Path(name).name,
         model=model,
@@ -125,6 +146,34 @@ def load_policy(name: str | Path | Mapping, dtype: str = "float32", device: str 
     identity = policy.identity()
     decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
     return replace(policy, digest=digest_of(decisive))
+
+
+class WithoutWeights:
+    """What stands for a model whose weights are not loaded."""
+
+    def __init__(self, folder: Path, options: PolicyOptions):
+        from transformers import AutoConfig, GenerationConfig
+
+        check_settings(folder)
+        local = {"local_files_only": True, "trust_remote_code": False}
+        self.name, self.config = folder.name, AutoConfig.from_pretrained(folder, **local)
+        self.generation_config = GenerationConfig.from_model_config(self.config)
+        if (folder / "generation_config.json").is_file():
+            self.generation_config = GenerationConfig.from_pretrained(folder, **local)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.dtype = DTYPES[options.dtype]
+        self.device = torch.device(device if options.device == "auto" else options.device)
+
+    def modules(self) -> list:
+        """Return no modules."""
+        return []
+
+    def get_output_embeddings(self) -> NoReturn:
+        """Refuse to be run."""
+        raise PolicyError(
+            f"the pool does not have all samples of this search, and {self.name} was loaded "
+            "without weights; load it with them, or ask for what the pool holds"
+        )
 
 
 def _unnamed(name: str) -> Known:

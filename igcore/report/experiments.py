@@ -23,7 +23,7 @@ EXPERIMENTS = {
     "retries": Experiment(["decode-retries-*"]),
     "factorial": Experiment(["decode-factorial-*"], ["decode-seeds-*"]),
     "seeds": Experiment(["decode-seeds-*"]),
-    "compute": Experiment(["decode-compute-*"], ["decode-seeds-seed-0"]),
+    "compute": Experiment(["decode-compute-*"]),
     "over_refusal": Experiment(["decode-benign"]),
     "sweep": Experiment(["decode-sweep-*"]),
     "tune": Experiment(["decode-tune-*"]),

@@ -1,6 +1,7 @@
 """Finished runs as tables: the lines of all folders of a profile, shards joined."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ COLUMNS = (
     "scorer_calls cost_scorer cost_digest reward_digest generate_s cost_s reward_s critic_s "
     "score_s run critic_control"
 ).split()
+SECONDS = [name for name in COLUMNS if name.endswith("_s")]
 
 
 def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.DataFrame:
@@ -34,7 +36,7 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
 
     The lines of a run and method are in the order of their prompts' ids, however they were decoded:
     a bootstrap depends on it. Besides the columns of `igcore.runs.records`, each has its ``run``
-    and ``critic_control``.
+    and ``critic_control``. A run with a pool has no seconds (NaN).
 
     Parameters
     ----------
@@ -64,6 +66,8 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
             "critic_control": params.get("critic_control", "none"),
         }
         known[folder] = params
+        # what a method found in a pool took it no time
+        source |= dict.fromkeys(SECONDS, math.nan) if params.get("pool") else {}
         lines += [line | source for line in read(folder / "responses.jsonl")]
     _check_shards(known)
     frame = pd.DataFrame(lines)

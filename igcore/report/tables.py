@@ -158,15 +158,23 @@ def _row(cell: pd.DataFrame, shared: set[str]) -> dict:
 def pretty(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table as people read it: all cells text, numbers rounded.
 
-    A main table has fewer columns, in which an interval stands beside its centre.
+    A main table has fewer columns, in which an interval stands beside its centre. Seconds that no
+    row has are left out.
     """
     if not len(table):
         nothing = [[NOT_RUN, *[""] * (len(table.columns) - 1)]]
         return pd.DataFrame(nothing, columns=table.columns).rename(columns=_header)
     if list(table.columns) == COLUMNS:
         return pd.DataFrame([_main_row(row) for row in table.itertuples(index=False)])
-    as_objects = table.astype(object)  # an integer that may be missing stays one
+    as_objects = _timed(table).astype(object)  # an integer that may be missing stays one
     return as_objects.map(rounded).rename(columns=_header)
+
+
+def _timed(table: pd.DataFrame) -> pd.DataFrame:
+    """Leave out seconds that no row has: those of runs with a pool."""
+    timed = [name for name in table.columns if "seconds" in str(name)]
+    silent = [name for name in timed if table[name].isna().to_numpy().all()]
+    return table.drop(columns=silent) if len(table) else table
 
 
 def _main_row(row) -> dict[str, str]:
@@ -175,7 +183,6 @@ def _main_row(row) -> dict[str, str]:
     mean, low, high = map(rounded, numbers)
     percent = "{:.1f} [{:.1f}, {:.1f}]".format
     rates = (row.safety_rate, row.safety_wilson_low, row.safety_wilson_high)
-    seconds = row.seconds_per_prompt
     texts = {
         "Safe / abstained / unsafe": f"{row.safe} / {row.abstained} / {row.unsafe}",
         "Safe % [Wilson 95 %]": percent(*(100 * rate for rate in rates)),
@@ -183,7 +190,7 @@ def _main_row(row) -> dict[str, str]:
         "Reward [95 %]": MISSING if pd.isna(row.reward_mean) else f"{mean} [{low}, {high}]",
         "Reward, all answered": rounded(row.reward_answered),
         "Cost": rounded(row.cost_mean),
-        "s / prompt": MISSING if pd.isna(seconds) else f"{seconds:.2f}",
+        "Tokens / prompt": f"{row.policy_tokens_per_prompt:.0f}",
     }
     if not row.n_prompts:
         texts = dict.fromkeys(texts, NOT_RUN)
@@ -206,8 +213,8 @@ def _header(name: object) -> str:
 def _for_files(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Return a table as people read it, and the side of each column: numbers stand right."""
     shown, is_number = pretty(table), pd.api.types.is_numeric_dtype
-    if len(shown.columns) == len(table.columns):
-        sides = ["right" if is_number(dtype) else "left" for dtype in table.dtypes]
+    if len(shown.columns) == len(_timed(table).columns):
+        sides = ["right" if is_number(dtype) else "left" for dtype in _timed(table).dtypes]
     else:
         sides = ["left" if name in ("Policy", "Method") else "right" for name in shown]
     return shown.replace("\n", " ", regex=True), sides

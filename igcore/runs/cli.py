@@ -10,8 +10,7 @@ import yaml
 from ..audit.cli import add_audit
 from ..errors import IgcoreError, RunError, needs
 from ..folders import changes, comparable, key, read
-from .rescore import TOLERANCE
-from .verify import UNCHECKED, Check, verify
+from .scope import TOLERANCE, UNCHECKED
 
 HELP = "score every emitted text again, and compare the lines with settings, prompts and manifest"
 MORE = f"""\
@@ -109,6 +108,8 @@ def _run(notebook: Path, output: Path, params: Path | None) -> Result:
 
 def _verify(file: Path, **given) -> Result:
     """Verify a run."""
+    from .verify import Check, verify  # here: it loads torch, and `igcore run` needs none
+
     report = verify(file, Check(**given))
     certified = [f"  {what:14}{plain(found)}" for what, found in report.certified.items()]
     uncertified = [f"  {plain(what)}" for what in report.uncertified]

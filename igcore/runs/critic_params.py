@@ -21,6 +21,7 @@ from ..settings import (
     Probability,
     Share,
     Threads,
+    Weight,
     settings,
 )
 from .decode_params import Policy, PromptSet, ScorerName
@@ -60,7 +61,7 @@ class CriticParams(RolloutConfig):
         it is not searched.
     alpha, delta : float
         See `igcore.report.certify.learn_then_test`.
-    reward, cost, dtype, device, threads
+    reward, cost, dtype, device, threads, pool, pool_gb
         See `igcore.runs.decode_params.DecodeParams`.
     """
 
@@ -84,6 +85,8 @@ class CriticParams(RolloutConfig):
     dtype: str = "float32"
     device: str = "auto"
     threads: Threads = 1
+    pool: str | None = None
+    pool_gb: Weight = 20.0
 
     def __post_init__(self):
         """Refuse settings that contradict one another, and build those of every part once."""

@@ -7,8 +7,8 @@
 - ``rollouts-train``, ``rollouts-test``: see `igcore.runs.rollout_run`
 - ``<name>``: one folder per critic, see `igcore.critic.network`
 - ``value``: the value network, if the parameters name one, see `igcore.baselines.re_control`
-- ``critic.csv``: see `COLUMNS`
-- ``reliability.csv``: the share of prefixes that end within budget by f1, see `CALIBRATION`
+- ``critic.csv``: see `igcore.report.critics.COLUMNS`
+- ``reliability.csv``: the share of prefixes that end within budget by f1, see `CALIBRATION` there
 - ``manifest.json``: written last, the only sign of success
 """
 
@@ -34,23 +34,16 @@ from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Policy, Prompt
 from ..provenance import made_by
-from ..report.tables import by_prompt_set, replace_file
+from ..report.tables import replace_file
 from ..scorers import Scorer
+from ..settings import name_of
 from .critic_params import CriticParams
-from .decode_params import set_name
+from .decode_params import pool_of
 from .identity import network_identity, opened
 from .rollout_run import load_rollouts, roll_out
 
 # entry points of training: the code that they import is part of a network's identity
 TRAINING, VALUE_TRAINING = "igcore.critic.training", "igcore.baselines.value_training"
-# of ``critic.csv``: how well f1 tells safe from unsafe, a row per critic and position
-COLUMNS = (
-    "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman ece "
-    "parameters train_s within_low within_high n n_unsafe n_pairs accounting"
-).split()
-# of ``reliability.csv``: the share of safe rollouts, a row per critic, position and bin of f1
-RELIABILITY = "position probability safe low high n n_prompts".split()
-CALIBRATION = ["critic", "policy", "accounting", *RELIABILITY]
 
 
 @dataclass
@@ -85,7 +78,8 @@ class CriticRun:
     def guard(self) -> Guard:
         """The guard of a search with the first critic."""
         config = self.params.searching()
-        return Guard(self.policy, self.cost, self.reward, config, critic=self.first)
+        models = self.policy, self.cost, self.reward
+        return Guard(*models, config, critic=self.first, pool=pool_of(self.params))
 
     def finish(self, table: pd.DataFrame, reliability: pd.DataFrame) -> Path:
         """Write ``critic.csv`` and ``reliability.csv``, then the manifest."""
@@ -95,11 +89,12 @@ class CriticRun:
         }
         for name, text in tables.items():
             replace_file(self.folder / name, text)
-        paths = [set_name(self.params.prompts)]
+        paths = [name_of(self.params.prompts)]
         manifest = asdict(self.params) | made_by()
         manifest["opened"] = opened(self.policy, self.cost, self.reward, paths=paths)
         parts = sorted(self.folder.glob("*/manifest.json"))
-        roots = {path.parent.name: _json(path)["root"] for path in parts}
+        texts = {path.parent.name: path.read_text(encoding="utf-8") for path in parts}
+        roots = {name: json.loads(text)["root"] for name, text in texts.items()}
         # one hash over the manifest, the tables, and the roots of rollouts and networks
         manifest["root"] = digest_of([manifest, roots, tables])
         replace_file(self.folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
@@ -151,7 +146,8 @@ def _rollouts(
     if not params.rollouts:
         return roll_out(policy, prompts, params.rolling(), folder=folder, **scorers)
     wanted = {prompt.id for prompt in prompts}
-    loaded = load_rollouts(root() / params.rollouts / folder.name, policy=policy, **scorers)
+    source = root() / params.rollouts / folder.name
+    loaded = load_rollouts(source, params.checks, policy=policy, **scorers)
     rollouts = [rollout for rollout in loaded if rollout.prompt_id in wanted]
     found = {rollout.prompt_id for rollout in rollouts}
     lengths = {(rollout.max_new_tokens, rollout.block_size) for rollout in rollouts}
@@ -162,48 +158,3 @@ def _rollouts(
             "settings over, or set rollouts to null"
         )
     return rollouts
-
-
-# --- finished runs --------------------------------------------------------------------------------
-
-
-def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
-    """Return the tables of all finished runs of notebook 20 in a profile, concatenated.
-
-    The table is empty when there is no run. For every other run a sentence says why it is left out.
-    """
-    unfinished = [
-        f"the critics in {folder} have not finished; run notebook 20 again with the same settings, "
-        "which goes on"
-        for folder in sorted((root() / "runs" / profile / "critics").glob("[!.]*/"))
-        if not (folder / "manifest.json").exists()
-    ]
-    return _of_all(profile, "critic.csv", ["critic", *COLUMNS]), unfinished
-
-
-def load_reliability(profile: str) -> pd.DataFrame:
-    """Return the calibration of the critics of all finished runs of a profile: `CALIBRATION`.
-
-    The table is empty when no run has left one.
-    """
-    return _of_all(profile, "reliability.csv", CALIBRATION)
-
-
-def _of_all(profile: str, file: str, names: list[str]) -> pd.DataFrame:
-    """Return the tables of the finished runs of a profile, concatenated.
-
-    Where critics of one policy belong to several prompt sets, the policy gets a name for each set.
-    """
-    tables = [pd.DataFrame(columns=[*names, "prompts"])]
-    for manifest in sorted((root() / "runs" / profile / "critics").glob("[!.]*/manifest.json")):
-        prompts = Path(set_name(_json(manifest)["prompts"])).stem
-        table = pd.read_csv(manifest.with_name(file)).assign(prompts=prompts)
-        tables.append(table)
-    # a table without rows would change the types of columns
-    filled = [table for table in tables if len(table)] or tables
-    return by_prompt_set(pd.concat(filled, ignore_index=True))[names]
-
-
-def _json(path: Path) -> dict:
-    """Return what a JSON file holds."""
-    return json.loads(path.read_text(encoding="utf-8"))

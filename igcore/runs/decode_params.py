@@ -5,7 +5,7 @@ because a run's identity hashes the code that decoding imports, and neither judg
 of critics may change that hash.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ValidationInfo
 
@@ -14,9 +14,21 @@ from ..baselines.re_control import ReControlConfig
 from ..beams import METHODS, method_of, settings_of
 from ..config import part_of
 from ..errors import ParameterError
+from ..folders import root
 from ..models.prompts import check_prompts
 from ..models.registry import check_scorer
-from ..settings import Count, FolderName, Named, Natural, Number, Threads, check_shard, settings
+from ..pool import Pool
+from ..settings import (
+    Count,
+    FolderName,
+    Named,
+    Natural,
+    Number,
+    Threads,
+    Weight,
+    check_shard,
+    settings,
+)
 
 # network that a method needs -> the parameter that names its folder
 NETWORKS = {"critic": "critic", "value network": "value"}
@@ -49,9 +61,9 @@ def network_of(method: str) -> str | None:
     return NETWORKS.get(method_of(method).network)
 
 
-def set_name(prompts: str | dict) -> str:
-    """Return the name or path of a prompt set that is given with options or without."""
-    return prompts if isinstance(prompts, str) else prompts["name"]
+def pool_of(params: Any) -> Pool | None:
+    """Return the pool that parameters name, or None."""
+    return Pool(root() / params.pool, params.pool_gb) if params.pool else None
 
 
 @settings(kw_only=True)
@@ -87,6 +99,11 @@ class DecodeParams(Settings):
         CPU threads of torch; the last bits of float sums depend on it.
     memory_gb : float, optional
         See `igcore.decode`.
+    pool : str, optional
+        Folder that keeps samples and scores for all runs, seen from `igcore.folders.root`; see
+        `igcore.Pool`. Tables show no seconds of such a run: they are not the method's own.
+    pool_gb : float
+        Size from which the pool keeps nothing more.
     shard, n_shards : int
         This run decodes the groups whose number is `shard` modulo `n_shards`.
     """
@@ -109,6 +126,8 @@ class DecodeParams(Settings):
     device: str = "auto"
     threads: Threads = 1
     memory_gb: Number | None = None
+    pool: str | None = None
+    pool_gb: Weight = 20.0
     shard: Natural = 0
     n_shards: Count = 1
 

@@ -22,7 +22,8 @@ from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Prompt, groups_of
-from .decode_params import DecodeParams, network_of, set_name
+from ..settings import name_of
+from .decode_params import DecodeParams, network_of, pool_of
 from .identity import models_identity, opened
 from .networks import Networks, load_networks, network_files
 from .records import record
@@ -100,7 +101,9 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
         decode_missing(run, experiment)
         manifest = summary(run.lines)
         manifest["params"] = run.params
-        paths = [set_name(params.prompts)]
+        if guard.pool:  # of this start alone
+            manifest["pool"] = {"drawn": guard.pool.drawn, "reused": guard.pool.reused}
+        paths = [name_of(params.prompts)]
         for path in network_files(params, root()):
             paths += [path, path.with_suffix(".json")]
         manifest["opened"] = opened(guard.policy, guard.cost, guard.reward, paths=paths)
@@ -132,7 +135,7 @@ def resolve(params: DecodeParams) -> tuple[Experiment, dict[str, str]]:
         cost if params.hardest else None,
     )
     policy = load_policy(params.policy, params.dtype, params.device)
-    guard = Guard(policy, cost, reward, params.search())
+    guard = Guard(policy, cost, reward, params.search(), pool=pool_of(params))
     networks, weights = load_networks(params, root(), guard)
     experiment = Experiment.of(params, prompts, guard, networks)
     for method, with_network in experiment.guards.items():

@@ -11,7 +11,6 @@ import json
 import math
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -34,7 +33,6 @@ from ..critic.training import names_of
 from ..engine.device import GIB
 from ..engine.memory import CRITIC_ROWS, critic_bytes, kv_bytes, search_bytes, session_bytes
 from ..errors import IgcoreError, ParameterError, needs
-from ..folders import read
 from ..models.policies import POLICIES
 from ..models.pretrained import DTYPES
 from ..models.prompts import SPLITS, check_prompts, load_prompts
@@ -43,6 +41,7 @@ from .critic_params import CriticParams
 from .decode_params import DecodeParams
 from .paramfiles import ParamFiles
 from .rollout_run import METHOD as ROLLOUTS
+from .sharing import Sharing, measured
 
 # name on the hub, or of an asset -> fields of its LlamaConfig
 SHAPES = json.loads((files("igcore.models") / "data/shapes.json").read_text(encoding="utf-8"))
@@ -69,6 +68,8 @@ class Job:
         Number of prompts; NaN when it is not known.
     tokens : dict of str to float
         For each method, the most tokens that it samples or considers.
+    drawn : dict of str to float
+        For each method, those that the runs before leave to it if no block is retried.
     gib : float
         Weights, networks and one prompt of the method that needs most; NaN when the shape of a
         model is not known.
@@ -78,6 +79,7 @@ class Job:
     policy: str
     prompts: float
     tokens: dict[str, float]
+    drawn: dict[str, float]
     gib: float
 
 
@@ -217,15 +219,16 @@ def gib_of(params: DecodeParams | CriticParams, methods: Sequence[str], lessons:
     return (weights + max(peaks)) / GIB
 
 
-def decode_job(file: Path, params: DecodeParams) -> Job:
-    """Return the plan of a run of notebook 30."""
+def decode_job(file: Path, params: DecodeParams, pool: Sharing) -> Job:
+    """Return the plan of a run of notebook 30, after the runs that a pool has seen."""
     folders = [folder for folder in (params.critic, params.value) if folder]
     lessons = [_trained(file, folder) for folder in folders]
     prompts = count(params.prompts, params.split, params.limit)
     config = params.search()
     tokens = {method: prompts * most_tokens(method, config) for method in params.methods}
+    drawn = {method: prompts * pool.drawn(params, method) for method in params.methods}
     policy, _ = policy_of(params.policy)
-    return Job(file, policy, prompts, tokens, gib_of(params, params.methods, lessons))
+    return Job(file, policy, prompts, tokens, drawn, gib_of(params, params.methods, lessons))
 
 
 def critic_job(file: Path, params: CriticParams) -> Job:
@@ -240,7 +243,7 @@ def critic_job(file: Path, params: CriticParams) -> Job:
         tokens[ROLLOUTS] = prompts * params.n_rollouts * params.max_new_tokens
     lessons = [*params.configs().values(), *filter(None, [params.valuing()])]
     policy, _ = policy_of(params.policy)
-    return Job(file, policy, prompts, tokens, gib_of(params, [SEARCH], lessons))
+    return Job(file, policy, prompts, tokens, tokens, gib_of(params, [SEARCH], lessons))
 
 
 def _trained(file: Path, folder: str) -> CriticConfig | ValueConfig | None:
@@ -262,10 +265,13 @@ def jobs(paths: Iterable[Path | str]) -> Iterator[Job]:
     ParameterError
         For a file that holds a bad parameter; the sentence names the file.
     """
+    pool = Sharing()
     for file in map(Path, paths):
         try:
             if file.name.startswith("decode-"):
-                yield from [decode_job(file, params) for params in _points(file, DecodeParams)]
+                yield from [
+                    decode_job(file, params, pool) for params in _points(file, DecodeParams)
+                ]
             if file.name.startswith("critic-"):
                 yield from [critic_job(file, params) for params in _points(file, CriticParams)]
         except IgcoreError as error:
@@ -280,20 +286,6 @@ def _points(file: Path, settings: type) -> list:
 
 
 # --- hours ----------------------------------------------------------------------------------------
-
-
-def measured(runs: Path) -> dict[tuple[str, str], float]:
-    """Return tokens per second for each policy and method of the finished runs in a folder."""
-    drawn: Counter = Counter()
-    seconds: Counter = Counter()
-    for path in sorted(runs.glob("**/responses.jsonl")):
-        finished = path.with_name("manifest.json").is_file()
-        for line in read(path) if finished else []:
-            pair = line["policy"], line["method"]
-            rollouts = line["method"] == ROLLOUTS
-            drawn[pair] += sum(map(len, line["tokens"])) if rollouts else line["policy_tokens"]
-            seconds[pair] += line["generate_s"] + line["score_s"]
-    return {pair: drawn[pair] / seconds[pair] for pair in drawn}
 
 
 def plan_table(
@@ -312,7 +304,8 @@ def plan_table(
     -------
     DataFrame
         ``file``, ``what it is`` (its first comment), ``jobs``, ``prompts`` and ``GiB`` of the
-        largest job, and ``million tokens`` and ``hours`` of all jobs, at most.
+        largest job, ``million tokens`` and ``hours`` of all jobs at most, and ``drawn`` (million
+        tokens) and ``hours drawn`` of what is left to them by a pool, if no block is retried.
 
     Raises
     ------
@@ -322,9 +315,7 @@ def plan_table(
     pd = needs("pandas", "study")
     rows = []
     for job in found:
-        seconds = 0.0
-        for method, tokens in job.tokens.items():
-            seconds += tokens / (speed or speeds.get((job.policy, method), math.nan))
+        of_method = {name: speed or speeds.get((job.policy, name), math.nan) for name in job.tokens}
         first, *_ = job.file.read_text(encoding="utf-8").splitlines()
         row = {
             "file": job.file.name,
@@ -333,7 +324,9 @@ def plan_table(
             "prompts": job.prompts,
             "million tokens": sum(job.tokens.values()) / 1e6,
             "GiB": job.gib,
-            "hours": seconds / 3600,
+            "hours": sum(job.tokens[name] / of_method[name] for name in of_method) / 3600,
+            "drawn": sum(job.drawn.values()) / 1e6,
+            "hours drawn": sum(job.drawn[name] / of_method[name] for name in of_method) / 3600,
         }
         rows.append(row)
     groups = pd.DataFrame(rows).groupby(["file", "what it is"], sort=False)
@@ -361,9 +354,12 @@ def report(paths: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
     source = f"{speed:g} tokens per second, as given" if speed else "the speed of finished runs"
     notes = [
         table.map(_short).to_markdown(index=False, disable_numparse=True),
-        f"Tokens and hours are the most that a file can take. Hours are tokens over {source}, "
-        "without loading and training. Memory is that of weights, networks and one prompt of "
-        f"{PROMPT_TOKENS} tokens; it is unknown when the shape of a model is.",
+        "Tokens and hours are the most that a file can take. *Drawn* is what the pool leaves to "
+        "it after the files above, if no block is retried, in million tokens: "
+        f"{_short(table['drawn'].sum())} of {_short(table['million tokens'].sum())} in all. Hours "
+        f"are tokens over {source}, without loading and training. Memory is that of weights, "
+        f"networks and one prompt of {PROMPT_TOKENS} tokens; it is unknown when the shape of a "
+        "model is.",
     ]
     if table["hours"].isna().any():
         notes.append(

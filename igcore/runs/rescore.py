@@ -18,8 +18,8 @@ from ..scoring import Cached, Tally
 from ..verdict import Emission, judge, measure
 from .decode_params import Settings
 from .records import COLUMNS, SETTINGS
+from .scope import TOLERANCE
 
-TOLERANCE = 1e-6  # sums of float32 differ by this much between processors
 # what our code raises on values of a wrong type or form in a record
 ODD = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 

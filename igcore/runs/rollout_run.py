@@ -157,22 +157,30 @@ def _sampled(policy: Policy, prompts: Sequence[Prompt], config: RolloutConfig) -
 # --- reading --------------------------------------------------------------------------------------
 
 
-def load_rollouts(folder: Path, *, policy: Policy, cost: Scorer, reward: Scorer) -> list[Rollout]:
+def load_rollouts(
+    folder: Path, checks: str, *, policy: Policy, cost: Scorer, reward: Scorer
+) -> list[Rollout]:
     """Return the rollouts of a finished folder.
+
+    Parameters
+    ----------
+    checks : str
+        Where their cost must have been read, see `RolloutConfig`.
 
     Raises
     ------
     RunError
         When it has not finished.
     ParameterError
-        When it comes from another policy, or was scored by other scorers.
+        When it comes from another policy, or was scored by other scorers or at other checks.
     """
     if not (folder / "manifest.json").exists():
         raise RunError(
             f"the rollouts in {folder} have not finished; sample them again with the same "
             "settings, which goes on"
         )
-    parts = json.loads((folder / "params.json").read_text(encoding="utf-8"))["parts"]
+    params = json.loads((folder / "params.json").read_text(encoding="utf-8"))
+    parts = params["parts"]
     for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
         name, digest = parts[role]["name"], parts[role]["digest"]
         if digest != part.digest:
@@ -180,6 +188,11 @@ def load_rollouts(folder: Path, *, policy: Policy, cost: Scorer, reward: Scorer)
                 f"the rollouts in {folder} are of {role} {name!r} of hash {digest[:12]!r}, not "
                 f"of {part.name!r} of hash {part.digest[:12]!r}; sample rollouts with it"
             )
+    if params["checks"] != checks:  # a critic would learn other labels than the search charges
+        raise ParameterError(
+            f"the rollouts in {folder} were read at checks {params['checks']!r}, not {checks!r}; "
+            "set checks to that, or sample rollouts with it"
+        )
     return _rollouts(read(folder / "responses.jsonl"))
 
 

@@ -21,21 +21,15 @@ from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Prompt, groups_of
 from ..scorers import Scorer
-from ..settings import Named
-from .decode_params import NETWORKS, DecodeParams, set_name
+from ..settings import Named, name_of
+from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, lines_of, summary
 from .identity import prompts_digest
 from .networks import load_networks
 from .records import SETTINGS
-from .rescore import ODD, TOLERANCE, rescored, unlike
+from .rescore import ODD, rescored, unlike
+from .scope import TOLERANCE, UNCERTAIN, UNCHECKED
 from .trusted import believed
-
-UNCHECKED = (
-    "that the policy gives these answers under these settings: token ids, block ends, abstentions "
-    "and their reasons, `finished`, counts of work, traces, finals, fail_open_cost, and the hashes "
-    "of files and code in params.json"
-)
-UNCERTAIN = "seconds, the names of profile and run, files opened"  # no check can show these
 
 
 @dataclass
@@ -156,7 +150,7 @@ def _check(found: Evidence, check: Check, report: Report) -> None:
         "cost model": _source(cost, check.cost),
         "reward model": _source(reward, check.reward),
         "scores": f"cost, path, status and reward of every text within {check.tolerance:g}",
-        "prompts": f"{len(prompts)}: {set_name(named)}, split {params.split}",
+        "prompts": f"{len(prompts)}: {name_of(named)}, split {params.split}",
         "budget": f"{params.budget} ({params.accounting})",
         "methods": ", ".join(params.methods),
         "lines": f"{len(found.lines)}, one for each method and prompt",
@@ -253,7 +247,8 @@ def _decode_again(
     for method, group in chosen:
         for again in lines_of(experiment, method, group):
             expected = comparable(json.loads(json.dumps(again)))
-            del expected["digest"]  # covers scores, which may differ by the tolerance
+            # scores may differ by the tolerance, and what counts as a near tie by the batch
+            del expected["digest"], expected["near_ties"]
             where = f"{method}, prompt {again['prompt_id']}, decoded again"
             line = lines[method, again["prompt_id"]]
             report.problems += unlike(where, line, expected, check.tolerance)

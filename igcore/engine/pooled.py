@@ -1,0 +1,287 @@
+"""An engine that looks in a pool before it samples, and reads a sequence only when it must.
+
+It has the methods of `igcore.engine.local.LocalEngine`, and gives the same blocks. While the pool
+knows every token of a search, no model runs at all. Where it lacks one, the model reads the
+sequences so far in one pass and samples what is missing.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from ..pool import Pool, Table, digest, number
+from .block import Block, Steering
+from .diversity import Penalty
+from .kv_cache import History
+from .local import LocalEngine
+
+Sample = tuple[int, float, float, bool]  # token, log_p, log_q, and whether it was a near tie
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A prompt, by its number, and the tokens after it.
+
+    Attributes
+    ----------
+    place : bytes
+        Digest of all that decides the next token, but its key and its penalty.
+    """
+
+    prompt: int
+    tokens: tuple[int, ...]
+    place: bytes
+
+    def after(self, tokens: Sequence[int]) -> "Branch":
+        """Return the branch with more tokens."""
+        place = reduce(_after, tokens, self.place)
+        return Branch(self.prompt, (*self.tokens, *tokens), place)
+
+
+class PooledEngine:
+    """Samples the blocks that a pool lacks, and adds them to it.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the `LocalEngine`, when it is first needed.
+    eos_ids : collection of int
+        Tokens that end a sequence.
+    pool : Pool
+    policy : bytes
+        See `igcore.pool.policy_digest`.
+
+    Attributes
+    ----------
+    steering : callable or None
+        As that of the engine. Steered blocks are not kept: no other search would sample the same.
+    """
+
+    def __init__(
+        self, make: Callable[[], LocalEngine], eos_ids: Collection[int], pool: Pool, policy: bytes
+    ):
+        self.make, self.eos_ids, self.pool, self.policy = make, eos_ids, pool, policy
+        self.steering: Steering | None = None
+        self._engine: LocalEngine | None = None
+        self._begin([])
+
+    def _begin(self, rows: list[Branch]) -> None:
+        """Begin a block from these rows."""
+        self.rows = rows
+        self._candidates: dict[int, tuple[int, list[int]]] = {}  # live: its row and its tokens
+        self._drawn = 0  # number of candidates of all rounds so far
+        self._read: dict[int, int] = {}  # live candidate that the engine has -> its number there
+
+    def open(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Begin with prompts, one row each; nothing is read yet."""
+        self.prompts = prompts
+        places = [digest(self.policy, str(list(prompt))) for prompt in prompts]
+        self._tables: list[Table] = [self.pool.tokens(place) for place in places]
+        self._roots = [Branch(i, (), place) for i, place in enumerate(places)]
+        self._anchors: list[Branch] = []  # the rows of the engine, none before it is needed
+        self._begin(self._roots)
+
+    # --- sampling ---------------------------------------------------------------------------------
+
+    def sample_block(
+        self,
+        rows: Sequence[int],
+        keys: Sequence[Sequence[int]],
+        penalties: Sequence[Penalty | None] | None = None,
+        last: bool = False,
+    ) -> Block:
+        """Sample one continuation of each given row, see `LocalEngine.sample_block`."""
+        penalties = penalties or [None] * len(rows)
+        if self.steering is not None:
+            engine, own = self._at_rows()
+            engine.steering = self.steering
+            block = engine.sample_block([own[row] for row in rows], keys, penalties, last)
+            return self._numbered(rows, block, read=True)
+
+        asked = list(zip(rows, keys, penalties, strict=True))
+        found = [self._known(*ask) for ask in asked]
+        missing = [c for c, samples in enumerate(found) if not self._whole(samples, len(keys[0]))]
+        drawn = self.pool.drawn
+        if missing:
+            with self._claimed([(rows[c], found[c]) for c in missing]):
+                # another process may have sampled some of them until now
+                found = [self._known(*ask) for ask in asked]
+                missing = [c for c in missing if not self._whole(found[c], len(keys[0]))]
+                self._sample(missing, asked, last, found)
+        self.pool.reused += sum(map(len, found)) - (self.pool.drawn - drawn)
+
+        block = Block.empty(0, len(rows))
+        for c, samples in enumerate(found):
+            for sample in samples:
+                block.append(c, *sample)
+            block.ended[c] = block.tokens[c][-1] in self.eos_ids
+            # as many as a search alone would read: neither an end token nor the last of a response
+            unread = block.ended[c] or (last and len(samples) == len(keys[0]))
+            block.encoded[c] = len(samples) - unread
+        return self._numbered(rows, block)
+
+    def _known(self, row: int, keys: Sequence[int], penalty: Penalty | None) -> list[Sample]:
+        """Return the samples of a continuation that the pool has, up to the first that it lacks."""
+        place, found = self.rows[row].place, []
+        known = self._tables[self.rows[row].prompt].known
+        for key in keys:
+            sample = known.get(_record(place, key, penalty))
+            if sample is None:
+                break
+            found.append(sample)
+            if sample[0] in self.eos_ids:
+                break
+            place = _after(place, sample[0])
+        return found
+
+    def _whole(self, samples: Sequence[Sample], length: int) -> bool:
+        """Say whether a block needs no further token."""
+        return len(samples) == length or (len(samples) > 0 and samples[-1][0] in self.eos_ids)
+
+    @contextmanager
+    def _claimed(self, wanted: Sequence[tuple[int, list[Sample]]]) -> Iterator[None]:
+        """Keep other processes from sampling the same, given rows and what is known after them.
+
+        The tables are up to date inside.
+        """
+        ends = [self.rows[row].after([token for token, *_ in samples]) for row, samples in wanted]
+        with ExitStack() as claims:
+            # in one order everywhere, so that no two processes wait for each other
+            for place, prompt in sorted({(end.place, end.prompt) for end in ends}):
+                claims.enter_context(self._tables[prompt].claim(place))
+            for prompt in {end.prompt for end in ends}:
+                self._tables[prompt].refresh()
+            yield
+
+    def _sample(
+        self,
+        missing: Sequence[int],
+        asked: Sequence[tuple[int, Sequence[int], Penalty | None]],
+        last: bool,
+        found: list[list[Sample]],
+    ) -> None:
+        """Sample what is missing of some candidates; add it to what was found, and to the pool."""
+        if not missing:
+            return
+        engine, own = self._at_rows()
+        rows, keys, penalties = zip(*(asked[c] for c in missing), strict=True)
+        heads = [[token for token, *_ in found[c]] for c in missing]
+        block = engine.sample_block([own[row] for row in rows], keys, penalties, last, known=heads)
+        new: dict[int, list[Any]] = {}  # records by prompt
+        for i, c in enumerate(missing):
+            branch = self.rows[rows[i]].after(heads[i])
+            place, records = branch.place, new.setdefault(branch.prompt, [])
+            whole = zip(block.tokens[i], block.log_p[i], block.log_q[i], block.near[i], strict=True)
+            for key, sample in list(zip(keys[i], whole, strict=False))[len(heads[i]) :]:
+                found[c].append(sample)
+                records.append((_record(place, key, penalties[i]), *sample))
+                place = _after(place, sample[0])
+            if not (block.ended[i] or last):
+                self._read[self._drawn + c] = block.first + i
+        for prompt, records in new.items():
+            self._tables[prompt].add(records)
+            self.pool.drawn += len(records)
+
+    def propose(self, rows: Sequence[int], k: int) -> Block:
+        """Offer the k most probable next tokens of each row, see `LocalEngine.propose`."""
+        engine, own = self._at_rows()
+        block = engine.propose([own[row] for row in rows], k)
+        return self._numbered([row for row in rows for _ in range(k)], block, read=True)
+
+    def _numbered(self, rows: Sequence[int], block: Block, read: bool = False) -> Block:
+        """Number the candidates of a block on, which the engine may have read."""
+        for c, row in enumerate(rows):
+            if not block.ended[c]:
+                self._candidates[self._drawn + c] = row, block.tokens[c]
+                if read:
+                    self._read[self._drawn + c] = block.first + c
+        block.first = self._drawn
+        self._drawn += len(rows)
+        return block
+
+    # --- what is kept -----------------------------------------------------------------------------
+
+    def rollback(self, keep: Sequence[int] = ()) -> None:
+        """Return to the rows at the block's start, see `LocalEngine.rollback`."""
+        self._candidates = {c: self._candidates[c] for c in keep}
+        self._read = {c: self._read[c] for c in keep if c in self._read}
+        if self._engine:
+            self._engine.rollback(list(self._read.values()))
+
+    def select(self, candidates: Sequence[int]) -> None:
+        """Make these live candidates the rows, see `LocalEngine.select`.
+
+        Where the pool knew all of them, the model reads them when a later block must be sampled.
+        """
+        if unknown := set(candidates) - set(self._candidates):
+            raise KeyError(
+                f"candidates {sorted(unknown)} have no state; select live candidates of this block"
+            )
+        chosen = [self._candidates[c] for c in candidates]
+        rows = [self.rows[row].after(tokens) for row, tokens in chosen]
+        if any(c in self._read for c in candidates):
+            engine = self._catch_up(candidates)
+            engine.select([self._read[c] for c in candidates])
+            self._anchors = rows
+        elif self._engine:
+            self._engine.rollback()
+        self._begin(rows)
+
+    def history(self, candidates: Sequence[int], keys: bool = True) -> History:
+        """Return o_t and h_t of live candidates, see `LocalEngine.history`."""
+        engine = self._catch_up(candidates)
+        return engine.history([self._read[c] for c in candidates], keys)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def _catch_up(self, candidates: Sequence[int]) -> LocalEngine:
+        """Let the model read the candidates that it has not."""
+        engine, own = self._at_rows()
+        if unread := [c for c in candidates if c not in self._read]:
+            rows, tokens = zip(*(self._candidates[c] for c in unread), strict=True)
+            first = _read(engine, [own[row] for row in rows], tokens)
+            self._read |= {c: first + i for i, c in enumerate(unread)}
+        return engine
+
+    def _at_rows(self) -> tuple[LocalEngine, list[int]]:
+        """Return the engine and the number of each row in it; it reads the rows that it lacks."""
+        if self._engine is None:
+            self._engine = self.make()
+        engine, rows = self._engine, self.rows
+        own = [self._anchor(row) for row in rows]
+        if -1 in own:  # they were left behind, or nothing was read yet
+            engine.open(self.prompts)
+            self._anchors = self._roots
+            own = [self._anchor(row) for row in rows]
+        behind = len(self._anchors[0].tokens)  # rows of one block have one length
+        if behind < len(rows[0].tokens):
+            first = _read(engine, own, [row.tokens[behind:] for row in rows])
+            engine.select(range(first, first + len(rows)))
+            self._anchors, own = rows, list(range(len(rows)))
+        return engine, own
+
+    def _anchor(self, row: Branch) -> int:
+        """Return the number of the engine's row that a row continues, -1 where there is none."""
+        for i, anchor in enumerate(self._anchors):
+            begins = row.tokens[: len(anchor.tokens)] == anchor.tokens
+            if anchor.prompt == row.prompt and begins:
+                return i
+        return -1
+
+
+def _read(engine: LocalEngine, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> int:
+    """Let the model read tokens after its rows; return the number of the first candidate."""
+    unused = [[0] * len(tokens[0])] * len(rows)
+    return engine.sample_block(rows, unused, known=tokens).first
+
+
+def _after(place: bytes, token: int) -> bytes:
+    """Return the place after one more token."""
+    return digest(place, str(token))
+
+
+def _record(place: bytes, key: int, penalty: Penalty | None) -> int:
+    """Return the key of a sample in the pool."""
+    return number(place, str(key), penalty.digest if penalty else "")

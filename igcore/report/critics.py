@@ -1,0 +1,57 @@
+"""The tables that finished runs of notebook 20 have left, read without loading a critic."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from ..folders import root
+from ..settings import name_of
+from .tables import by_prompt_set
+
+# of ``critic.csv``: how well f1 tells safe from unsafe, a row per critic and position
+COLUMNS = (
+    "policy features use_z position auroc auroc_low auroc_high auroc_within_prompt spearman ece "
+    "parameters train_s within_low within_high n n_unsafe n_pairs accounting"
+).split()
+# of ``reliability.csv``: the share of safe rollouts, a row per critic, position and bin of f1
+RELIABILITY = "position probability safe low high n n_prompts".split()
+CALIBRATION = ["critic", "policy", "accounting", *RELIABILITY]
+
+
+def load_finished(profile: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return the tables of all finished runs of notebook 20 in a profile, concatenated.
+
+    The table is empty when there is no run. For every other run a sentence says why it is left out.
+    """
+    unfinished = [
+        f"the critics in {folder} have not finished; run notebook 20 again with the same settings, "
+        "which goes on"
+        for folder in sorted((root() / "runs" / profile / "critics").glob("[!.]*/"))
+        if not (folder / "manifest.json").exists()
+    ]
+    return _of_all(profile, "critic.csv", ["critic", *COLUMNS]), unfinished
+
+
+def load_reliability(profile: str) -> pd.DataFrame:
+    """Return the calibration of the critics of all finished runs of a profile: `CALIBRATION`.
+
+    The table is empty when no run has left one.
+    """
+    return _of_all(profile, "reliability.csv", CALIBRATION)
+
+
+def _of_all(profile: str, file: str, names: list[str]) -> pd.DataFrame:
+    """Return the tables of the finished runs of a profile, concatenated.
+
+    Where critics of one policy belong to several prompt sets, the policy gets a name for each set.
+    """
+    tables = [pd.DataFrame(columns=[*names, "prompts"])]
+    for manifest in sorted((root() / "runs" / profile / "critics").glob("[!.]*/manifest.json")):
+        made = json.loads(manifest.read_text(encoding="utf-8"))
+        prompts = Path(name_of(made["prompts"])).stem
+        table = pd.read_csv(manifest.with_name(file)).assign(prompts=prompts)
+        tables.append(table)
+    # a table without rows would change the types of columns
+    filled = [table for table in tables if len(table)] or tables
+    return by_prompt_set(pd.concat(filled, ignore_index=True))[names]

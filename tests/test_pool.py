@@ -1,0 +1,441 @@
+"""Tests of the pool of samples and scores, and of the engine that looks there first."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mockpolicy import LetterCost, LetterReward, MockModel, logits_of, mock_policy
+from tiny import SCORERS, letters, tiny_model, tiny_tokenizer, untrained, value_network
+from tinymodels import tiny
+
+from igcore import (
+    ArgsConfig,
+    Guard,
+    ParameterError,
+    PolicyError,
+    Pool,
+    ReControlConfig,
+    RunError,
+    decode,
+    load_scorer,
+)
+from igcore.beams import METHODS, method_of
+from igcore.engine.diversity import Failures, diversity_penalty
+from igcore.engine.local import LocalEngine
+from igcore.engine.pooled import PooledEngine
+from igcore.engine.sampling import random_key
+from igcore.models.policies import load_policy
+from igcore.pool import TOKEN, PooledScores, code_digest, policy_digest, scorer_digest
+from igcore.runs.decode_params import DecodeParams
+from igcore.runs.sharing import Sharing
+
+PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
+SETTINGS = dict(budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=9, rounds=3)
+SEARCHES = [name for name in METHODS if not method_of(name).network]
+ENDS = {0}
+
+
+def said(response):
+    """All of a response but its seconds and what it came from."""
+    line = {name: value for name, value in vars(response).items() if not name.endswith("_s")}
+    del line["guard"], line["candidates"]
+    return line
+
+
+def answered(policy, method, pool=None, prompts=PROMPTS, scorers=SCORERS, critic=None, **settings):
+    kind = ReControlConfig if method.startswith("re-") else ArgsConfig
+    config = kind(**SETTINGS | settings | ({"top_k": 5} if kind is ArgsConfig else {}))
+    guard = Guard(policy, **scorers, config=config, critic=critic, pool=pool)
+    return [said(response) for response in decode(method, guard, prompts)]
+
+
+def no_engine(*_):
+    raise AssertionError("the pool has everything, and no model is needed")
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("diversity", ["half", "paper", "sequence", "none"])
+def test_answers_are_the_same_with_a_pool_empty_half_full_and_full(
+    tmp_path, diversity, monkeypatch
+):
+    """Guards all that a pool might change: which tokens, which retries, what is counted, and which
+    KV cache is carried from block to block. With the full pool there is no model at all.
+    """
+    policy, settings = mock_policy(), dict(diversity=diversity)
+    alone = {name: answered(policy, name, **settings) for name in SEARCHES}
+    half = Pool(tmp_path / "half")
+    for i, name in enumerate(SEARCHES):  # another writer has answered some of the prompts
+        answered(policy, name, half, PROMPTS[: 1 + i % 4], **settings)
+    for folder, order in (("empty", SEARCHES), ("half", SEARCHES[::-1]), ("empty", SEARCHES)):
+        pool = Pool(tmp_path / folder)
+        for name in order:
+            assert answered(policy, name, pool, **settings) == alone[name], (folder, name)
+    assert not pool.drawn and pool.reused
+    monkeypatch.setattr("igcore.decoding.LocalEngine", no_engine)
+    for name in (name for name in SEARCHES if not name.startswith("args")):
+        assert answered(policy, name, pool, **settings) == alone[name], name
+
+
+@pytest.mark.parametrize("cache", ["shared", "dynamic"])
+@pytest.mark.parametrize(
+    ("method", "critic"),
+    [
+        ("inferenceguard-mix", untrained("m", accounting="peak", checks="word")),
+        ("inferenceguard-critic", untrained("ho")),
+        ("re-control", value_network()),
+        ("args-lagrangian", None),
+    ],
+)
+def test_what_reads_the_model_gets_the_same_from_a_pool(tmp_path, method, critic, cache):
+    """Guards latents and steering over sequences that the model has not sampled itself."""
+    policy = replace(letters(), cache=cache)
+    more = dict(max_new_tokens=8 if method == "re-control" else 6, rounds=2, budget=1.0)
+    alone = answered(policy, method, critic=critic, **more)
+    for name in ("beam-augmented", "best-of-n", method, method):
+        pool = Pool(tmp_path)
+        wanted = alone if name == method else answered(policy, name, **more)
+        found = answered(policy, name, pool, critic=critic, **more)
+        for a, b in zip(wanted, found, strict=True):
+            for field in ("text", "status", "tokens", "counts", "reason"):
+                assert a[field] == b[field], (name, field)
+            assert a["z_trace"] == pytest.approx(b["z_trace"])
+
+
+def test_every_token_is_drawn_once(tmp_path):
+    """Guards the purpose: tokens drawn by all methods are the distinct ones among them."""
+    pool, policy, wanted = Pool(tmp_path), mock_policy(), 0
+    for name in (name for name in SEARCHES if not name.startswith("args")):
+        for n in (2, 4):
+            found = answered(policy, name, pool, n_samples=n)
+            wanted += sum(answer["counts"].policy_tokens for answer in found)
+    kept = [np.fromfile(path, TOKEN)["key"] for path in (tmp_path / "tokens").iterdir()]
+    assert pool.drawn == sum(map(len, kept)) == sum(len(set(keys)) for keys in kept)
+    assert pool.drawn + pool.reused == wanted > 2.5 * pool.drawn
+
+
+def test_a_best_of_n_is_ranked_anew_without_a_policy(tmp_path, monkeypatch):
+    """Guards a new multiplier, budget and cost model over samples that are there; a search that
+    lacks one asks for the model.
+    """
+    policy, pool = mock_policy(), Pool(tmp_path)
+    other = dict(cost=type("Other", (LetterCost,), {"digest": "v2"})(), reward=LetterReward())
+    asked = [
+        ("best-of-n-lagrangian", dict(lagrange_multiplier=0.1)),
+        ("best-of-n-augmented", dict(budget=2.0)),
+        ("best-of-n-lagrangian", dict(scorers=other)),
+    ]
+    expected = [answered(policy, name, **settings) for name, settings in asked]
+    answered(policy, "best-of-n", pool)
+    monkeypatch.setattr("igcore.decoding.LocalEngine", no_engine)
+    assert [answered(policy, name, pool, **settings) for name, settings in asked] == expected
+    with pytest.raises(AssertionError, match="no model is needed"):
+        answered(policy, "inferenceguard", pool)
+
+
+# --- the engine -----------------------------------------------------------------------------------
+
+
+def numbers(n, length, name="", at=0):
+    return [[random_key(0, name, 0, i, at + t) for t in range(length)] for i in range(n)]
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny("llama")
+
+
+@pytest.mark.parametrize("cache", ["shared", "dynamic"])
+def test_the_head_of_a_block_is_reused_and_its_rest_sampled(llama, tmp_path, cache):
+    """Guards blocks of other lengths: what is known of each row differs, some rows have ended."""
+    ends, prompts = set(range(0, 97, 8)), [[5, 9, 11], [7, 8]]
+    rows, keys = [0, 0, 0, 1, 1, 1], numbers(6, 9)
+    make = lambda: LocalEngine(llama, ends, cache)  # noqa: E731
+    engine = make()
+    engine.open(prompts)
+    whole = engine.sample_block(rows, keys)
+    for first in (2, 5, 9):
+        pool = Pool(tmp_path / f"{first}")
+        pooled = PooledEngine(make, ends, pool, b"llama")
+        pooled.open(prompts)
+        pooled.sample_block(rows[:4], [row[:first] for row in keys[:4]], last=True)
+        again = PooledEngine(make, ends, pool, b"llama")
+        again.open(prompts)
+        block = again.sample_block(rows, keys)
+        assert block.tokens == whole.tokens and block.ended == whole.ended
+        assert block.encoded == whole.encoded and block.first == 0
+        for a, b in zip(block.log_p, whole.log_p, strict=True):
+            assert a == pytest.approx(b, abs=1e-4)
+        assert pool.drawn == sum(map(len, whole.tokens))
+        live = [c for c in range(6) if not block.ended[c]]
+        again.select(live), engine.rollback()
+        engine.sample_block(rows, keys)
+        engine.select([c + 6 for c in live])
+        assert again.history is not None and len(again.rows) == len(live)
+        engine.open(prompts), engine.sample_block(rows, keys)
+
+
+def test_a_penalty_and_a_policy_part_what_they_change(tmp_path):
+    """Guards the key: a retry with another penalty, or another policy, has samples of its own."""
+    pool, keys = Pool(tmp_path), numbers(2, 3)
+    drawn = []
+    for policy in (b"a", b"b"):
+        for seen in ((), (3,), (3, 4)):
+            failures = Failures(frozenset(), None)
+            for token in seen:
+                failures.add(0, [token], [-1.0])
+            penalty = diversity_penalty(failures, 0, 0, 1) if seen else None
+            engine = PooledEngine(lambda: LocalEngine(MockModel(), ENDS), ENDS, pool, policy)
+            engine.open([[1, 2]])
+            before = pool.drawn
+            block = engine.sample_block([0, 0], keys, [penalty] * 2)
+            drawn.append(pool.drawn - before)
+            assert not {tokens[0] for tokens in block.tokens} & set(seen)
+    assert all(drawn)
+
+
+def test_only_live_candidates_can_be_selected(tmp_path):
+    ends = {0, 3}
+    engine = PooledEngine(lambda: LocalEngine(MockModel(), ends), ends, Pool(tmp_path), b"")
+    engine.open([[1]])
+    block = engine.sample_block([0] * 30, numbers(30, 4))
+    ended = block.ended.index(True)
+    with pytest.raises(KeyError, match=f"candidates \\[{ended}\\] have no state"):
+        engine.select([ended])
+    live = [c for c in range(30) if not block.ended[c]]
+    engine.rollback(keep=live[:1])
+    with pytest.raises(KeyError, match=f"candidates \\[{live[1]}\\] have no state"):
+        engine.select(live[:2])
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+BEAMS = ["inferenceguard", "beam-lagrangian", "beam-augmented"]
+NAMES = ["best-of-n", *BEAMS]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start processes that answer with a pool; return a function that does, see pooling.py."""
+    script = Path(__file__).with_name("pooling.py")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, script], stdin=-1, stdout=-1, text=True, env=environment
+    ) as runner:
+
+        def started(folder, methods, pause, name):
+            """Return the number of a process, and a function that waits for its answers."""
+            out = tmp_path / f"{name}.json"
+            print(
+                json.dumps([str(folder), methods, pause, str(out)]), file=runner.stdin, flush=True
+            )
+            return int(runner.stdout.readline()), lambda: found(out)
+
+        yield started
+
+
+def found(path):
+    """Wait for a file; return what it holds."""
+    began = time.monotonic()
+    while not path.exists():
+        assert time.monotonic() - began < 120, path
+        time.sleep(0.02)
+    return json.loads(path.read_text())
+
+
+def test_two_processes_draw_no_token_twice_and_one_may_be_killed(tmp_path, start):
+    """Guards claims: a process waits for what another samples, and a dead one blocks nobody; a
+    half-written record is dropped.
+    """
+    expected = {name: str(answered(mock_policy(), name)) for name in NAMES}
+    for methods in (BEAMS, NAMES):
+        folder = tmp_path / methods[0]
+        orders = {f"{methods[0]} {step}": methods[::step] for step in (1, -1)}
+        waits = [start(folder, order, 0.002, name)[1] for name, order in orders.items()]
+        both = [wait() for wait in waits]
+        for answers in both:
+            assert all(answers[name] == expected[name] for name in methods)
+        kept = [np.fromfile(path, TOKEN)["key"] for path in (folder / "tokens").iterdir()]
+        drawn, distinct = sum(map(len, kept)), sum(len(set(keys)) for keys in kept)
+        assert drawn == sum(answers["drawn"] for answers in both)
+        # a block may begin inside a longer one of the other process, which neither can know
+        assert drawn == distinct or methods is NAMES
+
+    folder = tmp_path / "killed"
+    victim, _ = start(folder, NAMES, 0.1, "victim")
+    files = folder / "tokens"
+    while not (files.is_dir() and any(path.stat().st_size for path in files.iterdir())):
+        time.sleep(0.01)
+    _, wait = start(folder, NAMES, 0.0, "heir")
+    time.sleep(0.1)
+    os.kill(victim, signal.SIGKILL)
+    for path in files.iterdir():
+        with path.open("ab") as file:
+            file.write(b"half a rec")
+    answers = wait()
+    assert all(answers[name] == expected[name] for name in NAMES) and answers["reused"]
+    assert not (tmp_path / "victim.json").exists()
+
+
+# --- the files ------------------------------------------------------------------------------------
+
+
+def records(n, start=0):
+    return [(start + i, i, -0.5 * i, -0.25 * i, i % 2) for i in range(n)]
+
+
+def test_a_table_gives_back_what_it_was_given_and_drops_what_is_damaged(tmp_path):
+    """Guards the format: every changed byte of a record is found, and costs that record alone."""
+    pool = Pool(tmp_path)
+    table = pool.tokens(b"p")
+    table.add(records(20))
+    table.add([(3, 99, 0.0, 0.0, 0)])  # the first record of a key counts
+    expected = {key: tuple(rest) for key, *rest in records(20)}
+    assert table.known == Pool(tmp_path).tokens(b"p").known == expected
+    whole = table.path.read_bytes()
+    for at in range(TOKEN.itemsize):
+        damaged = bytearray(whole)
+        damaged[5 * TOKEN.itemsize + at] ^= 1 << (at % 8)
+        table.path.write_bytes(damaged)
+        known = Pool(tmp_path).tokens(b"p").known
+        assert known == {key: value for key, value in expected.items() if key != 5}, at
+    table.path.write_bytes(whole[:-7])
+    again = Pool(tmp_path).tokens(b"p")
+    again.add(records(2, start=50))
+    assert set(Pool(tmp_path).tokens(b"p").known) == {*range(20), 50, 51}
+
+
+def test_a_full_pool_says_so_once_and_changes_nothing(tmp_path):
+    pool, policy = Pool(tmp_path, limit_gb=1e-6), mock_policy()
+    answered(policy, "base", pool, PROMPTS[:2])
+    assert pool.bytes < 1e-6 * 2**30
+    with pytest.warns(UserWarning, match="its limit; new samples and scores are not kept"):
+        assert answered(policy, "best-of-n", pool) == answered(policy, "best-of-n")
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.*"))
+    assert Pool(tmp_path).bytes == size
+
+
+def test_what_cannot_be_kept_is_said(tmp_path):
+    """Guards a policy that nobody could tell from another, and a folder that cannot be made."""
+    with pytest.raises(ParameterError, match="policy 'mock' has no digest"):
+        answered(replace(mock_policy(), digest=""), "base", Pool(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write in .*; free some space, or choose another"):
+        Pool(tmp_path / "file" / "pool")
+
+
+@pytest.mark.parametrize("call", ["open", "write", "ftruncate"])
+def test_a_disk_that_fails_ends_in_one_sentence_and_loses_nothing(tmp_path, monkeypatch, call):
+    """Guards every call to the file system, among them a full disk in the middle of a block."""
+    answered(mock_policy(), "base", Pool(tmp_path))
+    real, calls = getattr(os, call), []
+
+    def fails(*given):
+        calls.append(given)
+        if len(calls) > 3:
+            raise OSError(28, "No space left on device")
+        return real(*given)
+
+    monkeypatch.setattr(os, call, fails)
+    with pytest.raises(RunError, match="cannot write in .* \\(No space left on device\\)"):
+        answered(mock_policy(), "best-of-n", Pool(tmp_path))
+    monkeypatch.undo()
+    assert answered(mock_policy(), "best-of-n", Pool(tmp_path)) == answered(
+        mock_policy(), "best-of-n"
+    )
+
+
+def test_scores_are_kept_by_scorer_and_text(tmp_path):
+    """Guards the key of a score: the scorer, its code, the prompt, the text, whether it is whole; a
+    failure is asked again.
+    """
+    pool, cost = Pool(tmp_path), LetterCost()
+    scores = PooledScores.of(pool, cost)
+    scores.add({("p", "ab", True): 2.0, ("p", "c", False): math.nan, ("q", "ab", True): 0.5})
+    texts = [("p", "ab", True), ("p", "ab", False), ("p", "c", False), ("q", "ab", True)]
+    fresh = PooledScores.of(Pool(tmp_path), LetterCost())
+    assert fresh.get(texts) == {texts[0]: 2.0, texts[3]: 0.5}
+    assert not PooledScores.of(pool, LetterReward()).get(texts)
+    assert not PooledScores.of(pool, cost, "KV cache").get(texts)
+    assert PooledScores.of(None, cost) is None
+    # a function may call what its digest does not cover
+    by_function = Guard(mock_policy(), cost=lambda text: float(len(text)), budget=1.0)
+    assert scorer_digest(by_function.cost) is None
+
+
+def test_the_same_texts_are_scored_once(tmp_path):
+    pool, cost = Pool(tmp_path), LetterCost()
+    scorers = dict(cost=cost, reward=LetterReward())
+    answered(mock_policy(), "beam-lagrangian", pool, scorers=scorers)
+    before = cost.texts
+    answered(
+        mock_policy(), "beam-lagrangian", Pool(tmp_path), scorers=scorers, lagrange_multiplier=5.0
+    )
+    contract = 28  # texts that a new guard examines its cost model by
+    final = before  # not pooled: the final check reads anew
+    assert cost.texts - before < final and cost.texts > before + contract
+
+
+# --- around the pool ------------------------------------------------------------------------------
+
+
+def test_a_policy_without_weights_answers_from_the_pool_and_says_when_it_ends(tmp_path):
+    """Guards ranking anew: the folder's own tokenizer, end tokens and digest, and no model."""
+    folder = tmp_path / "model"
+    tokenizer = tiny_tokenizer()
+    tiny_model(tokenizer).save_pretrained(folder), tokenizer.save_pretrained(folder)
+    policy, pool = load_policy(str(folder)), Pool(tmp_path / "pool")
+    frozen = load_policy(str(folder), weights=False)
+    assert frozen.digest == policy.digest and frozen.eos_ids == policy.eos_ids
+    scorers = dict(cost=LetterCost(), reward=LetterReward())
+    asked = dict(prompts=PROMPTS[:3], scorers=scorers)
+    with pytest.raises(PolicyError, match="loaded without weights; load it with them, or ask"):
+        answered(frozen, "best-of-n", pool, **asked)
+    answered(policy, "best-of-n", pool, **asked)
+    for method in ("best-of-n-lagrangian", "base"):
+        assert answered(frozen, method, pool, **asked) == answered(policy, method, **asked)
+
+
+@pytest.mark.parametrize("methods", [SEARCHES, SEARCHES[::-1]])
+def test_a_plan_never_leaves_out_what_must_be_drawn(tmp_path, methods):
+    """Guards `make dry-run` against the pool itself, where nothing ends early or is retried: the
+    plan may only miss what searches share by chance.
+    """
+    endless = mock_policy(lambda prefix: [-100.0, *logits_of(prefix)[1:]])
+    common = dict(profile="p", run="r", policy="mock", prompts="mild", pool="pool", budget=1e9)
+    sharing, pool, planned = Sharing(), Pool(tmp_path), 0
+    for n, multiplier in ((2, 5.0), (4, 5.0), (4, 1.0)):
+        settings = SETTINGS | dict(n_samples=n, lagrange_multiplier=multiplier, budget=1e9)
+        for method in methods:
+            params = DecodeParams(**common | settings, methods=[method], top_k=5)
+            drawn = pool.drawn
+            tokenwise = method.startswith("args")
+            answered(endless, method, pool, **settings)
+            left = sharing.drawn(params, method)
+            assert tokenwise or pool.drawn - drawn <= len(PROMPTS) * left
+            planned += 0 if tokenwise else len(PROMPTS) * left
+    assert 0.4 * planned < pool.drawn <= planned
+
+
+def test_changed_code_has_samples_and_scores_of_its_own(tmp_path, monkeypatch):
+    """Bug: a scorer of the package whose neighbour module had changed found its old scores."""
+    folder = tmp_path / "room"
+    folder.mkdir()
+    (folder / "one.py").write_text("a = 1\n"), (folder / "two.py").write_text("b = 2\n")
+    before = code_digest(folder)
+    (folder / "two.py").write_text("b = 3\n")
+    code_digest.cache_clear()
+    assert code_digest(folder) != before
+    known = scorer_digest(load_scorer("offensive-language")), policy_digest(mock_policy())
+    monkeypatch.setattr("igcore.pool.code_digest", lambda folder: before)
+    changed = scorer_digest(load_scorer("offensive-language")), policy_digest(mock_policy())
+    assert known[0] != changed[0] and known[1] != changed[1]
