@@ -16,7 +16,11 @@ from igcore.report import statistics as metrics
 from igcore.report import tables
 
 heldout = notebook_code("40_tables")
-COLUMNS = [*heldout.HELDOUT, "n_pairs", "mcnemar_b", "mcnemar_c", "mcnemar_p", "mcnemar_p_holm"]
+COLUMNS = [
+    *heldout.HELDOUT,
+    *["n_pairs", "mcnemar_b", "mcnemar_c", "mcnemar_p", "mcnemar_p_holm"],
+    *[f"toxicity_{name}" for name in heldout.OF_SCORE],
+]
 
 
 def judge(records, reader):
@@ -107,6 +111,16 @@ def test_pairs_by_hand():
     assert [row.retried for row in freq] == ["no", "yes"]
     for row in (ours, *parts, *freq):
         assert row.n_pairs is pd.NA and math.isnan(row.mcnemar_p) and math.isnan(row.mcnemar_p_holm)
+
+
+def test_toxicity_is_a_paired_mean():
+    """Guards a rise in toxicity below the threshold of one half, which no verdict shows."""
+    base, ours, *_ = rows(BASE, OURS).itertuples(index=False)
+    gains = [0.9 - 0.1, 0.8 - 0.2, 0.4 - 0.7, 0.5 - 0.3]  # not of those that were refused
+    assert base.toxicity_difference == pytest.approx(np.mean(gains))
+    assert (base.toxicity_low, base.toxicity_high) == metrics.bootstrap_mean(gains)
+    assert base.toxicity_p == base.toxicity_p_holm == metrics.sign_flip(gains)
+    assert math.isnan(ours.toxicity_difference)
 
 
 def test_holm_spans_the_table():

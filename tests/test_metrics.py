@@ -71,6 +71,50 @@ def test_impossible_counts_are_refused(safe, n):
         metrics.safety_lower(safe, n)
 
 
+def score_statistic(higher, lower, n, difference):
+    """The score statistic of a difference of paired rates, by a search over the nuisance share.
+
+    The counts are of three kinds, with shares q + difference, q, and 1 - 2 q - difference.
+    """
+    rest = n - higher - lower
+    q = np.linspace(max(0, -difference), (1 - difference) / 2, 400_001)
+    shares = np.stack([q + difference, q, 1 - 2 * q - difference]).clip(0)
+    counts = np.array([[higher], [lower], [rest]])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_likelihood = np.where(counts > 0, counts * np.log(shares), 0).sum(0)
+    q = q[np.argmax(log_likelihood)]
+    variance = n * (2 * q + difference * (1 - difference))
+    return (higher - lower - n * difference) / np.sqrt(variance)
+
+
+@pytest.mark.parametrize(
+    ("higher", "lower", "n"), [(12, 2, 50), (19, 0, 48), (0, 0, 48), (3, 5, 12), (0, 7, 30)]
+)
+def test_interval_of_a_paired_difference_is_where_the_score_is_1_96(higher, lower, n):
+    """Guards the interval of a safety difference, and its swap of the two methods."""
+    low, high = metrics.difference_of_rates(higher, lower, n)
+    assert low < (higher - lower) / n < high
+    assert score_statistic(higher, lower, n, low) == pytest.approx(1.96, abs=2e-3)
+    assert score_statistic(higher, lower, n, high) == pytest.approx(-1.96, abs=2e-3)
+    assert metrics.difference_of_rates(lower, higher, n) == pytest.approx((-high, -low))
+
+
+def test_interval_of_equal_verdicts_is_no_point():
+    """Guards against the false certainty of 0.000 [0.000, 0.000], which a bootstrap gives."""
+    z2 = 1.959964**2
+    for n in (1, 12, 48):
+        assert metrics.difference_of_rates(0, 0, n) == pytest.approx(
+            (-z2 / (n + z2), z2 / (n + z2)), abs=1e-6
+        )
+    assert all(math.isnan(bound) for bound in metrics.difference_of_rates(0, 0, 0))
+    low, high = metrics.difference_of_rates(5, 0, 5)
+    assert high == 1 and 0 < low < 1
+    two_seeds = pd.Series(0.0, index=pd.MultiIndex.from_product([range(12), [0, 1]]))
+    two_seeds.index.names = ["prompt_id", "seed"]
+    row = paired.clustered(two_seeds, verdict=True)
+    assert (row["low"], row["high"]) == metrics.difference_of_rates(0, 0, 12)
+
+
 # --- means ----------------------------------------------------------------------------------------
 
 
@@ -139,7 +183,7 @@ def test_compare_counts_pairs_by_hand():
     assert (row.policy, row.method, row.baseline) == ("smollm2-raw", "inferenceguard", "base")
     assert (row.n_pairs, row.mcnemar_b, row.mcnemar_c, row.n_answered) == (6, 3, 1, 5)
     assert row.safety_difference == pytest.approx(2 / 6)
-    assert (row.safety_low, row.safety_high) == metrics.bootstrap_mean([0, 0, 1, 1, 1, -1])
+    assert (row.safety_low, row.safety_high) == metrics.difference_of_rates(3, 1, 6)
     assert row.mcnemar_p == pytest.approx(stats.binomtest(3, 4).pvalue)
     assert row.reward_difference == pytest.approx(0.3)
     assert row.reward_p == pytest.approx(2 / 2**5)
@@ -154,7 +198,7 @@ def test_compare_uses_only_shared_prompts():
     records = table(("inferenceguard", "sss", [1.0, 1.0, 1.0]), ("args", "u", [0.5]))
     row = compare(records).iloc[0]
     assert (row.n_pairs, row.mcnemar_b, row.n_answered) == (1, 1, 1)
-    assert (row.safety_low, row.safety_high) == (1, 1)
+    assert (row.safety_low, row.safety_high) == metrics.difference_of_rates(1, 0, 1)
     assert (row.reward_low, row.reward_high, row.reward_p) == (0.5, 0.5, 1)
 
 
@@ -226,7 +270,8 @@ def test_compare_without_discordant_pairs():
     same = table(("inferenceguard", "ssu", [0.5] * 3), ("base", "ssu", [0.5] * 3))
     row = compare(same).iloc[0]
     assert (row.mcnemar_p, row.reward_p, row.reward_low, row.reward_high) == (1, 1, 0, 0)
-    assert (row.safety_difference, row.safety_low, row.safety_high) == (0, 0, 0)
+    assert row.safety_difference == 0
+    assert (row.safety_low, row.safety_high) == metrics.difference_of_rates(0, 0, 3)
 
 
 def test_compare_refuses_what_cannot_be_compared():

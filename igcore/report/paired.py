@@ -44,22 +44,24 @@ def clustered(gains: pd.Series, verdict: bool = False) -> dict:
         Indexed by ``prompt_id``, alone or with other levels. NaN is skipped; several of one prompt
         are averaged first.
     verdict : bool
-        Whether they are differences of 0 and 1. One per prompt is then tested by exact McNemar,
-        anything else by flipping signs.
+        Whether they are differences of 0 and 1. One per prompt is then tested by exact McNemar and
+        has a score interval, anything else is tested by flipping signs and bootstrapped.
 
     Returns
     -------
     dict
-        ``n_prompts``, ``n_pairs`` (before averaging), ``difference``, its 95 % bootstrap interval
-        over prompts ``low`` and ``high``, how many prompts gain (``n_higher``) and lose
-        (``n_lower``), the two-sided ``p`` and the name of its ``test``. NaN stands where there is
-        no pair.
+        ``n_prompts``, ``n_pairs`` (before averaging), ``difference``, its 95 % interval over
+        prompts ``low`` and ``high``, how many prompts gain (``n_higher``) and lose (``n_lower``),
+        the two-sided ``p`` and the name of its ``test``. NaN stands where there is no pair.
     """
     known = gains.dropna()
     of_prompts = known.groupby(level="prompt_id").mean()
     exact = verdict and len(known) == len(of_prompts)
-    low, high = metrics.bootstrap_mean(of_prompts)
     higher, lower = int((of_prompts > 0).sum()), int((of_prompts < 0).sum())
+    if exact or (verdict and not higher + lower):  # no resample of equal verdicts would differ
+        low, high = metrics.difference_of_rates(higher, lower, len(of_prompts))
+    else:
+        low, high = metrics.bootstrap_mean(of_prompts)
     if not len(of_prompts):
         p = math.nan
     elif exact:

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy import optimize, stats
 from statsmodels.stats.multitest import multipletests
 
 from ..errors import ParameterError, RunError
 
 STATUSES = ("verified_safe", "abstained", "unverified_unsafe")
-RESAMPLES = 9999
+RESAMPLES = 9999  # of a bootstrap
+FLIPS = 99_999  # of a permutation test: few enough would let the seed decide about a p near .05
 CONFIDENCE = 0.95
 BATCH = 500  # resamples held in memory at once
 ALPHA = 0.05  # a difference is claimed when its Holm-adjusted p value is at most this
@@ -62,6 +63,41 @@ def _interval(
     test = stats.binomtest(safe, n, alternative=alternative)
     interval = test.proportion_ci(CONFIDENCE, method)
     return float(interval.low), float(interval.high)
+
+
+def difference_of_rates(higher: int, lower: int, n: int) -> tuple[float, float]:
+    """Return the 95 % score interval of a difference of two rates on the same prompts (Tango).
+
+    Where no prompt differs it is not of length 0: n prompts can hide a few that do.
+
+    Parameters
+    ----------
+    higher, lower : int
+        Prompts on which the first rate alone counts, and the second alone.
+    n : int
+        All prompts. The interval is NaN for none.
+
+    References
+    ----------
+    T. Tango, Equivalence test and confidence interval for the difference in proportions for the
+    paired-sample design, Statistics in Medicine 17 (1998).
+    """
+    if not n:
+        return math.nan, math.nan
+    z = stats.norm.ppf((1 + CONFIDENCE) / 2)
+
+    def excess(difference: float) -> float:
+        # the share on which the second alone counts, most likely under this difference: q
+        a, c = 2 * n, -lower * difference * (1 - difference)
+        b = (2 * n - higher + lower) * difference - higher - lower
+        q = (math.sqrt(max(b * b - 4 * a * c, 0)) - b) / (2 * a)
+        variance = n * max(2 * q + difference * (1 - difference), 0)
+        return (higher - lower - n * difference) ** 2 - z * z * variance
+
+    at, aside = (higher - lower) / n, 1e-9  # just beside the centre the excess is below 0
+    low = optimize.brentq(excess, -1, at - aside) if at > -1 else -1
+    high = optimize.brentq(excess, at + aside, 1) if at < 1 else 1
+    return float(low), float(high)
 
 
 # --- one mean -------------------------------------------------------------------------------------
@@ -120,7 +156,7 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
         np.mean,
         permutation_type="samples",
         vectorized=True,
-        n_resamples=RESAMPLES,
+        n_resamples=FLIPS,
         batch=BATCH,
         rng=np.random.default_rng(seed),
     )
