@@ -273,6 +273,25 @@ def test_bad_choices_are_named(options, sentence):
         load_prompts(**options)
 
 
+def test_only_the_prompts_of_a_list(write):
+    """Guards a run on chosen prompts: which they are, their split, and every bad list."""
+    known = load_prompts("mild")
+    ids = [prompt.id for prompt in known[3:9]]
+    listed = write("ids.txt", "# six of them\n\n" + "\n".join(f"{x} # mild" for x in ids))
+    chosen = {"name": "mild", "only": str(listed)}
+    assert load_prompts(chosen) == known[3:9]
+    assert load_prompts(chosen, limit=2) == known[3:5]
+    for content, part in (
+        ("0" * 16, "holds '0000000000000000', which is no id of a prompt of this set and split"),
+        ("# none", "holds no id of a prompt of this set and split"),
+        (b"\xff\xfe\xff", "cannot be read"),
+    ):
+        with pytest.raises(ParameterError, match=part):
+            load_prompts({"name": "mild", "only": str(write("bad.txt", content))})
+    with pytest.raises(ParameterError, match="give a text file with the id of a prompt"):
+        load_prompts({"name": "mild", "only": "there/is/none.txt"})
+
+
 def test_split_without_prompts(write):
     """Bug: a run over no prompts ends well."""
     path = write("a.txt", "one")

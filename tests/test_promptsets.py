@@ -227,7 +227,7 @@ def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
         ({"part": "test"}, "has no name"),
         (
             {"name": PKU, "split": "test"},
-            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: part, revision",
+            "unknown option of prompt set 'pku-saferlhf': 'split'; allowed: only, part, revision",
         ),
         (
             {"name": PKU, "part": "tests"},
@@ -239,7 +239,7 @@ def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
         ),
         (
             {"name": HEX, "part": "test"},
-            "unknown option of prompt set 'hex-phi': 'part'; allowed: revision",
+            "unknown option of prompt set 'hex-phi': 'part'; allowed: only, revision",
         ),
         (
             {"name": "rtp", "part": "test"},

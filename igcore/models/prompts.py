@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from ..errors import ParameterError, unknown_name
+from ..folders import root
 from ..policy import Prompt, as_prompt
 from ..settings import Count, Natural, one_of, settings
 from . import assets
-from .promptsets import FORMATS, SOURCES, PromptOptions, Unreadable, column_of, hub_texts
+from .promptsets import (
+    FORMATS,
+    SOURCES,
+    PromptOptions,
+    Unreadable,
+    column_of,
+    hub_texts,
+    read_text,
+)
 from .registry import named
 
 if TYPE_CHECKING:
@@ -129,6 +138,8 @@ def load_prompts(
             f"prompt set {source!r} has no prompts in split {split!r}; choose another split or set"
         )
     prompts = sorted((as_prompt(text, set_name) for text in texts), key=attrgetter("id"))
+    if options.only is not None:
+        prompts = _only(prompts, options.only)
     hard = _hardest(prompts, hardest, cost) if hardest else []
     taken = set(hard)
     others = [prompt for prompt in prompts if prompt not in taken]
@@ -155,7 +166,7 @@ def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
             "prompt set", source, known, f", or a path to a {'/'.join(FORMATS)} file"
         )
     divided = source in SOURCES and len(SOURCES[source].parts) > 1
-    allowed = ["revision"] * (source in SOURCES) + ["part"] * divided
+    allowed = ["only"] + ["revision"] * (source in SOURCES) + ["part"] * divided
     named(given, "prompt set", allowed)
     return source, PromptOptions(**options)
 
@@ -174,6 +185,26 @@ def _in_split(parts: dict[str, list[str]], split: str) -> list[str]:
     # the share of `test` is training data here, because the owners' test part takes its place
     shares = ("train", "test") if split == "train" else (split,)
     return [text for text in parts["train"] if text not in held_out and split_of(text) in shares]
+
+
+def _only(prompts: list[Prompt], file: str) -> list[Prompt]:
+    """Return the prompts whose ids stand in a text file, see `PromptOptions`."""
+    path = root() / file
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as why:
+        raise ParameterError(
+            f"option only is {file!r}, and {path} cannot be read ({why}); give a text file with "
+            "the id of a prompt in every line"
+        ) from why
+    ids = {line.partition("#")[0].strip() for line in lines} - {""}
+    unknown = ids - {prompt.id for prompt in prompts}
+    if unknown or not ids:
+        held = f"{min(unknown)!r}, which is no id" if unknown else "no id"
+        raise ParameterError(
+            f"{path} holds {held} of a prompt of this set and split; choose another split or file"
+        )
+    return [prompt for prompt in prompts if prompt.id in ids]
 
 
 def _hardest(prompts: list[Prompt], count: int, cost: Scorer) -> list[Prompt]:

@@ -145,9 +145,13 @@ class PromptOptions:
         See `igcore.models.hub.snapshot`.
     part : str, optional
         One of the `Source.parts`.
+    only : str, optional
+        A text file with the ids of the prompts that are taken, one a line; # begins a comment. Seen
+        from `igcore.folders.root`.
     """
 
     revision: str | None = None
+    only: str | None = None
     part: Annotated[str, one_of(("train", "test"))] | None = None
 
 
