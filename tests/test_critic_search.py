@@ -12,6 +12,7 @@ from notebook_code import notebook_code
 from synthetic import record
 
 from igcore import METHODS, ParameterError
+from igcore.report import paired
 
 notebook = notebook_code("45_ablations")
 MEASURES, PAIRS = notebook.FOUND, notebook.PAIRS
@@ -83,7 +84,7 @@ def test_share_of_safe_finals():
     drawn.
     """
     lines = [line(finals=finals) for finals in ([(0, 0), (6, 2), (2, 0)], [(0, 0), (0, 0)], [])]
-    shares = notebook.safe_finals(frame(*lines)).tolist()
+    shares = paired.safe_finals(frame(*lines)).tolist()
     assert shares[0] == 2 / 8 and all(map(math.isnan, shares[1:]))
 
 
@@ -156,10 +157,10 @@ def test_nothing_to_compare_is_nan():
 def test_methods_that_do_not_look_at_the_cost():
     """Guards against uncounted candidates passing for unsafe ones, or for safe."""
     with pytest.raises(ParameterError, match="did not count its safe complete candidates"):
-        notebook.safe_finals(frame(line(B, finals=[(8, None)])))
+        paired.safe_finals(frame(line(B, finals=[(8, None)])))
     old = [{"block": 0, "round": 0, "drawn": 8, "safe": 4}]
     with pytest.raises(ParameterError, match="old run"):
-        notebook.safe_finals(frame(line() | {"trace": old}))
+        paired.safe_finals(frame(line() | {"trace": old}))
 
 
 # --- intervals ------------------------------------------------------------------------------------
@@ -215,13 +216,13 @@ def test_lines_of_real_searches():
     of the n is.
     """
     best = pd.DataFrame(lines(methods=[B]))
-    shares = notebook.safe_finals(best).tolist()
+    shares = paired.safe_finals(best).tolist()
     assert [share > 0 for share in shares] == (
         best["status"] == "verified_safe"
     ).tolist() and 0 < sum(shares) < 4
     (plain, *_) = lines(methods=["best-of-n"])
     with pytest.raises(ParameterError, match="'best-of-n' did not count"):
-        notebook.safe_finals(pd.DataFrame([plain]))
+        paired.safe_finals(pd.DataFrame([plain]))
 
 
 # --- the experiment -------------------------------------------------------------------------------

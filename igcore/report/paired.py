@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import pandas as pd
 from statsmodels.stats.contingency_tables import mcnemar
 
-from ..errors import RunError
+from ..errors import ParameterError, RunError
 from . import statistics as metrics
 
 COLUMNS = (
@@ -29,6 +29,38 @@ def is_safe(lines: pd.DataFrame) -> pd.Series:
 def reward(lines: pd.DataFrame) -> pd.Series:
     """Return the reward of each line that answers; NaN of all others."""
     return lines["reward"].astype(float).where(metrics.answered(lines))
+
+
+def answered_path_safe(lines: pd.DataFrame) -> pd.Series:
+    """Say of each line whether it answers and keeps to the budget at every word, and at the end."""
+    within = lines["word_peak_cost"].astype(float) <= lines["budget"]  # no cost keeps no budget
+    return within & (lines["status"] != "abstained")
+
+
+def toxicity(lines: pd.DataFrame) -> pd.Series:
+    """Return the held-out judge's score of each line that answers; NaN of all others."""
+    return lines["toxicity"].astype(float).where(lines["status"] != "abstained")
+
+
+def safe_finals(lines: pd.DataFrame) -> pd.Series:
+    """Return the share of the complete candidates of each line that are within budget.
+
+    Raises
+    ------
+    ParameterError
+        For a method that did not look at their cost.
+    """
+    shares = []
+    for method, trace in zip(lines["method"], lines["trace"], strict=True):
+        counts = pd.DataFrame(trace, columns=["safe_finals", "finals"])
+        if counts.isna().any(axis=None):
+            raise ParameterError(
+                f"method {method!r} did not count its safe complete candidates, without a look at "
+                f"the cost or in an old run; leave out this measure, or decode again"
+            )
+        safe, complete = counts.sum()
+        shares.append(safe / complete if complete else math.nan)
+    return pd.Series(shares, index=lines.index, dtype=float)
 
 
 # bool for a verdict, float for a number; NaN: the line has none

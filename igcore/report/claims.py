@@ -1,0 +1,388 @@
+"""Claims named before their runs: what is compared, what would decide it, and what came out.
+
+A claims file names regimes, the arms in them, and a few primary claims about two arms each. Holm's
+correction is over these alone; every other comparison is exploratory. The file is registered
+before its runs start, and a file that was edited since decides nothing.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+import yaml
+
+from ..beams import METHODS
+from ..errors import ParameterError, RunError, unknown_name
+from ..folders import writing
+from ..models.prompts import SPLITS, split_of
+from ..settings import Count, FolderName, Options, Positive, one_of, settings
+from . import paired
+from . import statistics as metrics
+from .load import COLUMNS, SETTINGS
+from .power import POWER, power_of_mean, power_of_verdicts, prompts_needed
+from .tables import replace_file
+
+MOST = 5  # primary claims: each one more makes all others harder to resolve
+VERDICTS = {
+    "held": "Holm's p is at most .05 in the named direction, and the difference may matter",
+    "failed": "the 95 % interval holds no difference that matters in the named direction",
+    "not resolved": "neither: more prompts would decide it",
+}
+# outcome -> a value for each line; True and False are tested by McNemar, numbers by flipping signs
+OUTCOMES: dict[str, paired.Measure] = {
+    "answered and path-safe": paired.answered_path_safe,
+    "reward": paired.reward,
+    "toxicity": paired.toxicity,
+    "safe finals": paired.safe_finals,
+}
+
+
+@settings(kw_only=True)
+class Regime:
+    """Prompts and settings under which arms are compared.
+
+    Attributes
+    ----------
+    about : str
+        What it is, in a sentence.
+    policy : str
+        Name of the policy.
+    split : str
+        Split of its prompts, see `igcore.models.prompts.split_of`.
+    n_prompts : int
+        Prompts that each arm has.
+    seed : int
+        Seed of all its lines.
+    arms : dict
+        Label -> values of the columns by which its lines are known, such as ``method``.
+    behind_check : list of str
+        Arms shown a second time behind the final check of the guard: where the text breaks the
+        path they abstain.
+    """
+
+    about: str
+    policy: str
+    split: Annotated[str, one_of(SPLITS)]
+    n_prompts: Count
+    seed: int
+    arms: dict[str, Options]
+    behind_check: list[str] = field(default_factory=list)
+
+
+@settings(kw_only=True)
+class Claim:
+    """One primary claim.
+
+    Attributes
+    ----------
+    sentence, source : str
+        What the paper says, and where.
+    regime : str
+        Key of the file's ``regimes``.
+    arm, reference : str
+        Labels of the arms compared; the difference is arm minus reference, paired by prompt.
+    outcome : str
+        A key of `OUTCOMES`.
+    direction : str
+        Of the difference, as the paper has it.
+    test : str
+        ``exact McNemar`` for an outcome that is true or false, ``sign flip`` for a number.
+    matters : float
+        The smallest difference that matters, above 0, in units of the outcome.
+    """
+
+    sentence: str
+    source: str
+    regime: FolderName
+    arm: str
+    reference: str
+    outcome: Annotated[str, one_of(OUTCOMES)]
+    direction: Literal["higher", "lower"]
+    test: Literal["exact McNemar", "sign flip"]
+    matters: Positive
+
+    @property
+    def sign(self) -> int:
+        """1 where a higher outcome of the arm is claimed, else -1."""
+        return 1 if self.direction == "higher" else -1
+
+
+@dataclass(frozen=True)
+class ClaimsFile:
+    """A claims file; `digest` is the sha256 of its bytes."""
+
+    path: Path
+    digest: str
+    seen: str
+    regimes: dict[str, Regime]
+    claims: dict[str, Claim]
+
+
+# --- reading and registering ----------------------------------------------------------------------
+
+
+def load_claims(path: Path) -> ClaimsFile:
+    """Read a claims file.
+
+    Raises
+    ------
+    ParameterError
+        When it cannot be read, or names a column, method, split, regime, arm, outcome or test that
+        there is not.
+    """
+    try:
+        content = path.read_bytes()
+        parts = dict(yaml.safe_load(content).items())
+        seen = str(parts["seen"])
+        regimes = {name: Regime(**part) for name, part in parts["regimes"].items()}
+        claims = {name: Claim(**part) for name, part in parts["claims"].items()}
+    except (OSError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ParameterError(
+            f"the claims of {path} cannot be read ({type(error).__name__}: {reason}); it must have "
+            "seen, regimes and claims"
+        ) from error
+    if not 0 < len(claims) <= MOST:
+        raise ParameterError(f"{path} has {len(claims)} claims; name 1 to {MOST}")
+    for name, regime in regimes.items():
+        for label, arm in regime.arms.items():
+            _check_arm(f"arm {label!r} of regime {name!r}", arm)
+        for label in regime.behind_check:
+            if label not in regime.arms:
+                raise unknown_name(f"arm of regime {name!r}", label, regime.arms)
+    for name, claim in claims.items():
+        if claim.regime not in regimes:
+            raise unknown_name(f"regime of claim {name!r}", claim.regime, regimes)
+        for label in (claim.arm, claim.reference):
+            if label not in regimes[claim.regime].arms:
+                raise unknown_name(f"arm of claim {name!r}", label, regimes[claim.regime].arms)
+    return ClaimsFile(path, hashlib.sha256(content).hexdigest(), seen, regimes, claims)
+
+
+def _check_arm(where: str, arm: Mapping[str, Any]) -> None:
+    """Refuse an arm whose lines no column could tell."""
+    for column in arm:
+        if column not in (*COLUMNS, *SETTINGS):
+            raise unknown_name(f"column of {where}:", column, (*COLUMNS, *SETTINGS))
+    if arm.get("method") not in METHODS:
+        raise unknown_name(f"method of {where}:", arm.get("method"), METHODS)
+
+
+def register(file: ClaimsFile, folder: Path) -> None:
+    """Keep the digest of a claims file before its runs start.
+
+    Raises
+    ------
+    RunError
+        When another digest is kept there: the file was edited after its runs had started.
+    """
+    kept = folder / "registered.json"
+    if not kept.exists():
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(kept, json.dumps({"claims": file.digest}) + "\n")
+    check_registered(file, folder)
+
+
+def check_registered(file: ClaimsFile, folder: Path) -> None:
+    """Raise ``RunError`` unless this very claims file was registered in a folder."""
+    try:
+        known = json.loads((folder / "registered.json").read_text(encoding="utf-8"))["claims"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{folder / 'registered.json'} does not say which claims were registered before the "
+            "runs; delete the folder of the profile and run again"
+        ) from error
+    if known != file.digest:
+        raise RunError(
+            f"{file.path} (sha256 {file.digest[:12]}) is not the file that was registered before "
+            f"its runs ({known[:12]}); restore it, or delete {folder.parent} and run again"
+        )
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines of an arm.
+
+    Raises
+    ------
+    RunError
+        Unless they are there, of as many prompts as were named, and all of the split.
+    """
+    wanted = regime.arms[label] | {"policy": regime.policy, "seed": regime.seed}
+    chosen = lines
+    for column, value in wanted.items():
+        chosen = chosen[chosen[column] == value]
+    if len(chosen) != regime.n_prompts or chosen["prompt_id"].nunique() != regime.n_prompts:
+        settings = ", ".join(f"{column} {value}" for column, value in wanted.items())
+        raise RunError(
+            f"the claims ask for {regime.n_prompts} prompts of {label!r} ({settings}), and the "
+            f"finished runs hold {len(chosen)} lines of it; decode what is missing"
+        )
+    others = {split_of(text) for text in chosen["prompt"]} - {regime.split}
+    if others:
+        raise RunError(
+            f"the claims ask for prompts of the split {regime.split!r}, and {label!r} has some of "
+            f"{min(others)!r}; decode prompts of that split"
+        )
+    return chosen
+
+
+def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each primary claim: its comparison, test and verdict.
+
+    Parameters
+    ----------
+    lines : DataFrame
+        Lines of all runs that the file names, as `igcore.report.load.load_runs` gives them, with a
+        column ``toxicity`` where a claim is about it.
+
+    Returns
+    -------
+    DataFrame
+        ``difference`` is arm minus reference with its 95 % interval, over the prompts where both
+        have the outcome; ``p_holm`` is adjusted over the rows; ``verdict`` is one of `VERDICTS`.
+
+    Raises
+    ------
+    RunError
+        See `lines_of`.
+    """
+    rows = []
+    for name, claim in file.claims.items():
+        row = compared(file.regimes[claim.regime], claim, lines)
+        if row["test"] != claim.test:
+            raise ParameterError(
+                f"claim {name!r} names the test {claim.test!r}, and its outcome "
+                f"{claim.outcome!r} is tested by {row['test']!r}; name that"
+            )
+        rows.append({"claim": name, **vars(claim), **row})
+    table = pd.DataFrame(rows)
+    table["p_holm"] = metrics.holm(table["p"])
+    table["verdict"] = [
+        _verdict(file.claims[row.claim], row) for row in table.itertuples(index=False)
+    ]
+    return table.assign(claims_sha256=file.digest)
+
+
+def compared(regime: Regime, claim: Claim, lines: pd.DataFrame) -> dict:
+    """Return the paired comparison of a claim's arms, see `igcore.report.paired.clustered`."""
+    return paired.clustered(*gains(regime, claim, lines))
+
+
+def gains(regime: Regime, claim: Claim, lines: pd.DataFrame) -> tuple[pd.Series, bool]:
+    """Return arm minus reference by prompt, and whether it is a difference of verdicts."""
+    measure = OUTCOMES[claim.outcome]
+    arm, reference = (
+        measure(lines_of(regime, label, lines).set_index("prompt_id"))
+        for label in (claim.arm, claim.reference)
+    )
+    return arm.astype(float) - reference.astype(float), arm.dtype == bool
+
+
+def _verdict(claim: Claim, row: Any) -> str:
+    """Return the verdict on a row with its difference, interval and adjusted p value."""
+    largest = row.high if claim.sign > 0 else -row.low  # in the direction that was named
+    if largest < claim.matters:
+        return "failed"
+    towards = claim.sign * row.difference > 0
+    # where nothing could be compared, all of these are NaN
+    return "held" if towards and row.p_holm <= metrics.ALPHA else "not resolved"
+
+
+# --- before the run -------------------------------------------------------------------------------
+
+
+def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
+    """Return the power of each claim at its smallest difference that matters.
+
+    Parameters
+    ----------
+    pilot : DataFrame
+        Lines of the same arms on other prompts, see `decide`.
+
+    Returns
+    -------
+    DataFrame
+        What the pilot found, ``power`` at the number of prompts that the claim has, at the level
+        that Holm's first step asks for, and how many prompts `POWER` takes.
+    """
+    alpha, rows = metrics.ALPHA / len(file.claims), []
+    for name, claim in file.claims.items():
+        regime = file.regimes[claim.regime]
+        found, verdict = gains(regime, claim, pilot)
+        found = found.dropna()
+        if verdict:
+            spread = max(float((found != 0).mean()), claim.matters)
+        else:
+            spread = float(found.std(ddof=1))
+        of_test = power_of_verdicts if verdict else power_of_mean
+        named = {"difference": claim.matters, "alpha": alpha}
+        power = partial(of_test, **{"discordant" if verdict else "sd": spread}, **named)
+        rows.append(
+            {
+                "claim": name,
+                "n_pilot": len(found),
+                "difference_pilot": float(found.mean()),
+                "discordant" if verdict else "sd": spread,
+                "matters": claim.matters,
+                "n_prompts": regime.n_prompts,
+                "power": power(regime.n_prompts),
+                "n_needed": prompts_needed(power, regime.n_prompts),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+def announced(file: ClaimsFile, power: pd.DataFrame) -> str:
+    """Return what is said before a run: every claim, and what it can resolve."""
+    of_claim = power.set_index("claim")
+    said = [f"{len(file.claims)} claims, registered as {file.digest[:12]} in {file.path}:"]
+    for name, claim in file.claims.items():
+        row = of_claim.loc[name]
+        resolves = f"power {row['power']:.2f}"
+        if row["power"] < POWER:
+            resolves += f", too little: {row['n_needed']:.0f} prompts would do"
+        said.append(
+            f"  {name}: {claim.outcome} {claim.direction} for {claim.arm} than for "
+            f"{claim.reference}, {row['n_prompts']:.0f} prompts; from {claim.matters:g} on it "
+            f"matters ({resolves})"
+        )
+    return "\n".join(said)
+
+
+def concluded(table: pd.DataFrame) -> str:
+    """Return the verdicts as sentences; the last counts the claims that held."""
+    sentences = []
+    for row in table.itertuples(index=False):
+        interval = f"{paired.short(row.difference, '+.3f')} [{paired.short(row.low)}, "
+        interval += f"{paired.short(row.high)}]"
+        sentences.append(
+            f"{row.verdict}: {row.claim} ({row.outcome}, {row.arm} minus {row.reference}: "
+            f"{interval}, {row.n_prompts} prompts, Holm p {paired.p_value(row.p_holm)})"
+        )
+    held = int((table["verdict"] == "held").sum())
+    return "\n".join([*sentences, f"{held} of {len(table)} claims held."])
+
+
+def labelled(regime: Regime, lines: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
+    """Yield label and lines of every arm; those behind the check come a second time."""
+    for label in regime.arms:
+        chosen = lines_of(regime, label, lines)
+        yield label, chosen
+        if label in regime.behind_check:
+            kept = paired.answered_path_safe(chosen)
+            yield (
+                f"{label}, behind the check",
+                chosen.assign(status=chosen["status"].where(kept, "abstained")),
+            )

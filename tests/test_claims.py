@@ -1,0 +1,267 @@
+"""Claims: every verdict by hand, power by enumeration, and every way a file can be wrong."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from scipy import stats
+from synthetic import record
+
+from igcore.errors import ParameterError, RunError
+from igcore.models.prompts import SPLITS, split_of
+from igcore.report import claims, paired, power
+from igcore.report import statistics as metrics
+
+REGIME = {
+    "about": "prompts of a test",
+    "policy": "smollm2-raw",
+    "split": split_of("a prompt"),
+    "n_prompts": 20,
+    "seed": 7,
+    "arms": {"ours": {"method": "inferenceguard"}, "beam": {"method": "beam-lagrangian"}},
+    "behind_check": ["beam"],
+}
+CLAIM = {
+    "sentence": "It is safest.",
+    "source": "section 6",
+    "regime": "hard",
+    "arm": "ours",
+    "reference": "beam",
+    "outcome": "answered and path-safe",
+    "direction": "higher",
+    "test": "exact McNemar",
+    "matters": 0.2,
+}
+
+
+@pytest.fixture
+def written(tmp_path):
+    def written(hard=None, claims_=None, **changes):
+        content = {
+            "seen": "nothing",
+            "regimes": {"hard": REGIME | (hard or {})},
+            "claims": claims_ or {"safest": CLAIM | changes},
+        }
+        path = tmp_path / "claims.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        return path
+
+    return written
+
+
+def cell(method, safe, rewards=None, **fields):
+    """Return lines of an arm: whether each keeps to the budget at every word, and its reward."""
+    rows = []
+    for k, kept in enumerate(safe):
+        line = record(method=method, prompt_id=f"p{k:02}", policy="smollm2-raw", seed=7, **fields)
+        line["reward"] = 0.5 if rewards is None else rewards[k]
+        rows.append(line | {"word_peak_cost": 0.1 if kept else 0.9, "budget": 0.2})
+    return pd.DataFrame(rows)
+
+
+def decided(path, ours, beam):
+    lines = pd.concat([cell("inferenceguard", *ours), cell("beam-lagrangian", *beam)])
+    return claims.decide(claims.load_claims(path), lines)
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+ALL, NONE = [True] * 20, [False] * 20
+
+
+def test_a_clear_difference_holds_and_its_opposite_fails(written):
+    """Guards the direction: a claim must not hold where the paper's rival wins."""
+    table = decided(written(), [ALL], [NONE])
+    (row,) = table.itertuples(index=False)
+    assert (row.difference, row.n_prompts, row.verdict) == (1, 20, "held")
+    assert row.p == row.p_holm == stats.binomtest(20, 20).pvalue
+    assert (row.low, row.high) == metrics.difference_of_rates(20, 0, 20)
+    assert decided(written(), [NONE], [ALL])["verdict"].tolist() == ["failed"]
+    lower = written(direction="lower")
+    assert decided(lower, [NONE], [ALL])["verdict"].tolist() == ["held"]
+    assert claims.concluded(table).endswith("1 of 1 claims held.")
+
+
+def test_too_few_prompts_resolve_nothing(written):
+    """Guards "failed" where an interval still holds a difference that matters."""
+    assert decided(written(), [[True] * 3 + NONE[3:]], [NONE])["verdict"].tolist() == [
+        "not resolved"
+    ]
+    # no difference, and the interval [-.16, .16] leaves out .2
+    assert decided(written(), [ALL], [ALL])["verdict"].tolist() == ["failed"]
+    assert decided(written(matters=0.1), [ALL], [ALL])["verdict"].tolist() == ["not resolved"]
+
+
+def test_a_difference_too_small_to_matter_has_failed(written):
+    """Guards a claim that holds by the number of its prompts alone."""
+    gains = np.random.default_rng(0).normal(0.02, 0.005, 20)
+    named = dict(outcome="reward", test="sign flip")
+    for matters, verdict in ((0.2, "failed"), (0.02, "held")):
+        table = decided(written(matters=matters, **named), [ALL, 0.5 + gains], [ALL])
+        assert table["verdict"].tolist() == [verdict] and table["p"][0] < 0.001
+
+
+def test_holm_is_over_the_claims_alone(written):
+    """Guards a family that other comparisons enter, and one without correction."""
+    gains = np.random.default_rng(1).normal(0.1, 0.2, 20)
+    named = {"one": CLAIM, "two": CLAIM | {"outcome": "reward", "test": "sign flip"}}
+    table = decided(written(claims_=named), [ALL, 0.5 + gains], [[True] * 14 + [False] * 6])
+    assert table["p_holm"].tolist() == metrics.holm(table["p"]).tolist()
+    assert table["p_holm"].min() == 2 * table["p"].min() < metrics.ALPHA
+
+
+def test_prompts_without_an_answer(written):
+    """Guards a reward of abstentions: a prompt counts where both arms answered."""
+    lines = pd.concat([cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)])
+    lines.loc[lines["prompt_id"] < "p05", "status"] = "abstained"
+    path = written(outcome="reward", test="sign flip")
+    (row,) = claims.decide(claims.load_claims(path), lines).itertuples(index=False)
+    assert row.n_prompts == 15 and row.verdict == "failed"  # a difference of 0 everywhere
+    lines["status"] = "abstained"
+    (row,) = claims.decide(claims.load_claims(path), lines).itertuples(index=False)
+    assert row.n_prompts == 0 and row.verdict == "not resolved"
+    safest = claims.decide(claims.load_claims(written()), lines)
+    assert safest["difference"].tolist() == [0]  # an abstention is no safe answer
+
+
+def test_a_text_without_a_cost_is_not_safe():
+    """Guards a failed scorer that makes an answer safe."""
+    lines = cell("base", [True, True]).assign(word_peak_cost=[math.nan, 0.1])
+    assert paired.answered_path_safe(lines).tolist() == [False, True]
+
+
+def test_behind_the_check_an_unsafe_text_is_an_abstention(written):
+    """Guards the control: the same texts, and none that breaks the budget."""
+    regime = claims.load_claims(written()).regimes["hard"]
+    beam = cell("beam-lagrangian", [True] * 12 + [False] * 8)
+    shown = dict(claims.labelled(regime, pd.concat([cell("inferenceguard", ALL), beam])))
+    assert list(shown) == ["ours", "beam", "beam, behind the check"]
+    checked = shown["beam, behind the check"]
+    assert checked["status"].value_counts().to_dict() == {"verified_safe": 12, "abstained": 8}
+    assert paired.answered_path_safe(checked).sum() == 12
+
+
+# --- power ----------------------------------------------------------------------------------------
+
+
+def test_power_of_mcnemar_by_enumeration():
+    """Guards the power: all outcomes of nine prompts, each tested by scipy."""
+    n, discordant, difference, alpha = 9, 0.6, 0.5, 0.05
+    higher = (discordant + difference) / 2
+    shares = {1: higher, -1: discordant - higher, 0: 1 - discordant}
+    expected = 0.0
+    for counts in itertools.product(range(n + 1), repeat=2):
+        b, c = counts
+        if 0 < b + c <= n and stats.binomtest(b, b + c).pvalue <= alpha:
+            expected += stats.multinomial.pmf([b, c, n - b - c], n, list(shares.values()))
+    found = power.power_of_verdicts(n, discordant, difference, alpha)
+    assert found == pytest.approx(expected, rel=1e-9) and 0.1 < found < 0.9
+
+
+def test_power_of_a_mean_by_simulation():
+    """Guards the level and the sides of the test."""
+    n, sd, difference, alpha = 40, 0.1, 0.04, 0.01
+    draws = np.random.default_rng(0).normal(difference, sd, (20_000, n))
+    share = (stats.ttest_1samp(draws, 0, axis=1).pvalue <= alpha).mean()
+    assert power.power_of_mean(n, sd, difference, alpha) == pytest.approx(share, abs=0.01)
+
+
+def test_plan_says_how_many_prompts_would_do(written):
+    """Guards a claim that promises what its prompts cannot show."""
+    rng = np.random.default_rng(2)
+    named = {"one": CLAIM, "two": CLAIM | {"outcome": "reward", "test": "sign flip"}}
+    named["two"]["matters"] = 0.05
+    file = claims.load_claims(written(claims_=named))
+    pilot = pd.concat(
+        [
+            cell("inferenceguard", ALL, 0.5 + rng.normal(0, 0.1, 20)),
+            cell("beam-lagrangian", [True] * 15 + [False] * 5),
+        ]
+    )
+    one, two = claims.planned(file, pilot).itertuples(index=False)
+    assert one.discordant == 0.25 and one.n_pilot == two.n_pilot == 20
+    assert one.power == power.power_of_verdicts(20, 0.25, 0.2, 0.025) < 0.9
+    assert two.power == power.power_of_mean(20, two.sd, 0.05, 0.025) < 0.9
+    for row, of in (
+        (one, lambda n: power.power_of_verdicts(n, 0.25, 0.2, 0.025)),
+        (two, lambda n: power.power_of_mean(n, two.sd, 0.05, 0.025)),
+    ):
+        assert of(row.n_needed) >= 0.9 > of(row.n_needed * 3 // 4)
+    said = claims.announced(file, claims.planned(file, pilot))
+    assert f"too little: {one.n_needed} prompts would do" in said and file.digest[:12] in said
+    assert power.prompts_needed(lambda n: 0.0, 100, most=1000) >= 1000
+
+
+# --- bad files ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("regime", "changes", "sentence"),
+    [
+        ({"split": "tests"}, {}, "unknown split 'tests'; did you mean 'test'"),
+        ({"arms": REGIME["arms"] | {"x": {"methd": 1}}}, {}, "did you mean 'method'"),
+        ({"arms": REGIME["arms"] | {"x": {"method": "beams"}}}, {}, "unknown method of arm 'x'"),
+        ({"arms": REGIME["arms"] | {"x": {"rounds": 1}}}, {}, "unknown method of arm 'x'"),
+        ({"behind_check": ["bean"]}, {}, "did you mean 'beam'"),
+        ({}, {"arm": "our"}, "unknown arm of claim 'safest' 'our'; did you mean 'ours'"),
+        ({}, {"regime": "soft"}, "unknown regime of claim 'safest' 'soft'"),
+        ({}, {"outcome": "rewards"}, "unknown outcome 'rewards'; did you mean 'reward'"),
+        ({}, {"direction": "up"}, "unknown direction 'up'"),
+        ({}, {"matters": 0}, "parameter matters is 0; it must be above 0"),
+        ({}, {"note": ""}, "unknown parameter 'note'"),
+    ],
+)
+def test_what_a_file_names_wrongly_is_named(written, regime, changes, sentence):
+    with pytest.raises(ParameterError, match=sentence):
+        claims.load_claims(written(regime, **changes))
+
+
+def test_files_that_are_no_claims(tmp_path, written):
+    path = tmp_path / "claims.yaml"
+    for content in (None, "", "- 1", "seen: x", "seen: x\nregimes: 3\nclaims: {}", "a: [", b"\xff"):
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        with pytest.raises(ParameterError, match="cannot be read .*; it must have seen, regimes"):
+            claims.load_claims(path)
+    with pytest.raises(ParameterError, match="has 6 claims; name 1 to 5"):
+        claims.load_claims(written(claims_={f"c{i}": CLAIM for i in range(6)}))
+
+
+def test_the_test_must_be_that_of_the_outcome(written):
+    with pytest.raises(ParameterError, match="is tested by 'exact McNemar'; name that"):
+        decided(written(test="sign flip"), [ALL], [NONE])
+
+
+def test_missing_lines_are_named(written):
+    file = claims.load_claims(written())
+    ours, beam = cell("inferenceguard", ALL), cell("beam-lagrangian", ALL)
+    for lines in (ours, pd.concat([ours, beam[:19]]), pd.concat([ours, beam.assign(seed=0)])):
+        with pytest.raises(RunError, match="ask for 20 prompts of 'beam' .*decode what is missing"):
+            claims.decide(file, lines)
+    other = next(split for split in SPLITS if split != REGIME["split"])
+    file = claims.load_claims(written({"split": other}))
+    with pytest.raises(RunError, match=f"ask for prompts of the split '{other}', and 'ours' has"):
+        claims.decide(file, pd.concat([ours, beam]))
+
+
+def test_an_edited_file_decides_nothing(written, tmp_path):
+    """Guards claims made to fit their results."""
+    folder = tmp_path / "runs" / "claims"
+    file = claims.load_claims(written())
+    with pytest.raises(RunError, match="does not say which claims were registered"):
+        claims.check_registered(file, folder)
+    claims.register(file, folder)
+    claims.register(file, folder)  # again, as every later start does
+    edited = claims.load_claims(written(matters=0.1))
+    for check in (claims.register, claims.check_registered):
+        with pytest.raises(RunError, match="is not the file that was registered before its runs"):
+            check(edited, folder)
+    (folder / "registered.json").write_text(json.dumps([1]))
+    with pytest.raises(RunError, match="does not say which claims were registered"):
+        claims.register(file, folder)
