@@ -67,6 +67,7 @@ NOTEBOOKS = {
     "figures": "notebooks/50_figures.ipynb",
     "experiments": "notebooks/45_ablations.ipynb",
     "judge": "notebooks/60_judge.ipynb",
+    "claims": "notebooks/80_claims.ipynb",
 }
 PAPERMILL = f"'{sys.executable}' -m papermill --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
 
@@ -119,7 +120,7 @@ EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see
         "critic": [],
     },
     "critic-search": {"critic_search": []},
-    "tune": {"tune": [], "checks": []},
+    "tune": {"tune": [], "checks": [], "weights": [], "arms": [], "steps": []},
     "paper": {"sweep": []},
 }.get(PARAMS, {})
 ABLATIONS = [
@@ -132,7 +133,7 @@ ABLATIONS = [
     *[
         f"{FIGURES}/ablation_{name}.{end}"
         for name in EXPERIMENTS
-        if name not in ("over_refusal", "tune", "checks", "sweep")
+        if name not in ("over_refusal", "tune", "checks", "weights", "arms", "steps", "sweep")
         for end in PICTURE
     ],
 ]
@@ -141,6 +142,11 @@ if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missi
     MAIN_RUNS = sorted(map(str, Path(f"runs/{MAIN}").glob("decode-*/manifest.json")))
     ABLATIONS += [f"{FIGURES}/tables/paper_{table}.{end}" for table in swept.TABLES for end in TABLE]
     ABLATIONS += [f"{FIGURES}/{swept.PICTURE}.{end}" for end in PICTURE]
+# claims: the runs of `tune` say what those of `small` can resolve
+PILOT = PARAMS == "tune"
+CLAIMS = Path("params/small" if PILOT else f"params/{PARAMS}", "claims.yaml")
+DECIDED = ["claims_power"] if PILOT else ["claims", "claims_arms"]
+DECIDED = [f"{FIGURES}/tables/{name}.{end}" for name in DECIDED for end in TABLE] if CLAIMS.is_file() else []
 VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]
 
 if not RUNS and not CRITICS:
@@ -156,7 +162,7 @@ def wanted():
         return CRITICS
     walk = [*TABLES, *PICTURES] if has("figures") else []
     taught = [f"runs/{PROFILE}/{name}.ipynb" for name in TEACHING] if PARAMS in ("small", "ci") else []
-    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *taught]
+    return [*DONE, *CRITICS, *walk, *ABLATIONS, *VERDICTS, *DECIDED, *taught]
 
 
 def has(name):
@@ -185,6 +191,19 @@ def critic_job(w):
     return job("critic", w.run, FILES.read(critic_file(w.profile, w.run)), w.profile)
 
 
+@one_sentence()
+def claimed(start=False):
+    """Refuse claims that were edited since they were registered; at the start, register them and say what they are."""
+    from igcore.report import claims
+
+    file, folder = claims.load_claims(CLAIMS), Path(f"runs/{PROFILE}/claims")
+    if start:
+        claims.register(file, folder)
+        print(claims.announced(file, Path(FIGURES, "tables/claims_power.csv")), file=sys.stderr)
+    elif folder.exists():
+        claims.check_registered(file, folder)
+
+
 def check_runs():
     """Take back the sign of success of runs that are not what they were; jobs on other machines leave that to the first process."""
     finished = [(folder, "decode", RUNS[run]) for folder, run in FOLDERS.items()]
@@ -199,6 +218,13 @@ if workflow.is_main_process:
     with one_sentence():
         lock(Path().resolve())  # freed when this process ends, also by a kill, unlike Snakemake's own
     check_runs()
+    if DECIDED and not PILOT:
+        claimed()
+
+
+onstart:
+    if DECIDED and not PILOT:
+        claimed(start=True)
 
 
 rule all:
@@ -246,7 +272,7 @@ rule decode:
     output:
         f"runs/{PROFILE}/{{run}}{{suffix}}/manifest.json",
     wildcard_constraints:
-        run=r"(decode|examples)-[A-Za-z0-9_-]+",
+        run=r"(decode|examples|regime)-[A-Za-z0-9_-]+",
         suffix=r"(\.\d+-of-\d+)?",
     log:
         notebook=f"runs/{PROFILE}/{{run}}{{suffix}}/executed.ipynb",
@@ -299,6 +325,20 @@ rule experiments:
         ABLATIONS,
     log:
         notebook=f"runs/{PROFILE}/ablations.ipynb",
+    shell:
+        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+
+
+rule claims:
+    input:
+        runs=DONE + CRITICS,
+        notebook=ancient(NOTEBOOKS["claims"]),
+        claims=CLAIMS,
+        job=lambda w: job("claims", "claims", {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES}),
+    output:
+        DECIDED or f"runs/{PROFILE}/claims/none",
+    log:
+        notebook=f"runs/{PROFILE}/claims.ipynb",
     shell:
         PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 

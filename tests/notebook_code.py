@@ -19,6 +19,8 @@ PARAMS = {
 # kind of a params file -> its notebook
 KINDS = {path.split("-")[0]: name for name, path in PARAMS.items()} | {
     "examples": "30_decode",
+    "regime": "30_decode",
+    "claims": "80_claims",
     "tables": "40_tables",
     "ablations": "45_ablations",
 }

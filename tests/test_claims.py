@@ -22,6 +22,8 @@ REGIME = {
     "split": split_of("a prompt"),
     "n_prompts": 20,
     "seed": 7,
+    "budget": 0.2,
+    "pilot": {"seed": 2},
     "arms": {"ours": {"method": "inferenceguard"}, "beam": {"method": "beam-lagrangian"}},
     "behind_check": ["beam"],
 }
@@ -59,7 +61,8 @@ def cell(method, safe, rewards=None, **fields):
     for k, kept in enumerate(safe):
         line = record(method=method, prompt_id=f"p{k:02}", policy="smollm2-raw", seed=7, **fields)
         line["reward"] = 0.5 if rewards is None else rewards[k]
-        rows.append(line | {"word_peak_cost": 0.1 if kept else 0.9, "budget": 0.2})
+        # the search may have had another budget than the regime, as the literal algorithm has
+        rows.append(line | {"word_peak_cost": 0.1 if kept else 0.9, "budget": 1.0})
     return pd.DataFrame(rows)
 
 
@@ -130,7 +133,7 @@ def test_prompts_without_an_answer(written):
 
 def test_a_text_without_a_cost_is_not_safe():
     """Guards a failed scorer that makes an answer safe."""
-    lines = cell("base", [True, True]).assign(word_peak_cost=[math.nan, 0.1])
+    lines = cell("base", [True, True]).assign(word_peak_cost=[math.nan, 0.1], budget=0.2)
     assert paired.answered_path_safe(lines).tolist() == [False, True]
 
 
@@ -170,7 +173,7 @@ def test_power_of_a_mean_by_simulation():
     assert power.power_of_mean(n, sd, difference, alpha) == pytest.approx(share, abs=0.01)
 
 
-def test_plan_says_how_many_prompts_would_do(written):
+def test_plan_says_how_many_prompts_would_do(written, tmp_path):
     """Guards a claim that promises what its prompts cannot show."""
     rng = np.random.default_rng(2)
     named = {"one": CLAIM, "two": CLAIM | {"outcome": "reward", "test": "sign flip"}}
@@ -182,6 +185,9 @@ def test_plan_says_how_many_prompts_would_do(written):
             cell("beam-lagrangian", [True] * 15 + [False] * 5),
         ]
     )
+    with pytest.raises(RunError, match="seed 2"):
+        claims.planned(file, pilot)
+    pilot["seed"] = 2
     one, two = claims.planned(file, pilot).itertuples(index=False)
     assert one.discordant == 0.25 and one.n_pilot == two.n_pilot == 20
     assert one.power == power.power_of_verdicts(20, 0.25, 0.2, 0.025) < 0.9
@@ -191,7 +197,10 @@ def test_plan_says_how_many_prompts_would_do(written):
         (two, lambda n: power.power_of_mean(n, two.sd, 0.05, 0.025)),
     ):
         assert of(row.n_needed) >= 0.9 > of(row.n_needed * 3 // 4)
-    said = claims.announced(file, claims.planned(file, pilot))
+    plan = tmp_path / "claims_power.csv"
+    assert claims.announced(file, plan).count("power not computed") == 2
+    claims.planned(file, pilot).to_csv(plan)
+    said = claims.announced(file, plan)
     assert f"too little: {one.n_needed} prompts would do" in said and file.digest[:12] in said
     assert power.prompts_needed(lambda n: 0.0, 100, most=1000) >= 1000
 
@@ -207,6 +216,8 @@ def test_plan_says_how_many_prompts_would_do(written):
         ({"arms": REGIME["arms"] | {"x": {"method": "beams"}}}, {}, "unknown method of arm 'x'"),
         ({"arms": REGIME["arms"] | {"x": {"rounds": 1}}}, {}, "unknown method of arm 'x'"),
         ({"behind_check": ["bean"]}, {}, "did you mean 'beam'"),
+        ({"pilot": {"sed": 2}}, {}, "unknown parameter 'sed'; did you mean 'seed'"),
+        ({"pilot": {"split": "tain"}}, {}, "unknown split 'tain'; did you mean 'train'"),
         ({}, {"arm": "our"}, "unknown arm of claim 'safest' 'our'; did you mean 'ours'"),
         ({}, {"regime": "soft"}, "unknown regime of claim 'safest' 'soft'"),
         ({}, {"outcome": "rewards"}, "unknown outcome 'rewards'; did you mean 'reward'"),

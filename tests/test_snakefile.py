@@ -83,6 +83,10 @@ def shipped(place, profile):
     """Yield the notebook's name and the settings of every run of a profile, as the files say."""
     for path in sorted((place / "params" / profile).glob("*.yaml")):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.stem == "claims":  # no settings of a notebook, but what it reads
+            figures = "figures" if profile == "small" else f"runs/{profile}/figures"
+            given = {"profile": profile, "claims": f"params/{profile}/claims.yaml"}
+            given |= {"pilot": False, "figures": figures}
         grid = given.pop("grid", {})
         walks = "figures.yaml" in {other.name for other in path.parent.iterdir()}
         notebook = "45_ablations" if kind(path) == "tables" and not walks else KINDS[kind(path)]
@@ -200,6 +204,8 @@ def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
     by_notebook = {
         Path(command[-4]).stem: command for command in planned(place, "paper").values()
     }  # notebook, output, -f, file
+    claimed = planned(place, "ci")["runs/ci/claims.ipynb"]
+    by_notebook["80_claims"] = claimed
     assert by_notebook.keys() == set(KINDS.values())
     sent, walked = (
         [],
@@ -231,6 +237,7 @@ AFTER = {
     "judge/scorers",
     "tables.ipynb",
     "figures.ipynb",
+    "claims.ipynb",
 }  # what reads the decoded runs of params/ci
 DECODED = {"decode-raw", "decode-raw-critic", "decode-raw-tokenwise"}
 
@@ -268,6 +275,7 @@ def finish(place):
 def walked(place) -> Path:
     """A folder in which everything of profile ci has finished."""
     shutil.copytree(ROOT / "params/ci", place / "params/ci")
+    os.utime(place / "params/ci/claims.yaml", (1e9, 1e9))
     finish(place)
     return place
 
@@ -294,7 +302,7 @@ def test_what_is_missing_or_asked_otherwise_runs_again_with_what_hangs_on_it(wal
     assert waiting(walked) == {"critics/raw", "decode-raw-critic", "decode-raw-tokenwise", *AFTER}
     finish(walked)
     (walked / "runs/ci/judge/scorers/verdicts.jsonl").unlink()
-    assert waiting(walked) == AFTER
+    assert waiting(walked) == AFTER - {"claims.ipynb"}
 
 
 @pytest.fixture
@@ -302,6 +310,18 @@ def code(walked, monkeypatch):
     """A copy of the package by whose source jobs are known."""
     yield know_code_from(monkeypatch, walked)
     forget()
+
+
+def test_edited_claims_stop_the_walk(walked):
+    """Guards claims made to fit their results: nothing starts, and a plan registers nothing."""
+    claims, registered = walked / "params/ci/claims.yaml", walked / "runs/ci/claims/registered.json"
+    edit(claims, "matters: 0.1", "matters: 0.2")
+    assert waiting(walked) == {"claims.ipynb"} and not registered.exists()
+    snakemake(walked, "ci", "--touch", "--forceall")
+    assert registered.exists() and waiting(walked) == set()
+    edit(claims, "matters: 0.2", "matters: 0.1")
+    with pytest.raises(SystemExit, match="is not the file that was registered before its runs"):
+        waiting(walked)
 
 
 def test_changed_code_runs_again_and_changed_words_do_not(walked, code):

@@ -8,7 +8,7 @@ before its runs start, and a file that was edited since decides nothing.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ from ..beams import METHODS
 from ..errors import ParameterError, RunError, unknown_name
 from ..folders import writing
 from ..models.prompts import SPLITS, split_of
-from ..settings import Count, FolderName, Options, Positive, one_of, settings
+from ..settings import Budget, Count, FolderName, Options, Positive, one_of, settings
 from . import paired
 from . import statistics as metrics
 from .load import COLUMNS, SETTINGS
@@ -58,6 +58,10 @@ class Regime:
         Prompts that each arm has.
     seed : int
         Seed of all its lines.
+    budget : float
+        By which all its answers are judged, whatever budget a search had.
+    pilot : dict
+        Values of these fields for the runs from which power is computed.
     arms : dict
         Label -> values of the columns by which its lines are known, such as ``method``.
     behind_check : list of str
@@ -70,6 +74,8 @@ class Regime:
     split: Annotated[str, one_of(SPLITS)]
     n_prompts: Count
     seed: int
+    budget: Budget
+    pilot: Options
     arms: dict[str, Options]
     behind_check: list[str] = field(default_factory=list)
 
@@ -122,6 +128,11 @@ class ClaimsFile:
     regimes: dict[str, Regime]
     claims: dict[str, Claim]
 
+    def pilot(self) -> "ClaimsFile":
+        """Return the same claims about the prompts of the pilot runs."""
+        pilots = {name: replace(regime, **regime.pilot) for name, regime in self.regimes.items()}
+        return replace(self, regimes=pilots)
+
 
 # --- reading and registering ----------------------------------------------------------------------
 
@@ -140,6 +151,8 @@ def load_claims(path: Path) -> ClaimsFile:
         parts = dict(yaml.safe_load(content).items())
         seen = str(parts["seen"])
         regimes = {name: Regime(**part) for name, part in parts["regimes"].items()}
+        for regime in regimes.values():
+            replace(regime, **regime.pilot)  # checks its values
         claims = {name: Claim(**part) for name, part in parts["claims"].items()}
     except (OSError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -232,7 +245,7 @@ def lines_of(regime: Regime, label: str, lines: pd.DataFrame) -> pd.DataFrame:
             f"the claims ask for prompts of the split {regime.split!r}, and {label!r} has some of "
             f"{min(others)!r}; decode prompts of that split"
         )
-    return chosen
+    return chosen.assign(budget=regime.budget)
 
 
 def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
@@ -257,7 +270,7 @@ def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
     """
     rows = []
     for name, claim in file.claims.items():
-        row = compared(file.regimes[claim.regime], claim, lines)
+        row = paired.clustered(*gains(file.regimes[claim.regime], claim, lines))
         if row["test"] != claim.test:
             raise ParameterError(
                 f"claim {name!r} names the test {claim.test!r}, and its outcome "
@@ -270,11 +283,6 @@ def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
         _verdict(file.claims[row.claim], row) for row in table.itertuples(index=False)
     ]
     return table.assign(claims_sha256=file.digest)
-
-
-def compared(regime: Regime, claim: Claim, lines: pd.DataFrame) -> dict:
-    """Return the paired comparison of a claim's arms, see `igcore.report.paired.clustered`."""
-    return paired.clustered(*gains(regime, claim, lines))
 
 
 def gains(regime: Regime, claim: Claim, lines: pd.DataFrame) -> tuple[pd.Series, bool]:
@@ -306,7 +314,7 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     pilot : DataFrame
-        Lines of the same arms on other prompts, see `decide`.
+        Lines of the same arms on the prompts of `Regime.pilot`, see `decide`.
 
     Returns
     -------
@@ -314,10 +322,10 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
         What the pilot found, ``power`` at the number of prompts that the claim has, at the level
         that Holm's first step asks for, and how many prompts `POWER` takes.
     """
-    alpha, rows = metrics.ALPHA / len(file.claims), []
+    alpha, rows, regimes = metrics.ALPHA / len(file.claims), [], file.pilot().regimes
     for name, claim in file.claims.items():
         regime = file.regimes[claim.regime]
-        found, verdict = gains(regime, claim, pilot)
+        found, verdict = gains(regimes[claim.regime], claim, pilot)
         found = found.dropna()
         if verdict:
             spread = max(float((found != 0).mean()), claim.matters)
@@ -344,19 +352,24 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
 # --- in words -------------------------------------------------------------------------------------
 
 
-def announced(file: ClaimsFile, power: pd.DataFrame) -> str:
-    """Return what is said before a run: every claim, and what it can resolve."""
-    of_claim = power.set_index("claim")
+def announced(file: ClaimsFile, plan: Path) -> str:
+    """Return what is said before a run: every claim, and what it can resolve.
+
+    `plan` is the table of `planned`; without it nothing is said of power.
+    """
+    known = pd.read_csv(plan).set_index("claim") if plan.exists() else pd.DataFrame()
     said = [f"{len(file.claims)} claims, registered as {file.digest[:12]} in {file.path}:"]
     for name, claim in file.claims.items():
-        row = of_claim.loc[name]
-        resolves = f"power {row['power']:.2f}"
-        if row["power"] < POWER:
-            resolves += f", too little: {row['n_needed']:.0f} prompts would do"
+        resolves = "power not computed"
+        if name in known.index:
+            power, needed = known.loc[name, ["power", "n_needed"]]
+            resolves = f"power {power:.2f}"
+            if power < POWER:
+                resolves += f", too little: {needed:.0f} prompts would do"
         said.append(
             f"  {name}: {claim.outcome} {claim.direction} for {claim.arm} than for "
-            f"{claim.reference}, {row['n_prompts']:.0f} prompts; from {claim.matters:g} on it "
-            f"matters ({resolves})"
+            f"{claim.reference}, {file.regimes[claim.regime].n_prompts} prompts; from "
+            f"{claim.matters:g} on it matters ({resolves})"
         )
     return "\n".join(said)
 

@@ -28,5 +28,8 @@ EXPERIMENTS = {
     "sweep": Experiment(["decode-sweep-*"]),
     "tune": Experiment(["decode-tune-*"]),
     "checks": Experiment(["decode-checks-*"]),
+    "weights": Experiment(["decode-weight-*"]),
+    "arms": Experiment(["decode-arms-*"]),
+    "steps": Experiment(["decode-steps-*"]),
     "critic_search": Experiment(["decode-finals-*", "decode-shuffled-*", "decode-intermediate-*"]),
 }

@@ -13,7 +13,9 @@ from ..beams import METHODS
 from ..errors import RunError
 from ..folders import read, root
 
-EXAMPLES = "examples"  # how the names of runs begin whose answers are shown and never counted
+# how the names of runs begin that belong to no table of methods: their answers are shown, or claims
+# compare them
+APART = ("examples", "regime")
 # the fields of a line that the report reads: the settings of a method, and all others
 SETTINGS = (
     "n_samples keep block_size max_new_tokens rounds group_size budget accounting checks "
@@ -41,8 +43,8 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
     Parameters
     ----------
     pattern : str
-        Of the names of folders, such as ``decode-main-*``. ``*`` leaves out those that begin with
-        `EXAMPLES`.
+        Of the names of folders, such as ``decode-main-*``. ``*`` leaves out those that begin as
+        `APART` says.
 
     Raises
     ------
@@ -78,10 +80,10 @@ def load_runs(profile: str, base: Path | None = None, pattern: str = "*") -> pd.
 def _folders(base: Path, pattern: str) -> list[Path]:
     """Return the folders of runs whose names match, in alphabetical order.
 
-    ``*`` leaves out `EXAMPLES`.
+    ``*`` leaves out those of `APART`.
     """
     found = sorted(path.parent for path in base.glob(f"{pattern}/params.json"))
-    return [folder for folder in found if pattern != "*" or not folder.name.startswith(EXAMPLES)]
+    return [folder for folder in found if pattern != "*" or not folder.name.startswith(APART)]
 
 
 def load_finished(profile: str, pattern: str = "*") -> tuple[pd.DataFrame, list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from ..folders import root
 from ..provenance import commit, processor
-from .load import EXAMPLES
+from .load import APART
 
 
 def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
@@ -36,7 +36,7 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
     manifests = {path for pattern in patterns for path in base.glob(f"{pattern}/manifest.json")}
     result = {}
     for manifest in sorted(manifests):
-        if "*" in names and manifest.parent.name.startswith(EXAMPLES):
+        if "*" in names and manifest.parent.name.startswith(APART):
             continue
         folder = manifest.parent.relative_to(base).as_posix()
         said = json.loads(manifest.read_text(encoding="utf-8"))

@@ -122,7 +122,7 @@ class ParamFiles:
             yield run, settings | point | {"run": run}
 
     def runs(self) -> dict[str, dict]:
-        """Return the settings of all runs of notebook 30 by name, the examples included.
+        """Return the settings of all runs of notebook 30 by name, also of examples and regimes.
 
         Files of all other kinds are looked at too, so that Snakemake refuses a bad name before it
         starts anything.
@@ -137,7 +137,7 @@ class ParamFiles:
                 self.read(file)
         for kind in ("critic", "judge"):  # their runs have folders of their own
             self._made(kind)
-        return self._made("decode", "examples")
+        return self._made("decode", "regime", "examples")
 
     def _made(self, *kinds: str) -> dict[str, dict]:
         """Return the settings of all runs of these kinds of files, by name.

@@ -37,10 +37,31 @@ class OutputParams:
     examples: str | None = None
 
 
+@settings(kw_only=True)
+class ClaimsParams:
+    """Which claims notebook 80 decides, and where it writes.
+
+    Attributes
+    ----------
+    profile, figures : str
+        See `OutputParams`.
+    claims : str
+        Claims file, seen from `igcore.folders.root`, see `igcore.report.claims`.
+    pilot : bool
+        Whether the runs are those from which power is computed; nothing is decided then.
+    """
+
+    profile: FolderName
+    claims: InsideFolder
+    pilot: bool = False
+    figures: InsideFolder
+
+
 # kind -> its class, or "module:name" of one that needs models: it is imported on demand, so
 # that the theory and the tables need no torch
 PARAMS: dict[str, type | str] = {
     "output": OutputParams,
+    "claims": ClaimsParams,
     "critic": "igcore.runs.critic_params:CriticParams",
     "decode": "igcore.runs.decode_params:DecodeParams",
     "judge": "igcore.judge:JudgeParams",

@@ -268,7 +268,7 @@ def jobs(paths: Iterable[Path | str]) -> Iterator[Job]:
     pool = Sharing()
     for file in map(Path, paths):
         try:
-            if file.name.startswith("decode-"):
+            if file.name.startswith(("decode-", "regime-")):
                 yield from [
                     decode_job(file, params, pool) for params in _points(file, DecodeParams)
                 ]
