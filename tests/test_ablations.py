@@ -679,7 +679,7 @@ def test_notebook_45_makes_what_the_snakefile_expects(profile, tmp_path, monkeyp
     ]
     apart = {
         "critic-search": {"critic_search"},
-        "tune": {"tune", "checks"},
+        "tune": {"tune", "checks", "weights", "arms", "steps"},
         "paper": {"sweep"},
     }  # experiments with a profile of their own
     own = apart.get(profile) or set(EXPERIMENTS).difference(*apart.values())
