@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search rehearsal dry-run test audit bench lab readme assets clean
+.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test audit bench lab readme assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/ (under half an hour on two cores)"
@@ -24,6 +24,7 @@ help:
 	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  what a critic gains where costs exist at the end only (about half an hour on two cores; resumes)"
+	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about a quarter of an hour on two cores)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models and a judge that never thinks, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, their memory and their hours, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
@@ -55,6 +56,12 @@ ablations: assets
 
 critic-search: assets
 	@$(SNAKE) --config profile=critic-search
+
+networks: assets
+	@$(SNAKE) --config profile=networks
+	@cd runs/networks/critics && for weights in */terminal/*.safetensors */peak/*.safetensors */value/*.safetensors; do \
+	  kept=../../../params/networks/$$(dirname $$weights) && mkdir -p $$kept && \
+	  cp $${weights%.safetensors}.json $$weights $$kept || exit 1; done
 
 rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)

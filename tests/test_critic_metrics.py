@@ -1,6 +1,7 @@
 """Tests of the measures of a critic, against scikit-learn and against plain loops."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 from tinytraining import policy, trained
 
 from igcore import ParameterError
+from igcore.critic.config import CriticConfig
 from igcore.report.critics import COLUMNS, RELIABILITY
 
 NOTEBOOK = notebook_code("20_train_critic")
@@ -244,3 +246,66 @@ def test_the_difference_of_two_critics_resamples_the_same_prompts_for_both():
     assert np.quantile(gains, [0.025, 0.975]) == pytest.approx([row["low"], row["high"]], abs=0.05)
     with pytest.raises(ParameterError, match="different prefixes"):
         within_difference(good, bad.assign(safe=True))
+
+
+def noisy(weight, seed=0):
+    """Rows of a critic at one position: f1 knows the outcome by a weight."""
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"prompt_id": rng.integers(25, size=300), "position": 8})
+    safe = rng.random(300) < 0.6
+    f1 = weight * safe + np.random.default_rng(seed).random(300)
+    return frame.assign(safe=safe, f1=f1)
+
+
+def test_the_interval_of_several_trainings_holds_their_chance(monkeypatch):
+    """Guards an interval that shows the chance of the prompts alone."""
+    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (8,))
+    frames = [noisy(0.8), noisy(0.4, seed=1), noisy(0.1, seed=2)]
+    (row,) = NOTEBOOK.over_trainings(frames, "m").to_dict("records")
+    alone = [auroc(x["safe"], x["f1"], x["prompt_id"]) for x in frames]
+    each = [found["auroc_within_prompt"] for found in alone]
+    assert (row["critic"], row["position"], row["trainings"]) == ("m", 8, 3)
+    assert row["auroc_within_prompt"] == pytest.approx(np.mean(each))
+    assert row["range"] == pytest.approx(max(each) - min(each)) and row["range"] > 0.1
+    # the lowest of the worst training to the highest of the best, but for the rare ends
+    assert alone[2]["within_low"] - 0.02 <= row["low"] < each[2]
+    assert each[0] < row["high"] <= alone[0]["within_high"] + 0.02
+    (same,) = NOTEBOOK.over_trainings(frames[:1] * 3, "m").to_dict("records")
+    assert same["range"] == 0
+    assert [same["low"], same["high"]] == pytest.approx(
+        [alone[0]["within_low"], alone[0]["within_high"]], abs=0.01
+    )
+
+
+def test_trainings_of_one_critic_differ_in_their_seed_alone():
+    """Guards two critics of other features taken for trainings of one."""
+    critics = {"a": {"features": "o"}, "b": {"features": "o", "seed": 1}, "c": {"features": "m"}}
+    configs = {name: CriticConfig(budget=0.2, **options) for name, options in critics.items()}
+    params = SimpleNamespace(configs=lambda: configs)
+    assert NOTEBOOK.trainings(params) == [["a", "b"]]
+    del configs["b"]
+    assert NOTEBOOK.trainings(params) == []
+
+
+def test_a_training_is_compared_with_the_shipped_network_of_its_name(monkeypatch):
+    """Guards the tolerance in both directions, and a shipped critic that nobody trained again."""
+    monkeypatch.setattr(NOTEBOOK, "POSITIONS", (8,))
+    spec = SimpleNamespace(policy="tiny", features="m", use_z=True, accounting="terminal")
+    shipped = {
+        name: SimpleNamespace(name=name, spec=spec, parameter_count=1, about={})
+        for name in ("better", "equal", "other")
+    }
+    weights = {"better": 2.0, "equal": 0.5, "other": 0.5}
+    monkeypatch.setattr(NOTEBOOK, "shipped_critics", lambda result: shipped)
+
+    def judged(critic, *_):
+        return noisy(weights[critic.name]).assign(f2=0.0, task=0.0)
+
+    monkeypatch.setattr(NOTEBOOK, "judged_prefixes", judged)
+    result = SimpleNamespace(policy=mock_policy(), test=[])
+    ours = {name: noisy(0.5) for name in ("equal", "better", "own")}
+    rows, differences = NOTEBOOK.beside_shipped(result, ours)
+    assert rows["critic"].tolist() == ["better, shipped", "equal, shipped", "other, shipped"]
+    found = differences.set_index("critic")
+    assert found["within"].to_dict() == {"better": False, "equal": True}
+    assert found["difference"]["equal"] == 0 and found["difference"]["better"] < -0.03

@@ -279,9 +279,8 @@ def decide(file: ClaimsFile, lines: pd.DataFrame) -> pd.DataFrame:
         rows.append({"claim": name, **vars(claim), **row})
     table = pd.DataFrame(rows)
     table["p_holm"] = metrics.holm(table["p"])
-    table["verdict"] = [
-        _verdict(file.claims[row.claim], row) for row in table.itertuples(index=False)
-    ]
+    rows = table.itertuples(index=False)
+    table["verdict"] = [_verdict(file.claims[row.claim], row) for row in rows]
     return table.assign(claims_sha256=file.digest)
 
 

@@ -61,6 +61,9 @@ class CriticParams(RolloutConfig):
         it is not searched.
     alpha, delta : float
         See `igcore.report.certify.learn_then_test`.
+    shipped : str, optional
+        Folder of networks of the same names, seen from `igcore.folders.root`, that the critics are
+        compared with.
     reward, cost, dtype, device, threads, pool, pool_gb
         See `igcore.runs.decode_params.DecodeParams`.
     """
@@ -87,6 +90,7 @@ class CriticParams(RolloutConfig):
     threads: Threads = 1
     pool: str | None = None
     pool_gb: Weight = 20.0
+    shipped: str | None = None
 
     def __post_init__(self):
         """Refuse settings that contradict one another, and build those of every part once."""
