@@ -389,7 +389,7 @@ def test_a_method_without_a_gate_shows_its_answer_at_the_end(model, tokenizer, m
 
 
 def test_a_streamer_of_transformers_reads_the_answer(model, tokenizer):
-    stream = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=5, skip_special_tokens=True)
+    stream = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60, skip_special_tokens=True)
     guard = a_guard(model, tokenizer, streamer=stream)
     generate(model, guard, ["ab"])
     assert "".join(stream) == guard.guard.answers[0].text

@@ -679,9 +679,9 @@ def test_workers_ask_at_the_same_time():
 
     def together(request):
         under_way.append(request)
-        barrier.wait(timeout=5)  # until three are there
+        barrier.wait(timeout=60)  # until three are there
         most.append(len(under_way))
-        barrier.wait(timeout=5)
+        barrier.wait(timeout=60)
         under_way.pop()
         return by_hash(request)
 

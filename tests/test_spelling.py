@@ -47,7 +47,7 @@ class Watched(TextIteratorStreamer):
     """A streamer of transformers that keeps the ids that it is given."""
 
     def __init__(self, tokenizer):
-        super().__init__(tokenizer, skip_prompt=True, timeout=5, skip_special_tokens=True)
+        super().__init__(tokenizer, skip_prompt=True, timeout=60, skip_special_tokens=True)
         self.puts = []
 
     def put(self, value):
