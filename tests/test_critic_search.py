@@ -21,6 +21,7 @@ COLUMNS = (
     "low_one_sided"
 ).split()
 A, B = "critic", "best-of-n-augmented"
+SAFE = "answered_safely"
 
 
 def steps(*counts) -> list[dict]:
@@ -105,6 +106,15 @@ def test_differences_worked_by_hand():
     )  # both prompts the worse, both the better one
     found = compare(records, A, B, "answered_safely")
     assert (found["mean_arm"], found["mean_reference"], found["difference"]) == (0.75, 0.5, 0.25)
+
+
+def test_equal_verdicts_have_an_interval():
+    """Guards against 0.000 [0.000, 0.000], which reads as certainty."""
+    found = compare(frame(*(line(x, f"p{k}") for x in (A, B) for k in range(40))), A, B, SAFE)
+    z2, one2 = 1.959964**2, 1.644854**2
+    assert found["difference"] == 0
+    assert (found["low"], found["high"]) == pytest.approx((-z2 / (40 + z2), z2 / (40 + z2)))
+    assert found["low_one_sided"] == pytest.approx(-one2 / (40 + one2))
 
 
 def test_an_abstention_is_no_safe_answer():
