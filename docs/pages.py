@@ -2,8 +2,9 @@
 
 A page holds pairs of comments, ``<!-- table main -->`` and ``<!-- end -->``. What lies between them
 is replaced by the table of that name in ``figures/tables``, by the plan of a folder of params
-(``<!-- plan paper -->``), by the minutes that notebooks took (``<!-- minutes small ... -->``) or by
-what the first Python block of a page prints (``<!-- output README.md -->``).
+(``<!-- plan paper -->``), by the minutes that notebooks took (``<!-- minutes small ... -->``), by
+what the first Python block of a page prints (``<!-- output README.md -->``), or by what became of
+the paper's statements (``<!-- fidelity paper -->``).
 """
 
 import io
@@ -17,10 +18,13 @@ import pandas as pd
 
 from igcore.errors import IgcoreError, RunError
 from igcore.folders import ASIDE, root
+from igcore.paper import fidelity
 from igcore.runs.plan import report
 
-PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/guide.md")
-BLOCK = re.compile(r"(<!-- (table|plan|minutes|output) ([^>]+) -->\n).*?(<!-- end -->)", re.S)
+PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/guide.md", "docs/fidelity.md")
+BLOCK = re.compile(
+    r"(<!-- (table|plan|minutes|output|fidelity) ([^>]+) -->\n).*?(<!-- end -->)", re.S
+)
 
 
 def table(name: str, base: Path) -> str:
@@ -57,6 +61,19 @@ def minutes(profiles: str, base: Path) -> str:
     return result.reset_index().to_markdown(index=False)
 
 
+def statements(profile: str, base: Path) -> str:
+    """Return what became of each statement of the paper, unless the files of params contradict.
+
+    Raises
+    ------
+    RunError
+        Naming the first file that does.
+    """
+    if wrong := fidelity.contradictions(base / "params" / profile):
+        raise RunError(f"{wrong[0]}; correct the file, or igcore/paper/data/fidelity.csv")
+    return fidelity.page()
+
+
 def output(page: str, base: Path) -> str:
     """Return what the first Python block of a page prints."""
     text = (base / page).read_text(encoding="utf-8")
@@ -83,7 +100,13 @@ def filled(page: str, base: Path) -> str:
     return BLOCK.sub(write, page)
 
 
-KINDS = {"table": table, "plan": plan, "minutes": minutes, "output": output}
+KINDS = {
+    "table": table,
+    "plan": plan,
+    "minutes": minutes,
+    "output": output,
+    "fidelity": statements,
+}
 
 
 def main() -> None:

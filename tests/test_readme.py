@@ -1,12 +1,15 @@
 """Tests of the command that writes the tables of the pages."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
 from docs import pages
 from igcore.errors import RunError
 
+ROOT = Path(__file__).parents[1]
 PAGE = "before\n<!-- table main -->\nof the last run\n<!-- end -->\nafter\n"
 
 
@@ -31,6 +34,18 @@ def test_two_blocks_keep_the_text_between_them(tmp_path):
     with_table(tmp_path, "| new |")
     page = pages.filled(PAGE + PAGE, tmp_path)
     assert page.count("| new |") == page.count("before") == page.count("after") == 2
+
+
+def test_statements_stand_in_the_page_while_the_files_keep_to_them(tmp_path):
+    """Guards a page of promises that params/paper has broken."""
+    shutil.copytree(ROOT / "params/paper", tmp_path / "params/paper")
+    block = "<!-- fidelity paper -->\n<!-- end -->\n"
+    written = pages.filled(block, tmp_path)
+    assert written.count("| faithful") > 10 and pages.filled(written, tmp_path) == written
+    path = tmp_path / "params/paper/decode-main-vicuna-hex.yaml"
+    path.write_text(path.read_text().replace("vicuna-hh/value", "vicuna-pku/value"))
+    with pytest.raises(RunError, match="value is runs/paper/critics/vicuna-pku/value, not runs/"):
+        pages.filled(block, tmp_path)
 
 
 def test_a_missing_table_is_one_sentence(tmp_path):

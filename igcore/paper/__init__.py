@@ -91,9 +91,10 @@ def read(name: str) -> pd.DataFrame:
     """Return a file of ``data``: one of `TABLES`, ``tables``, ``sample_sizes``, or one of these.
 
     ``statements`` has sentences of the text that a table can confirm; ``kind`` says how to check
-    them. ``symbols`` has what the paper calls by each symbol, a row per place.
+    them. ``symbols`` has what the paper calls by each symbol, a row per place. ``fidelity`` says
+    what became of each statement, see `igcore.paper.fidelity`.
     """
     # hyperparameters are lists, formulas and numbers; they are compared as text
-    types = str if name == "hyperparameters" else _TYPES
+    types = str if name in ("hyperparameters", "fidelity") else _TYPES
     with (files(__package__) / f"data/{name}.csv").open(encoding="utf-8") as file:
         return pd.read_csv(file, dtype=types)
