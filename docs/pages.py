@@ -3,8 +3,9 @@
 A page holds pairs of comments, ``<!-- table main -->`` and ``<!-- end -->``. What lies between them
 is replaced by the table of that name in ``figures/tables``, by the plan of a folder of params
 (``<!-- plan paper -->``), by the minutes that notebooks took (``<!-- minutes small ... -->``), by
-what the first Python block of a page prints (``<!-- output README.md -->``), or by what became of
-the paper's statements (``<!-- fidelity paper -->``).
+what the first Python block of a page prints (``<!-- output README.md -->``), by what became of the
+paper's statements (``<!-- fidelity paper -->``), or by the verdicts on claims
+(``<!-- claims small -->``).
 """
 
 import io
@@ -19,11 +20,12 @@ import pandas as pd
 from igcore.errors import IgcoreError, RunError
 from igcore.folders import ASIDE, root
 from igcore.paper import fidelity
+from igcore.report import claims
 from igcore.runs.plan import report
 
 PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/guide.md", "docs/fidelity.md")
 BLOCK = re.compile(
-    r"(<!-- (table|plan|minutes|output|fidelity) ([^>]+) -->\n).*?(<!-- end -->)", re.S
+    r"(<!-- (table|plan|minutes|output|fidelity|claims) ([^>]+) -->\n).*?(<!-- end -->)", re.S
 )
 
 
@@ -74,6 +76,23 @@ def statements(profile: str, base: Path) -> str:
     return fidelity.page()
 
 
+def verdicts(profile: str, base: Path) -> str:
+    """Return the verdict on each claim of a profile, and how many held.
+
+    Raises
+    ------
+    RunError
+        When nothing was decided, or of a claims file that was edited since.
+    """
+    file = claims.load_claims(base / "params" / profile / "claims.yaml")
+    path = base / "figures/tables/claims.csv"
+    decided = pd.read_csv(path) if path.is_file() else pd.DataFrame({"claims_sha256": []})
+    if set(decided["claims_sha256"]) != {file.digest}:
+        raise RunError(f"{path} does not decide {file.path}; run `make reproduce` first")
+    *each, count = claims.concluded(decided).splitlines()
+    return "\n".join([count, "", *(f"* {sentence}" for sentence in each)])
+
+
 def output(page: str, base: Path) -> str:
     """Return what the first Python block of a page prints."""
     text = (base / page).read_text(encoding="utf-8")
@@ -106,6 +125,7 @@ KINDS = {
     "minutes": minutes,
     "output": output,
     "fidelity": statements,
+    "claims": verdicts,
 }
 
 

@@ -4,10 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from docs import pages
 from igcore.errors import RunError
+from igcore.report.claims import load_claims
 
 ROOT = Path(__file__).parents[1]
 PAGE = "before\n<!-- table main -->\nof the last run\n<!-- end -->\nafter\n"
@@ -46,6 +48,26 @@ def test_statements_stand_in_the_page_while_the_files_keep_to_them(tmp_path):
     path.write_text(path.read_text().replace("vicuna-hh/value", "vicuna-pku/value"))
     with pytest.raises(RunError, match="value is runs/paper/critics/vicuna-pku/value, not runs/"):
         pages.filled(block, tmp_path)
+
+
+def test_verdicts_are_those_of_the_claims_that_stand_there(tmp_path):
+    """Guards a page that shows verdicts on other claims than those of the file."""
+    path = tmp_path / "params/ci/claims.yaml"
+    path.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "params/ci/claims.yaml", path)
+    block = "<!-- claims ci -->\n<!-- end -->\n"
+    with pytest.raises(RunError, match="claims.csv does not decide .*claims.yaml; run `make rep"):
+        pages.filled(block, tmp_path)
+    row = dict(outcome="reward", arm="ours", reference="theirs", difference=0.05, low=0.01)
+    row |= dict(high=0.09, n_prompts=12, p_holm=0.01, claims_sha256=load_claims(path).digest)
+    rows = [row | {"claim": "one", "verdict": "held"}, row | {"claim": "two", "verdict": "failed"}]
+    (tmp_path / "figures/tables").mkdir(parents=True)
+    pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims.csv")
+    written = pages.filled(block, tmp_path)
+    assert "1 of 2 claims held." in written and "* failed: two (reward, ours minus" in written
+    path.write_text(path.read_text() + "# edited")
+    with pytest.raises(RunError, match="does not decide"):
+        pages.filled(written, tmp_path)
 
 
 def test_a_missing_table_is_one_sentence(tmp_path):
