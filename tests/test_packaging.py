@@ -145,7 +145,9 @@ def points(path):
 
 
 DECODED = sorted(
-    path for kind in ("decode", "examples") for path in (ROOT / "params").glob(f"*/{kind}-*.yaml")
+    path
+    for kind in ("decode", "examples", "regime")
+    for path in (ROOT / "params").glob(f"*/{kind}-*.yaml")
 )
 
 
@@ -154,7 +156,9 @@ def test_every_params_file_is_valid_and_named_after_its_run(path):
     for params in points(path):
         assert params.profile == path.parent.name and params.run.startswith(path.stem)
         if params.critic:  # named in the params file of the notebook that trains it
-            _, profile, _, run, name = Path(params.critic).parts
+            shipped = params.critic.startswith("params/networks/")
+            profile, *_, run, name = Path(params.critic).parts[1:]
+            assert not shipped or (ROOT / params.critic / "critic.safetensors").exists()
             trained = CriticParams(
                 **(yaml.safe_load((ROOT / f"params/{profile}/critic-{run}.yaml").read_text()))
             )
