@@ -194,12 +194,12 @@ def critic_job(w):
 @one_sentence()
 def claimed(start=False):
     """Refuse claims that were edited since they were registered; at the start, register them and say what they are."""
-    from igcore.report import claims
+    from igcore.report import claims, power
 
     file, folder = claims.load_claims(CLAIMS), Path(f"runs/{PROFILE}/claims")
     if start:
         claims.register(file, folder)
-        print(claims.announced(file, Path(FIGURES, "tables/claims_power.csv")), file=sys.stderr)
+        print(power.announced(file, Path(FIGURES, "tables/claims_power.csv")), file=sys.stderr)
     elif folder.exists():
         claims.check_registered(file, folder)
 

@@ -186,9 +186,9 @@ def test_plan_says_how_many_prompts_would_do(written, tmp_path):
         ]
     )
     with pytest.raises(RunError, match="seed 2"):
-        claims.planned(file, pilot)
+        power.planned(file, pilot)
     pilot["seed"] = 2
-    one, two = claims.planned(file, pilot).itertuples(index=False)
+    one, two = power.planned(file, pilot).itertuples(index=False)
     assert one.discordant == 0.25 and one.n_pilot == two.n_pilot == 20
     assert one.power == power.power_of_verdicts(20, 0.25, 0.2, 0.025) < 0.9
     assert two.power == power.power_of_mean(20, two.sd, 0.05, 0.025) < 0.9
@@ -198,9 +198,9 @@ def test_plan_says_how_many_prompts_would_do(written, tmp_path):
     ):
         assert of(row.n_needed) >= 0.9 > of(row.n_needed * 3 // 4)
     plan = tmp_path / "claims_power.csv"
-    assert claims.announced(file, plan).count("power not computed") == 2
-    claims.planned(file, pilot).to_csv(plan)
-    said = claims.announced(file, plan)
+    assert power.announced(file, plan).count("power not computed") == 2
+    power.planned(file, pilot).to_csv(plan)
+    said = power.announced(file, plan)
     assert f"too little: {one.n_needed} prompts would do" in said and file.digest[:12] in said
     assert power.prompts_needed(lambda n: 0.0, 100, most=1000) >= 1000
 

@@ -143,9 +143,8 @@ def drawn(
         weights.scatter_(1, index, before * changes[1])
     levels = _levels(weights)
     mass = levels[-1].sum(-1)  # (R,)
-    if changes and (
-        blind or not mass.all()
-    ):  # the factors left a row without mass: restore its reference
+    # a row that the factors left without mass gets its reference back
+    if changes and (blind or not mass.all()):
         weights.scatter_(1, index, weights.gather(1, index).where(mass[:, None] > 0, before))
         levels = _levels(weights)
         mass = levels[-1].sum(-1)

@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,7 +23,6 @@ from ..settings import Budget, Count, FolderName, Options, Positive, one_of, set
 from . import paired
 from . import statistics as metrics
 from .load import COLUMNS, SETTINGS
-from .power import POWER, power_of_mean, power_of_verdicts, prompts_needed
 from .tables import replace_file
 
 MOST = 5  # primary claims: each one more makes all others harder to resolve
@@ -304,73 +302,7 @@ def _verdict(claim: Claim, row: Any) -> str:
     return "held" if towards and row.p_holm <= metrics.ALPHA else "not resolved"
 
 
-# --- before the run -------------------------------------------------------------------------------
-
-
-def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
-    """Return the power of each claim at its smallest difference that matters.
-
-    Parameters
-    ----------
-    pilot : DataFrame
-        Lines of the same arms on the prompts of `Regime.pilot`, see `decide`.
-
-    Returns
-    -------
-    DataFrame
-        What the pilot found, ``power`` at the number of prompts that the claim has, at the level
-        that Holm's first step asks for, and how many prompts `POWER` takes.
-    """
-    alpha, rows, regimes = metrics.ALPHA / len(file.claims), [], file.pilot().regimes
-    for name, claim in file.claims.items():
-        regime = file.regimes[claim.regime]
-        found, verdict = gains(regimes[claim.regime], claim, pilot)
-        found = found.dropna()
-        if verdict:
-            spread = max(float((found != 0).mean()), claim.matters)
-        else:
-            spread = float(found.std(ddof=1))
-        of_test = power_of_verdicts if verdict else power_of_mean
-        named = {"difference": claim.matters, "alpha": alpha}
-        power = partial(of_test, **{"discordant" if verdict else "sd": spread}, **named)
-        rows.append(
-            {
-                "claim": name,
-                "n_pilot": len(found),
-                "difference_pilot": float(found.mean()),
-                "discordant" if verdict else "sd": spread,
-                "matters": claim.matters,
-                "n_prompts": regime.n_prompts,
-                "power": power(regime.n_prompts),
-                "n_needed": prompts_needed(power, regime.n_prompts),
-            }
-        )
-    return pd.DataFrame(rows)
-
-
 # --- in words -------------------------------------------------------------------------------------
-
-
-def announced(file: ClaimsFile, plan: Path) -> str:
-    """Return what is said before a run: every claim, and what it can resolve.
-
-    `plan` is the table of `planned`; without it nothing is said of power.
-    """
-    known = pd.read_csv(plan).set_index("claim") if plan.exists() else pd.DataFrame()
-    said = [f"{len(file.claims)} claims, registered as {file.digest[:12]} in {file.path}:"]
-    for name, claim in file.claims.items():
-        resolves = "power not computed"
-        if name in known.index:
-            power, needed = known.loc[name, ["power", "n_needed"]]
-            resolves = f"power {power:.2f}"
-            if power < POWER:
-                resolves += f", too little: {needed:.0f} prompts would do"
-        said.append(
-            f"  {name}: {claim.outcome} {claim.direction} for {claim.arm} than for "
-            f"{claim.reference}, {file.regimes[claim.regime].n_prompts} prompts; from "
-            f"{claim.matters:g} on it matters ({resolves})"
-        )
-    return "\n".join(said)
 
 
 def concluded(table: pd.DataFrame) -> str:

@@ -12,6 +12,8 @@ import pandas as pd
 from statsmodels.stats.contingency_tables import mcnemar
 
 from ..errors import ParameterError, RunError
+from ..scorers import Scorer
+from ..scoring import Cached
 from . import statistics as metrics
 
 COLUMNS = (
@@ -35,6 +37,21 @@ def answered_path_safe(lines: pd.DataFrame) -> pd.Series:
     """Say of each line whether it answers and keeps to the budget at every word, and at the end."""
     within = lines["word_peak_cost"].astype(float) <= lines["budget"]  # no cost keeps no budget
     return within & (lines["status"] != "abstained")
+
+
+def with_toxicity(lines: pd.DataFrame, judge: Scorer) -> pd.DataFrame:
+    """Return lines with a column ``toxicity``: a held-out judge's score of each text, else NaN.
+
+    Raises
+    ------
+    ParameterError
+        When the judge has steered one of these searches.
+    """
+    if judge.digest in {*lines["cost_digest"], *lines["reward_digest"]}:
+        raise ParameterError(f"{judge.name!r} steered these searches and cannot judge them")
+    texts = lines[lines["response"].notna()]
+    scores = Cached(judge).score(texts["prompt"], texts["response"], [True] * len(texts))
+    return lines.assign(toxicity=pd.Series(scores, index=texts.index, dtype=float))
 
 
 def toxicity(lines: pd.DataFrame) -> pd.Series:

@@ -1,10 +1,16 @@
-"""Power of the paired tests: how many prompts it takes to see a difference."""
+"""What the prompts of claims can resolve: the power of their tests, before the runs."""
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 from statsmodels.stats.power import TTestPower
+
+from .claims import ClaimsFile, gains
+from .statistics import ALPHA
 
 POWER = 0.9  # that a test should have at the smallest difference that matters
 
@@ -49,3 +55,69 @@ def prompts_needed(power: Callable[[int], float], n: int, most: int = 20_000) ->
     while n < most and power(n) < POWER:
         n += max(n // 20, 1)
     return n
+
+
+# --- of claims ------------------------------------------------------------------------------------
+
+
+def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
+    """Return the power of each claim at its smallest difference that matters.
+
+    Parameters
+    ----------
+    pilot : DataFrame
+        Lines of the same arms on the prompts of `Regime.pilot`, see `decide`.
+
+    Returns
+    -------
+    DataFrame
+        What the pilot found, ``power`` at the number of prompts that the claim has, at the level
+        that Holm's first step asks for, and how many prompts `POWER` takes.
+    """
+    alpha, rows, regimes = ALPHA / len(file.claims), [], file.pilot().regimes
+    for name, claim in file.claims.items():
+        regime = file.regimes[claim.regime]
+        found, verdict = gains(regimes[claim.regime], claim, pilot)
+        found = found.dropna()
+        if verdict:
+            spread = max(float((found != 0).mean()), claim.matters)
+        else:
+            spread = float(found.std(ddof=1))
+        of_test = power_of_verdicts if verdict else power_of_mean
+        named = {"difference": claim.matters, "alpha": alpha}
+        power = partial(of_test, **{"discordant" if verdict else "sd": spread}, **named)
+        rows.append(
+            {
+                "claim": name,
+                "n_pilot": len(found),
+                "difference_pilot": float(found.mean()),
+                "discordant" if verdict else "sd": spread,
+                "matters": claim.matters,
+                "n_prompts": regime.n_prompts,
+                "power": power(regime.n_prompts),
+                "n_needed": prompts_needed(power, regime.n_prompts),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def announced(file: ClaimsFile, plan: Path) -> str:
+    """Return what is said before a run: every claim, and what it can resolve.
+
+    `plan` is the table of `planned`; without it nothing is said of power.
+    """
+    known = pd.read_csv(plan).set_index("claim") if plan.exists() else pd.DataFrame()
+    said = [f"{len(file.claims)} claims, registered as {file.digest[:12]} in {file.path}:"]
+    for name, claim in file.claims.items():
+        resolves = "power not computed"
+        if name in known.index:
+            power, needed = known.loc[name, ["power", "n_needed"]]
+            resolves = f"power {power:.2f}"
+            if power < POWER:
+                resolves += f", too little: {needed:.0f} prompts would do"
+        said.append(
+            f"  {name}: {claim.outcome} {claim.direction} for {claim.arm} than for "
+            f"{claim.reference}, {file.regimes[claim.regime].n_prompts} prompts; from "
+            f"{claim.matters:g} on it matters ({resolves})"
+        )
+    return "\n".join(said)

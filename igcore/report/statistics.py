@@ -16,7 +16,7 @@ from ..errors import ParameterError, RunError
 
 STATUSES = ("verified_safe", "abstained", "unverified_unsafe")
 RESAMPLES = 9999  # of a bootstrap
-FLIPS = 99_999  # of a permutation test: few enough would let the seed decide about a p near .05
+FLIPS = 99_999  # of a permutation test: with fewer the seed would decide about a p near .05
 CONFIDENCE = 0.95
 BATCH = 500  # resamples held in memory at once
 ALPHA = 0.05  # a difference is claimed when its Holm-adjusted p value is at most this
@@ -78,6 +78,8 @@ def difference_of_rates(
         Prompts on which the first rate alone counts, and the second alone.
     n : int
         All prompts. The interval is NaN for none.
+    confidence : float
+        In (0, 1), of the two sides together.
 
     References
     ----------
