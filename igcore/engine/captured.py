@@ -2,21 +2,26 @@
 
 Between two tokens the usual loop reads the tokens and decides which rows go on. That takes longer
 than the step itself. Here all slots of a fixed slab go on until the block's end, tokens are drawn
-on the device, and the host reads them once. On a GPU one step is captured as a CUDA graph and
-replayed; elsewhere, as in tests, it runs operation by operation.
+on the device, and the host reads them once. Near ties are drawn again after that. On a GPU one step
+is captured as a CUDA graph and replayed; elsewhere, as in tests, it runs operation by operation.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .attention import Packing, Prompts, Slab, attention_of
+from .block import Block
 from .diversity import Penalty
 from .kv_cache import forward
 from .prefix_cache import SharedRows
 from .sampling import WORDS, changes_of, check_finite, drawn
+
+if TYPE_CHECKING:
+    from .local import LocalEngine, Rows, Sampled
 
 # tokens, log_p, log_q and near ties of R rows, `length` each
 Columns = tuple[list[list[int]], list[list[float]], list[list[float]], list[list[bool]]]
@@ -53,8 +58,61 @@ class Slots(Packing):
         self.look()
 
 
+def sample_captured(
+    engine: "LocalEngine",
+    rows: Sequence[int],
+    keys: Sequence[Sequence[int]],
+    penalties: Sequence[Penalty | None],
+    last: bool,
+) -> "Sampled":
+    """Sample a block whose tokens are read once, and sample again what a near tie changes.
+
+    See `LocalEngine.sample_block`; the penalties go by position alone.
+    """
+    state, u = engine.ready(rows, keys)
+    assert isinstance(state, SharedRows)
+    after, columns = captured_steps(state, u, penalties, last)
+    block = Block.empty(0, len(rows))
+    places: dict[int, tuple[Rows, int]] = {}
+    parted = []  # candidates that go another way than the captured steps
+    for c, row in enumerate(rows):
+        penalty, steps = penalties[c], zip(*(values[c] for values in columns), strict=True)
+        for t, (token, log_p, log_q, near) in enumerate(steps):
+            sampled = token
+            if near:
+                factors = penalty.at(block.tokens[c]) if penalty else None
+                sequence = engine.sequences[row] + block.tokens[c]
+                token, log_p, log_q = engine.draw_alone(sequence, u[c, t], factors)
+            block.append(c, token, log_p, log_q, near)
+            block.ended[c] = token in engine.eos_ids
+            if block.ended[c] or token != sampled:
+                break
+        if token != sampled and not block.ended[c]:
+            parted.append(c)
+        elif not (block.ended[c] or last):
+            places[c] = after, c
+    if parted:
+        rest, found = engine.sample_steps(
+            [rows[c] for c in parted],
+            [keys[c] for c in parted],
+            [penalties[c] for c in parted],
+            last,
+            [block.tokens[c] for c in parted],
+        )
+        for i, c in enumerate(parted):
+            for t in range(len(block.tokens[c]), len(rest.tokens[i])):
+                sample = rest.tokens[i][t], rest.log_p[i][t], rest.log_q[i][t], rest.near[i][t]
+                block.append(c, *sample)
+            block.ended[c] = rest.ended[i]
+        places |= {c: found[i] for i, c in enumerate(parted) if i in found}
+    for c, tokens in enumerate(block.tokens):
+        unread = block.ended[c] or (last and len(tokens) == u.shape[1])
+        block.encoded[c] = len(tokens) - unread
+    return block, places
+
+
 @torch.inference_mode()
-def sample_steps(
+def captured_steps(
     state: SharedRows, u: Tensor, penalties: Sequence[Penalty | None], last: bool
 ) -> tuple[SharedRows, Columns]:
     """Sample as many tokens for every row as `u` (R, length, WORDS) has numbers.

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ParameterError, unknown_name
 from .block import Block, Steering
-from .captured import sample_steps
+from .captured import sample_captured
 from .diversity import Factors, Penalty
 from .kv_cache import DynamicRows, History
 from .prefix_cache import SharedRows, fits
@@ -144,10 +144,10 @@ class LocalEngine:
         can = self.captured and self.steering is None and not any(known)
         # a graph cannot ask which tokens came before
         if can and all(penalty is None or penalty.after is None for penalty in penalties):
-            block, places = self._sample_captured(rows, keys, penalties, last)
+            block, places = sample_captured(self, rows, keys, penalties, last)
         else:
             known = known or [()] * len(rows)
-            block, places = self._sample_steps(rows, keys, penalties, last, known)
+            block, places = self.sample_steps(rows, keys, penalties, last, known)
         block.first = self._drawn
         # ended candidates count in the numbering, but have no state to continue from
         for c, place in places.items():
@@ -156,62 +156,13 @@ class LocalEngine:
         self._drawn += len(rows)
         return block
 
-    def _ready(self, rows: Sequence[int], keys: Sequence[Sequence[int]]) -> tuple[Rows, Tensor]:
+    def ready(self, rows: Sequence[int], keys: Sequence[Sequence[int]]) -> tuple[Rows, Tensor]:
         """Return the state of candidates of these rows, and their uniform numbers."""
         state = self.rows.gather([(self.rows, row) for row in rows], room=len(keys[0]))
         numbers = uniforms([key for row in keys for key in row])
         return state, torch.from_numpy(numbers).view(len(rows), len(keys[0]), WORDS)
 
-    def _sample_captured(
-        self,
-        rows: Sequence[int],
-        keys: Sequence[Sequence[int]],
-        penalties: Sequence[Penalty | None],
-        last: bool,
-    ) -> Sampled:
-        """Sample a block whose tokens are read once, and sample again what a near tie changes."""
-        state, u = self._ready(rows, keys)
-        assert isinstance(state, SharedRows)
-        after, columns = sample_steps(state, u, penalties, last)
-        block = Block.empty(0, len(rows))
-        places: dict[int, tuple[Rows, int]] = {}
-        parted = []  # candidates that go another way than the captured steps
-        for c, row in enumerate(rows):
-            penalty, drawn = penalties[c], zip(*(values[c] for values in columns), strict=True)
-            for t, (token, log_p, log_q, near) in enumerate(drawn):
-                sampled = token
-                if near:
-                    factors = penalty.at(block.tokens[c]) if penalty else None
-                    sequence = self.sequences[row] + block.tokens[c]
-                    token, log_p, log_q = self._draw_alone(sequence, u[c, t], factors)
-                block.append(c, token, log_p, log_q, near)
-                block.ended[c] = token in self.eos_ids
-                if block.ended[c] or token != sampled:
-                    break
-            if token != sampled and not block.ended[c]:
-                parted.append(c)
-            elif not (block.ended[c] or last):
-                places[c] = after, c
-        if parted:
-            rest, found = self._sample_steps(
-                [rows[c] for c in parted],
-                [keys[c] for c in parted],
-                [penalties[c] for c in parted],
-                last,
-                [block.tokens[c] for c in parted],
-            )
-            for i, c in enumerate(parted):
-                for t in range(len(block.tokens[c]), len(rest.tokens[i])):
-                    sample = rest.tokens[i][t], rest.log_p[i][t], rest.log_q[i][t], rest.near[i][t]
-                    block.append(c, *sample)
-                block.ended[c] = rest.ended[i]
-            places |= {c: found[i] for i, c in enumerate(parted) if i in found}
-        for c, tokens in enumerate(block.tokens):
-            unread = block.ended[c] or (last and len(tokens) == u.shape[1])
-            block.encoded[c] = len(tokens) - unread
-        return block, places
-
-    def _sample_steps(
+    def sample_steps(
         self,
         rows: Sequence[int],
         keys: Sequence[Sequence[int]],
@@ -221,7 +172,7 @@ class LocalEngine:
     ) -> Sampled:
         """Sample a block token by token; a row leaves the batch as soon as it ends."""
         length = len(keys[0])
-        state, u = self._ready(rows, keys)
+        state, u = self.ready(rows, keys)
         block = Block.empty(0, len(rows))
         # candidate of each row of the state; a row leaves the batch when its candidate ends
         live = list(range(len(rows)))
@@ -243,7 +194,7 @@ class LocalEngine:
                     tokens[i], near[i] = known[c][step], False
                     log_p[i] = log_q[i] = math.nan
                 elif near[i]:
-                    tokens[i], log_p[i], log_q[i] = self._draw_alone(
+                    tokens[i], log_p[i], log_q[i] = self.draw_alone(
                         self.sequences[rows[c]] + block.tokens[c], u[c, step], factors.get(i)
                     )
                 block.append(c, tokens[i], log_p[i], log_q[i], near[i])
@@ -259,7 +210,7 @@ class LocalEngine:
             state = state.step(going, [tokens[i] for i in going])
         return block, {c: (state, i) for i, c in enumerate(live)}
 
-    def _draw_alone(
+    def draw_alone(
         self, sequence: Sequence[int], u: Tensor, factors: Factors | None
     ) -> tuple[int, float, float]:
         """Sample the token after a sequence that is read anew, in one piece and without others."""
