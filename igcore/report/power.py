@@ -107,7 +107,8 @@ def announced(file: ClaimsFile, plan: Path) -> str:
     `plan` is the table of `planned`; without it nothing is said of power.
     """
     known = pd.read_csv(plan).set_index("claim") if plan.exists() else pd.DataFrame()
-    said = [f"{len(file.claims)} claims, registered as {file.digest[:12]} in {file.path}:"]
+    place = Path(file.path.parent.name, file.path.name)  # the same wherever the repository lies
+    said = [f"{len(file.claims)} claims of {place}, registered as {file.digest[:12]}:"]
     for name, claim in file.claims.items():
         resolves = "power not computed"
         if name in known.index:
