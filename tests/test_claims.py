@@ -189,11 +189,13 @@ def test_plan_says_how_many_prompts_would_do(written, tmp_path):
         power.planned(file, pilot)
     pilot["seed"] = 2
     one, two = power.planned(file, pilot).itertuples(index=False)
-    assert one.discordant == 0.25 and one.n_pilot == two.n_pilot == 20
-    assert one.power == power.power_of_verdicts(20, 0.25, 0.2, 0.025) < 0.9
+    discordant = 0.2 + 2 * (1 - 0.025 ** (1 / 20))  # none of the pilot's prompts was against it
+    assert one.discordant == pytest.approx(discordant) and one.n_pilot == two.n_pilot == 20
+    found = power.power_of_verdicts(20, discordant, 0.2, 0.025)
+    assert one.power == pytest.approx(found) and found < 0.9
     assert two.power == power.power_of_mean(20, two.sd, 0.05, 0.025) < 0.9
     for row, of in (
-        (one, lambda n: power.power_of_verdicts(n, 0.25, 0.2, 0.025)),
+        (one, lambda n: power.power_of_verdicts(n, discordant, 0.2, 0.025)),
         (two, lambda n: power.power_of_mean(n, two.sd, 0.05, 0.025)),
     ):
         assert of(row.n_needed) >= 0.9 > of(row.n_needed * 3 // 4)

@@ -81,6 +81,9 @@ def planned(place, profile, **config) -> dict[str, list[str]]:
 
 def shipped(place, profile):
     """Yield the notebook's name and the settings of every run of a profile, as the files say."""
+    if profile == "tune":  # the pilot of the claims of another profile
+        given = {"profile": profile, "claims": "params/small/claims.yaml", "pilot": True}
+        yield "80_claims", given | {"figures": "figures"}
     for path in sorted((place / "params" / profile).glob("*.yaml")):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
         if path.stem == "claims":  # no settings of a notebook, but what it reads

@@ -10,7 +10,7 @@ from scipy import stats
 from statsmodels.stats.power import TTestPower
 
 from .claims import ClaimsFile, gains
-from .statistics import ALPHA
+from .statistics import ALPHA, clopper_pearson
 
 POWER = 0.9  # that a test should have at the smallest difference that matters
 
@@ -72,7 +72,9 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         What the pilot found, ``power`` at the number of prompts that the claim has, at the level
-        that Holm's first step asks for, and how many prompts `POWER` takes.
+        that Holm's first step asks for, and how many prompts `POWER` takes. The spread of a number
+        is the pilot's. Of verdicts, the share on which the arms differ is ``matters`` and twice
+        the most prompts on which the reference may do better, by the pilot's exact interval.
     """
     alpha, rows, regimes = ALPHA / len(file.claims), [], file.pilot().regimes
     for name, claim in file.claims.items():
@@ -80,7 +82,11 @@ def planned(file: ClaimsFile, pilot: pd.DataFrame) -> pd.DataFrame:
         found, verdict = gains(regimes[claim.regime], claim, pilot)
         found = found.dropna()
         if verdict:
-            spread = max(float((found != 0).mean()), claim.matters)
+            # the reference does better on as many prompts as the pilot leaves open, and the arm on
+            # as many more as matter
+            against = int((claim.sign * found < 0).sum())
+            _, at_most = clopper_pearson(against, len(found))
+            spread = min(claim.matters + 2 * at_most, 1.0)
         else:
             spread = float(found.std(ddof=1))
         of_test = power_of_verdicts if verdict else power_of_mean
