@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 
 import nbformat
@@ -14,6 +13,7 @@ from synthetic import record
 from igcore.beams import method_of, settings_of
 from igcore.report import statistics as metrics
 from igcore.runs.decode_params import Settings
+from igcore.runs.paramfiles import ParamFiles
 from igcore.runs.records import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -23,14 +23,9 @@ def imaginary(path: Path, limit: int = 4) -> dict[str, list[dict]]:
     """Return lines for every run of a params file by run, with the settings that the search would
     have had.
     """
-    given = yaml.safe_load(path.read_text())
-    grid = given.pop("grid", {})
+    profile = ParamFiles(path.parent.name, base=path.parents[1])
     runs = {}
-    for values in product(*grid.values()):
-        point = given | dict(zip(grid, values, strict=True))
-        run = "-".join(
-            [given["run"], *(f"{k}-{v}" for k, v in zip(grid, values, strict=True))]
-        ).replace(".", "_")
+    for run, point in profile.points(path):
         config = Settings(**{name: point[name] for name in SETTINGS if name in point})
         runs[run] = [
             imagined(point, settings_of(method, config), method, k)

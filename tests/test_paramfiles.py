@@ -42,6 +42,28 @@ def test_a_grid_has_a_run_for_every_point(tmp_path):
     }
 
 
+def test_a_named_point_has_settings_of_its_own(tmp_path):
+    """Guards a point that takes settings from another, and the product with a grid."""
+    given = {"profile": "paper", "run": "decode-a", "seed": 3, "strict": False}
+    given |= {"points": {"printed": {"strict": True}, "repaired": {}}, "grid": {"keep": [1, 2]}}
+    runs = ParamFiles("paper", base=folder(tmp_path, **{"decode-a": given})).runs()
+    found = {run: (settings["strict"], settings["keep"]) for run, settings in runs.items()}
+    assert found == {
+        "decode-a-printed-keep-1": (True, 1),
+        "decode-a-printed-keep-2": (True, 2),
+        "decode-a-repaired-keep-1": (False, 1),
+        "decode-a-repaired-keep-2": (False, 2),
+    }
+
+
+@pytest.mark.parametrize("points", [{}, ["a"], {"a": None}, None, {"a/b": {}}])
+def test_points_are_names_with_settings(tmp_path, points):
+    """Guards a list of names, a point without settings, and a name that no folder can have."""
+    given = {"profile": "paper", "run": "decode-a", "points": points}
+    with pytest.raises(ParameterError, match="give each a name and its settings|cannot name a fol"):
+        ParamFiles("paper", base=folder(tmp_path, **{"decode-a": given})).runs()
+
+
 def test_examples_are_runs_too(tmp_path):
     """Bug: examples that notebook 50 looks for and nothing decodes."""
     files = ParamFiles(

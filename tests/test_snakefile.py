@@ -93,13 +93,15 @@ def shipped(place, profile):
         grid = given.pop("grid", {})
         walks = "figures.yaml" in {other.name for other in path.parent.iterdir()}
         notebook = "45_ablations" if kind(path) == "tables" and not walks else KINDS[kind(path)]
-        for values in itertools.product(*grid.values()):
-            names = [
+        points = given.pop("points", {None: {}}).items()
+        for (point, own), *values in itertools.product(points, *grid.values()):
+            names = [point] if point else []
+            names += [
                 f"{name}-{value}".replace(".", "_")
                 for name, value in zip(grid, values, strict=True)
             ]
             run = {"run": "-".join([given["run"], *names])} if "run" in given else {}
-            yield notebook, given | dict(zip(grid, values, strict=True)) | run
+            yield notebook, given | own | dict(zip(grid, values, strict=True)) | run
 
 
 def reached(command, monkeypatch) -> tuple[str, dict]:

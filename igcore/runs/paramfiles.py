@@ -95,12 +95,15 @@ class ParamFiles:
         return json.loads(moved)
 
     def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
-        """Yield name and settings of every run of a file, one for every point of its grid.
+        """Yield name and settings of every run of a file.
+
+        There is one for every point of its ``grid``, a mapping of settings to lists of values, and
+        of its ``points``, a mapping of names to settings of their own; of both, one for each pair.
 
         Raises
         ------
         ParameterError
-            See `read`; also when the name of a run is not allowed, or the grid makes such a name.
+            See `read`; also when the name of a run is not allowed, or a point makes such a name.
         """
         settings = self.read(file)
         check_name(f"run of {file}", settings.get("run"))
@@ -114,12 +117,20 @@ class ParamFiles:
                 f"grid of {file} is {grid!r}; give each of its settings a list of values, such as "
                 "seed: [0, 1]"
             )
-        for values in itertools.product(*lists):
-            point = dict(zip(grid, values, strict=True))
-            names = [settings["run"], *(f"{name}-{value}" for name, value in point.items())]
+        named = settings.pop("points", {"": {}})
+        of_points = named.values() if isinstance(named, dict) else [None]
+        if not of_points or not all(isinstance(own, dict) for own in of_points):
+            raise ParameterError(
+                f"points of {file} is {named!r}; give each a name and its settings, such as "
+                "strict: {strict: true}"
+            )
+        for (name, own), *values in itertools.product(named.items(), *lists):
+            of_grid = dict(zip(grid, values, strict=True))
+            names = [settings["run"], *([str(name)] if name else [])]
+            names += [f"{setting}-{value}" for setting, value in of_grid.items()]
             run = "-".join(names).replace(".", "_")  # to Snakemake a dot would begin a suffix
             check_name(f"a run of the grid of {file}", run)
-            yield run, settings | point | {"run": run}
+            yield run, settings | own | of_grid | {"run": run}
 
     def runs(self) -> dict[str, dict]:
         """Return the settings of all runs of notebook 30 by name, also of examples and regimes.
