@@ -114,6 +114,7 @@ EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see
         "budget": ["tests"],
         "retries": ["rounds", "tests"],
         "factorial": ["tests", "rivals"],
+        "literal": [],
         "seeds": ["tests", "spread"],
         "compute": ["seconds", "tests"],
         "over_refusal": [],
@@ -133,7 +134,7 @@ ABLATIONS = [
     *[
         f"{FIGURES}/ablation_{name}.{end}"
         for name in EXPERIMENTS
-        if name not in ("over_refusal", "tune", "checks", "weights", "arms", "steps", "sweep")
+        if name not in ("literal", "over_refusal", "tune", "checks", "weights", "arms", "steps", "sweep")
         for end in PICTURE
     ],
 ]

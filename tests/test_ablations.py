@@ -643,6 +643,45 @@ def test_rivals_draw_as_many_samples_as_a_search_with_a_retry():
     assert len(made["rivals"]) == 2 * 2 and len(made["tests"]) == 4 * 10
 
 
+# --- the printed algorithm, and what token-wise methods climb -------------------------------------
+
+
+def test_the_printed_algorithm_is_judged_like_the_repaired_one():
+    """Guards a budget of summed costs that judges a path, and a difference to the wrong half."""
+    peaks = {"repaired": [0.04, None, 0.05, 0.01], "repaired-bans": [0.04, None, None, 0.01]}
+    peaks |= {"printed": [0.04, 0.06, 0.2, 0.01], "printed-sum": [0.04, 0.05, 0.2, None]}
+    cells = [
+        line(
+            f"p{k}",
+            method=GUARD,
+            run=f"decode-literal-{run}",
+            budget=0.05 if run.startswith("repaired") else 0.2,
+            word_peak_cost=peak,
+            status="abstained" if peak is None else "unverified",
+        )
+        for run, of_prompts in peaks.items()
+        for k, peak in enumerate(of_prompts)
+    ]
+    table = ablations.literal_tables(frame(*cells))[""]
+    counts = ["answered_path_safe", "over_budget", "abstained"]
+    assert table["algorithm"].tolist() == ["printed"] * 2 + ["repaired"] * 2
+    assert table[counts].to_numpy().tolist() == [[2, 2, 0], [2, 1, 1], [3, 0, 1], [2, 0, 2]]
+    gains = ["answered_path_safe_difference", "over_budget_difference"]
+    assert table[gains].to_numpy().tolist() == [[0, 0], [0, -0.25], [0, 0], [-0.25, 0]]
+    assert (table["over_budget_low"] <= table["over_budget_difference"]).all()
+
+
+def test_a_method_is_measured_by_what_it_climbs():
+    """Bug: a method that climbs the reward minus the cost looked as if it fell."""
+    cells = frame(*(line(f"p{k}", reward=0.5, cost=0.1 * k) for k in range(2)))
+    for method, expected in (
+        ("re-control", [0.5, 0.5]),
+        ("args-lagrangian", [0.5, 0.0]),
+        ("args-cost", [0.0, -0.1]),
+    ):
+        assert ablations.climbed(cells, method).tolist() == pytest.approx(expected)
+
+
 # --- the whole ------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ EXPERIMENTS = {
     "budget": Experiment(["decode-budget-*"], ["decode-seeds-seed-0"]),
     "retries": Experiment(["decode-retries-*"]),
     "factorial": Experiment(["decode-factorial-*"], ["decode-seeds-*"]),
+    "literal": Experiment(["decode-literal-*"]),
     "seeds": Experiment(["decode-seeds-*"]),
     "compute": Experiment(["decode-compute-*"]),
     "over_refusal": Experiment(["decode-benign"]),
