@@ -62,6 +62,7 @@ networks: assets
 	@cd runs/networks/critics && for weights in */terminal/*.safetensors */peak/*.safetensors */value/*.safetensors; do \
 	  kept=../../../params/networks/$$(dirname $$weights) && mkdir -p $$kept && \
 	  cp $${weights%.safetensors}.json $$weights $$kept || exit 1; done
+	@cd runs/networks/critics && for measured in */trainings.csv; do cp $$measured ../../../params/networks/$$measured || exit 1; done
 
 rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)

@@ -287,6 +287,16 @@ def test_trainings_of_one_critic_differ_in_their_seed_alone():
     assert NOTEBOOK.trainings(params) == []
 
 
+def test_a_shipped_critic_gets_the_interval_of_its_trainings():
+    """Guards an interval of the prompts alone, and that of another critic or position."""
+    rows = pd.DataFrame({"critic": ["a, shipped"] * 2 + ["b, shipped"], "position": [8, 16, 8]})
+    rows = rows.assign(within_low=0.6, within_high=0.7, auroc=0.65)
+    known = pd.DataFrame({"critic": ["a"], "position": [8], "low": [0.5], "high": [0.8]})
+    found = NOTEBOOK.with_trainings(rows, known)
+    assert found["within_low"].tolist() == [0.5, 0.6, 0.6]
+    assert found["within_high"].tolist() == [0.8, 0.7, 0.7] and len(found.columns) == 5
+
+
 def test_a_training_is_compared_with_the_shipped_network_of_its_name(monkeypatch):
     """Guards the tolerance in both directions, and a shipped critic that nobody trained again."""
     monkeypatch.setattr(NOTEBOOK, "POSITIONS", (8,))
