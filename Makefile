@@ -24,7 +24,7 @@ help:
 	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  what a critic gains where costs exist at the end only (about half an hour on two cores; resumes)"
-	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about a quarter of an hour on two cores)"
+	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about half an hour on two cores)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models and a judge that never thinks, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, their memory and their hours, and starts nothing"
 	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
