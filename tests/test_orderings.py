@@ -1,4 +1,4 @@
-"""Orderings: rank correlations against scipy, and which of our runs stand for which of the paper."""
+"""Orderings: rank correlations against scipy, and which of our runs stand for the paper's."""
 
 import numpy as np
 import pandas as pd

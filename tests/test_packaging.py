@@ -14,7 +14,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from docs.pages import BLOCK, PAGES
+from docs.pages import BLOCK, KINDS, PAGES
 from igcore import METHODS
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.decode_params import DecodeParams
@@ -304,9 +304,9 @@ def test_the_pages_show_the_committed_tables(page):
     """Guards against numbers typed by hand: `make readme` writes them."""
     for block in BLOCK.finditer((ROOT / page).read_text()):
         start, kind, name, _ = block.groups()
-        if kind == "table":
+        if kind in ("table", "claims"):
             shown = block.group()[len(start) : -len("<!-- end -->")]
-            assert shown.strip() == (ROOT / f"figures/tables/{name}.md").read_text().strip()
+            assert shown.strip() == KINDS[kind](name, ROOT).strip()
 
 
 def links(page: str) -> set[str]:
