@@ -94,7 +94,7 @@ PAPER = [f"paper_{table}" for table in PRINTED if not swept.waits(PROFILE, table
 TABLE, PICTURE = ("csv", "md", "tex", "json"), ("png", "pdf")  # how the names of their files end
 TABLES = [
     f"{FIGURES}/tables/{name}.{end}"
-    for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER]
+    for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER, "paper_orderings"]
     for end in TABLE
 ]
 PICTURES = [

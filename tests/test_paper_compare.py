@@ -29,14 +29,13 @@ from igcore.paper.compare import (
     cells,
     compared,
     estimate,
-    has_policies_of_the_paper,
     means_apart,
-    ours_like,
     priority,
     rates_apart,
     verdict,
 )
 from igcore.paper.hyperparameters import hyperparameters
+from igcore.paper.standing import has_policies_of_the_paper, nearest, standing_in
 from igcore.report import statistics as metrics
 from igcore.report.verdicts import pairs_of, questions_of
 
@@ -384,11 +383,9 @@ def test_without_any_run_every_row_is_not_run(table):
     """Bug: a crash on a fresh clone."""
     found = compared(table, NONE)
     assert len(found) == len(paper.reported(table)) and set(found["run"]) == {NOT_RUN}
-    alone = ours_like(table, NONE, [])
-    assert set(alone["run"]) == {NOT_RUN} and set(alone["policy"]) <= {
-        "smollm2-raw",
-        "smollm2-chat",
-    }
+    alone = standing_in(table, NONE, [])
+    assert set(alone["run"]) == {NOT_RUN} and len(alone) == len(found)
+    assert set(alone["standing"]) <= {"smollm2-raw", "smollm2-chat"}
 
 
 # --- policies that the paper does not have --------------------------------------------------------
@@ -396,7 +393,8 @@ def test_without_any_run_every_row_is_not_run(table):
 RAW = {"policy": "smollm2-raw", "prompts": "rtp"}
 
 
-def test_embedded_policies_have_tables_of_their_own_without_the_print():
+def test_embedded_policies_stand_beside_the_print_without_a_verdict():
+    """Guards a run of another policy, method or sweep beside a row, and a verdict on it."""
     lines = pd.concat(
         [
             cell(8, 8, run="decode-raw", **RAW | {"method": "inferenceguard"}),
@@ -411,17 +409,43 @@ def test_embedded_policies_have_tables_of_their_own_without_the_print():
     )
     assert not has_policies_of_the_paper(lines)
     assert has_policies_of_the_paper(cell(1, 2, **OURS)) and has_policies_of_the_paper(NONE)
-    found = ours_like("main_alpaca_beaver", lines, ["smollm2-raw"])
-    assert len(found) == 24 and not any("paper" in name or "verdict" in name for name in found)
-    assert row_of(found, policy="smollm2-raw", method="base")["safety_ours"] == 0.5
-    row = row_of(found, policy="smollm2-raw", method="inferenceguard")
-    assert row["block_size"] == 8 and math.isnan(
-        row["lagrange_multiplier"]
-    )  # not the sweep's; in the record, but not used
+    found = standing_in("main_alpaca_beaver", lines, ["smollm2-raw"])
+    assert len(found) == 24 and not any("verdict" in name for name in found)
+    row = row_of(found, policy="alpaca-7b", method="base")
+    assert (row["standing"], row["safety_ours"]) == ("smollm2-raw", 0.5)
+    assert row["safety_paper"] == 0.2947
+    row = row_of(found, policy="alpaca-7b", method="inferenceguard")
+    assert row["ours_block_size"] == 8 and row["n_samples"] == 128  # not the sweep's
+    assert math.isnan(row["ours_lagrange_multiplier"])  # in the record, but not used
     assert (found["run"] == NOT_RUN).sum() == 22
-    assert set(ours_like("main_llama", lines, ["smollm2-raw"])["policy"]) == {"smollm2-chat"}
-    assert ours_like("ndk", lines, ["smollm2-raw"])["block_size"].tolist() == [8, 16]
-    assert set(ours_like("ndk", lines, ["mine"])["policy"]) == {"mine"}
+    aligned = standing_in("main_llama", lines, ["smollm2-raw"])
+    assert set(aligned["standing"]) == {"smollm2-chat"} and set(aligned["run"]) == {NOT_RUN}
+    ndk = standing_in("ndk", lines, ["smollm2-raw"]).query("run != 'not run'")
+    smallest = ndk[["n_samples", "block_size", "ours_block_size"]].drop_duplicates()
+    assert smallest.to_numpy().tolist() == [[64, 16, 8], [64, 32, 16]]
+    assert set(standing_in("ndk", lines, ["mine"])["standing"]) == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"n_samples": 64, "keep": 16, "lagrange_multiplier": 5.0}, "small"),
+        ({"n_samples": 128, "keep": 32, "lagrange_multiplier": 5.0}, "large"),
+        ({"n_samples": 256, "keep": 64, "lagrange_multiplier": 5.0}, None),
+        ({"n_samples": 64, "keep": 16, "lagrange_multiplier": 1.0}, None),
+        ({"n_samples": None, "keep": None, "lagrange_multiplier": None}, "large"),
+    ],
+)
+def test_the_smallest_stands_for_the_smallest(row, expected):
+    """Guards sizes matched across kept beams of another N, and a weight that is not the row's."""
+    printed = pd.DataFrame({"n_samples": [64, 128, 256], "keep": [16, 32, 64]})
+    same = {"block_size": 8, "lagrange_multiplier": 5.0}
+    large, small = (
+        Cell(same | {"n_samples": n, "keep": keep}, run)
+        for n, keep, run in ((8, 2, "large"), (4, 1, "small"))
+    )
+    found = nearest(row | {"block_size": None}, printed, [large, small])
+    assert (found and found.run) == expected
 
 
 def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold():
@@ -431,11 +455,13 @@ def test_the_sweep_of_best_of_n_has_a_row_for_every_point_that_its_samples_hold(
     lines["finals"] = [[[float(k % 7), 0.01 * k] for k in range(32)]] * 2
     found = report.replayed(lines)
     assert len(cells("lambda_vicuna", found)) == 20
-    table = ours_like("lambda_vicuna", found, ["smollm2-raw"])
-    points = table[table["method"] == "best-of-n-lagrangian"]
-    assert points[["n_samples", "lagrange_multiplier"]].to_numpy().tolist() == [
-        [n, x] for n in (4, 8, 16, 32) for x in (0.0, 1.0, 2.5, 5.0, 10.0)
+    table = standing_in("lambda_vicuna", found, ["smollm2-raw"])
+    points = table.query("method == 'best-of-n-lagrangian' and prompts == 'hex-phi'")
+    assert points[["n_samples", "ours_n_samples"]].drop_duplicates().to_numpy().tolist() == [
+        [64, 4],
+        [128, 8],
     ]
+    assert (points["lagrange_multiplier"] == points["ours_lagrange_multiplier"]).all()
     assert (
         points["reward_ours"].notna().all() and points["seconds_ours"].isna().all()
     )  # what only decoding would tell
@@ -659,7 +685,10 @@ def test_every_table_is_written_three_times_with_its_sources(written):
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     wanted = [cell.replace("_", " ") for cell in row.split()]
     assert wanted in [cells[: len(wanted)] for cells in rows]
-    assert "paper" not in (written["alone"][0].parent / "paper_main_alpaca_beaver.md").read_text()
+    text = (written["alone"][0].parent / "paper_main_alpaca_beaver.md").read_text()
+    row = "alpaca-7b pku-saferlhf inferenceguard smollm2-raw 128_/_8 n/a 8 88.14 75.0_[40.9,_92.9]"
+    assert row.replace("_", " ") in " ".join(text.replace("|", " ").split())
+    assert "unresolved" not in text and "verdict" not in text
 
 
 def test_latex_is_sound_without_a_compiler(written):

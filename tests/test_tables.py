@@ -358,7 +358,13 @@ def test_notebook_40_writes_every_table_of_whatever_has_finished(
         if manifest.parent.name not in finished:
             manifest.unlink()
     executed(tmp_path, "ci", "40_tables")
-    names = ["main", "compute", "comparison", "heldout", *(f"paper_{name}" for name in TABLES)]
+    names = [
+        "main",
+        "compute",
+        "comparison",
+        "heldout",
+        *(f"paper_{name}" for name in (*TABLES, "orderings")),
+    ]
     folder = tmp_path / "figures/tables"
     assert {path.name for path in folder.iterdir()} == {
         f"{name}.{end}" for name in names for end in ("csv", "md", "tex", "json")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from statsmodels.stats.proportion import confint_proportions_2indep, proportion_
 
 from ..report.experiments import EXPERIMENTS
 from ..report.statistics import ALPHA, bootstrap_mean, holm
-from . import IDENTITY, WHOLE, measured, reported, sample_sizes, stated_settings
+from . import IDENTITY, reported, sample_sizes
 
 AGREES, DIFFERS, NOT_RUN, UNRESOLVED = VERDICTS = (
     "agrees",
@@ -39,15 +38,6 @@ SECONDS = 0.25  # of the reported seconds; other machines differ by more
 
 # start of a table's name -> experiment that sweeps as it does
 SWEEPS = {"lambda": "lambda", "ndk": "ndk", "latency": "compute"}
-EMBEDDED = RAW, CHAT = "smollm2-raw", "smollm2-chat"
-# table -> the embedded policy in it, unaligned or aligned as the paper's are; elsewhere both
-STANDING = {
-    "main_vicuna": [RAW],
-    "main_llama": [CHAT],
-    "lambda_vicuna": [RAW],
-    "ndk": [RAW],
-    "win_rates": [RAW],
-}
 
 
 # --- which of our runs stands in which row --------------------------------------------------------
@@ -320,53 +310,3 @@ def compared(table: str, records: pd.DataFrame) -> pd.DataFrame:
         part["verdict"] = verdict(part.assign(run=result["run"]))
         result = result.join(part.add_prefix(f"{name}_"))
     return result
-
-
-# --- ours alone -----------------------------------------------------------------------------------
-
-
-def has_policies_of_the_paper(records: pd.DataFrame) -> bool:
-    """Say whether records stand beside the paper's numbers; without any record they do."""
-    return not len(records) or bool(set(records["policy"]) & set(measured()["policy"]))
-
-
-def ours_like(table: str, records: pd.DataFrame, policies: Sequence[str]) -> pd.DataFrame:
-    """Return a table in the shape of the paper's, of policies that the paper does not have.
-
-    Parameters
-    ----------
-    table, records
-        As in `compared`.
-    policies : sequence of str
-        Those that were run; where there are none but embedded ones, the table has those of
-        `STANDING`.
-
-    Returns
-    -------
-    DataFrame
-        For every policy and every method of the paper's table a row per prompt set and value of the
-        settings that the paper's table states: `IDENTITY`, ``run`` and for each of `measures_of`
-        ``_ours``, ``_low``, ``_high`` and ``_n``. A method of which nothing was run has one row,
-        whose run is `NOT_RUN`.
-    """
-    candidates = cells(table, records)
-    if set(policies) <= set(EMBEDDED):
-        policies = STANDING.get(table, EMBEDDED)
-    varied = ["prompts", *stated_settings(table)]
-    points = pd.DataFrame([cell.settings for cell in candidates], columns=IDENTITY)
-    points = points.drop_duplicates(["policy", "method", *varied])  # of several the first choice
-    points = points.sort_values(varied, na_position="first")
-    rows = []
-    measures = measures_of(table)
-    for policy, method in product(policies, reported(table)["method"].unique()):
-        of_method = (points["policy"] == policy) & (points["method"] == method)
-        chosen = [candidates[i] for i in points.index[of_method]]
-        for cell in chosen or [Cell({"policy": policy, "method": method})]:
-            row = cell.settings | {"run": cell.run}
-            for name, measure in measures.items():
-                numbers = estimate(measure.values(cell), measure.kind)
-                row |= {f"{name}_{part}": number for part, number in numbers.items()}
-            rows.append(row)
-    columns = [f"{name}_{part}" for name, part in product(measures, ESTIMATE)]
-    frame = pd.DataFrame(rows, columns=[*IDENTITY, "run", *columns])
-    return frame.astype(WHOLE | {"lagrange_multiplier": float})

@@ -27,12 +27,11 @@ from .compare import (
     VERDICTS,
     Measure,
     compared,
-    has_policies_of_the_paper,
     matches,
     measures_of,
-    ours_like,
 )
 from .hyperparameters import hyperparameters
+from .standing import has_policies_of_the_paper, standing_in
 
 FIELDS = [  # of a line; traces of a whole profile would fill the memory
     *IDENTITY,
@@ -160,7 +159,7 @@ def _below(parts: list[pd.DataFrame]) -> pd.DataFrame:
 def paper_tables(results: Results, names: Sequence[str] = TABLES) -> dict[str, pd.DataFrame]:
     """Return tables of `igcore.paper.TABLES` by name.
 
-    They stand beside the paper's where a policy of the paper's was run; else they are ours alone.
+    They have verdicts where a policy of the paper's was run; else they are those that stand for it.
     """
     with_paper = has_policies_of_the_paper(results.decoded)
     policies = list(results.decoded["policy"].unique()) if not with_paper else []
@@ -169,11 +168,11 @@ def paper_tables(results: Results, names: Sequence[str] = TABLES) -> dict[str, p
         records = _records(table, results)
         if table in HYPERPARAMETERS:
             settings = hyperparameters(table, records)
-            result[table] = settings if with_paper else settings.drop(columns=["paper", "verdict"])
+            result[table] = settings if with_paper else settings.drop(columns="verdict")
         elif with_paper:
             result[table] = compared(table, records)
         else:
-            result[table] = ours_like(table, records, policies)
+            result[table] = standing_in(table, records, policies)
     return result
 
 
@@ -186,19 +185,26 @@ def _records(table: str, results: Results) -> pd.DataFrame:
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table of `paper_tables` as people read it, all cells text.
 
-    It has the settings that the paper's table states; rates are in per cent. Of each measure the
-    reported number, ours with its 95 % interval, and the verdict in a word stand side by side.
+    It has the settings that the paper's table states, printed / ours where these differ; rates are
+    in per cent. Of each measure the reported number, ours with its 95 % interval, and, of the
+    paper's policies, the verdict in a word stand side by side. What no run has is left out.
     """
     if table in HYPERPARAMETERS:
         return frame.rename(columns={"printed_as": "name"})
     measures = measures_of(table)
     parts = [frame[["policy", "prompts", "method"]].astype(object).fillna(tables.MISSING)]
+    if "standing" in frame:
+        parts.append(frame["standing"].rename("ours"))
     for name in stated_settings(table):
         numbers = frame[name].astype(float).map("{:g}".format)
+        if f"ours_{name}" in frame and name != "lagrange_multiplier":
+            here = frame[f"ours_{name}"].astype(float).map(" / {:g}".format)
+            numbers += here.where(frame[f"ours_{name}"].notna(), "")
         parts.append(numbers.where(frame[name].notna(), tables.MISSING).rename(SYMBOLS[name]))
     parts.append(frame[f"{next(iter(measures))}_n"].astype(str).rename("n"))
     for name, measure in measures.items():
-        parts += _for_people(name, measure, frame)
+        if "standing" not in frame or frame[f"{name}_ours"].notna().any():
+            parts += _for_people(name, measure, frame)
     return pd.concat(parts, axis=1)
 
 
@@ -210,9 +216,10 @@ def _for_people(name: str, measure: Measure, frame: pd.DataFrame) -> list[pd.Ser
         for ours, low, high in numbers.to_numpy()
     ]
     ours = pd.Series(texts).where(frame[f"{name}_ours"].notna(), tables.MISSING)
-    if f"{name}_verdict" not in frame:
-        return [ours.where(frame["run"] != NOT_RUN, NOT_RUN).rename(f"{measure.label} [95 %]")]
     paper = (frame[f"{name}_paper"] * times).map("{:g}".format)
+    if f"{name}_verdict" not in frame:
+        ours = ours.where(frame["run"] != NOT_RUN, NOT_RUN)
+        return [paper.rename(f"{measure.label}, paper"), ours.rename("ours [95 %]")]
     short_verdicts = frame[f"{name}_verdict"].replace(UNRESOLVED, "unresolved")
     return [
         paper.rename(f"{measure.label}, paper"),
