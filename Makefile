@@ -31,7 +31,7 @@ help:
 	@echo "make audit      a million answers to hostile scorers judged again, and broken lines that the tests must see (about ten minutes on two cores)"
 	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (over an hour; resumes)"
 	@echo "make lab        JupyterLab"
-	@echo "make readme     write the numbers of figures/tables into README.md"
+	@echo "make readme     write the numbers of figures/tables into the pages, and ro-crate-metadata.json"
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	@echo "igcore: installing into $(VENV), which takes a few minutes"
@@ -72,7 +72,7 @@ dry-run: $(VENV)/installed
 
 test: assets
 	@$(BIN)/ruff check --quiet
-	@$(BIN)/ruff format --check --quiet igcore tests benchmarks docs/pages.py
+	@$(BIN)/ruff format --check --quiet igcore tests benchmarks docs
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest --numprocesses $(CORES) --no-loadscope-reorder notebooks tests
@@ -91,6 +91,7 @@ lab: assets
 
 readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages
+	@$(BIN)/python -m docs.crate
 
 clean:
 	rm -rf runs .snakemake

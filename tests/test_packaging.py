@@ -359,7 +359,9 @@ def test_the_results_show_what_the_walk_leaves(declared):
     assert {name for name in shown if name.startswith("figures/")} <= committed("figures")
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/cards.md", "docs/paper-to-code.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, "docs/cards.md", "docs/paper-to-code.md", "CONTRIBUTING.md"]
+)
 def test_every_link_of_a_page_leads_somewhere(page):
     """Bug: a page that links to a file that moved."""
     assert not [name for name in links(page) - {"docs/method.svg"} if not (ROOT / name).exists()]

@@ -1,0 +1,86 @@
+"""Write ``ro-crate-metadata.json``: every table and picture, and the runs that tables were made of.
+
+``make readme`` writes it with the pages. It is a Workflow Run RO-Crate in the small: files, the
+actions that made them with commit, processor and the hash over their records, and the notebooks
+that are their instruments. The files beside the tables (`igcore.report.sources`) say all that.
+"""
+
+import json
+import subprocess
+from pathlib import Path
+
+from rocrate.model.contextentity import ContextEntity
+from rocrate.rocrate import ROCrate
+
+from igcore.folders import root
+
+FORMATS = {
+    ".csv": "text/csv",
+    ".md": "text/markdown",
+    ".tex": "application/x-tex",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".pdf": "application/pdf",
+}
+INSTRUMENTS = {  # how the names of runs begin -> what made them
+    "critics/": "notebooks/20_train_critic.ipynb",
+    "judge/": "notebooks/60_judge.ipynb",
+    "": "notebooks/30_decode.ipynb",
+}
+
+
+def crate_of(base: Path) -> ROCrate:
+    """Return the crate of a repository."""
+    crate = ROCrate(gen_preview=False)
+    crate.name = "igcore"
+    crate.description = (
+        "Guarded decoding of frozen language models: a reproduction of InferenceGuard. Tables and "
+        "pictures, and the runs that they were made of."
+    )
+    crate.license = "LICENSE"
+    crate.datePublished = last_change(base)
+    for name in ("LICENSE", "README.md", "CITATION.cff", "Snakefile", *INSTRUMENTS.values()):
+        crate.add_file(base / name, name)
+    files = [path for path in sorted((base / "figures").rglob("*")) if path.suffix in FORMATS]
+    for path in files:
+        name = path.relative_to(base).as_posix()
+        crate.add_file(path, name, properties={"encodingFormat": FORMATS[path.suffix]})
+    for path in sorted((base / "figures/tables").glob("*.json")):
+        add_runs(crate, base, path)
+    return crate
+
+
+def add_runs(crate: ROCrate, base: Path, sidecar: Path) -> None:
+    """Add the runs of a table, each once, and name the table among their results."""
+    table = crate.get(sidecar.with_suffix(".csv").relative_to(base).as_posix())
+    said = json.loads(sidecar.read_text(encoding="utf-8"))
+    actions = {f"#run/{name}": facts for name, facts in said["runs"].items()}
+    actions[f"#table/{sidecar.stem}"] = said["written_by"]
+    for identifier, facts in actions.items():
+        action = crate.get(identifier)
+        if action is None:
+            properties = {"@type": "CreateAction", "name": identifier.removeprefix("#")}
+            properties["description"] = f"commit {facts['commit']}, {facts['processor']}"
+            action = crate.add(ContextEntity(crate, identifier, properties))
+            if root_hash := facts.get("root"):
+                action["identifier"] = root_hash
+                run = identifier.split("/", 2)[2]
+                made_by = next(name for name in INSTRUMENTS if run.startswith(name))
+                action["instrument"] = crate.get(INSTRUMENTS[made_by])
+            crate.root_dataset.append_to("mentions", action)
+        action.append_to("result", table)
+
+
+def last_change(base: Path) -> str:
+    """Return the day of the last commit that changed a table or picture."""
+    command = ["git", "-C", str(base), "log", "-1", "--format=%cs", "--", "figures"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main() -> None:
+    """Write the metadata at the root of the repository."""
+    crate_of(root()).metadata.write(root())
+
+
+if __name__ == "__main__":
+    main()
