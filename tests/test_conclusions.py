@@ -94,3 +94,12 @@ def test_the_steps_of_re_control_are_those_chosen_on_tune():
             best = (climbing if len(climbing) else rows)["gain_difference"].idxmax()
             step = runs[f"decode-{policy}-{run}"]["value_step_size"]
             assert step == rows.loc[best, "value_step_size"], (policy, method)
+
+
+def test_which_token_wise_methods_climb():
+    """Guards the sentence about ARGS and RE-Control."""
+    steps = cells("ablation_steps")
+    resolved = steps[steps["gain_low"] > 0].groupby("method")["policy"].unique().map(set)
+    assert resolved["args"] == resolved["args-lagrangian"] == {"smollm2-raw", "smollm2-chat"}
+    assert resolved["re-control"] == {"smollm2-raw"}
+    assert not {"args-cost", "re-control-lagrangian"} & {*resolved.index}
