@@ -36,7 +36,8 @@ def test_the_regimes_have_the_prompts_that_they_name():
     runs = ParamFiles("small").runs()
     for name, regime in load_claims(ROOT / "params/small/claims.yaml").regimes.items():
         of_regime = [run for run in runs.values() if run["run"].startswith(f"regime-{name}")]
-        of_regime += [runs[f"decode-{name.removeprefix('reward-')}"]] * name.startswith("reward")
+        if name.startswith("reward-"):
+            of_regime.append(runs[f"decode-{name.removeprefix('reward-')}"])
         assert of_regime
         for run in of_regime:
             assert (run["seed"], run["split"]) == (regime.seed, regime.split)
