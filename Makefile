@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test audit bench lab readme assets clean
+.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test audit bench lab readme records assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/ (under half an hour on two cores)"
@@ -31,6 +31,7 @@ help:
 	@echo "make audit      a million answers to hostile scorers judged again, and broken lines that the tests must see (about ten minutes on two cores)"
 	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (over an hour; resumes)"
 	@echo "make lab        JupyterLab"
+	@echo "make records    unpack the raw records behind the committed tables into runs/, where igcore verify reads them"
 	@echo "make readme     write the numbers of figures/tables into the pages, and ro-crate-metadata.json"
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -92,6 +93,10 @@ lab: assets
 readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages
 	@$(BIN)/python -m docs.crate
+
+# the raw records behind the committed tables, for `igcore verify`; offensive texts in them are not masked
+records: $(VENV)/installed
+	@$(BIN)/python -m docs.records unpack
 
 clean:
 	rm -rf runs .snakemake

@@ -1,0 +1,94 @@
+"""Pack the raw records behind the committed tables, and unpack them into ``runs``.
+
+``python -m docs.records pack small`` writes ``records/small.tar.xz`` with every line, verdict and
+manifest of the profile, and its hash into ``records/SHA256SUMS``; the same records give the same
+bytes. ``python -m docs.records unpack`` compares the hashes and puts all of it where ``igcore
+verify`` and the notebooks look. Texts in it are not masked.
+"""
+
+import argparse
+import io
+import sys
+import tarfile
+from pathlib import Path
+
+from igcore.errors import IgcoreError, RunError
+from igcore.folders import ASIDE, file_digest, root
+
+RECORDS = ("*.jsonl", "*.json", "*.csv")
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Return the records below the runs of a profile: no notebooks, jobs or replaced files."""
+    found = {path for pattern in RECORDS for path in folder.rglob(pattern)}
+    hidden = [path for path in found if ASIDE in path.parts or "/." in path.as_posix()]
+    return sorted(found.difference(hidden))
+
+
+def pack(profile: str, base: Path) -> Path:
+    """Write the archive of a profile and its hash."""
+    files = files_of(base / "runs" / profile)
+    if not files:
+        raise RunError(f"runs/{profile} holds no records; run the profile first")
+    archive = base / "records" / f"{profile}.tar.xz"
+    archive.parent.mkdir(exist_ok=True)
+    with tarfile.open(archive, "w:xz", format=tarfile.PAX_FORMAT) as tar:
+        for path in files:
+            entry = tarfile.TarInfo(path.relative_to(base).as_posix())  # no time, owner or mode
+            content = path.read_bytes()
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    hashes = known(base) | {archive.name: file_digest(archive)}
+    lines = [f"{digest}  {name}\n" for name, digest in sorted(hashes.items())]
+    (archive.parent / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
+    return archive
+
+
+def known(base: Path) -> dict[str, str]:
+    """Return the hashes of the archives by name."""
+    path = base / "records/SHA256SUMS"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {name: digest for digest, name in (line.split() for line in lines)}
+
+
+def unpack(base: Path) -> list[str]:
+    """Extract all archives into ``runs`` and return the profiles.
+
+    Raises
+    ------
+    RunError
+        For an archive that is not the one whose hash is kept, and where a profile has runs already.
+    """
+    profiles = []
+    for name, digest in known(base).items():
+        archive, profile = base / "records" / name, name.removesuffix(".tar.xz")
+        if not archive.exists() or file_digest(archive) != digest:
+            raise RunError(
+                f"records/{name} is not what was packed; get it anew from the repository"
+            )
+        if (base / "runs" / profile).exists():
+            raise RunError(f"runs/{profile} is there already; move it away, then unpack again")
+        with tarfile.open(archive) as tar:
+            tar.extractall(base, filter="data")
+        profiles.append(profile)
+    return profiles
+
+
+def main() -> None:
+    """Pack the records of profiles, or unpack all that are kept."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=["pack", "unpack"])
+    parser.add_argument("profiles", nargs="*")
+    given = parser.parse_args()
+    try:
+        if given.command == "unpack":
+            print("unpacked", *unpack(root()))
+        for profile in given.profiles if given.command == "pack" else []:
+            archive = pack(profile, root())
+            print(f"records/{archive.name}: {archive.stat().st_size / 1e6:.1f} MB")
+    except IgcoreError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
