@@ -73,7 +73,7 @@ dry-run: $(VENV)/installed
 
 test: assets
 	@$(BIN)/ruff check --quiet
-	@$(BIN)/ruff format --check --quiet igcore tests benchmarks docs
+	@$(BIN)/ruff format --check --quiet igcore tests benchmarks docs/*.py
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest --numprocesses $(CORES) --no-loadscope-reorder notebooks tests
