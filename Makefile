@@ -19,7 +19,7 @@ export PYTHONWARNINGS ?= ignore::DeprecationWarning
 .PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test audit bench lab readme records assets clean
 
 help:
-	@echo "make reproduce  the whole walk on the embedded models, into figures/ (under half an hour on two cores)"
+	@echo "make reproduce  the whole walk on the embedded models, into figures/, with verdicts on its claims (about half an hour on two cores)"
 	@echo "make quick      the same with one policy and a dozen prompts, into runs/ci/figures (a few minutes)"
 	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
