@@ -54,7 +54,7 @@ def add_runs(crate: ROCrate, base: Path, sidecar: Path) -> None:
     """Add the runs of a table, each once, and name the table among their results."""
     table = crate.get(sidecar.with_suffix(".csv").relative_to(base).as_posix())
     said = json.loads(sidecar.read_text(encoding="utf-8"))
-    actions = {f"#run/{name}": facts for name, facts in said["runs"].items()}
+    actions = {run_id(name, facts): facts for name, facts in said["runs"].items()}
     actions[f"#table/{sidecar.stem}"] = said["written_by"]
     for identifier, facts in actions.items():
         action = crate.get(identifier)
@@ -69,6 +69,11 @@ def add_runs(crate: ROCrate, base: Path, sidecar: Path) -> None:
                 action["instrument"] = crate.get(INSTRUMENTS[made_by])
             crate.root_dataset.append_to("mentions", action)
         action.append_to("result", table)
+
+
+def run_id(name: str, facts: dict) -> str:
+    """Return the identifier of a run: one that ran again with other records has another."""
+    return f"#run/{name}@{str(facts['root'])[:12]}"
 
 
 def last_change(base: Path) -> str:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from rocrate.rocrate import ROCrate
 
-from docs.crate import crate_of
+from docs.crate import crate_of, run_id
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,11 +25,11 @@ def test_every_table_is_reachable_from_the_crate():
         table = crate.get(path.with_suffix(".csv").relative_to(ROOT).as_posix())
         made_by = {entity for entity in results.values() if table in entity["result"]}
         assert {entity.id for entity in made_by} == {
-            *(f"#run/{name}" for name in runs),
+            *(run_id(name, facts) for name, facts in runs.items()),
             f"#table/{path.stem}",
         }
         for name, facts in runs.items():
-            assert crate.get(f"#run/{name}").get("identifier") == facts["root"]
+            assert crate.get(run_id(name, facts)).get("identifier") == facts["root"]
 
 
 def test_the_committed_crate_is_that_of_the_committed_tables():
