@@ -111,6 +111,8 @@ def test_no_params_file_sets_what_its_notebook_does_not_know(path):
     """Guards against a misspelling that papermill would only print."""
     given = yaml.safe_load(path.read_text())
     given |= given.pop("grid", {})
+    for own in given.pop("points", {}).values():
+        given |= own
     assert given.keys() <= defaults(read(KINDS[kind(path)])).keys()
 
 
