@@ -104,3 +104,15 @@ def test_which_token_wise_methods_climb():
     assert resolved["args"] == resolved["args-lagrangian"] == {"smollm2-raw", "smollm2-chat"}
     assert resolved["re-control"] == {"smollm2-raw"}
     assert not {"args-cost", "re-control-lagrangian"} & {*resolved.index}
+
+
+def test_which_repairs_matter():
+    """Guards the sentences about the printed algorithm."""
+    table = cells("ablation_literal").query("algorithm == 'repaired'")
+    table = table[table["takes_over"].notna()].set_index("takes_over")
+    fewer = table["answered_path_safe_high"] < 0
+    more_over = table["over_budget_low"] > 0
+    assert set(table.index[fewer]) == {"accounting of costs", "where costs are checked"}
+    assert set(table.index[more_over]) == {*table.index[fewer], "what a failure gives"}
+    assert table.loc["what a failure gives", "answered_path_safe_difference"] == 0
+    assert "Three repairs are resolved to matter there" in page("docs/results.md")
