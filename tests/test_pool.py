@@ -184,6 +184,41 @@ def test_the_head_of_a_block_is_reused_and_its_rest_sampled(llama, tmp_path, cac
         engine.open(prompts), engine.sample_block(rows, keys)
 
 
+@pytest.mark.parametrize("cache", ["shared", "dynamic"])
+def test_the_model_reads_only_the_prompts_that_lack_a_sample(llama, tmp_path, cache):
+    """Guards time: one miss among many prompts must not make the model read them all."""
+    prompts, keys, opened = [[5, 9, 11], [7, 8], [3]], numbers(6, 4), []
+
+    class Counting(LocalEngine):
+        def open(self, prompts):
+            opened.append([list(prompt) for prompt in prompts])
+            super().open(prompts)
+
+    def blocks(pool, losses):
+        """Sample three blocks; from the block on where it is lost, a prompt has no samples."""
+        engine = PooledEngine(lambda: Counting(llama, {97}, cache), {97}, pool, b"llama")
+        engine.open(prompts)
+        found = []
+        for at, lost in enumerate(losses):
+            for prompt in lost:
+                engine._tables[prompt].known.clear()
+            rows = [0, 0, 1, 1, 2, 2]
+            block = engine.sample_block(rows, [[key + at for key in row] for row in keys])
+            found.append((block.tokens, block.encoded))
+            engine.select([1, 2, 5])
+        return found
+
+    whole = blocks(Pool(tmp_path), [[], [], []])
+    assert opened == [prompts]
+    opened.clear()
+    assert blocks(Pool(tmp_path), [[], [], []]) == whole and not opened
+    assert blocks(Pool(tmp_path), [[], [1], []]) == whole
+    assert opened == [[prompts[1]]], "it goes on from where it is"
+    opened.clear()
+    assert blocks(Pool(tmp_path), [[1], [0], [2]]) == whole
+    assert opened == [[prompts[1]], prompts[:2], prompts]
+
+
 def test_a_penalty_and_a_policy_part_what_they_change(tmp_path):
     """Guards the key: a retry with another penalty, or another policy, has samples of its own."""
     pool, keys = Pool(tmp_path), numbers(2, 3)

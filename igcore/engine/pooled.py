@@ -2,7 +2,7 @@
 
 It has the methods of `igcore.engine.local.LocalEngine`, and gives the same blocks. While the pool
 knows every token of a search, no model runs at all. Where it lacks one, the model reads the
-sequences so far in one pass and samples what is missing.
+sequences that lack something, in one pass, and samples what is missing.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -65,6 +65,7 @@ class PooledEngine:
         self.make, self.eos_ids, self.pool, self.policy = make, eos_ids, pool, policy
         self.steering: Steering | None = None
         self._engine: LocalEngine | None = None
+        self._all = False  # whether every row is read at every block
         self._begin([])
 
     def _begin(self, rows: list[Branch]) -> None:
@@ -80,7 +81,8 @@ class PooledEngine:
         places = [digest(self.policy, str(list(prompt))) for prompt in prompts]
         self._tables: list[Table] = [self.pool.tokens(place) for place in places]
         self._roots = [Branch(i, (), place) for i, place in enumerate(places)]
-        self._anchors: list[Branch] = []  # the rows of the engine, none before it is needed
+        # the rows of the engine: some of ours, or what some of ours continue
+        self._anchors: list[Branch] = []
         self._begin(self._roots)
 
     # --- sampling ---------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ class PooledEngine:
         """Sample one continuation of each given row, see `LocalEngine.sample_block`."""
         penalties = penalties or [None] * len(rows)
         if self.steering is not None:
-            engine, own = self._at_rows()
+            engine, own = self._at_rows(rows)
             engine.steering = self.steering
             block = engine.sample_block([own[row] for row in rows], keys, penalties, last)
             return self._numbered(rows, block, read=True)
@@ -165,8 +167,8 @@ class PooledEngine:
         """Sample what is missing of some candidates; add it to what was found, and to the pool."""
         if not missing:
             return
-        engine, own = self._at_rows()
         rows, keys, penalties = zip(*(asked[c] for c in missing), strict=True)
+        engine, own = self._at_rows(rows)
         heads = [[token for token, *_ in found[c]] for c in missing]
         block = engine.sample_block([own[row] for row in rows], keys, penalties, last, known=heads)
         new: dict[int, list[Any]] = {}  # records by prompt
@@ -186,7 +188,7 @@ class PooledEngine:
 
     def propose(self, rows: Sequence[int], k: int) -> Block:
         """Offer the k most probable next tokens of each row, see `LocalEngine.propose`."""
-        engine, own = self._at_rows()
+        engine, own = self._at_rows(rows)
         block = engine.propose([own[row] for row in rows], k)
         return self._numbered([row for row in rows for _ in range(k)], block, read=True)
 
@@ -213,7 +215,7 @@ class PooledEngine:
     def select(self, candidates: Sequence[int]) -> None:
         """Make these live candidates the rows, see `LocalEngine.select`.
 
-        Where the pool knew all of them, the model reads them when a later block must be sampled.
+        What the model was sampling from, it reads on; the rest when a later block lacks something.
         """
         if unknown := set(candidates) - set(self._candidates):
             raise KeyError(
@@ -222,15 +224,17 @@ class PooledEngine:
         chosen = [self._candidates[c] for c in candidates]
         rows = [self.rows[row].after(tokens) for row, tokens in chosen]
         if any(c in self._read for c in candidates):
-            engine = self._catch_up(candidates)
-            engine.select([self._read[c] for c in candidates])
-            self._anchors = rows
+            here = [i for i, (row, _) in enumerate(chosen) if self.rows[row] in self._anchors]
+            engine = self._catch_up([candidates[i] for i in here])
+            engine.select([self._read[candidates[i]] for i in here])
+            self._anchors = [rows[i] for i in here]
         elif self._engine:
             self._engine.rollback()
         self._begin(rows)
 
     def history(self, candidates: Sequence[int], keys: bool = True) -> History:
         """Return o_t and h_t of live candidates, see `LocalEngine.history`."""
+        self._all = True  # and again after the next block
         engine = self._catch_up(candidates)
         return engine.history([self._read[c] for c in candidates], keys)
 
@@ -238,29 +242,40 @@ class PooledEngine:
 
     def _catch_up(self, candidates: Sequence[int]) -> LocalEngine:
         """Let the model read the candidates that it has not."""
-        engine, own = self._at_rows()
+        engine, own = self._at_rows([self._candidates[c][0] for c in candidates])
         if unread := [c for c in candidates if c not in self._read]:
             rows, tokens = zip(*(self._candidates[c] for c in unread), strict=True)
             first = _read(engine, [own[row] for row in rows], tokens)
             self._read |= {c: first + i for i, c in enumerate(unread)}
         return engine
 
-    def _at_rows(self) -> tuple[LocalEngine, list[int]]:
-        """Return the engine and the number of each row in it; it reads the rows that it lacks."""
+    def _at_rows(self, needed: Collection[int]) -> tuple[LocalEngine, dict[int, int]]:
+        """Return the engine and the number of each needed row in it; it reads what it lacks.
+
+        Rows that the pool knows to their ends are never read, unless something asks for latents.
+        """
         if self._engine is None:
             self._engine = self.make()
-        engine, rows = self._engine, self.rows
-        own = [self._anchor(row) for row in rows]
-        if -1 in own:  # they were left behind, or nothing was read yet
-            engine.open(self.prompts)
-            self._anchors = self._roots
-            own = [self._anchor(row) for row in rows]
+        engine, needed = self._engine, range(len(self.rows)) if self._all else set(needed)
+        own = self._anchored()
+        if not own.keys() >= set(needed):  # left behind, or nothing was read yet: from the prompts
+            prompts = sorted({self.rows[row].prompt for row in needed})
+            engine.open([self.prompts[prompt] for prompt in prompts])
+            self._anchors, self._read = [self._roots[prompt] for prompt in prompts], {}
+            own = self._anchored()
         behind = len(self._anchors[0].tokens)  # rows of one block have one length
-        if behind < len(rows[0].tokens):
-            first = _read(engine, own, [row.tokens[behind:] for row in rows])
-            engine.select(range(first, first + len(rows)))
-            self._anchors, own = rows, list(range(len(rows)))
+        if behind < len(self.rows[0].tokens):
+            tokens = [self.rows[row].tokens[behind:] for row in own]
+            first = _read(engine, list(own.values()), tokens)
+            engine.select(range(first, first + len(own)))
+            self._anchors = [self.rows[row] for row in own]
+            own = {row: i for i, row in enumerate(own)}
         return engine, own
+
+    def _anchored(self) -> dict[int, int]:
+        """Return each row that an engine's row continues, and the number of that one."""
+        found = {row: self._anchor(branch) for row, branch in enumerate(self.rows)}
+        return {row: anchor for row, anchor in found.items() if anchor >= 0}
 
     def _anchor(self, row: Branch) -> int:
         """Return the number of the engine's row that a row continues, -1 where there is none."""
