@@ -31,7 +31,7 @@ help:
 	@echo "make audit      a million answers to hostile scorers judged again, and broken lines that the tests must see (about ten minutes on two cores)"
 	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (over an hour; resumes)"
 	@echo "make lab        JupyterLab"
-	@echo "make records    unpack the raw records behind the committed tables into runs/, where igcore verify reads them"
+	@echo "make records    unpack the raw records of the walk, make reproduce, into runs/, where igcore verify reads them"
 	@echo "make readme     write the numbers of figures/tables into the pages, and ro-crate-metadata.json"
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -63,6 +63,10 @@ networks: assets
 	@cd runs/networks/critics && for weights in */terminal/*.safetensors */peak/*.safetensors */value/*.safetensors; do \
 	  kept=../../../params/networks/$$(dirname $$weights) && mkdir -p $$kept && \
 	  cp $${weights%.safetensors}.json $$weights $$kept || exit 1; done
+	@cd runs/networks/critics && for rollouts in */rollouts-*; do \
+	  kept=../../../params/networks/$$rollouts && mkdir -p $$kept && \
+	  cp $$rollouts/manifest.json $$rollouts/params.json $$kept && \
+	  gzip -9nc $$rollouts/responses.jsonl > $$kept/responses.jsonl.gz || exit 1; done
 	@cd runs/networks/critics && for measured in */trainings.csv; do cp $$measured ../../../params/networks/$$measured || exit 1; done
 
 rehearsal: assets
@@ -94,7 +98,7 @@ readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages
 	@$(BIN)/python -m docs.crate
 
-# the raw records behind the committed tables, for `igcore verify`; offensive texts in them are not masked
+# the raw records behind the committed tables of the walk, for `igcore verify`; offensive texts in them are not masked
 records: $(VENV)/installed
 	@$(BIN)/python -m docs.records unpack
 

@@ -5,6 +5,7 @@ only sign of success, ``manifest.json``.
 """
 
 import fcntl
+import gzip
 import hashlib
 import json
 import math
@@ -181,7 +182,7 @@ def root_of(params: Fields, lines: Sequence[Fields], manifest: Fields) -> str:
 
 
 def read(path: Path) -> list[Fields]:
-    """Read the lines of a file.
+    """Read the lines of a file, which may be packed (``.gz``).
 
     Raises
     ------
@@ -193,14 +194,14 @@ def read(path: Path) -> list[Fields]:
         raise RunError(f"cannot read {path}; decode first, or check the path")
     lines: list[Fields] = []
     numbers: dict[Key, int] = {}
-    for number, raw in enumerate(path.read_bytes().splitlines(), start=1):
+    content = path.read_bytes() if path.suffix != ".gz" else gzip.decompress(path.read_bytes())
+    for number, text in enumerate(content.splitlines(), start=1):
         try:
-            line = json.loads(raw)
+            line = json.loads(text)
             name = key(line)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RunError(
-                f"line {number} of {path} is not a response; run its parameters again, which "
-                "decodes it anew"
+                f"line {number} of {path} is not a response; run its parameters again"
             ) from error
         if numbers.setdefault(name, number) != number:
             raise RunError(

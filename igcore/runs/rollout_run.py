@@ -23,7 +23,7 @@ from ..engine.memory import halving
 from ..engine.prepack import packed
 from ..engine.sampling import random_key
 from ..errors import ParameterError, RunError
-from ..folders import open_run, read
+from ..folders import open_run, read, root_of
 from ..policy import Policy, Prompt, groups_of
 from ..scorers import Scorer, check_sign
 from ..scoring import Cached, Tally, checked_score
@@ -160,7 +160,7 @@ def _sampled(policy: Policy, prompts: Sequence[Prompt], config: RolloutConfig) -
 def load_rollouts(
     folder: Path, checks: str, *, policy: Policy, cost: Scorer, reward: Scorer
 ) -> list[Rollout]:
-    """Return the rollouts of a finished folder.
+    """Return the rollouts of a finished folder; those beside shipped networks are packed.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def load_rollouts(
     Raises
     ------
     RunError
-        When it has not finished.
+        When it has not finished, or its lines are not those that its manifest was written for.
     ParameterError
         When it comes from another policy, or was scored by other scorers or at other checks.
     """
@@ -193,7 +193,15 @@ def load_rollouts(
             f"the rollouts in {folder} were read at checks {params['checks']!r}, not {checks!r}; "
             "set checks to that, or sample rollouts with it"
         )
-    return _rollouts(read(folder / "responses.jsonl"))
+    lines, packed_ = folder / "responses.jsonl", folder / "responses.jsonl.gz"
+    found = read(packed_ if packed_.exists() else lines)
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    if root_of(params, found, manifest) != manifest["root"]:
+        raise RunError(
+            f"the rollouts in {folder} have changed since they were sampled; sample them again, or "
+            "get the folder anew"
+        )
+    return _rollouts(found)
 
 
 def _rollouts(lines: list[dict]) -> list[Rollout]:
