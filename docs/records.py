@@ -1,4 +1,4 @@
-"""Pack the raw records behind the committed tables, and unpack them into ``runs``.
+"""Pack the raw records behind the committed tables of a profile, and unpack them into ``runs``.
 
 ``python -m docs.records pack small`` writes ``records/small.tar.xz`` with every line, verdict and
 manifest of the profile, and its hash into ``records/SHA256SUMS``; the same records give the same
@@ -13,7 +13,7 @@ import tarfile
 from pathlib import Path
 
 from igcore.errors import IgcoreError, RunError
-from igcore.folders import ASIDE, file_digest, root
+from igcore.folders import file_digest, root
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
 
@@ -21,8 +21,8 @@ RECORDS = ("*.jsonl", "*.json", "*.csv")
 def files_of(folder: Path) -> list[Path]:
     """Return the records below the runs of a profile: no notebooks, jobs or replaced files."""
     found = {path for pattern in RECORDS for path in folder.rglob(pattern)}
-    hidden = [path for path in found if ASIDE in path.parts or "/." in path.as_posix()]
-    return sorted(found.difference(hidden))
+    below = {path: path.relative_to(folder).parts for path in found}
+    return sorted(path for path in found if not any(part[0] == "." for part in below[path]))
 
 
 def pack(profile: str, base: Path) -> Path:

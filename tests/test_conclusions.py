@@ -56,6 +56,12 @@ def test_what_a_critic_gains():
     text = page("docs/results.md")
     assert "With the critic, more candidates are safe and rewards are lower." in text
     assert "No difference in the share of prompts with a safe answer is resolved" in text
+    arms = cells("claims_arms").query("regime == 'critic'").set_index("arm")
+    assert arms.loc["critic, prefix reward where f1 > .9", "reward_difference"] == 0, (
+        "of the others"
+    )
+    assert arms.loc["critic, ranking by f1", "reward_high"] < 0
+    assert "the reward of the text so far where f1 > .9, has a higher reward than ranking" in text
 
 
 def test_the_recommended_arm_is_the_one_that_was_chosen():
@@ -104,6 +110,12 @@ def test_which_token_wise_methods_climb():
     assert resolved["args"] == resolved["args-lagrangian"] == {"smollm2-raw", "smollm2-chat"}
     assert resolved["re-control"] == {"smollm2-raw"}
     assert not {"args-cost", "re-control-lagrangian"} & {*resolved.index}
+    said = (
+        "ARGS was resolved to climb with the reward in its sum, and RE-Control for the unaligned "
+        "policy; `args-cost`, `re-control-lagrangian` and RE-Control for the aligned policy were "
+        "not resolved to climb what they climb"
+    )
+    assert said in page("docs/results.md")
 
 
 def test_which_repairs_matter():

@@ -19,11 +19,11 @@ def test_every_table_is_reachable_from_the_crate():
     for path in sorted((ROOT / "figures/tables").glob("*.csv")):
         entity = crate.get(path.relative_to(ROOT).as_posix())
         assert entity is not None and entity in crate.root_dataset["hasPart"], path.name
-    results = {id(entity): entity for entity in crate.get_entities() if entity.get("result")}
+    results = [entity for entity in crate.get_entities() if entity.get("result")]
     for path in sorted((ROOT / "figures/tables").glob("*.json")):
         runs = json.loads(path.read_text())["runs"]
         table = crate.get(path.with_suffix(".csv").relative_to(ROOT).as_posix())
-        made_by = {entity for entity in results.values() if table in entity["result"]}
+        made_by = {entity for entity in results if table in entity["result"]}
         assert {entity.id for entity in made_by} == {
             *(run_id(name, facts) for name, facts in runs.items()),
             f"#table/{path.stem}",

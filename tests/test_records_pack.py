@@ -10,6 +10,8 @@ from igcore.errors import RunError
 
 @pytest.fixture
 def repository(tmp_path):
+    """A repository below a hidden folder, as a cluster's scratch may be."""
+    tmp_path = tmp_path / ".scratch"
     run = tmp_path / "runs/mine/decode-raw"
     for folder in (run, run / ".replaced", tmp_path / "runs/mine/.jobs"):
         folder.mkdir(parents=True)
