@@ -138,7 +138,9 @@ def room_for(method: Method, guard: Guard, prompt_tokens: int, memory_gb: float 
     needed = {model: search_bytes(model, config, prompt_tokens, guard.policy.cache)}
     if method.asks_critic and guard.critic.reads_keys:
         rows = min(CRITIC_ROWS, config.n_samples)
-        needed[model] += critic_bytes(model, rows, config.max_new_tokens)
+        # of another's critic nothing says that it reads the prompt
+        prompt = prompt_tokens if getattr(guard.critic, "reads_prompt", False) else 0
+        needed[model] += critic_bytes(model, rows, prompt + config.max_new_tokens)
     for reader in readers_of(guard):
         # added and not set: a scorer may read with the policy's own model
         cached = session_bytes(reader, config, prompt_tokens)

@@ -11,7 +11,7 @@ from tiny import LAYER, RESPONSES, read
 from tinymodels import PROMPTS, numbers, tiny
 
 from igcore import ParameterError, RunError
-from igcore.critic.latent import FEATURES, encode, latents, shape_of
+from igcore.critic.latent import FEATURES, Latents, encode, latents, shape_of
 from igcore.critic.network import Critic, Spec, load_critic, save_critic
 from igcore.engine.kv_cache import History
 from igcore.engine.local import LocalEngine
@@ -118,7 +118,8 @@ def test_mean_over_layers_may_come_before_the_linear_map():
     """
     net = critic("h").pool.over_layers
     x = torch.randn(2, 3, 5, net.out.out_features)
-    torch.testing.assert_close(net.out(net.mix(x, x, False).mean(2)), net(x, x).mean(2))
+    every = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool)
+    torch.testing.assert_close(net.out(net.mix(x, x).mean(2)), net(x, x, every).mean(2))
 
 
 @torch.inference_mode()
@@ -135,6 +136,23 @@ def test_layers_count_one_by_one():
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("features", ["xh", "xho"])
+def test_the_prompt_is_read_where_the_features_say_so(features):
+    """Guards h_t as it is printed: every token sees the whole prompt, and none of its padding."""
+    net, x = critic(features), seen(features)
+    z = torch.zeros(3, 4)
+    before = net(x, z)[0]
+    assert x.given.sum(1).tolist() == list(map(len, PROMPTS))
+    for i, own in enumerate(x.single()):  # alone, without padding
+        n = len(own.mask)
+        alone = net(Latents.batch([own]), z[:1, :n])[0]
+        torch.testing.assert_close(alone[0], before[i, :n], atol=1e-5, rtol=0)
+    x.prompt[0, x.given[0]] += torch.arange(x.prompt.shape[-1]) % 3
+    moved = (net(x, z)[0] - before).abs()
+    assert moved[0, x.mask[0]].min() > 1e-5 and moved[1:].max() == 0
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("features", FEATURES)
 def test_the_last_prefix_of_rows_of_any_length(features):
     """Guards which position is judged: of ragged rows not the last column."""
@@ -147,14 +165,16 @@ def test_the_last_prefix_of_rows_of_any_length(features):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("features", FEATURES)
-def test_what_the_engine_hands_over_is_judged_like_finished_text(features, dtype):
+@pytest.mark.parametrize("cache", ["shared", "dynamic"])
+def test_what_the_engine_hands_over_is_judged_like_finished_text(cache, features, dtype):
     """Guards the search: same prefix, same judgement, up to rounding; and float32 whatever the
     policy's type.
     """
     model, net = tiny("llama", dtype), critic(features)
-    engine = LocalEngine(model, {-1}, watch=LAYER)
+    engine = LocalEngine(model, {-1}, cache, watch=LAYER)
     engine.open(PROMPTS)
     block = engine.sample_block([0, 1, 2], numbers(3, 4))
+    engine.rollback([0, 1, 2])
     ours = net.judge(engine.history([0, 1, 2]), Z)
     theirs = net.judge(encode(model, PROMPTS, block.tokens, features, LAYER), Z)
     assert ours[0].dtype == torch.float32
@@ -173,7 +193,8 @@ def test_z_counts_when_it_is_used(use_z):
 def test_nan_is_handed_through_and_stays_in_its_row(features):
     """Guards failing closed: a hidden state that cannot be read must not become a probability."""
     net, x = critic(features), states(features)
-    for broken in (x.hidden, x.middle, *x.keys, *x.values):
+    prompts = [*x.prompts.keys, *x.prompts.values] if "x" in features else []
+    for broken in (x.hidden, x.middle, *x.keys, *x.values, *prompts):
         if broken is not None:
             broken[1] = torch.nan
     for judged in net.judge(x, Z):

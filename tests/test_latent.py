@@ -9,7 +9,7 @@ from tinymodels import PROMPTS, Counter, numbers, tiny
 from transformers import DynamicCache
 
 from igcore import ParameterError
-from igcore.critic.latent import FEATURES, Source, latents, shape_of
+from igcore.critic.latent import FEATURES, Latents, Source, latents, shape_of
 from igcore.engine.local import LocalEngine
 
 
@@ -151,8 +151,9 @@ def test_only_what_is_read_is_kept():
     model = tiny("llama")
     for features in FEATURES:
         found = read(model, PROMPTS, RESPONSES, features, 0)
-        assert bool(found.hidden.numel()) == (features != "h")
+        assert bool(found.hidden.numel()) == (features not in ("h", "xh"))
         assert bool(found.kv.numel()) == ("h" in features)
+        assert bool(found.prompt.numel()) == ("x" in features)
 
 
 @pytest.mark.parametrize("features", FEATURES)
@@ -165,7 +166,8 @@ def test_held_in_memory_or_made_again_is_the_same(features):
     held, made = (Source(model, prompts, responses, features, 0, gb) for gb in (1.0, 0.0))
     assert held.held and not made.held
     index = [40, 3, 17, 3]
-    ours, theirs = (source.take(index) for source in (held, made))
+    # prompts are padded on either side
+    ours, theirs = (Latents.batch(source.take(index).single()) for source in (held, made))
     assert ours.mask.tolist() == theirs.mask.tolist() and ours.mask.sum(1).tolist() == [
         len(responses[i]) for i in index
     ]

@@ -304,7 +304,9 @@ class Linear:
 
     def take(self, index):
         hidden = self.hidden[torch.as_tensor(index)]
-        return Latents(torch.ones(len(index), 4, dtype=torch.bool), hidden, torch.zeros(0))
+        nothing = torch.zeros(0)
+        mask = torch.ones(len(index), 4, dtype=torch.bool)
+        return Latents(mask, hidden, nothing, nothing, nothing)
 
 
 def test_training_recovers_a_linear_signal(tmp_path, monkeypatch):

@@ -119,7 +119,7 @@ class CriticConfig(TrainingConfig):
     gamma_task : float
         Discount of the task cost, in (0, 1] [.999].
     features : str
-        One of `igcore.critic.latent.FEATURES` [``ho``].
+        One of `igcore.critic.latent.FEATURES` [``m``].
     layer : int, optional
         Middle layer of features ``m``, from 0; for the embedded policies layer 8 of 30 works best.
     use_z : bool

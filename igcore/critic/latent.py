@@ -1,5 +1,8 @@
 """The latent map phi: the o_t and h_t of every prefix, which a critic reads.
 
+The paper's h_t holds the keys and values of the prompt, too: features ``xh`` and ``xho``. Those of
+the prompt are the same for all candidates of a search, so ``h`` and ``ho`` leave them out.
+
 `latents` selects them from the states of a model. The engine of a search has these states already
 (`igcore.engine.local.LocalEngine.history`). For finished text `encode` computes them again in one
 forward pass, the same up to rounding. They are not stored: at 7B they take megabytes per token.
@@ -22,7 +25,8 @@ from ..progress import progress
 
 ENCODE = 32  # responses encoded at a time where all latents are kept in memory
 
-FEATURES = ("o", "h", "ho", "m")  # o_t, h_t, both, or the output of a middle layer
+# o_t, h_t, both, these two with the prompt's keys and values, or the output of a middle layer
+FEATURES = ("o", "h", "ho", "xh", "xho", "m")
 
 
 class Latents(NamedTuple):
@@ -36,11 +40,17 @@ class Latents(NamedTuple):
         o_t, or under features ``m`` the output of the middle layer. H is 0 where it is not read.
     kv : Tensor (B, n, layers, kv_width)
         h_t: keys and values of every layer. `layers` is 0 where they are not read.
+    given : Tensor (B, L) bool
+        Where a token of the prompt stands. L is 0 where the prompt is not read.
+    prompt : Tensor (B, L, layers, kv_width)
+        Keys and values of the prompt.
     """
 
     mask: Tensor
     hidden: Tensor
     kv: Tensor
+    given: Tensor
+    prompt: Tensor
 
     @classmethod
     def batch(cls, responses: Sequence["Latents"]) -> "Latents":
@@ -49,13 +59,15 @@ class Latents(NamedTuple):
 
     def single(self) -> list["Latents"]:
         """Return each response alone, without padding."""
-        lengths = self.mask.sum(1).tolist()
-        return [Latents(*[x[i, :n] for x in self]) for i, n in enumerate(lengths)]
+        said, asked = self.mask, self.given
+        return [
+            Latents(*[x[i, said[i]] for x in self[:3]], *[x[i, asked[i]] for x in self[3:]])
+            for i in range(len(said))
+        ]
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Latents":
         """Return the latents on a device, as `dtype`."""
-        hidden, kv = self.hidden.to(device, dtype), self.kv.to(device, dtype)
-        return Latents(self.mask.to(device), hidden, kv)
+        return Latents(*[x.to(device, None if x.dtype == torch.bool else dtype) for x in self])
 
 
 def latents(states: History, features: str) -> Latents:
@@ -76,25 +88,35 @@ def latents(states: History, features: str) -> Latents:
     Raises
     ------
     ParameterError
-        For ``h`` and ``ho`` of a model that keeps the KV cache of its last tokens only.
+        For the KV cache of a model that keeps that of its last tokens only.
     """
     mask = states.mask
     hidden = states.middle if features == "m" else states.hidden
-    if hidden is None or features == "h":
+    if hidden is None or features in ("h", "xh"):
         hidden = torch.zeros(*mask.shape, 0, device=mask.device)
     kv = torch.zeros(*mask.shape, 0, 0, device=mask.device)
     if "h" in features:
-        pairs = zip(states.keys, states.values, strict=True)
-        layers = [torch.cat([x.transpose(1, 2).flatten(2) for x in pair], dim=-1) for pair in pairs]
-        if any(layer.shape[1] != mask.shape[1] for layer in layers):
-            raise ParameterError(
-                f"features {features!r} need keys and values of every token, but the model keeps "
-                "those of its last tokens only; choose features 'o' or 'm'"
-            )
-        kv = torch.stack(layers, dim=2)
+        kv = _joined(states, features)
+    given, prompt = mask[:, :0], kv[:, :0]
+    if "x" in features:
+        assert states.prompts is not None  # read together with the keys
+        given = states.prompts.mask[states.owner]
+        prompt = _joined(states.prompts, features)[states.owner]
+    hidden = hidden.masked_fill(~mask[..., None], 0)
+    return Latents(mask, hidden, kv, given, prompt)
+
+
+def _joined(states: History, features: str) -> Tensor:
+    """Return keys and values of all layers (R, n, layers, kv_width)."""
+    pairs = zip(states.keys, states.values, strict=True)
+    layers = [torch.cat([x.transpose(1, 2).flatten(2) for x in pair], dim=-1) for pair in pairs]
+    if any(layer.shape[1] != states.mask.shape[1] for layer in layers):
+        raise ParameterError(
+            f"features {features!r} need keys and values of every token, but the model keeps "
+            "those of its last tokens only; choose features 'o' or 'm'"
+        )
     # zeros, because what stands in the padding, even NaN, must not reach a token
-    empty = ~mask[..., None]
-    return Latents(mask, hidden.masked_fill(empty, 0), kv.masked_fill(empty[..., None], 0))
+    return torch.stack(layers, dim=2).masked_fill(~states.mask[..., None, None], 0)
 
 
 @torch.no_grad()  # not inference mode, whose tensors cannot be trained on
@@ -145,9 +167,14 @@ def encode(
     if features == "m":
         return History(spoken.bool(), middle=states)
     layers = attending(cache)
-    keys = [x.keys[:, :, length:] for x in layers]
-    values = [x.values[:, :, length:] for x in layers]
-    return History(spoken.bool(), states, None, keys, values)
+    keys, values = [x.keys for x in layers], [x.values for x in layers]
+    asked = History(  # each response has a copy of its prompt
+        mask[owner].bool(),
+        keys=[x[:, :, :length] for x in keys],
+        values=[x[:, :, :length] for x in values],
+    )
+    said = [x[:, :, length:] for x in keys], [x[:, :, length:] for x in values]
+    return History(spoken.bool(), states, None, *said, asked, list(range(len(owners))))
 
 
 class _Enough(Exception):
@@ -231,10 +258,9 @@ class Source:
         self.features = features
         self.layer = layer
         self.held: dict[int, Latents] = {}  # of single responses, by number
-        lengths = list(map(len, responses))
-        longest = self._encode([lengths.index(max(lengths))])
-        # an upper bound: as if all responses were as long as the longest
-        if len(responses) * sum(x.nbytes for x in longest) <= memory_gb * GIB:
+        longest = [max(range(len(x)), key=lambda i: len(x[i])) for x in (prompts, responses)]
+        # an upper bound: as if all prompts and responses were as long as the longest
+        if len(responses) * sum(x[:1].nbytes for x in self._encode(longest)) <= memory_gb * GIB:
             self._hold()
 
     def take(self, index: Sequence[int]) -> Latents:

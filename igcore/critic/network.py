@@ -37,21 +37,21 @@ class Attention(nn.Module):
         self.value = nn.Linear(memory_width, inner, bias=False)
         self.out = nn.Linear(inner, width, bias=False)
 
-    def mix(self, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
-        """Return (..., q, inner), before the last projection."""
+    def mix(self, x: Tensor, memory: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Return (..., q, inner), before the last projection; `seen` is as in `forward`."""
         q = self.by_head(self.query(x))
         k = self.by_head(self.key(memory))
         v = self.by_head(self.value(memory))
-        mixed: Tensor = scaled_dot_product_attention(q, k, v, is_causal=causal)
+        mixed: Tensor = scaled_dot_product_attention(q, k, v, attn_mask=seen)
         return mixed.transpose(-2, -3).flatten(-2)
 
     def by_head(self, x: Tensor) -> Tensor:
         """Return (..., heads, n, d) of x (..., n, heads * d)."""
         return x.view(*x.shape[:-1], self.heads, -1).transpose(-2, -3)
 
-    def forward(self, x: Tensor, memory: Tensor, causal: bool = False) -> Tensor:
-        """Return (..., q, width)."""
-        out: Tensor = self.out(self.mix(x, memory, causal))
+    def forward(self, x: Tensor, memory: Tensor, seen: Tensor) -> Tensor:
+        """Return (..., q, width); `seen` (..., 1, q, k) says what each query sees of the memory."""
+        out: Tensor = self.out(self.mix(x, memory, seen))
         return out
 
 
@@ -72,7 +72,7 @@ class GatedMLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Causal attention over positions and a gated MLP, both with pre-norm and residual."""
+    """Attention over positions and a gated MLP, both with pre-norm and residual."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -80,9 +80,9 @@ class Layer(nn.Module):
         self.mlp = GatedMLP(width)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
 
-    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
-        """Return (B, n, width) of x and memory (B, n, width)."""
-        x = x + self.attention(self.norms[0](x), self.norms[1](memory), causal=True)
+    def forward(self, x: Tensor, memory: Tensor, seen: Tensor) -> Tensor:
+        """Return (B, n, width) of x (B, n, width), memory (B, k, width), seen (B, 1, n, k)."""
+        x = x + self.attention(self.norms[0](x), self.norms[1](memory), seen)
         change: Tensor = self.mlp(self.norms[2](x))
         return x + change
 
@@ -120,9 +120,9 @@ class Running(nn.Module):
 
 
 class States(nn.Module):
-    """Features ``h`` and ``ho``: attention over the KV cache, across layers, then across positions.
+    """Attention over the KV cache, across layers, then positions; the prompt stands before them.
 
-    The queries over positions come from o_t under ``ho``, and from the KV cache itself under ``h``.
+    The queries over positions come from o_t where it is read, else from the KV cache itself.
     """
 
     def __init__(self, spec: Spec):
@@ -140,16 +140,20 @@ class States(nn.Module):
 
     def forward(self, x: Latents) -> Tensor:
         """Return one vector per prefix, (B, n, width)."""
-        kv = x.kv  # (B, n, layers, kv_width)
+        n = x.mask.shape[1]
+        kv = torch.cat([x.prompt, x.kv], dim=1)  # (B, L + n, layers, kv_width)
         normed = self.norm(kv)
         # the mean over layers commutes with the linear map, and is cheaper before it
-        mixed = self.over_layers.mix(normed, normed, causal=False).mean(2)
-        memory = self.down(kv.mean(2) + self.over_layers.out(mixed))  # (B, n, width)
-        queries = memory
+        mixed = self.over_layers.mix(normed, normed).mean(2)
+        memory = self.down(kv.mean(2) + self.over_layers.out(mixed))  # (B, L + n, width)
+        # a token sees its whole prompt, itself and the tokens before it
+        past = torch.ones(n, n, dtype=torch.bool, device=kv.device).tril().expand(len(kv), 1, n, n)
+        prompt = x.given[:, None, None].expand(-1, 1, n, -1)  # (B, 1, n, L)
+        queries = memory[:, -n:]
         if self.asks:
             asked = self.question(x.hidden)
-            queries = self.over_questions(asked, asked)
-        out: Tensor = self.over_positions(queries, memory)
+            queries = self.over_questions(asked, asked, past)
+        out: Tensor = self.over_positions(queries, memory, torch.cat([prompt, past], dim=-1))
         return out
 
 
@@ -157,8 +161,7 @@ class States(nn.Module):
 POOLS: dict[str, type[Last | Running | States]] = {
     "o": Last,
     "m": Running,
-    "h": States,
-    "ho": States,
+    **dict.fromkeys(["h", "ho", "xh", "xho"], States),
 }
 
 
@@ -191,6 +194,11 @@ class Critic(Network):
     def reads_keys(self) -> bool:
         """Whether it reads the KV cache of the engine."""
         return "h" in self.spec.features
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether it reads the KV cache of the prompt, too."""
+        return "x" in self.spec.features
 
     def forward(self, x: Latents, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return f1 (as its logit) and f2 of every prefix (paper, section 5.2; appendix D.5).

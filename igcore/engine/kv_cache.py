@@ -43,6 +43,10 @@ class History:
     keys, values : list of Tensor (R, heads, n, head_dim)
         h_t: one pair per layer that has attention; of a sliding window, as many as it keeps. Empty
         where they are not read.
+    prompts : History or None
+        The KV cache of P prompts, padded on the left and not copied; None where it is not read.
+    owner : list of R int
+        Which of the prompts is each row's.
     """
 
     mask: Tensor
@@ -50,15 +54,23 @@ class History:
     middle: Tensor | None = None
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
+    prompts: "History | None" = None
+    owner: list[int] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, states: Tensor, watch: int | None, keys: list[Tensor], values: list[Tensor]
+        cls,
+        states: Tensor,
+        watch: int | None,
+        keys: list[Tensor],
+        values: list[Tensor],
+        prompts: "History | None",
+        owner: list[int],
     ) -> "History":
         """Split states (R, n, H or 2 H) of rows of one length, as `forward` joins them."""
         hidden, middle = (states, None) if watch is None else states.chunk(2, dim=-1)
         mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
-        return cls(mask, hidden, middle, keys, values)
+        return cls(mask, hidden, middle, keys, values, prompts, owner)
 
 
 @torch.inference_mode()
@@ -203,12 +215,19 @@ class DynamicRows:
         """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""
         # a critic can be trained on copies, but not on tensors of inference mode
         rows = list(range(len(self.mask)) if rows is None else rows)
-        layers = attending(self.cache) if keys else []
+        layers, new = attending(self.cache) if keys else [], self.length
+        prompts = History(
+            self.mask[:, : self.mask.shape[1] - new].bool(),
+            keys=[_first(x.keys, new) for x in layers],
+            values=[_first(x.values, new) for x in layers],
+        )
         return History.of(
             self.past[rows],
             self.watch,
-            [_last(x.keys, self.length)[rows] for x in layers],
-            [_last(x.values, self.length)[rows] for x in layers],
+            [_last(x.keys, new)[rows] for x in layers],
+            [_last(x.values, new)[rows] for x in layers],
+            prompts if keys else None,
+            rows,
         )
 
 
@@ -244,6 +263,11 @@ def _pick(parts: Sequence[Any], rows: Sequence[int]) -> Any:
     if not isinstance(first, Tensor) or not first.dim():
         return first
     return torch.stack([part[row] for part, row in zip(parts, rows, strict=True)])
+
+
+def _first(x: Tensor, n: int) -> Tensor:
+    """Return all but the last n tokens of (R, heads, L, head_dim)."""
+    return x[:, :, : max(0, x.shape[2] - n)]
 
 
 def _last(x: Tensor, n: int) -> Tensor:

@@ -87,7 +87,7 @@ def session_bytes(
 
 
 def critic_bytes(model: PreTrainedModel, rows: int, tokens: int) -> int:
-    """Return the bytes that a critic of the KV cache needs for candidates of this length."""
+    """Return the bytes that a critic of the KV cache needs for texts of this length."""
     in_float32: int = kv_bytes(model, 0, 0, rows, tokens) * 4 // model.dtype.itemsize
     return CRITIC_COPIES * in_float32
 

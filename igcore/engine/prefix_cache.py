@@ -139,12 +139,14 @@ class SharedRows:
         rows = range(len(self.slots)) if rows is None else rows
         slots = [self.slots[row] for row in rows]
         n = max(self.lengths[row] for row in rows)
-        layers = len(self.slab.keys) if keys else 0
+        layers, given = len(self.slab.keys) if keys else 0, self.prompts
         return History.of(
             self.slab.hidden[slots, :n],
             self.watch,
             [x[slots, :, :n] for x in self.slab.keys[:layers]],
             [x[slots, :, :n] for x in self.slab.values[:layers]],
+            History(given.mask, keys=given.keys, values=given.values) if keys else None,
+            [slot // self.slab.width for slot in slots],
         )
 
 

@@ -191,7 +191,8 @@ def prompt_bytes(models: Sequence, networks: Sequence, method: str, config: Sear
         total += session_bytes(model, settings, PROMPT_TOKENS, "shared")
     if method_of(method).asks_critic and networks[0].reads_keys:
         rows = min(CRITIC_ROWS, settings.n_samples)
-        total += critic_bytes(policy, rows, settings.max_new_tokens)
+        prompt = PROMPT_TOKENS if networks[0].reads_prompt else 0
+        total += critic_bytes(policy, rows, prompt + settings.max_new_tokens)
     return total
 
 
@@ -213,7 +214,8 @@ def gib_of(params: DecodeParams | CriticParams, methods: Sequence[str], lessons:
     for network, lesson in zip(networks, lessons, strict=True):
         if training:
             rows = lesson.batch_size if getattr(network, "reads_keys", False) else 0
-            batch = critic_bytes(models[0], rows, params.max_new_tokens)
+            prompt = PROMPT_TOKENS if getattr(network, "reads_prompt", False) else 0
+            batch = critic_bytes(models[0], rows, prompt + params.max_new_tokens)
             peaks.append(TRAINING * network.parameter_count + batch)
     weights = sum(map(weight_bytes, [*models, *networks]))
     return (weights + max(peaks)) / GIB
