@@ -91,7 +91,7 @@ CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
 SAMPLED = any("best-of-n-lagrangian" in (run.get("methods") or ()) and run.get("n_samples") != 1 for run in RUNS.values())
 PAPER = [f"paper_{table}" for table in PRINTED if not swept.waits(PROFILE, table)]
-TABLE, PICTURE = ("csv", "md", "tex", "json"), ("png", "pdf")  # how the names of their files end
+TABLE, PICTURE = ("csv", "md", "tex", "json"), ("png", "pdf", "json")  # how the names of their files end
 TABLES = [
     f"{FIGURES}/tables/{name}.{end}"
     for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER, "paper_orderings"]

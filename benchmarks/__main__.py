@@ -23,8 +23,8 @@ from benchmarks.measure import Case
 from benchmarks.models import MODELS, Models
 from igcore.errors import IgcoreError, ParameterError, PolicyError
 from igcore.folders import Run, digest_of, key, open_run, root
-from igcore.provenance import processor
-from igcore.runs.identity import code_of, versions
+from igcore.provenance import processor, versions
+from igcore.runs.identity import code_of
 
 
 def bench(

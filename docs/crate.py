@@ -1,8 +1,9 @@
-"""Write ``ro-crate-metadata.json``: every table and picture, and the runs that tables were made of.
+"""Write ``ro-crate-metadata.json``: every table and picture, and the runs that they were made of.
 
 ``make readme`` writes it with the pages. It is a Workflow Run RO-Crate in the small: files, the
-actions that made them with commit, processor and the hash over their records, and the notebooks
-that are their instruments. The files beside the tables (`igcore.report.sources`) say all that.
+actions that made them with commit, versions, processor and the hash over their records, and the
+notebooks that are their instruments. The files beside tables and pictures
+(`igcore.report.sources`) say all that.
 """
 
 import json
@@ -45,22 +46,26 @@ def crate_of(base: Path) -> ROCrate:
     for path in files:
         name = path.relative_to(base).as_posix()
         crate.add_file(path, name, properties={"encodingFormat": FORMATS[path.suffix]})
-    for path in sorted((base / "figures/tables").glob("*.json")):
+    for path in sorted((base / "figures").rglob("*.json")):
         add_runs(crate, base, path)
     return crate
 
 
 def add_runs(crate: ROCrate, base: Path, sidecar: Path) -> None:
-    """Add the runs of a table, each once, and name the table among their results."""
-    table = crate.get(sidecar.with_suffix(".csv").relative_to(base).as_posix())
+    """Add the runs of a table or a picture, each once, and name it among their results."""
+    kind, ending = ("table", ".csv") if sidecar.parent.name == "tables" else ("picture", ".png")
+    made = crate.get(sidecar.with_suffix(ending).relative_to(base).as_posix())
     said = json.loads(sidecar.read_text(encoding="utf-8"))
     actions = {run_id(name, facts): facts for name, facts in said["runs"].items()}
-    actions[f"#table/{sidecar.stem}"] = said["written_by"]
+    actions[f"#{kind}/{sidecar.stem}"] = said["written_by"]
     for identifier, facts in actions.items():
         action = crate.get(identifier)
         if action is None:
             properties = {"@type": "CreateAction", "name": identifier.removeprefix("#")}
-            properties["description"] = f"commit {facts['commit']}, {facts['processor']}"
+            said_of_it = [facts["processor"], facts.get("versions")]
+            properties["description"] = ", ".join(
+                [f"commit {facts['commit']}", *filter(None, said_of_it)]
+            )
             action = crate.add(ContextEntity(crate, identifier, properties))
             if root_hash := facts.get("root"):
                 action["identifier"] = root_hash
@@ -68,7 +73,7 @@ def add_runs(crate: ROCrate, base: Path, sidecar: Path) -> None:
                 made_by = next(name for name in INSTRUMENTS if run.startswith(name))
                 action["instrument"] = crate.get(INSTRUMENTS[made_by])
             crate.root_dataset.append_to("mentions", action)
-        action.append_to("result", table)
+        action.append_to("result", made)
 
 
 def run_id(name: str, facts: dict) -> str:

@@ -1,9 +1,10 @@
-"""The provenance of a run: the commit of the code, the processor, and the time.
+"""The provenance of a run: the commit of the code, the versions, the processor, and the time.
 
 Nobody can check these afterwards. Manifests record them, and no answer depends on them. What the
 benchmark measures does depend on the processor.
 """
 
+import importlib.metadata
 import platform
 import re
 import subprocess
@@ -11,15 +12,23 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # changes to these mark a commit as changed; figures and tables that runs write do not
 CODE = ("igcore", "notebooks", "params", "Snakefile")
+VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
 
 
-def made_by() -> dict[str, str | None]:
-    """Return commit, processor and time, as a manifest has them."""
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that can change a number."""
+    return {name: importlib.metadata.version(name) for name in VERSIONS}
+
+
+def made_by() -> dict[str, Any]:
+    """Return commit, versions, processor and time, as a manifest has them."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    return {"git_commit": commit(), "processor": processor(), "finished_at": now}
+    made = {"git_commit": commit(), "versions": versions(), "processor": processor()}
+    return made | {"finished_at": now}
 
 
 def processor() -> str:

@@ -482,7 +482,7 @@ def test_a_part_of_the_benchmark_does_not_replace_the_whole(tiny, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "MODELS", {"random tiny": lambda dtype: tiny})
     cases = fake(monkeypatch, lambda case: None)
-    monkeypatch.setattr(report.style, "save", lambda fig, stem: [])
+    monkeypatch.setattr(report.style, "save", lambda fig, stem, sources: [])
     monkeypatch.setattr(plan, "sections", lambda quick: dict.fromkeys(report.PANELS, cases))
     assert command.main(["--repeats", "1"]) == 0
     tables = tmp_path / "figures" / "tables"

@@ -20,13 +20,14 @@ def test_every_table_is_reachable_from_the_crate():
         entity = crate.get(path.relative_to(ROOT).as_posix())
         assert entity is not None and entity in crate.root_dataset["hasPart"], path.name
     results = [entity for entity in crate.get_entities() if entity.get("result")]
-    for path in sorted((ROOT / "figures/tables").glob("*.json")):
-        runs = json.loads(path.read_text())["runs"]
-        table = crate.get(path.with_suffix(".csv").relative_to(ROOT).as_posix())
+    for path in sorted((ROOT / "figures").rglob("*.json")):
+        runs, of_table = json.loads(path.read_text())["runs"], path.parent.name == "tables"
+        ending, kind = (".csv", "table") if of_table else (".png", "picture")
+        table = crate.get(path.with_suffix(ending).relative_to(ROOT).as_posix())
         made_by = {entity for entity in results if table in entity["result"]}
         assert {entity.id for entity in made_by} == {
             *(run_id(name, facts) for name, facts in runs.items()),
-            f"#table/{path.stem}",
+            f"#{kind}/{path.stem}",
         }
         for name, facts in runs.items():
             assert crate.get(run_id(name, facts)).get("identifier") == facts["root"]

@@ -112,8 +112,8 @@ def test_two_saves_give_the_same_bytes(name, records, main, tmp_path):
     draw, saved = (DRAW | {"safety_states": start.safety_states})[name], []
     for folder in ("one", "two"):
         np.random.seed(len(folder) + len(saved))
-        paths = save(draw(argument), tmp_path / folder / "v1.5")
-        assert [path.name for path in paths] == ["v1.5.pdf", "v1.5.png"]
+        paths = save(draw(argument), tmp_path / folder / "v1.5", {})
+        assert [path.name for path in paths] == ["v1.5.pdf", "v1.5.png", "v1.5.json"]
         saved.append([path.read_bytes() for path in paths])
     assert saved[0] == saved[1]
     assert saved[0][0].startswith(b"%PDF") and saved[0][1].startswith(b"\x89PNG")

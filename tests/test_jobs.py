@@ -13,6 +13,7 @@ import pytest
 import yaml
 from copiedcode import edit, forget, know_code_from
 
+from igcore import provenance
 from igcore.errors import RunError
 from igcore.runs import identity, jobs
 
@@ -88,7 +89,7 @@ def test_settings_notebook_and_versions_count(tmp_path, monkeypatch, what):
     if what == "notebook":
         edit(notebook, "x = 1", "x = 2")
     if what == "version":
-        monkeypatch.setattr(jobs, "versions", lambda: identity.versions() | {"torch": "0"})
+        monkeypatch.setattr(jobs, "versions", lambda: provenance.versions() | {"torch": "0"})
     asked(path, notebook=notebook, budget=1e-6 if what == "setting" else 1e-5)
     assert path.read_bytes() != before
 

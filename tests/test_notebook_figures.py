@@ -53,7 +53,7 @@ def executed(folder, monkeypatch, **parameters) -> tuple[set[str], int]:
     written, shown = set(), []
     monkeypatch.setattr(
         "igcore.report.pictures.save",
-        lambda fig, stem: written.add(Path(stem).relative_to(folder / "figures").as_posix()),
+        lambda fig, stem, _: written.add(Path(stem).relative_to(folder / "figures").as_posix()),
     )
     monkeypatch.setattr("IPython.display.display", shown.append)
     notebook = nbformat.read(ROOT / "notebooks/50_figures.ipynb", as_version=4)

@@ -2,6 +2,7 @@
 bytes that stay.
 """
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -12,7 +13,13 @@ import pytest
 from igcore import provenance
 from igcore.report import sources
 
-KNOWN = {"git_commit": "abc", "processor": "a CPU", "root": "123", "counts": {}}
+KNOWN = {
+    "git_commit": "abc",
+    "versions": {"torch": "2", "numpy": "1"},
+    "processor": "a CPU",
+    "root": "123",
+    "counts": {},
+}
 
 
 @pytest.fixture
@@ -48,7 +55,7 @@ def test_each_run_says_what_its_manifest_says(finished):
     found = sources.of_runs(
         "mine", ["decode-old", "decode-a", "decode-a", "decode-half", "decode-none"]
     )
-    of = {"commit": "abc", "processor": "a CPU", "root": "123"}
+    of = {"commit": "abc", "versions": "torch 2, numpy 1", "processor": "a CPU", "root": "123"}
     assert found == {"mine/decode-a": of, "mine/decode-old": dict.fromkeys(of)}
     assert sources.of_runs("yours", ["decode-a"]) == {}
 
@@ -76,7 +83,9 @@ def test_the_same_runs_give_the_same_bytes(finished):
     assert one == other and one.endswith("}\n")
     found = json.loads(one)
     assert found["runs"].keys() == {"mine/decode-a", "mine/decode-old"}
-    assert found["written_by"] == {"commit": sources.commit(), "processor": sources.processor()}
+    here = found["written_by"]
+    assert (here["commit"], here["processor"]) == (sources.commit(), sources.processor())
+    assert f"torch {importlib.metadata.version('torch')}" in here["versions"].split(", ")
 
 
 def test_the_processor_is_named(tmp_path, monkeypatch):

@@ -1,9 +1,13 @@
 """How a picture is written: the same figure gives the same bytes."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
+
+from .sources import sidecar
+from .tables import replace_file
 
 RC = {  # how every picture looks, whether it is drawn or written
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same picture everywhere
@@ -21,12 +25,18 @@ RC = {  # how every picture looks, whether it is drawn or written
 METADATA = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
 
 
-def save(fig: Figure, stem: Path | str) -> list[Path]:
-    """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch) and return the two paths."""
+def save(fig: Figure, stem: Path | str, sources: Mapping[str, dict]) -> list[Path]:
+    """Write ``stem.pdf``, ``stem.png`` (200 dots per inch) and ``stem.json``; return their paths.
+
+    `sources` are the runs of which the picture was made, see `igcore.report.sources.of_runs`; the
+    last file names them.
+    """
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(stem.name + suffix) for suffix in METADATA]
     for path in paths:
         with matplotlib.rc_context(RC), path.open("wb") as file:
             fig.savefig(file, format=path.suffix[1:], dpi=200, metadata=METADATA[path.suffix])
-    return paths
+    beside = stem.with_name(stem.name + ".json")
+    replace_file(beside, sidecar(sources))
+    return [*paths, beside]

@@ -1,14 +1,14 @@
-"""Where a table comes from, as a file beside it.
+"""Where a table or a picture comes from, as a file beside it.
 
-It names the runs that the table was made of, and the commit and the processor that wrote it. A run
-whose manifest does not say something, such as an old one, has null there.
+It names the runs that the table was made of, and the commit, the versions and the processor that
+wrote it. A run whose manifest does not say something, such as an old one, has null there.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 
 from ..folders import root
-from ..provenance import commit, processor
+from ..provenance import commit, processor, versions
 from .load import APART
 
 
@@ -28,7 +28,7 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
     -------
     dict
         By ``<profile>/<folder>``: ``root``, the hash over lines, parameters and prompts, and the
-        ``commit`` and the ``processor`` of the run.
+        ``commit``, the ``versions`` and the ``processor`` of the run.
     """
     base = root() / "runs" / profile
     names = set(names)
@@ -43,17 +43,24 @@ def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:
         result[f"{profile}/{folder}"] = {
             "root": said.get("root"),
             "commit": said.get("git_commit"),
+            "versions": listed(said.get("versions")),
             "processor": said.get("processor"),
         }
     return result
 
 
+def listed(versions: Mapping[str, str] | None) -> str | None:
+    """Return versions as one text, which takes one line of a file."""
+    return versions and ", ".join(f"{name} {number}" for name, number in versions.items())
+
+
 def sidecar(sources: Mapping[str, dict]) -> str:
     """Return the text of the file beside a table: its runs, and what wrote it.
 
-    ``runs`` is as in `of_runs`, ``written_by`` has the commit and the processor.
+    ``runs`` is as in `of_runs`, ``written_by`` has the commit, the versions and the processor.
 
     It holds no time: the same runs on the same machine give the same bytes.
     """
-    made = {"runs": dict(sources), "written_by": {"commit": commit(), "processor": processor()}}
+    here = {"commit": commit(), "versions": listed(versions()), "processor": processor()}
+    made = {"runs": dict(sources), "written_by": here}
     return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

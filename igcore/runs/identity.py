@@ -7,7 +7,6 @@ operator does. Modules of other packages count by version.
 """
 
 import ast
-import importlib.metadata
 import importlib.util
 import inspect
 import json
@@ -23,20 +22,15 @@ from .. import _HOME
 from ..errors import RunError
 from ..folders import DIGITS, digest_of
 from ..policy import Policy, Prompt
+from ..provenance import versions
 from ..scorers import Scorer
 
 PACKAGE = "igcore"
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
-VERSIONS = ("igcore", "torch", "transformers", "tokenizers", "numpy")
 # public name of the package, which imports it when it is asked for -> its module
 PUBLIC = {name: f"{PACKAGE}.{home}" for name, home in _HOME.items()}
 # fields of a syntax tree that do not change what the code does
 LAYOUT = {"ctx", "kind", "type_comment", "type_ignores"}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that can change a number."""
-    return {name: importlib.metadata.version(name) for name in VERSIONS}
 
 
 def prompts_digest(prompts: Iterable) -> dict:

@@ -19,7 +19,8 @@ from ..errors import RunError
 from ..folders import locked
 from ..models.registry import SCORERS, home_of
 from ..paper import swept
-from .identity import code_of, notebook_code, versions
+from ..provenance import versions
+from .identity import code_of, notebook_code
 from .paramfiles import ParamFiles
 
 ENTRIES = {kind: f"igcore.runs.{kind}_run" for kind in ("decode", "critic", "judge")}

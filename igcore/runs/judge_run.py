@@ -17,9 +17,10 @@ from ..folders import Run, append, line_digest, open_run, root, sound_lines
 from ..judge import Judge, JudgeParams, load_judge
 from ..judge.spec import ASPECTS, Question
 from ..progress import progress
+from ..provenance import versions
 from ..report.load import load_runs
 from ..report.verdicts import Scores, pairs_of, questions_of, scores_of, verdicts
-from .identity import code_of, modules_of, versions
+from .identity import code_of, modules_of
 
 
 def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
