@@ -46,8 +46,9 @@ assets: $(VENV)/installed
 	@echo "igcore: fetching the embedded models and prompts"
 	@$(BIN)/python -m igcore.models.assets
 
+# the two longest runs first: whatever draws the same tokens finds them, and no core waits at the end
 reproduce: assets
-	@$(SNAKE) --config profile=small
+	@$(SNAKE) --prioritize runs/small/decode-raw/manifest.json runs/small/decode-chat/manifest.json --config profile=small
 
 quick: assets
 	@$(SNAKE) --config profile=ci

@@ -217,7 +217,7 @@ def test_tokens_forwarded_are_flat_in_the_number_of_blocks_and_linear_in_rows(
     def forwarded(n, length, block):
         engine = LocalEngine(llama, {-1}, cache)
         with Counter(llama) as counter:
-            engine.open([[1, 2, 3, 4]] * 2)
+            engine.open([[1, 2, 3, 4], [5, 6, 7, 8]])
             rows = [0, 1] * (n // 2)
             for at in range(0, length, block):
                 engine.sample_block(rows, numbers(n, block, str(at)))

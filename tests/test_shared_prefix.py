@@ -11,6 +11,7 @@ from igcore.engine.attention import NOT_PLAIN, Packing, attend
 from igcore.engine.kv_cache import DynamicRows, forward
 from igcore.engine.memory import kv_bytes
 from igcore.engine.prefix_cache import SharedRows, fits
+from igcore.engine.prepack import packed
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +182,31 @@ def test_slots_are_not_copied_at_every_step(llama, monkeypatch):
 
 
 @torch.inference_mode()
+def test_a_prompt_is_read_once_while_the_weights_stay(llama, monkeypatch):
+    """Guards the time of many methods on the same prompts; and prompts of weights that are gone."""
+    prompts = [[1, 2, 3, 4, 5, 6, 7, 8], [9], [1, 2, 3, 4, 5, 6, 7], [9]]
+    alone = SharedRows.open(llama, prompts)
+    with Counter(llama) as count, packed(llama):
+        first, again = SharedRows.open(llama, prompts), SharedRows.open(llama, prompts[::-1])
+        assert count.tokens == 2 * 8 + 1  # two of about one length together, and the short one
+        SharedRows.open(llama, prompts[:1], watch=0)
+        assert count.tokens == 17 + 8, "its states are others"
+        for rows in (first, again):
+            order = range(4) if rows is first else range(3, -1, -1)
+            torch.testing.assert_close(rows.logits, alone.logits[list(order)])
+            for ours, theirs in zip(rows.prompts.keys, alone.prompts.keys, strict=True):
+                seen = rows.prompts.mask[:, None, :, None]
+                torch.testing.assert_close(ours * seen, theirs[list(order)] * seen)
+    with Counter(llama) as count:
+        SharedRows.open(llama, prompts[:1])
+        assert count.tokens == 8, "weights may have changed since"
+    monkeypatch.setattr("igcore.engine.prefix_cache.MOST_KEPT", 0)
+    with Counter(llama) as count, packed(llama):
+        for _ in range(2):
+            torch.testing.assert_close(SharedRows.open(llama, prompts).logits, alone.logits)
+        assert count.tokens == 2 * 17, "nothing is kept"
+
+
 def test_the_models_own_attention_comes_back(llama):
     """Guards the user's model: after a step, and after one that failed, it generates as before."""
     model = tiny("llama", attn_implementation="eager")

@@ -3,6 +3,8 @@
 A beam search samples many continuations of few prompts. Here a prompt is prefilled once, and all
 its rows attend to the same KV cache. The keys and values of new tokens are written in place, into
 slots; see `igcore.engine.attention`. `fits` tries once whether this works for a model.
+
+While a model is `packed`, it reads a prompt once for all methods and groups, see `prefixes`.
 """
 
 from collections import Counter
@@ -13,11 +15,16 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from .attention import Packing, Prompts, Slab, attention_of
-from .kv_cache import DynamicRows, History, Places, forward
+from .kv_cache import DynamicRows, History, Places, forward, padded
+from .prepack import kept_by
+
+MOST_KEPT = 2**28  # bytes of prompts
+PADDING = 1.25  # a batch of prompts is at most so much longer than its shortest
 
 
 @dataclass
@@ -44,14 +51,17 @@ class SharedRows:
 
         `watch` is a layer whose output is kept beside o_t.
         """
-        rows = DynamicRows.open(model, prompts, watch)
-        keys = [layer.keys for layer in rows.cache.layers]
-        values = [layer.values for layer in rows.cache.layers]
+        read = prefixes(model, prompts, watch)
+        keys = [_padded(layer) for layer in zip(*(prefix.keys for prefix in read), strict=True)]
+        values = [_padded(layer) for layer in zip(*(prefix.values for prefix in read), strict=True)]
+        hidden = torch.stack([prefix.hidden for prefix in read])
+        logits = torch.stack([prefix.logits for prefix in read])
+        _, mask = padded(prompts, hidden.device)
         numbers = list(range(len(prompts)))
-        shared = Prompts(numbers, keys, values, rows.mask.bool())
-        slab = Slab.empty(shared, 1, 0, rows.hidden)
+        shared = Prompts(numbers, keys, values, mask.bool())
+        slab = Slab.empty(shared, 1, 0, hidden)
         lengths = [0] * len(prompts)
-        return cls(model, shared, slab, numbers[:], lengths, rows.hidden, rows.logits, watch)
+        return cls(model, shared, slab, numbers[:], lengths, hidden, logits, watch)
 
     def owner(self, row: int) -> int:
         """Return the number of a row's prompt."""
@@ -149,6 +159,64 @@ class SharedRows:
             [slot // self.slab.width for slot in slots],
         )
 
+
+# --- prompts --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Prefix:
+    """What a model keeps of a prompt of l tokens."""
+
+    keys: list[Tensor]  # (heads, l, head_dim) per layer
+    values: list[Tensor]
+    hidden: Tensor  # (H,) o_t, or (2 H,), see `igcore.engine.kv_cache.forward`
+    logits: Tensor  # (V,) W o_t
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return sum(x.nbytes for x in [*self.keys, *self.values, self.hidden, self.logits])
+
+
+def prefixes(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], watch: int | None
+) -> list[Prefix]:
+    """Return what a model keeps of each prompt; those that it has read before it does not read.
+
+    Of what it has read, `MOST_KEPT` bytes are kept, as long as `igcore.engine.prepack.kept_by` says
+    that its weights stay.
+    """
+    kept = kept_by(model)
+    wanted = [(watch, tuple(prompt)) for prompt in prompts]
+    found = {key: kept.pop(key) for key in set(wanted) & kept.keys()}
+    missing = sorted(set(wanted) - found.keys(), key=lambda key: (len(key[1]), key[1]))
+    while missing:
+        # prompts of about one length together need little padding
+        part = [key for key in missing if len(key[1]) <= PADDING * len(missing[0][1])]
+        missing = missing[len(part) :]
+        rows = DynamicRows.open(model, [prompt for _, prompt in part], watch)
+        for i, key in enumerate(part):
+            found[key] = Prefix(
+                [layer.keys[i, :, -len(key[1]) :].clone() for layer in rows.cache.layers],
+                [layer.values[i, :, -len(key[1]) :].clone() for layer in rows.cache.layers],
+                rows.hidden[i],
+                rows.logits[i].clone(),
+            )
+    kept.update({key: found[key] for key in wanted})  # the last used stand last
+    size = sum(prefix.nbytes for prefix in kept.values())
+    while size > MOST_KEPT:
+        size -= kept.popitem(last=False)[1].nbytes
+    return [found[key] for key in wanted]
+
+
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    """Return keys or values (heads, l, head_dim) of prompts together, padded on the left."""
+    by_token = [x.transpose(0, 1) for x in rows]
+    together = pad_sequence(by_token, batch_first=True, padding_side="left")  # (P, L, heads, d)
+    return together.transpose(1, 2).contiguous()
+
+
+# --- models that fit ------------------------------------------------------------------------------
 
 # model -> whether it fits; models are tried once
 _FITS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()

@@ -13,9 +13,11 @@ it depends on the model and on the memory of the machine, never on the memory th
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,6 +30,8 @@ SHARE = 0.25  # share of the machine's memory that the copies of one model may t
 Product = Callable[[Tensor], Tensor]
 # model -> its layers with their products
 _PACKED: WeakKeyDictionary[nn.Module, list[tuple[nn.Linear, Product]]] = WeakKeyDictionary()
+# model -> what else is kept while its weights stay, see `kept_by`
+_KEPT: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, Any]] = WeakKeyDictionary()
 log = logging.getLogger("igcore")
 
 
@@ -42,11 +46,17 @@ def packed(*models: nn.Module) -> Iterator[None]:
     # all copies are made before any is kept: one that fails leaves none behind
     products = {model: list(map(_copied, layers)) for model, layers in new.items()}
     _PACKED.update(products)
+    _KEPT.update({model: OrderedDict() for model in products})
     try:
         yield
     finally:
         for model in products:
-            del _PACKED[model]
+            del _PACKED[model], _KEPT[model]
+
+
+def kept_by(model: nn.Module) -> OrderedDict[Hashable, Any]:
+    """Return a mapping that lives as long as a model is `packed`; outside, an empty one."""
+    return _KEPT.get(model, OrderedDict())
 
 
 def keep_packed(model: nn.Module) -> None:
