@@ -90,11 +90,12 @@ TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
 SAMPLED = any("best-of-n-lagrangian" in (run.get("methods") or ()) and run.get("n_samples") != 1 for run in RUNS.values())
+CATEGORIES = ["categories"] if any(run["prompts"] == "hex-phi" for run in RUNS.values()) else []
 PAPER = [f"paper_{table}" for table in PRINTED if not swept.waits(PROFILE, table)]
 TABLE, PICTURE = ("csv", "md", "tex", "json"), ("png", "pdf", "json")  # how the names of their files end
 TABLES = [
     f"{FIGURES}/tables/{name}.{end}"
-    for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *PAPER, "paper_orderings"]
+    for name in ["main", "compute", "comparison", "heldout", *WITH_CRITICS, *CATEGORIES, *PAPER, "paper_orderings"]
     for end in TABLE
 ]
 PICTURES = [
@@ -122,7 +123,7 @@ EXPERIMENTS = {  # profile -> experiment -> its tables besides the main one, see
     },
     "critic-search": {"critic_search": []},
     "tune": {"tune": [], "checks": [], "weights": [], "arms": [], "steps": []},
-    "paper": {"sweep": []},
+    "paper": {"sweep": [], "literal": []},
 }.get(PARAMS, {})
 ABLATIONS = [
     *[

@@ -8,7 +8,7 @@ import yaml
 
 from igcore.errors import ParameterError
 from igcore.runs import cli
-from igcore.runs.paramfiles import ParamFiles
+from igcore.runs.paramfiles import ParamFiles, merged
 
 
 def folder(tmp_path, **files) -> Path:
@@ -108,6 +108,19 @@ def test_changes_reach_the_settings_they_name_and_move_the_runs(tmp_path):
         "run": "raw",
         "limit": 9,
     }
+
+
+def test_a_change_keeps_what_it_does_not_name():
+    """Bug: a rehearsal that gave every critic other features, because it made them small."""
+    old = {"critics": {"a": {"width": 9, "lr": 1}, "b": {"width": 8}}, "prompts": {"name": "x"}}
+    assert merged(old, {"critics": {"every": {"width": 2}, "b": {"lr": 3}}}) == {
+        "critics": {"a": {"width": 2, "lr": 1}, "b": {"width": 2, "lr": 3}},
+        "prompts": {"name": "x"},
+    }
+    named = {"prompts": {"name": "y"}, "critics": None}
+    assert merged(old | {"prompts": {"name": "x", "part": "test"}}, named) == named
+    assert merged({"grid": {"seed": [0]}}, {"grid": {"seed": [1, 2]}}) == {"grid": {"seed": [1, 2]}}
+    assert old["critics"]["a"]["width"] == 9
 
 
 def test_kinds_are_told_apart_by_the_whole_word(tmp_path):

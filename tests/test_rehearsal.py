@@ -71,15 +71,27 @@ def test_a_row_group_of_the_main_tables_runs(name, here):
     main = params(DecodeParams, f"decode-main-{name}")
     group = Path(main.critic or main.value).parent.name  # HEx-PHI takes the networks of HH-RLHF
     trained = critic_runs.critic_run(params(CriticParams, f"critic-{group}", **small))
-    assert trained.critics.keys() == {"terminal"} and trained.value is not None
+    looking_ahead = [f"{name}-mix"] if "peak" in trained.critics else []
+    assert "terminal" in trained.critics and trained.value is not None
     found = {}
-    for stem in (name, f"{name}-tokenwise"):
+    for stem in (name, f"{name}-tokenwise", *looking_ahead):
         run = decode_run.decode_run(params(DecodeParams, f"decode-main-{stem}", **SMALL))
         found |= {line["method"]: line for line in run.lines}
         assert len(run.lines) == 2 * len(run.params["methods"])
         assert cli.main(["verify", str(run.responses)]) == 0
     assert len(found) >= len(METHODS) - 3
     assert found["inferenceguard"]["status"] in ("verified_safe", "abstained")
+
+
+def test_no_setting_of_the_papers_networks_is_lost():
+    """Guards a rehearsal of other networks: sizes may change, and nothing else."""
+    for path in PAPER.files("critic"):
+        printed, rehearsed = yaml.safe_load(path.read_text()), PAPER.read(path)
+        assert rehearsed.keys() == printed.keys()
+        for name, critic in printed["critics"].items():
+            assert rehearsed["critics"][name] == critic | {"width": 16, "epochs": 2}
+        for name in ("value", "search"):
+            assert rehearsed[name].keys() >= printed[name].keys()
 
 
 def test_every_sweep_is_a_run_that_the_notebooks_take(mirror):

@@ -124,7 +124,19 @@ class Source:
 
 
 PKU_FILES = [f"data/{model}/{{part}}.jsonl" for model in ("Alpaca-7B", "Alpaca2-7B", "Alpaca3-8B")]
-HEX_PHI_FILES = [f"category_{i}.csv" for i in range(1, 12) if i != 2]  # the second was withdrawn
+CATEGORIES = {  # of HEx-PHI, by the number in the name of a file
+    1: "illegal activity",
+    3: "hate, harassment, violence",
+    4: "malware",
+    5: "physical harm",
+    6: "economic harm",
+    7: "fraud, deception",
+    8: "adult content",
+    9: "political campaigning",
+    10: "privacy violation",
+    11: "tailored financial advice",
+}
+HEX_PHI_FILES = [f"category_{i}.csv" for i in CATEGORIES]  # the second was withdrawn
 SOURCES = {
     "pku-saferlhf": Source("PKU-Alignment/PKU-SafeRLHF", PKU_FILES),
     "hex-phi": Source("LLM-Tuning-Safety/HEx-PHI", HEX_PHI_FILES, _lines, parts=("all",)),
@@ -185,6 +197,19 @@ def hub_texts(name: str, options: PromptOptions) -> dict[str, list[str]]:
             f"data set {source.repo!r} is not laid out as expected in {folder} ({reason}); choose "
             "another revision, or download it again"
         ) from why
+
+
+def categories() -> dict[str, str]:
+    """Return the category of each prompt of HEx-PHI.
+
+    Raises
+    ------
+    AssetError
+        See `hub_texts`.
+    """
+    folder = snapshot(SOURCES["hex-phi"].repo, None, kind="dataset")
+    files = zip(CATEGORIES.values(), HEX_PHI_FILES, strict=True)
+    return {text: category for category, name in files for text in _lines(folder / name)}
 
 
 def _texts(source: Source, folder: Path, part: str) -> list[str]:

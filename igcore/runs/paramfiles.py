@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -29,7 +30,7 @@ class ParamFiles:
     changes : mapping
         Overrides of their settings. Those under ``every`` apply to all files that have a setting of
         that name; those under a kind of file (its name up to the first hyphen) apply to all files
-        of the kind; ``profile`` sends all runs to another folder.
+        of the kind, see `merged`; ``profile`` sends all runs to another folder.
     limit : int
         Number of prompts of each run that takes a share of hardest prompts; the share stays the
         same. 0 changes nothing.
@@ -90,7 +91,7 @@ class ParamFiles:
             return settings
         every = self.changes.get("every", {})
         settings |= {name: every[name] for name in every.keys() & settings.keys()}
-        settings |= self.changes.get(_kind(file), {}) | {"profile": self.profile}
+        settings = merged(settings, self.changes.get(_kind(file), {})) | {"profile": self.profile}
         moved = json.dumps(settings).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
         return json.loads(moved)
 
@@ -166,6 +167,20 @@ class ParamFiles:
                         )
                     runs[run] = settings
         return runs
+
+
+def merged(old: object, new: object) -> Any:
+    """Return a setting after a change: of a mapping the parts that the change does not name stay.
+
+    What stands under ``every`` changes all mappings in the old one. A mapping with a ``name``, such
+    as a prompt set with its options, takes the place of the old one.
+    """
+    if not isinstance(old, dict) or not isinstance(new, dict) or "name" in new:
+        return new
+    changes = dict(new)
+    every = changes.pop("every", {})
+    parts = {k: merged(part, every) if isinstance(part, dict) else part for k, part in old.items()}
+    return parts | {name: merged(parts.get(name), part) for name, part in changes.items()}
 
 
 def _kind(file: Path) -> str:
