@@ -76,7 +76,7 @@ def write(
         tables.replace_file(folder / name, text)
     paths = [folder / name for name in texts]
     bars = _bars(table, sections)
-    return [*paths, *style.save(picture(bars, processor), out / "bench", {})] if bars else paths
+    return [*paths, *style.save(picture(bars, processor), out / "bench")] if bars else paths
 
 
 def _bars(table: pd.DataFrame, sections: Mapping[str, Sequence[Case]]) -> dict[str, pd.DataFrame]:

@@ -94,7 +94,7 @@ def workplace(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(metrics, "RESAMPLES", 99)
     monkeypatch.setattr(
         "igcore.report.pictures.save",
-        lambda fig, stem, _: [stem.with_suffix(end).touch() for end in (".png", ".pdf")],
+        lambda fig, stem, _: [stem.with_suffix(end).touch() for end in (".png", ".pdf", ".json")],
     )
 
 

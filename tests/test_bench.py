@@ -42,9 +42,10 @@ NAIVE = sum(
 SAMPLED = P + N * (
     T - 1
 )  # the prompt once, then every token once, but the last of an answer, which nothing follows
-# both scorers read every token once; the verdict reads the text twice, and once more to its last
-# end before; the reward reads the text again for the report
-SEARCHED = SAMPLED + 2 * (P + N * T) + 2 * (P + T) + (P + T - S) + (P + T)
+# both scorers read every token once, and the prompt together, because they share a model; the
+# verdict reads the text twice, and once more to its last end before; the reward reads the text
+# again for the report
+SEARCHED = SAMPLED + P + 2 * N * T + 2 * (P + T) + (P + T - S) + (P + T)
 FORWARD_TOKENS = {
     "A1": NAIVE,
     "A2": NAIVE,
@@ -482,7 +483,7 @@ def test_a_part_of_the_benchmark_does_not_replace_the_whole(tiny, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(command, "MODELS", {"random tiny": lambda dtype: tiny})
     cases = fake(monkeypatch, lambda case: None)
-    monkeypatch.setattr(report.style, "save", lambda fig, stem, sources: [])
+    monkeypatch.setattr(report.style, "save", lambda fig, stem: [])
     monkeypatch.setattr(plan, "sections", lambda quick: dict.fromkeys(report.PANELS, cases))
     assert command.main(["--repeats", "1"]) == 0
     tables = tmp_path / "figures" / "tables"

@@ -237,12 +237,12 @@ def test_the_snakefile_plans_every_run_and_shard(tmp_path):
         "all": "1",
         "teach": "6",
         "critic": "1",
-        "decode": "83",
+        "decode": "46",
         "judge": "1",
         "tables": "1",
         "figures": "1",
         "claims": "1",
-        "total": "95",
+        "total": "58",
     }
 
 

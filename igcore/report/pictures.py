@@ -25,11 +25,11 @@ RC = {  # how every picture looks, whether it is drawn or written
 METADATA = {".pdf": {"CreationDate": None}, ".png": {"Software": None}}
 
 
-def save(fig: Figure, stem: Path | str, sources: Mapping[str, dict]) -> list[Path]:
-    """Write ``stem.pdf``, ``stem.png`` (200 dots per inch) and ``stem.json``; return their paths.
+def save(fig: Figure, stem: Path | str, sources: Mapping[str, dict] | None = None) -> list[Path]:
+    """Write ``stem.pdf`` and ``stem.png`` (200 dots per inch), and return their paths.
 
-    `sources` are the runs of which the picture was made, see `igcore.report.sources.of_runs`; the
-    last file names them.
+    `sources` are the runs of which the picture was made, see `igcore.report.sources.of_runs`; a
+    third file, ``stem.json``, names them.
     """
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -37,6 +37,7 @@ def save(fig: Figure, stem: Path | str, sources: Mapping[str, dict]) -> list[Pat
     for path in paths:
         with matplotlib.rc_context(RC), path.open("wb") as file:
             fig.savefig(file, format=path.suffix[1:], dpi=200, metadata=METADATA[path.suffix])
-    beside = stem.with_name(stem.name + ".json")
-    replace_file(beside, sidecar(sources))
-    return [*paths, beside]
+    if sources is not None:
+        paths.append(stem.with_name(stem.name + ".json"))
+        replace_file(paths[-1], sidecar(sources))
+    return paths
