@@ -95,7 +95,7 @@ def test_no_order_of_commands_makes_a_table_poorer(tmp_path, monkeypatch, capsys
         for table in swept.TABLES
         for end in ("csv", "md", "tex", "json")
     }
-    waiting |= {f"figures/{swept.PICTURE}.{end}" for end in ("png", "pdf")}
+    waiting |= {f"figures/{swept.PICTURE}.{end}" for end in ("png", "pdf", "json")}
     assert waiting <= outputs(tmp_path, "ablations")
     executed(tmp_path, "ablations", cells=TOGETHER)
     left = {
