@@ -1,5 +1,6 @@
 """Tests of rollouts, on the mock policy (exact), and of what they say a critic should have said."""
 
+import gzip
 import json
 import math
 from dataclasses import replace
@@ -134,6 +135,25 @@ def test_a_scorer_that_always_fails_stops_the_rollouts(tmp_path, role):
     with pytest.raises(ScorerError, match=f"'{scorer.name}' failed on"):
         roll(tmp_path / "a", prompts=prompts, **{role: scorer})
     assert not (tmp_path / "a" / "manifest.json").exists()
+
+
+def test_packed_rollouts_are_the_same_and_changed_ones_are_refused(tmp_path):
+    """Guards rollouts that are shipped: one changed byte is found, packed or not."""
+    whole = roll(tmp_path / "a")
+    path, packed = tmp_path / "a/responses.jsonl", tmp_path / "a/responses.jsonl.gz"
+    content = path.read_bytes()
+    changed = content.replace(b'"seed": 5', b'"seed": 6', 1)
+    assert changed != content
+    load = lambda: load_rollouts(tmp_path / "a", CONFIG.checks, **KNOWN)  # noqa: E731
+    path.write_bytes(changed)
+    with pytest.raises(RunError, match="a have changed since they were sampled; sample them"):
+        load()
+    packed.write_bytes(gzip.compress(content))
+    assert load() == whole, "the packed lines are read"
+    for damaged in (gzip.compress(changed), gzip.compress(content)[:-20], b"no archive"):
+        packed.write_bytes(damaged)
+        with pytest.raises(RunError, match="a have changed since they were sampled; sample them"):
+            load()
 
 
 def test_other_settings_start_anew(tmp_path, capsys):

@@ -205,7 +205,7 @@ def categories() -> dict[str, str]:
     Raises
     ------
     AssetError
-        See `hub_texts`.
+        When the set cannot be fetched, see `igcore.models.hub.snapshot`.
     """
     folder = snapshot(SOURCES["hex-phi"].repo, None, kind="dataset")
     files = zip(CATEGORIES.values(), HEX_PHI_FILES, strict=True)

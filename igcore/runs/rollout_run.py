@@ -7,6 +7,7 @@ all responses to one prompt as token ids with costs and rewards. Hidden states a
 
 import json
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -194,13 +195,17 @@ def load_rollouts(
             "set checks to that, or sample rollouts with it"
         )
     lines, packed_ = folder / "responses.jsonl", folder / "responses.jsonl.gz"
-    found = read(packed_ if packed_.exists() else lines)
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    if root_of(params, found, manifest) != manifest["root"]:
-        raise RunError(
-            f"the rollouts in {folder} have changed since they were sampled; sample them again, or "
-            "get the folder anew"
-        )
+    changed = RunError(
+        f"the rollouts in {folder} have changed since they were sampled; sample them again, or get "
+        "the folder anew"
+    )
+    try:
+        found = read(packed_ if packed_.exists() else lines)
+    except (OSError, EOFError, zlib.error) as error:  # a packed file that cannot be unpacked
+        raise changed from error
+    if root_of(params, found, manifest) != manifest.get("root"):
+        raise changed
     return _rollouts(found)
 
 
