@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test audit bench lab readme records assets clean
+.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test audit bench lab docs readme records verify assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/, with verdicts on its claims (about half an hour on two cores)"
@@ -31,7 +31,9 @@ help:
 	@echo "make audit      a million answers to hostile scorers judged again, and broken lines that the tests must see (about ten minutes on two cores)"
 	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (over an hour; resumes)"
 	@echo "make lab        JupyterLab"
-	@echo "make records    unpack the raw records of the walk, make reproduce, into runs/, where igcore verify reads them"
+	@echo "make records    unpack the raw records behind the committed tables into runs/, where igcore verify reads them"
+	@echo "make verify     judge every text of these records again, and decode three groups of every run again (REPLAY=3)"
+	@echo "make docs       the site, with every executed notebook of the last walk, into site/ (PROFILE=small; no network)"
 	@echo "make readme     write the numbers of figures/tables into the pages, and ro-crate-metadata.json"
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -95,13 +97,19 @@ lab: assets
 	@mkdir -p scratch && cp -n notebooks/*.ipynb scratch/ || true
 	@$(BIN)/python -m jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/scratch/00_start_here.ipynb
 
+docs: $(VENV)/installed
+	@$(BIN)/python -m docs.site --profile $(if $(filter file,$(origin PROFILE)),small,$(PROFILE))
+
 readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages
 	@$(BIN)/python -m docs.crate
 
-# the raw records behind the committed tables of the walk, for `igcore verify`; offensive texts in them are not masked
+# the raw records behind the committed tables, for `igcore verify`; offensive texts in them are not masked
 records: $(VENV)/installed
 	@$(BIN)/python -m docs.records unpack
+
+verify: assets
+	@$(BIN)/python -m docs.records verify $(or $(REPLAY),3)
 
 clean:
 	rm -rf runs .snakemake

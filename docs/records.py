@@ -3,17 +3,22 @@
 ``python -m docs.records pack small`` writes ``records/small.tar.xz`` with every line, verdict and
 manifest of the profile, and its hash into ``records/SHA256SUMS``; the same records give the same
 bytes. ``python -m docs.records unpack`` compares the hashes and puts all of it where ``igcore
-verify`` and the notebooks look. Texts in it are not masked.
+verify`` and the notebooks look. ``python -m docs.records verify 3`` judges every text in them again
+and decodes three random groups of every run again. Texts in them are not masked.
 """
 
 import argparse
 import io
 import sys
 import tarfile
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from igcore.errors import IgcoreError, RunError
 from igcore.folders import file_digest, root
+from igcore.runs.paramfiles import ParamFiles
+from igcore.runs.verify import Check, Report, verify
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
 
@@ -51,8 +56,8 @@ def known(base: Path) -> dict[str, str]:
     return {name: digest for digest, name in (line.split() for line in lines)}
 
 
-def unpack(base: Path) -> list[str]:
-    """Extract all archives into ``runs`` and return the profiles.
+def unpack(base: Path, into: Path) -> list[str]:
+    """Extract all archives into the folder ``runs`` of `into`, and return the profiles.
 
     Raises
     ------
@@ -66,28 +71,58 @@ def unpack(base: Path) -> list[str]:
             raise RunError(
                 f"records/{name} is not what was packed; get it anew from the repository"
             )
-        if (base / "runs" / profile).exists():
+        if (into / "runs" / profile).exists():
             raise RunError(f"runs/{profile} is there already; move it away, then unpack again")
         with tarfile.open(archive) as tar:
-            tar.extractall(base, filter="data")
+            tar.extractall(into, filter="data")
         profiles.append(profile)
     return profiles
+
+
+def verified(base: Path, replay: int) -> Iterator[tuple[str, Report]]:
+    """Yield every run of the archives and what a verification found, groups decoded again.
+
+    The files in ``params`` of this repository name models, prompts and networks, not the records.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        for profile in unpack(base, Path(scratch)):
+            for run, settings in ParamFiles(profile, base=base / "params").runs().items():
+                lines = Path(scratch) / "runs" / profile / run / "responses.jsonl"
+                yield f"{profile}/{run}", verify(lines, Check.trusting(settings, replay=replay))
 
 
 def main() -> None:
     """Pack the records of profiles, or unpack all that are kept."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=["pack", "unpack"])
-    parser.add_argument("profiles", nargs="*")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("pack").add_argument("profiles", nargs="+")
+    commands.add_parser("unpack")
+    commands.add_parser("verify").add_argument("replay", type=int, help="groups of every run")
     given = parser.parse_args()
     try:
         if given.command == "unpack":
-            print("unpacked", *unpack(root()))
-        for profile in given.profiles if given.command == "pack" else []:
-            archive = pack(profile, root())
-            print(f"records/{archive.name}: {archive.stat().st_size / 1e6:.1f} MB")
+            print("unpacked", *unpack(root(), root()))
+        elif given.command == "pack":
+            for profile in given.profiles:
+                archive = pack(profile, root())
+                print(f"records/{archive.name}: {archive.stat().st_size / 1e6:.1f} MB")
+        else:
+            sys.exit(_print(verified(root(), given.replay)))
     except IgcoreError as error:
         sys.exit(f"error: {error}")
+
+
+def _print(found: Iterator[tuple[str, Report]]) -> str | None:
+    """Print a line for each run that holds, and every problem; return the last sentence."""
+    failed = []
+    for run, report in found:
+        if report.problems:
+            failed.append(run)
+            print(*(f"{run}: {problem}" for problem in report.problems), sep="\n", flush=True)
+        else:
+            certified = report.certified
+            print(f"{run}: {certified['lines']}; {certified.get('replay', '')}", flush=True)
+    return f"error: {len(failed)} runs do not hold: {', '.join(failed)}" if failed else None
 
 
 if __name__ == "__main__":

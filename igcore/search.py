@@ -309,19 +309,22 @@ def ask_critic(batch: Batch, candidates: Sequence[Candidate]) -> None:
     """
     if not batch.method.asks_critic:
         return
-    beams = [candidate.beam for candidate in candidates]
-    beams = [beam for beam in beams if not beam.finished and beam.safe(batch.config)]
+    asked = [c for c in candidates if not c.beam.finished and c.beam.safe(batch.config)]
     critic = batch.guard.critic
+    verdicts: list[tuple[float, float]] = []
     # the KV cache of many candidates is large, so a critic that reads it sees a few at a time
-    size = CRITIC_ROWS if critic.reads_keys else max(1, len(beams))
-    for at in range(0, len(beams), size):
-        part = beams[at : at + size]
+    size = CRITIC_ROWS if critic.reads_keys else max(1, len(asked))
+    for at in range(0, len(asked), size):
+        part = [candidate.beam for candidate in asked[at : at + size]]
         with batch.work.timed("critic"):
             history = batch.engine.history([beam.row for beam in part], critic.reads_keys)
             f1, f2 = critic.judge(history, [beam.state.z for beam in part])
-            f1, f2 = f1.tolist(), f2.tolist()
-        for i, beam in enumerate(part):
-            beam.judge(f1[i], f2[i], batch.config)
+            verdicts += zip(f1.tolist(), f2.tolist(), strict=True)
+    if deal := getattr(critic, "deal", None):  # a control, which no prompt of a batch may change
+        owners = [candidate.search for candidate in asked]
+        verdicts = deal(verdicts, owners, [candidate.beam.tokens for candidate in asked])
+    for candidate, (f1, f2) in zip(asked, verdicts, strict=True):
+        candidate.beam.judge(f1, f2, batch.config)
 
 
 def ask_reward(batch: Batch, candidates: Sequence[Candidate]) -> None:

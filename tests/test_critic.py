@@ -284,14 +284,12 @@ def test_a_spec_is_checked_by_type():
 # --- the control ----------------------------------------------------------------------------------
 
 
-def dealt(f1, f2=None):
+def dealt(f1, f2=None, owners=None, tokens=None):
     """Return what is dealt out of these verdicts, as a list of pairs."""
-    f1 = torch.tensor(f1, dtype=torch.float32)
-    f2 = -f1 if f2 is None else torch.tensor(f2)
-    says = SimpleNamespace(spec=None, watch=None, reads_keys=False, judge=lambda seen, z: (f1, f2))
-    return list(
-        zip(*(x.tolist() for x in Shuffled(says).judge(None, [0.0] * len(f1))), strict=True)
-    )
+    pairs = list(zip(f1, [-x for x in f1] if f2 is None else f2, strict=True))
+    critic = SimpleNamespace(spec=None, watch=None, reads_keys=False, judge=None)
+    tokens = [[i] for i in range(len(pairs))] if tokens is None else tokens
+    return Shuffled(critic).deal(pairs, owners or ["one"] * len(pairs), tokens)
 
 
 @pytest.mark.parametrize("features", FEATURES)
@@ -307,7 +305,7 @@ def test_the_control_stands_where_the_critic_stands(features):
         net.reads_keys,
     )
     ours, theirs = (torch.stack(judge(x, Z)) for judge in (control.judge, net.judge))
-    assert sorted(ours.T.tolist()) == sorted(theirs.T.tolist()) and ours.dtype == theirs.dtype
+    assert torch.equal(ours, theirs)
 
 
 def test_verdicts_are_dealt_out_whole_and_the_same_again():
@@ -315,7 +313,7 @@ def test_verdicts_are_dealt_out_whole_and_the_same_again():
     call, and no dealing at all.
     """
     f1, f2 = torch.rand(2, 40, generator=torch.Generator().manual_seed(0)).tolist()
-    pairs = list(zip(*torch.tensor([f1, f2]).tolist(), strict=True))
+    pairs = list(zip(f1, f2, strict=True))
     found = dealt(f1, f2)
     assert (
         sorted(found) == sorted(pairs)
@@ -328,16 +326,31 @@ def test_verdicts_are_dealt_out_whole_and_the_same_again():
     assert dealt([0.5]) == [(0.5, -0.5)] and dealt([]) == []
 
 
-def test_every_candidate_gets_every_verdict_equally_often():
-    """Guards an order that is the same for all verdicts, which would favour some candidates: the
-    control must be of no use.
+def test_the_control_depends_neither_on_the_batch_nor_on_last_digits():
+    """Bug: verdicts were dealt out among all prompts of a batch, in an order that a last digit of a
+    float decided: another group size or another processor gave other answers.
     """
-    rng = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(2)
+    f1 = torch.rand(6, generator=rng).tolist()
+    tokens = [[3, 1], [3, 2], [4, 4], [5, 0], [0, 5], [2, 2]]
+    together = dealt(f1, owners=list("ababab"), tokens=tokens)
+    for owner, own in (("a", [0, 2, 4]), ("b", [1, 3, 5])):
+        alone = dealt([f1[i] for i in own], owners=[owner] * 3, tokens=[tokens[i] for i in own])
+        assert alone == [together[i] for i in own]
+    moved = [x * (1 + 1e-6) for x in f1]
+    order = [f1.index(pair[0]) for pair in together]
+    assert order == [moved.index(x) for x, _ in dealt(moved, owners=list("ababab"), tokens=tokens)]
+
+
+def test_every_candidate_gets_every_verdict_equally_often():
+    """Guards an order that is the same for all candidates, which would favour some: the control
+    must be of no use.
+    """
     counts = torch.zeros(4, 4)
-    for _ in range(600):
-        f1 = torch.rand(4, generator=rng).tolist()
-        places = [pair[0] for pair in dealt(f1)]
-        for i, value in enumerate(torch.tensor(f1).tolist()):
+    f1 = [0.1, 0.2, 0.3, 0.4]
+    for draw in range(600):
+        places = [pair[0] for pair in dealt(f1, tokens=[[draw, i] for i in range(4)])]
+        for i, value in enumerate(f1):
             counts[i, places.index(value)] += 1
     assert (counts / 600 - 0.25).abs().max() < 0.08  # 4.5 standard errors
 

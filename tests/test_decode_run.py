@@ -327,6 +327,21 @@ def test_a_shuffled_critic_is_another_run(tmp_path, mocked, monkeypatch, capsys)
     assert json.loads(two.manifest.read_text())["params"]["critic_control"] == "shuffled"
 
 
+def test_the_control_gives_the_same_answers_in_groups_of_any_size(tmp_path, mocked):
+    """Bug: it dealt verdicts out among all prompts of a group: shards changed its answers."""
+    save_critic(untrained(), tmp_path)
+    settings = SIZE | dict(methods=["inferenceguard-critic"], critic_control="shuffled")
+    runs = [
+        decode_run.decode_run(
+            params(critic=".", threshold=1.0, **settings | {"group_size": size}),
+            tmp_path / f"run{size}",
+        )
+        for size in (1, 3)
+    ]
+    one, three = ([(x["prompt_id"], x["response"]) for x in run.lines] for run in runs)
+    assert one == three and len(one) > 2
+
+
 def test_a_run_whose_methods_ask_different_networks(tmp_path, mocked, monkeypatch, capsys):
     """Guards each method's own network, both hashes in the identity, the control of the critic
     alone, and an early refusal.

@@ -31,13 +31,13 @@ def test_records_come_back_as_they_were(repository, tmp_path_factory):
     }
     other = tmp_path_factory.mktemp("other")
     (repository / "records").rename(other / "records")
-    assert unpack(other) == ["mine"]
+    assert unpack(other, other) == ["mine"]
     found = {path.relative_to(other).as_posix() for path in other.glob("runs/**/*.*")}
     assert found == {f"runs/mine/decode-raw/{x}" for x in ("manifest.json", "responses.jsonl")}
     text = (other / "runs/mine/decode-raw/responses.jsonl").read_text()
     assert text == '{"response": "One."}\n'
     with pytest.raises(RunError, match="runs/mine is there already; move it away"):
-        unpack(other)
+        unpack(other, other)
 
 
 def test_another_archive_is_refused(repository):
@@ -46,7 +46,7 @@ def test_another_archive_is_refused(repository):
     archive.write_bytes(archive.read_bytes()[:-1] + b"x")
     (repository / "runs").rename(repository / "kept")
     with pytest.raises(RunError, match=r"records/mine.tar.xz is not what was packed"):
-        unpack(repository)
+        unpack(repository, repository)
     assert not (repository / "runs").exists()
     with pytest.raises(RunError, match="runs/none holds no records; run the profile first"):
         pack("none", repository)

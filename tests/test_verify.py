@@ -19,6 +19,7 @@ from mockruns import lines
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from docs.records import pack, verified
 from igcore import METHODS, Guard, ParameterError, decode, folders, load_policy
 from igcore.beams import method_of, settings_of
 from igcore.contract import Contract
@@ -377,6 +378,45 @@ def test_the_shards_of_a_run_on_a_prompt_file_hold(tmp_path, tiny, capsys):
         assert f"  prompts       {n}: {file}, split all\n" in capsys.readouterr().out
 
 
+def test_a_params_file_that_is_trusted_names_everything(tmp_path, tiny, capsys):
+    """Bug: no page said how to name a selection of prompts, a policy and networks of one's own."""
+    (tmp_path / "mine.txt").write_text("ab\nfed\nc")
+    settings = SIZE | {"policy": str(tiny), "prompts": str(tmp_path / "mine.txt")}
+    path = decoded_run(tmp_path / "run", tiny, prompts=settings["prompts"])
+    (tmp_path / "x").mkdir()
+    file = tmp_path / "x/decode-r.yaml"
+    file.write_text(json.dumps(settings))
+    command = ["verify", str(path), "--replay", "all"]
+    assert cli.main(command) == 1 and "with --prompts" in capsys.readouterr().err
+    assert cli.main([*command, "--params", str(file)]) == 0
+    assert re.search("replay +4 of 4 groups|replay +2 of 2 groups", capsys.readouterr().out)
+    # what an option names comes before what the file names
+    assert cli.main([*command, "--params", str(file), "--prompts", "few"]) == 1
+    assert "answers are missing" in capsys.readouterr().err
+    assert cli.main([*command, "--params", str(tmp_path / "none.yaml")]) == 1
+    assert "none.yaml cannot be read" in capsys.readouterr().err
+
+
+def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny):
+    """Guards `make verify`: all runs of all archives, under the repository's settings."""
+    (tmp_path / "params/x").mkdir(parents=True)
+    file = tmp_path / "params/x/decode-r.yaml"
+    file.write_text(json.dumps(SIZE | {"policy": str(tiny), "points": {"a": {}, "b": {"seed": 1}}}))
+    for run, seed in (("r-a", 0), ("r-b", 1)):
+        decoded_run(tmp_path / "runs/x" / run, tiny, run=run, seed=seed)
+    pack("x", tmp_path)
+    found = dict(verified(tmp_path, replay=1))
+    assert found.keys() == {"x/r-a", "x/r-b"}
+    assert not any(report.problems for report in found.values())
+    assert all(" (seed " in report.certified["replay"] for report in found.values())
+    forged = Forger(tmp_path / "runs/x/r-b/responses.jsonl")
+    forged.lines[0]["reward"] += 1.0
+    forged.save()
+    pack("x", tmp_path)
+    (problems, others) = (dict(verified(tmp_path, replay=0))[f"x/r-{x}"].problems for x in "ba")
+    assert "reward is" in problems[0] and others == []
+
+
 def test_a_run_with_a_critic_holds_when_the_verifier_names_it(tmp_path, tiny, monkeypatch):
     """Guards networks: one that only the record names is not loaded, and another one than that of
     the run is found.
@@ -626,6 +666,22 @@ def less_perplexed(line):
     return [step | {"perplexity": 1.5} for step in line["trace"]]
 
 
+def of_another_batch(times):
+    """Move the diagnostics of a trace by what logits move in another batch, or by more."""
+
+    def trace(line):
+        return [
+            step
+            | {
+                "perplexity": step["perplexity"] * (1 + times * 1e-4),
+                "kl": step["kl"] + times * 1e-4,
+            }
+            for step in line["trace"]
+        ]
+
+    return in_lines(trace=trace)
+
+
 def other_refusal(record):
     abstentions("inferenceguard")(record)
     for line in record.lines:
@@ -840,6 +896,8 @@ FORGERIES = {
     ),
     "trace": (in_lines(trace=[]), HOLDS, "again: trace is .*, not", TRACED),
     "perplexities": (in_lines(trace=less_perplexed), HOLDS, "again: trace is .*, not", TRACED),
+    "digits of another batch": (of_another_batch(1), HOLDS, HOLDS, "last digits of perplexity"),
+    "diagnostics no batch gives": (of_another_batch(9), HOLDS, "again: trace is .*, not", TRACED),
     "finals": (in_lines(finals=[[1.0, 0.0]]), HOLDS, "again: finals is .*, not", TRACED),
     "cost without abstention": (
         in_lines(fail_open_cost=0.0),
@@ -962,6 +1020,28 @@ def said(capsys, path, *options):
     status = cli.main(["verify", str(path), *options])
     certified, _, uncertified = capsys.readouterr().out.partition("not certified:\n")
     return status, dict(re.findall(r"^  (\w+(?: model)?)  +(.*)$", certified, re.M)), uncertified
+
+
+def test_runs_of_two_processors_are_compared_within_a_tolerance(forger, honest, capsys):
+    """Guards rows under another instruction set: last digits agree, and what a near tie changed is
+    listed with it.
+    """
+    of_another_batch(1)(forger)
+    for line in forger.lines:
+        line |= {"reward": line["reward"] + 1e-8, "near_ties": line["near_ties"] + 1}
+    forger.save()
+    command = ["compare", str(honest), str(forger.path)]
+    assert cli.main(command) == 1
+    capsys.readouterr()
+    assert cli.main([*command, "--tolerance", "1e-6"]) == 0
+    assert "agree in all fields but seconds, numbers within 1e-06" in capsys.readouterr().out
+    forger.lines[0]["tokens"] = [1, 2]
+    forger.lines.pop()
+    forger.save()
+    assert cli.main([*command, "--tolerance", "1e-6"]) == 1
+    alone, changed = capsys.readouterr().err.splitlines()
+    assert "is in one file only" in alone
+    assert "tokens is [" in changed and changed.endswith("not [1, 2] (near ties: 0 and 1)")
 
 
 def test_only_what_was_checked_is_certified(forger, tiny, capsys):

@@ -10,6 +10,7 @@ import yaml
 from ..audit.cli import add_audit
 from ..errors import IgcoreError, RunError, needs
 from ..folders import changes, comparable, key, read
+from .paramfiles import ParamFiles
 from .scope import TOLERANCE, UNCHECKED
 
 HELP = "score every emitted text again, and compare the lines with settings, prompts and manifest"
@@ -17,9 +18,9 @@ MORE = f"""\
 Whoever mends all hashes can change more than lines betray. Without --replay nothing shows
 {UNCHECKED}; nor settings changed in params.json and lines alike, with all that follows from them.
 With --replay all only that passes which an honest run would have left under the settings of
-params.json: one with fewer prompts or methods, or with another value of a setting without influence
-on its methods. Seconds, names of profile and run, times of files, commit, processor and time are
-never certified."""
+params.json: one with fewer prompts or methods, with another value of a setting without influence on
+its methods, or with those last digits of perplexity and kl that another batch gives. Seconds, names
+of profile and run, times of files, commit, processor and time are never certified."""
 OPTIONS = "name or {name: ..., option: ...} in the place of the record's"
 Result = tuple[list[str], list[str]]  # lines to print when all holds, and problems
 
@@ -33,11 +34,28 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def differences(a: Sequence[dict], b: Sequence[dict]) -> list[str]:
-    """Say in which fields two runs differ, in any order of lines; seconds do not count."""
+def differences(a: Sequence[dict], b: Sequence[dict], tolerance: float = 0.0) -> list[str]:
+    """Say in which fields two runs differ, in any order of lines; seconds do not count.
+
+    With a tolerance, scores may differ by it, and near ties and the diagnostics of a trace as far
+    as another batch or processor moves them. Lines that differ say how many near ties they had.
+    """
     left = {" ".join(key(line)): comparable(line) for line in a}
     right = {" ".join(key(line)): comparable(line) for line in b}
-    return [f"{name} differs" for name in changes(left, right)]
+    if not tolerance:
+        return [f"{name} differs" for name in changes(left, right)]
+    from .rescore import unlike  # here: they load torch
+    from .verify import allow_for_batch
+
+    found = [f"{name} is in one file only" for name in sorted(left.keys() ^ right.keys())]
+    for name in sorted(left.keys() & right.keys()):
+        one, other = left[name], right[name]
+        ties = one.pop("near_ties"), other.pop("near_ties")
+        del one["digest"], other["digest"]
+        allow_for_batch(one["trace"], other["trace"], one["block_size"])
+        for sentence in unlike(name, one, other, tolerance):
+            found.append(f"{sentence} (near ties: {ties[0]} and {ties[1]})")
+    return found
 
 
 def _named(text: str) -> str | dict:
@@ -72,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
         check.add_argument(f"--{role}", type=_named, help=OPTIONS)
     for role in ("critic", "value"):
         check.add_argument(f"--{role}", metavar="FOLDER", help="of the network that --replay uses")
+    trusted = "params file that you trust; it names what no option above names"
+    check.add_argument("--params", type=Path, metavar="FILE", help=trusted)
     replay = "decode K groups again, or 'all'"
     check.add_argument("--replay", type=_groups, default=0, metavar="K", help=replay)
     check.add_argument("--seed", type=int, help="samples these groups; by default a random one")
@@ -81,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     compare.set_defaults(run=_compare)
     compare.add_argument("a", type=Path)
     compare.add_argument("b", type=Path)
+    moved = "by which numbers may differ, as between processors; then near ties are counted, too"
+    compare.add_argument("--tolerance", type=float, default=0.0, help=moved)
     add_audit(commands)
     return parser
 
@@ -106,11 +128,15 @@ def _run(notebook: Path, output: Path, params: Path | None) -> Result:
     return [f"{output} is complete"], []
 
 
-def _verify(file: Path, **given) -> Result:
+def _verify(file: Path, params: Path | None, **given) -> Result:
     """Verify a run."""
     from .verify import Check, verify  # here: it loads torch, and `igcore run` needs none
 
-    report = verify(file, Check(**given))
+    settings = {}
+    if params:
+        folder = params.absolute().parent
+        settings = ParamFiles(folder.name, base=folder.parent).read(params)
+    report = verify(file, Check.trusting(settings, **given))
     certified = [f"  {what:14}{plain(found)}" for what, found in report.certified.items()]
     uncertified = [f"  {plain(what)}" for what in report.uncertified]
     problems = list(report.problems)
@@ -119,9 +145,11 @@ def _verify(file: Path, **given) -> Result:
     return [f"{file}: all hold", *certified, "not certified:", *uncertified], problems
 
 
-def _compare(a: Path, b: Path) -> Result:
+def _compare(a: Path, b: Path, tolerance: float) -> Result:
     """Compare two files of responses."""
-    return [f"{a} and {b} agree in all fields but seconds"], differences(read(a), read(b))
+    within = f", numbers within {tolerance:g}" if tolerance else ""
+    agree = f"{a} and {b} agree in all fields but seconds{within}"
+    return [agree], differences(read(a), read(b), tolerance)
 
 
 def main(arguments: list[str] | None = None) -> int:

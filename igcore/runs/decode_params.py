@@ -86,8 +86,8 @@ class DecodeParams(Settings):
         Folder of a trained critic, seen from `igcore.folders.root`; needed by the methods that use
         one.
     critic_control : str
-        ``shuffled`` permutes the critic's scores at random among the candidates: a control search
-        that the critic cannot have helped.
+        ``shuffled`` permutes the critic's verdicts at random among the candidates of a prompt: a
+        control search that the critic cannot have helped.
     value : str, optional
         Folder of a trained value network, seen from `igcore.folders.root`; needed by the methods
         that it steers.

@@ -4,40 +4,62 @@
 methods that need them, the hashes into the identity of the run.
 """
 
-import hashlib
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import torch
 
 from ..baselines.re_control import ValueNetwork, load_value
 from ..critic.network import Critic, load_critic
-from ..engine.kv_cache import History
 from ..folders import digest_of, file_digest
 from ..guard import Guard
 from .decode_params import DecodeParams
 
 
 class Shuffled:
-    """Control: a critic whose scores are permuted at random across candidates.
+    """Control: a critic whose verdicts are permuted at random among the candidates of a prompt.
 
-    Its scores are right on average and useless to a search. The order depends on the scores alone,
-    so that the same candidates always get the same permutation.
+    They are right on average and useless to a search.
     """
 
     def __init__(self, critic: Critic):
         """Wrap a critic."""
         self.critic, self.spec = critic, critic.spec
         self.watch, self.reads_keys = critic.watch, critic.reads_keys
+        self.judge = critic.judge
 
-    def judge(self, states: History, z: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Judge as the critic does, and permute the pairs (f1, f2) among the rows."""
-        f1, f2 = self.critic.judge(states, z)
-        digest = hashlib.sha256(f1.cpu().numpy().tobytes()).digest()
-        seed = int.from_bytes(digest[:7], "big")
-        order = torch.randperm(len(f1), generator=torch.Generator().manual_seed(seed))
-        return f1[order], f2[order]
+    def deal(
+        self,
+        verdicts: Sequence[tuple[float, float]],
+        owners: Sequence[Hashable],
+        tokens: Sequence[Sequence[int]],
+    ) -> list[tuple[float, float]]:
+        """Permute the pairs (f1, f2) among the candidates of each prompt.
+
+        The order depends on the tokens of these candidates alone: not on the other prompts of a
+        batch, nor on last digits, which differ between processors.
+
+        Parameters
+        ----------
+        verdicts : sequence of R pairs
+            f1 and f2 of each candidate.
+        owners : sequence of R
+            Whose candidate each is.
+        tokens : sequence of R sequences of int
+            Each candidate's.
+        """
+        places: dict[Hashable, list[int]] = defaultdict(list)
+        for place, owner in enumerate(owners):
+            places[owner].append(place)
+        dealt = list(verdicts)
+        for own in places.values():
+            seed = int(digest_of([list(tokens[place]) for place in own])[:14], 16)
+            order = torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))
+            for place, source in zip(own, order.tolist(), strict=True):
+                dealt[place] = verdicts[own[source]]
+        return dealt
 
 
 # parameter that names the folder, and the name of its files -> how to load the network

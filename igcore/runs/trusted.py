@@ -22,6 +22,7 @@ BELIEVED: dict[str, tuple[list[Collection[str]], set[str]]] = {
     "policy": ([POLICIES], {"name", "template"}),
     "prompts": ([PROMPT_SETS, SOURCES], {"name", "part"}),
 }
+ROLES = (*BELIEVED, "critic", "value")  # all that a verifier may name; a network has no table
 OWN_MATTER = ("device", "self_check")  # options that the verifier's machine decides
 
 
