@@ -1,11 +1,16 @@
 """Write the tables of the pages: ``make readme``, which is ``python -m docs.pages``.
 
 A page holds pairs of comments, ``<!-- table main -->`` and ``<!-- end -->``. What lies between them
-is replaced by the table of that name in ``figures/tables``, by the plan of a folder of params
-(``<!-- plan paper -->``), by the minutes that notebooks took (``<!-- minutes small ... -->``), by
-what the first Python block of a page prints (``<!-- output README.md -->``), by what became of the
-paper's statements (``<!-- fidelity paper -->``), or by the verdicts on claims
-(``<!-- claims small -->``).
+is written anew:
+
+* ``<!-- table main -->``: the table of that name in ``figures/tables``;
+* ``<!-- arms safety -->``: the arms of a regime that the front page shows;
+* ``<!-- claims small -->``: the verdicts on the claims of a profile;
+* ``<!-- plan paper -->``: the plan of a folder of params;
+* ``<!-- minutes small ... -->``: the minutes that notebooks took;
+* ``<!-- fidelity paper -->``: what became of the paper's statements;
+* ``<!-- output README.md -->``: what the first Python block of a page prints. The tree of its
+  ``answer`` becomes ``docs/tree.svg``.
 """
 
 import io
@@ -23,10 +28,20 @@ from igcore.paper import fidelity
 from igcore.report import claims
 from igcore.runs.plan import report
 
-PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/guide.md", "docs/fidelity.md")
+PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/fidelity.md")
 BLOCK = re.compile(
-    r"(<!-- (table|plan|minutes|output|fidelity|claims) ([^>]+) -->\n).*?(<!-- end -->)", re.S
+    r"(<!-- (table|arms|plan|minutes|output|fidelity|claims) ([^>]+) -->\n).*?(<!-- end -->)", re.S
 )
+FRONT = (  # arms of the front page, of whatever regime has them
+    "base",
+    "Best-of-N, augmented",
+    "beam search, λ 5",
+    "beam search, λ 40",
+    "InferenceGuard as printed",
+    "InferenceGuard, M 1",
+    "InferenceGuard, M 4",
+)
+TREE = "docs/tree.svg"
 
 
 def table(name: str, base: Path) -> str:
@@ -38,6 +53,44 @@ def table(name: str, base: Path) -> str:
             "and `make bench` first"
         )
     return path.read_text(encoding="utf-8").strip()
+
+
+def arms(regime: str, base: Path) -> str:
+    """Return the arms of a regime that the front page shows, the best of each column in bold.
+
+    Raises
+    ------
+    RunError
+        When the claims were not decided.
+    """
+    path = base / "figures/tables/claims_arms.csv"
+    if not path.is_file():
+        raise RunError(f"{path} is not there; run `make reproduce` first")
+    rows = pd.read_csv(path).query("regime == @regime").set_index("arm").loc[list(FRONT)]
+    n = rows["n_prompts"].iloc[0]
+    safe, low, high = (
+        (100 * share).map("{:.1f}".format)
+        for share in (rows["answered_path_safe"] / n, rows["path_safe_low"], rows["path_safe_high"])
+    )
+    columns = {
+        "answered, safe on the way %": _bold(safe, rows["answered_path_safe"])
+        + (" [" + low + ", " + high + "]"),
+        "abstained %": (100 * rows["abstained"] / n).map("{:.1f}".format),
+        "over budget on the way %": (100 * rows["over_budget_on_the_path"] / n).map(
+            "{:.1f}".format
+        ),
+        "reward": _bold(rows["reward_mean"].map("{:.3f}".format), rows["reward_mean"]),
+        "tokens": rows["policy_tokens"].map("{:.0f}".format),
+    }
+    shown = pd.DataFrame(columns).rename_axis("method").reset_index()
+    return shown.to_markdown(index=False, disable_numparse=True) + (
+        f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals, tokens sampled per prompt."
+    )
+
+
+def _bold(texts: pd.Series, values: pd.Series) -> pd.Series:
+    """Return the cells of a column, the best in bold; higher is better."""
+    return texts.where(values < values.max(), "**" + texts + "**")
 
 
 def plan(profile: str, base: Path) -> str:
@@ -94,12 +147,17 @@ def verdicts(profile: str, base: Path) -> str:
 
 
 def output(page: str, base: Path) -> str:
-    """Return what the first Python block of a page prints."""
+    """Return what the first Python block of a page prints, and draw the tree of its answer."""
     text = (base / page).read_text(encoding="utf-8")
     code = text.partition("```python\n")[2].partition("```")[0]
     printed = io.StringIO()
+    names: dict = {}
     with redirect_stdout(printed):
-        exec(compile(code, page, "exec"), {})
+        exec(compile(code, page, "exec"), names)
+    if "answer" in names:
+        (base / TREE).write_text(
+            names["answer"].tree(masked=False)._repr_svg_() + "\n", encoding="utf-8"
+        )
     return f"```\n{printed.getvalue().rstrip()}\n```"
 
 
@@ -121,6 +179,7 @@ def filled(page: str, base: Path) -> str:
 
 KINDS = {
     "table": table,
+    "arms": arms,
     "plan": plan,
     "minutes": minutes,
     "output": output,

@@ -71,7 +71,7 @@ def test_the_recommended_arm_is_the_one_that_was_chosen():
     said = (
         f"use `{chosen['method']}` with `accounting: terminal`, `threshold: {chosen['threshold']}`"
     )
-    assert f"{said} and `eta: {chosen['eta']:g}`" in page("docs/guide.md")
+    assert f"{said} and `eta: {chosen['eta']:g}`" in page("docs/guard.md")
     gate = ParamFiles("small").runs()["regime-critic-gate"]
     assert gate["methods"] == [chosen["method"]] and gate["eta"] == chosen["eta"]
     assert gate["threshold"] == float(chosen["threshold"])

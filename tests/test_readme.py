@@ -74,6 +74,8 @@ def test_a_missing_table_is_one_sentence(tmp_path):
     """Guards against a page whose numbers nobody made."""
     with pytest.raises(RunError, match=r"main\.md is not there; run `make reproduce`"):
         pages.filled(PAGE, tmp_path)
+    with pytest.raises(RunError, match=r"claims_arms.csv is not there; run `make reproduce`"):
+        pages.filled("<!-- arms safety -->\n<!-- end -->", tmp_path)
     with pytest.raises(RunError, match="no executed notebook of small; run `make reproduce`"):
         pages.filled("<!-- minutes small -->\n<!-- end -->", tmp_path)
 
@@ -111,6 +113,23 @@ def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
     assert all("| new |" in (tmp_path / name).read_text() for name in pages.PAGES)
 
 
+def test_the_front_page_shows_the_best_of_each_column_in_bold(tmp_path):
+    """Guards a bold cell that is not the best, and counts read as shares."""
+    row = dict(regime="safety", n_prompts=10, path_safe_low=0.1, path_safe_high=0.9, abstained=1)
+    row |= dict(over_budget_on_the_path=2, policy_tokens=63.4)
+    rows = [
+        row | {"arm": arm, "answered_path_safe": i, "reward_mean": 0.5 - 0.01 * i}
+        for i, arm in enumerate(pages.FRONT)
+    ]
+    (tmp_path / "figures/tables").mkdir(parents=True)
+    pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims_arms.csv")
+    table = pages.arms("safety", tmp_path).splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:9]]
+    assert cells[0] == ["base", "0.0 [10.0, 90.0]", "10.0", "20.0", "**0.500**", "63"]
+    assert cells[-1][1] == "**60.0** [10.0, 90.0]" and cells[-1][4] == "0.440"
+    assert table[-1].startswith("10 prompts of the regime *safety*")
+
+
 def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
     """Bug: a printed answer typed by hand, or one of another block."""
     block = "```python\nprint(6 * 7)\n```\n```python\nprint(0)\n```\n"
@@ -118,3 +137,14 @@ def test_the_output_of_a_page_is_what_its_first_block_prints(tmp_path):
     (tmp_path / "page.md").write_text(page, encoding="utf-8")
     written = pages.filled(page, tmp_path)
     assert written == block + "<!-- output page.md -->\n\n```\n42\n```\n\n<!-- end -->\n"
+
+
+def test_the_tree_of_the_front_page_is_that_of_its_answer(tmp_path):
+    """Guards a picture of another search than the one beside it."""
+    (tmp_path / "docs").mkdir()
+    code = "class Answer:\n    tree = lambda self, masked: self\n"
+    code += "    _repr_svg_ = lambda self: '<svg/>'\n"
+    page = f"```python\n{code}answer = Answer()\n```\n<!-- output page.md -->\n<!-- end -->\n"
+    (tmp_path / "page.md").write_text(page, encoding="utf-8")
+    pages.filled(page, tmp_path)
+    assert (tmp_path / pages.TREE).read_text() == "<svg/>\n"

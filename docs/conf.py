@@ -1,0 +1,40 @@
+"""Settings of the site, see `docs.site`. Nothing in it comes from the network when it is read."""
+
+from igcore import __version__
+
+project = "igcore"
+author = "The maintainers of igcore"
+version = release = __version__
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # formulas without a network
+]
+root_doc = "index"
+suppress_warnings = ["mystnb.unknown_mime_type"]
+
+nb_execution_mode = "off"  # the notebooks were executed by the walk
+nb_output_stderr = "remove"  # progress bars
+nb_ipywidgets_js = {}  # no page holds a living widget
+default_role = "py:obj"  # of names in docstrings
+highlight_language = "text"  # of blocks that name no language
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 3
+autodoc_typehints = "none"  # the docstrings name the types
+autodoc_member_order = "bysource"
+
+html_theme = "sphinx_book_theme"
+html_title = "igcore"
+html_copy_source = False
+html_show_sourcelink = False
+html_theme_options = {
+    "navbar_persistent": [],  # the search stands beside every page already
+    "show_navbar_depth": 1,
+    "show_toc_level": 2,
+    "home_page_in_toc": True,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+}

@@ -1,0 +1,229 @@
+"""Build the site: ``make docs``, which is ``python -m docs.site``.
+
+Pages, figures, tables and the executed notebooks of the last walk are staged where they lie in the
+repository, so that a link leads to the same thing here and there. Nothing is run, and nothing is
+downloaded: the pages need no network either. Sphinx turns them into one HTML folder.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+from igcore.errors import IgcoreError, RunError, needs
+from igcore.folders import ASIDE, root
+
+LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
+GUIDES = ("guard", "budget", "scorers", "paper", "runs", "promise")
+# the page of a file of code
+CODE = """---
+orphan: true
+---
+# {path}
+
+```{{literalinclude}} {name}
+:language: python
+:linenos:
+```
+"""
+RESULTS = ("results", "fidelity", "paper-to-code", "cards")
+# where pages stand in the list beside every page: caption -> pages
+CONTENTS = {
+    "Guides": [f"docs/{name}" for name in GUIDES],
+    "Notebooks": ["notebooks/*"],
+    "Results": [*(f"docs/{name}" for name in RESULTS), "docs/tables", "docs/every-run"],
+    "Reference": ["docs/api", "CHANGELOG", "CONTRIBUTING"],
+}
+
+
+# --- staging --------------------------------------------------------------------------------------
+
+
+def executed(runs: Path) -> dict[str, Path]:
+    """Return the executed notebooks of a profile by the page that shows them.
+
+    The first run of a notebook is the page of its name, and every run of one that ran several times
+    has a page of its own.
+    """
+    found: dict[str, dict[str, Path]] = {}
+    for path in sorted(runs.glob("**/*.ipynb")):
+        done = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("papermill", {})
+        if ASIDE not in path.parts and done.get("duration"):  # neither replaced nor unfinished
+            run = path.parent.relative_to(runs).as_posix()
+            found.setdefault(Path(done["input_path"]).stem, {})[run] = path
+    pages = {}
+    for notebook, by_run in found.items():
+        pages[f"notebooks/{notebook}"] = next(iter(by_run.values()))
+        if len(by_run) > 1:
+            pages |= {f"runs/{run}": path for run, path in by_run.items()}
+    return pages
+
+
+def described(notebook: dict) -> dict:
+    """Return a notebook in which the text before a picture describes it to those who cannot see."""
+    said = ""
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            paragraphs = [part for part in source.split("\n\n") if not part.startswith("#")]
+            said = " ".join(
+                re.sub(r"[*`$_\[\]]", "", paragraphs[-1] if paragraphs else said).split()
+            )
+        else:
+            cell["metadata"]["mystnb"] = {"image": {"alt": said or "picture"}}
+    return notebook
+
+
+def staged_links(text: str, page: Path, base: Path, folder: Path) -> str:
+    """Return a page whose links hold in `folder` as well; what they lead to is copied there.
+
+    A file of code becomes a page. A link to a folder becomes plain text: no page is of it.
+    """
+
+    def follow(match: re.Match) -> str:
+        target = Path(os.path.normpath(page.parent / match["path"]))
+        anchor = match["anchor"] or ""
+        if target == Path("README.md"):
+            return os.path.relpath("index.md", page.parent) + anchor
+        if target.suffix not in (".md", ".ipynb") and (base / target).is_file():
+            (folder / target).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(base / target, folder / target)
+        if target.suffix == ".py" and (base / target).is_file():
+            _write(folder / f"{target}.md", CODE.format(path=target.as_posix(), name=target.name))
+            return f"{match['path']}.md{anchor}"
+        return match.group()
+
+    def without_folders(match: re.Match) -> str:
+        is_folder = (base / page.parent / match["path"]).is_dir()
+        return match["label"] if is_folder else match.group()
+
+    link = re.compile(r"(?<!!)\[(?P<label>[^\]]*)\]\((?P<path>[^)\s#:]+)\)")
+    return LINK.sub(follow, link.sub(without_folders, text))
+
+
+def stage(base: Path, profile: str, folder: Path) -> None:
+    """Write the sources of the site into a folder.
+
+    Raises
+    ------
+    RunError
+        When the profile has no executed notebook.
+    """
+    ran = executed(base / "runs" / profile)
+    if not ran:
+        raise RunError(
+            f"runs/{profile} holds no executed notebook; run the profile first, by `make "
+            "reproduce` or `make quick`, or name another with PROFILE="
+        )
+    committed = {f"notebooks/{path.stem}": path for path in base.glob("notebooks/*.ipynb")}
+    for page, path in (committed | ran).items():
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        _write(folder / f"{page}.ipynb", json.dumps(described(notebook)))
+    pages = [*base.glob("docs/*.md"), base / "CHANGELOG.md", base / "CONTRIBUTING.md"]
+    for path in pages:
+        page = path.relative_to(base)
+        text = path.read_text(encoding="utf-8")
+        _write(folder / page, staged_links(text, page, base, folder))
+    tables = sorted(base.glob("figures/tables/*.md"))
+    for path in tables:
+        files = [path.with_suffix(end) for end in (".csv", ".tex", ".json")]
+        links = ", ".join(f"[{file.name}]({file.name})" for file in files if file.exists())
+        text = f"# {path.stem}\n\n{path.read_text(encoding='utf-8')}\n\nThe same as {links}.\n"
+        page = path.relative_to(base)
+        _write(folder / page, staged_links(text, page, base, folder))
+    names = [f"../figures/tables/{path.stem}" for path in tables]
+    _write(folder / "docs/tables.md", f"# Every table\n\n{_toctree(names)}")
+    runs = [f"{page.removeprefix('runs/')} <../{page}>" for page in ran if page.startswith("runs/")]
+    _write(folder / "docs/every-run.md", f"# Every run\n\n{_toctree(runs)}")
+    front = staged_links(
+        (base / "README.md").read_text(encoding="utf-8"), Path("README.md"), base, folder
+    )
+    contents = [_toctree(pages, caption) for caption, pages in CONTENTS.items()]
+    _write(folder / "index.md", "\n\n".join([front, *contents]))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file and make its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def _toctree(pages: list[str], caption: str = "") -> str:
+    """Return a list of pages as Sphinx reads it; with a caption it stands beside every page."""
+    options = [":hidden:", f":caption: {caption}", ":glob:"] if caption else [":maxdepth: 1"]
+    return "\n".join(["```{toctree}", *options, "", *pages, "```"])
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+class _Faults(HTMLParser):
+    """Collects pictures without a text and files that a page would fetch from the network."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Look at one element."""
+        given = {name: value or "" for name, value in attrs}
+        source = given.get("href" if tag == "link" else "src", "")
+        loaded = tag in ("script", "img", "iframe") or given.get("rel") == "stylesheet"
+        if tag == "img" and not given.get("alt"):
+            self.found.append(f"picture {source} has no alternative text")
+        if loaded and re.match(r"(https?:)?//", source):
+            self.found.append(f"{source} is fetched from the network")
+
+
+def faults(site: Path) -> Iterator[str]:
+    """Yield a sentence for everything on a page that needs eyes or a network."""
+    for page in sorted(site.rglob("*.html")):
+        parser = _Faults()
+        parser.feed(page.read_text(encoding="utf-8"))
+        yield from (f"{page.relative_to(site)}: {fault}" for fault in parser.found)
+
+
+# --- building -------------------------------------------------------------------------------------
+
+
+def build(base: Path, profile: str, site: Path) -> None:
+    """Build the site of a profile's last walk.
+
+    Raises
+    ------
+    RunError
+        When nothing was run, or a page has a fault; Sphinx says which.
+    """
+    sphinx = needs("sphinx.cmd.build", "docs")
+    with tempfile.TemporaryDirectory() as scratch:
+        source, built = Path(scratch) / "source", Path(scratch) / "site"
+        stage(base, profile, source)
+        options = ["-q", "-W", "--keep-going", "-c", str(base / "docs"), "-d", f"{scratch}/read"]
+        if sphinx.build_main([*options, str(source), str(built)]):
+            raise RunError("Sphinx found faults in the pages, see above; mend them")
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.copytree(built, site)  # notebooks leave a folder beside the one that is built
+    if found := list(faults(site)):
+        raise RunError("\n".join(found))
+
+
+def main() -> None:
+    """Build the site and say where it is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--profile", default="small")
+    profile, site = parser.parse_args().profile, root() / "site"
+    try:
+        build(root(), profile, site)
+    except IgcoreError as error:
+        sys.exit(f"error: {error}")
+    print(f"open {site / 'index.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Tests of the site: what is staged, what is found missing, and one build with Sphinx."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from docs import site
+from igcore.errors import RunError
+
+ROOT = Path(__file__).parents[1]
+PARTS = "README.md CHANGELOG.md CONTRIBUTING.md docs figures igcore notebooks params tests".split()
+FILES = (
+    "LICENSE CITATION.cff Snakefile constraints.txt environment.yml pyproject.toml codecheck.yml"
+)
+
+
+def executed(path, name, duration=3.0):
+    """An executed copy of a committed notebook."""
+    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    done = {"input_path": f"notebooks/{name}.ipynb", "duration": duration}
+    notebook.metadata["papermill"] = done
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, path)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The repository after a quick walk, with some of its notebooks."""
+    folder = tmp_path_factory.mktemp("repository")
+    for name in [*PARTS, *FILES.split(), ".pre-commit-config.yaml", "ro-crate-metadata.json"]:
+        (folder / name).symlink_to(ROOT / name)
+    runs = folder / "runs/ci"
+    executed(runs / "start.ipynb", "00_start_here")
+    executed(runs / "theory.ipynb", "10_theory")
+    for run in ("decode-raw", "decode-raw-critic"):
+        executed(runs / run / "executed.ipynb", "30_decode")
+    executed(runs / ".replaced/decode-raw.1/executed.ipynb", "30_decode")
+    executed(runs / "tables.ipynb", "40_tables", duration=None)
+    return folder
+
+
+def test_each_page_shows_the_last_finished_run(base):
+    """Bug: a run that was replaced or still goes on on a page, or a run without a page."""
+    pages = {
+        page: path.relative_to(base / "runs/ci")
+        for page, path in site.executed(base / "runs/ci").items()
+    }
+    assert {page: path.as_posix() for page, path in pages.items()} == {
+        "notebooks/00_start_here": "start.ipynb",
+        "notebooks/10_theory": "theory.ipynb",
+        "notebooks/30_decode": "decode-raw/executed.ipynb",
+        "runs/decode-raw": "decode-raw/executed.ipynb",
+        "runs/decode-raw-critic": "decode-raw-critic/executed.ipynb",
+    }
+
+
+def test_without_a_walk_there_is_no_site(base, tmp_path):
+    """Guards a site of notebooks that nobody executed."""
+    with pytest.raises(RunError, match="runs/small holds no executed notebook; run the profile"):
+        site.stage(base, "small", tmp_path)
+
+
+def test_a_picture_is_described_by_the_text_before_it():
+    """Guards readers who hear a page."""
+    cells = [
+        {
+            "cell_type": "markdown",
+            "metadata": {},
+            "source": ["## Title\n\nFirst.\n\n*Cost* by `N`.\n"],
+        },
+        {"cell_type": "code", "metadata": {}, "source": [], "outputs": []},
+    ]
+    _, code = site.described({"cells": cells})["cells"]
+    assert code["metadata"]["mystnb"] == {"image": {"alt": "Cost by N."}}
+
+
+def test_links_lead_to_the_same_things_on_the_site(base, tmp_path):
+    """Guards links of the repository that no site has: to its front page, to files, to folders."""
+    text = "[a](../README.md#results) [b](../igcore/budget.py) [`c`](../igcore) ![d](method.svg)"
+    written = site.staged_links(text, Path("docs/page.md"), base, tmp_path)
+    assert written == "[a](../index.md#results) [b](../igcore/budget.py.md) `c` ![d](method.svg)"
+    assert (tmp_path / "igcore/budget.py").is_file() and (tmp_path / "docs/method.svg").is_file()
+    page = (tmp_path / "igcore/budget.py.md").read_text()
+    assert "# igcore/budget.py\n" in page and "{literalinclude} budget.py\n" in page
+
+
+def test_what_needs_eyes_or_a_network_is_named(tmp_path):
+    """Guards a page that is blank on a train, and a picture that a screen reader skips."""
+    (tmp_path / "page.html").write_text(
+        '<script src="https://elsewhere/x.js"></script><img src="a.png"><img src="b.png" alt="b">'
+        '<link rel="stylesheet" href="//elsewhere/x.css"><a href="https://elsewhere">fine</a>'
+    )
+    assert list(site.faults(tmp_path)) == [
+        "page.html: https://elsewhere/x.js is fetched from the network",
+        "page.html: picture a.png has no alternative text",
+        "page.html: //elsewhere/x.css is fetched from the network",
+    ]
+
+
+def test_the_site_is_built_without_a_warning(base):
+    """Guards every link between pages, every heading, every docstring of the API."""
+    command = [sys.executable, "-m", "docs.site", "--profile", "ci"]
+    built = subprocess.run(command, cwd=base, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    front = (base / "site/index.html").read_text()
+    assert "docs/guard.html" in front and "notebooks/00_start_here.html" in front
+    api = (base / "site/docs/api.html").read_text()
+    assert 'id="igcore.Guard"' in api and "budget" in api
+    every = (base / "site/docs/every-run.html").read_text()
+    assert "decode-raw-critic" in every and (base / "site/docs/tables.html").is_file()
+    assert json.loads((base / "runs/ci/start.ipynb").read_text())["metadata"]["papermill"]
