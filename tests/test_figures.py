@@ -13,6 +13,7 @@ import synthetic
 from matplotlib.collections import PathCollection
 from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
+from statsmodels.stats.proportion import proportion_confint
 
 import igcore
 from igcore.errors import RunError
@@ -139,10 +140,6 @@ def test_methods_with_fewer_prompts_say_so(every):
     here, there = METHODS, [method for method in METHODS if not method.startswith(TOKENWISE)]
     for panel, methods in enumerate((here, there)):
         want = [with_n(method) for method in methods]
-        assert {
-            re.split(" \\(|,", text.get_text())[0] for text in tradeoff.axes[panel].texts
-        } == set(methods)
-        assert [label.get_text() for label in rates.axes[panel].get_yticklabels()] == want
         assert [
             label.get_text() for label in distributions.axes[2 * panel].get_yticklabels()
         ] == want
@@ -153,52 +150,58 @@ def test_methods_with_fewer_prompts_say_so(every):
             for text in legend.get_texts()
             if text.get_text() != "base"
         ] == want[1:]
-    labels = {text.get_text() for text in tradeoff.axes[0].texts}
-    assert "args (n = 12)" in labels and "base" in labels
-    silent = main[main["method"] == "inferenceguard-mix"].iloc[0]
-    assert f"inferenceguard-mix, {silent.abstained} abstained" in labels and silent.abstained > 0
+        # pictures with one message have six methods, all of which answered every prompt
+        names = [look.NAMES[method] for method in look.SIX]
+        labels = {
+            re.sub(", \\d+ abstained$", "", text.get_text()) for text in tradeoff.axes[panel].texts
+        }
+        assert labels == set(names)
+        assert [label.get_text() for label in rates.axes[0].get_yticklabels()] == names
+        for fig in (tradeoff, rates):
+            assert fig.axes[panel].get_title(loc="left").endswith(", n = 30")
 
 
 # --- trade-off ------------------------------------------------------------------------------------
 
 
 def test_tradeoff_draws_the_numbers_of_the_table(main):
-    """Guards against swapped axes, a colour that is not the work, and points of another policy."""
+    """Guards against swapped axes, whiskers of another number, and points of another policy."""
     fig = figures.tradeoff(main)
-    for ax, (policy, rows) in zip(fig.axes, main.groupby("policy", sort=False), strict=False):
-        points = [dots for dots in ax.collections if isinstance(dots, PathCollection)]
-        drawn = [(*dots.get_offsets()[0], dots.get_array()[0]) for dots in points]
-        assert drawn == list(
-            zip(
-                rows["safety_rate"],
-                rows["reward_mean"],
-                rows["policy_tokens_per_prompt"],
-                strict=True,
-            )
-        )
-        assert ax.get_title(loc="left") == policy
-        bars = ax.containers[0].lines[2]
-        across, up = (np.array(bar.get_segments()) for bar in bars)
-        assert across[:, :, 0] == pytest.approx(
-            rows[["safety_wilson_low", "safety_wilson_high"]].to_numpy()
-        )
-        assert up[:, :, 1] == pytest.approx(rows[["reward_low", "reward_high"]].to_numpy())
+    rows_of = dict(list(main.groupby("policy", sort=False)))
+    for ax in fig.axes:
+        rows = rows_of[ax.get_title(loc="left").split(",")[0]]
+        rows = rows[rows["method"].isin(look.SIX)]
+        assert len(ax.containers) == len(rows)
+        for drawn, row in zip(ax.containers, rows.itertuples(), strict=True):
+            (x,), (y,) = drawn.lines[0].get_data()
+            assert (x, y) == (row.word_safety_rate, row.reward_mean)
+            (across,), (up,) = (bar.get_segments() for bar in drawn.lines[2])
+            n_safe = round(row.word_safety_rate * row.n_prompts)
+            interval = proportion_confint(n_safe, row.n_prompts, method="wilson")
+            assert across[:, 0] == pytest.approx(interval)
+            assert up[:, 1] == pytest.approx([row.reward_low, row.reward_high])
+    best = main[main["method"].isin(look.SIX)]
+    safe = (best["word_safety_rate"] * best["n_prompts"]).groupby(best["method"]).sum()
+    shares = safe / best.groupby("method")["n_prompts"].sum()
+    first = shares.max()
+    assert f"kept the budget on {first:.1%} of prompts, " in fig.get_suptitle()
 
 
 def test_tradeoff_names_abstentions(main):
     """Guards against safety shown without its price."""
     labels = {text.get_text() for text in texts(figures.tradeoff(main))}
-    silent = main[main["abstained"] > 0]
+    silent = main[(main["abstained"] > 0) & main["method"].isin(look.SIX)]
     assert (
         len(silent)
-        and {f"{row.method}, {row.abstained} abstained" for row in silent.itertuples()} <= labels
+        and {f"{look.NAMES[row.method]}, {row.abstained} abstained" for row in silent.itertuples()}
+        <= labels
     )
     assert "base" in labels
 
 
 def test_tradeoff_labels_do_not_overlap():
-    """Guards against labels on top of each other, or outside, when fifteen methods have nearly the
-    same numbers.
+    """Guards against labels on top of each other, or outside, when methods have nearly the same
+    numbers.
     """
     same = pd.DataFrame(
         synthetic.record(method=method, prompt_id=f"p{k}", reward=0.5 + 0.1 * k + 1e-4 * n)
@@ -207,18 +210,18 @@ def test_tradeoff_labels_do_not_overlap():
     )
     fig = figures.tradeoff(tables.main_table(same))
     found = boxes(fig)
-    assert set(METHODS) <= set(dict(found)) and outside(fig, found) == []
-    assert hidden(found) == []
+    assert {look.NAMES[method] for method in look.SIX} <= set(dict(found))
+    assert outside(fig, found) == [] and hidden(found) == []
 
 
 def test_labels_stand_beside_their_own_points(main):
     """Bug: the label of one point beside another."""
-    for ax in figures.tradeoff(main).axes[:2]:
-        rows = main[main["policy"] == ax.get_title(loc="left")]
-        rates = zip(rows["safety_rate"], rows["reward_mean"], strict=True)
-        points = dict(zip(rows["method"], rates, strict=True))
+    for ax in figures.tradeoff(main).axes:
+        rows = main[main["policy"] == ax.get_title(loc="left").split(",")[0]]
+        rates = zip(rows["word_safety_rate"], rows["reward_mean"], strict=True)
+        points = dict(zip(rows["method"].map(look.NAMES), rates, strict=True))
         for text in ax.texts:
-            assert text.xy == points[text.get_text().split(",")[0]]
+            assert text.xy == points[re.sub(", \\d+ abstained$", "", text.get_text())]
 
 
 def test_tradeoff_names_methods_without_any_text(main):
@@ -227,10 +230,8 @@ def test_tradeoff_names_methods_without_any_text(main):
     silent.loc[
         silent["method"] == "inferenceguard", ["reward_mean", "reward_low", "reward_high"]
     ] = np.nan
-    assert (
-        figures.tradeoff(silent).axes[0].get_title(loc="left")
-        == "smollm2-raw (nothing emitted: inferenceguard)"
-    )
+    title = figures.tradeoff(silent).axes[0].get_title(loc="left")
+    assert title == "smollm2-raw, n = 40 (nothing emitted: InferenceGuard)"
 
 
 # --- other pictures -------------------------------------------------------------------------------
@@ -264,18 +265,54 @@ def test_distributions_of_constant_cells(n):
     figures.distributions(pd.DataFrame(lines)).draw_without_rendering()
 
 
-def test_rates_draw_the_triple(main):
-    """Guards against bars that do not add up, and counts left out because their piece is thin."""
+def test_rates_draw_what_became_of_every_prompt(main):
+    """Guards against bars that do not add up, and an answer that is safe at its end only as if it
+    were safe.
+    """
+    fig = figures.rates(main)
+    assert fig.get_suptitle() == "No answer that ended within budget had broken it"
+    main = main.assign(word_safety_rate=main["word_safety_rate"].clip(upper=0.5))
     fig = figures.rates(main)
     for ax, (_, rows) in zip(fig.axes, main.groupby("policy", sort=False), strict=True):
+        rows = rows[rows["method"].isin(look.SIX)]
         widths = np.array([[bar.get_width() for bar in bars] for bars in ax.containers])
-        counts = rows[["safe", "abstained", "unsafe"]].to_numpy().T
-        assert widths == pytest.approx(counts / 40)
-        starts = np.array([[bar.get_x() for bar in bars] for bars in ax.containers])
-        assert starts == pytest.approx(np.cumsum(counts, axis=0) / 40 - counts / 40)
-        written = [word for text in ax.texts for word in text.get_text().split() if word.isdigit()]
-        assert sorted(map(int, written)) == sorted(counts[counts > 0].tolist())
+        on_the_way = (rows["word_safety_rate"] * 40).round().to_numpy()
+        counts = np.array(
+            [on_the_way, rows["safe"] - on_the_way, rows["unsafe"], rows["abstained"]]
+        )
+        assert widths == pytest.approx(counts / 40) and counts.sum(axis=0) == pytest.approx(40)
+    assert "ended within budget after they had broken it" in fig.get_suptitle()
     assert overlaps(fig) == []
+
+
+def test_the_share_within_budget_falls_token_by_token():
+    """Guards prompts that not all methods answered, a strict budget, and labels out of order."""
+    rows = [
+        (policy, method, prompt, tokens, z)
+        for policy in ("raw", "chat")
+        for method, levels in {"base": (0.2, -0.1), "inferenceguard": (0.2, 0.0)}.items()
+        for prompt in "ab"
+        for tokens, z in zip((0, 8), levels if prompt == "a" else (0.2, 0.1), strict=True)
+    ]
+    rows.append(("raw", "base", "c", 8, -1.0))  # the guard abstained here
+    found = pd.DataFrame(rows, columns=["policy", "method", "prompt_id", "tokens", "z"])
+    table = figures.kept(found)
+    last = table[table["tokens"] == 8].set_index(["policy", "method"])
+    assert last["n"].tolist() == [2] * 4
+    assert last["share"].to_dict() == {
+        ("raw", "base"): 0.5,
+        ("raw", "inferenceguard"): 1.0,
+        ("chat", "base"): 0.5,
+        ("chat", "inferenceguard"): 1.0,
+    }
+    strict = figures.kept(found, strict=True).set_index(["policy", "method", "tokens"])["share"]
+    assert strict["raw", "inferenceguard", 8] == 0.5
+    fig = figures.trajectories(table)
+    assert fig.get_suptitle() == (
+        "After 8 tokens 50% of plain answers and 0% of InferenceGuard's have broken the budget"
+    )
+    names = {text.get_text(): text.get_position()[1] for text in fig.axes[0].texts}
+    assert names["InferenceGuard"] > names["base"] and outside(fig, boxes(fig)) == []
 
 
 def test_safety_states_draw_the_traces():

@@ -678,16 +678,19 @@ def test_every_table_is_written_three_times_with_its_sources(written):
     )
     assert all(path.parent.name == "tables" and path.stat().st_size for path in written["print"])
     text = (written["print"][0].parent / "paper_main_alpaca_beaver.md").read_text()
-    row = (
-        "alpaca-7b pku-saferlhf inferenceguard 128 n/a 8 88.14 75.0_[40.9,_92.9] unresolved 7.08 "
-        "7.080_[5.213,_8.947] unresolved"
-    )
+    wanted = [
+        "alpaca-7b on pku-saferlhf",
+        "inferenceguard (N 128)",
+        "n 8",
+        "88.14 / 75.0 [40.9, 92.9], unresolved",
+        "7.08 / 7.080 [5.213, 8.947], unresolved",
+    ]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    wanted = [cell.replace("_", " ") for cell in row.split()]
     assert wanted in [cells[: len(wanted)] for cells in rows]
     text = (written["alone"][0].parent / "paper_main_alpaca_beaver.md").read_text()
-    row = "alpaca-7b pku-saferlhf inferenceguard smollm2-raw 128_/_8 n/a 8 88.14 75.0_[40.9,_92.9]"
-    assert row.replace("_", " ") in " ".join(text.replace("|", " ").split())
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    wanted[1:3] = ["inferenceguard (N 128 / 8)", "smollm2-raw, n 8"]
+    assert [*wanted[:3], "88.14 / 75.0 [40.9, 92.9]"] in [cells[:4] for cells in rows]
     assert "unresolved" not in text and "verdict" not in text
 
 

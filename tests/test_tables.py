@@ -313,10 +313,10 @@ def test_a_table_of_nothing_has_a_row_for_every_method(records, tmp_path):
     )
     blank = "," * (len(tables.COLUMNS) - 3)
     assert csv_.splitlines()[1:] == [f"n/a,inferenceguard,0{blank}", f"n/a,base,0{blank}"]
-    rows = [cells_of(line) for line in markdown.splitlines()[2:]]
-    said = [tables.NOT_RUN] * (len(rows[0]) - 3)
-    assert rows == [["n/a", "inferenceguard", "0", *said], ["n/a", "base", "0", *said]]
-    assert "n/a & base & 0 & not run & " in latex
+    rows = [cells_of(line) for line in markdown.splitlines()[2:4]]
+    said = [tables.NOT_RUN] * (tables.MOST - 2)
+    assert rows == [["n/a", "inferenceguard", *said], ["n/a", "base", *said]]
+    assert "n/a & base & not run & " in latex
 
 
 def test_a_table_without_rows_says_so():
@@ -439,11 +439,68 @@ def test_markdown_of_the_main_table(main):
     assert {len(row) for row in (rule, *rows)} == {len(header)} and len(rows) == len(main)
     assert [side[-1] for side in rule] == ["-", "-", *":" * (len(header) - 2)]
     best, row = main.iloc[1], rows[1]
-    assert row[:4] == ["smollm2-raw", "best-of-n", "30", f"{best.safe} / 0 / {best.unsafe}"]
+    assert row[:3] == ["smollm2-raw", "best-of-n", f"{best.safe} / 0 / {best.unsafe}"]
     low, high = 100 * best.safety_wilson_low, 100 * best.safety_wilson_high
-    assert row[4] == f"{100 * best.safety_rate:.1f} [{low:.1f}, {high:.1f}]"
-    assert row[5] == f"{100 * best.word_safety_rate:.1f}"
-    assert row[6] == f"{best.reward_mean:.3f} [{best.reward_low:.3f}, {best.reward_high:.3f}]"
+    assert row[3] == f"{100 * best.safety_rate:.1f} [{low:.1f}, {high:.1f}]"
+    assert row[4] == f"{100 * best.word_safety_rate:.1f}"
+    assert row[5] == f"{best.reward_mean:.3f} [{best.reward_low:.3f}, {best.reward_high:.3f}]"
+    assert row[-1] == "30"
+
+
+def test_people_read_at_most_seven_columns(main, tmp_path):
+    """Bug: tables of 27 columns, in which nobody found the difference and its interval."""
+    shown, sentence = tables.for_people(main)
+    assert shown.shape[1] == tables.MOST and sentence == "The CSV file has more columns."
+    tests = pd.DataFrame(
+        {
+            "policy": ["raw"] * 2,
+            "measure": ["safe", "reward"],
+            "point": ["a", "b"],
+            "test": ["McNemar", "flips"],
+            "n_pairs": [12, 12],
+            "mean_arm": [0.5, 0.6],
+            "sd": [0.1, 0.2],
+            "difference": [0.25, np.nan],
+            "low": [0.1, np.nan],
+            "high": [0.4, np.nan],
+            "p": [0.01, 0.02],
+            "p_holm": [0.02, 0.02001],
+            "verdict": ["held", "failed"],
+            "seconds": [np.nan, np.nan],
+        }
+    )
+    shown, sentence = tables.for_people(tests)
+    names = ["measure", "point", "test", "difference [95 %]", "p", "p_holm", "verdict"]
+    assert list(shown) == names and sentence.startswith("In every row: policy raw, n pairs 12.")
+    assert shown["difference [95 %]"].tolist() == ["0.250 [0.100, 0.400]", tables.MISSING]
+    assert sentence.endswith("The CSV file has more columns.")  # mean_arm and sd
+    text = tables.write(tests, tmp_path / "tests", {})[1].read_text()
+    assert text.endswith(f"\n\n{sentence}\n") and "| measure   | point" in text
+    alone, sentence = tables.for_people(
+        tests.iloc[:1]
+    )  # of one row nothing is the same in every row
+    assert list(alone)[:2] == ["policy", "measure"] and "In every row" not in sentence
+
+
+def test_the_best_of_each_policy_stands_in_bold(main, tmp_path):
+    """Guards a bold number that another row beats, and one of a method with few prompts."""
+    main = main.copy()
+    main.loc[main["method"] == "base", ["n_prompts", "reward_mean"]] = 3, 9.0
+    rows = tables.write(main, tmp_path / "main", {})[1].read_text().splitlines()[2:-2]
+    for policy, of_policy in main[main["method"] != "base"].groupby("policy"):
+        best = of_policy.loc[of_policy["reward_mean"].idxmax()]
+        bold = [cells_of(row)[1] for row in rows if policy in row and "**" in cells_of(row)[5]]
+        assert bold == [best["method"]] and f"**{best['reward_mean']:.3f} [" in "".join(rows)
+
+
+def test_the_centre_of_an_interval_is_the_last_number_of_its_name():
+    """Guards an interval beside another number: a count, a spread, the difference of another."""
+    row = dict(n=5, reward_mean=0.5, reward_difference=0.1, reward_low=0.0, reward_high=0.2)
+    row |= dict(safety_mean=0.9, safety_sd=0.01, safety_low=0.8, safety_high=1.0)
+    shown, _ = tables.for_people(pd.DataFrame([row]))
+    assert list(shown) == [
+        *["n", "reward_mean", "reward_difference [95 %]", "safety_mean [95 %]", "safety_sd"]
+    ]
 
 
 def test_other_tables_are_rounded_and_escaped():

@@ -33,8 +33,35 @@ STYLE: dict[str, tuple[str, str | tuple]] = {
     "inferenceguard-critic": ("#8b2500", "P"),
     "inferenceguard-mix": ("#ff9e6b", (4, 1, 45)),
 }
+# the names of methods for readers, after the paper's
+NAMES = {
+    "base": "base",
+    "best-of-n": "Best-of-N",
+    "best-of-n-lagrangian": "Best-of-N, λ",
+    "best-of-n-augmented": "Best-of-N, augmented",
+    "beam-lagrangian": "beam search, λ",
+    "beam-lagrangian-freq": "beam search, λ, freq.",
+    "beam-augmented": "beam search, augmented",
+    "args": "ARGS",
+    "args-lagrangian": "ARGS, λ",
+    "args-cost": "ARGS, cost",
+    "re-control": "RE-Control",
+    "re-control-lagrangian": "RE-Control, λ",
+    "inferenceguard": "InferenceGuard",
+    "inferenceguard-critic": "InferenceGuard, critic",
+    "inferenceguard-mix": "InferenceGuard, mix",
+}
+SIX = (  # methods of a picture with one message; tables have them all
+    "base",
+    "best-of-n",
+    "best-of-n-augmented",
+    "beam-lagrangian",
+    "beam-augmented",
+    "inferenceguard",
+)
 # column of the main table -> colour
 OUTCOMES = {"safe": "#0173b2", "abstained": "#c9c9c9", "unsafe": "#d55e00"}
+PALE = "#9ecae1"  # of what is safe in part
 WIDTH = 9.0  # inches: a README shows 900 pixels, so 11 points are 15 pixels
 INK = "#222222"
 # seaborn's "colorblind", written out: a figure in these colours need not load seaborn
@@ -97,6 +124,11 @@ def legend_above(fig: Figure, columns: int) -> None:
     fig.legend(list(entries.values()), list(entries), **look)
 
 
+def headline(fig: Figure, sentence: str) -> None:
+    """Write what a figure says above it."""
+    fig.suptitle(sentence, x=0.01, ha="left", fontsize=12.5)
+
+
 def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> pd.DataFrame:
     """Draw each row of counts as a bar of shares, and write the counts that fit into their pieces.
 
@@ -109,7 +141,7 @@ def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> 
         look = {"color": colour, "ec": "white", "height": 0.78, "label": outcome}
         bars = ax.barh(counts.index, shares[outcome], left=starts[outcome], **look)
         texts = counts[outcome].astype(str).mask(thin[outcome], "")
-        ink = INK if colour == OUTCOMES["abstained"] else "white"
+        ink = INK if colour in (PALE, OUTCOMES["abstained"]) else "white"
         ax.bar_label(bars, texts, label_type="center", color=ink, fontsize=9)
     ax.set(xlim=(0, 1), ylim=(len(counts) - 0.4, -0.6))
     ax.tick_params(axis="y", length=0)

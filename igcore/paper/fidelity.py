@@ -57,7 +57,7 @@ def page() -> str:
     names = table["code"].str.split().map(lambda names: ", ".join(f"`{name}`" for name in names))
     table = table.assign(here=names.str.replace("igcore.", "", regex=False))
     parts = [
-        f"### {part.capitalize()}\n\n{rows[SHOWN].to_markdown(index=False)}"
+        f"## {part.capitalize()}\n\n{rows[SHOWN].to_markdown(index=False)}"
         for part, rows in table.groupby("part", sort=False)
     ]
     counts = table["verdict"].value_counts()

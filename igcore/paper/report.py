@@ -185,47 +185,57 @@ def _records(table: str, results: Results) -> pd.DataFrame:
 def short(table: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table of `paper_tables` as people read it, all cells text.
 
-    It has the settings that the paper's table states, printed / ours where these differ; rates are
-    in per cent. Of each measure the reported number, ours with its 95 % interval, and, of the
-    paper's policies, the verdict in a word stand side by side. What no run has is left out.
+    The method has the settings that the paper's table states, printed / ours where these differ. A
+    measure has one column: the reported number / ours with its 95 % interval, and, of the paper's
+    policies, the verdict in a word. Rates are in per cent. What no run has is left out.
     """
     if table in HYPERPARAMETERS:
         return frame.rename(columns={"printed_as": "name"})
     measures = measures_of(table)
-    parts = [frame[["policy", "prompts", "method"]].astype(object).fillna(tables.MISSING)]
-    if "standing" in frame:
-        parts.append(frame["standing"].rename("ours"))
-    for name in stated_settings(table):
-        numbers = frame[name].astype(float).map("{:g}".format)
-        if f"ours_{name}" in frame and name != "lagrange_multiplier":
-            here = frame[f"ours_{name}"].astype(float).map(" / {:g}".format)
-            numbers += here.where(frame[f"ours_{name}"].notna(), "")
-        parts.append(numbers.where(frame[name].notna(), tables.MISSING).rename(SYMBOLS[name]))
-    parts.append(frame[f"{next(iter(measures))}_n"].astype(str).rename("n"))
+    settings = [_setting(name, frame) for name in stated_settings(table)]
+    named = [", ".join(filter(None, texts)) for texts in zip(*settings, strict=True)]
+    methods = [
+        f"{method} ({setting})" if setting else method
+        for method, setting in zip(frame["method"], named or [""] * len(frame), strict=True)
+    ]
+    n = frame[f"{next(iter(measures))}_n"].astype(str)
+    shown = {
+        "system": frame["policy"] + " on " + frame["prompts"],
+        "method": pd.Series(methods, frame.index, dtype=object),
+        "ours": frame["standing"] + ", n " + n if "standing" in frame else "n " + n,
+    }
     for name, measure in measures.items():
         if "standing" not in frame or frame[f"{name}_ours"].notna().any():
-            parts += _for_people(name, measure, frame)
-    return pd.concat(parts, axis=1)
+            shown[f"{measure.label}: paper / ours [95 %]"] = _paper_and_ours(name, measure, frame)
+    return pd.DataFrame(shown)
 
 
-def _for_people(name: str, measure: Measure, frame: pd.DataFrame) -> list[pd.Series]:
+def _setting(name: str, frame: pd.DataFrame) -> list[str]:
+    """Return a setting of each row as text; empty where the row has none."""
+    numbers = frame[name].astype(float).map("{:g}".format)
+    if f"ours_{name}" in frame and name != "lagrange_multiplier":
+        ours = frame[f"ours_{name}"].astype(float).map(" / {:g}".format)
+        numbers += ours.where(frame[f"ours_{name}"].notna(), "")
+    return (f"{SYMBOLS[name]} " + numbers).where(frame[name].notna(), "").tolist()
+
+
+def _paper_and_ours(name: str, measure: Measure, frame: pd.DataFrame) -> pd.Series:
+    """Return the reported number and ours of each row as one text."""
     times, digits = (100, 1) if measure.kind == "rate" else (1, 3)
     numbers = frame[[f"{name}_ours", f"{name}_low", f"{name}_high"]] * times
     texts = [
         f"{ours:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
         for ours, low, high in numbers.to_numpy()
     ]
-    ours = pd.Series(texts).where(frame[f"{name}_ours"].notna(), tables.MISSING)
-    paper = (frame[f"{name}_paper"] * times).map("{:g}".format)
-    if f"{name}_verdict" not in frame:
+    is_there = frame[f"{name}_ours"].notna()
+    ours = pd.Series(texts, frame.index, dtype=object).where(is_there, tables.MISSING)
+    if f"{name}_verdict" in frame:
+        verdicts = frame[f"{name}_verdict"].replace(UNRESOLVED, "unresolved")
+        ours = (ours + ", " + verdicts).where(is_there, verdicts)
+    else:
         ours = ours.where(frame["run"] != NOT_RUN, NOT_RUN)
-        return [paper.rename(f"{measure.label}, paper"), ours.rename("ours [95 %]")]
-    short_verdicts = frame[f"{name}_verdict"].replace(UNRESOLVED, "unresolved")
-    return [
-        paper.rename(f"{measure.label}, paper"),
-        ours.rename("ours [95 %]"),
-        short_verdicts.rename("verdict"),
-    ]
+    paper = (frame[f"{name}_paper"] * times).map("{:g}".format)
+    return paper.where(frame[f"{name}_paper"].notna(), tables.MISSING) + " / " + ours
 
 
 def counts(made: dict[str, pd.DataFrame]) -> pd.DataFrame:

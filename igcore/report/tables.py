@@ -40,6 +40,17 @@ COLUMNS = [
     *"peak_safety_rate word_safety_rate broken_between_blocks".split(),
     *"safety_rate_fail_open reward_answered n_answered_by_all".split(),
 ]
+MOST = 7  # columns that people read
+# column of a main table for people -> that of which it shows the best; both are better when higher
+BEST = {"Safe at every word %": "word_safety_rate", "Reward [95 %]": "reward_mean"}
+# columns that people can do without, the first one first
+SPREADS = "reward_std safety_lower95 reward_sd safety_sd sd".split()  # no interval is of these
+DISPENSABLE = [
+    *SPREADS,
+    *"safe_at_the_end low_one_sided use_z features parameters train_s n_unsafe mean_arm".split(),
+    *"mean_reference test n_blocks perplexity discordant mcnemar_b mcnemar_c mcnemar_p".split(),
+    *"reward_p toxicity_p p n_pairs n_prompts prompts n n_samples".split(),
+]
 # settings that stay integers where a method lacks them
 WHOLE = "n_samples keep block_size rounds seed".split()
 
@@ -188,13 +199,74 @@ def _main_row(row) -> dict[str, str]:
         "Safe % [Wilson 95 %]": percent(*(100 * rate for rate in rates)),
         "Safe at every word %": f"{100 * row.word_safety_rate:.1f}",
         "Reward [95 %]": MISSING if pd.isna(row.reward_mean) else f"{mean} [{low}, {high}]",
+        "Tokens / prompt": f"{row.policy_tokens_per_prompt:.0f}",
         "Reward, all answered": rounded(row.reward_answered),
         "Cost": rounded(row.cost_mean),
-        "Tokens / prompt": f"{row.policy_tokens_per_prompt:.0f}",
     }
     if not row.n_prompts:
         texts = dict.fromkeys(texts, NOT_RUN)
-    return {"Policy": row.policy, "Method": row.method, "n": str(row.n_prompts)} | texts
+    return {"Policy": row.policy, "Method": row.method} | texts | {"n": str(row.n_prompts)}
+
+
+def for_people(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Return at most `MOST` columns of a table, and a sentence on what is not among them.
+
+    An interval stands beside its centre, and what is the same in every row goes into the sentence.
+    Of what is then too much, `DISPENSABLE` columns go first, and after them the last ones.
+    """
+    main = list(table.columns) == COLUMNS
+    shown = pretty(table) if main else _with_intervals(_timed(table))
+    same = [
+        name
+        for name in ([] if main or len(shown) < 2 or shown.columns.duplicated().any() else shown)
+        if shown[name].nunique(dropna=False) == 1
+    ]
+    known = [name for name in same if not shown[name].isna().all()]
+    parts = [f"{_header(name)} {rounded(shown[name].iloc[0])}" for name in known]
+    kept = [at for at, name in enumerate(shown.columns) if name not in same]
+    for name in DISPENSABLE:
+        if len(kept) > MOST:
+            kept = [at for at in kept if shown.columns[at] != name]
+    sentence = f"In every row: {', '.join(parts)}." if parts else ""
+    if len(same) + min(len(kept), MOST) < shown.shape[1] or main:
+        sentence = f"{sentence} The CSV file has more columns.".strip()
+    return shown.iloc[:, kept[:MOST]], sentence
+
+
+def _best_in_bold(shown: pd.DataFrame, main: pd.DataFrame) -> pd.DataFrame:
+    """Mark the best of each policy in a main table, among the methods that have every prompt."""
+    shown = shown.copy()
+    whole = main["n_prompts"] == main.groupby("policy")["n_prompts"].transform("max")
+    for name, column in BEST.items():
+        values = main[column].where(whole)
+        is_best = values == values.groupby(main["policy"]).transform("max")
+        shown[name] = shown[name].where(~is_best, "**" + shown[name] + "**")
+    return shown
+
+
+def _with_intervals(table: pd.DataFrame) -> pd.DataFrame:
+    """Write each interval beside its centre.
+
+    The ends are ``x_low`` and ``x_high``; the centre is the last column before them that has ``x``
+    in its name.
+    """
+    columns, ends = list(table.columns), set()
+    shown = table.copy()
+    for at, low in enumerate(map(str, columns)):
+        stem = low.removesuffix("low")
+        if stem == low or (high := f"{stem}high") not in columns:
+            continue
+        name = stem.removesuffix("_")
+        before = [c for c in columns[:at] if name in c and c not in {*ends, *SPREADS}]
+        ends |= {low, high}
+        if not before:
+            continue
+        numbers = table[[before[-1], low, high]].map(rounded).to_numpy()
+        cells = [MISSING if c == MISSING else f"{c} [{a}, {b}]" for c, a, b in numbers]
+        shown[before[-1]] = cells
+        shown = shown.drop(columns=[low, high])
+        shown = shown.rename(columns={before[-1]: f"{before[-1]} [95 %]"})
+    return shown
 
 
 def rounded(value: object) -> str:
@@ -241,7 +313,7 @@ def write(
 ) -> list[Path]:
     """Write a table as ``stem.csv``, ``stem.md`` and ``stem.tex``, its sources as ``stem.json``.
 
-    The first holds every column with full precision; the others are rounded.
+    The first holds every column with full precision; the others are what `for_people` leaves.
 
     The same table gives the same bytes. Each file is replaced whole or not at all.
 
@@ -251,18 +323,20 @@ def write(
         The runs of which the table was made, see `igcore.report.sources.of_runs`; ``stem.json``
         names them.
     short : DataFrame, optional
-        The table as people read it, where `markdown` does not know how.
+        The columns for people, where `for_people` should not choose.
 
     Returns
     -------
     list of Path
         In the order above.
     """
-    stem, people = Path(stem), table if short is None else short
+    stem, (people, sentence) = Path(stem), for_people(table if short is None else short)
     stem.parent.mkdir(parents=True, exist_ok=True)
+    is_main = short is None and list(table.columns) == COLUMNS
+    marked = _best_in_bold(people, table) if is_main and len(table) else people
     texts = {
         ".csv": table.to_csv(index=False, lineterminator="\n"),
-        ".md": markdown(people),
+        ".md": markdown(marked) + (f"\n{sentence}\n" if sentence else ""),
         ".tex": latex(people),
         ".json": sidecar(sources),
     }
