@@ -10,8 +10,7 @@ from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 
 from igcore.errors import RunError
-from igcore.figures.style import STYLE
-from igcore.report.tables import FAMILIES
+from igcore.figures.style import NAMES, SIX, STYLE
 
 tr = notebook_code("50_figures")
 
@@ -118,117 +117,93 @@ def test_what_cannot_be_read_breaks_the_budget(cost):
     assert z(found, "base") == {0: 0.2, 4: -math.inf, 8: -math.inf}
 
 
-def test_bands_are_over_prompts_that_all_methods_answered():
-    """Bug: methods compared on different prompts, base in one family only, quantiles of another
-    method.
+def test_shares_are_over_prompts_that_all_methods_answered():
+    """Bug: methods compared on different prompts, a method outside the six, an answer on its limit
+    that counts as broken, or as kept where the run was strict.
     """
     ends = {
         "base": [0.0, -0.1, -0.2, -0.3, 0.15],
-        "args": [0.1, 0.1, 0.1],
-        "inferenceguard": [0.19, 0.01, 0.05, 0.02, 0.03],
+        "args": [-0.1, -0.1, -0.1],
+        "inferenceguard": [0.19, 0.01, 0.05, 0.02],
     }
     lines = [
         line(method, f"p{k}", z_trace=[0.2, value, value])
         for method, values in ends.items()
         for k, value in enumerate(values)
     ]
-    lines[0]["z_trace"] = [0.2, None, None]
-    table = tr.bands(tr.paths(frame(*lines)))
-    last = table[table["tokens"] == 8].set_index(["family", "method"])[["n", *tr.SHARES]]
-    assert last.loc[("inferenceguard", "base")].tolist() == [5, -math.inf, -0.3, -0.2, -0.1]
-    assert last.loc[("inferenceguard", "inferenceguard")].tolist() == [5, 0.01, 0.02, 0.03, 0.05]
-    assert last.loc[("args", "base")].tolist() == [3, -math.inf, -math.inf, -0.2, -0.1]
-    assert len(last) == 4 and (table.loc[table["tokens"] == 0, "lowest"] == 0.2).all()
+    lines[1]["z_trace"] = [0.2, None, None]
+    found = tr.paths(frame(*lines))
+    last = tr.kept(found).query("tokens == 8").set_index("method")[["n", "share"]]
+    assert last.loc["base"].tolist() == [4, 0.25] and last.loc["inferenceguard"].tolist() == [4, 1]
+    assert list(last.index) == ["base", "inferenceguard"]
+    strict = tr.kept(found, strict=True).query("tokens == 8").set_index("method")["share"]
+    assert strict.tolist() == [0, 1]
 
 
 def everything(policies=("raw", "chat")) -> pd.DataFrame:
-    """Paths of all methods, as a table; those of base fall by more than any other."""
+    """Shares of all methods, as a table; those of base fall by more than any other."""
     rng = np.random.default_rng(0)
     lines = [
         line(
             method,
             f"p{k}",
             policy=policy,
-            z_trace=[0.2, *(0.2 - np.cumsum(rng.random(2) * (0.6 if method == "base" else 0.1)))],
+            z_trace=[0.2, *(0.2 - np.cumsum(rng.random(2) * (0.6 if method == "base" else 0.15)))],
         )
         for policy in policies
         for method in STYLE
         for k in range(5)
     ]
-    return tr.bands(tr.paths(frame(*lines)))
+    return tr.kept(tr.paths(frame(*lines)))
 
 
 def test_the_picture_draws_the_table():
-    """Bug: a curve of another policy or family, a band of other quantiles, the lowest answer left
-    out.
-    """
+    """Bug: a curve of another policy, a name at another curve, a title that says something else."""
     table = everything()
-    fig = tr.trajectories(table, 0.2)
-    panels = np.array(fig.axes).reshape(len(FAMILIES), 3)
-    assert [ax.get_title(loc="left") for ax in panels[0, :2]] == ["raw", "chat"]
-    assert [text.get_text() for ax in panels[:, :2].flat for text in ax.texts] == ["n = 5"] * 10
-    for family, row in zip(FAMILIES, panels, strict=True):
-        for policy, ax in zip(("raw", "chat"), row, strict=False):
-            cell = table[(table["policy"] == policy) & (table["family"] == family)]
-            drawn = {
-                curve.get_label(): curve
-                for curve in ax.lines
-                if not curve.get_label().startswith("_")
-            }
-            assert list(drawn) == list(cell["method"].unique())
-            dotted = [curve for curve in ax.lines if curve.get_linestyle() == ":"]
-            for (method, rows), low, band in zip(
-                cell.groupby("method", sort=False), dotted, ax.collections, strict=True
-            ):
-                assert (
-                    drawn[method].get_xydata().tolist()
-                    == rows[["tokens", "median"]].to_numpy().tolist()
-                )
-                assert low.get_ydata().tolist() == rows["lowest"].tolist()
-                corners = band.get_paths()[0].vertices
-                assert (
-                    corners[:, 1].min() == rows["low"].min()
-                    and corners[:, 1].max() == rows["high"].max()
-                )
-            assert [0, 0] in [list(curve.get_ydata()) for curve in ax.lines]
-        assert [text.get_text() for text in row[2].get_legend().get_texts()] == list(drawn)
+    fig = tr.trajectories(table)
+    assert [ax.get_title(loc="left") for ax in fig.axes] == ["raw, n = 5", "chat, n = 5"]
+    for policy, ax in zip(("raw", "chat"), fig.axes, strict=True):
+        cell = table[table["policy"] == policy]
+        methods = list(cell["method"].unique())
+        assert methods == list(SIX) and len(ax.lines) == len(SIX)
+        for method, curve in zip(methods, ax.lines, strict=True):
+            rows = cell.loc[cell["method"] == method, ["tokens", "share"]]
+            assert curve.get_xydata().tolist() == rows.to_numpy().tolist()
+            assert curve.get_color() == STYLE[method][0]
+        labels = {text.get_text(): text.get_color() for text in ax.texts}
+        assert labels == {NAMES[method]: STYLE[method][0] for method in SIX}
+    last = table[table["tokens"] == 8].groupby("method")["share"].mean()
+    broken, of_ours = 1 - last["base"], 1 - last["inferenceguard"]
+    assert fig.get_suptitle() == (
+        f"After 8 tokens {broken:.0%} of plain answers and {of_ours:.0%} of InferenceGuard's "
+        "have broken the budget"
+    )
 
 
 @pytest.mark.parametrize("policies", [("raw",), ("raw", "chat"), ("raw", "chat", "third")], ids=len)
 def test_nothing_overlaps(policies):
-    """Bug: legends on curves or beyond the page, labels on top of each other, with one, two or
-    three policies.
+    """Bug: names on top of each other or beyond the page, with one, two or three policies, and
+    where all curves end at one height.
     """
-    fig = tr.trajectories(everything(policies), 0.2)
-    found = boxes(fig)
-    assert len(found) > 30 and hidden(found) == [] and outside(fig, found) == []
-
-
-def test_a_budget_of_zero_has_a_picture():
-    """Bug: a panel without height, and a warning, where every path starts on the line that it must
-    not cross.
-    """
-    table = everything()
-    shifted = table.assign(**{name: table[name] - 0.2 for name in tr.SHARES})
-    low, high = tr.trajectories(shifted, 0.0).axes[0].get_ylim()
-    assert low < shifted["low"].min() and high > 0
-    unread = shifted.assign(**dict.fromkeys(tr.SHARES, -math.inf))
-    tr.trajectories(unread, 0.0).draw_without_rendering()
+    table = everything(policies)
+    for drawn in (table, table.assign(share=1.0)):
+        fig = tr.trajectories(drawn)
+        found = boxes(fig)
+        assert len(found) > 12 and hidden(found) == [] and outside(fig, found) == []
 
 
 def test_base_alone_is_drawn():
     """Guards runs of one method, whose other pictures can all be drawn."""
-    (ax, _) = tr.trajectories(tr.bands(tr.paths(frame(line("base")))), 0.2).axes
-    assert [curve.get_label() for curve in ax.lines if not curve.get_label().startswith("_")] == [
-        "base"
-    ]
+    fig = tr.trajectories(tr.kept(tr.paths(frame(line("base")))))
+    assert [text.get_text() for text in fig.axes[0].texts] == ["base"]
+    assert fig.get_suptitle() == "After 8 tokens 0% of plain answers have broken the budget"
 
 
 def test_nothing_to_compare_is_said():
-    """Guards against an empty picture that looks like a result: base and its rival have answered
-    different prompts.
+    """Guards against an empty picture that looks like a result: two methods have answered different
+    prompts.
     """
-    table = tr.bands(tr.paths(frame(line("base"), line("args", "p1"))))
+    table = tr.kept(tr.paths(frame(line("base"), line("best-of-n", "p1"))))
     assert not len(table)
-    with pytest.raises(RunError, match="no prompt was answered by all methods of a family"):
-        tr.trajectories(table, 0.2)
+    with pytest.raises(RunError, match="no prompt was answered by all methods of the picture"):
+        tr.trajectories(table)

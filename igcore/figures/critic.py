@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..errors import RunError
-from .style import INK, MARKERS, PALETTE, legend_above, panels, styled, whiskers
+from .style import INK, MARKERS, PALETTE, headline, legend_below, panels, styled, whiskers
 
 GREY = "#9a9a9a"
 REFERENCES = {
@@ -24,7 +24,7 @@ def look_of(number: int) -> dict:
 def auroc_by_position(table: pd.DataFrame) -> Figure:
     """Draw the AUROC of f1 within prompts by position, with its 95 % intervals.
 
-    There is one panel per policy, and a line per critic.
+    There is one panel per policy, and a line per critic. The title names the best one.
 
     Parameters
     ----------
@@ -61,5 +61,17 @@ def auroc_by_position(table: pd.DataFrame) -> Figure:
         ax.set(xlabel="tokens of the response", xticks=sorted(rows["position"].unique()))
     for ax in axes[::columns]:
         ax.set_ylabel("AUROC of f1 within a prompt")
-    legend_above(fig, 3)
+    legend_below(fig, 3)
+    headline(fig, _best(table))
     return fig
+
+
+def _best(table: pd.DataFrame) -> str:
+    """Return which critic ranks best at the last position that critics were asked at."""
+    trained = table[(table["critic"] != "none") & table["auroc_within_prompt"].notna()]
+    if not len(trained):
+        return "No critic was trained that has pairs to rank"
+    last = trained[trained["position"] == trained["position"].max()].reset_index()
+    best = last.loc[last["auroc_within_prompt"].idxmax()]
+    share, tokens = f"{best['auroc_within_prompt']:.0%}", best["position"]
+    return f"After {tokens} tokens the critic “{best['critic']}” ranks {share} of pairs rightly"

@@ -20,7 +20,7 @@ from ..report.paired import is_safe
 from ..report.replay import REPLAYED, judged_under, replay_best_of_n
 from .labels import place
 from .pareto import LIMITS, names, pareto
-from .style import WIDTH, legend_above, percent, style, styled
+from .style import WIDTH, legend_below, percent, style, styled
 
 # names of runs in which lambda or the budget varies
 SWEEPS = ("decode-lambda-*", "decode-budget-*", "decode-sweep-lambda-*")
@@ -183,7 +183,7 @@ def pareto_fronts(table: pd.DataFrame) -> Figure:
         ax.set_title(name, loc="left", fontsize=11)
     fig.supxlabel("safety rate (numbers: λ, or the budget d of the search)", fontsize="medium")
     fig.supylabel("reward", fontsize="medium")
-    legend_above(fig, 3)
+    legend_below(fig, 3)
     fig.draw_without_rendering()  # the panels have their final size
     for ax, (_, rows) in zip(axes.values(), panels, strict=True):
         points = rows[list(LIMITS)].to_numpy(dtype=float)

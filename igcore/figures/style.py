@@ -106,21 +106,23 @@ def whiskers(centre: pd.Series, low: pd.Series, high: pd.Series) -> np.ndarray:
 
 
 def named(prompts: pd.Series) -> list[str]:
-    """Return the name of each method, with n where it has fewer prompts than others.
+    """Return the name of each method for readers, with n where it has fewer prompts than others.
 
     `prompts` is the number of prompts by method.
     """
-    most = prompts.max()
-    return [method if n == most else f"{method} (n = {n})" for method, n in prompts.items()]
+    names, most = [NAMES.get(method, method) for method in prompts.index], prompts.max()
+    return [
+        name if n == most else f"{name} (n = {n})" for name, n in zip(names, prompts, strict=True)
+    ]
 
 
-def legend_above(fig: Figure, columns: int) -> None:
-    """Write one legend for all panels above them, each label once."""
+def legend_below(fig: Figure, columns: int) -> None:
+    """Write one legend for all panels below them, each label once."""
     entries = {}
     for ax in fig.axes:
         handles, labels = ax.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
-    look = {"loc": "outside upper center", "ncols": columns, "frameon": False}
+    look = {"loc": "outside lower center", "ncols": columns, "frameon": False}
     fig.legend(list(entries.values()), list(entries), **look)
 
 
