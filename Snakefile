@@ -101,7 +101,7 @@ TABLES = [
 PICTURES = [
     f"{FIGURES}/{name}.{end}"
     for name in [
-        *["tradeoff", "distributions", "rates", "budget_sweep", "trajectories"],
+        *["tradeoff", "distributions", "rates", "trajectories"],
         *([] if swept.waits(PROFILE, swept.PICTURE) else [swept.PICTURE]),
         *(["abstention"] if SAMPLED else []),
         *(["critic", "reliability"] if CRITICS else []),

@@ -56,7 +56,7 @@ def test_the_bound_knows_no_sample_that_is_counted():
     table = ab.abstention_table(records())
     assert list(table.columns) == COLUMNS and set(table["n_prompts"]) == {3}
     assert curve(table, "observed") == pytest.approx({1: (0.5 + 1 + 0.5) / 3, 2: 1 / 3})
-    assert curve(table, "bound") == pytest.approx(
+    assert curve(table, "estimate") == pytest.approx(
         {n: (1 + 0.5**n + 0) / 3 for n in range(1, 9)}
     )  # to N M of the guard
     assert curve(table, OURS) == pytest.approx({8: 1 / 3})
@@ -85,7 +85,7 @@ def test_on_average_the_dots_lie_above_the_squares(p):
     table = ab.abstention_table(
         pd.DataFrame([line(f"p{k}", row) for k, row in enumerate(costs.tolist())])
     )
-    observed, bound = curve(table, "observed"), curve(table, "bound")
+    observed, bound = curve(table, "observed"), curve(table, "estimate")
     assert list(observed) == [1, 2, 3, 4] and list(bound) == list(range(1, 9))
     assert all(
         abs(observed[n] - (1 - p) ** n) < 0.03 and bound[n] > (1 - p) ** n - 0.03 for n in observed
@@ -119,7 +119,7 @@ def test_nothing_to_count_is_said():
             ab.abstention(table)
     assert set(ab.abstention_table(pd.DataFrame([line("p0", (0.1, 0.1))]))["curve"]) == {
         "observed",
-        "bound",
+        "estimate",
     }
     assert not len(ab.abstention_table(records().iloc[:0]))
 
@@ -133,7 +133,13 @@ def test_the_picture_draws_the_table(policies):
     )
     table = ab.abstention_table(lines)
     fig = ab.abstention(table)
-    assert [ax.get_title(loc="left") for ax in fig.axes] == [f"policy {k}" for k in range(policies)]
+    n = table["n_prompts"].max()
+    titles = [f"policy {k}, n = {n}" for k in range(policies)]
+    assert [ax.get_title(loc="left") for ax in fig.axes] == titles
+    seen = table[table["curve"] == "observed"].groupby("samples")["share"].mean()
+    assert fig.get_suptitle() == (
+        f"One answer is unsafe on {seen[1]:.0%} of prompts, all of 2 answers on {seen[2]:.0%}"
+    )
     for ax, (_, rows) in zip(fig.axes, table.groupby("policy", sort=False), strict=True):
         observed, guarded = (
             container.lines[0].get_xydata().tolist() for container in ax.containers
@@ -142,7 +148,7 @@ def test_the_picture_draws_the_table(policies):
         for drawn, name in (
             (observed, "observed"),
             (guarded, OURS),
-            (dotted.get_xydata().tolist(), "bound"),
+            (dotted.get_xydata().tolist(), "estimate"),
         ):
             assert (
                 drawn == rows.loc[rows["curve"] == name, ["samples", "share"]].to_numpy().tolist()

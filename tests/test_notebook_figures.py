@@ -19,9 +19,8 @@ from igcore.report.load import load_runs
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = (
-    "tradeoff pareto rates distributions budget_sweep abstention trajectories answers critic "
-    "reliability"
-).split()
+    "tradeoff pareto rates distributions abstention trajectories answers critic reliability".split()
+)
 PICTURES = set(SECTIONS) - {"answers"}  # the answers are a table
 CRITICS = {"critic", "reliability"}
 METHODS = ("base", "best-of-n", "best-of-n-lagrangian", "inferenceguard")

@@ -19,8 +19,8 @@ from ..report.load import each_finished
 from ..report.paired import is_safe
 from ..report.replay import REPLAYED, judged_under, replay_best_of_n
 from .labels import place
-from .pareto import LIMITS, names, pareto
-from .style import WIDTH, legend_below, percent, style, styled
+from .pareto import LIMITS, pareto
+from .style import NAMES, WIDTH, headline, percent, style, styled
 
 # names of runs in which lambda or the budget varies
 SWEEPS = ("decode-lambda-*", "decode-budget-*", "decode-sweep-lambda-*")
@@ -29,7 +29,14 @@ VARIED = {method: "lagrange_multiplier" for method in METHODS if "lagrangian" in
 VARIED[OURS] = "budget"
 POINT = ["method", "lagrange_multiplier", "budget"]  # what tells the points of a sweep apart
 COLUMNS = ["panel", "method", "value", "n_prompts", *LIMITS]
-FRONT = "#d9d9d9"  # the frontier of all methods, behind everything
+SHOWN = (  # lambda = 0 is Best-of-N
+    "base",
+    "best-of-n-lagrangian",
+    "best-of-n-augmented",
+    "beam-lagrangian",
+    "beam-augmented",
+    OURS,
+)
 
 
 # --- sweeps ---------------------------------------------------------------------------------------
@@ -158,74 +165,77 @@ def _points(panel: str, lines: pd.DataFrame, swept: pd.DataFrame) -> list[dict]:
 
 @styled
 def pareto_fronts(table: pd.DataFrame) -> Figure:
-    """Draw reward against safety rate, a point for every method and value of its setting.
+    """Draw reward against safety rate: the Pareto frontiers of six methods over their setting.
 
-    A thin line is the Pareto frontier of one method over lambda or the budget; other settings of
-    the method are hollow. The broad line is the frontier of all methods. Numbers are lambda, or the
-    budget d of the search; hollow points have none.
+    A frontier is a staircase: what a method reaches with at least that safety rate. A number is
+    lambda, or the budget d of the search; settings that another one beats are left out. The title
+    says how often InferenceGuard's run is on the frontier of all that is drawn.
 
     Parameters
     ----------
     table : DataFrame
-        `fronts`. A method without any text has no reward and no point. One with fewer prompts has
-        its n beside its name, and no part in the broad line.
+        `fronts`. A method without any text has no reward and no point. One with fewer prompts than
+        others is not drawn.
     """
+    fewest = table.groupby("panel")["n_prompts"].transform("max")
+    table = table[table["method"].isin(SHOWN) & (table["n_prompts"] == fewest)]
     panels = list(table.groupby("panel", sort=False))
     count, columns = len(panels), min(2, len(panels))
     # two side by side; the last one is as wide as the page where it is alone
     places = np.append(np.arange(count), [count - 1] * (-count % columns)).reshape(-1, columns)
-    legend_lines = table["method"].nunique() // 3 + 1
-    height = 0.5 + 0.24 * legend_lines + 3.5 * len(places)
-    fig = Figure(figsize=(WIDTH, height), layout="constrained")
+    fig = Figure(figsize=(WIDTH, 0.7 + 3.3 * len(places)), layout="constrained")
     axes = fig.subplot_mosaic(places.tolist())
     for ax, (name, rows) in zip(axes.values(), panels, strict=True):
         _panel(ax, rows)
-        ax.set_title(name, loc="left", fontsize=11)
-    fig.supxlabel("safety rate (numbers: λ, or the budget d of the search)", fontsize="medium")
+        ax.set_title(f"{name}, n = {rows['n_prompts'].max()}", loc="left", fontsize=11)
+    fig.supxlabel("answered within budget at the end", fontsize="medium")
     fig.supylabel("reward", fontsize="medium")
-    legend_below(fig, 3)
+    headline(fig, _stands(table))
     fig.draw_without_rendering()  # the panels have their final size
     for ax, (_, rows) in zip(axes.values(), panels, strict=True):
-        points = rows[list(LIMITS)].to_numpy(dtype=float)
-        place(ax, points, _values(rows).tolist(), size=9)
+        best = _best(rows)
+        place(ax, best[list(LIMITS)].to_numpy(dtype=float), _labels(best), size=9)
     return fig
 
 
 def _panel(ax: Axes, rows: pd.DataFrame) -> None:
     ax.grid()
-    ax.margins(0.13)
-    ax.xaxis.set_major_formatter(percent)
-    of_all = rows[rows["n_prompts"] == rows["n_prompts"].max()]
-    look = {"color": FRONT, "marker": "o", "ms": 13, "lw": 6}
-    _frontier(ax, of_all, label="Pareto frontier of all methods", zorder=1, **look)
-    labels = names(rows)
-    for method, points in rows.groupby("method", sort=False):
+    ax.margins(0.2)
+    # the margin is for labels: no rate is above 1
+    ax.xaxis.set_major_formatter(lambda x, at: percent(x, at) if x <= 1 else "")
+    for method, best in _best(rows).groupby("method", sort=False):
         colour, marker = style(method)
-        _frontier(ax, points, color=colour, lw=1.6, zorder=2)
-        best = pareto(points)
+        # from less to more safety: what is reached with at least that rate
+        look = {"drawstyle": "steps-pre", "color": colour, "lw": 1.6, "zorder": 2}
+        ax.plot(best["safety_rate"], best["reward_mean"], **look)
         # ours is large, and behind what has the same numbers
         size, above = (130, 2.5) if method == OURS else (44, 3)
-        look = {"marker": marker, "ec": colour, "lw": 1.2, "s": size, "zorder": above}
-        for part, inside in ((points[best], colour), (points[~best], "white")):
-            ax.scatter(part["safety_rate"], part["reward_mean"], c=inside, **look)
-        ax.plot([], [], color=colour, marker=marker, ms=8, ls="none", label=labels[method])
+        look = {"marker": marker, "color": colour, "s": size, "zorder": above}
+        ax.scatter(best["safety_rate"], best["reward_mean"], **look)
 
 
-def _frontier(ax: Axes, points: pd.DataFrame, **look) -> None:
-    """Draw a line through the points that no other dominates, from less to more safety."""
-    best = points[pareto(points)].sort_values(list(LIMITS), ascending=[True, False])
-    ax.plot(best["safety_rate"], best["reward_mean"], **look)
+def _best(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the Pareto frontier of each method, from less to more safety."""
+    parts = [cell[pareto(cell)] for _, cell in rows.groupby("method", sort=False)]
+    ends = [part.sort_values(list(LIMITS), ascending=[True, False]) for part in parts]
+    return pd.concat(ends)
 
 
-def _values(rows: pd.DataFrame) -> pd.Series:
-    """Return lambda, or the budget of the search, of the points on each method's frontier.
-
-    It is empty for other points, and for methods with a single point.
-    """
-    labels = pd.Series("", rows.index, dtype=object)
-    for method, points in rows.groupby("method", sort=False):
-        if len(points) > 1:
-            form = "d = {:g}" if VARIED[method] == "budget" else "{:g}"
-            values = points.loc[pareto(points), "value"]
-            labels[values.index] = values.map(form.format)
+def _labels(best: pd.DataFrame) -> list[str]:
+    """Return what stands beside each point: the method at its first one, and the setting."""
+    labels = []
+    for method, points in best.groupby("method", sort=False):
+        values = points["value"].map(("d = {:g}" if method == OURS else "λ = {:g}").format)
+        labels += values.where(points["value"].notna(), "").tolist()
+        at = len(labels) - len(points)
+        labels[at] = f"{NAMES[method]} {labels[at]}".strip()
     return labels
+
+
+def _stands(table: pd.DataFrame) -> str:
+    """Return in how many panels a point of InferenceGuard is beaten by none, in a sentence."""
+    on_front = []
+    for _, rows in table.groupby("panel", sort=False):
+        on_front.append((pareto(rows) & (rows["method"] == OURS)).any())
+    panels = f"{sum(on_front)} of {len(on_front)} panels"
+    return f"{NAMES[OURS]} is on the common Pareto frontier in {panels}"
