@@ -20,6 +20,7 @@ from igcore.figures import style as figures
 af = notebook_code("45_ablations")
 
 LAMBDAS = (0, 1, 2.5, 5, 10)
+METHODS = {name: method for method, name in figures.NAMES.items()}  # as readers see them
 
 
 def row(method="inferenceguard", safe=12, reward=0.5, n=16, **fields) -> dict:
@@ -247,7 +248,9 @@ def test_fifteen_methods_have_room(name):
     }[name](every)
     fig = getattr(af, name)(table)
     found = boxes(fig)
-    assert {text for text, _ in found} >= {m for m in every if not m.startswith("args")}
+    assert {text for text, _ in found} >= {
+        figures.NAMES[m] for m in every if not m.startswith("args")
+    }
     assert hidden(found) == [] and outside(fig, found) == []
 
 
@@ -271,7 +274,7 @@ def test_methods_without_a_style_are_drawn():
 def fronts(table) -> dict:
     """Draw, and return the panels by method and N."""
     titles = [(ax, ax.get_title(loc="left").split(", N = ")) for ax in af.lambda_fronts(table).axes]
-    return {(method.split(" (")[0], int(n)): ax for ax, (method, n) in titles}
+    return {(METHODS[name.split(" (")[0]], int(n)): ax for ax, (name, n) in titles}
 
 
 def test_fronts_draw_every_point_and_join_those_that_none_beats():
@@ -281,7 +284,7 @@ def test_fronts_draw_every_point_and_join_those_that_none_beats():
     table = lambdas()
     panels = fronts(table)
     assert len(panels) == 10
-    assert panels["args-lagrangian", 32].get_title(loc="left") == "args-lagrangian (n = 12), N = 32"
+    assert panels["args-lagrangian", 32].get_title(loc="left") == "ARGS, λ (n = 12), N = 32"
     for n in (4, 8, 16):
         ax = panels["beam-lagrangian", n]
         cell = table[(table["method"] == "beam-lagrangian") & (table["n_samples"] == n)]
@@ -362,6 +365,19 @@ def test_the_star_has_no_more_samples_than_the_front():
     assert all(len(dots(ax)[-1].get_offsets()) == 0 for ax in fig.axes)
 
 
+def test_the_title_counts_the_panels_in_which_a_lambda_beats_the_star():
+    """Bug: a panel counted where λ is as good, or where it is better in one measure alone."""
+    panels = [(0.9, 0.6), (0.9, 0.5), (0.8, 0.7), (0.95, 0.5)]
+    rows = [
+        row("beam-lagrangian", 0, reward, n_samples=n, safety_rate=safe)
+        for n, (safe, reward) in enumerate(panels, start=8)
+    ]
+    star = row(safe=0, reward=0.5, safety_rate=0.9)
+    fig = af.lambda_fronts(pd.DataFrame([*rows, star]))
+    said = "Some λ (numbers) beats InferenceGuard (star) in 2 of 4 panels"
+    assert fig.get_suptitle() == said
+
+
 def test_a_lambda_without_any_text_has_no_point():
     """Bug: a mean reward of nothing (NaN) that breaks the placing of the labels, or a label at no
     point.
@@ -410,11 +426,12 @@ def test_budgets_draw_safety_reward_and_abstention():
     table = budgets()
     left, right = af.budget_curves(table).axes
     names = [label for label, *_ in bars(left)]
-    assert names == ["base", "best-of-n-augmented", "inferenceguard", "inferenceguard: abstained"]
+    ours = "InferenceGuard"
+    assert names == ["base", "Best-of-N, augmented", ours, f"{ours}: abstained"]
     for (label, safety, ends), (_, rewards, rewarded) in zip(
         bars(left)[:3], bars(right), strict=True
     ):
-        cell = table[table["method"] == label].sort_values("budget")
+        cell = table[table["method"] == METHODS[label]].sort_values("budget")
         assert (
             np.abs(safety[:, 0] - cell["budget"]).max() < 0.03
         )  # aside, by less than a quarter of the step
@@ -446,20 +463,20 @@ def test_sizes_are_drawn_on_a_logarithmic_axis():
             and len(ax.get_xticks(minor=True)) == 0
         )
         assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4", "32"]
-    labels = ["base", "beam-lagrangian", "args (n = 12)", "inferenceguard"]
+    labels = ["base", "beam search, λ", "ARGS (n = 12)", "InferenceGuard"]
     assert (
         [label for label, *_ in bars(safety)]
         == labels
         == [text.get_text() for text in blank.get_legend().get_texts()]
     )
     for (label, points, ends), (_, spent) in zip(bars(safety), bars(seconds), strict=True):
-        cell = table[table["method"] == label.split(" ")[0]].sort_values("n_samples")
+        cell = table[table["method"] == METHODS[label.split(" (")[0]]].sort_values("n_samples")
         assert np.abs(np.log2(points[:, 0] / cell["n_samples"])).max() < 0.5
         assert points[:, 1].tolist() == cell["safety_rate"].tolist()
         assert ends == pytest.approx(cell[["safety_wilson_low", "safety_wilson_high"]].to_numpy())
         assert spent.tolist() == cell[["n_samples", "seconds_per_prompt"]].to_numpy().tolist()
     assert [(label, points.tolist()) for label, points in bars(abstention)] == [
-        ("inferenceguard: abstained", [[n, 1 / 16] for n in (1, 2, 4, 32)])
+        ("InferenceGuard: abstained", [[n, 1 / 16] for n in (1, 2, 4, 32)])
     ]
 
 
@@ -480,8 +497,8 @@ def test_bounds_are_those_of_the_theory():
         assert all(line.get_xdata().tolist() == [1, 2, 4, 32] for line in lines)
         assert lines[-1].get_color() == figures.STYLE["inferenceguard"][0]
     assert [label for label, *_ in bars(safety) if label.endswith("bound")] == [
-        "beam-lagrangian: bound",
-        "inferenceguard: bound",
+        "beam search, λ: bound",
+        "InferenceGuard: bound",
     ]
 
 
@@ -598,8 +615,8 @@ def test_seeds_stand_beside_each_other():
     fig = af.seed_panels(table)
     assert [text.get_text() for text in fig.axes[0].get_yticklabels()] == [
         "base",
-        "args (n = 14)",
-        "inferenceguard",
+        "ARGS (n = 14)",
+        "InferenceGuard",
     ]
     assert [text.get_text() for text in fig.legends[0].get_texts()] == [
         "seed 0",
