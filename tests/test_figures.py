@@ -144,6 +144,14 @@ def test_methods_with_fewer_prompts_say_so(every):
             assert fig.axes[panel].get_title(loc="left").endswith(", n = 30")
 
 
+def test_methods_outside_the_six_are_drawn_where_there_is_no_other(every):
+    """Bug: "there is nothing to draw" for a run of other methods."""
+    lines = every[every["method"].isin(["args", "re-control"])]
+    for name in ("tradeoff", "rates", "distributions"):
+        fig = DRAW[name](lines if name == "distributions" else tables.main_table(lines))
+        assert {"ARGS", "RE-Control"} <= set(dict(boxes(fig)))
+
+
 # --- trade-off ------------------------------------------------------------------------------------
 
 

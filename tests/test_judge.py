@@ -1082,14 +1082,7 @@ def test_the_notebook_knows_its_parameters():
     )
 
 
-def judged_for_picture(n=100):
-    methods = [
-        "best-of-n-lagrangian",
-        "beam-lagrangian-freq",
-        "args",
-        "re-control-lagrangian",
-        "inferenceguard-critic",
-    ]
+def judged_for_picture(methods=("best-of-n", "beam-lagrangian", "args", "inferenceguard"), n=100):
     lines = []
     for policy, method, aspect in itertools.product(
         ("alpaca-7b", "llama-3.1-8b"), methods, ASPECTS
@@ -1103,7 +1096,7 @@ def judged_for_picture(n=100):
             "abstained": False,
         }
         of = {"win": 0.6 * n, "tie": 0.3 * n, "loss": 0.08 * n, "unparsed": 0.02 * n}
-        of = {"win": 12} if method == "args" else of
+        of = {"win": 12} if method in ("best-of-n", "re-control") else of
         lines += [
             about | {"verdict": verdict}
             for verdict, count in of.items()
@@ -1121,7 +1114,11 @@ def test_the_table_and_the_picture(tmp_path):
     ) == COLUMNS
     fig = NOTEBOOK.win_tie_loss(table)
     found = boxes(fig)
-    assert hidden(found) == [] and outside(fig, found) == [] and "args (n = 12)" in dict(found)
+    assert hidden(found) == [] and outside(fig, found) == []
+    assert "Best-of-N (n = 12)" in dict(found) and "ARGS" not in dict(found)  # not of the six
+    said = "InferenceGuard wins against the baseline, helpfulness: 60%, harmlessness: 60%"
+    assert fig.get_suptitle() == said
+    table = table[table["method"] != "args"]
     for ax, ((policy, aspect), cell) in zip(
         fig.axes, table.groupby(["policy", "aspect"], sort=False), strict=True
     ):
@@ -1137,6 +1134,12 @@ def test_the_table_and_the_picture(tmp_path):
             and "77 [67, 84]" in texts
         )
         assert f"{policy} on pku-saferlhf" in texts or aspect == "harmlessness"
+
+
+def test_methods_outside_the_six_are_drawn_where_there_is_no_other():
+    """Bug: no picture, or a traceback, for a run that judged other methods."""
+    fig = NOTEBOOK.win_tie_loss(win_rates(judged_for_picture(("args", "re-control"))))
+    assert {"ARGS", "RE-Control (n = 12)"} <= set(dict(boxes(fig)))
 
 
 def test_the_stub_serves_from_the_command_line():
