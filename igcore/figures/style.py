@@ -1,7 +1,6 @@
 """How every picture looks: colours, markers, whiskers, legends, bars and the names of methods."""
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import matplotlib
@@ -86,10 +85,14 @@ def style(method: str) -> tuple[str, str | tuple]:
     return STYLE.get(method, ("#000000", "H"))
 
 
-def rows_of_panels(policies: Sequence[str], families: Sequence[str]) -> list[tuple[list[str], str]]:
-    """Return (two policies side by side, family) for each row of a figure."""
-    pairs = [list(policies[i : i + 2]) for i in range(0, len(policies), 2)]
-    return list(itertools.product(pairs, families))
+def shown_methods(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a picture: six methods and a user's own, or all where there are none.
+
+    The column ``label`` has their names for readers.
+    """
+    rows = table[[method in SIX or method not in NAMES for method in table["method"]]]
+    rows = rows if len(rows) else table
+    return rows.assign(label=rows["method"].map(NAMES).fillna(rows["method"]))
 
 
 def percent(value: float, _position: int) -> str:
@@ -131,11 +134,8 @@ def headline(fig: Figure, sentence: str) -> None:
     fig.suptitle(sentence, x=0.01, ha="left", fontsize=12.5)
 
 
-def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> pd.DataFrame:
-    """Draw each row of counts as a bar of shares, and write the counts that fit into their pieces.
-
-    Returns which counts do not fit, as a table of bool like `counts`.
-    """
+def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> None:
+    """Draw each row of counts as a bar of shares, with the counts that fit into their pieces."""
     shares = counts.div(counts.sum(axis=1), axis=0)
     starts = shares.cumsum(axis=1) - shares
     thin = shares < 0.02 + 0.025 * counts.astype(str).map(len)
@@ -148,7 +148,6 @@ def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> 
     ax.set(xlim=(0, 1), ylim=(len(counts) - 0.4, -0.6))
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_formatter(percent)
-    return thin
 
 
 def panels(

@@ -18,8 +18,6 @@ SETTINGS = (
     "n_samples keep block_size rounds budget accounting checks lagrange_multiplier seed".split()
 )
 CONSTANT = [*SETTINGS, "max_new_tokens", "prompts"]  # what one cell of the table must not mix
-# how the names of methods begin; base is of no family
-FAMILIES = ("best-of-n", "beam", "args", "re-control", "inferenceguard")
 PER_PROMPT = {  # column -> field of a record, of which it is the mean over prompts
     "policy_tokens_per_prompt": "policy_tokens",
     "scorer_calls_per_prompt": "scorer_calls",
