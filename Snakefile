@@ -5,7 +5,7 @@
 #   snakemake --cores 2 --config profile=small
 #       every params/small/{critic,decode}-*.yaml, then tables and figures
 #   snakemake --cores 8 --config profile=small shards=4
-#       the same with every decode run cut into four jobs
+#       the same with every job of notebook 30 cut into four
 #   snakemake --cores 2 --config profile=ablations
 #       the experiments of params/ablations
 #   snakemake --cores 2 --config profile=ablations limit=48
@@ -30,7 +30,7 @@ from igcore.errors import IgcoreError
 from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
 from igcore.runs.jobs import check_run, lock, request, shards_of, unfinished
-from igcore.runs.paramfiles import ParamFiles
+from igcore.runs.paramfiles import ParamFiles, runs_of
 
 
 @contextmanager
@@ -49,6 +49,9 @@ with one_sentence():
         int(config.get("limit", 0)),
     )
     RUNS = FILES.runs()
+    # a params file is one job, which decodes the runs of its grid and points one after the other
+    DECODED = {path.stem: FILES.whole(path) for path in FILES.decoded()}
+    MADE = {name: [run for run, _ in runs_of(settings, name)] for name, settings in DECODED.items()}
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = int(config.get("shards", 1))
 FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search", "tune") else f"runs/{PROFILE}/figures"
@@ -69,7 +72,7 @@ NOTEBOOKS = {
     "judge": "notebooks/60_judge.ipynb",
     "claims": "notebooks/80_claims.ipynb",
 }
-PAPERMILL = f"'{sys.executable}' -m papermill --no-progress-bar --stdout-file - --stderr-file - --log-level WARNING"
+RUN = f"'{sys.executable}' -m igcore.runs.cli run"  # papermill, with the reason of a failure in one sentence
 
 
 if config.get("hub"):
@@ -78,13 +81,13 @@ if config.get("judge_key"):  # the environment variable that may be sent to a ju
     os.environ["IGCORE_JUDGE_KEY_FROM"] = str(config["judge_key"])
 
 
-def suffixes(run):
-    """How the folders of a run end: nothing, or the numbers of its shards."""
-    shards = shards_of(RUNS[run], SHARDS)
+def suffixes(name):
+    """How the folders of the runs of a file end: nothing, or the numbers of their shards."""
+    shards = max(shards_of(RUNS[run], SHARDS) for run in MADE[name])
     return [f".{i}-of-{shards}" for i in range(shards)] if shards > 1 else [""]
 
 
-FOLDERS = {f"runs/{PROFILE}/{run}{suffix}": run for run in RUNS for suffix in suffixes(run)}
+FOLDERS = {f"runs/{PROFILE}/{run}{suffix}": run for name in MADE for suffix in suffixes(name) for run in MADE[name]}
 DONE = [f"{folder}/manifest.json" for folder in FOLDERS]
 TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
@@ -243,7 +246,7 @@ rule teach:
     wildcard_constraints:
         name="|".join(TEACHING),
     shell:
-        PAPERMILL + " {input.notebook:q} {output.notebook:q}"
+        RUN + " {input.notebook:q} {output.notebook:q}"
 
 
 rule critic:
@@ -263,28 +266,30 @@ rule critic:
     resources:
         gpu=1 if config.get("gpu") else 0,
     shell:
-        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
 
-rule decode:
-    input:
-        notebook=ancient(NOTEBOOKS["decode"]),
-        job=lambda w: job("decode", w.run, RUNS[w.run]),
-        networks=lambda w: sorted({made for name in ("critic", "value") for made in trained(RUNS[w.run].get(name))}),
-    output:
-        f"runs/{PROFILE}/{{run}}{{suffix}}/manifest.json",
-    wildcard_constraints:
-        run=r"(decode|examples|regime)-[A-Za-z0-9_-]+",
-        suffix=r"(\.\d+-of-\d+)?",
-    log:
-        notebook=f"runs/{PROFILE}/{{run}}{{suffix}}/executed.ipynb",
-    params:
-        shard=lambda w: "" if not w.suffix else "-p shard {} -p n_shards {}".format(*w.suffix[1:].split("-of-")),
-    threads: 1
-    resources:
-        gpu=1 if config.get("gpu") else 0,
-    shell:
-        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q} {params.shard}"
+for name, runs in MADE.items():
+
+    rule:
+        name:
+            name.replace("-", "_")
+        input:
+            notebook=ancient(NOTEBOOKS["decode"]),
+            job=lambda w, name=name: job("decode", name, DECODED[name]),
+            networks=sorted({made for run in runs for kind in ("critic", "value") for made in trained(RUNS[run].get(kind))}),
+        output:
+            [f"runs/{PROFILE}/{run}{{suffix}}/manifest.json" for run in runs],
+        wildcard_constraints:
+            suffix=r"(\.\d+-of-\d+)?",
+        params:
+            executed=lambda w: f"runs/{PROFILE}/{{run}}{w.suffix}/executed.ipynb",  # {run} as it stands: each run has its own
+            shard=lambda w: "" if not w.suffix else "-p shard {} -p n_shards {}".format(*w.suffix[1:].split("-of-")),
+        threads: 1
+        resources:
+            gpu=1 if config.get("gpu") else 0,
+        shell:
+            RUN + " {input.notebook:q} {params.executed:q} -f {input.job:q} {params.shard}"
 
 
 rule tables:
@@ -297,7 +302,7 @@ rule tables:
     log:
         notebook=f"runs/{PROFILE}/tables.ipynb",
     shell:
-        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
 
 rule figures:
@@ -311,7 +316,7 @@ rule figures:
         notebook=f"runs/{PROFILE}/figures.ipynb",
     priority: 1  # the longest of what remains when all runs are done
     shell:
-        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
 
 EXPERIMENTS_FILE = "ablations" if has("ablations") else "tables"
@@ -328,7 +333,7 @@ rule experiments:
     log:
         notebook=f"runs/{PROFILE}/ablations.ipynb",
     shell:
-        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
 
 rule claims:
@@ -342,7 +347,7 @@ rule claims:
     log:
         notebook=f"runs/{PROFILE}/claims.ipynb",
     shell:
-        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
 
 rule judge:
@@ -357,4 +362,4 @@ rule judge:
     log:
         notebook=f"runs/{PROFILE}/judge/{{run}}/executed.ipynb",
     shell:
-        PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
+        RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"

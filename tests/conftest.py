@@ -4,6 +4,7 @@ machine's load; and how tests are shared among processes.
 
 import gc
 import os
+import sys
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,6 +32,14 @@ def rollouts(tmp_path_factory):
     from tinytraining import sampled  # here: other tests need none of it
 
     return sampled(tmp_path_factory.mktemp("rollouts"))
+
+
+@pytest.fixture(autouse=True)
+def _no_policy_of_an_earlier_test():
+    """Let no test find the policy that another one has loaded."""
+    yield
+    if run := sys.modules.get("igcore.runs.decode_run"):
+        run._LAST.clear()
 
 
 def pytest_collection_finish():

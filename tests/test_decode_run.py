@@ -24,6 +24,7 @@ from tiny import value_network as network
 from igcore import ParameterError, Prompt, RunError, folders
 from igcore.baselines.re_control import ValueNetwork, save_value
 from igcore.critic.network import Critic, save_critic
+from igcore.models.pretrained import Contents
 from igcore.policy import Policy
 from igcore.runs import cli, decode_run, identity
 from igcore.runs.cli import differences
@@ -51,6 +52,36 @@ def mocked(tmp_path, monkeypatch):
         {"offensive-language": LetterCost(), "minilm-relevance": LetterReward()}.get,
     )
     monkeypatch.setattr(decode_run, "load_prompts", lambda *_: PROMPTS)
+
+
+# --- one policy for the runs of a file ------------------------------------------------------------
+
+
+def test_runs_of_one_policy_load_it_once_and_again_when_a_file_has_changed(tmp_path, monkeypatch):
+    """Bug: every run of a grid read the policy's weights and packed them anew, four seconds each;
+    and a policy from memory after its files were changed.
+    """
+    (tmp_path / "config.json").write_text("{}")
+    files = Contents({"config.json": ""})
+    files.folder = tmp_path
+    loaded = []
+
+    def load(*given):
+        loaded.append(given)
+        return dataclasses.replace(letters(), files=files)
+
+    monkeypatch.setattr(decode_run, "load_policy", load)
+    monkeypatch.setattr(decode_run, "_LAST", {})
+    first = decode_run.policy_of(params())
+    assert decode_run.policy_of(params(budget=0.1, seed=3)) is first and len(loaded) == 1
+    assert decode_run.policy_of(params(dtype="bfloat16")) is not first
+    again = decode_run.policy_of(params())
+    assert again is not first and len(loaded) == 3  # one is kept, not all
+    (tmp_path / "config.json").write_text("{ }")
+    assert decode_run.policy_of(params()) is not again and len(loaded) == 4
+    files.clear()  # a policy whose files nobody knows is never kept
+    decode_run.policy_of(params(seed=1)), decode_run.policy_of(params(seed=1))
+    assert len(loaded) == 6
 
 
 # --- resume and shards ----------------------------------------------------------------------------

@@ -211,8 +211,8 @@ def test_the_embedded_profile_holds_both_policies_and_all_methods():
 
 
 def test_the_snakefile_plans_every_run_and_shard(tmp_path):
-    """Guards the orchestrator: a dry run lists one job per run and shard, no more than it has
-    groups, then tables and figures.
+    """Guards the orchestrator: a dry run lists one job per file and shard, no more than its runs
+    have groups, then tables and figures.
     """
     command = [
         sys.executable,
@@ -239,16 +239,22 @@ def test_the_snakefile_plans_every_run_and_shard(tmp_path):
         "all": "1",
         "teach": "6",
         "critic": "1",
-        "decode": "46",
+        "decode_chat": "2",
+        "decode_raw": "3",
+        "examples_mild": "1",
+        "regime_critic": "2",
+        "regime_reward_chat_lambda": "2",
+        "regime_reward_raw_lambda": "3",
+        "regime_safety": "1",
         "judge": "1",
         "tables": "1",
         "figures": "1",
         "claims": "1",
-        "total": "58",
+        "total": "26",
     }
 
 
-@pytest.mark.parametrize(("kept", "planned"), [("decode-*", "decode"), ("critic-*", "critic")])
+@pytest.mark.parametrize(("kept", "planned"), [("decode-*", "decode_raw"), ("critic-*", "critic")])
 def test_a_profile_needs_no_critic_and_a_critic_no_decoding(tmp_path, kept, planned):
     """Guards profiles of one's own: only what they have is planned."""
     (tmp_path / "params/mine").mkdir(parents=True)
@@ -277,7 +283,7 @@ def test_a_profile_needs_no_critic_and_a_critic_no_decoding(tmp_path, kept, plan
     run = subprocess.run(command, capture_output=True, text=True)
     counts = dict(re.findall(r"^(\w+) +(\d+)$", run.stdout + run.stderr, re.M))
     assert run.returncode == 0, run.stderr
-    assert counts[planned] == "1" and not {"decode", "critic"} - {planned} & counts.keys()
+    assert counts[planned] == "1" and not {"decode_raw", "critic"} - {planned} & counts.keys()
 
 
 def test_a_name_that_a_shell_would_run_starts_nothing(tmp_path):

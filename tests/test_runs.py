@@ -3,9 +3,11 @@ tests.
 """
 
 import dataclasses
+import os
 
 import nbformat
 import pytest
+import yaml
 from killed import PARAMS
 from mockruns import decode_into
 
@@ -186,6 +188,32 @@ def test_a_notebook_runs_with_a_params_file_and_shows_its_progress(tmp_path, cap
     assert cli.main([*command, "-f", str(tmp_path / "params.yaml")]) == 0
     printed = capfd.readouterr().out
     assert "the parameter is 3" in printed and printed.endswith("out.ipynb is complete\n")
+
+
+def test_the_runs_of_a_file_share_a_kernel(tmp_path, capfd):
+    """Bug: every point of a grid started a kernel and imported all anew, for seconds each; and a
+    point that got the settings of another.
+    """
+    source = "import os\nprint(run, n, shard, os.getpid())"
+    command = written_notebook(tmp_path, source)
+    params = {"run": "r", "n": 3, "grid": {"n": [1, 2]}, "points": {"": {}, "x": {"m": 0}}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    given = ["-f", str(tmp_path / "params.yaml"), "-p", "shard", "1"]
+    assert cli.main([*command, *given]) == 1
+    assert "params.yaml makes 4 runs, and" in capfd.readouterr().err
+    command[2] = str(tmp_path / "new/{run}.ipynb")
+    assert cli.main([*command, *given]) == 0
+    lines = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("r")]
+    assert [line[:3] for line in lines] == [
+        ["r-n-1", "1", "1"],
+        ["r-n-2", "2", "1"],
+        ["r-x-n-1", "1", "1"],
+        ["r-x-n-2", "2", "1"],
+    ]
+    (pid,) = {line[3] for line in lines}
+    with pytest.raises(ProcessLookupError):  # it ends with the command
+        os.kill(int(pid), 0)
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {f"{x[0]}.ipynb" for x in lines}
 
 
 def test_an_error_in_a_notebook_is_one_sentence(tmp_path, capfd):

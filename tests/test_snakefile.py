@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nbclient
 import nbformat
-import papermill.cli
+import papermill
 import pytest
 import yaml
 from copiedcode import edit, forget, know_code_from
@@ -23,7 +23,8 @@ from papermill.parameterize import parameterize_notebook
 from snakewalk import snakemake
 
 from igcore.errors import ParameterError
-from igcore.runs import jobs
+from igcore.runs import cli, jobs
+from igcore.runs.paramfiles import runs_of
 from igcore.runs.params import notebook_params
 
 ROOT = Path(__file__).parents[1]
@@ -65,15 +66,23 @@ def write_params(place, name, sample, **lines):
 
 
 def planned(place, profile, **config) -> dict[str, list[str]]:
-    """Return the jobs that would start: the notebook that each writes, and its command behind
-    ``python -m papermill``.
+    """Return the command behind ``igcore run`` of each notebook that the jobs would write.
+
+    A job of several runs writes several.
     """
     printed = snakemake(place, profile, "--dry-run", "--printshellcmds", **config)
-    commands = [shlex.split(line) for line in printed.splitlines() if " -m papermill " in line]
-    behind = [command[command.index("papermill") + 1 :] for command in commands]
-    return {
-        next(part for part in command if part.startswith("runs/")): command for command in behind
-    }
+    begin = " -m igcore.runs.cli run "
+    commands = {}
+    for line in printed.splitlines():
+        if begin not in line:
+            continue
+        command = shlex.split(line.partition(begin)[2])
+        written = [command[1]]
+        if "{run}" in command[1]:
+            settings = yaml.safe_load((place / command[command.index("-f") + 1]).read_text())
+            written = [command[1].replace("{run}", run) for run, _ in runs_of(settings, "a job")]
+        commands |= dict.fromkeys(written, command)
+    return commands
 
 
 # --- what reaches a notebook ----------------------------------------------------------------------
@@ -104,15 +113,17 @@ def shipped(place, profile):
             yield notebook, given | own | dict(zip(grid, values, strict=True)) | run
 
 
-def reached(command, monkeypatch) -> tuple[str, dict]:
-    """Return the notebook and the parameters that papermill's command line makes of a job's
-    command.
-    """
-    caught = {}
+def reached(command, monkeypatch) -> list[tuple[str, dict]]:
+    """Return the notebook and the parameters of each call of papermill that a job makes."""
+    caught = []
     with monkeypatch.context() as instead:
-        instead.setattr(papermill.cli, "execute_notebook", lambda **given: caught.update(given))
-        papermill.cli.papermill.main(command, standalone_mode=False)
-    return Path(caught["input_path"]).stem, caught["parameters"]
+
+        def execute(notebook, output, parameters, **_):
+            caught.append((Path(notebook).stem, parameters))
+
+        instead.setattr(papermill, "execute_notebook", execute)
+        assert cli.main(["run", *command]) == 0
+    return caught
 
 
 def cells(notebook: str, parameters: dict) -> list[str]:
@@ -158,11 +169,11 @@ def test_every_setting_reaches_its_notebook_as_it_stands_in_the_file(place, monk
     else:
         (place / "params").symlink_to(ROOT / "params")
     monkeypatch.chdir(place)
-    arrived = [
-        reached(command, monkeypatch)
-        for command in planned(place, profile).values()
-        if "-f" in command
-    ]
+    jobs_planned = {tuple(command) for command in planned(place, profile).values()}
+    arrived = []
+    for command in jobs_planned:
+        if "-f" in command:
+            arrived += reached(command, monkeypatch)
     arrived = [
         (notebook, given) for notebook, given in arrived if given["profile"] == profile
     ]  # and none of what it waits for
@@ -180,10 +191,8 @@ def test_a_shard_is_told_its_number(place, monkeypatch):
     (place / "params").symlink_to(ROOT / "params")
     monkeypatch.chdir(place)
     walk = planned(place, "ci", shards=9)
-    shards = [
-        reached(walk[f"runs/ci/decode-raw.{i}-of-2/executed.ipynb"], monkeypatch)[1]
-        for i in range(2)
-    ]
+    commands = [walk[f"runs/ci/decode-raw.{i}-of-2/executed.ipynb"] for i in range(2)]
+    shards = [reached(command, monkeypatch)[0][1] for command in commands]
     assert [(given["shard"], given["n_shards"], given["run"]) for given in shards] == [
         (i, 2, "decode-raw") for i in range(2)
     ]
@@ -197,7 +206,7 @@ def test_a_number_without_a_dot_is_text_and_named(place, monkeypatch):
     monkeypatch.chdir(place)
     (command,) = planned(place, "mine").values()
     with pytest.raises(ParameterError, match="^parameter lr is '1e-5'; it must be a number"):
-        checked(cells(*reached(command, monkeypatch)))
+        checked(cells(*reached(command, monkeypatch)[0]))
 
 
 def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
@@ -206,9 +215,7 @@ def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
     """
     (place / "params").symlink_to(ROOT / "params")
     monkeypatch.chdir(place)
-    by_notebook = {
-        Path(command[-4]).stem: command for command in planned(place, "paper").values()
-    }  # notebook, output, -f, file
+    by_notebook = {Path(command[0]).stem: command for command in planned(place, "paper").values()}
     claimed = planned(place, "ci")["runs/ci/claims.ipynb"]
     by_notebook["80_claims"] = claimed
     assert by_notebook.keys() == set(KINDS.values())
@@ -219,16 +226,14 @@ def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
         ),
     )
     for name, command in by_notebook.items():
-        output = Path(next(part for part in command if part.startswith("runs/")))
-        output.parent.mkdir(parents=True, exist_ok=True)
-        papermill.cli.papermill.main([*command, "--prepare-only"], standalone_mode=False)
-        written = nbformat.read(output, as_version=4)
+        given = reached(command, monkeypatch)[0][1]
+        papermill.execute_notebook(command[0], "out.ipynb", given, prepare_only=True)
+        written = nbformat.read("out.ipynb", as_version=4)
         walked.cells += [
             cell
             for cell in written.cells
             if cell.metadata.get("tags") in (["parameters"], ["injected-parameters"])
         ]
-        given = reached(command, monkeypatch)[1]
         show = f"print(ascii({{name: getattr(params, name) for name in {list(given)}}}))"
         walked.cells.append(nbformat.v4.new_code_cell(f"{cells(name, given)[-1]}\n{show}"))
         sent.append(f"{ascii(given)}\n")

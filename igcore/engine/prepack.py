@@ -62,6 +62,7 @@ def kept_by(model: nn.Module) -> OrderedDict[Hashable, Any]:
 def keep_packed(model: nn.Module) -> None:
     """Keep copies as long as a model lives: for one whose weights nobody changes."""
     _PACKED[model] = list(map(_copied, _layers(model)))
+    _KEPT[model] = OrderedDict()
 
 
 def missing_bytes(*models: nn.Module) -> int:

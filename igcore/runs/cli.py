@@ -2,15 +2,17 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from ..audit.cli import add_audit
 from ..errors import IgcoreError, RunError, needs
 from ..folders import changes, comparable, key, read
-from .paramfiles import ParamFiles
+from .paramfiles import ParamFiles, runs_of
 from .scope import TOLERANCE, UNCHECKED
 
 HELP = "score every emitted text again, and compare the lines with settings, prompts and manifest"
@@ -81,8 +83,19 @@ def _parser() -> argparse.ArgumentParser:
     notebook = commands.add_parser("run", help="run a notebook with a params file by papermill")
     notebook.set_defaults(run=_run)
     notebook.add_argument("notebook", type=Path)
-    notebook.add_argument("output", type=Path, help="the executed notebook")
+    place = "the executed notebook; {run} in it stands for the name of each run of the file"
+    notebook.add_argument("output", help=place)
     notebook.add_argument("-f", "--params", type=Path, help="YAML file of parameters")
+    one = "a parameter that takes the place of the file's"
+    notebook.add_argument(
+        "-p",
+        dest="given",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("NAME", "VALUE"),
+        help=one,
+    )
     check = commands.add_parser("verify", help=HELP, description=f"{HELP}.", epilog=MORE)
     check.set_defaults(run=_verify)
     check.add_argument("file", type=Path, help="responses.jsonl, with the files beside it")
@@ -107,25 +120,75 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(notebook: Path, output: Path, params: Path | None) -> Result:
-    """Run a notebook; what its cells print is shown as they print it."""
+def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]]) -> Result:
+    """Run a notebook for every run of a params file, one after the other in one kernel.
+
+    What its cells print is shown as they print it. A kernel takes seconds to start, most of them
+    for imports, so the runs of a file share one.
+    """
     papermill = needs("papermill", "notebooks")
+    written = []
     try:
         values = yaml.safe_load(params.read_text(encoding="utf-8")) if params else {}
-        output.parent.mkdir(parents=True, exist_ok=True)
-        papermill.execute_notebook(
-            notebook, output, values, progress_bar=False,
-            stdout_file=sys.stdout, stderr_file=sys.stderr,
-        )  # fmt: skip
+        if not isinstance(values, dict):
+            raise ValueError("it must be a mapping of settings")
+        own = {name: yaml.safe_load(value) for name, value in given}
+        with _one_kernel() as kernel:
+            for run, settings in _runs(values, params, output):
+                path = Path(output.replace("{run}", run))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                papermill.execute_notebook(
+                    notebook, path, settings | own, km=kernel, progress_bar=False,
+                    stdout_file=sys.stdout, stderr_file=sys.stderr,
+                )  # fmt: skip
+                written.append(f"{path} is complete")
     except papermill.PapermillExecutionError as error:  # its text holds a whole traceback
-        raise RunError(f"{error.evalue} ({error.ename}; {output} shows where)") from None
+        raise RunError(f"{error.evalue} ({error.ename}; {path} shows where)") from None
     except KeyboardInterrupt:
         raise RunError(
             "stopped; every finished line is kept, and the same command goes on from there"
         ) from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise RunError(f"{params or notebook} cannot be read: {plain(str(error))}") from None
-    return [f"{output} is complete"], []
+    return written, []
+
+
+@contextmanager
+def _one_kernel() -> Iterator[Any]:
+    """Yield the manager of a kernel that the first notebook starts, and stop the kernel."""
+    from jupyter_client.manager import KernelManager  # papermill has it
+
+    clients = []
+
+    class Manager(KernelManager):
+        """Remembers its clients: a notebook closes none of a kernel that it did not start."""
+
+        def client(self, **options):
+            """Return a new client."""
+            clients.append(super().client(**options))
+            return clients[-1]
+
+    kernel = Manager(kernel_name="python3")
+    try:
+        yield kernel
+    finally:
+        for client in clients:
+            client.stop_channels()
+        if kernel.has_kernel:
+            kernel.shutdown_kernel(now=True)
+
+
+def _runs(values: dict, params: Path | None, output: str) -> list[tuple[str, dict]]:
+    """Return name and settings of every run of a params file."""
+    if not {"grid", "points"} & values.keys():
+        return [(str(values.get("run", "")), values)]
+    runs = list(runs_of(values, params))
+    if len(runs) > 1 and "{run}" not in output:
+        raise RunError(
+            f"{params} makes {len(runs)} runs, and {output} is one notebook; put {{run}} into its "
+            "path, such as runs/small/{run}/executed.ipynb"
+        )
+    return runs
 
 
 def _verify(file: Path, params: Path | None, **given) -> Result:
@@ -165,3 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not problems:
         print("\n".join(lines))
     return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

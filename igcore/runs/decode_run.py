@@ -6,6 +6,7 @@ the folder. The unit of work is one method on one group of prompts. The paramete
 groups, so sharding and resuming never change a result.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -14,14 +15,14 @@ from pathlib import Path
 
 from ..beams import method_of
 from ..decoding import decode
-from ..engine.prepack import packed
+from ..engine.prepack import keep_packed, packed
 from ..errors import RunError
 from ..folders import Run, open_run, root
 from ..guard import Guard
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
-from ..policy import Prompt, groups_of
+from ..policy import Policy, Prompt, groups_of
 from ..settings import name_of
 from .decode_params import DecodeParams, network_of, pool_of
 from .identity import models_identity, opened
@@ -134,13 +135,30 @@ def resolve(params: DecodeParams) -> tuple[Experiment, dict[str, str]]:
         params.hardest,
         cost if params.hardest else None,
     )
-    policy = load_policy(params.policy, params.dtype, params.device)
+    policy = policy_of(params)
     guard = Guard(policy, cost, reward, params.search(), pool=pool_of(params))
     networks, weights = load_networks(params, root(), guard)
     experiment = Experiment.of(params, prompts, guard, networks)
     for method, with_network in experiment.guards.items():
         with_network.under(method)  # refuses a network that was trained for something else
     return experiment, weights
+
+
+# the policy of the last run, and its files: the runs of one params file share a process
+_LAST: dict[str, tuple[Policy, dict[str, list[int]]]] = {}
+
+
+def policy_of(params: DecodeParams) -> Policy:
+    """Return the policy of a run: that of the run before, if it is the same and its files are."""
+    name = json.dumps([params.policy, params.dtype, params.device], sort_keys=True)
+    policy, files = _LAST.get(name, (None, {}))
+    if policy is None or opened(policy) != files:
+        _LAST.clear()  # first, so that there is memory for one policy only
+        policy = load_policy(params.policy, params.dtype, params.device)
+        if files := opened(policy):  # none of a policy that nobody could tell from another
+            keep_packed(policy.model)
+            _LAST[name] = policy, files
+    return policy
 
 
 def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[str, str]) -> dict:

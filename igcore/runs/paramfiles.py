@@ -6,7 +6,7 @@ The names of files and runs are checked here. A setting's value is checked where
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,43 +95,29 @@ class ParamFiles:
         moved = json.dumps(settings).replace(f"runs/{self.folder}/", f"runs/{self.profile}/")
         return json.loads(moved)
 
-    def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
-        """Yield name and settings of every run of a file.
-
-        There is one for every point of its ``grid``, a mapping of settings to lists of values, and
-        of its ``points``, a mapping of names to settings of their own; of both, one for each pair.
+    def whole(self, file: Path | str) -> dict:
+        """Return the settings of a file of runs, its grid and points included, within `limit`.
 
         Raises
         ------
         ParameterError
-            See `read`; also when the name of a run is not allowed, or a point makes such a name.
+            See `read`.
         """
         settings = self.read(file)
-        check_name(f"run of {file}", settings.get("run"))
         if self.limit and settings.get("hardest"):  # not where a whole set is answered
             share = settings["hardest"] / settings["limit"]
             settings |= {"limit": self.limit, "hardest": round(self.limit * share)}
-        grid = settings.pop("grid", {})
-        lists = grid.values() if isinstance(grid, dict) else [None]
-        if not all(isinstance(values, list) and values for values in lists):
-            raise ParameterError(
-                f"grid of {file} is {grid!r}; give each of its settings a list of values, such as "
-                "seed: [0, 1]"
-            )
-        named = settings.pop("points", {"": {}})
-        of_points = named.values() if isinstance(named, dict) else [None]
-        if not of_points or not all(isinstance(own, dict) for own in of_points):
-            raise ParameterError(
-                f"points of {file} is {named!r}; give each a name and its settings, such as "
-                "strict: {strict: true}"
-            )
-        for (name, own), *values in itertools.product(named.items(), *lists):
-            of_grid = dict(zip(grid, values, strict=True))
-            names = [settings["run"], *([str(name)] if name else [])]
-            names += [f"{setting}-{value}" for setting, value in of_grid.items()]
-            run = "-".join(names).replace(".", "_")  # to Snakemake a dot would begin a suffix
-            check_name(f"a run of the grid of {file}", run)
-            yield run, settings | own | of_grid | {"run": run}
+        return settings
+
+    def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
+        """Yield name and settings of every run of a file, see `runs_of`.
+
+        Raises
+        ------
+        ParameterError
+            See `read` and `runs_of`.
+        """
+        return runs_of(self.whole(file), file)
 
     def runs(self) -> dict[str, dict]:
         """Return the settings of all runs of notebook 30 by name, also of examples and regimes.
@@ -148,25 +134,71 @@ class ParamFiles:
             for file in self.files(kind):
                 self.read(file)
         for kind in ("critic", "judge"):  # their runs have folders of their own
-            self._made(kind)
-        return self._made("decode", "regime", "examples")
+            self._made(self.files(kind))
+        return self._made(self.decoded())
 
-    def _made(self, *kinds: str) -> dict[str, dict]:
-        """Return the settings of all runs of these kinds of files, by name.
+    def decoded(self) -> list[Path]:
+        """Return all files of notebook 30, also those of examples and regimes."""
+        return [file for kind in ("decode", "regime", "examples") for file in self.files(kind)]
+
+    def _made(self, files: Iterable[Path]) -> dict[str, dict]:
+        """Return the settings of all runs of these files, by name.
 
         Refuse two files that would write into one folder.
         """
         runs: dict[str, dict] = {}
-        for kind in kinds:
-            for file in self.files(kind):
-                for run, settings in self.points(file):
-                    if run in runs:
-                        raise ParameterError(
-                            f"{file} makes a run {run!r}, as another file or point does; give one "
-                            "of the two another name"
-                        )
-                    runs[run] = settings
+        for file in files:
+            for run, settings in self.points(file):
+                if run in runs:
+                    raise ParameterError(
+                        f"{file} makes a run {run!r}, as another file or point does; give one "
+                        "of the two another name"
+                    )
+                runs[run] = settings
         return runs
+
+
+def runs_of(settings: Mapping, file: object) -> Iterator[tuple[str, dict]]:
+    """Yield name and settings of every run that the settings of a file make.
+
+    There is one for every point of its ``grid``, a mapping of settings to lists of values, and of
+    its ``points``, a mapping of names to settings of their own; of both, one for each pair. A point
+    whose name is empty is the run that has the file's own name.
+
+    Parameters
+    ----------
+    file : object
+        What an error calls the file.
+
+    Raises
+    ------
+    ParameterError
+        When the name of a run is not allowed, a point makes such a name, or grid or points have
+        another form.
+    """
+    shared = dict(settings)
+    check_name(f"run of {file}", shared.get("run"))
+    grid = shared.pop("grid", {})
+    lists = grid.values() if isinstance(grid, dict) else [None]
+    if not all(isinstance(values, list) and values for values in lists):
+        raise ParameterError(
+            f"grid of {file} is {grid!r}; give each of its settings a list of values, such as "
+            "seed: [0, 1]"
+        )
+    named = shared.pop("points", {"": {}})
+    of_points = named.values() if isinstance(named, dict) else [None]
+    if not of_points or not all(isinstance(own, dict) for own in of_points):
+        raise ParameterError(
+            f"points of {file} is {named!r}; give each a name and its settings, such as "
+            "strict: {strict: true}"
+        )
+    for (name, own), *values in itertools.product(named.items(), *lists):
+        of_grid = dict(zip(grid, values, strict=True))
+        names = [shared["run"], *([str(name)] if name else [])]
+        names += [f"{setting}-{value}" for setting, value in of_grid.items()]
+        run = "-".join(names).replace(".", "_")  # to Snakemake a dot would begin a suffix
+        check_name(f"a run of the grid of {file}", run)
+        yield run, shared | own | of_grid | {"run": run}
 
 
 def merged(old: object, new: object) -> Any:
