@@ -151,12 +151,11 @@ def code_of(*entries: str) -> dict[str, str]:
         path = source_of(name)
         if name in digests or path is None:
             continue
-        tree = _parsed(path)
-        digests[name] = _digest(tree)
         above = name.rpartition(".")[0]
         waiting.append(above)  # importing a module runs the package above it
         package = name if path.name == "__init__.py" else above
-        waiting += imports_of(tree, package)
+        digests[name], imports = _known(path, path.read_bytes(), package)
+        waiting += imports
     for name in entries:
         if name not in digests:
             raise RunError(
@@ -216,12 +215,14 @@ def _top(name: str) -> Path | None:
     return Path(file).resolve() if file and file.endswith(".py") else None
 
 
-def _parsed(path: Path) -> ast.Module:
-    """Return the syntax tree of a file."""
+@cache  # by content: entry points share most of their modules, and so do the runs of a process
+def _known(path: Path, source: bytes, package: str) -> tuple[str, tuple[str, ...]]:
+    """Return the digest of a module's code, and the names that it imports."""
     try:
-        return ast.parse(path.read_bytes())
+        tree = ast.parse(source)
     except SyntaxError as error:
         raise RunError(f"{path} is no Python that can be read ({error}); mend it") from error
+    return _digest(tree), tuple(imports_of(tree, package))
 
 
 def imports_of(tree: ast.AST, package: str) -> Iterator[str]:
