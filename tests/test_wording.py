@@ -10,6 +10,7 @@ DIALOGUE = "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: And {response}?\n\nAssis
 ASKED = {"role": "user", "content": "{prompt}"}
 ANSWERED = {"role": "assistant", "content": "{response}"}
 CRITERION = {"role": "user", "content": "<guardian> Is it {rude}?"}
+LABELS = {"unsafe": ["yes"], "safe": ["no"]}
 # a template that reads an option, as those of Qwen3 and Granite Guardian do
 OPTIONS = """{% if policy is defined %}[{{ policy }}]{% endif -%}
 {% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor -%}
@@ -21,7 +22,7 @@ def written(prompt, response, template=None, **options):
     tokenizer = decoder_tokenizer()
     if template:
         tokenizer.chat_template = template
-    return Wording(**options).text(tokenizer, prompt, response)
+    return Wording(**LABELS, **options).text(tokenizer, prompt, response)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_options_reach_the_chat_template():
 def test_what_cannot_be_written_is_named(options, sentence):
     """Bug: an answer that the guard never sees, and so never finds unsafe."""
     with pytest.raises(ParameterError) as caught:
-        Wording(**options)
+        Wording(**LABELS, **options)
     assert sentence in str(caught.value)
 
 

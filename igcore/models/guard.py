@@ -18,7 +18,7 @@ from ..scorers import COST
 from ..settings import settings
 from .lm_scorer import Backbone, LMScorer
 from .source import EXAMPLE, Checkpoint
-from .wording import Labels, Wording, label_ids
+from .wording import Wording, label_ids
 
 COMPARED = 256  # rows of the output embedding whose logits are compared with the model's own
 
@@ -42,10 +42,7 @@ class GenerativeGuard(Wording, Checkpoint):
     ----------
     repo, revision, dtype, device, self_check
         See `igcore.models.source.Checkpoint`.
-    unsafe, safe : list of str
-        The words of the two verdicts. Each must be one token where it stands; of a longer word give
-        the beginning that is one.
-    template, messages, chat_options, prefix
+    unsafe, safe, template, messages, chat_options, prefix
         See `igcore.models.wording.Wording`.
 
     Notes
@@ -60,8 +57,6 @@ class GenerativeGuard(Wording, Checkpoint):
                           {role: user, content: "<guardian> ... ### Criteria: ..."}]}
     """
 
-    unsafe: Labels
-    safe: Labels
     boundary: ClassVar[float | None] = 0
     scale: ClassVar[str] = "logit gap"
 

@@ -20,6 +20,7 @@ SCORERS: dict[str, str | Callable[..., Scorer]] = {
     "qrm-llama-3.1-8b-cost": "igcore.models.qrm:QRMCost",
     "classifier": "igcore.models.classifier:Classifier",
     "guard": "igcore.models.guard:GenerativeGuard",
+    "endpoint": "igcore.models.endpoint:Endpoint",
 }
 
 
@@ -69,6 +70,14 @@ def home_of(name: str) -> str | None:
     made = SCORERS[name]
     module = made.partition(":")[0] if isinstance(made, str) else made.__module__
     return None if module == "__main__" else module
+
+
+def scored_by(scorer: str | Mapping) -> str | dict:
+    """Return a scorer without the options that say only where and how its model is reached."""
+    if isinstance(scorer, str):
+        return scorer
+    way = getattr(maker(scorer["name"]), "REACHED_BY", ())
+    return {name: value for name, value in scorer.items() if name not in way}
 
 
 def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict]:

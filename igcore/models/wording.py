@@ -26,6 +26,9 @@ class Wording:
 
     Attributes
     ----------
+    unsafe, safe : list of str
+        The words of the two verdicts. Each must be one token where it stands; of a longer word give
+        the beginning that is one.
     template : str, optional
         The text that is read, with ``{prompt}`` and ``{response}``. The tokenizer adds its special
         tokens unless the template begins with its BOS. By default the guard's own chat template
@@ -42,6 +45,8 @@ class Wording:
         between them belongs to the labels.
     """
 
+    unsafe: Labels
+    safe: Labels
     template: str | None = None
     messages: list[dict[str, str]] | None = None
     chat_options: Options | None = None
