@@ -20,6 +20,7 @@ SCORERS: dict[str, str | Callable[..., Scorer]] = {
     "qrm-llama-3.1-8b-cost": "igcore.models.qrm:QRMCost",
     "classifier": "igcore.models.classifier:Classifier",
     "guard": "igcore.models.guard:GenerativeGuard",
+    "stream-guard": "igcore.models.stream:StreamGuard",
     "endpoint": "igcore.models.endpoint:Endpoint",
 }
 
