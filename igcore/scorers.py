@@ -116,8 +116,8 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
 
     Parameters
     ----------
-    scorer : Scorer, callable, str or mapping
-        A text or a mapping is loaded by `igcore.load_scorer`.
+    scorer : Scorer, callable, str, mapping or list
+        A text or a mapping is loaded by `igcore.load_scorer`. A list of costs is their maximum.
 
     Raises
     ------
@@ -128,6 +128,9 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
     """
     if isinstance(scorer, str | Mapping):
         scorer = resolve_name("igcore.models.registry:load_scorer")(scorer)
+    elif isinstance(scorer, list) and role == "cost":
+        costs = [as_scorer(cost, role) for cost in scorer]
+        scorer = resolve_name("igcore.models.maximum:maximum_of")(costs)
     elif callable(scorer) and not hasattr(scorer, "score"):
         return of_function(scorer, role)
     checked: Scorer = check_sign(scorer, role)

@@ -149,6 +149,7 @@ def model_of() -> Qwen3Model:
     return model.double().eval()
 
 
+@cache
 @torch.inference_mode()
 def levels(folder, prompt: str, response: str) -> np.ndarray:
     """Return the probabilities (T, 3) of the levels at each token of a response in float64, each

@@ -22,6 +22,7 @@ SCORERS: dict[str, str | Callable[..., Scorer]] = {
     "guard": "igcore.models.guard:GenerativeGuard",
     "stream-guard": "igcore.models.stream:StreamGuard",
     "endpoint": "igcore.models.endpoint:Endpoint",
+    "maximum": "igcore.models.maximum:Maximum",
 }
 
 
@@ -78,7 +79,10 @@ def scored_by(scorer: str | Mapping) -> str | dict:
     if isinstance(scorer, str):
         return scorer
     way = getattr(maker(scorer["name"]), "REACHED_BY", ())
-    return {name: value for name, value in scorer.items() if name not in way}
+    kept = {name: value for name, value in scorer.items() if name not in way}
+    if "costs" in kept:  # of a maximum
+        kept["costs"] = [scored_by(cost) for cost in kept["costs"]]
+    return kept
 
 
 def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict]:

@@ -150,8 +150,10 @@ def models_of(params: DecodeParams | CriticParams) -> list:
     """
     _, repo = policy_of(params.policy)
     backbones = {}
-    for scorer in (params.reward, params.cost):
-        scorer_name, options = check_scorer(scorer)
+    scorers = [params.reward, params.cost]
+    while scorers:
+        scorer_name, options = check_scorer(scorers.pop(0))
+        scorers += options.get("costs", [])  # of a maximum
         make = maker(scorer_name)
         checkpoint = make(**options) if hasattr(make, "load") else None
         if hasattr(checkpoint, "repo"):  # of the hub
