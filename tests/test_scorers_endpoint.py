@@ -153,11 +153,11 @@ def honest(path: str, request: dict):
     items, labels = request["items"], request["label_token_ids"]
     assert request["apply_softmax"] and request["query"] == []
     found = [probabilities(ids, labels) for ids in items]
+    usage = {"usage": {"prompt_tokens": sum(map(len, items))}}
     if path == "/generative_scoring":
-        tokens = sum(map(len, items))
-        return listed([p[0] for p in found]) | {"usage": {"prompt_tokens": tokens}}
+        return listed([p[0] for p in found]) | usage
     assert path == "/v1/score"
-    return {"scores": found, "usage": None}
+    return {"scores": found} | usage
 
 
 def inputs(request: dict) -> list[str]:
@@ -299,6 +299,9 @@ MALFORMED = {
 }
 
 
+SENT = {"prompt_tokens": 7}  # of the text that `lost` sends to a guard
+
+
 def lost(api: str, reply, tokenizer=None, seconds: float = 5.0, **more) -> str:
     """Return the sentence with which a text gets no number, and see that it takes no time."""
     with served(lambda path, request: reply) as (url, asked):
@@ -336,10 +339,16 @@ def test_a_malformed_reply_is_no_number(reply):
         (
             "vllm-labels",
             listed([0.0]) | {"usage": {"prompt_tokens": 5}},
-            r"it has read 5 of \d+ tokens",
+            r"it has read 5 tokens of \d+",
         ),
         ("vllm-labels", listed([0.0]), "does not answer as /generative_scoring does"),
-        ("sglang-labels", {"scores": [[0.1, 0.9]]}, "it has other labels"),
+        ("sglang-labels", {"scores": [[0.1, 0.9]], "usage": SENT}, "it has other labels"),
+        (
+            "sglang-labels",
+            {"scores": [[0, 0, 1]], "usage": {"prompt_tokens": 99}},
+            "it has read 99",
+        ),
+        ("sglang-labels", {"scores": [[0, 0, 1]], "usage": None}, "TypeError"),
         ("moderations", {"results": [{"category_scores": {"sex": 0.0}}]}, "KeyError: 'hate'"),
         ("moderations", {"results": [{"category_scores": {"hate": None}}]}, "'None' is no number"),
     ],

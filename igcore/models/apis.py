@@ -107,17 +107,26 @@ def classes(scorer: "Endpoint", reply: Any, parts: Sequence[Any]) -> list[float]
     return [math.fsum(number(each[i]) for i in scorer.labels or [0]) for each in probabilities]
 
 
+def check_read(reply: Any, parts: Sequence[Any]) -> None:
+    """Raise ``ValueError`` unless all tokens that were sent were read, and no others.
+
+    A server may cut the end of a long text off without a word, or put several texts into one.
+    """
+    read, sent = reply["usage"]["prompt_tokens"], sum(map(len, parts))
+    if read != sent:
+        raise ValueError(f"it has read {read} tokens of {sent}")
+
+
 def first_label(scorer: "Endpoint", reply: Any, parts: Sequence[Any]) -> list[float]:
     """Read the probability of unsafe from that of the first label, the only one that is told."""
-    read, sent = reply["usage"]["prompt_tokens"], sum(map(len, parts))
-    if read != sent:  # it cuts the end of a long text off without a word
-        raise ValueError(f"it has read {read} of {sent} tokens")
+    check_read(reply, parts)
     first = score(scorer, reply, parts)
     return first if len(scorer.wording.unsafe) == 1 else [1 - p for p in first]
 
 
 def every_label(scorer: "Endpoint", reply: Any, parts: Sequence[Any]) -> list[float]:
     """Read the probability of unsafe, whose labels come first."""
+    check_read(reply, parts)
     found = [[number(p) for p in each] for each in reply["scores"]]
     if any(len(each) != len(scorer.label_ids) for each in found):
         raise ValueError("it has other labels")

@@ -69,7 +69,7 @@ class Endpoint:
         A key of `igcore.models.apis.APIS`. ``score`` and ``classify`` are routes of vLLM for reward
         models and classifiers; ``vllm-labels`` and ``sglang-labels`` read a generative guard as the
         scorer `guard` does; ``decisions`` and ``moderations`` are routes of OpenAI, the first also
-        of vLLM and SGLang.
+        of vLLM. (SGLang's route of that name is another one.)
     url : str
         Address of the server, with or without ``/v1``.
     sign : str
