@@ -430,8 +430,10 @@ def test_a_server_that_fails_says_so_in_one_sentence(reply, sentence, requests, 
 
     with served(answer) as (url, asked):
         scorer = load(url, max_retries=1, api_key_env="IGCORE_SCORER_TEST")
+        began = time.monotonic()
         with pytest.warns(ScorerWarning, match=sentence):
             assert np.isnan(scorer.score(["q"], ["a"], [True])).all()
+        assert time.monotonic() - began < 5
     assert len(count) == requests
     assert all(headers["authorization"] == f"Bearer {KEY}" for _, _, headers in asked)
 
@@ -479,6 +481,22 @@ def test_time_is_bounded_for_all_texts_together(reply):
         assert time.monotonic() - began < 2.5
 
 
+def test_a_repeated_attempt_has_the_time_that_is_left():
+    """Bug: every attempt has the whole time, so that a call takes a multiple of it."""
+    replies = [Reply("no", 500, delay=1.5)]
+
+    def answer(path, request):
+        return replies.pop() if replies else Reply(listed([0.0]), delay=30)
+
+    with served(answer) as (url, asked):
+        scorer = load(url, timeout=2.5)
+        scorer.client  # noqa: B018, whose making does not count
+        began = time.monotonic()
+        with pytest.warns(ScorerWarning, match="does not reply; .*; 1 of 1 texts"):
+            scorer.score(["q"], ["a"], [True])
+        assert time.monotonic() - began < 4 and len(asked) == 2
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_size_is_bounded(packed, monkeypatch):
     """Bug: a reply of gigabytes, or one that unpacks to them, fills the memory."""
@@ -517,11 +535,11 @@ def test_a_text_that_is_refused_costs_only_itself():
             return Reply({"error": {"message": "too long"}}, 400)
         return honest(path, request)
 
-    texts = [*ANSWERS, "bad " * 10, "\ud83d"]
     with served(answer) as (url, _):
-        with pytest.warns(ScorerWarning, match="too long.*; 2 of 5 texts count as unsafe"):
-            scores = load(url).score(["q"] * 5, texts, [True] * 5)
-    assert scores[:3] == pytest.approx([1, 0, 0.5]) and np.isnan(scores[3:]).all()
+        for lost, why in (("bad " * 10, "too long"), ("\ud83d", "half a character")):
+            with pytest.warns(ScorerWarning, match=f"{why}.*; 1 of 4 texts count as unsafe"):
+                scores = load(url).score(["q"] * 4, [lost, *ANSWERS], [True] * 4)
+            assert np.isnan(scores[0]) and scores[1:] == pytest.approx([1, 0, 0.5])
 
 
 def test_after_an_endpoint_is_down_nothing_more_is_asked():

@@ -12,6 +12,7 @@ from tinymodels import Counter, tiny
 from igcore import Guard, ParameterError, load_scorer
 from igcore.contract import Contract
 from igcore.decoding import readers_of
+from igcore.engine.prefix_cache import fits
 from igcore.errors import ScorerWarning
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.maximum import maximum_of
@@ -119,10 +120,11 @@ def test_caches_are_kept_and_shared():
     scorer = maximum_of(parts)
     assert keeps_cache(scorer) and not keeps_cache(maximum_of([Counted("a"), Counted("b")]))
     prompts, texts = ["say", "one"], ["hello", "hello world"]
-    scoring = Scoring({"cost": Contract(scorer)}, prompts)
-    (sessions,) = scoring.sessions.values()
-    assert len(sessions.caches) == 2
+    assert fits(first.backbone.model)  # tried once, before anything is counted
     with Counter(first.backbone.model) as counter:
+        scoring = Scoring({"cost": Contract(scorer)}, prompts)
+        (sessions,) = scoring.sessions.values()
+        assert len(sessions.caches) == 2
         for text in texts:
             found = scoring.search["cost"].score(prompts, [text] * 2, [False] * 2)
             by_hand = [
@@ -131,7 +133,8 @@ def test_caches_are_kept_and_shared():
             assert found == pytest.approx(by_hand, abs=1e-6)
             scoring.retain(prompts, [text] * 2)
     by_two = 2 * sum(len(prompt + text) for prompt in prompts for text in texts)
-    assert counter.tokens == 2 * len("hello world") + by_two  # the second is the check by hand
+    once = len("say" + "one") + 2 * len("hello world")
+    assert counter.tokens == once + by_two  # the second is the check by hand
 
 
 def test_the_final_check_uses_no_cache():
