@@ -128,8 +128,11 @@ def check_seed(seed: int) -> int:
 
 def readers_of(guard: Guard) -> set[Any]:
     """Return the language models behind the scorers that keep a KV cache."""
-    # a set: cost and reward model may share a backbone, which takes memory once
-    return {scorer.backbone.model for scorer in (guard.reward, guard.cost) if keeps_cache(scorer)}
+    scorers: list[Any] = []
+    for scorer in (guard.reward, guard.cost):
+        scorers += getattr(scorer, "parts", [scorer])  # a maximum of several costs has parts
+    # a set: scorers may share a backbone, which takes memory once
+    return {scorer.backbone.model for scorer in scorers if keeps_cache(scorer)}
 
 
 def room_for(method: Method, guard: Guard, prompt_tokens: int, memory_gb: float | None) -> int:

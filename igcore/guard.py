@@ -26,7 +26,8 @@ from .scoring import Tally
 from .work import OnBlock
 
 PolicyLike = Policy | str | os.PathLike[str] | tuple[Any, Any]
-ScorerLike = Scorer | TextFunction | str
+ScorerLike = Scorer | TextFunction | str | Mapping[str, Any]
+CostLike = ScorerLike | list[ScorerLike]
 PromptLike = str | Prompt | Sequence[Message]
 
 
@@ -42,11 +43,12 @@ class Guard:
     policy : Policy, str, path or (model, tokenizer)
         A text is given to `igcore.load_policy`: a folder, a name of its table, or a name on the
         hub.
-    cost : Scorer, callable or str
+    cost : Scorer, callable, str, mapping or list
         Higher is worse. A function takes the text of an answer, or the prompt and that text, and
         returns a number. It is called for prefixes as well, and is recorded by its name and the
-        hash of its source. A text is a name of `igcore.SCORERS`.
-    reward : Scorer, callable or str, optional
+        hash of its source. A text is a name of `igcore.SCORERS`, and so is the ``name`` of a
+        mapping, beside options. A list of costs is their maximum.
+    reward : Scorer, callable, str or mapping, optional
         Higher is better. Without one, answers rank by the policy's own likelihood: the mean
         log-probability of their tokens, in nats.
     config : SearchConfig, optional
@@ -94,7 +96,7 @@ class Guard:
     def __init__(
         self,
         policy: PolicyLike,
-        cost: ScorerLike | None = None,
+        cost: CostLike | None = None,
         reward: ScorerLike | None = None,
         config: SearchConfig | None = None,
         critic: Any = None,

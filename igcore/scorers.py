@@ -17,7 +17,7 @@ An object with the members of `Scorer` can score many texts at once, and says mo
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any, Protocol, TypeGuard
@@ -116,8 +116,8 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
 
     Parameters
     ----------
-    scorer : Scorer, callable or str
-        A text is loaded by `igcore.load_scorer`.
+    scorer : Scorer, callable, str, mapping or list
+        A text or a mapping is loaded by `igcore.load_scorer`. A list of costs is their maximum.
 
     Raises
     ------
@@ -126,8 +126,11 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
         one whose sign does not fit the role: a reward given as a cost would make the search prefer
         the worst text.
     """
-    if isinstance(scorer, str):
+    if isinstance(scorer, str | Mapping):
         scorer = resolve_name("igcore.models.registry:load_scorer")(scorer)
+    elif isinstance(scorer, list) and role == "cost":
+        costs = [as_scorer(cost, role) for cost in scorer]
+        scorer = resolve_name("igcore.models.maximum:maximum_of")(costs)
     elif callable(scorer) and not hasattr(scorer, "score"):
         return of_function(scorer, role)
     checked: Scorer = check_sign(scorer, role)
@@ -141,7 +144,8 @@ def check_sign(scorer: Any, role: str) -> Any:
     if missing:
         raise ParameterError(
             f"{role} {scorer!r} has no {', '.join(missing)}; give a function of a text, a name of "
-            "igcore.SCORERS, or an object with name, digest, sign, unit and score"
+            "igcore.SCORERS, a mapping of a name and options, or an object with name, digest, "
+            "sign, unit and score"
         )
     if scorer.sign != SIGNS[role]:
         raise ParameterError(

@@ -25,7 +25,7 @@ from igcore import ParameterError, RunError, ScorerError, folders
 from igcore.errors import JudgeError
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
 from igcore.judge.spec import ASPECTS, Question, Reply, parse
-from igcore.judge.trust import without_key
+from igcore.models.trust import without_key
 from igcore.report import load as runs
 from igcore.report import tables
 from igcore.report.verdicts import (

@@ -345,6 +345,14 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
             {"template": "{prompt}{response}"},
             {"prefix": ":"},
             {"dtype": "bfloat16"},
+            {"chat_options": {"unread": 1}},
+            {
+                "messages": [
+                    {"role": "user", "content": "{prompt}"},
+                    {"role": "assistant", "content": "{response}"},
+                    {"role": "user", "content": "Is it rude?"},
+                ]
+            },
         )
     ]
     save(tmp_path)

@@ -1,25 +1,17 @@
 """A language model behind any OpenAI-compatible endpoint as a judge."""
 
-import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from threading import Event
-from urllib.parse import urlsplit
 
-from ..errors import JudgeError, ParameterError, needs
+from ..errors import JudgeError
+from ..models.bounds import Bounds
+from ..models.client import check_endpoint, key_in, open_client
+from ..models.trust import JUDGE, without_key
 from ..settings import Count, Discount, Natural, Seconds, Weight, settings
-from .bounds import Bounds
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
-from .trust import PREFIX, VARIABLE, check_variable, is_address, without_key
 
-# of a request; the last tells the client what to return
-HEADERS = set(
-    "host connection accept accept-encoding content-type content-length authorization "
-    "x-stainless-raw-response".split()
-)
-LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
 # what went wrong -> what the user can do
 SILENT = "does not reply; start it, correct base_url, or raise timeout"
 ENDLESS = "does not come to an end; correct base_url, or raise timeout"
@@ -65,16 +57,7 @@ class OpenAIJudge:
     max_retries: Natural = 5
 
     def __post_init__(self):
-        if not VARIABLE.fullmatch(self.api_key_env):
-            raise ParameterError(  # without the value, which may be the key
-                f"parameter api_key_env is no name of an environment variable; give one that "
-                f"begins with {PREFIX}, and put the key there"
-            )
-        if not is_address(self.base_url):
-            raise ParameterError(  # without the value, which may hold a key
-                "parameter base_url is no plain http address such as http://localhost:8000/v1; a "
-                f"key belongs into the environment variable {self.api_key_env}"
-            )
+        check_endpoint("base_url", self.base_url, self.api_key_env, JUDGE)
 
     @property
     def names(self) -> dict[str, str]:
@@ -92,10 +75,6 @@ class OpenAIJudge:
         """The fields of a request that say how the reply is sampled."""
         return {n: getattr(self, n) for n in ("model", "temperature", "top_p", "max_tokens")}
 
-    @property
-    def key(self) -> str:
-        return os.environ.get(self.api_key_env, "").strip()
-
     def ask(
         self, questions: Sequence[Question], seed: int, workers: int
     ) -> Iterator[tuple[Question, Reply]]:
@@ -104,34 +83,9 @@ class OpenAIJudge:
 
     def _client(self):
         # not before: tables of what was judged ask nobody, and need no key
-        check_variable(self.api_key_env)
-        openai = needs("openai", "judge")
-        local = bool(LOOPBACK.fullmatch(urlsplit(self.base_url).hostname))
-        clean = self.key.isascii() and self.key.isprintable()
-        if not clean or not (self.key or local):
-            raise JudgeError(
-                f"the environment variable {self.api_key_env} holds no key; put only the key of "
-                f"{self.base_url} there, without a line break, or any word if it asks for none"
-            )
         bounds = Bounds(self.timeout)
-        http = openai.DefaultHttpxClient(
-            trust_env=not local,  # no proxy stands between this computer and itself
-            follow_redirects=False,  # prompts go to no host that the params file does not name
-            event_hooks={"request": [self._clean, bounds.begin], "response": [bounds.as_sent]},
-        )
-        return openai.OpenAI(
-            base_url=self.base_url,
-            api_key=self.key or "none",
-            timeout=self.timeout,
-            max_retries=self.max_retries,
-            http_client=http,
-        )
-
-    def _clean(self, request) -> None:
-        """Take from a request what the client finds by itself, such as ``OPENAI_ORG_ID``."""
-        for name in set(request.headers) - HEADERS:
-            del request.headers[name]
-        request.headers["authorization"] = f"Bearer {self.key or 'none'}"
+        place = (self.base_url, self.api_key_env, JUDGE)
+        return open_client(*place, bounds, self.max_retries, JudgeError)
 
     def _reply(self, client, seed: int, question: Question) -> Reply:
         import openai
@@ -156,9 +110,10 @@ class OpenAIJudge:
             raise self._down(NO_CHAT, "no chat completion") from None
 
     def _down(self, why: str, detail: str) -> JudgeError:
+        said = without_key(detail, key_in(self.api_key_env))
         return JudgeError(
-            f"judge at {self.base_url} {why} ({without_key(detail, self.key)}); what it said so "
-            "far is kept: run again to go on"
+            f"judge at {self.base_url} {why} ({said}); what it said so far is kept: run again to "
+            "go on"
         )
 
 

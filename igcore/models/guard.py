@@ -4,14 +4,12 @@ A guard's own code lets it write a verdict and looks for a word. Here the logits
 are read before any is written: one forward pass, and a number instead of a yes or no.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch.nn.functional import linear
 
 from ..engine.kv_cache import forward
@@ -20,11 +18,8 @@ from ..scorers import COST
 from ..settings import settings
 from .lm_scorer import Backbone, LMScorer
 from .source import EXAMPLE, Checkpoint
-from .templates import chatted, check_chat, turns_of
+from .wording import Wording, label_ids
 
-# texts, not what YAML reads as true and false: Yes and No stand in quotes
-Labels = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
-SLOT = re.compile(r"\{(prompt|response)\}")
 COMPARED = 256  # rows of the output embedding whose logits are compared with the model's own
 
 
@@ -33,7 +28,7 @@ FINAL = ("final_logit_softcapping", "logits_scaling")
 
 
 @settings(kw_only=True)
-class GenerativeGuard(Checkpoint):
+class GenerativeGuard(Wording, Checkpoint):
     r"""A generative guard; higher is worse, above 0 it would rather say unsafe than safe.
 
     .. math:: C(x, y) = \log \sum_{u \in \mathrm{unsafe}} e^{z_u} - \log \sum_{s \in \mathrm{safe}}
@@ -47,29 +42,23 @@ class GenerativeGuard(Checkpoint):
     ----------
     repo, revision, dtype, device, self_check
         See `igcore.models.source.Checkpoint`.
-    unsafe, safe : list of str
-        The words of the two verdicts. Each must be one token where it stands; of a longer word give
-        the beginning that is one.
-    template : str, optional
-        The text that is read, with ``{prompt}`` and ``{response}``. The tokenizer adds its special
-        tokens unless the template begins with its BOS. By default the guard's own chat template
-        over the turns of both, up to where the guard begins to speak.
-    prefix : str
-        What the guard would write before its verdict. A space between them belongs to the labels.
+    unsafe, safe, template, messages, chat_options, prefix
+        See `igcore.models.wording.Wording`.
+
+    Notes
+    -----
+    These examples for a params file follow the cards of the models; they were not run here. A
+    criterion as a turn after the answer, and an empty piece of reasoning before the verdict::
+
+        cost: {name: guard, repo: ibm-granite/granite-guardian-4.1-8b, unsafe: [" yes"],
+               safe: [" no"], prefix: "<think>\n</think>\n<score>",
+               messages: [{role: user, content: "{prompt}"},
+                          {role: assistant, content: "{response}"},
+                          {role: user, content: "<guardian> ... ### Criteria: ..."}]}
     """
 
-    unsafe: Labels
-    safe: Labels
-    template: str | None = None
-    prefix: str = ""
     boundary: ClassVar[float | None] = 0
     scale: ClassVar[str] = "logit gap"
-
-    def __post_init__(self):
-        if self.template is not None:
-            for slot in ("{prompt}", "{response}"):
-                if slot not in self.template:
-                    raise ParameterError(f"template has no {slot}; write it into the text")
 
     def scorer(self) -> LMScorer:
         """Return the scorer, unchecked.
@@ -82,11 +71,9 @@ class GenerativeGuard(Checkpoint):
         """
         from transformers import AutoModelForCausalLM
 
-        if self.template is None:
-            check_chat(self.tokenizer, "chat", self.repo)
-        bos = self.tokenizer.bos_token
-        special = self.template is not None and not (bos and self.template.startswith(bos))
-        ids = self._label_ids(self._write(*EXAMPLE), special)
+        special = self.special(self.tokenizer, self.repo)
+        labels = [*self.unsafe, *self.safe]
+        ids = label_ids(self.tokenizer, self._write(*EXAMPLE), special, labels)
         model, _ = self.model(AutoModelForCausalLM)
         backbone = Backbone(model, self.tokenizer, self._write, special=special)
         _check_logits(model, backbone, self.repo)
@@ -94,38 +81,14 @@ class GenerativeGuard(Checkpoint):
         options = {"unsafe": self.unsafe, "safe": self.safe, "prefix": self.prefix}
         options["template"] = self.template
         options["text_format"] = "chat" if self.template is None else None
+        for name in ("messages", "chat_options"):
+            if getattr(self, name):  # else the digest is what it was before there were these
+                options[name] = getattr(self, name)
         return self.lm_scorer(f"guard:{Path(self.repo).name}", COST, backbone, cost, **options)
 
     def _write(self, prompt: str, response: str) -> str:
         """Return the text after which the guard says its verdict."""
-        if self.template is None:
-            turns = [*turns_of(prompt), response]
-            return chatted(self.tokenizer, turns, opened=True) + self.prefix
-        texts = {"prompt": prompt, "response": response}
-
-        def text_of(slot: re.Match) -> str:
-            """Return the text for a slot."""
-            return texts[slot[1]]
-
-        # in one go: a prompt may itself hold {response}
-        return SLOT.sub(text_of, self.template) + self.prefix
-
-    def _label_ids(self, text: str, special: bool) -> list[int]:
-        """Return the token of each label, those of unsafe first, as it is written after a text."""
-        before = self.tokenizer(text, add_special_tokens=special)["input_ids"]
-        found: list[int] = []
-        for label in [*self.unsafe, *self.safe]:
-            after = self.tokenizer(text + label, add_special_tokens=special)["input_ids"]
-            new = after[len(before) :]
-            if after[: len(before)] != before or len(new) != 1 or new[0] in found:
-                pieces = [self.tokenizer.decode(token) for token in new]
-                raise ParameterError(
-                    f"label {label!r} is not one token of its own after {text[-20:]!r}, but "
-                    f"{pieces}; give its first token, and put a space before it into the label, "
-                    "not the prefix"
-                )
-            found += new
-        return found
+        return self.text(self.tokenizer, prompt, response)
 
 
 def _logits(model, ids: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -20,6 +20,9 @@ SCORERS: dict[str, str | Callable[..., Scorer]] = {
     "qrm-llama-3.1-8b-cost": "igcore.models.qrm:QRMCost",
     "classifier": "igcore.models.classifier:Classifier",
     "guard": "igcore.models.guard:GenerativeGuard",
+    "stream-guard": "igcore.models.stream:StreamGuard",
+    "endpoint": "igcore.models.endpoint:Endpoint",
+    "maximum": "igcore.models.maximum:Maximum",
 }
 
 
@@ -69,6 +72,17 @@ def home_of(name: str) -> str | None:
     made = SCORERS[name]
     module = made.partition(":")[0] if isinstance(made, str) else made.__module__
     return None if module == "__main__" else module
+
+
+def scored_by(scorer: str | Mapping) -> str | dict:
+    """Return a scorer without the options that say only where and how its model is reached."""
+    if isinstance(scorer, str):
+        return scorer
+    way = getattr(maker(scorer["name"]), "REACHED_BY", ())
+    kept = {name: value for name, value in scorer.items() if name not in way}
+    if "costs" in kept:  # of a maximum
+        kept["costs"] = [scored_by(cost) for cost in kept["costs"]]
+    return kept
 
 
 def check_scorer(scorer: str | Mapping, kind: str = "scorer") -> tuple[str, dict]:

@@ -64,20 +64,28 @@ def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
     return Template(name, opening, whole)
 
 
-def chatted(tokenizer, turns: Sequence[str], opened: bool) -> str:
-    """Return turns of user and assistant in the chat template of a tokenizer.
+def chatted(tokenizer, turns: Sequence[str], opened: bool, **options) -> str:
+    """Return turns of user and assistant in the chat template of a tokenizer, see `rendered`."""
+    roles = ("user", "assistant")
+    messages = [(roles[i % 2], text) for i, text in enumerate(turns)]
+    return rendered(tokenizer, messages, opened, **options)
+
+
+def rendered(tokenizer, messages: Sequence[tuple[str, str]], opened: bool, **options) -> str:
+    """Return messages, each a role and a content, in the chat template of a tokenizer.
 
     Parameters
     ----------
     opened : bool
         Whether the text ends where the assistant begins another turn.
+    options
+        What else the template reads.
     """
-    roles = ("user", "assistant")
-    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+    given = [{"role": role, "content": content} for role, content in messages]
     try:
         with within(SECONDS):
             text = tokenizer.apply_chat_template(
-                messages, add_generation_prompt=opened, tokenize=False
+                given, add_generation_prompt=opened, tokenize=False, **options
             )
     except Exception as error:  # it is a program of whoever made the model, and may raise anything
         reason = " ".join(str(error).split())[:200]

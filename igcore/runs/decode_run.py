@@ -21,7 +21,7 @@ from ..folders import Run, open_run, root
 from ..guard import Guard
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
-from ..models.registry import load_scorer
+from ..models.registry import load_scorer, scored_by
 from ..policy import Policy, Prompt, groups_of
 from ..settings import name_of
 from .decode_params import DecodeParams, network_of, pool_of
@@ -179,7 +179,8 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
     known["parts"] |= weights
     known["dtype"] = params.dtype
-    return asdict(params) | known
+    scorers = {"cost": scored_by(params.cost), "reward": scored_by(params.reward)}
+    return asdict(params) | scorers | known
 
 
 def decode_missing(run: Run, experiment: Experiment) -> None:

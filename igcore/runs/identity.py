@@ -87,8 +87,10 @@ def models_identity(
 def modules_of(*parts) -> list[str]:
     """Return the modules that define policies and scorers.
 
-    Those that `igcore.load_scorer` took them from count as well.
+    Those that `igcore.load_scorer` took them from count as well, and those of their parts.
     """
+    inner = [part for outer in parts for part in getattr(outer, "parts", ())]
+    parts = (*parts, *inner)
     modules = {type(part).__module__ for part in parts if _has_source(part)}
     homes = {part.home for part in parts if getattr(part, "home", None)}
     return sorted(modules | homes)

@@ -67,6 +67,9 @@ def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
     scorers = [settings.get("cost"), settings.get("reward")]
     if kind == "judge":
         scorers = list(settings["judge"].values())
+    for scorer in scorers:
+        if isinstance(scorer, dict):
+            scorers += scorer.get("costs", [])  # of a maximum
     names = [scorer.get("name") if isinstance(scorer, dict) else scorer for scorer in scorers]
     # None: a scorer left to its default
     homes = {home_of(name) for name in SCORERS if name in names or None in names}

@@ -145,15 +145,18 @@ def policy_of(policy: str | Mapping) -> tuple[str, str]:
 def models_of(params: DecodeParams | CriticParams) -> list:
     """Return the policy and the scorers' models without weights, None for an unknown one.
 
-    Scorers that read the same weights share a model. An embedded scorer weighs next to nothing.
+    Scorers that read the same weights share a model. An embedded scorer weighs next to nothing, and
+    one behind an endpoint nothing here.
     """
     _, repo = policy_of(params.policy)
     backbones = {}
-    for scorer in (params.reward, params.cost):
-        scorer_name, options = check_scorer(scorer)
+    scorers = [params.reward, params.cost]
+    while scorers:
+        scorer_name, options = check_scorer(scorers.pop(0))
+        scorers += options.get("costs", [])  # of a maximum
         make = maker(scorer_name)
-        if hasattr(make, "load"):  # a checkpoint of the hub
-            checkpoint = make(**options)
+        checkpoint = make(**options) if hasattr(make, "load") else None
+        if hasattr(checkpoint, "repo"):  # of the hub
             key = checkpoint.repo, checkpoint.dtype
             backbones[key] = model_of(*key, head=False)
     return [model_of(repo, params.dtype, True), *backbones.values()]

@@ -1,7 +1,7 @@
 """What a params file may send to an endpoint, and what of an endpoint's words is shown.
 
 A params file may come from anybody: it chooses only among environment variables that were meant for
-a judge.
+a judge or a scorer.
 """
 
 import os
@@ -10,9 +10,10 @@ from ipaddress import ip_address
 
 from ..errors import ParameterError
 
-PREFIX = "IGCORE_JUDGE_"  # of the environment variables that a params file may name as the key
-# holds the name of one more, which only who starts the run can set
-ALLOWED = "IGCORE_JUDGE_KEY_FROM"
+# of the environment variables that a params file may name as the key
+JUDGE, SCORER = "IGCORE_JUDGE_", "IGCORE_SCORER_"
+# such a variable holds the name of one more, which only who starts the run can set
+ALLOWED = "KEY_FROM"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # a client can call these addresses, and they hold nothing that may be a key
 NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?"
@@ -34,13 +35,17 @@ def is_address(url: str) -> bool:
     return found is not None
 
 
-def check_variable(name: str) -> None:
-    """Raise ``ParameterError`` unless this environment variable may be sent to an endpoint."""
-    if not name.startswith(PREFIX) and name != os.environ.get(ALLOWED):
+def check_variable(name: str, prefix: str) -> None:
+    """Raise ``ParameterError`` unless this environment variable may be sent to an endpoint.
+
+    `prefix` is `JUDGE` or `SCORER`.
+    """
+    allowed = prefix + ALLOWED
+    if not name.startswith(prefix) and name != os.environ.get(allowed):
         raise ParameterError(
             f"api_key_env names the environment variable {name}, which a params file alone may not "
-            f"send away; put the key into {PREFIX}KEY or another one that begins with {PREFIX}, or "
-            f"allow this one by setting {ALLOWED} to its name"
+            f"send away; put the key into {prefix}KEY or another one that begins with {prefix}, or "
+            f"allow this one by setting {allowed} to its name"
         )
 
 

@@ -1,0 +1,370 @@
+"""A model behind an endpoint as a cost or a reward: a number for each text, over HTTP.
+
+`igcore.models.apis` says for each kind of endpoint which route is asked, how, and how the number is
+read. Whatever comes back in another form, too late, too long or as a refusal is NaN, which is never
+safe.
+"""
+
+import math
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from threading import Event
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic_core import from_json
+
+from ..errors import ParameterError, ScorerError, ScorerWarning
+from ..folders import digest_of
+from ..policy import neutral
+from ..scorers import COST
+from ..settings import Natural, Options, Rows, Seconds, Threads, one_of, settings
+from .apis import APIS, MALFORMED, OPTIONS, QUESTION, Api, Declined
+from .bounds import Bounds
+from .client import check_endpoint, key_in, open_client
+from .probe import HELPFUL, probe
+from .trust import SCORER, without_key
+from .wording import Wording, filled, label_ids
+
+LARGEST = 1 - 1e-9  # probability whose log odds are told from infinity
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0  # seconds before an attempt is repeated
+OF_THE_TEXT = (400, 413, 422)  # statuses by which an endpoint refuses what it was sent
+BUSY = (408, 409, 429)  # and 500 on: it may answer later
+RAW = {"X-Stainless-Raw-Response": "true"}  # the client returns the reply as it came
+# what went wrong -> what the user can do
+SILENT = "does not reply; start it, correct url, or raise timeout"
+LATE = "is not done in time; raise timeout, or lower batch"
+ENDLESS = "gives a reply that does not come to an end; correct url, or raise timeout"
+MOVED = "points to another address; give that one as url"
+REFUSED = "refuses the request or fails; correct the key, model, api or options, or see its log"
+DECLINED = "declines to judge a text"
+HALF = "cannot be sent half a character"
+
+
+class Unanswered(Exception):
+    """These texts have no number; others may have one."""
+
+
+class Down(Unanswered):
+    """No text will have one."""
+
+
+@settings(kw_only=True)
+class Endpoint:
+    """A model that is served: its numbers as a cost, or with `sign` as a reward.
+
+    Its digest covers model, api and wording, and neither key nor address: the same model may be
+    served at another address after a stop, and a run goes on there. That it is the same model is
+    only what the server says of itself.
+
+    Attributes
+    ----------
+    model : str
+        As the endpoint calls it.
+    api : str
+        A key of `igcore.models.apis.APIS`. ``score`` and ``classify`` are routes of vLLM for reward
+        models and classifiers; ``vllm-labels`` and ``sglang-labels`` read a generative guard as the
+        scorer `guard` does; ``decisions`` and ``moderations`` are routes of OpenAI, the first also
+        of vLLM. (SGLang's route of that name is another one.)
+    url : str
+        Address of the server, with or without ``/v1``.
+    sign : str
+        ``higher is worse`` for a cost, ``higher is better`` for a reward.
+    labels : list, optional
+        Of ``classify`` the classes that count, from 0; their probabilities are added. Of
+        ``moderations`` the categories that count, by name, by default all; the highest score is
+        the number.
+    question : str, optional
+        Of ``decisions`` the statement whose probability is the number, by default
+        `igcore.models.apis.QUESTION`.
+    guard : mapping, optional
+        Of ``vllm-labels`` and ``sglang-labels`` what is read: ``unsafe``, ``safe`` and the other
+        fields of `igcore.models.wording.Wording`. The number is the probability of unsafe among
+        these labels. vLLM tells that of one label, so one of the two has a single word.
+    template : str, optional
+        Of the other kinds but ``score`` the text that is sent, with ``{response}`` and, where it is
+        to be read, ``{prompt}``.
+    tokenizer : str, optional
+        Folder or name on the hub of the model's tokenizer. ``vllm-labels`` and ``sglang-labels``
+        are sent its tokens. For the others it breaks up special tokens that a text spells out,
+        which a server may read as such.
+    log_odds : bool
+        Whether the number is log p - log (1 - p) of a probability p.
+    api_key_env : str
+        Name of the environment variable that holds the key: one that begins with
+        ``IGCORE_SCORER_``, or the one that the variable ``IGCORE_SCORER_KEY_FROM`` names. An
+        endpoint on this computer needs none.
+    timeout : float
+        Seconds for all texts of one call together, repeated attempts included.
+    batch, workers : int
+        Most texts in one request, and most requests at a time.
+    max_retries : int
+        Further attempts, after ever longer pauses, where the endpoint is busy, fails or breaks off.
+    self_check : bool
+        Whether fixed texts are scored when it is loaded, see `igcore.models.probe.probe`.
+    """
+
+    model: str
+    api: Annotated[str, one_of(APIS)]
+    url: str = "http://localhost:8000"
+    sign: Literal["higher is worse", "higher is better"] = COST
+    labels: list[str | int] | None = None
+    question: str | None = None
+    guard: Options | None = None
+    template: str | None = None
+    tokenizer: str | None = None
+    log_odds: bool = False
+    api_key_env: str = "IGCORE_SCORER_KEY"
+    timeout: Seconds = 120.0
+    batch: Rows = 32
+    workers: Threads = 8
+    max_retries: Natural = 5
+    self_check: bool = True
+    # options that are no part of a run's identity
+    REACHED_BY: ClassVar[tuple[str, ...]] = (
+        *("url", "api_key_env", "timeout", "batch", "workers", "max_retries", "self_check"),
+    )
+
+    def __post_init__(self):
+        check_endpoint("url", self.url, self.api_key_env, SCORER)
+        for name in OPTIONS:
+            if getattr(self, name) and name not in self.kind.options:
+                known = " or ".join(api for api, kind in APIS.items() if name in kind.options)
+                raise ParameterError(
+                    f"api {self.api!r} does not read {name}; leave it out, or choose api {known}"
+                )
+        if "guard" in self.kind.options:
+            if not self.guard or not self.tokenizer:
+                raise ParameterError(
+                    f"api {self.api!r} needs guard, with the words unsafe and safe, and tokenizer; "
+                    "give both"
+                )
+            # sorted: which of the two is single, if one has to be
+            fewest, _ = sorted((self.wording.unsafe, self.wording.safe), key=len)
+            if self.api == "vllm-labels" and len(fewest) > 1:
+                raise ParameterError(
+                    f"unsafe and safe are {self.wording.unsafe} and {self.wording.safe}, of which "
+                    "vLLM tells the probability of one word; give one of them a single word"
+                )
+        if self.template is not None and "{response}" not in self.template:
+            raise ParameterError("template has no {response}; write it into the text")
+        kinds = int if self.api == "classify" else str
+        if not all(type(label) is kinds and label != -1 for label in self.labels or ()):
+            raise ParameterError(
+                f"labels is {self.labels}; give the numbers of classes from 0 for api 'classify', "
+                "and the names of categories for 'moderations'"
+            )
+
+    # --- what it is ---
+
+    @property
+    def kind(self) -> Api:
+        """The kind of endpoint."""
+        return APIS[self.api]
+
+    @property
+    def name(self) -> str:
+        """Its name in records."""
+        role = "cost" if self.sign == COST else "reward"
+        return f"endpoint:{self.model.rpartition('/')[2]}-{role}"
+
+    @property
+    def unit(self) -> str:
+        """What one point means."""
+        return "log odds" if self.log_odds else "probability" if self.kind.probability else "points"
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of model, api and wording; the example holds what template and tokenizer do."""
+        told = {name: getattr(self, name) for name in ("model", "api", "sign", *OPTIONS)}
+        labels = self.label_ids if self.guard else None
+        return digest_of([told, QUESTION, self._part(*HELPFUL), labels])
+
+    @cached_property
+    def wording(self) -> Wording:
+        """What a guard reads."""
+        return Wording(**self.guard)
+
+    @cached_property
+    def _words(self):
+        """The tokenizer."""
+        from .hub import snapshot  # here: they need torch, and most kinds do not
+        from .pretrained import load_tokenizer
+
+        return load_tokenizer(snapshot(self.tokenizer, None))
+
+    @cached_property
+    def label_ids(self) -> list[int]:
+        """The tokens of a guard's labels: unsafe first, unless vLLM is to tell that of safe."""
+        unsafe, safe = self.wording.unsafe, self.wording.safe
+        swapped = self.api == "vllm-labels" and len(unsafe) > 1
+        labels = [*safe, *unsafe] if swapped else [*unsafe, *safe]
+        text = self.wording.text(self._words, *HELPFUL)
+        special = self.wording.special(self._words, self.tokenizer)
+        return label_ids(self._words, text, special, labels)
+
+    def load(self) -> "Endpoint":
+        """Return it, after it was asked once.
+
+        Raises
+        ------
+        ParameterError
+            When labels are not one token each, or the client is not installed.
+        ScorerError
+            When it gives no number, or puts the two fixed texts in the wrong order.
+        """
+        if self.self_check:
+            _, why = self._ask(*([text] for text in HELPFUL))
+            if why:
+                raise ScorerError(f"{self._place} {why}; self_check: false loads it all the same")
+            probe(self)
+        return self
+
+    # --- asking ---
+
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> np.ndarray:
+        """Return one number per text (n,) float64, NaN where there is none; `finished` is ignored.
+
+        A warning says why there is none. It does not raise: the texts would be asked for again one
+        by one, and each would take `timeout` seconds of an endpoint that is down.
+        """
+        scores, why = self._ask(prompts, responses)
+        if why:
+            lost = f"{np.isnan(scores).sum()} of {len(scores)} texts count as unsafe"
+            warnings.warn(f"{self._place} {why}; {lost}", ScorerWarning, stacklevel=2)
+        return scores
+
+    @property
+    def _place(self) -> str:
+        return f"scorer {self.name!r} at {self.url}"
+
+    def _ask(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
+        """Return one number per text (n,), and why there is none for some."""
+        parts = [self._part(*text) for text in zip(prompts, responses, strict=True)]
+        size = self.kind.most or self.batch
+        batches = [parts[at : at + size] for at in range(0, len(parts), size)]
+        call = Call(self)
+        with ThreadPoolExecutor(self.workers) as pool:
+            found = list(pool.map(call.numbers, batches))
+        numbers = [number for each, _ in found for number in each]
+        return np.array(numbers, float), next((why for _, why in found if why), "")
+
+    def _part(self, prompt: str, response: str) -> Any:
+        """Return what is sent of a text: tokens, the pair, or one text."""
+        if self.tokenizer:
+            prompt, response = (neutral(self._words, text) for text in (prompt, response))
+        if self.guard:
+            text = self.wording.text(self._words, prompt, response)
+            special = self.wording.special(self._words, self.tokenizer)
+            return list(self._words(text, add_special_tokens=special)["input_ids"])
+        template = self.template or self.kind.template
+        return filled(template, prompt, response) if template else (prompt, response)
+
+    @cached_property
+    def client(self) -> tuple[Any, Bounds]:
+        """The client and its bounds; made once, which takes longer than many requests."""
+        bounds, root = Bounds(self.timeout), self.url.rstrip("/").removesuffix("/v1")
+        client = open_client(root, self.api_key_env, SCORER, bounds, 0, ScorerError)
+        weakref.finalize(self, client.close)
+        return client, bounds
+
+    def scaled(self, number: float) -> float:
+        """Return a number of a reply as a score; NaN for a probability that is none."""
+        if self.kind.probability and not 0 <= number <= 1:
+            return math.nan
+        if not self.log_odds:
+            return number
+        p = min(max(number, 1 - LARGEST), LARGEST)
+        return math.log(p) - math.log1p(-p)
+
+
+class Call:
+    """The requests of one call of a scorer, which share its time."""
+
+    def __init__(self, scorer: Endpoint):
+        self.scorer, self.kind = scorer, scorer.kind
+        self.client, self.bounds = scorer.client
+        self.end, self.stopped = time.monotonic() + scorer.timeout, Event()
+
+    def numbers(self, parts: list) -> tuple[list[float], str]:
+        """Return the numbers of a batch, NaN where there is none, and why."""
+        try:
+            reply = self.post({"model": self.scorer.model} | self.kind.body(self.scorer, parts))
+            found = self.kind.read(self.scorer, from_json(reply), parts)
+            if len(found) != len(parts):
+                raise ValueError(f"it gives {len(found)} numbers for {len(parts)} texts")
+            return [self.scorer.scaled(number) for number in found], ""
+        except Down as error:
+            self.stopped.set()
+            why = str(error)
+        except Unanswered as error:
+            if len(parts) > 1:  # a text that is refused costs only itself
+                alone = [self.numbers([part]) for part in parts]
+                numbers = [number for each, _ in alone for number in each]
+                return numbers, next((why for _, why in alone if why), "")
+            why = str(error)
+        except Declined:
+            why = DECLINED
+        except MALFORMED as error:
+            detail = self.because("", f"{type(error).__name__}: {error}")
+            why = f"does not answer as {self.kind.route} does{detail}; correct api, url or labels"
+        return [math.nan] * len(parts), why
+
+    def post(self, body: dict) -> bytes:
+        """Return the reply to a request, repeated while there is time and hope."""
+        import openai
+
+        pause, why = FIRST_PAUSE, LATE
+        for attempt in range(self.scorer.max_retries + 1):
+            left = self.end - time.monotonic()
+            if left <= 0 or self.stopped.is_set():
+                break
+            self.bounds.seconds, wait = left, pause  # of this thread
+            options = {"headers": RAW, "timeout": left}
+            try:
+                raw = self.client.post(self.kind.route, body=body, cast_to=object, options=options)
+                return raw.http_response.content
+            except openai.APIStatusError as error:
+                why = self.refusal(error)
+                wait = max(pause, seconds(error.response.headers.get("retry-after", "")))
+            except openai.APIConnectionError as error:  # its text may hold the key
+                why = self.because(SILENT, str(error.__cause__ or error))
+            except UnicodeEncodeError:
+                raise Unanswered(HALF) from None
+            except OSError as error:  # of `Bounds`
+                raise Down(self.because(ENDLESS, str(error))) from None
+            last = attempt == self.scorer.max_retries or time.monotonic() + wait > self.end
+            if last or self.stopped.wait(wait):
+                break
+            pause = min(2 * pause, LONGEST_PAUSE)
+        raise Down(why)
+
+    def refusal(self, error) -> str:
+        """Return why a status is no reply; raise where another attempt would end the same way."""
+        status = error.status_code
+        if 300 <= status < 400:  # without the address, which may hold a key
+            raise Down(self.because(MOVED, f"status {status}")) from None
+        why = self.because(REFUSED, str(error))
+        if status in OF_THE_TEXT:
+            raise Unanswered(why) from None
+        if status < 500 and status not in BUSY:
+            raise Down(why) from None
+        return why
+
+    def because(self, why: str, detail: str) -> str:
+        """Return what went wrong, with what the endpoint said."""
+        return f"{why} ({without_key(detail, key_in(self.scorer.api_key_env))})"
+
+
+def seconds(header: str) -> float:
+    """Return the pause that an endpoint asks for, 0 where it is no plain number."""
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        return 0.0

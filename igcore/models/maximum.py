@@ -1,0 +1,145 @@
+"""Several costs as one: their maximum, so that a text is within budget where it is by all of them.
+
+A text on which one of them fails has no number, which is never safe.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from ..errors import ParameterError
+from ..folders import digest_of
+from ..scorers import COST, Scorer, check_sign, keeps_cache, uncached
+from ..scoring import Tally, checked_score
+from ..settings import Named, settings
+
+
+@settings(kw_only=True)
+class Maximum:
+    """The maximum of costs, higher is worse.
+
+    The numbers are compared as they are: give costs of one scale, such as guards, whose costs are
+    all logit gaps, or endpoints, whose costs are all probabilities.
+
+    Attributes
+    ----------
+    costs : list of str or dict
+        At least two, see `igcore.load_scorer`.
+    """
+
+    costs: Annotated[list[Named], Field(min_length=2)]
+
+    def __post_init__(self):
+        from .registry import check_scorer  # which names this class
+
+        for cost in self.costs:
+            check_scorer(cost, "cost of maximum")
+
+    def load(self) -> Scorer:
+        """Return the scorer."""
+        from .registry import load_scorer
+
+        return maximum_of([load_scorer(cost) for cost in self.costs])
+
+
+def maximum_of(costs: Sequence[Scorer]) -> "MaximumScorer":
+    """Return the maximum of loaded costs; it keeps a KV cache where one of them does.
+
+    Raises
+    ------
+    ParameterError
+        For a reward among them, and for fewer than two.
+    """
+    if len(costs) < 2:
+        raise ParameterError(f"a maximum of {len(costs)} costs was asked for; give two or more")
+    parts = tuple(check_sign(cost, "cost") for cost in costs)
+    kind = CachingMaximum if any(map(keeps_cache, parts)) else MaximumScorer
+    return kind(parts)
+
+
+@dataclass(frozen=True)
+class MaximumScorer:
+    """The maximum of costs that keep no cache.
+
+    Attributes
+    ----------
+    parts : tuple of Scorer
+    """
+
+    parts: tuple[Any, ...]
+    sign = COST
+
+    @property
+    def name(self) -> str:
+        """The names of all."""
+        return f"maximum({', '.join(part.name for part in self.parts)})"
+
+    @property
+    def digest(self) -> str:
+        """Hash of what all are; their order does not matter."""
+        known = [[part.name, part.digest] for part in self.parts]
+        return digest_of(["maximum", sorted(known, key=json.dumps)])
+
+    @property
+    def unit(self) -> str:
+        """The units of all."""
+        return " or ".join(dict.fromkeys(part.unit for part in self.parts))
+
+    def score(
+        self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
+    ) -> np.ndarray:
+        """Return one number per text (n,) float64, NaN where one of the costs fails.
+
+        A warning says which and why.
+        """
+        texts = (prompts, responses, finished)
+        # every cost for itself, so that one that raises does not make the others read twice; this
+        # tally stops nothing, as the texts count in that of the run
+        found = [checked_score(part, *texts, Tally(rate=1.0)) for part in self.parts]
+        return np.max(found, axis=0)  # NaN where one is
+
+
+class CachingMaximum(MaximumScorer):
+    """The maximum of costs of which some keep a KV cache; those of one backbone share it."""
+
+    @property
+    def backbone(self) -> tuple[Any, ...]:
+        """The parts, whose caches are opened together."""
+        return self.parts
+
+    def open_cache(self, prompts: Sequence[str]) -> "Sessions":
+        """Return a new KV cache of every backbone."""
+        return Sessions(self.parts, prompts)
+
+    def with_cache(self, session: "Sessions") -> "CachingMaximum":
+        """Return the scorer that reads through these caches."""
+        return replace(self, parts=tuple(map(session.of, self.parts)))
+
+    def uncached(self) -> "CachingMaximum":
+        """Return the scorer without a KV cache."""
+        return replace(self, parts=tuple(map(uncached, self.parts)))
+
+
+class Sessions:
+    """The KV caches of several scorers, by backbone."""
+
+    def __init__(self, scorers: Sequence[Any], prompts: Sequence[str]):
+        self.caches = {}
+        for scorer in filter(keeps_cache, scorers):
+            if id(scorer.backbone) not in self.caches:
+                self.caches[id(scorer.backbone)] = scorer.open_cache(prompts)
+
+    def of(self, scorer: Any) -> Any:
+        """Return a scorer that reads through its cache, if it keeps one."""
+        if not keeps_cache(scorer):
+            return scorer
+        return scorer.with_cache(self.caches[id(scorer.backbone)])
+
+    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
+        """Keep the caches of these texts, and free the rest."""
+        for cache in self.caches.values():
+            cache.retain(prompts, responses)

@@ -1,0 +1,137 @@
+"""What a guard is given to read of a prompt and a response, and the tokens of its verdict.
+
+A local guard and one behind an endpoint read the same text.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from ..errors import ParameterError
+from ..policy import role_and_content
+from ..settings import Options, settings
+from .templates import chatted, check_chat, rendered, turns_of
+
+# texts, not what YAML reads as true and false: Yes and No stand in quotes
+Labels = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+SLOT = re.compile(r"\{(prompt|response)\}")
+DIALOGUE = ("user", "{prompt}")  # the message that stands for all turns of a prompt
+
+
+@settings(kw_only=True)
+class Wording:
+    """How prompt and response become the text after which a guard says its verdict.
+
+    Attributes
+    ----------
+    unsafe, safe : list of str
+        The words of the two verdicts. Each must be one token where it stands; of a longer word give
+        the beginning that is one.
+    template : str, optional
+        The text that is read, with ``{prompt}`` and ``{response}``. The tokenizer adds its special
+        tokens unless the template begins with its BOS. By default the guard's own chat template
+        over the turns of both, up to where the guard begins to speak.
+    messages : list of mappings, optional
+        What the chat template is given instead, each with a role (``system``, ``user``,
+        ``assistant``) and a content in which ``{prompt}`` and ``{response}`` stand: a policy as a
+        system turn, a criterion as a turn after the answer, or all of it in one turn. A user's
+        turn that is just ``{prompt}`` becomes all turns of a prompt that is a dialogue.
+    chat_options : mapping, optional
+        What else the chat template is given by name, such as ``{enable_thinking: false}``.
+    prefix : str
+        What the guard would write before its verdict, such as an empty piece of reasoning. A space
+        between them belongs to the labels.
+    """
+
+    unsafe: Labels
+    safe: Labels
+    template: str | None = None
+    messages: list[dict[str, str]] | None = None
+    chat_options: Options | None = None
+    prefix: str = ""
+
+    def __post_init__(self):
+        if self.template is not None:
+            given = [name for name in ("messages", "chat_options") if getattr(self, name)]
+            if given:
+                raise ParameterError(
+                    f"template is given with {given[0]}, which the chat template reads; leave out "
+                    "one of them"
+                )
+            check_slots("template", self.template)
+        if self.messages is not None:
+            said = [role_and_content(message)[1] for message in self.messages]
+            check_slots("messages", "\n".join(said))
+
+    def text(self, tokenizer, prompt: str, response: str) -> str:
+        """Return the text after which the guard says its verdict."""
+        if self.template is not None:
+            return filled(self.template, prompt, response) + self.prefix
+        options = self.chat_options or {}
+        if self.messages is None:
+            turns = [*turns_of(prompt), response]
+            return chatted(tokenizer, turns, opened=True, **options) + self.prefix
+        messages = []
+        for role, content in map(role_and_content, self.messages):
+            if (role, content) == DIALOGUE:
+                turns = turns_of(prompt)
+                messages += [(("user", "assistant")[i % 2], turn) for i, turn in enumerate(turns)]
+            else:
+                messages.append((role, filled(content, prompt, response)))
+        return rendered(tokenizer, messages, opened=True, **options) + self.prefix
+
+    def special(self, tokenizer, name: str) -> bool:
+        """Say whether the tokenizer adds its own special tokens to the text.
+
+        ``ParameterError`` where the guard called `name` lacks the chat template that is needed.
+        """
+        if self.template is None:
+            check_chat(tokenizer, "chat", name)
+            return False
+        bos = tokenizer.bos_token
+        return not (bos and self.template.startswith(bos))
+
+
+def check_slots(name: str, text: str) -> None:
+    """Raise ``ParameterError`` unless a text has a place for the prompt and the response."""
+    for slot in ("{prompt}", "{response}"):
+        if slot not in text:
+            raise ParameterError(f"{name} has no {slot}; write it into the text")
+
+
+def filled(template: str, prompt: str, response: str) -> str:
+    """Return a template with prompt and response in their places."""
+    texts = {"prompt": prompt, "response": response}
+
+    def text_of(slot: re.Match) -> str:
+        """Return the text for a slot."""
+        return texts[slot[1]]
+
+    # in one go: a prompt may itself hold {response}
+    return SLOT.sub(text_of, template)
+
+
+def label_ids(tokenizer, text: str, special: bool, labels: Sequence[str]) -> list[int]:
+    """Return the token of each label as it is written after a text.
+
+    Raises
+    ------
+    ParameterError
+        When labels are not one token each, or not distinct.
+    """
+    before = tokenizer(text, add_special_tokens=special)["input_ids"]
+    found: list[int] = []
+    for label in labels:
+        after = tokenizer(text + label, add_special_tokens=special)["input_ids"]
+        new = after[len(before) :]
+        if after[: len(before)] != before or len(new) != 1 or new[0] in found:
+            pieces = [tokenizer.decode(token) for token in new]
+            raise ParameterError(
+                f"label {label!r} is not one token of its own after {text[-20:]!r}, but "
+                f"{pieces}; give its first token, and put a space before it into the label, "
+                "not the prefix"
+            )
+        found += new
+    return found
