@@ -18,7 +18,6 @@ from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
 
@@ -35,8 +34,8 @@ from ..engine.memory import CRITIC_ROWS, critic_bytes, kv_bytes, search_bytes, s
 from ..errors import IgcoreError, ParameterError, needs
 from ..models.policies import POLICIES
 from ..models.pretrained import DTYPES
-from ..models.prompts import SPLITS, check_prompts, load_prompts
 from ..models.registry import check_scorer, maker, named
+from .counting import count
 from .critic_params import CriticParams
 from .decode_params import DecodeParams
 from .paramfiles import ParamFiles
@@ -45,10 +44,7 @@ from .sharing import Sharing, measured
 
 # name on the hub, or of an asset -> fields of its LlamaConfig
 SHAPES = json.loads((files("igcore.models") / "data/shapes.json").read_text(encoding="utf-8"))
-# published sizes of the prompt sets that would have to be downloaded
-WHOLE = {"rtp": 623, "hex-phi": 300}
-TEST_PARTS = {"hh-rlhf": 12451, "pku-saferlhf": 759}  # as the paper's percentages have it
-SHARES = {"all": 1.0} | dict(zip(SPLITS, np.diff([0.0, *SPLITS.values()]), strict=True))
+KINDS = {"critic": CriticParams} | dict.fromkeys(("decode", "examples", "regime"), DecodeParams)
 SEARCH = "inferenceguard-critic"  # the method by which notebook 20 tries a critic
 TRAINING = 4 * 4  # bytes of a parameter, its gradient and two moments of AdamW, in float32
 PROMPT_TOKENS = 512  # length of the longest prompt, for memory
@@ -62,6 +58,8 @@ class Job:
     ----------
     file : Path
         Its params file.
+    run : str
+        Its name.
     policy : str
         Name of the policy.
     prompts : float
@@ -70,17 +68,28 @@ class Job:
         For each method, the most tokens that it samples or considers.
     drawn : dict of str to float
         For each method, those that the runs before leave to it if no block is retried.
-    gib : float
-        Weights, networks and one prompt of the method that needs most; NaN when the shape of a
-        model is not known.
+    weights : float
+        GiB of weights and networks; NaN when the shape of a model is not known.
+    prompt : float
+        GiB of one prompt of the method that needs most, or of training.
+    group : int
+        Prompts that are answered together where there is room.
     """
 
     file: Path
+    run: str
     policy: str
     prompts: float
     tokens: dict[str, float]
     drawn: dict[str, float]
-    gib: float
+    weights: float
+    prompt: float
+    group: int
+
+    @property
+    def gib(self) -> float:
+        """Return the GiB without which the run cannot do one prompt."""
+        return self.weights + self.prompt
 
 
 # --- sizes ----------------------------------------------------------------------------------------
@@ -159,20 +168,6 @@ def models_of(params: DecodeParams | CriticParams) -> list:
     return [model_of(repo, params.dtype, True), *backbones.values()]
 
 
-def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
-    """Return how many prompts a run takes, NaN when that is not known. Downloads nothing."""
-    source, options = check_prompts(prompts)
-    size = math.inf
-    if source in WHOLE:
-        size = round(WHOLE[source] * SHARES[split])
-    elif source not in TEST_PARTS:
-        size = len(load_prompts(prompts, split))
-    elif (split, options.part) in (("all", "test"), ("test", None), ("all", None)):
-        size = TEST_PARTS[source]
-    least = min(size, limit or math.inf)
-    return math.nan if math.isinf(least) else least
-
-
 # --- jobs -----------------------------------------------------------------------------------------
 
 
@@ -196,8 +191,10 @@ def prompt_bytes(models: Sequence, networks: Sequence, method: str, config: Sear
     return total
 
 
-def gib_of(params: DecodeParams | CriticParams, methods: Sequence[str], lessons: Sequence) -> float:
-    """Return the GiB of a run, NaN when a model or a network is unknown.
+def gib_of(
+    params: DecodeParams | CriticParams, methods: Sequence[str], lessons: Sequence
+) -> tuple[float, float]:
+    """Return the GiB of weights and of one prompt, NaN when a model or a network is unknown.
 
     Parameters
     ----------
@@ -206,7 +203,7 @@ def gib_of(params: DecodeParams | CriticParams, methods: Sequence[str], lessons:
     """
     models = models_of(params)
     if None in [*models, *lessons]:
-        return math.nan
+        return math.nan, math.nan
     networks = [network_of(models[0], lesson) for lesson in lessons]
     training = isinstance(params, CriticParams)
     config = params.searching() if training else params.search()
@@ -218,19 +215,20 @@ def gib_of(params: DecodeParams | CriticParams, methods: Sequence[str], lessons:
             batch = critic_bytes(models[0], rows, prompt + params.max_new_tokens)
             peaks.append(TRAINING * network.parameter_count + batch)
     weights = sum(map(weight_bytes, [*models, *networks]))
-    return (weights + max(peaks)) / GIB
+    return weights / GIB, max(peaks) / GIB
 
 
-def decode_job(file: Path, params: DecodeParams, pool: Sharing) -> Job:
+def decode_job(files: ParamFiles, file: Path, params: DecodeParams, pool: Sharing) -> Job:
     """Return the plan of a run of notebook 30, after the runs that a pool has seen."""
     folders = [folder for folder in (params.critic, params.value) if folder]
-    lessons = [_trained(file, folder) for folder in folders]
+    lessons = [_trained(files, folder) for folder in folders]
     prompts = count(params.prompts, params.split, params.limit)
     config = params.search()
     tokens = {method: prompts * most_tokens(method, config) for method in params.methods}
     drawn = {method: prompts * pool.drawn(params, method) for method in params.methods}
     policy, _ = policy_of(params.policy)
-    return Job(file, policy, prompts, tokens, drawn, gib_of(params, params.methods, lessons))
+    sizes = *gib_of(params, params.methods, lessons), params.group_size
+    return Job(file, params.run, policy, prompts, tokens, drawn, *sizes)
 
 
 def critic_job(file: Path, params: CriticParams) -> Job:
@@ -245,22 +243,29 @@ def critic_job(file: Path, params: CriticParams) -> Job:
         tokens[ROLLOUTS] = prompts * params.n_rollouts * params.max_new_tokens
     lessons = [*params.configs().values(), *filter(None, [params.valuing()])]
     policy, _ = policy_of(params.policy)
-    return Job(file, policy, prompts, tokens, tokens, gib_of(params, [SEARCH], lessons))
+    sizes = *gib_of(params, [SEARCH], lessons), params.group_size
+    return Job(file, params.run, policy, prompts, tokens, tokens, *sizes)
 
 
-def _trained(file: Path, folder: str) -> CriticConfig | ValueConfig | None:
+def _trained(files: ParamFiles, folder: str) -> CriticConfig | ValueConfig | None:
     """Return the settings of a network from the params file that trains it, None without one."""
     match = re.fullmatch(r"runs/([^/]+)/critics/([^/]+)/([^/]+)/?", folder)
     profile, run, name = match.groups() if match else ("", "", "")
-    path = file.parent.parent / profile / f"critic-{run}.yaml"
+    home = files.folder if profile == files.profile else profile
+    path = files.base / home / f"critic-{run}.yaml"
     if not path.is_file():
         return None
-    (params,) = _points(path, CriticParams)
+    (params,) = _points(files, path)
     return params.valuing() if name == "value" else params.configs().get(name)
 
 
-def jobs(paths: Iterable[Path | str]) -> Iterator[Job]:
+def jobs(paths: Iterable[Path | str], files: ParamFiles | None = None) -> Iterator[Job]:
     """Yield the plan of every run of params files; files of other kinds have none.
+
+    Parameters
+    ----------
+    files : ParamFiles, optional
+        Of their folder, with changes; by default without.
 
     Raises
     ------
@@ -269,22 +274,20 @@ def jobs(paths: Iterable[Path | str]) -> Iterator[Job]:
     """
     pool = Sharing()
     for file in map(Path, paths):
+        folder = file.absolute().parent  # its name is the profile
+        home = files or ParamFiles(folder.name, base=folder.parent)
         try:
-            if file.name.startswith(("decode-", "regime-")):
-                yield from [
-                    decode_job(file, params, pool) for params in _points(file, DecodeParams)
-                ]
-            if file.name.startswith("critic-"):
-                yield from [critic_job(file, params) for params in _points(file, CriticParams)]
+            for params in _points(home, file):
+                training = isinstance(params, CriticParams)
+                yield critic_job(file, params) if training else decode_job(home, file, params, pool)
         except IgcoreError as error:
             raise type(error)(f"{file}: {error}") from error
 
 
-def _points(file: Path, settings: type) -> list:
-    """Return the checked settings of every run of a file."""
-    file = file.absolute()  # the name of its folder is the profile
-    folder = ParamFiles(file.parent.name, base=file.parent.parent)
-    return [settings(**given) for _, given in folder.points(file)]
+def _points(files: ParamFiles, file: Path) -> list:
+    """Return the checked settings of every run of a file; none of a file of another kind."""
+    settings = KINDS.get(file.stem.partition("-")[0])
+    return [settings(**given) for _, given in files.points(file.absolute())] if settings else []
 
 
 # --- hours ----------------------------------------------------------------------------------------
