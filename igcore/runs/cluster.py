@@ -106,11 +106,11 @@ class Asked:
         own = job["profile"] == self.file.parent.parent.name
         return self.needs.get(f"critics/{job['run']}") if own else None
 
-    def _gpus(self, need: Need | None) -> int:
-        """Return how many GPUs hold the weights and a prompt; 1 where that is not known."""
+    def _gpus(self, need: Need | None) -> int | None:
+        """Return how many GPUs hold weights and a prompt; 1 where that is not known, else None."""
         if not self.gpu or need is None:
-            return int(self.gpu)
-        return math.ceil((need.weights + need.prompt) / self.gpu_gb)
+            return int(self.gpu) or None
+        return math.ceil((need.weights + need.prompt) / self.gpu_gb) or None
 
     def _memory(self, need: Need) -> float:
         """Return the MiB of a job in the memory of its node."""

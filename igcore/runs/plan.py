@@ -7,47 +7,28 @@ are loaded and nothing is downloaded.
 """
 
 import argparse
-import json
 import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
-
-from ..baselines.re_control import ValueNetwork, ValueSpec
 from ..baselines.value_training import ValueConfig
-from ..beams import method_of, settings_of
+from ..beams import settings_of
 from ..config import SearchConfig
 from ..critic.config import CriticConfig
-from ..critic.network import Critic
-from ..critic.spec import Spec
-from ..critic.training import names_of
-from ..engine.device import GIB
-from ..engine.memory import CRITIC_ROWS, critic_bytes, kv_bytes, search_bytes, session_bytes
 from ..errors import IgcoreError, ParameterError, needs
-from ..models.policies import POLICIES
-from ..models.pretrained import DTYPES
-from ..models.registry import check_scorer, maker, named
 from .counting import count
 from .critic_params import CriticParams
-from .decode_params import DecodeParams
+from .decode_params import DecodeParams, network_of
 from .paramfiles import ParamFiles
 from .rollout_run import METHOD as ROLLOUTS
 from .sharing import Sharing, measured
+from .sizes import PROMPT_TOKENS, gib_of, policy_of, server_gib
 
-# name on the hub, or of an asset -> fields of its LlamaConfig
-SHAPES = json.loads((files("igcore.models") / "data/shapes.json").read_text(encoding="utf-8"))
 KINDS = {"critic": CriticParams} | dict.fromkeys(("decode", "examples", "regime"), DecodeParams)
 SEARCH = "inferenceguard-critic"  # the method by which notebook 20 tries a critic
-TRAINING = 4 * 4  # bytes of a parameter, its gradient and two moments of AdamW, in float32
-PROMPT_TOKENS = 512  # length of the longest prompt, for memory
 
 
 @dataclass(frozen=True)
@@ -74,6 +55,8 @@ class Job:
         GiB of one prompt of the method that needs most, or of training.
     group : int
         Prompts that are answered together where there is room.
+    server : float
+        GiB of the server in which its policy stands, with one prompt; 0 where it is loaded.
     """
 
     file: Path
@@ -85,87 +68,12 @@ class Job:
     weights: float
     prompt: float
     group: int
+    server: float = 0.0
 
     @property
     def gib(self) -> float:
         """Return the GiB without which the run cannot do one prompt."""
         return self.weights + self.prompt
-
-
-# --- sizes ----------------------------------------------------------------------------------------
-
-
-def config_of(repo: str):
-    """Return the configuration of a model, None when it is not known.
-
-    It comes from `SHAPES`, or from a local folder.
-    """
-    if repo in SHAPES:
-        return LlamaConfig(**SHAPES[repo])
-    folder = Path(repo).expanduser()
-    if not (folder / "config.json").is_file():
-        return None
-    return AutoConfig.from_pretrained(folder, local_files_only=True)
-
-
-@cache
-def model_of(repo: str, dtype: str, head: bool):
-    """Return a model without weights, on torch's meta device; None when its shape is unknown.
-
-    A policy has a head over the vocabulary, the backbone of a scorer has none.
-    """
-    config = config_of(repo)
-    if config is None:
-        return None
-    kind = AutoModelForCausalLM if head else AutoModel
-    with torch.device("meta"):
-        return kind.from_config(config, dtype=DTYPES[dtype])
-
-
-def weight_bytes(model) -> int:
-    """Return the bytes of a model's weights."""
-    return sum(parameter.nbytes for parameter in model.parameters())
-
-
-def network_of(policy, config: CriticConfig | ValueConfig) -> Critic | ValueNetwork:
-    """Return a critic or value network of this policy without weights."""
-    text = policy.config.get_text_config(decoder=True)
-    nobody = SimpleNamespace(name="", digest="")  # the size of a network does not depend on names
-    sizes = names_of(nobody, nobody, nobody)
-    sizes |= {"max_new_tokens": 1, "hidden": text.hidden_size, "width": config.width}
-    with torch.device("meta"):
-        if isinstance(config, ValueConfig):
-            return ValueNetwork(ValueSpec(**sizes))
-        layers = text.num_hidden_layers
-        kv_width = kv_bytes(policy, 1, 1, 0, 0) // (layers * policy.dtype.itemsize)
-        learned = asdict(config) | {"budget_high": config.budget}
-        common = {name: learned[name] for name in learned.keys() & Spec.__dataclass_fields__}
-        return Critic(Spec(**common | sizes, n_layers=layers, kv_width=kv_width))
-
-
-def policy_of(policy: str | Mapping) -> tuple[str, str]:
-    """Return a policy's name as records have it, and the repository, asset or folder that it is."""
-    name, _ = named(policy, "policy", ("template", "revision"))
-    if known := POLICIES.get(name):
-        return name, known.repo or known.asset
-    return Path(name).name, name
-
-
-def models_of(params: DecodeParams | CriticParams) -> list:
-    """Return the policy and the scorers' models without weights, None for an unknown one.
-
-    Scorers that read the same weights share a model. An embedded scorer weighs next to nothing.
-    """
-    _, repo = policy_of(params.policy)
-    backbones = {}
-    for scorer in (params.reward, params.cost):
-        scorer_name, options = check_scorer(scorer)
-        make = maker(scorer_name)
-        if hasattr(make, "load"):  # a checkpoint of the hub
-            checkpoint = make(**options)
-            key = checkpoint.repo, checkpoint.dtype
-            backbones[key] = model_of(*key, head=False)
-    return [model_of(repo, params.dtype, True), *backbones.values()]
 
 
 # --- jobs -----------------------------------------------------------------------------------------
@@ -177,47 +85,6 @@ def most_tokens(method: str, config: SearchConfig) -> int:
     return settings.n_samples * settings.max_new_tokens * settings.rounds
 
 
-def prompt_bytes(models: Sequence, networks: Sequence, method: str, config: SearchConfig) -> int:
-    """Return the bytes that a method plans for one prompt, by `igcore.engine.memory`."""
-    settings = settings_of(method, config)
-    policy, *scorers = models
-    total = search_bytes(policy, settings, PROMPT_TOKENS, "shared")
-    for model in scorers:
-        total += session_bytes(model, settings, PROMPT_TOKENS, "shared")
-    if method_of(method).asks_critic and networks[0].reads_keys:
-        rows = min(CRITIC_ROWS, settings.n_samples)
-        prompt = PROMPT_TOKENS if networks[0].reads_prompt else 0
-        total += critic_bytes(policy, rows, prompt + settings.max_new_tokens)
-    return total
-
-
-def gib_of(
-    params: DecodeParams | CriticParams, methods: Sequence[str], lessons: Sequence
-) -> tuple[float, float]:
-    """Return the GiB of weights and of one prompt, NaN when a model or a network is unknown.
-
-    Parameters
-    ----------
-    lessons : sequence of CriticConfig, ValueConfig or None
-        Settings of its networks, a critic first. A run of notebook 20 trains them.
-    """
-    models = models_of(params)
-    if None in [*models, *lessons]:
-        return math.nan, math.nan
-    networks = [network_of(models[0], lesson) for lesson in lessons]
-    training = isinstance(params, CriticParams)
-    config = params.searching() if training else params.search()
-    peaks = [prompt_bytes(models, networks, method, config) for method in methods]
-    for network, lesson in zip(networks, lessons, strict=True):
-        if training:
-            rows = lesson.batch_size if getattr(network, "reads_keys", False) else 0
-            prompt = PROMPT_TOKENS if getattr(network, "reads_prompt", False) else 0
-            batch = critic_bytes(models[0], rows, prompt + params.max_new_tokens)
-            peaks.append(TRAINING * network.parameter_count + batch)
-    weights = sum(map(weight_bytes, [*models, *networks]))
-    return weights / GIB, max(peaks) / GIB
-
-
 def decode_job(files: ParamFiles, file: Path, params: DecodeParams, pool: Sharing) -> Job:
     """Return the plan of a run of notebook 30, after the runs that a pool has seen."""
     folders = [folder for folder in (params.critic, params.value) if folder]
@@ -227,7 +94,7 @@ def decode_job(files: ParamFiles, file: Path, params: DecodeParams, pool: Sharin
     tokens = {method: prompts * most_tokens(method, config) for method in params.methods}
     drawn = {method: prompts * pool.drawn(params, method) for method in params.methods}
     policy, _ = policy_of(params.policy)
-    sizes = *gib_of(params, params.methods, lessons), params.group_size
+    sizes = *gib_of(params, params.methods, lessons), params.group_size, server_gib(params)
     return Job(file, params.run, policy, prompts, tokens, drawn, *sizes)
 
 
@@ -259,13 +126,17 @@ def _trained(files: ParamFiles, folder: str) -> CriticConfig | ValueConfig | Non
     return params.valuing() if name == "value" else params.configs().get(name)
 
 
-def jobs(paths: Iterable[Path | str], files: ParamFiles | None = None) -> Iterator[Job]:
+def jobs(
+    paths: Iterable[Path | str], files: ParamFiles | None = None, served: bool = False
+) -> Iterator[Job]:
     """Yield the plan of every run of params files; files of other kinds have none.
 
     Parameters
     ----------
     files : ParamFiles, optional
         Of their folder, with changes; by default without.
+    served : bool
+        As if every policy stood in a server, see `in_server`.
 
     Raises
     ------
@@ -279,9 +150,27 @@ def jobs(paths: Iterable[Path | str], files: ParamFiles | None = None) -> Iterat
         try:
             for params in _points(home, file):
                 training = isinstance(params, CriticParams)
-                yield critic_job(file, params) if training else decode_job(home, file, params, pool)
+                params = in_server(params) if served else params
+                if params and training:
+                    yield critic_job(file, params)
+                elif params:
+                    yield decode_job(home, file, params, pool)
         except IgcoreError as error:
             raise type(error)(f"{file}: {error}") from error
+
+
+def in_server(params: DecodeParams | CriticParams) -> DecodeParams | None:
+    """Return a run with its policy in a server and without the methods that read its latents.
+
+    None where nothing is left of it: a server gives no latents to train or to ask a network with.
+    """
+    if isinstance(params, CriticParams):
+        return None
+    methods = [method for method in params.methods if network_of(method) is None]
+    _, repo = policy_of(params.policy)
+    policy = {"server": "http://127.0.0.1:8000/v1", "model": repo, "tokenizer": repo}
+    changes = {"policy": policy, "methods": methods, "critic": None, "value": None}
+    return replace(params, **changes) if methods else None
 
 
 def _points(files: ParamFiles, file: Path) -> list:
@@ -341,7 +230,12 @@ def plan_table(
     return table.reset_index()
 
 
-def report(paths: Sequence[Path | str], runs: Path = Path("runs"), speed: float | None = None):
+def report(
+    paths: Sequence[Path | str],
+    runs: Path = Path("runs"),
+    speed: float | None = None,
+    served: bool = False,
+):
     """Return the plan of the params files of a profile as Markdown, and how to read it.
 
     Parameters
@@ -350,8 +244,10 @@ def report(paths: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
         Folder whose finished runs are measured, those of the same profile.
     speed : float, optional
         Tokens per second of all methods, in the place of measured ones.
+    served : bool
+        As if every policy stood in a server, see `in_server`.
     """
-    found = list(jobs(paths))
+    found = list(jobs(paths, served=served))
     if not found:
         raise ParameterError("no file has a run; give files named decode-... or critic-....yaml")
     profile = Path(paths[0]).absolute().parent.name
@@ -366,12 +262,28 @@ def report(paths: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
         f"networks and one prompt of {PROMPT_TOKENS} tokens; it is unknown when the shape of a "
         "model is.",
     ]
+    if served:
+        notes.append(served_note(found))
     if table["hours"].isna().any():
         notes.append(
             f"Hours are unknown where no finished run in {runs.name}/{profile} measures the policy "
             "and its methods. Finish one file first, or give --tokens-per-second."
         )
     return "\n\n".join(notes)
+
+
+def served_note(found: Sequence[Job]) -> str:
+    """Return what the servers of a plan need, and what cannot be served."""
+    largest: dict[str, float] = {}
+    for job in found:
+        largest[job.policy] = max(job.server, largest.get(job.policy, 0.0))
+    needed = ", ".join(f"{_short(gib)} GiB for {policy}" for policy, gib in largest.items())
+    return (
+        "Policies stand in servers and take no memory of a job, which needs GPUs for its scorers "
+        "alone. A server needs the weights and the cache of one prompt with all its candidates: "
+        f"{needed}. Critics, value networks and the methods that ask them are left out, because "
+        "they read latents."
+    )
 
 
 def _short(value: object) -> object:
@@ -389,9 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m igcore.runs.plan", description=main.__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--tokens-per-second", type=float, help="in the place of measured speeds")
+    parser.add_argument("--served", action="store_true", help="with every policy in a server")
     options = parser.parse_args(arguments)
     try:
-        print(report(options.files, speed=options.tokens_per_second))
+        print(report(options.files, speed=options.tokens_per_second, served=options.served))
     except IgcoreError as error:
         sys.exit(f"error: {error}")
 
