@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test audit bench lab docs readme records verify assets clean
+.PHONY: slurm-test help reproduce quick ablations critic-search networks rehearsal dry-run test audit bench lab docs readme records verify assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/, with verdicts on its claims (about half an hour on two cores)"
@@ -27,9 +27,11 @@ help:
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about half an hour on two cores)"
 	@echo "make rehearsal  the paper's whole grid on tiny random models and a judge that never thinks, into runs/rehearsal (about ten minutes on two cores)"
 	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, their memory and their hours, and starts nothing"
+	@echo "                SERVED=1 plans the same with policies in servers"
 	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
 	@echo "make audit      a million answers to hostile scorers judged again, and broken lines that the tests must see (about ten minutes on two cores)"
 	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (over an hour; resumes)"
+	@echo "make slurm-test jobs on a SLURM cluster of one node, which is there for the test alone (root on Debian; some minutes on two cores)"
 	@echo "make lab        JupyterLab"
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where igcore verify reads them"
 	@echo "make verify     judge every text of these records again, and decode three groups of every run again (REPLAY=3)"
@@ -76,7 +78,7 @@ rehearsal: assets
 	@$(BIN)/python -m tests.rehearsal --cores $(CORES)
 
 dry-run: $(VENV)/installed
-	@$(BIN)/python -m igcore.runs.plan params/$(PROFILE)/*.yaml
+	@$(BIN)/python -m igcore.runs.plan $(if $(SERVED),--served) params/$(PROFILE)/*.yaml
 
 test: assets
 	@$(BIN)/ruff check --quiet
@@ -87,6 +89,10 @@ test: assets
 
 audit: assets
 	@$(BIN)/igcore audit --emissions 1000000 --breakages --processes $(CORES)
+
+# WHOLE=1 walks through all of params/ci; KEEP=1 leaves SLURM's packages installed
+slurm-test: assets
+	@$(BIN)/python -m tests.cluster $(if $(WHOLE),--whole) $(if $(KEEP),--keep)
 
 bench: assets
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

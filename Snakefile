@@ -18,9 +18,12 @@
 #       the paper's systems; `hub` holds models and prompt sets as <owner>/<name>
 #   snakemake --cores 2 --config profile=paper with=my.yaml
 #       the same with other settings, see `igcore.runs.paramfiles`
+#   snakemake --profile profiles/slurm --config profile=paper shards=4 gpu=1 gpu_gb=80
+#       the same on a cluster, see docs/runs.md
 
 import os
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,6 +32,7 @@ import yaml
 from igcore.errors import IgcoreError
 from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
+from igcore.runs.cluster import Asked, reasons
 from igcore.runs.jobs import check_run, lock, request, shards_of, unfinished
 from igcore.runs.paramfiles import ParamFiles, runs_of
 
@@ -209,6 +213,30 @@ def claimed(start=False):
         claims.check_registered(file, folder)
 
 
+# --- clusters: what jobs ask for, and why they failed -------------------------------------------------------------------------
+
+BEGAN = time.time()
+CHANGED = {"--with": config.get("with"), "--limit": config.get("limit"), "--tokens-per-second": config.get("tokens_per_second")}
+ASKED = Asked(
+    Path(f"runs/{PROFILE}/.jobs/needs.json"),
+    # the first process plans, and jobs on other machines read what it has written
+    [PARAMS, *[f"{option}={value}" for option, value in CHANGED.items() if value]] if workflow.is_main_process else [],
+    bool(config.get("gpu")),
+    float(config.get("gpu_gb", 0)),
+)
+
+
+def asks(resource, runs=()):
+    """How much of a resource a job asks for; nothing where it has no default, as on one machine."""
+    return lambda w: ASKED.of(resource, dict(w.items()) | {"runs": runs}, workflow.resource_settings._parsed_default_resources.args)
+
+
+onerror:
+    if not workflow.local_exec:  # on one machine the job itself has said so
+        for why in reasons([*FOLDERS, *(str(Path(manifest).parent) for manifest in CRITICS + VERDICTS)], BEGAN):
+            print(f"error: {why}", file=sys.stderr)
+
+
 def check_runs():
     """Take back the sign of success of runs that are not what they were; jobs on other machines leave that to the first process."""
     finished = [(folder, "decode", RUNS[run]) for folder, run in FOLDERS.items()]
@@ -264,7 +292,9 @@ rule critic:
     priority: 1  # the longest job by far, and others wait for it
     threads: 1
     resources:
-        gpu=1 if config.get("gpu") else 0,
+        gpu=asks("gpu"),
+        mem=asks("mem"),
+        runtime=asks("runtime"),
     shell:
         RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
@@ -287,7 +317,9 @@ for name, runs in MADE.items():
             shard=lambda w: "" if not w.suffix else "-p shard {} -p n_shards {}".format(*w.suffix[1:].split("-of-")),
         threads: 1
         resources:
-            gpu=1 if config.get("gpu") else 0,
+            gpu=asks("gpu", runs),
+            mem=asks("mem", runs),
+            runtime=asks("runtime", runs),
         shell:
             RUN + " {input.notebook:q} {params.executed:q} -f {input.job:q} {params.shard}"
 

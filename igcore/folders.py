@@ -33,10 +33,7 @@ DIGITS = 16  # hex digits of the digests of modules, prompts and lines
 
 
 def root() -> Path:
-    """Return the project: the nearest folder upwards with ``notebooks`` and ``params``.
-
-    Where there is none it is the current folder.
-    """
+    """Return the project: the nearest folder upwards with ``notebooks`` and ``params``, or here."""
     current = Path.cwd()
     for folder in (current, *current.parents):
         if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
@@ -269,7 +266,9 @@ def locked(path: Path, busy: str) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
-        raise RunError(busy) from error
+        if isinstance(error, BlockingIOError):
+            raise RunError(busy) from error
+        raise  # not every network file system has locks
     return file
 
 

@@ -76,7 +76,9 @@ class Pool:
             self.folder.mkdir(parents=True, exist_ok=True)
         self.bytes = sum(path.stat().st_size for path in self.folder.rglob("*.*") if path.is_file())
         self.drawn = self.reused = 0
-        self._tables: OrderedDict[Path, Table] = OrderedDict()
+        self._tables: OrderedDict[Path, Table] = OrderedDict()  # those used last stay open
+        # and those that a search holds, of which there must be no second one
+        self._open: weakref.WeakValueDictionary[Path, Table] = weakref.WeakValueDictionary()
 
     @property
     def full(self) -> bool:
@@ -92,12 +94,12 @@ class Pool:
         return self._table(self.folder / "scores" / f"{digest(prompt).hex()}.scores", SCORE)
 
     def _table(self, path: Path, record: np.dtype[Any]) -> "Table":
-        """Return a table, read up to date; those used last stay open."""
-        table = self._tables.pop(path, None) or Table(self, path, record)
+        """Return a table, read up to date."""
+        self._open[path] = table = self._open.get(path) or Table(self, path, record)
         self._tables[path] = table
+        self._tables.move_to_end(path)
         while len(self._tables) > OPEN_FILES:
-            _, oldest = self._tables.popitem(last=False)
-            oldest.close()
+            self._tables.popitem(last=False)  # closed when no search holds it
         table.refresh()
         return table
 
@@ -116,7 +118,7 @@ class Table:
             path.parent.mkdir(exist_ok=True)
             # opened once: closing a second handle of a file would end this process's locks on it
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-        self.close = weakref.finalize(self, os.close, self._file)
+        weakref.finalize(self, os.close, self._file)
 
     def refresh(self) -> None:
         """Read what has been appended since."""

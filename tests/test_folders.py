@@ -285,6 +285,22 @@ def test_a_full_disk_is_one_sentence_before_the_first_response_too(tmp_path, mon
         pass
 
 
+def test_a_file_system_without_locks_is_not_called_busy(tmp_path, monkeypatch):
+    """Bug: a network file system without locks, and a search for another process that there is
+    not.
+    """
+
+    def unlocked(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(folders.fcntl, "flock", unlocked)
+    with (
+        pytest.raises(RunError, match="cannot write in .*No locks available"),
+        folders.open_run(tmp_path / "run", {}),
+    ):
+        pass
+
+
 def test_two_processes_cannot_write_to_one_run(tmp_path):
     with (
         folders.open_run(tmp_path / "run", {}),

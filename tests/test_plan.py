@@ -19,7 +19,7 @@ from igcore.engine.device import GIB
 from igcore.errors import ParameterError
 from igcore.models.policies import POLICIES
 from igcore.models.registry import maker
-from igcore.runs import plan
+from igcore.runs import counting, plan, sizes
 
 LLAMA_3 = "meta-llama/Llama-3.1-8B-Instruct"
 LLAMA_2_WEIGHTS, LLAMA_3_WEIGHTS = 6_738_415_616, 8_030_261_248
@@ -66,7 +66,7 @@ def written(tmp_path, name, base=DECODE, **changes) -> Path:
 
 
 def llama(repo="lmsys/vicuna-7b-v1.5", head=True):
-    return plan.model_of(repo, "bfloat16", head)
+    return sizes.model_of(repo, "bfloat16", head)
 
 
 def planned(*files) -> list[plan.Job]:
@@ -78,37 +78,37 @@ def planned(*files) -> list[plan.Job]:
 
 def test_sizes_of_the_two_families_by_hand():
     """Bug: weights in the wrong type, a head counted that a scorer lacks, tied weights twice."""
-    two, three, small = llama(), llama(LLAMA_3), plan.model_of("smollm2", "float32", True)
-    assert plan.weight_bytes(two) == 2 * LLAMA_2_WEIGHTS
-    assert plan.weight_bytes(three) == 2 * LLAMA_3_WEIGHTS
-    assert plan.weight_bytes(llama(head=False)) == 2 * (LLAMA_2_WEIGHTS - 32000 * 4096)
-    assert plan.weight_bytes(small) == 4 * 134_515_008
+    two, three, small = llama(), llama(LLAMA_3), sizes.model_of("smollm2", "float32", True)
+    assert sizes.weight_bytes(two) == 2 * LLAMA_2_WEIGHTS
+    assert sizes.weight_bytes(three) == 2 * LLAMA_3_WEIGHTS
+    assert sizes.weight_bytes(llama(head=False)) == 2 * (LLAMA_2_WEIGHTS - 32000 * 4096)
+    assert sizes.weight_bytes(small) == 4 * 134_515_008
     assert {str(p.device) for model in (two, three, small) for p in model.parameters()} == {"meta"}
 
 
 def test_every_named_model_has_a_shape():
     """Bug: a policy or scorer added without one, whose memory is unknown."""
-    assert {known.repo or known.asset for known in POLICIES.values()} <= set(plan.SHAPES)
+    assert {known.repo or known.asset for known in POLICIES.values()} <= set(sizes.SHAPES)
     scorers = ["llama-7b-rm", "beaver-7b-cost", "qrm-llama-3.1-8b-reward", "qrm-llama-3.1-8b-cost"]
     for scorer in scorers:
-        assert maker(scorer).repo in plan.SHAPES
+        assert maker(scorer).repo in sizes.SHAPES
 
 
 def test_a_folder_says_its_shape_itself(tmp_path):
     """Bug: a policy of one's own that is looked up on the hub."""
     config = LlamaConfig(vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
     config.save_pretrained(tmp_path / "own-7b")
-    assert plan.config_of(str(tmp_path / "own-7b")).num_hidden_layers == 3
-    assert plan.model_of("nobody/knows-7b", "float32", True) is None
+    assert sizes.config_of(str(tmp_path / "own-7b")).num_hidden_layers == 3
+    assert sizes.model_of("nobody/knows-7b", "float32", True) is None
 
 
 def test_networks_are_as_large_as_they_are_made():
     """Bug: a critic of the KV cache counted as one of the last hidden state."""
-    critic = plan.network_of(llama(), CriticConfig(budget=0.0, features="ho", width=4096))
+    critic = sizes.network_of(llama(), CriticConfig(budget=0.0, features="ho", width=4096))
     assert critic.parameter_count == 740_384_770 and critic.reads_keys
-    middle = plan.network_of(llama(), CriticConfig(budget=0.0, features="m", layer=7, width=4096))
+    middle = sizes.network_of(llama(), CriticConfig(budget=0.0, features="m", layer=7, width=4096))
     assert not middle.reads_keys
-    value = plan.network_of(llama(), ValueConfig(width=16))
+    value = sizes.network_of(llama(), ValueConfig(width=16))
     assert value.parameter_count == 4096 * 16 + 16 + 16 * 16 + 16 + 16 * 2 + 2
 
 
@@ -169,13 +169,13 @@ def test_a_shape_that_nobody_knows_is_no_error(tmp_path):
 )
 def test_prompts_are_counted_without_a_download(prompts, split, limit, expected):
     """Bug: a split's share of a set that is not there, or a limit above what there is."""
-    assert plan.count(prompts, split, limit) == pytest.approx(expected, nan_ok=True)
+    assert counting.count(prompts, split, limit) == pytest.approx(expected, nan_ok=True)
 
 
 def test_prompts_of_a_file_are_counted_in_it(tmp_path):
     (tmp_path / "own.txt").write_text("one\ntwo\nthree\n")
-    assert plan.count(str(tmp_path / "own.txt"), "all", 2) == 2
-    assert plan.count({"name": str(tmp_path / "own.txt")}, "all", None) == 3
+    assert counting.count(str(tmp_path / "own.txt"), "all", 2) == 2
+    assert counting.count({"name": str(tmp_path / "own.txt")}, "all", None) == 3
 
 
 def test_a_critics_run_by_hand(tmp_path):
@@ -190,7 +190,7 @@ def test_a_critics_run_by_hand(tmp_path):
     assert again.tokens.keys() == {"inferenceguard-critic"}
     (large,) = planned(written(tmp_path, "critic-c", CRITIC, value={"width": 65536}))
     wide = 65536 * 65536 + 4096 * 65536  # a network whose training needs more than the search
-    assert large.gib > (2 * LLAMA_2_WEIGHTS + plan.TRAINING * wide) / GIB > job.gib
+    assert large.gib > (2 * LLAMA_2_WEIGHTS + sizes.TRAINING * wide) / GIB > job.gib
 
 
 def test_a_search_with_a_critic_takes_it_from_its_params_file(tmp_path):
@@ -203,6 +203,33 @@ def test_a_search_with_a_critic_takes_it_from_its_params_file(tmp_path):
     nowhere = guided | {"critic": "runs/elsewhere/critics/a/terminal"}
     (unknown,) = planned(written(tmp_path, "decode-c", **nowhere))
     assert math.isnan(unknown.gib)
+
+
+def test_a_served_policy_takes_no_memory_of_a_job(tmp_path):
+    """Bug: a job that asks for a GPU for a model that stands in a server, a server without room for
+    a prompt, and a method planned that a server cannot carry.
+    """
+    written(tmp_path, "critic-a", CRITIC)
+    guided = {"methods": ["inferenceguard", "inferenceguard-critic"]}
+    guided["critic"] = "runs/paper/critics/a/terminal"
+    files = [written(tmp_path, "decode-a", **guided), tmp_path / "paper/critic-a.yaml"]
+    (job,) = plan.jobs(files, served=True)
+    assert (job.policy, set(job.tokens)) == ("lmsys/vicuna-7b-v1.5", {"inferenceguard"})
+    scorers = 2 * (LLAMA_2_WEIGHTS - 32000 * 4096) + 4096  # one knows a token more
+    sessions = 2 * 524288 * (512 + (2 * 8 + 2 * 2) * 64)
+    assert job.gib == pytest.approx((2 * scorers + sessions) / GIB)
+    search = 524288 * (2 * 512 + 12 * 64) + 8 * 32000 * 2
+    assert job.server == pytest.approx((2 * LLAMA_2_WEIGHTS + search) / GIB)
+    text = plan.report(files, served=True)
+    assert "cache of one prompt with all its candidates: 13.4 GiB for lmsys/vicuna-7b-v1.5" in text
+
+
+def test_a_policy_in_a_server_is_planned_as_it_stands_in_a_file(tmp_path):
+    """Bug: no plan of a file whose policy is a server, which has no name."""
+    policy = {"server": "http://127.0.0.1:8000/v1", "model": "nobody/knows", "tokenizer": "x"}
+    embedded = {"reward": "minilm-relevance", "cost": "offensive-language"}
+    (job,) = planned(written(tmp_path, "decode-a", policy=policy, **embedded))
+    assert (job.policy, job.gib) == ("nobody/knows", 0.0) and math.isnan(job.server)
 
 
 # --- hours and what is printed --------------------------------------------------------------------

@@ -359,6 +359,20 @@ def test_a_full_pool_says_so_once_and_changes_nothing(tmp_path):
     assert Pool(tmp_path).bytes == size
 
 
+def test_a_search_of_more_prompts_than_files_stay_open(tmp_path, monkeypatch):
+    """Bug: a group of many prompts closed the files of its own first ones, and failed with a bad
+    file descriptor; a second handle of a file would end this process's claims on it.
+    """
+    monkeypatch.setattr("igcore.pool.OPEN_FILES", 2)
+    pool = Pool(tmp_path)
+    for _ in range(2):
+        assert answered(mock_policy(), "best-of-n", pool) == answered(mock_policy(), "best-of-n")
+    held = pool.tokens(b"first")
+    for other in (b"second", b"third", b"fourth"):
+        pool.tokens(other)
+    assert pool.tokens(b"first") is held
+
+
 def test_what_cannot_be_kept_is_said(tmp_path):
     """Guards a policy that nobody could tell from another, and a folder that cannot be made."""
     with pytest.raises(ParameterError, match="policy 'mock' has no digest"):

@@ -6,6 +6,7 @@ An objective, such as `igcore.critic.training.CriticObjective`, says what the ne
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,10 @@ def fit(
     """Train a network and save it.
 
     Training can be stopped at any time: the next start resumes after the last epoch and gives the
-    same weights. accelerate handles device and mixed precision. On a CPU the weights depend on the
-    seed alone; on a GPU sums may differ in their last bits.
+    same weights. accelerate handles device, mixed precision and several processes: under
+    ``accelerate launch`` each takes its share of every batch, and the first one writes. On a CPU
+    the weights of one process depend on the seed alone; on a GPU, and by several processes, sums
+    may differ in their last bits, and dropout draws otherwise.
 
     Parameters
     ----------
@@ -46,7 +49,8 @@ def fit(
         What the network learns, with the attributes and methods of
         `igcore.critic.training.CriticObjective`. It saves the network of the epoch with the lowest
         validation loss, whose ``about`` has ``history`` (losses by epoch), ``train_s`` and
-        ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts`` and ``config``.
+        ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts``, ``config``, and ``processes`` where
+        there were several.
     rollouts : sequence of Rollout
         Of two prompts or more; each has at least one row.
     folder : Path
@@ -67,28 +71,33 @@ def fit(
         "spec": asdict(objective.spec),
         "rollouts": digest_of(content),
     }
-    with open_run(folder, params) as run:
-        if (folder / "manifest.json").exists():
-            return
-        began = time.perf_counter()
-        sources = [objective.source(policy, part) for part in parts]
-        latents_s = time.perf_counter() - began
-        cuda = [accelerator.device] if accelerator.device.type == "cuda" else []
-        checkpoint = folder / "checkpoint.pt"
-        with torch.random.fork_rng(devices=cuda):  # the user's random state stays as it is
-            trainer = _Trainer(accelerator, objective, parts, sources, checkpoint)
-            network = trainer.run()
-        network.about = {
-            "history": trainer.history,
-            "train_s": trainer.seconds,
-            "latents_s": latents_s,
-            "config": asdict(config),
-            "n_rollouts": len(rollouts),
-            "n_prompts": len({r.prompt_id for r in rollouts}),
-        }
-        objective.save(network, rollouts, folder)
-        run.finish(params)  # the manifest; with it the checkpoint is of no more use
-        checkpoint.unlink()
+    # the first process alone writes; the others wait until it has opened the folder, and at the end
+    with open_run(folder, params) if accelerator.is_main_process else nullcontext() as run:
+        accelerator.wait_for_everyone()
+        if not (folder / "manifest.json").exists():
+            began = time.perf_counter()
+            sources = [objective.source(policy, part) for part in parts]
+            latents_s = time.perf_counter() - began
+            cuda = [accelerator.device] if accelerator.device.type == "cuda" else []
+            checkpoint = folder / "checkpoint.pt"
+            with torch.random.fork_rng(devices=cuda):  # the user's random state stays as it is
+                trainer = _Trainer(accelerator, objective, parts, sources, checkpoint)
+                network = trainer.run()
+            if run:
+                network.about = {
+                    "history": trainer.history,
+                    "train_s": trainer.seconds,
+                    "latents_s": latents_s,
+                    "config": asdict(config),
+                    "n_rollouts": len(rollouts),
+                    "n_prompts": len({r.prompt_id for r in rollouts}),
+                }
+                if accelerator.num_processes > 1:
+                    network.about["processes"] = accelerator.num_processes
+                objective.save(network, rollouts, folder)
+                run.finish(params)  # the manifest; with it the checkpoint is of no more use
+                checkpoint.unlink()
+        accelerator.wait_for_everyone()
 
 
 class _Trainer:
@@ -153,23 +162,29 @@ class _Trainer:
             self.best = weights_of(self.network)
         self.history.append({"epoch": len(self.history) + 1} | learnt | checked)
         self.seconds += time.perf_counter() - began
-        state = {"history": self.history, "seconds": self.seconds}
-        save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
+        if self.accelerator.is_main_process:
+            state = {"history": self.history, "seconds": self.seconds}
+            save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
 
     def _learn(self, epoch: int) -> Losses:
         """Take one step per batch, in an order that the epoch seeds; return the mean losses."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         labels = self.objective.labels(self.learn, epoch)  # with new budgets
         # seeded by the epoch, so that a resumed training goes on as if it had never stopped
         rng = np.random.default_rng((self.config.seed, epoch, 1))
         order = rng.permutation(len(self.learn)).tolist()
-        torch.manual_seed(int(rng.integers(2**62)))  # of dropout
+        torch.manual_seed(int(rng.integers(2**62)) + rank)  # of dropout
         self.model.train()
         sums = torch.zeros(len(self.weights) + 1)  # the parts of the loss, and the rows
         for at in range(0, len(order), self.config.batch_size):
             batch = order[at : at + self.config.batch_size]
-            part = self._sums(self.source, labels, batch)
+            own = batch[rank::world]
             rows = sum(len(self.source.responses[i]) for i in batch)
-            self.accelerator.backward((self.weights * part[:-1]).sum() / rows)
+            # a process without a share takes part in the step all the same, with weight 0
+            part = self._sums(self.model, self.source, labels, own or batch[:1]) * bool(own)
+            # accelerate takes the mean of the gradients of all processes, which makes this that of
+            # the rows of the whole batch
+            self.accelerator.backward((self.weights * part[:-1]).sum() * world / rows)
             self.optimizer.step()
             self.optimizer.zero_grad()
             sums += part.detach().cpu()
@@ -178,25 +193,27 @@ class _Trainer:
     @torch.no_grad()
     def _check(self) -> Losses:
         """Return the mean losses of the validation rollouts."""
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         labels = self.objective.labels(self.check, 0)
         self.model.eval()
-        rollouts = range(len(self.check))
+        rollouts = range(rank, len(self.check), world)
         sums = torch.zeros(len(self.weights) + 1)
         for at in range(0, len(rollouts), ENCODE):
             batch = rollouts[at : at + ENCODE]
-            sums += self._sums(self.check_source, labels, batch).cpu()
+            # the network itself: processes with shares of two lengths must not wait for each other
+            sums += self._sums(self.network, self.check_source, labels, batch).cpu()
         return self._means("check", sums)
 
-    def _sums(self, source: Source, labels: Any, rollouts: Sequence[int]) -> Tensor:
+    def _sums(self, model: Any, source: Source, labels: Any, rollouts: Sequence[int]) -> Tensor:
         """Return the sums over rows of all parts of the loss, and the number of rows."""
         index = torch.as_tensor(rollouts)
         x = source.take(rollouts).to(self.accelerator.device, torch.float32)
-        parts = self.objective.losses(self.model, self.network.scale, x, labels, index)
+        parts = self.objective.losses(model, self.network.scale, x, labels, index)
         return torch.stack([*parts, x.mask.sum().to(parts[0])])
 
     def _means(self, name: str, sums: Tensor) -> Losses:
-        """Return the loss and its parts as means over rows."""
-        *parts, rows = sums.tolist()
+        """Return the loss and its parts as means over the rows of all processes."""
+        *parts, rows = self.accelerator.reduce(sums.to(self.accelerator.device)).tolist()
         losses = {f"{name}_loss": 0.0}
         for (part, weight), total in zip(self.objective.weights.items(), parts, strict=True):
             mean = total / rows

@@ -16,7 +16,7 @@ import yaml
 
 from ..config import SearchConfig
 from ..errors import RunError
-from ..folders import locked
+from ..folders import locked, writing
 from ..models.registry import SCORERS, home_of
 from ..paper import swept
 from ..provenance import versions
@@ -103,12 +103,13 @@ def lock(folder: Path) -> IO[str]:
     Raises
     ------
     RunError
-        When another process has locked the folder.
+        When another process has locked the folder, or its file system has no locks.
     """
     path = folder / ".snakemake/run.lock"
-    path.parent.mkdir(exist_ok=True)
     busy = f"another Snakemake runs in {folder}; wait for it, or stop it first"
-    return locked(path, busy)
+    with writing(path.parent):
+        path.parent.mkdir(exist_ok=True)
+        return locked(path, busy)
 
 
 def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:

@@ -7,51 +7,28 @@ are loaded and nothing is downloaded.
 """
 
 import argparse
-import json
 import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
-from importlib.resources import files
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
-import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaConfig
-
-from ..baselines.re_control import ValueNetwork, ValueSpec
 from ..baselines.value_training import ValueConfig
-from ..beams import method_of, settings_of
+from ..beams import settings_of
 from ..config import SearchConfig
 from ..critic.config import CriticConfig
-from ..critic.network import Critic
-from ..critic.spec import Spec
-from ..critic.training import names_of
-from ..engine.device import GIB
-from ..engine.memory import CRITIC_ROWS, critic_bytes, kv_bytes, search_bytes, session_bytes
 from ..errors import IgcoreError, ParameterError, needs
-from ..models.policies import POLICIES
-from ..models.pretrained import DTYPES
-from ..models.prompts import SPLITS, check_prompts, load_prompts
-from ..models.registry import check_scorer, maker, named
+from .counting import count
 from .critic_params import CriticParams
-from .decode_params import DecodeParams
+from .decode_params import DecodeParams, network_of
 from .paramfiles import ParamFiles
 from .rollout_run import METHOD as ROLLOUTS
 from .sharing import Sharing, measured
+from .sizes import PROMPT_TOKENS, gib_of, policy_of, server_gib
 
-# name on the hub, or of an asset -> fields of its LlamaConfig
-SHAPES = json.loads((files("igcore.models") / "data/shapes.json").read_text(encoding="utf-8"))
-# published sizes of the prompt sets that would have to be downloaded
-WHOLE = {"rtp": 623, "hex-phi": 300}
-TEST_PARTS = {"hh-rlhf": 12451, "pku-saferlhf": 759}  # as the paper's percentages have it
-SHARES = {"all": 1.0} | dict(zip(SPLITS, np.diff([0.0, *SPLITS.values()]), strict=True))
+KINDS = {"critic": CriticParams} | dict.fromkeys(("decode", "examples", "regime"), DecodeParams)
 SEARCH = "inferenceguard-critic"  # the method by which notebook 20 tries a critic
-TRAINING = 4 * 4  # bytes of a parameter, its gradient and two moments of AdamW, in float32
-PROMPT_TOKENS = 512  # length of the longest prompt, for memory
 
 
 @dataclass(frozen=True)
@@ -62,6 +39,8 @@ class Job:
     ----------
     file : Path
         Its params file.
+    run : str
+        Its name.
     policy : str
         Name of the policy.
     prompts : float
@@ -70,110 +49,31 @@ class Job:
         For each method, the most tokens that it samples or considers.
     drawn : dict of str to float
         For each method, those that the runs before leave to it if no block is retried.
-    gib : float
-        Weights, networks and one prompt of the method that needs most; NaN when the shape of a
-        model is not known.
+    weights : float
+        GiB of weights and networks; NaN when the shape of a model is not known.
+    prompt : float
+        GiB of one prompt of the method that needs most, or of training.
+    group : int
+        Prompts that are answered together where there is room.
+    server : float
+        GiB of the server in which its policy stands, with one prompt; 0 where it is loaded.
     """
 
     file: Path
+    run: str
     policy: str
     prompts: float
     tokens: dict[str, float]
     drawn: dict[str, float]
-    gib: float
+    weights: float
+    prompt: float
+    group: int
+    server: float = 0.0
 
-
-# --- sizes ----------------------------------------------------------------------------------------
-
-
-def config_of(repo: str):
-    """Return the configuration of a model, None when it is not known.
-
-    It comes from `SHAPES`, or from a local folder.
-    """
-    if repo in SHAPES:
-        return LlamaConfig(**SHAPES[repo])
-    folder = Path(repo).expanduser()
-    if not (folder / "config.json").is_file():
-        return None
-    return AutoConfig.from_pretrained(folder, local_files_only=True)
-
-
-@cache
-def model_of(repo: str, dtype: str, head: bool):
-    """Return a model without weights, on torch's meta device; None when its shape is unknown.
-
-    A policy has a head over the vocabulary, the backbone of a scorer has none.
-    """
-    config = config_of(repo)
-    if config is None:
-        return None
-    kind = AutoModelForCausalLM if head else AutoModel
-    with torch.device("meta"):
-        return kind.from_config(config, dtype=DTYPES[dtype])
-
-
-def weight_bytes(model) -> int:
-    """Return the bytes of a model's weights."""
-    return sum(parameter.nbytes for parameter in model.parameters())
-
-
-def network_of(policy, config: CriticConfig | ValueConfig) -> Critic | ValueNetwork:
-    """Return a critic or value network of this policy without weights."""
-    text = policy.config.get_text_config(decoder=True)
-    nobody = SimpleNamespace(name="", digest="")  # the size of a network does not depend on names
-    sizes = names_of(nobody, nobody, nobody)
-    sizes |= {"max_new_tokens": 1, "hidden": text.hidden_size, "width": config.width}
-    with torch.device("meta"):
-        if isinstance(config, ValueConfig):
-            return ValueNetwork(ValueSpec(**sizes))
-        layers = text.num_hidden_layers
-        kv_width = kv_bytes(policy, 1, 1, 0, 0) // (layers * policy.dtype.itemsize)
-        learned = asdict(config) | {"budget_high": config.budget}
-        common = {name: learned[name] for name in learned.keys() & Spec.__dataclass_fields__}
-        return Critic(Spec(**common | sizes, n_layers=layers, kv_width=kv_width))
-
-
-def policy_of(policy: str | Mapping) -> tuple[str, str]:
-    """Return a policy's name as records have it, and the repository, asset or folder that it is."""
-    name, _ = named(policy, "policy", ("template", "revision"))
-    if known := POLICIES.get(name):
-        return name, known.repo or known.asset
-    return Path(name).name, name
-
-
-def models_of(params: DecodeParams | CriticParams) -> list:
-    """Return the policy and the scorers' models without weights, None for an unknown one.
-
-    Scorers that read the same weights share a model. An embedded scorer weighs next to nothing, and
-    one behind an endpoint nothing here.
-    """
-    _, repo = policy_of(params.policy)
-    backbones = {}
-    scorers = [params.reward, params.cost]
-    while scorers:
-        scorer_name, options = check_scorer(scorers.pop(0))
-        scorers += options.get("costs", [])  # of a maximum
-        make = maker(scorer_name)
-        checkpoint = make(**options) if hasattr(make, "load") else None
-        if hasattr(checkpoint, "repo"):  # of the hub
-            key = checkpoint.repo, checkpoint.dtype
-            backbones[key] = model_of(*key, head=False)
-    return [model_of(repo, params.dtype, True), *backbones.values()]
-
-
-def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
-    """Return how many prompts a run takes, NaN when that is not known. Downloads nothing."""
-    source, options = check_prompts(prompts)
-    size = math.inf
-    if source in WHOLE:
-        size = round(WHOLE[source] * SHARES[split])
-    elif source not in TEST_PARTS:
-        size = len(load_prompts(prompts, split))
-    elif (split, options.part) in (("all", "test"), ("test", None), ("all", None)):
-        size = TEST_PARTS[source]
-    least = min(size, limit or math.inf)
-    return math.nan if math.isinf(least) else least
+    @property
+    def gib(self) -> float:
+        """Return the GiB without which the run cannot do one prompt."""
+        return self.weights + self.prompt
 
 
 # --- jobs -----------------------------------------------------------------------------------------
@@ -185,55 +85,17 @@ def most_tokens(method: str, config: SearchConfig) -> int:
     return settings.n_samples * settings.max_new_tokens * settings.rounds
 
 
-def prompt_bytes(models: Sequence, networks: Sequence, method: str, config: SearchConfig) -> int:
-    """Return the bytes that a method plans for one prompt, by `igcore.engine.memory`."""
-    settings = settings_of(method, config)
-    policy, *scorers = models
-    total = search_bytes(policy, settings, PROMPT_TOKENS, "shared")
-    for model in scorers:
-        total += session_bytes(model, settings, PROMPT_TOKENS, "shared")
-    if method_of(method).asks_critic and networks[0].reads_keys:
-        rows = min(CRITIC_ROWS, settings.n_samples)
-        prompt = PROMPT_TOKENS if networks[0].reads_prompt else 0
-        total += critic_bytes(policy, rows, prompt + settings.max_new_tokens)
-    return total
-
-
-def gib_of(params: DecodeParams | CriticParams, methods: Sequence[str], lessons: Sequence) -> float:
-    """Return the GiB of a run, NaN when a model or a network is unknown.
-
-    Parameters
-    ----------
-    lessons : sequence of CriticConfig, ValueConfig or None
-        Settings of its networks, a critic first. A run of notebook 20 trains them.
-    """
-    models = models_of(params)
-    if None in [*models, *lessons]:
-        return math.nan
-    networks = [network_of(models[0], lesson) for lesson in lessons]
-    training = isinstance(params, CriticParams)
-    config = params.searching() if training else params.search()
-    peaks = [prompt_bytes(models, networks, method, config) for method in methods]
-    for network, lesson in zip(networks, lessons, strict=True):
-        if training:
-            rows = lesson.batch_size if getattr(network, "reads_keys", False) else 0
-            prompt = PROMPT_TOKENS if getattr(network, "reads_prompt", False) else 0
-            batch = critic_bytes(models[0], rows, prompt + params.max_new_tokens)
-            peaks.append(TRAINING * network.parameter_count + batch)
-    weights = sum(map(weight_bytes, [*models, *networks]))
-    return (weights + max(peaks)) / GIB
-
-
-def decode_job(file: Path, params: DecodeParams, pool: Sharing) -> Job:
+def decode_job(files: ParamFiles, file: Path, params: DecodeParams, pool: Sharing) -> Job:
     """Return the plan of a run of notebook 30, after the runs that a pool has seen."""
     folders = [folder for folder in (params.critic, params.value) if folder]
-    lessons = [_trained(file, folder) for folder in folders]
+    lessons = [_trained(files, folder) for folder in folders]
     prompts = count(params.prompts, params.split, params.limit)
     config = params.search()
     tokens = {method: prompts * most_tokens(method, config) for method in params.methods}
     drawn = {method: prompts * pool.drawn(params, method) for method in params.methods}
     policy, _ = policy_of(params.policy)
-    return Job(file, policy, prompts, tokens, drawn, gib_of(params, params.methods, lessons))
+    sizes = *gib_of(params, params.methods, lessons), params.group_size, server_gib(params)
+    return Job(file, params.run, policy, prompts, tokens, drawn, *sizes)
 
 
 def critic_job(file: Path, params: CriticParams) -> Job:
@@ -248,22 +110,33 @@ def critic_job(file: Path, params: CriticParams) -> Job:
         tokens[ROLLOUTS] = prompts * params.n_rollouts * params.max_new_tokens
     lessons = [*params.configs().values(), *filter(None, [params.valuing()])]
     policy, _ = policy_of(params.policy)
-    return Job(file, policy, prompts, tokens, tokens, gib_of(params, [SEARCH], lessons))
+    sizes = *gib_of(params, [SEARCH], lessons), params.group_size
+    return Job(file, params.run, policy, prompts, tokens, tokens, *sizes)
 
 
-def _trained(file: Path, folder: str) -> CriticConfig | ValueConfig | None:
+def _trained(files: ParamFiles, folder: str) -> CriticConfig | ValueConfig | None:
     """Return the settings of a network from the params file that trains it, None without one."""
     match = re.fullmatch(r"runs/([^/]+)/critics/([^/]+)/([^/]+)/?", folder)
     profile, run, name = match.groups() if match else ("", "", "")
-    path = file.parent.parent / profile / f"critic-{run}.yaml"
+    home = files.folder if profile == files.profile else profile
+    path = files.base / home / f"critic-{run}.yaml"
     if not path.is_file():
         return None
-    (params,) = _points(path, CriticParams)
+    (params,) = _points(files, path)
     return params.valuing() if name == "value" else params.configs().get(name)
 
 
-def jobs(paths: Iterable[Path | str]) -> Iterator[Job]:
+def jobs(
+    paths: Iterable[Path | str], files: ParamFiles | None = None, served: bool = False
+) -> Iterator[Job]:
     """Yield the plan of every run of params files; files of other kinds have none.
+
+    Parameters
+    ----------
+    files : ParamFiles, optional
+        Of their folder, with changes; by default without.
+    served : bool
+        As if every policy stood in a server, see `in_server`.
 
     Raises
     ------
@@ -272,22 +145,38 @@ def jobs(paths: Iterable[Path | str]) -> Iterator[Job]:
     """
     pool = Sharing()
     for file in map(Path, paths):
+        folder = file.absolute().parent  # its name is the profile
+        home = files or ParamFiles(folder.name, base=folder.parent)
         try:
-            if file.name.startswith(("decode-", "regime-")):
-                yield from [
-                    decode_job(file, params, pool) for params in _points(file, DecodeParams)
-                ]
-            if file.name.startswith("critic-"):
-                yield from [critic_job(file, params) for params in _points(file, CriticParams)]
+            for params in _points(home, file):
+                training = isinstance(params, CriticParams)
+                params = in_server(params) if served else params
+                if params and training:
+                    yield critic_job(file, params)
+                elif params:
+                    yield decode_job(home, file, params, pool)
         except IgcoreError as error:
             raise type(error)(f"{file}: {error}") from error
 
 
-def _points(file: Path, settings: type) -> list:
-    """Return the checked settings of every run of a file."""
-    file = file.absolute()  # the name of its folder is the profile
-    folder = ParamFiles(file.parent.name, base=file.parent.parent)
-    return [settings(**given) for _, given in folder.points(file)]
+def in_server(params: DecodeParams | CriticParams) -> DecodeParams | None:
+    """Return a run with its policy in a server and without the methods that read its latents.
+
+    None where nothing is left of it: a server gives no latents to train or to ask a network with.
+    """
+    if isinstance(params, CriticParams):
+        return None
+    methods = [method for method in params.methods if network_of(method) is None]
+    _, repo = policy_of(params.policy)
+    policy = {"server": "http://127.0.0.1:8000/v1", "model": repo, "tokenizer": repo}
+    changes = {"policy": policy, "methods": methods, "critic": None, "value": None}
+    return replace(params, **changes) if methods else None
+
+
+def _points(files: ParamFiles, file: Path) -> list:
+    """Return the checked settings of every run of a file; none of a file of another kind."""
+    settings = KINDS.get(file.stem.partition("-")[0])
+    return [settings(**given) for _, given in files.points(file.absolute())] if settings else []
 
 
 # --- hours ----------------------------------------------------------------------------------------
@@ -341,7 +230,12 @@ def plan_table(
     return table.reset_index()
 
 
-def report(paths: Sequence[Path | str], runs: Path = Path("runs"), speed: float | None = None):
+def report(
+    paths: Sequence[Path | str],
+    runs: Path = Path("runs"),
+    speed: float | None = None,
+    served: bool = False,
+):
     """Return the plan of the params files of a profile as Markdown, and how to read it.
 
     Parameters
@@ -350,8 +244,10 @@ def report(paths: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
         Folder whose finished runs are measured, those of the same profile.
     speed : float, optional
         Tokens per second of all methods, in the place of measured ones.
+    served : bool
+        As if every policy stood in a server, see `in_server`.
     """
-    found = list(jobs(paths))
+    found = list(jobs(paths, served=served))
     if not found:
         raise ParameterError("no file has a run; give files named decode-... or critic-....yaml")
     profile = Path(paths[0]).absolute().parent.name
@@ -366,12 +262,28 @@ def report(paths: Sequence[Path | str], runs: Path = Path("runs"), speed: float 
         f"networks and one prompt of {PROMPT_TOKENS} tokens; it is unknown when the shape of a "
         "model is.",
     ]
+    if served:
+        notes.append(served_note(found))
     if table["hours"].isna().any():
         notes.append(
             f"Hours are unknown where no finished run in {runs.name}/{profile} measures the policy "
             "and its methods. Finish one file first, or give --tokens-per-second."
         )
     return "\n\n".join(notes)
+
+
+def served_note(found: Sequence[Job]) -> str:
+    """Return what the servers of a plan need, and what cannot be served."""
+    largest: dict[str, float] = {}
+    for job in found:
+        largest[job.policy] = max(job.server, largest.get(job.policy, 0.0))
+    needed = ", ".join(f"{_short(gib)} GiB for {policy}" for policy, gib in largest.items())
+    return (
+        "Policies stand in servers and take no memory of a job, which needs GPUs for its scorers "
+        "alone. A server needs the weights and the cache of one prompt with all its candidates: "
+        f"{needed}. Critics, value networks and the methods that ask them are left out, because "
+        "they read latents."
+    )
 
 
 def _short(value: object) -> object:
@@ -389,9 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m igcore.runs.plan", description=main.__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--tokens-per-second", type=float, help="in the place of measured speeds")
+    parser.add_argument("--served", action="store_true", help="with every policy in a server")
     options = parser.parse_args(arguments)
     try:
-        print(report(options.files, speed=options.tokens_per_second))
+        print(report(options.files, speed=options.tokens_per_second, served=options.served))
     except IgcoreError as error:
         sys.exit(f"error: {error}")
 

@@ -1,0 +1,62 @@
+"""``make slurm-test``: shards and arrays on a SLURM of one node, cancelled and resumed, equal to a
+local run; a failing job; and nothing left behind.
+"""
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from igcore.errors import IgcoreError, RunError
+from tests.cluster import walks
+from tests.cluster.node import one_node
+
+MINUTE = 60.0
+
+
+def show(title: str, seen: object) -> None:
+    """Print what was seen."""
+    print(f"{title}: {seen}", flush=True)
+
+
+def test(folder: Path, whole: bool, keep: bool) -> None:
+    """Walk locally and on the cluster, and compare; raise ``IgcoreError`` where something fails."""
+    began = time.monotonic()
+    with one_node(keep) as node:
+        show("the node", node)
+        show("seconds to set it up", round(time.monotonic() - began, 1))
+        failed = walks.fail(folder / "failing")
+        show("a failing job", failed)
+        show("a local walk, seconds", round(walks.run_locally(folder / "local", whole), 1))
+        for phrase, value in walks.cancel_and_resume(folder / "cluster", whole).items():
+            show(phrase, value)
+        show("lines equal to the local ones", walks.compare(folder / "local", folder / "cluster"))
+        began = time.monotonic()
+    show("seconds to take it down", round(time.monotonic() - began, 1))
+    if failed["seconds"] > MINUTE:
+        raise RunError(f"the failing job ended the walk after {failed['seconds']} s, over a minute")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Test from the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster", description=__doc__)
+    parser.add_argument("--whole", action="store_true", help="walk through params/ci whole")
+    parser.add_argument("--keep", action="store_true", help="leave the packages installed")
+    given = parser.parse_args(arguments)
+    # as Ctrl-C, so that the cluster is taken down
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit("stopped"))
+    folder = Path(tempfile.mkdtemp(prefix="igcore-slurm-"))
+    try:
+        test(folder, given.whole, given.keep)
+    except IgcoreError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    walks.clear(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
