@@ -22,10 +22,10 @@ from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 
 from igcore import ParameterError, RunError, ScorerError, folders
+from igcore.endpoints import without_key
 from igcore.errors import JudgeError
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
 from igcore.judge.spec import ASPECTS, Question, Reply, parse
-from igcore.judge.trust import without_key
 from igcore.report import load as runs
 from igcore.report import tables
 from igcore.report.verdicts import (

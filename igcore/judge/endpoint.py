@@ -1,25 +1,23 @@
 """A language model behind any OpenAI-compatible endpoint as a judge."""
 
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from threading import Event
-from urllib.parse import urlsplit
 
+from ..endpoints import VARIABLE, is_address, is_local, without_key
 from ..errors import JudgeError, ParameterError, needs
 from ..settings import Count, Discount, Natural, Seconds, Weight, settings
 from .bounds import Bounds
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
-from .trust import PREFIX, VARIABLE, check_variable, is_address, without_key
+from .trust import PREFIX, check_variable
 
 # of a request; the last tells the client what to return
 HEADERS = set(
     "host connection accept accept-encoding content-type content-length authorization "
     "x-stainless-raw-response".split()
 )
-LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
 # what went wrong -> what the user can do
 SILENT = "does not reply; start it, correct base_url, or raise timeout"
 ENDLESS = "does not come to an end; correct base_url, or raise timeout"
@@ -106,7 +104,7 @@ class OpenAIJudge:
         # not before: tables of what was judged ask nobody, and need no key
         check_variable(self.api_key_env)
         openai = needs("openai", "judge")
-        local = bool(LOOPBACK.fullmatch(urlsplit(self.base_url).hostname))
+        local = is_local(self.base_url)
         clean = self.key.isascii() and self.key.isprintable()
         if not clean or not (self.key or local):
             raise JudgeError(

@@ -21,9 +21,10 @@ from ..guard import Guard
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
-from ..policy import Prompt, groups_of
+from ..policy import Prompt
 from ..settings import name_of
 from .decode_params import DecodeParams, network_of, pool_of
+from .groups import groups_of
 from .identity import models_identity, opened
 from .networks import Networks, load_networks, network_files
 from .records import record
