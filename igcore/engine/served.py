@@ -43,6 +43,7 @@ SAMPLING = {
     "frequency_penalty": 0.0,
     "samplers": ["temperature"],  # llama.cpp's
     "return_token_ids": True,  # vLLM, SGLang
+    "no_stop_trim": True,  # SGLang: the end token, too
     "return_tokens_as_token_ids": True,  # vLLM: names the most probable tokens by their ids
 }
 NAMED = re.compile(r"token_id:(\d+)")  # such a name
@@ -72,7 +73,7 @@ class LogProbs(BaseModel):
 
     content: list[Said] | None = None
     token_logprobs: list[LogProb] | None = None
-    top_logprobs: list[dict[str, LogProb]] | None = None
+    top_logprobs: list[dict[str, LogProb] | None] | None = None
 
 
 class Choice(BaseModel):
@@ -98,7 +99,7 @@ class Choice(BaseModel):
         if self.logprobs.content:
             found = [(token.id, token.logprob) for token in self.logprobs.content[0].top_logprobs]
         else:
-            first = (self.logprobs.top_logprobs or [{}])[0]
+            first = (self.logprobs.top_logprobs or [None])[0] or {}
             names = [NAMED.fullmatch(name) for name in first]
             found = [
                 (int(name[1]), log_p)

@@ -260,7 +260,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         "replay": REPLAY[given.batch_invariant],
         "retries": RETRIES,
     }
-    name = f"{Path(given.model).stem}@{software.name}"
+    name = f"{Path(given.model).name.removesuffix('.gguf')}@{software.name}"
     policy = ServedPolicy(
         name=name,
         model=Elsewhere(name),
