@@ -57,6 +57,7 @@ class Served(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.software, self.logits, self.ends, self.slots = software, logits, ends, slots
         self.fault, self.requests, self.keys, self.paths = fault, [], [], []
+        self.encodings = []
         self.lock, self.closing, self.overrun = threading.Lock(), threading.Event(), False
 
     @property
@@ -136,6 +137,7 @@ class Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.requests.append(request)
             server.keys.append(self.headers.get("Authorization"))
+            server.encodings.append(self.headers.get("Accept-Encoding"))
             number = len(server.requests)
         fault = server.fault and server.fault(request, number)
         reply = fault or Fault()
