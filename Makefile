@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: slurm-test help reproduce quick ablations critic-search networks rehearsal dry-run test audit bench lab docs readme records verify assets clean
+.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test served-test slurm-test audit bench lab docs readme records verify assets clean
 
 help:
 	@echo "make reproduce  the whole walk on the embedded models, into figures/, with verdicts on its claims (about half an hour on two cores)"
@@ -29,6 +29,8 @@ help:
 	@echo "make dry-run    PROFILE=paper lists the jobs of a profile, their memory and their hours, and starts nothing"
 	@echo "                SERVED=1 plans the same with policies in servers"
 	@echo "make test       checks of style and types, all tests and notebooks (ten minutes on two cores)"
+	@echo "make served-test  the guard over llama.cpp's server and vLLM on this processor, beside the local engine (installs both; an hour)"
+	@echo "                SOFTWARE=llama.cpp takes one of them"
 	@echo "make audit      a million answers to hostile scorers judged again, and broken lines that the tests must see (about ten minutes on two cores)"
 	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (over an hour; resumes)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is there for the test alone (root on Debian; some minutes on two cores)"
@@ -86,6 +88,10 @@ test: assets
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest --numprocesses $(CORES) --no-loadscope-reorder notebooks tests
+
+# the servers have environments of their own in .venv-served, some 4 GB with vLLM; no part of `make test`
+served-test: assets
+	@$(BIN)/python -m tests.served $(SOFTWARE)
 
 audit: assets
 	@$(BIN)/igcore audit --emissions 1000000 --breakages --processes $(CORES)

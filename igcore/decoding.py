@@ -8,14 +8,13 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from .beams import Method, PromptSearch, method_of, new_search
+from .engine.block import Engine
 from .engine.device import free_bytes
-from .engine.local import LocalEngine
 from .engine.memory import (
     CRITIC_ROWS,
     batch_size,
     critic_bytes,
     halving,
-    search_bytes,
     session_bytes,
 )
 from .engine.pooled import PooledEngine
@@ -138,7 +137,7 @@ def readers_of(guard: Guard) -> set[Any]:
 def room_for(method: Method, guard: Guard, prompt_tokens: int, memory_gb: float | None) -> int:
     """Return how many prompts fit at once: the least over the devices of all models."""
     model, config = guard.policy.model, guard.config
-    needed = {model: search_bytes(model, config, prompt_tokens, guard.policy.cache)}
+    needed = {model: guard.policy.search_bytes(config, prompt_tokens)}
     if method.asks_critic and guard.critic.reads_keys:
         rows = min(CRITIC_ROWS, config.n_samples)
         # of another's critic nothing says that it reads the prompt
@@ -167,8 +166,8 @@ def open_batch(
     policy = guard.policy
     # the engine keeps a middle layer's output only for a critic that reads it
     watch = guard.critic.watch if method.asks_critic else None
-    make = partial(LocalEngine, policy.model, policy.eos_ids, policy.cache, watch)
-    engine: LocalEngine | PooledEngine
+    make = partial(policy.engine, watch)
+    engine: Engine
     if guard.pool is None:
         engine = make()
     else:

@@ -70,6 +70,14 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = ""
     )
 
 
+def no_latents(method: str, network: str) -> ParameterError:
+    """Return the error for a method whose network reads a model that is not in this process."""
+    return ParameterError(
+        f"method {method!r} uses a {network}, which reads the hidden states of the policy, and a "
+        "server does not give them; load the policy here, or name another method"
+    )
+
+
 def needs(module: str, extra: str) -> ModuleType:
     """Return a module of an optional package.
 

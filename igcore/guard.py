@@ -25,7 +25,7 @@ from .scorers import Scorer, TextFunction, as_scorer
 from .scoring import Tally
 from .work import OnBlock
 
-PolicyLike = Policy | str | os.PathLike[str] | tuple[Any, Any]
+PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any] | tuple[Any, Any]
 ScorerLike = Scorer | TextFunction | str | Mapping[str, Any]
 CostLike = ScorerLike | list[ScorerLike]
 PromptLike = str | Prompt | Sequence[Message]
@@ -40,9 +40,9 @@ class Guard:
 
     Parameters
     ----------
-    policy : Policy, str, path or (model, tokenizer)
-        A text is given to `igcore.load_policy`: a folder, a name of its table, or a name on the
-        hub.
+    policy : Policy, str, path, mapping or (model, tokenizer)
+        A text or mapping is given to `igcore.load_policy`: a folder, a name of its table, a name on
+        the hub, or a model in a server.
     cost : Scorer, callable, str, mapping or list
         Higher is worse. A function takes the text of an answer, or the prompt and that text, and
         returns a number. It is called for prefixes as well, and is recorded by its name and the
@@ -193,11 +193,12 @@ class Guard:
         Raises
         ------
         ParameterError
-            For an unknown method, a missing reward or critic, or a critic that was trained for
-            something else.
+            For an unknown method, one that the policy cannot be decoded by, a missing reward or
+            critic, or a critic that was trained for something else.
         """
         method = method_of(name)
         guard = replace(self, config=method.settings_under(self.config), method=name)
+        guard.policy.check(name, method, guard.config)
         check_reward(name, method, guard)
         check_network(name, method, guard)
         return guard
@@ -227,15 +228,16 @@ def as_policy(policy: PolicyLike) -> Policy:
     """Return a `Policy`: itself, loaded by name or folder, or made of (model, tokenizer)."""
     if isinstance(policy, Policy):
         return policy
-    if isinstance(policy, str | os.PathLike):
-        loaded: Policy = resolve_name("igcore.models.policies:load_policy")(os.fspath(policy))
+    if isinstance(policy, str | os.PathLike | Mapping):
+        name = policy if isinstance(policy, Mapping) else os.fspath(policy)
+        loaded: Policy = resolve_name("igcore.models.policies:load_policy")(name)
         return loaded
     if isinstance(policy, tuple) and len(policy) == 2:
         made: Policy = resolve_name("igcore.models.policies:policy_of")(*policy)
         return made
     raise ParameterError(
-        f"policy is of type {type(policy).__name__}; give the name or folder of a model, a pair "
-        "(model, tokenizer), or an igcore.Policy"
+        f"policy is of type {type(policy).__name__}; give the name or folder of a model, a mapping "
+        "such as for a server, a pair (model, tokenizer), or an igcore.Policy"
     )
 
 

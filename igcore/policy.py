@@ -66,19 +66,6 @@ class Chat(Prompt):
     messages: tuple[tuple[str, str], ...] = ()
 
 
-def groups_of(params: Any, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """Return the groups of ``group_size`` consecutive prompts that belong to a shard.
-
-    A shard has the groups whose number is ``shard`` modulo ``n_shards``, which may be none.
-    """
-    # whole groups, because float sums depend on which prompts share a batch: so neither the number
-    # of shards nor a resume changes a result
-    groups = [
-        list(prompts[i : i + params.group_size]) for i in range(0, len(prompts), params.group_size)
-    ]
-    return groups[params.shard :: params.n_shards]
-
-
 def as_prompt(prompt: str | Prompt | Sequence[Message], set_name: str = "user") -> Prompt:
     """Return a text or chat messages as a `Prompt` of a set; a `Prompt` comes back as it is.
 
@@ -216,6 +203,21 @@ class Policy:
         """Longest sequence, prompt and response together, in tokens."""
         # a model without a limit, such as a recurrent one, gets one that nothing reaches
         return getattr(self.model.config, "max_position_embeddings", None) or 2**31
+
+    def engine(self, watch: int | None = None) -> Any:
+        """Return a new `igcore.engine.block.Engine`; `watch` as of the local one."""
+        from .engine.local import LocalEngine
+
+        return LocalEngine(self.model, self.eos_ids, self.cache, watch)
+
+    def search_bytes(self, config: Any, prompt_tokens: int) -> int:
+        """Return the bytes of memory here to plan for the search for one prompt."""
+        from .engine.memory import search_bytes
+
+        return search_bytes(self.model, config, prompt_tokens, self.cache)
+
+    def check(self, name: str, method: Any, config: Any) -> None:
+        """Refuse a method or setting that its engine has not; a local one has all."""
 
     def identity(self) -> dict[str, Any]:
         """Return everything that decides the policy's answers, as JSON values.

@@ -23,9 +23,7 @@ from .engine.sampling import random_key
 from .verdict import Emission, final_check, written
 
 if TYPE_CHECKING:
-    from .engine.block import Block
-    from .engine.local import LocalEngine
-    from .engine.pooled import PooledEngine
+    from .engine.block import Block, Engine
     from .guard import Guard
     from .scoring import Scoring
     from .work import Work
@@ -42,7 +40,7 @@ class Batch:
     method : Method
     searches : list of PromptSearch
         One per prompt.
-    engine : LocalEngine or PooledEngine
+    engine : Engine
     scoring : Scoring
         The scorers during the search and for the final check.
     seed : int
@@ -56,7 +54,7 @@ class Batch:
     guard: Guard
     method: Method
     searches: list[PromptSearch]
-    engine: LocalEngine | PooledEngine
+    engine: Engine
     scoring: Scoring
     seed: int
     work: Work

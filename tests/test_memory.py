@@ -170,12 +170,12 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
     policy, beside, elsewhere = Standing("cuda:0"), Standing("cuda:0"), Standing("cuda:1")
     free = {"cuda:0": 100 * GIB, "cuda:1": 30 * GIB}
     for name, does in {
-        "search_bytes": lambda *_: 4 * GIB, "session_bytes": lambda *_: 2 * GIB,
-        "free_bytes": free.get, "missing_bytes": lambda *models: 0,
+        "session_bytes": lambda *_: 2 * GIB, "free_bytes": free.get,
+        "missing_bytes": lambda *models: 0,
     }.items():  # fmt: skip
         monkeypatch.setattr(decoding, name, does)
     monkeypatch.setattr(memory, "all_bytes", lambda: 130 * GIB)
-    drawing = SimpleNamespace(model=policy, cache=None)
+    drawing = SimpleNamespace(model=policy, search_bytes=lambda *_: 4 * GIB)
 
     def room(readers, memory_gb=None):
         monkeypatch.setattr(decoding, "readers_of", lambda guard: set(readers))

@@ -81,7 +81,7 @@ def test_answers_are_the_same_with_a_pool_empty_half_full_and_full(
         for name in order:
             assert answered(policy, name, pool, **settings) == alone[name], (folder, name)
     assert not pool.drawn and pool.reused
-    monkeypatch.setattr("igcore.decoding.LocalEngine", no_engine)
+    monkeypatch.setattr("igcore.engine.local.LocalEngine", no_engine)
     for name in (name for name in SEARCHES if not name.startswith("args")):
         assert answered(policy, name, pool, **settings) == alone[name], name
 
@@ -136,7 +136,7 @@ def test_a_best_of_n_is_ranked_anew_without_a_policy(tmp_path, monkeypatch):
     ]
     expected = [answered(policy, name, **settings) for name, settings in asked]
     answered(policy, "best-of-n", pool)
-    monkeypatch.setattr("igcore.decoding.LocalEngine", no_engine)
+    monkeypatch.setattr("igcore.engine.local.LocalEngine", no_engine)
     assert [answered(policy, name, pool, **settings) for name, settings in asked] == expected
     with pytest.raises(AssertionError, match="no model is needed"):
         answered(policy, "inferenceguard", pool)

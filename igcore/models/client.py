@@ -4,19 +4,16 @@ The judge and the `endpoint` scorer share it. What it may read is bounded by `Bo
 """
 
 import os
-import re
-from urllib.parse import urlsplit
 
 from ..errors import IgcoreError, ParameterError, needs
 from .bounds import Bounds
-from .trust import VARIABLE, check_variable, is_address
+from .trust import VARIABLE, check_variable, is_address, is_local
 
 # of a request; the last tells the client what to return
 HEADERS = set(
     "host connection accept accept-encoding content-type content-length authorization "
     "x-stainless-raw-response".split()
 )
-LOOPBACK = re.compile(r"localhost|::1|127(\.\d+){3}")
 
 
 def check_endpoint(field: str, url: str, variable: str, prefix: str) -> None:
@@ -75,7 +72,7 @@ def open_client(
     check_variable(variable, prefix)
     openai = needs("openai", "judge")
     key = key_in(variable)
-    local = bool(LOOPBACK.fullmatch(urlsplit(url).hostname))
+    local = is_local(url)
     clean = key.isascii() and key.isprintable()
     if not clean or not (key or local):
         raise failure(

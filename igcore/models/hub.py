@@ -17,7 +17,9 @@ SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.codes", "*.spm", "*.tokeniz
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
-def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Path:
+def snapshot(
+    repo: str, revision: str | None = None, kind: str = "model", weights: bool = True
+) -> Path:
     """Return the folder that holds a model or data set; download what is not there.
 
     Parameters
@@ -29,6 +31,8 @@ def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Pat
         numbers the same.
     kind : str
         ``model`` or ``dataset``.
+    weights : bool
+        Whether a model's weights are wanted, or its settings and tokenizer alone.
 
     Raises
     ------
@@ -45,9 +49,11 @@ def snapshot(repo: str, revision: str | None = None, kind: str = "model") -> Pat
         return folder
     if kind == "dataset":
         return _download(repo, revision, kind, None)
-    for weights in WEIGHTS:
-        folder = _download(repo, revision, kind, [*SMALL, weights])
-        if list(folder.glob(weights)):
+    if not weights:
+        return _download(repo, revision, kind, SMALL)
+    for pattern in WEIGHTS:
+        folder = _download(repo, revision, kind, [*SMALL, pattern])
+        if list(folder.glob(pattern)):
             return folder
     raise AssetError(f"model {repo!r} has no weights ({', '.join(WEIGHTS)}); check the name")
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 import torch
@@ -101,7 +102,9 @@ def load_policy(
         A key of `POLICIES`, the path of a folder with ``config.json``, weights and a tokenizer, or
         ``owner/name`` on the hub. A mapping gives options beside its ``name``: ``template``, a key
         of `igcore.models.templates.TEMPLATES`, by default a named policy's own, else ``chat`` where
-        a tokenizer has one; and ``revision``, see `igcore.models.hub.snapshot`.
+        a tokenizer has one; and ``revision``, see `igcore.models.hub.snapshot`. A mapping with a
+        ``server`` names a model in a server, see `igcore.models.served.ServedOptions`; dtype and
+        device are then the server's.
     dtype : str
         ``float32``, ``bfloat16`` or ``float16``.
     device : str
@@ -118,6 +121,9 @@ def load_policy(
     """
     from transformers import AutoModelForCausalLM
 
+    if isinstance(name, Mapping) and "server" in name:
+        # by its name: what decodes with a local policy does not depend on that module
+        return resolve_name("igcore.models.served:load_served")(name)
     name = str(name) if isinstance(name, Path) else name
     name, beside = named(name, "policy", ("template", "revision"))
     options = PolicyOptions(dtype=dtype, device=device, **beside)
@@ -140,7 +146,7 @@ def load_policy(
         model=model,
         tokenizer=tokenizer,
         template=TEMPLATES[template],
-        eos_ids=_eos_ids(model, tokenizer, known.ends),
+        eos_ids=eos_ids_of(model, tokenizer, known.ends),
         files=contents_of(folder),
     )
     identity = policy.identity()
@@ -204,11 +210,11 @@ def policy_of(model: Any, tokenizer: Any) -> Policy:
         model=model.eval(),
         tokenizer=tokenizer,
         template=TEMPLATES["chat" if tokenizer.chat_template else "raw"],
-        eos_ids=_eos_ids(model, tokenizer, ()),
+        eos_ids=eos_ids_of(model, tokenizer, ()),
     )
 
 
-def _eos_ids(model, tokenizer, ends: Sequence[str]) -> frozenset[int]:
+def eos_ids_of(model, tokenizer, ends: Sequence[str]) -> frozenset[int]:
     """Every end token that the tokenizer or the checkpoint's own settings name, and `ends`."""
     found = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(ends))]
     for config in (model.generation_config, model.config):

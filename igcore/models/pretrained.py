@@ -90,17 +90,18 @@ class Contents(dict):
     folder: Path
 
 
-def contents_of(folder: Path) -> Contents:
+def contents_of(folder: Path, weights: bool = True) -> Contents:
     """Return the sha256 of every file that loading a model and its tokenizer opens.
 
     The keys are paths relative to the folder. Reads gigabytes: call it once and keep the result.
+    Without weights it reads the settings and the tokenizer alone.
 
     Raises
     ------
     AssetError
         As `files_of`, and when a file cannot be read.
     """
-    paths = files_of(folder)
+    paths = files_of(folder) if weights else []
     for pattern in (*SMALL, TEMPLATES):
         paths += folder.glob(pattern)
     names = {path.relative_to(folder).as_posix() for path in paths} - {RECORD}

@@ -13,7 +13,7 @@ from ..baselines.args import ArgsConfig
 from ..baselines.re_control import ReControlConfig
 from ..beams import METHODS, method_of, settings_of
 from ..config import part_of
-from ..errors import ParameterError
+from ..errors import ParameterError, no_latents
 from ..folders import root
 from ..models.prompts import check_prompts
 from ..models.registry import check_scorer
@@ -142,6 +142,8 @@ class DecodeParams(Settings):
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
             role = network_of(method)
+            if role and isinstance(self.policy, dict) and "server" in self.policy:
+                raise no_latents(method, method_of(method).network)
             if role and not getattr(self, role):
                 raise ParameterError(
                     f"methods names {method!r}, which uses a {method_of(method).network}, but "

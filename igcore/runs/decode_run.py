@@ -22,9 +22,10 @@ from ..guard import Guard
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer, scored_by
-from ..policy import Policy, Prompt, groups_of
+from ..policy import Policy, Prompt
 from ..settings import name_of
 from .decode_params import DecodeParams, network_of, pool_of
+from .groups import groups_of
 from .identity import models_identity, opened
 from .networks import Networks, load_networks, network_files
 from .records import record
@@ -155,7 +156,9 @@ def policy_of(params: DecodeParams) -> Policy:
     if policy is None or opened(policy) != files:
         _LAST.clear()  # first, so that there is memory for one policy only
         policy = load_policy(params.policy, params.dtype, params.device)
-        if files := opened(policy):  # none of a policy that nobody could tell from another
+        files = opened(policy)
+        # not one that nobody could tell from another, nor one in a server, which may change
+        if files and not getattr(policy, "served", None):
             keep_packed(policy.model)
             _LAST[name] = policy, files
     return policy

@@ -25,9 +25,10 @@ from ..engine.prepack import packed
 from ..engine.sampling import random_key
 from ..errors import ParameterError, RunError
 from ..folders import open_run, read, root_of
-from ..policy import Policy, Prompt, groups_of
+from ..policy import Policy, Prompt
 from ..scorers import Scorer, check_sign
 from ..scoring import Cached, Tally, checked_score
+from .groups import groups_of
 from .identity import models_identity
 
 METHOD = "rollouts"  # the lines' field ``method``

@@ -9,4 +9,9 @@ UNCHECKED = (
     "and their reasons, `finished`, counts of work, traces, finals, fail_open_cost, and the hashes "
     "of files and code in params.json"
 )
+# of a policy in a server without batch invariance
+SERVED = (
+    "replay of a policy in a server is by statistics and not by bits, because its server does not "
+    "promise the same tokens again, so nothing is decoded again"
+)
 UNCERTAIN = "seconds, the names of profile and run, files opened"  # no check can show these

@@ -22,16 +22,17 @@ from ..guard import Guard
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
-from ..policy import Prompt, groups_of
+from ..policy import Prompt
 from ..scorers import Scorer
 from ..settings import Named, name_of
 from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, lines_of, summary
+from .groups import groups_of
 from .identity import prompts_digest
 from .networks import load_networks
 from .records import SETTINGS
 from .rescore import ODD, rescored, unlike
-from .scope import TOLERANCE, UNCERTAIN, UNCHECKED
+from .scope import SERVED, TOLERANCE, UNCERTAIN, UNCHECKED
 from .trusted import ROLES, believed
 
 
@@ -135,7 +136,8 @@ def verify(path: Path, check: Check | None = None) -> Report:
         reason = f"{type(error).__name__}: {error}"
         raise RunError(f"the files of {path} cannot be compared ({reason})") from error
     if "replay" not in report.certified:
-        report.uncertified.append(f"{UNCHECKED} (`--replay` checks it)")
+        why = "`--replay` checks it" if repeatable(found) else SERVED
+        report.uncertified.append(f"{UNCHECKED} ({why})")
     commit, processor = found.manifest.get("git_commit"), found.manifest.get("processor")
     report.uncertified.append(f"{UNCERTAIN}, git_commit {commit}, processor {processor}, time")
     return report
@@ -165,8 +167,14 @@ def _check(found: Evidence, check: Check, report: Report) -> None:
         "lines": f"{len(found.lines)}, one for each method and prompt",
         "root": str(found.manifest.get("root")),
     }
-    if check.replay != 0 and not report.problems:
+    if check.replay != 0 and not report.problems and repeatable(found):
         _decode_again(found, params, prompts, (cost, reward), check, report)
+
+
+def repeatable(found: Evidence) -> bool:
+    """Say whether the policy gives the same tokens again: a server must promise that."""
+    policy = found.params.get("parts", {}).get("policy", {})
+    return "served" not in policy or policy["served"].get("batch_invariant") is True
 
 
 def _source(part, named: Named | None) -> str:

@@ -1,0 +1,321 @@
+"""Policies in a server: a tokenizer and a template here, the model behind an HTTP interface."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from ..beams import Method
+from ..config import SearchConfig
+from ..engine.served import ServedEngine
+from ..errors import ParameterError, PolicyError, no_latents, unknown_name
+from ..folders import digest_of
+from ..policy import Policy
+from ..settings import Count, Natural, Seconds, settings
+from . import assets
+from .client import check_endpoint, key_in
+from .hub import snapshot
+from .policies import POLICIES, Known, eos_ids_of
+from .pretrained import contents_of, load_tokenizer, one_sentence
+from .server import Request, Server
+from .templates import TEMPLATES, TextFormat, check_chat
+from .trust import SERVER, check_variable
+
+REPLAY = {
+    False: "by statistics and not by bits",
+    True: "by bits: the server is said to be batch invariant",
+}
+RETRIES = "one bias for all positions of a block"
+DESCRIBED = ("root", "max_model_len", "meta")  # what a server may say about a model
+ANY = 10**6  # samples
+
+
+class Software(NamedTuple):
+    """What is known of a server's software.
+
+    Attributes
+    ----------
+    name : str
+    where, version : str
+        A path, and the field of the reply that holds the version.
+    samples : int or str
+        Samples that a request may ask for, or the field of the same reply that says it.
+    names_tokens : bool
+        Whether it names the most probable tokens by their ids.
+    """
+
+    name: str
+    where: str
+    version: str
+    samples: int | str
+    names_tokens: bool = True
+
+
+# by what /v1/models says in ``owned_by``
+SOFTWARE = {
+    "vllm": Software("vLLM", "/version", "version", ANY),
+    # the samples of one request would share a seed, and be the same
+    "sglang": Software("SGLang", "/server_info", "version", 1, names_tokens=False),
+    "llamacpp": Software("llama.cpp", "/props", "build_info", "total_slots"),
+}
+OTHER = Software("unknown", "", "", 1)
+
+
+@settings(kw_only=True)
+class ServedOptions:
+    """How a model in a server is reached, and how its prompts are written.
+
+    Attributes
+    ----------
+    server : str
+        Address, with or without ``/v1``.
+    model : str
+        As the server calls it.
+    tokenizer : str
+        A folder, a name on the hub or a key of `igcore.models.policies.POLICIES`, which brings its
+        template and end tokens; no weights are loaded.
+    revision : str, optional
+        Of the tokenizer, see `igcore.models.hub.snapshot`.
+    template : str, optional
+        A key of `igcore.models.templates.TEMPLATES`, by default ``chat`` where the tokenizer has
+        one.
+    ends : list of str
+        Tokens that end a response besides those that the tokenizer and its folder name.
+    api_key_env : str
+        Name of the environment variable that holds the key: one that begins with
+        ``IGCORE_SERVER_``, or the one that the variable ``IGCORE_SERVER_KEY_FROM`` names. It may be
+        empty.
+    timeout : float
+        Seconds to wait for a whole reply.
+    max_retries : int
+        Further attempts, after ever longer pauses, before the server counts as down.
+    at_once : int
+        Requests under way at a time.
+    batch_invariant : bool
+        Whether the server promises the same tokens for a seed whatever else it does, as vLLM under
+        ``VLLM_BATCH_INVARIANT=1``. Only then does `igcore verify --replay` decode again.
+    """
+
+    server: str
+    model: str
+    tokenizer: str
+    revision: str | None = None
+    template: TextFormat | None = None
+    ends: list[str] = field(default_factory=list)
+    api_key_env: str = f"{SERVER}KEY"
+    timeout: Seconds = 120.0
+    max_retries: Natural = 6
+    at_once: Count = 32
+    batch_invariant: bool = False
+
+    def __post_init__(self):
+        check_endpoint("server", self.server, self.api_key_env, SERVER)
+
+    @property
+    def url(self) -> str:
+        """The address without ``/v1``."""
+        return self.server.rstrip("/").removesuffix("/v1")
+
+    def connect(self) -> Server:
+        """Return the way to the server; ``ParameterError`` for a variable that may not be sent."""
+        check_variable(self.api_key_env, SERVER)
+        key = key_in(self.api_key_env)
+        if not (key.isascii() and (key.isprintable() or not key)):
+            raise ParameterError(
+                f"the environment variable {self.api_key_env} holds no key; put only the key there,"
+                " without a line break"
+            )
+        limits = {"timeout": self.timeout, "retries": self.max_retries, "at_once": self.at_once}
+        return Server(self.url, self.model, key, **limits)
+
+
+class Elsewhere:
+    """What stands for the model of a served policy: it takes no memory here, and cannot be read."""
+
+    device, dtype = torch.device("cpu"), "the server's"
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def modules(self) -> list:
+        """Return no modules."""
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse whatever needs the model itself."""
+        if name.startswith("__"):  # Python asks for these by itself
+            raise AttributeError(name)
+        raise PolicyError(
+            f"the model of {self.name} is in a server, and this needs it here (its {name}); load "
+            "the policy from a folder or by its name"
+        )
+
+
+@dataclass
+class ServedPolicy(Policy):
+    """A policy whose model is in a server.
+
+    Attributes
+    ----------
+    server : Server
+    software : Software
+    limit : int
+        Longest sequence that the server takes, in tokens.
+    served : dict
+        For its identity: the server's address and software, what the server says about the model,
+        how a run can be repeated, and how a retry differs from a local one.
+    """
+
+    server: Any = None
+    software: Software = OTHER
+    limit: int = 2**31
+    served: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def context(self) -> int:
+        return self.limit
+
+    def engine(self, watch: int | None = None) -> ServedEngine:
+        """Return a new engine; it has no latents, so there is nothing to `watch`."""
+        return ServedEngine(self.server, self.eos_ids)
+
+    def search_bytes(self, config: SearchConfig, prompt_tokens: int) -> int:
+        """Return 0: the server has the KV cache."""
+        return 0
+
+    def check(self, name: str, method: Method, config: SearchConfig) -> None:
+        """Refuse what a server cannot do, before anything is decoded."""
+        if method.network:
+            raise no_latents(name, method.network)
+        if config.diversity == "sequence" and config.rounds > 1:
+            raise ParameterError(
+                "diversity is 'sequence', whose penalty changes from token to token, and a server "
+                "takes one bias for a block; set diversity to half, paper or none, or rounds to 1"
+            )
+        if method.search != Method.search and not self.software.names_tokens:
+            raise ParameterError(
+                f"method {name!r} needs the most probable tokens by their ids, which a server of "
+                f"the software {self.software.name} does not give; serve the model with vLLM or "
+                "llama.cpp's server, or name another method"
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that decides the policy's answers, as far as a server tells."""
+        return super().identity() | {"served": self.served}
+
+
+def load_served(options: Mapping[str, Any]) -> ServedPolicy:
+    """Return the policy of a model in a server, which is asked what it serves.
+
+    Parameters
+    ----------
+    options : mapping
+        See `ServedOptions`.
+
+    Raises
+    ------
+    ParameterError
+        For an option that is unknown or wrong, and a model that the server does not serve.
+    PolicyError
+        When the server cannot be reached, or does not answer as such a server does.
+    AssetError
+        When the tokenizer's files cannot be downloaded or are damaged.
+    """
+    given = ServedOptions(**options)
+    known = POLICIES.get(given.tokenizer) or Known(repo=given.tokenizer)
+    if known.asset:
+        folder = assets.sound(known.asset)
+    else:
+        folder = snapshot(known.repo, given.revision or known.revision, weights=False)
+    tokenizer = load_tokenizer(folder)
+    template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")
+    check_chat(tokenizer, template, f"policy {given.model!r}")
+    ends = (*known.ends, *given.ends)
+    server = given.connect()
+    entry, software, version, samples = described(server)
+    server.samples = samples
+    served = {
+        "server": given.url,
+        "model": given.model,
+        "software": software.name,
+        "version": version,
+        "described": {name: entry[name] for name in DESCRIBED if entry.get(name) is not None},
+        "batch_invariant": given.batch_invariant,
+        "replay": REPLAY[given.batch_invariant],
+        "retries": RETRIES,
+    }
+    name = f"{Path(given.model).name.removesuffix('.gguf')}@{software.name}"
+    policy = ServedPolicy(
+        name=name,
+        model=Elsewhere(name),
+        tokenizer=tokenizer,
+        template=TEMPLATES[template],
+        eos_ids=eos_ids_of(ends_of(folder), tokenizer, ends),
+        files=contents_of(folder, weights=False),
+        server=server,
+        software=software,
+        limit=entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx") or 2**31,
+        served=served,
+    )
+    # another address may hold the same model
+    identity = policy.identity() | {"served": {k: served[k] for k in served if k != "server"}}
+    decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
+    return replace(policy, digest=digest_of(decisive))
+
+
+def described(server: Server) -> tuple[dict[str, Any], Software, str, int]:
+    """Ask a server about its model.
+
+    Returns
+    -------
+    entry : dict
+        What it says about the model.
+    software : Software
+    version : str
+    samples : int
+        That one request may ask for.
+    """
+    models = asked(server, "/v1/models").get("data")
+    entries = {}
+    for entry in models if isinstance(models, list) else []:
+        if isinstance(entry, dict) and isinstance(entry.get("id"), str):
+            entries |= dict.fromkeys([entry["id"], *(entry.get("aliases") or [])], entry)
+    if server.model not in entries:
+        raise unknown_name(f"model of the server at {server.url}:", server.model, entries)
+    entry = entries[server.model]
+    software = SOFTWARE.get(str(entry.get("owned_by")), OTHER)
+    facts = asked(server, software.where) if software.where else {}
+    version = str(facts.get(software.version, "unknown"))[:100]
+    samples = software.samples
+    if isinstance(samples, str):
+        told = facts.get(samples)
+        samples = told if isinstance(told, int) and told > 0 else 1
+    return entry, software, version, samples
+
+
+def asked(server: Server, path: str) -> dict[str, Any]:
+    """Return what a server says at a path; ``PolicyError`` unless it is a JSON mapping."""
+    (content,) = server.ask([Request(path)])
+    try:
+        return dict(json.loads(content).items())
+    except (ValueError, AttributeError):
+        raise PolicyError(
+            f"the server at {server.url} does not answer {path} as vLLM, SGLang and llama.cpp's "
+            "server do; correct the address"
+        ) from None
+
+
+def ends_of(folder: Path) -> SimpleNamespace:
+    """Return the end tokens that the settings of a folder name, as a model would have them."""
+    found = {}
+    for name in ("generation_config", "config"):
+        path, value = folder / f"{name}.json", None
+        if path.is_file():
+            with one_sentence(path):
+                value = json.loads(path.read_bytes()).get("eos_token_id")
+        found[name] = SimpleNamespace(eos_token_id=value)
+    return SimpleNamespace(**found)

@@ -1,0 +1,636 @@
+"""Tests of the engine whose model is in a server, of the way there, and of its policy."""
+
+import asyncio
+import itertools
+import json
+import math
+import time
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer, mock_policy, probabilities
+from servedstub import MODEL, Fault, log_softmax, served
+from tiny import tiny_tokenizer
+
+from igcore import (
+    ArgsConfig,
+    Guard,
+    ParameterError,
+    PolicyError,
+    Pool,
+    SearchConfig,
+    decode,
+    load_policy,
+)
+from igcore.engine.diversity import Failures, diversity_penalty, without_replacement
+from igcore.engine.sampling import random_key
+from igcore.engine.served import BAN, SEEDS, ServedEngine, bias_of
+from igcore.folders import read
+from igcore.models import server as way
+from igcore.models.registry import SCORERS
+from igcore.models.served import Elsewhere, ServedPolicy
+from igcore.models.server import Server
+from igcore.policy import as_prompt
+from igcore.runs.decode_params import DecodeParams
+from igcore.runs.decode_run import decode_run
+from igcore.runs.verify import Check, verify
+
+PROMPTS = [[1, 2], [3]]
+DIALECTS = ["vllm", "sglang", "llama.cpp"]
+SETTINGS = dict(budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=9, rounds=3)
+
+
+def keys_of(rows, length, at=0):
+    return [[random_key(0, f"p{row}", 0, c, at + t) for t in range(length)] for c, row in rows]
+
+
+def server_of(stub, **options):
+    return Server(
+        stub.url, MODEL, **dict(timeout=5.0, retries=2, samples=100, pause=0.001) | options
+    )
+
+
+def engine_of(stub, **options):
+    engine = ServedEngine(server_of(stub, **options), {EOS})
+    engine.open(PROMPTS)
+    return engine
+
+
+def policy_of(stub, **options):
+    return ServedPolicy(
+        "served", Elsewhere("served"), MockTokenizer(), digest="s", eos_ids=frozenset({EOS}),
+        server=server_of(stub, **options), limit=64,
+    )  # fmt: skip
+
+
+def sampled(engine, rows, length=3, **more):
+    return engine.sample_block(rows, keys_of(list(enumerate(rows)), length), **more)
+
+
+# --- the engine -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("software", DIALECTS)
+def test_ids_go_out_and_come_back_with_their_log_probabilities(software):
+    """Bug: text between server and search, which re-tokenizes a block's end; one request per
+    sample; samples that come in another order.
+    """
+    with served(software) as stub:
+        engine = engine_of(stub)
+        block = sampled(engine, [0, 0, 0, 1, 1])
+        assert [(r["prompt"], r["n"], r["max_tokens"]) for r in stub.requests] in (
+            [([1, 2], 3, 3), ([3], 2, 3)],
+            [([3], 2, 3), ([1, 2], 3, 3)],  # they are under way at the same time
+        )
+        for c, row in enumerate([0, 0, 0, 1, 1]):
+            sequence = list(PROMPTS[row])
+            for token, x, q in zip(block.tokens[c], block.log_p[c], block.log_q[c], strict=True):
+                assert x == q == pytest.approx(math.log(probabilities(tuple(sequence))[token]))
+                sequence.append(token)
+            first = next(r for r in stub.requests if r["prompt"] == PROMPTS[row])
+            child = c - 3 * row
+            assert block.tokens[c] == [token for token, _ in stub.sample(first, child)]
+    assert not any(map(any, block.near)) and block.first == 0
+
+
+def test_a_request_asks_for_the_policy_itself_and_its_seed_is_that_of_a_key():
+    """Bug: a server's default temperature or top-p in place of the policy; seeds that repeat from
+    round to round or beam to beam.
+    """
+    with served() as stub:
+        engine = engine_of(stub)
+        keys = keys_of([(0, 0), (1, 0), (2, 1)], 3)
+        engine.sample_block([0, 0, 1], keys)
+        asked = {tuple(r["prompt"]): r for r in stub.requests}
+        for request in asked.values():
+            wanted = dict(temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0)
+            assert wanted.items() <= request.items() and "logit_bias" not in request
+            assert request["stop_token_ids"] == [EOS] and request["model"] == MODEL
+        assert asked[1, 2]["seed"] == keys[0][0] % SEEDS
+        assert asked[(3,)]["seed"] == keys[2][0] % SEEDS
+
+
+def test_samples_follow_the_policy():
+    """Bug: seeds of neighbouring samples that give correlated tokens would bias every search.
+    4000 samples: a deviation of .04 has odds of about 1 in 10^6.
+    """
+    with served() as stub:
+        block = sampled(engine_of(stub, samples=500), [1] * 4000, length=1)
+    assert len(stub.requests) == 8 and len({r["seed"] for r in stub.requests}) == 8
+    counts = Counter(tokens[0] for tokens in block.tokens)
+    for token, p in enumerate(probabilities((3,))):
+        assert counts[token] / 4000 == pytest.approx(p, abs=0.04)
+
+
+@pytest.mark.parametrize("overrun", [False, True])
+def test_a_sample_ends_at_its_first_end_token(overrun):
+    """Bug: tokens after the end in an answer, from a server that does not know all end tokens; an
+    ended sample that is continued.
+    """
+    with served() as stub:
+        stub.overrun = overrun
+        engine = engine_of(stub)
+        block = sampled(engine, [0] * 60, length=9, last=True)
+        for c, tokens in enumerate(block.tokens):
+            assert EOS not in tokens[:-1] and (len(tokens) == 9 or tokens[-1] == EOS)
+            assert block.ended[c] == (tokens[-1] == EOS)
+            assert block.encoded[c] == len(tokens) - 1
+        assert 0 < sum(block.ended) < 60
+        with pytest.raises(KeyError):
+            engine.select([block.ended.index(True)])
+
+
+def test_blocks_go_on_from_the_selected_candidates_of_any_round():
+    """Bug: a retry that numbers candidates anew; a beam that is continued from another's tokens."""
+    with served() as stub:
+        engine = engine_of(stub)
+        first = sampled(engine, [0, 1])
+        engine.rollback(keep=[1])
+        again = sampled(engine, [0, 0])
+        assert again.first == 2 and engine.sequences == PROMPTS
+        with pytest.raises(KeyError):
+            engine.select([0])  # freed by the rollback
+        engine.select([3, 1])
+        assert engine.sequences == [[1, 2, *again.tokens[1]], [3, *first.tokens[1]]]
+        engine.select([])
+        assert engine.sequences == []
+
+
+def failures(blocks, parent=0, penalty=None):
+    found = Failures(frozenset({EOS}), penalty)
+    for tokens in blocks:
+        found.add(parent, tokens, [-1.0] * len(tokens))
+    return found
+
+
+@pytest.mark.parametrize(("penalty", "nats"), [(None, -BAN), (2.0, -2.0)])
+def test_a_penalty_is_one_bias_for_the_whole_block(penalty, nats):
+    """Bug: a failed token that a retry may sample again, an end token that it may not; samples with
+    and without the penalty in one request; log q that claims to be known.
+    """
+    made = diversity_penalty(failures([[1, 2, 3], [4, EOS]], penalty=penalty), 0, 0, 2)
+    assert bias_of(made) == {token: nats for token in "1234"}
+    with served() as stub:
+        engine = engine_of(stub)
+        block = engine.sample_block(
+            [0] * 40, keys_of([(c, 0) for c in range(40)], 3), [None] * 20 + [made] * 20
+        )
+        assert sorted(r["n"] for r in stub.requests) == [20, 20]
+        assert sorted("logit_bias" in r for r in stub.requests) == [False, True]
+    seen = set(itertools.chain(*block.tokens[20:]))
+    assert bool(seen & {1, 2, 3, 4}) == (penalty is not None) and EOS in seen
+    assert set(itertools.chain(*block.tokens[:20])) > {1, 2, 3, 4}
+    assert all(map(math.isnan, itertools.chain(*block.log_q[20:])))
+    for tokens, log_p in zip(block.tokens, block.log_p, strict=True):
+        assert log_p[0] == pytest.approx(math.log(probabilities((1, 2))[tokens[0]]))
+
+
+def test_a_penalty_that_depends_on_the_tokens_before_is_refused():
+    """Bug: a tree of failed blocks read as positions, which would ban tokens at random."""
+    made = without_replacement(failures([[1, 2, 3]]), 0, 0, 2)
+    with served() as stub, pytest.raises(ParameterError, match="set diversity to half"):
+        engine_of(stub).sample_block([0], keys_of([(0, 0)], 3), [made])
+    assert not stub.requests
+
+
+def test_no_more_samples_are_asked_for_at_a_time_than_a_server_gives():
+    """Bug: llama.cpp's server refuses more samples than it has slots."""
+    with served("llama.cpp") as stub:
+        block = sampled(engine_of(stub, samples=2), [0, 0, 0, 0, 0, 1])
+        assert sorted(r["n"] for r in stub.requests) == [1, 1, 2, 2]
+        assert len({r["seed"] for r in stub.requests}) == 4
+    assert len(block.tokens) == 6 and all(block.tokens)
+
+
+def test_many_requests_are_under_way_and_never_too_many():
+    """Bug: one request at a time, which a server cannot batch; all at once, which it drops; a
+    request that times out while it waits for its turn.
+    """
+    under_way, most = 0, 0
+
+    def count(request, number):
+        nonlocal under_way, most
+        with stub.lock:
+            under_way += 1
+            most = max(most, under_way)
+        time.sleep(0.25)
+        with stub.lock:
+            under_way -= 1
+
+    with served(fault=count) as stub:
+        sampled(engine_of(stub, samples=1, at_once=3, timeout=0.9, retries=0), [0] * 12)
+    assert most == 3
+
+
+def test_it_works_where_a_loop_is_running():
+    """Bug: in a notebook, whose thread has a loop of its own, `asyncio.run` fails."""
+
+    async def cell():
+        with served() as stub:
+            return sampled(engine_of(stub), [0, 1])
+
+    assert all(asyncio.run(cell()).tokens)
+
+
+# --- searches -------------------------------------------------------------------------------------
+
+
+def answers(policy, method="inferenceguard", prompts=("ab", "fed", "c"), pool=None, **settings):
+    config = ArgsConfig(**SETTINGS | {"top_k": 5} | settings)
+    guard = Guard(policy, LetterCost(), LetterReward(), config=config, pool=pool)
+    return list(decode(method, guard, prompts))
+
+
+def test_a_search_guards_a_served_model():
+    """Bug: a served answer without the final check, or over budget; a retry that never happens."""
+    with served() as stub:
+        found = answers(policy_of(stub), n_samples=2, keep=1)
+        assert any("logit_bias" in request for request in stub.requests)
+    for answer in found:
+        assert answer.status in ("verified_safe", "abstained")
+        assert LetterCost().score([""], [answer.text], [True])[0] <= 0.5 or answer.reason
+    assert {"verified_safe"} <= {answer.status for answer in found}
+    rounds = [step for answer in found for step in answer.trace]
+    assert all(math.isnan(step["kl"]) == (step["round"] > 0) for step in rounds)
+
+
+def test_best_of_n_and_its_counts_are_those_of_the_local_engine():
+    """Bug: counts of work that depend on where the model is."""
+    with served() as stub:
+        found, local = answers(policy_of(stub), "base"), answers(mock_policy(), "base")
+    for a, b in zip(found, local, strict=True):
+        assert a.counts.samples_drawn == b.counts.samples_drawn
+        assert a.counts.policy_tokens == a.n_tokens and b.counts.policy_tokens == b.n_tokens
+        assert a.counts.forward_tokens - a.n_tokens == b.counts.forward_tokens - b.n_tokens
+
+
+@pytest.mark.parametrize("software", ["vllm", "llama.cpp"])
+@pytest.mark.parametrize("method", ["args", "args-lagrangian"])
+def test_args_takes_the_same_tokens_as_locally(software, method):
+    """Bug: proposals in another order, or ended ones that go on. Nothing is sampled, so it must be
+    the same answer.
+    """
+    with served(software) as stub:
+        found, local = answers(policy_of(stub), method), answers(mock_policy(), method)
+    for a, b in zip(found, local, strict=True):
+        assert (a.text, a.tokens, a.status) == (b.text, b.tokens, b.status)
+        assert vars(a.counts) == vars(b.counts)
+
+
+def test_too_few_proposals_are_an_error():
+    with served("sglang") as stub:
+        with pytest.raises(PolicyError, match="gave 0 of the 5 most probable tokens"):
+            engine_of(stub).propose([0], 5)
+    with served() as stub, pytest.raises(PolicyError, match="gave 7 of the 8 most probable"):
+        engine_of(stub).propose([0], 8)
+
+
+def test_a_pool_keeps_what_a_server_has_sampled(tmp_path):
+    """Bug: samples asked for again, or a pool that mistakes one server's for another's."""
+    with served() as stub:
+        policy = policy_of(stub)
+        first = answers(policy, pool=Pool(tmp_path))
+        asked = len(stub.requests)
+        again = answers(policy, pool=Pool(tmp_path))
+        assert [a.text for a in first] == [a.text for a in again] and len(stub.requests) == asked
+        answers(replace(policy, digest="another"), pool=Pool(tmp_path))
+        assert len(stub.requests) > asked
+        # what one method has drawn, another continues
+        more = answers(policy, "best-of-n", pool=Pool(tmp_path))
+        assert all(answer.status for answer in more)
+
+
+@pytest.mark.parametrize("method", ["inferenceguard-critic", "inferenceguard-mix", "re-control"])
+def test_methods_with_latents_are_refused_by_name_before_anything_is_decoded(method):
+    """Bug: a search that fails in the middle, or tells its user to train a critic."""
+    with served() as stub:
+        with pytest.raises(ParameterError, match=f"'{method}' uses a .*hidden states"):
+            answers(policy_of(stub), method)
+    assert not stub.requests
+    policy = {"server": stub.url, "model": MODEL, "tokenizer": "smollm2-raw"}
+    with pytest.raises(ParameterError, match=f"'{method}' uses a .*hidden states"):
+        DecodeParams(
+            profile="p", run="r", policy=policy, methods=[method], prompts="rtp", budget=1.0
+        )
+
+
+def test_other_things_that_a_server_cannot_do_are_refused():
+    with served() as stub:
+        policy = policy_of(stub)
+        with pytest.raises(ParameterError, match="diversity is 'sequence'"):
+            answers(policy, diversity="sequence")
+        assert answers(policy, diversity="sequence", rounds=1)
+        asked = len(stub.requests)
+        texts_only = replace(policy, software=policy.software._replace(names_tokens=False))
+        with pytest.raises(ParameterError, match="'args' needs the most probable tokens"):
+            answers(texts_only, "args")
+        with pytest.raises(PolicyError, match="the model of served is in a server"):
+            policy.model.get_output_embeddings()
+    assert len(stub.requests) == asked
+
+
+# --- servers that fail ----------------------------------------------------------------------------
+
+
+def once(fault):
+    """Return what fails at the first request alone."""
+    return lambda request, number: fault if number == 1 else None
+
+
+def always(fault):
+    return lambda request, number: fault
+
+
+PASSING = {
+    "busy": Fault(429, b"{}"),
+    "busy, and says until when": Fault(429, b"{}", {"Retry-After": "0"}),
+    "failing": Fault(500, b"oops"),
+    "loading": Fault(503, b'{"error": {"message": "Loading model"}}'),
+    "dropping": Fault(drop=True),
+    "dripping": Fault(drip=0.05),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_request_is_tried_again(name):
+    """Bug: one busy second of a server ends a run of a night."""
+    with served(fault=once(PASSING[name])) as stub:
+        block = sampled(engine_of(stub, timeout=0.3), [0, 0])
+        assert len(stub.requests) == 2 and stub.requests[0] == stub.requests[1]
+    assert all(block.tokens)
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_a_server_that_never_replies_is_one_sentence_after_bounded_time(name):
+    """Bug: a run that hangs; a drip-fed reply that no timeout of a single read ends."""
+    began = time.monotonic()
+    with served(fault=always(PASSING[name])) as stub:
+        with pytest.raises(PolicyError, match="gave no reply in 3 attempts .*run again") as caught:
+            sampled(engine_of(stub, timeout=0.2), [0, 0])
+        assert len(stub.requests) == 3
+    assert time.monotonic() - began < 3 and "\n" not in str(caught.value)
+
+
+def test_a_server_that_is_not_there_is_one_sentence():
+    with served() as stub:
+        pass
+    with pytest.raises(PolicyError, match="gave no reply in 3 attempts"):
+        sampled(engine_of(stub), [0])
+
+
+def reply(**changes):
+    """Return a reply that is right but for some fields of its first sample."""
+    logprobs = {"token_logprobs": [-1.0, -1.0, -1.0]}
+    sample = {"index": 0, "logprobs": logprobs, "token_ids": [1, 2, 3]} | changes
+    return json.dumps({"choices": [sample]}).encode()
+
+
+MALFORMED = {
+    "no JSON": b"<html>",
+    "not UTF-8": b"\xff\xfe",
+    "no mapping": b"[]",
+    "no choices": b"{}",
+    "too few samples": b'{"choices": []}',
+    "another sample": reply(index=1),
+    "no ids": reply(token_ids=None),
+    "text in place of ids": reply(token_ids=["a", "b", "c"]),
+    "negative ids": reply(token_ids=[1, -2, 3]),
+    "huge ids": reply(token_ids=[1, 2**40, 3]),
+    "no log-probabilities": reply(logprobs=None),
+    "a log-probability too few": reply(logprobs={"token_logprobs": [-1.0, -1.0]}),
+    "NaN": reply(logprobs={"token_logprobs": [-1.0, math.nan, -1.0]}),
+    "no token at all": reply(token_ids=[], logprobs={"token_logprobs": []}),
+    "an unknown end": reply(token_ids=[1], logprobs={"token_logprobs": [-1.0]}),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_reply_is_one_sentence(name):
+    """Bug: a reply that is no sample taken for one, or a traceback."""
+    with served(fault=always(Fault(body=MALFORMED[name]))) as stub:
+        with pytest.raises(PolicyError, match="gave a reply that is no completion") as caught:
+            sampled(engine_of(stub), [0])
+        assert len(stub.requests) == 1 and "\n" not in str(caught.value)
+
+
+def test_an_endless_reply_takes_bounded_memory(monkeypatch):
+    """Bug: a reply that fills the memory."""
+    monkeypatch.setattr(way, "LONGEST", 10**5)
+    with served(fault=always(Fault(body=b" " * 10**6))) as stub:
+        with pytest.raises(PolicyError, match="a reply of more than 100000 bytes"):
+            sampled(engine_of(stub), [0])
+    assert len(stub.requests) == 1
+
+
+def test_a_packed_reply_is_not_unpacked():
+    """Bug: a reply that grows a thousandfold behind the bound."""
+    with served(
+        fault=always(Fault(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"}))
+    ) as stub:
+        with pytest.raises(PolicyError, match="is no completion"):
+            sampled(engine_of(stub), [0])
+    assert stub.encodings == ["identity"]
+
+
+def test_a_redirect_is_not_followed():
+    """Bug: prompts and the key sent to a host that nobody named."""
+    with served() as other, served() as stub:
+        where = {"Location": f"{other.url}/v1/completions?key=sk-secret"}
+        stub.fault = always(Fault(307, b"{}", where))
+        with pytest.raises(PolicyError, match="points to another address") as caught:
+            sampled(engine_of(stub), [0])
+    assert len(stub.requests) == 1 and not other.requests and "sk-secret" not in str(caught.value)
+
+
+def test_a_refused_request_is_not_repeated_and_its_words_do_not_show_the_key():
+    """Bug: a key in a log, because a server repeats it."""
+    key = "sk-0123456789abcdef"
+    body = json.dumps({"error": {"message": f"no access with {key}"}}).encode()
+    with served(fault=always(Fault(401, body))) as stub:
+        with pytest.raises(PolicyError, match="refuses a request .*repeat the key") as caught:
+            sampled(engine_of(stub, key=key), [0])
+        assert stub.keys == [f"Bearer {key}"] and key not in str(caught.value)
+    with served(fault=always(Fault(400, b"n is too large\n"))) as stub:
+        with pytest.raises(PolicyError, match="status 400: n is too large"):
+            sampled(engine_of(stub), [0])
+        assert stub.keys == [None] and len(stub.requests) == 1
+
+
+def test_the_first_error_ends_the_others():
+    """Bug: a hundred more requests to a server that refuses them, before or after the error."""
+    with served(fault=always(Fault(400, b"no"))) as stub:
+        with pytest.raises(PolicyError, match="status 400"):
+            sampled(engine_of(stub, samples=1, at_once=2), [0] * 12)
+        time.sleep(0.5)
+        assert len(stub.requests) < 8
+
+
+# --- the policy by name, and runs -----------------------------------------------------------------
+
+
+def byte_logits(prefix):
+    """Logits over 257 bytes that write letters and spaces, and now and then end."""
+    some = Counter(prefix[-2:])
+    wanted = {ord(c) - 33: 2.0 + some[ord(c) - 33] for c in "abcdef"}  # see `tiny_tokenizer`
+    return [wanted.get(token, -6.0) for token in range(256)] + [0.5]
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A folder with a tokenizer alone."""
+    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    return str(tmp_path / "tokenizer")
+
+
+def byte_server(**options):
+    return served(logits=byte_logits, ends=frozenset({256}), **options)
+
+
+def named(stub, tokenizer, **options):
+    return dict(server=f"{stub.url}/v1", model=MODEL, tokenizer=tokenizer, max_retries=1) | options
+
+
+@pytest.mark.parametrize(
+    ("software", "name", "version", "samples"),
+    [
+        ("vllm", "letters@vLLM", "0.32.0", 10**6),
+        ("sglang", "letters@SGLang", "0.5.23", 1),
+        ("llama.cpp", "letters@llama.cpp", "b1", 4),
+        ("others", "letters@unknown", "unknown", 1),
+    ],
+)
+def test_a_policy_says_who_serves_it(tokenizer, software, name, version, samples):
+    """Bug: records that do not tell one server from another, or promise to be repeated."""
+    with byte_server(software=software) as stub:
+        guard = Guard(named(stub, tokenizer), cost=lambda text: 0.0, budget=1.0)
+    policy = guard.policy
+    assert (policy.name, policy.server.samples) == (name, samples)
+    known = policy.identity()["served"]
+    assert known["server"] == stub.url and known["model"] == MODEL
+    assert known["version"] == version and known["software"] in name
+    assert known["replay"] == "by statistics and not by bits" and "one bias" in known["retries"]
+    assert policy.eos_ids == {256} and policy.context in (64, 2**31)
+    assert set(policy.files) >= {"tokenizer.json"}
+    with byte_server(software=software) as other:  # at another address the same
+        assert load_policy(named(other, tokenizer)).digest == policy.digest
+        sure = load_policy(named(other, tokenizer, batch_invariant=True))
+    assert sure.digest != policy.digest and "by bits" in sure.identity()["served"]["replay"]
+
+
+def test_options_of_a_served_policy_are_checked(tokenizer):
+    with byte_server() as stub:
+        for options, message in {
+            "model": ("model of the server at .*allowed: mock/letters", "other"),
+            "server": ("parameter server is no plain http address", "http://me:sk-1@host"),
+            "api_key_env": ("may not send away", "HOME"),
+            "timeout": ("timeout is -1", -1),
+            "ends": ("ends is", "</s>"),
+        }.items():
+            with pytest.raises(ParameterError, match=message[0]) as caught:
+                load_policy(named(stub, tokenizer) | {options: message[1]})
+            assert "sk-1" not in str(caught.value)
+        with pytest.raises(ParameterError, match="parameter model is missing"):
+            load_policy({"server": stub.url, "tokenizer": tokenizer})
+        with pytest.raises(ParameterError, match="unknown parameter 'weights'"):
+            load_policy(named(stub, tokenizer, weights=1))
+    stub.facts = lambda path: []
+    with served() as stub:
+        stub.facts = lambda path: ["no mapping"]
+        with pytest.raises(PolicyError, match="does not answer /v1/models"):
+            load_policy(named(stub, tokenizer))
+
+
+def test_the_key_comes_from_the_environment_and_is_in_no_record(tokenizer, monkeypatch):
+    """Bug: a key in params.json."""
+    monkeypatch.setenv("IGCORE_SERVER_KEY", " sk-0123456789 \n")
+    with byte_server() as stub:
+        policy = load_policy(named(stub, tokenizer))
+        assert set(stub.keys) == {"Bearer sk-0123456789"}
+    assert "0123456789" not in json.dumps(policy.identity()) + repr(policy)
+    monkeypatch.setenv("IGCORE_SERVER_KEY", "sk-1\nsk-2")
+    with byte_server() as stub, pytest.raises(ParameterError, match="holds no key"):
+        load_policy(named(stub, tokenizer))
+
+
+def run_params(stub, tokenizer, **changes):
+    settings = dict(
+        profile="mine", run="served", policy=named(stub, tokenizer, max_retries=0), prompts="rtp",
+        methods=["inferenceguard", "base"], limit=6, group_size=2, budget=0.3, n_samples=4,
+        block_size=4, max_new_tokens=8, cost="offensive-language", reward="short",
+    )  # fmt: skip
+    return DecodeParams(**settings | changes)
+
+
+class Short:
+    """Higher is better: shorter."""
+
+    name, digest, sign, unit = "short", "s1", "higher is better", "letters"
+
+    def score(self, prompts, responses, finished):
+        return [-float(len(response)) for response in responses]
+
+
+@pytest.fixture
+def run_home(tmp_path, monkeypatch):
+    """A root for runs, prompts and scorers that need no download."""
+    prompts = [as_prompt(f"say {i}", "mine") for i in range(6)]
+    monkeypatch.setattr("igcore.runs.decode_run.load_prompts", lambda *_, **__: prompts)
+    monkeypatch.setattr("igcore.runs.verify.load_prompts", lambda *_, **__: prompts)
+    monkeypatch.setitem(SCORERS, "short", Short)
+    monkeypatch.setitem(SCORERS, "offensive-language", LetterCost)
+    monkeypatch.setenv("IGCORE_ROOT", str(tmp_path))
+    return tmp_path
+
+
+def test_a_run_goes_on_where_a_killed_server_stopped_it(tokenizer, run_home):
+    """Bug: lines lost, or answered twice, when a server dies in the middle of a run."""
+    folder = run_home / "run"
+    with byte_server() as stub:
+        port = stub.server_port
+        params = run_params(stub, tokenizer)
+
+        def dies(request, number):  # after some groups
+            return Fault(drop=True) if number > 20 else None
+
+        stub.fault = dies
+        with pytest.raises(PolicyError, match="gave no reply in 1 attempts"):
+            decode_run(params, folder)
+    before = (folder / "responses.jsonl").read_bytes()
+    assert 0 < len(before.splitlines()) < 12
+    with byte_server(port=port):
+        run = decode_run(params, folder)
+        asked = decode_run(params, folder)  # nothing is left to do
+    after = (folder / "responses.jsonl").read_bytes()
+    assert after.startswith(before)
+    answered = [(line["method"], line["prompt_id"]) for line in run.lines]
+    assert len(answered) == len(set(answered)) == 12 and len(asked.lines) == 12
+    known = json.loads((folder / "params.json").read_text())["parts"]["policy"]["served"]
+    assert known["software"] == "vLLM" and known["version"] == "0.32.0"
+
+
+def test_a_served_run_is_not_decoded_again(tokenizer, run_home):
+    """Bug: differences claimed where a server never promised the same tokens; a connection to an
+    address that only a record names.
+    """
+    folder = run_home / "run"
+    with byte_server() as stub:
+        params = run_params(stub, tokenizer, methods=["inferenceguard"], limit=2)
+        decode_run(params, folder)
+        asked = len(stub.requests), len(stub.paths)
+        report = verify(folder / "responses.jsonl", Check(replay=None))
+        assert report.problems == [] and "replay" not in report.certified
+        assert any("by statistics and not by bits" in said for said in report.uncertified)
+        assert (len(stub.requests), len(stub.paths)) == asked
+    lines = read(folder / "responses.jsonl")
+    assert {line["policy"] for line in lines} == {"letters@vLLM"}
+
+
+def test_log_softmax_of_the_stub_is_right():
+    assert sum(map(math.exp, log_softmax([1.0, 2.0, -3.0]))) == pytest.approx(1.0)
+
+
+def test_no_served_policy_needs_memory_here(tokenizer):
+    with byte_server() as stub:
+        policy = load_policy(named(stub, tokenizer))
+    assert policy.search_bytes(SearchConfig(budget=1.0), 10**9) == 0
