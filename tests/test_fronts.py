@@ -271,13 +271,13 @@ def test_points_lines_and_numbers_are_those_of_the_table():
     }
     assert {tuple(text.xy): text.get_text() for text in raw.texts} == {
         (0.3, 0.3): "base",
-        (0.5, 0.6): f"{NAMES[BEST]} λ = 0",
+        (0.5, 0.6): "Best-of-N, λ = 0",
         (0.9, 0.4): "λ = 5",
         (0.95, 0.5): "InferenceGuard d = 0.2",
         (1.0, 0.45): "d = 0.1",
     }
-    assert [text.get_text() for text in chat.texts] == [f"{NAMES[BEST]} λ = 5", "base"]
-    said = "InferenceGuard is on the common Pareto frontier in 1 of 2 panels"
+    assert [text.get_text() for text in chat.texts] == ["Best-of-N, λ = 5", "base"]
+    said = "InferenceGuard is on the common Pareto frontier in 1 of 1 panels"  # of those with it
     assert fig.get_suptitle() == said
 
 
