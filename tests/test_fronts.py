@@ -281,6 +281,13 @@ def test_points_lines_and_numbers_are_those_of_the_table():
     assert fig.get_suptitle() == said
 
 
+def test_settings_with_the_same_numbers_are_one_point():
+    """Bug: the numbers of five weights in a heap around one point."""
+    rows = [row("beam-lagrangian", 0.9, 0.5, x) for x in (0.0, 2.5, 10.0)]
+    (ax,) = fronts.pareto_fronts(pd.DataFrame(rows)).axes
+    assert [text.get_text() for text in ax.texts] == ["beam search, λ = 0, 2.5, 10"]
+
+
 @pytest.mark.parametrize("panels", [1, 2, 3])
 def test_six_methods_and_their_numbers_hide_nothing(panels):
     """Bug: numbers on top of each other where settings crowd, a label beyond the page."""

@@ -219,18 +219,24 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def _best(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the Pareto frontier of each method, from less to more safety."""
+    """Return the Pareto frontier of each method, from less to more safety.
+
+    Settings with the same two numbers are one point; ``value`` is the list of them.
+    """
     parts = [cell[pareto(cell)] for _, cell in rows.groupby("method", sort=False)]
     ends = [part.sort_values(list(LIMITS), ascending=[True, False]) for part in parts]
-    return pd.concat(ends)
+    points = pd.concat(ends).groupby(["method", *LIMITS], sort=False)
+    return points["value"].agg(list).reset_index()
 
 
 def _labels(best: pd.DataFrame) -> list[str]:
-    """Return what stands beside each point: the method at its first one, and the setting."""
+    """Return what stands beside each point: the method at its first one, and the settings."""
     labels = []
     for method, points in best.groupby("method", sort=False):
-        values = points["value"].map(("d = {:g}" if method == OURS else "λ = {:g}").format)
-        labels += values.where(points["value"].notna(), "").tolist()
+        setting = "d" if method == OURS else "λ"
+        for values in points["value"]:
+            known = ", ".join(f"{value:g}" for value in values if not math.isnan(value))
+            labels.append(f"{setting} = {known}" if known else "")
         at = len(labels) - len(points)
         name = NAMES.get(method, method).removesuffix(" λ")  # which the setting says
         labels[at] = f"{name} {labels[at]}".strip()
