@@ -66,18 +66,27 @@ def executed(runs: Path) -> dict[str, Path]:
 
 
 def described(notebook: dict) -> dict:
-    """Return a notebook in which the text before a picture describes it to those who cannot see."""
-    said = ""
+    """Return a notebook in which each picture is described to those who cannot see it.
+
+    The description is the heading of its section and the paragraph before it.
+    """
+    heading = said = ""
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
+            headings = re.findall(r"^#+ (.+)$", source, flags=re.MULTILINE)
             paragraphs = [part for part in source.split("\n\n") if not part.startswith("#")]
-            said = " ".join(
-                re.sub(r"[*`$_\[\]]", "", paragraphs[-1] if paragraphs else said).split()
-            )
+            heading = _plain(headings[-1]) if headings else heading
+            said = _plain(paragraphs[-1]) if paragraphs else ""
         else:
-            cell["metadata"]["mystnb"] = {"image": {"alt": said or "picture"}}
+            alt = f"{heading}. {said}" if heading and said else heading or said
+            cell["metadata"]["mystnb"] = {"image": {"alt": alt or "picture"}}
     return notebook
+
+
+def _plain(text: str) -> str:
+    """Return Markdown without its signs, on one line."""
+    return " ".join(re.sub(r"[*`$_\[\]]", "", text).split())
 
 
 def staged_links(text: str, page: Path, base: Path, folder: Path) -> str:

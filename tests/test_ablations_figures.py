@@ -16,6 +16,7 @@ from pictures import boxes, hidden, outside
 
 from igcore.errors import ParameterError
 from igcore.figures import style as figures
+from igcore.figures.labels import at_ends, place
 
 af = notebook_code("45_ablations")
 
@@ -126,10 +127,10 @@ def grid() -> pd.DataFrame:
     )
 
 
-def seeds(methods=("base", "args", "inferenceguard")) -> pd.DataFrame:
+def seeds(methods=("base", "mine", "inferenceguard")) -> pd.DataFrame:
     return pd.DataFrame(
         [
-            row(m, 9 + s, 0.4 + 0.01 * s, n=14 if m.startswith("args") else 16, seed=s)
+            row(m, 9 + s, 0.4 + 0.01 * s, n=14 if m == "mine" else 16, seed=s)
             for s in (2, 0, 1)
             for m in methods
         ]
@@ -152,6 +153,7 @@ def rounds() -> pd.DataFrame:
             {
                 "policy": "raw",
                 "diversity": mode,
+                "n_prompts": 24 - 3 * number,
                 "round": number,
                 "perplexity": 8.0 + number,
                 "bound": 0.1 * number,
@@ -171,6 +173,7 @@ def effects(measures=("safe", "reward", "abstained", "safe along the way")) -> p
     return pd.DataFrame(
         {
             "policy": "raw",
+            "n_prompts": 16,
             "point": p,
             "measure": m,
             "difference": d,
@@ -191,7 +194,7 @@ def effects(measures=("safe", "reward", "abstained", "safe along the way")) -> p
 PICTURES = {
     "lambda_fronts": lambdas,
     "budget_curves": budgets,
-    "against_n": sizes,
+    "against_seconds": sizes,
     "ndk_grid": grid,
     "retry_curves": rounds,
     "effect_panels": effects,
@@ -237,21 +240,32 @@ def test_every_picture_can_be_saved_and_no_text_hides_another(name, tmp_path):
     assert len(found) > 10 and hidden(found) == [] and outside(fig, found) == []
 
 
-@pytest.mark.parametrize("name", ["against_n", "seed_panels", "budget_curves"])
-def test_fifteen_methods_have_room(name):
-    """Bug: a legend of all methods that leaves the page or covers its neighbours."""
+@pytest.mark.parametrize("name", ["against_seconds", "seed_panels", "budget_curves"])
+def test_of_fifteen_methods_six_are_drawn(name):
+    """Bug: a picture of all methods, whose lines nobody can follow, or names that hide one another
+    where all lines end together.
+    """
     every = tuple(figures.STYLE)
     table = {
-        "against_n": sizes,
+        "against_seconds": sizes,
         "seed_panels": seeds,
         "budget_curves": lambda m: pd.DataFrame([row(x) for x in m]),
     }[name](every)
     fig = getattr(af, name)(table)
     found = boxes(fig)
-    assert {text for text, _ in found} >= {
-        figures.NAMES[m] for m in every if not m.startswith("args")
-    }
+    written = {text for text, _ in found}
+    assert written & set(METHODS) == {figures.NAMES[method] for method in figures.SIX}
     assert hidden(found) == [] and outside(fig, found) == []
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_picture_says_its_message_and_its_prompts(name):
+    """Bug: a picture without a sentence, or of nobody knows how many prompts."""
+    fig = drawn(name)
+    assert len(fig.get_suptitle()) > 20
+    titles = [ax.get_title(loc="left") for ax in fig.axes]
+    assert any(title.endswith(("n = 16", "n = 21")) for title in titles)
+    assert fig.get_size_inches()[1] <= 6
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -264,118 +278,40 @@ def test_points_of_two_policies_are_not_joined(name):
 
 def test_methods_without_a_style_are_drawn():
     """Guards a user's own method, which has no style: a look of its own, and no error."""
-    for draw in (af.budget_curves, af.against_n, af.seed_panels, af.lambda_fronts):
+    for draw in (af.budget_curves, af.against_seconds, af.seed_panels, af.lambda_fronts):
         draw(pd.DataFrame([row("best-lagrangian", p=np.nan)])).draw_without_rendering()
 
 
 # --- lambda ---------------------------------------------------------------------------------------
 
 
-def fronts(table) -> dict:
-    """Draw, and return the panels by method and N."""
-    titles = [(ax, ax.get_title(loc="left").split(", N = ")) for ax in af.lambda_fronts(table).axes]
-    return {(METHODS[name.split(" (")[0]], int(n)): ax for ax, (name, n) in titles}
-
-
-def test_fronts_draw_every_point_and_join_those_that_none_beats():
-    """Bug: swapped axes, a panel with the points of another N, a dominated lambda filled, a front
-    joined in the order of lambda.
+def test_a_panel_holds_the_methods_of_its_n():
+    """Bug: InferenceGuard with twice the samples beside a frontier as if they were equal, a panel
+    with the points of another N, a beaten lambda on the frontier, the lambda of another point.
     """
     table = lambdas()
-    panels = fronts(table)
-    assert len(panels) == 10
-    assert panels["args-lagrangian", 32].get_title(loc="left") == "ARGS, λ (n = 12), N = 32"
-    for n in (4, 8, 16):
-        ax = panels["beam-lagrangian", n]
+    axes = af.lambda_fronts(table).axes
+    assert [ax.get_title(loc="left") for ax in axes] == ["N = 8, n = 16", "N = 16, n = 16"]
+    for ax, n in zip(axes, (8, 16), strict=True):
+        dots_of = {
+            to_hex(found.get_edgecolors()[0]): found.get_offsets().tolist() for found in dots(ax)
+        }
         cell = table[(table["method"] == "beam-lagrangian") & (table["n_samples"] == n)]
-        cell = cell.iloc[
-            [1, 0, 2, 3, 4]
-        ]  # lambda 1 costs a tenth of the reward more: drawn first, so that it hides no other
-        xy = cell[["safety_rate", "reward_mean"]].to_numpy()
-        points, star = dots(ax)
-        assert points.get_offsets().tolist() == xy.tolist()
-        assert star.get_zorder() > points.get_zorder() and not len(star.get_facecolors())
-        assert to_hex(star.get_edgecolors()[0]) == to_hex(figures.STYLE["inferenceguard"][0])
-        filled = [to_hex(face) != "#ffffff" for face in points.get_facecolors()]
-        assert filled == [False, True, True, True, True]
-        front = next(line for line in ax.lines if line.get_linewidth() == 1.8)
-        assert front.get_xydata().tolist() == xy[filled].tolist()
-        assert (
-            to_hex(front.get_color())
-            == to_hex(points.get_edgecolors()[0])
-            == figures.STYLE["beam-lagrangian"][0]
-        )
-        across, up = (np.array(bar.get_segments()) for bar in ax.containers[0].lines[2])
-        assert across[:, :, 0] == pytest.approx(
-            cell[["safety_wilson_low", "safety_wilson_high"]].to_numpy()
-        )
-        assert up[:, :, 1] == pytest.approx(cell[["reward_low", "reward_high"]].to_numpy())
+        # lambda 1 costs a tenth of the reward more
+        best = cell[cell["lagrange_multiplier"] != 1][["safety_rate", "reward_mean"]]
+        assert dots_of[figures.STYLE["beam-lagrangian"][0]] == best.to_numpy().tolist()
+        ours = [[15 / 16, pytest.approx(0.5 + 0.01 * n)]]
+        assert dots_of[figures.STYLE["inferenceguard"][0]] == ours
+        assert len(dots_of) == 3  # of six methods none else was run
+        texts = [text.get_text() for text in ax.texts]
+        assert "beam search, λ = 0" in texts and "InferenceGuard" in texts
 
 
-def test_a_front_goes_from_less_to_more_safety():
-    """Bug: the points joined in the order of lambda, a zigzag where more lambda was by chance less
-    safe.
-    """
-    table = pd.DataFrame(
-        [
-            row("beam-lagrangian", s, r, lagrange_multiplier=x)
-            for x, s, r in ((0, 12, 0.4), (1, 8, 0.6), (5, 10, 0.5))
-        ]
-    )
-    (ax,) = af.lambda_fronts(table).axes
-    assert ax.lines[0].get_xdata().tolist() == [0.5, 0.625, 0.75]
-
-
-def test_each_point_has_its_lambda():
-    """Bug: a label at another point, and the labels of one panel in another."""
-    table = lambdas()
-    for (method, n), ax in fronts(table).items():
-        cell = table[(table["method"] == method) & (table["n_samples"] == n)]
-        texts = {
-            tuple(text.xy): text.get_text()
-            for text in ax.texts
-            if not text.get_text().startswith("N")
-        }
-        want = {
-            (r.safety_rate, r.reward_mean): f"{r.lagrange_multiplier:g}" for r in cell.itertuples()
-        }
-        assert texts == want
-
-
-def test_the_star_has_no_more_samples_than_the_front():
-    """Bug: InferenceGuard with twice the samples set beside a front as if they were equal, or one
-    without its N said.
-    """
-    panels = fronts(lambdas())
-    for method, n, reward, said in (
-        ("beam-lagrangian", 4, 0.58, ["N = 8"]),  # it was not run with fewer
-        ("beam-lagrangian", 8, 0.58, []),
-        ("beam-lagrangian", 16, 0.66, []),
-        ("args-lagrangian", 32, 0.66, ["N = 16"]),
-    ):
-        ax = panels[method, n]
-        assert dots(ax)[1].get_offsets().tolist() == [[15 / 16, pytest.approx(reward)]]
-        assert [text.get_text() for text in ax.texts if text.get_text().startswith("N")] == said
-    alone = lambdas().query("method == 'beam-lagrangian'")
-    fig = af.lambda_fronts(alone)
-    assert [text.get_text() for text in fig.legends[0].get_texts()] == [
-        "not beaten",
-        "beaten by another λ",
-    ]
-    assert all(len(dots(ax)[-1].get_offsets()) == 0 for ax in fig.axes)
-
-
-def test_the_title_counts_the_panels_in_which_a_lambda_beats_the_star():
-    """Bug: a panel counted where λ is as good, or where it is better in one measure alone."""
-    panels = [(0.9, 0.6), (0.9, 0.5), (0.8, 0.7), (0.95, 0.5)]
-    rows = [
-        row("beam-lagrangian", 0, reward, n_samples=n, safety_rate=safe)
-        for n, (safe, reward) in enumerate(panels, start=8)
-    ]
-    star = row(safe=0, reward=0.5, safety_rate=0.9)
-    fig = af.lambda_fronts(pd.DataFrame([*rows, star]))
-    said = "Some λ (numbers) beats InferenceGuard (star) in 2 of 4 panels"
-    assert fig.get_suptitle() == said
+def test_without_ours_every_n_is_drawn():
+    """Bug: no panel at all, or a sentence about a method that is not there."""
+    fig = af.lambda_fronts(lambdas().query("method == 'beam-lagrangian'"))
+    assert len(fig.axes) == 3
+    assert fig.get_suptitle() == "The Pareto frontier of each of 1 methods"
 
 
 def test_a_lambda_without_any_text_has_no_point():
@@ -385,20 +321,42 @@ def test_a_lambda_without_any_text_has_no_point():
     table = lambdas().query("method == 'beam-lagrangian' and n_samples == 8").reset_index(drop=True)
     table.loc[2, ["reward_mean", "reward_low", "reward_high"]] = np.nan
     (ax,) = af.lambda_fronts(table).axes
-    assert [text.get_text() for text in ax.texts] == ["0", "1", "5", "10"]
+    texts = [text.get_text() for text in ax.texts]
+    assert texts == ["beam search, λ = 0", "λ = 5", "λ = 10"]
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+def test_names_at_the_ends_keep_their_order_and_hide_nothing():
+    """Bug: names on top of each other where lines end together, in another order than the lines,
+    above or below the panel, or cut off at the edge of the page.
+    """
+    fig, ((ax,),) = af.page(pd.DataFrame({"policy": ["raw"], "n_prompts": [16]}), 1, 1, 2.0)
+    ends = [("zero", 1, 0.0, "#000000"), ("lost", 1, np.nan, "#000000")]
+    ends += [(f"line {k}", 1, 1 - k / 1000, "#000000") for k in range(5)]
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+    at_ends(ax, ends)
+    fig.draw_without_rendering()
+    found = [(text.get_text(), Text.get_window_extent(text)) for text in ax.texts]
+    assert hidden(found) == [] and outside(fig, found) == []
+    centres = {name: (box.y0 + box.y1) / 2 for name, box in found}
+    assert sorted(centres, key=centres.get) == ["zero", *[f"line {k}" for k in (4, 3, 2, 1, 0)]]
+    assert all(ax.bbox.y0 - 2 <= y <= ax.bbox.y1 + 2 for y in centres.values())
+    assert centres["zero"] == pytest.approx(ax.bbox.y0, abs=2)
 
 
 def test_labels_hide_nothing_where_points_crowd():
     """Bug: labels on top of each other, of a point or outside of the panel, where ten settings are
     safe with one reward.
     """
-    fig, ((ax,),) = af.page(pd.DataFrame({"policy": ["raw"]}), 1, 1, 3.0)
+    fig, ((ax,),) = af.page(pd.DataFrame({"policy": ["raw"], "n_prompts": [16]}), 1, 1, 3.0)
     points = np.array(
         [[1.0, 0.5 + 0.001 * k] for k in range(10)] + [[0.2, 0.2], [0.0, 1.0], [np.nan, 0.5]]
     )
     ax.set(xlim=(0, 1), ylim=(0, 1))
     fig.draw_without_rendering()
-    texts = af.place(ax, points, [f"{k}.5" for k in range(11)] + ["", "lost"])
+    texts = place(ax, points, [f"{k}.5" for k in range(11)] + ["", "lost"])
     assert [text.get_text() for text in texts] == [f"{k}.5" for k in range(11)]
     fig.draw_without_rendering()
     found = [(text.get_text(), Text.get_window_extent(text)) for text in texts]
@@ -424,119 +382,104 @@ def test_budgets_draw_safety_reward_and_abstention():
     cannot abstain.
     """
     table = budgets()
-    left, right = af.budget_curves(table).axes
+    fig = af.budget_curves(table)
+    left, right = fig.axes
     names = [label for label, *_ in bars(left)]
     ours = "InferenceGuard"
-    assert names == ["base", "Best-of-N, augmented", ours, f"{ours}: abstained"]
-    for (label, safety, ends), (_, rewards, rewarded) in zip(
+    assert names == ["base", "Best-of-N, augmented", ours, f"{ours} abstained"]
+    for (label, safety, ends), (_, rewards, *rewarded) in zip(
         bars(left)[:3], bars(right), strict=True
     ):
         cell = table[table["method"] == METHODS[label]].sort_values("budget")
-        assert (
-            np.abs(safety[:, 0] - cell["budget"]).max() < 0.03
-        )  # aside, by less than a quarter of the step
-        assert (
-            safety[:, 1].tolist() == cell["safety_rate"].tolist()
-            and rewards[:, 1].tolist() == cell["reward_mean"].tolist()
-        )
+        assert np.round(safety[:, 0]).tolist() == [0, 1, 2]
+        assert safety[:, 1].tolist() == cell["safety_rate"].tolist()
+        assert rewards[:, 1].tolist() == cell["reward_mean"].tolist()
         assert ends == pytest.approx(cell[["safety_wilson_low", "safety_wilson_high"]].to_numpy())
-        assert rewarded == pytest.approx(cell[["reward_low", "reward_high"]].to_numpy())
+        if label != "base":  # whose texts are the same under each budget
+            assert rewarded[0] == pytest.approx(cell[["reward_low", "reward_high"]].to_numpy())
     assert bars(left)[3][1][:, 1].tolist() == [1 / 16] * 3
+    assert [text.get_text() for text in left.get_xticklabels()] == ["0.1", "0.2", "0.3"]
+    said = "InferenceGuard's reward is 0.50 at budget 0.1 and 0.50 at budget 0.3"
+    assert fig.get_suptitle() == said
 
 
 def test_a_single_budget_is_a_point():
-    """Bug: a division by the number of gaps between budgets."""
-    left, _ = af.budget_curves(budgets().query("budget == 0.2")).axes
-    assert {bars(left)[k][1][0, 0] for k in range(3)} == {0.2}
+    """Bug: a division by the number of gaps between budgets, and the one budget said twice."""
+    fig = af.budget_curves(budgets().query("budget == 0.2"))
+    assert np.round([bars(fig.axes[0])[k][1][0, 0] for k in range(3)]).tolist() == [0, 0, 0]
+    assert fig.get_suptitle() == "InferenceGuard's reward is 0.50 at budget 0.2"
 
 
-def test_sizes_are_drawn_on_a_logarithmic_axis():
-    """Bug: lines in the order of the rows, seconds of another method, ticks at powers of ten that
-    were not run.
-    """
+def test_compute_is_drawn_over_seconds():
+    """Bug: lines in the order of the rows, seconds of another method, ticks at powers of ten."""
     table = sizes()
-    safety, abstention, seconds, blank = af.against_n(table).axes
-    for ax in (safety, abstention, seconds):
-        assert (
-            ax.get_xscale() == "log"
-            and ax.get_xticks().tolist() == [1, 2, 4, 32]
-            and len(ax.get_xticks(minor=True)) == 0
-        )
-        assert [label.get_text() for label in ax.get_xticklabels()] == ["1", "2", "4", "32"]
-    labels = ["base", "beam search, λ", "ARGS (n = 12)", "InferenceGuard"]
-    assert (
-        [label for label, *_ in bars(safety)]
-        == labels
-        == [text.get_text() for text in blank.get_legend().get_texts()]
-    )
-    for (label, points, ends), (_, spent) in zip(bars(safety), bars(seconds), strict=True):
-        cell = table[table["method"] == METHODS[label.split(" (")[0]]].sort_values("n_samples")
-        assert np.abs(np.log2(points[:, 0] / cell["n_samples"])).max() < 0.5
-        assert points[:, 1].tolist() == cell["safety_rate"].tolist()
+    fig = af.against_seconds(table)
+    safety, reward = fig.axes
+    for ax in (safety, reward):
+        assert ax.get_xscale() == "log" and len(ax.get_xticks(minor=True)) == 0
+        fig.draw_without_rendering()
+        shown = [label.get_text() for label in ax.get_xticklabels()]
+        assert {"0.5", "1", "5"} <= set(shown)
+    labels = ["base", "beam search, λ", "InferenceGuard"]
+    assert [label for label, *_ in bars(safety)] == labels
+    for (label, points, ends), (_, rewards, rewarded) in zip(
+        bars(safety), bars(reward), strict=True
+    ):
+        cell = table[table["method"] == METHODS[label]].sort_values("n_samples")
+        assert points.tolist() == cell[["seconds_per_prompt", "safety_rate"]].to_numpy().tolist()
+        assert rewards.tolist() == cell[["seconds_per_prompt", "reward_mean"]].to_numpy().tolist()
         assert ends == pytest.approx(cell[["safety_wilson_low", "safety_wilson_high"]].to_numpy())
-        assert spent.tolist() == cell[["n_samples", "seconds_per_prompt"]].to_numpy().tolist()
-    assert [(label, points.tolist()) for label, points in bars(abstention)] == [
-        ("InferenceGuard: abstained", [[n, 1 / 16] for n in (1, 2, 4, 32)])
-    ]
+        assert rewarded == pytest.approx(cell[["reward_low", "reward_high"]].to_numpy())
+    assert reward.get_title(loc="right") == "N = 1, 2, 4, 32 from left to right"
+    assert fig.get_suptitle() == "Answered within budget with N = 1: base 50%; beam search, λ 50%"
 
 
-def test_bounds_are_those_of_the_theory():
-    """Bug: a bound of N samples for N M of them, of all methods where one has a safe mass, or one
-    drawn upside down.
+def test_the_bound_is_that_of_the_theory():
+    """Bug: a bound of N samples for N M of them, of a method that cannot abstain, or one drawn
+    upside down.
     """
     table = sizes()
     table["p"] = table["method"].map({"inferenceguard": 0.3, "beam-lagrangian": 0.2})
-    safety, abstention, *_ = af.against_n(table).axes
-    dotted = [
-        [line for line in ax.lines if line.get_linestyle() == ":"] for ax in (safety, abstention)
-    ]
-    failing = {p: np.array([(1 - p) ** (2 * n) for n in (1, 2, 4, 32)]) for p in (0.2, 0.3)}
-    wanted = [[1 - failing[0.2], 1 - failing[0.3]], [failing[0.3]]]  # a beam search cannot abstain
-    for lines, want in zip(dotted, wanted, strict=True):
-        assert [line.get_ydata() for line in lines] == [pytest.approx(values) for values in want]
-        assert all(line.get_xdata().tolist() == [1, 2, 4, 32] for line in lines)
-        assert lines[-1].get_color() == figures.STYLE["inferenceguard"][0]
-    assert [label for label, *_ in bars(safety) if label.endswith("bound")] == [
-        "beam search, λ: bound",
-        "InferenceGuard: bound",
-    ]
+    safety, reward = af.against_seconds(table).axes
+    found = {label: points for label, points, *_ in bars(safety)}
+    assert len(found) == 4 and len(bars(reward)) == 3
+    wanted = [[n / 4, 1 - 0.7 ** (2 * n)] for n in (1, 2, 4, 32)]
+    assert found["InferenceGuard, at least"] == pytest.approx(np.array(wanted))
 
 
 def test_seconds_that_are_not_known_are_left_out():
     """Bug: a warning or a crash by the logarithm of nothing; replays have no seconds."""
     table = sizes()
     table.loc[table["method"] == "beam-lagrangian", "seconds_per_prompt"] = np.nan
-    fig = af.against_n(table)
+    fig = af.against_seconds(table)
     fig.draw_without_rendering()
-    assert np.isnan(bars(fig.axes[2])[1][1][:, 1]).all()
+    names = [text.get_text() for text in fig.axes[0].texts]
+    assert names == ["base", "InferenceGuard"]
 
 
-def test_grid_has_a_column_for_each_n_and_a_line_for_each_number_of_beams():
-    """Bug: settings drawn in the panel of another, block sizes in the order of the rows, safety
-    without its abstentions.
+def test_grid_has_a_column_for_each_block_size_and_a_line_for_each_number_of_beams():
+    """Bug: settings drawn in the panel of another, N in the order of the rows, a row of panels
+    that are all the same.
     """
     table = grid()
     fig = af.ndk_grid(table)
-    panels = np.array(fig.axes).reshape(3, 2)
-    assert [ax.get_title(loc="left") for ax in panels[0]] == ["N = 4", "N = 8"]
-    assert [text.get_text() for text in panels[-1, 0].get_xticklabels()] == ["4", "8", "32"]
-    for column, n in zip(panels.T, (4, 8), strict=True):
-        for ax, name in zip(
-            column, ("safety_rate", "reward_mean", "policy_tokens_per_prompt"), strict=True
-        ):
+    axes = np.array(fig.axes).reshape(2, 3)
+    assert [ax.get_title(loc="right") for ax in axes[0]] == [
+        f"blocks of {block} tokens" for block in (4, 8, 32)
+    ]
+    assert [text.get_text() for text in axes[-1, 0].get_xticklabels()] == ["4", "8"]
+    for column, block in zip(axes.T, (4, 8, 32), strict=True):
+        for ax, name in zip(column, ("safety_rate", "reward_mean"), strict=True):
+            assert [label for label, *_ in bars(ax)] == ["K = 1", "K = 2", "K = 4"]
             for label, points, *_ in bars(ax):
-                cell = table[
-                    (table["n_samples"] == n) & (table["keep"] == int(label[-1]))
-                ].sort_values("block_size")
-                assert (
-                    points[:, 1].tolist() == cell[name].tolist()
-                    and np.round(points[:, 0]).tolist() == [0, 1, 2][: len(cell)]
-                )
-        dashed = [line for line in column[0].lines if line.get_linestyle() == "--"]
-        assert [line.get_ydata().tolist() for line in dashed if len(line.get_ydata())] == [
-            [1 / 16] * 3
-        ] * (2 if n == 4 else 3)
-    assert [text.get_text() for text in fig.legends[0].get_texts()] == ["K = 1", "K = 2", "K = 4"]
+                chosen = (table["block_size"] == block) & (table["keep"] == int(label[-1]))
+                cell = table[chosen].sort_values("n_samples")
+                assert points[:, 1].tolist() == cell[name].tolist()
+                assert np.round(points[:, 0]).tolist() == [0, 1][-len(cell) :]
+    said = "Largest change of the reward: by samples 0.04, tokens a block 0.03, beams kept 0.00"
+    assert fig.get_suptitle() == said
+    flat = af.ndk_grid(table.assign(safety_rate=1.0))
+    assert [ax.get_ylabel() for ax in flat.axes] == ["reward", "", ""]
     with pytest.raises(
         ParameterError,
         match="method takes the values beam-augmented, inferenceguard in one picture",
@@ -548,36 +491,35 @@ def test_grid_has_a_column_for_each_n_and_a_line_for_each_number_of_beams():
 
 
 def test_retries_draw_each_way_round_by_round():
-    """Bug: rounds in the order of the rows, a bound of another way, the share of answers taken for
-    that of candidates.
+    """Bug: rounds in the order of the rows, the name of another way, a bound for retries that do
+    not sample from the policy.
     """
     table = rounds()
     fig = af.retry_curves(table)
-    for ax, name in zip(fig.axes, ("answered", "p_safe", "kl", "perplexity"), strict=True):
-        assert [label for label, *_ in bars(ax)] == list(af.WAYS)
-        for mode, points, *ends in bars(ax):
+    bound = ["bound of theory"]
+    for ax, name in zip(fig.axes, ("answered", "kl"), strict=True):
+        lines = [found for found in bars(ax) if found[0] not in bound]
+        assert [label for label, *_ in lines] == [name for name, *_ in af.WAYS.values()]
+        for mode, (_, points, ends) in zip(af.WAYS, lines, strict=True):
             cell = table[table["diversity"] == mode].sort_values("round")
-            assert (
-                np.round(points[:, 0]).tolist() == [1, 2, 3, 4]
-                and points[:, 1].tolist() == cell[name].tolist()
-            )
-            want = [] if name == "perplexity" else cell[[f"{name}_low", f"{name}_high"]].to_numpy()
-            assert len(ends) == bool(len(want)) and all(end == pytest.approx(want) for end in ends)
-    dotted = [
-        line.get_ydata().tolist() for line in fig.axes[0].lines if line.get_linestyle() == ":"
-    ]
-    assert dotted == [pytest.approx([0.1, 0.2, 0.3, 0.4])] * 4
+            assert np.round(points[:, 0]).tolist() == [1, 2, 3, 4]
+            assert points[:, 1].tolist() == cell[name].tolist()
+            want = cell[[f"{name}_low", f"{name}_high"]].to_numpy()
+            assert ends == pytest.approx(want)
+    (dotted,) = [points for label, points, *_ in bars(fig.axes[0]) if label in bound]
+    assert dotted[:, 1] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert fig.get_suptitle() == "Prompts answered in 4 rounds 90%, in 1 round 60%"
 
 
 def test_effects_are_filled_where_they_may_be_claimed():
     """Bug: an effect in the row of another, whiskers of another, the limit .05 itself or no test at
-    all on the wrong side.
+    all on the wrong side, a p value of an effect that may not be claimed.
     """
     table = effects()
     fig = af.effect_panels(table)
-    measures = ("safe", "reward", "abstained", "safe along the way")
-    assert tuple(ax.get_title(loc="left") for ax in fig.axes) == measures
-    names = table["point"].unique().tolist()
+    measures = ("safe", "reward", "safe along the way")
+    assert tuple(ax.get_xlabel() for ax in fig.axes) == tuple(f"change: {x}" for x in measures)
+    names = [point.replace(" x ", " × ") for point in table["point"].unique()]
     assert [text.get_text() for text in fig.axes[0].get_yticklabels()] == names and fig.axes[
         0
     ].yaxis_inverted()
@@ -594,12 +536,12 @@ def test_effects_are_filled_where_they_may_be_claimed():
         assert np.array(segments.get_segments())[:, :, 0] == pytest.approx(
             cell[["low", "high"]].to_numpy()
         )
-        assert [text.get_text() for text in ax.texts] == [
-            "p = .05",
-            "p = .0501",
-            "p < .001",
-            *["p = 1"] * 6,
-        ]
+        assert [text.get_text() for text in ax.texts] == ["p = .05", "p < .001"]
+    none = af.effect_panels(table.assign(p_holm=0.2))
+    assert none.get_suptitle() == "No effect can be claimed"
+    one = table.assign(p_holm=np.where(table.index == 13, 0.01, 1.0))
+    said = "Largest claimed effects: critic -0.03 (reward)"
+    assert af.effect_panels(one).get_suptitle() == said
 
 
 def test_an_effect_of_one_measure_keeps_its_row():
@@ -615,7 +557,7 @@ def test_seeds_stand_beside_each_other():
     fig = af.seed_panels(table)
     assert [text.get_text() for text in fig.axes[0].get_yticklabels()] == [
         "base",
-        "ARGS (n = 14)",
+        "mine (n = 14)",
         "InferenceGuard",
     ]
     assert [text.get_text() for text in fig.legends[0].get_texts()] == [
@@ -635,7 +577,7 @@ def test_seeds_stand_beside_each_other():
             x, y = np.array(points.get_offsets()).T
             assert x.tolist() == cell[name].tolist() and np.round(y).tolist() == [0, 1, 2]
             assert [to_hex(face) for face in points.get_facecolors()] == [
-                figures.STYLE[m][0] for m in cell["method"]
+                figures.style(m)[0] for m in cell["method"]
             ]
             (segments,) = bar.lines[2]
             assert np.array(segments.get_segments())[:, :, 0] == pytest.approx(

@@ -367,10 +367,11 @@ def test_differences_draw_every_pair_and_size():
     """
     fig = ablations.search_differences(differences())
     finals, reward = fig.axes
-    assert [finals.get_title(), reward.get_title()] == ["safe finals", "reward"]
+    titles = ["safe complete candidates, n = 4", "reward, n = 4"]
+    assert [finals.get_title(), reward.get_title()] == titles
     names = [text.get_text() for text in finals.get_yticklabels()]
     assert (
-        names == ["critic\nagainst shuffled", "inferenceguard\nagainst best-of-n-augmented"]
+        names == ["critic\nover shuffled critic", "InferenceGuard\nover Best-of-N"]
         and finals.yaxis_inverted()
     )
     few, many = (bars(reward)[f"N = {n}"] for n in (8, 32))

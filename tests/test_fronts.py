@@ -271,14 +271,21 @@ def test_points_lines_and_numbers_are_those_of_the_table():
     }
     assert {tuple(text.xy): text.get_text() for text in raw.texts} == {
         (0.3, 0.3): "base",
-        (0.5, 0.6): f"{NAMES[BEST]} λ = 0",
+        (0.5, 0.6): "Best-of-N, λ = 0",
         (0.9, 0.4): "λ = 5",
         (0.95, 0.5): "InferenceGuard d = 0.2",
         (1.0, 0.45): "d = 0.1",
     }
-    assert [text.get_text() for text in chat.texts] == [f"{NAMES[BEST]} λ = 5", "base"]
-    said = "InferenceGuard is on the common Pareto frontier in 1 of 2 panels"
+    assert [text.get_text() for text in chat.texts] == ["Best-of-N, λ = 5", "base"]
+    said = "InferenceGuard is on the common Pareto frontier in 1 of 1 panels"  # of those with it
     assert fig.get_suptitle() == said
+
+
+def test_settings_with_the_same_numbers_are_one_point():
+    """Bug: the numbers of five weights in a heap around one point."""
+    rows = [row("beam-lagrangian", 0.9, 0.5, x) for x in (0.0, 2.5, 10.0)]
+    (ax,) = fronts.pareto_fronts(pd.DataFrame(rows)).axes
+    assert [text.get_text() for text in ax.texts] == ["beam search, λ = 0, 2.5, 10"]
 
 
 @pytest.mark.parametrize("panels", [1, 2, 3])

@@ -164,24 +164,28 @@ def _points(panel: str, lines: pd.DataFrame, swept: pd.DataFrame) -> list[dict]:
 
 
 @styled
-def pareto_fronts(table: pd.DataFrame) -> Figure:
+def pareto_fronts(table: pd.DataFrame, columns: int = 2) -> Figure:
     """Draw reward against safety rate: the Pareto frontiers of six methods over their setting.
 
     A frontier is a staircase: what a method reaches with at least that safety rate. A number is
     lambda, or the budget d of the search; settings that another one beats are left out. The title
-    says how often InferenceGuard's run is on the frontier of all that is drawn.
+    says how often InferenceGuard's run is on the frontier of all that is drawn. A user's own method
+    is drawn as well.
 
     Parameters
     ----------
     table : DataFrame
         `fronts`. A method without any text has no reward and no point. One with fewer prompts than
         others is not drawn.
+    columns : int
+        The most panels in a row.
     """
-    fewest = table.groupby("panel")["n_prompts"].transform("max")
-    table = table[table["method"].isin(SHOWN) & (table["n_prompts"] == fewest)]
+    most = table.groupby("panel")["n_prompts"].transform("max")
+    is_shown = table["method"].isin(SHOWN) | ~table["method"].isin(NAMES)
+    table = table[is_shown & (table["n_prompts"] == most)]
     panels = list(table.groupby("panel", sort=False))
-    count, columns = len(panels), min(2, len(panels))
-    # two side by side; the last one is as wide as the page where it is alone
+    count, columns = len(panels), min(columns, len(panels))
+    # the last one is as wide as what is left of its row
     places = np.append(np.arange(count), [count - 1] * (-count % columns)).reshape(-1, columns)
     fig = Figure(figsize=(WIDTH, 0.7 + 3.3 * len(places)), layout="constrained")
     axes = fig.subplot_mosaic(places.tolist())
@@ -215,20 +219,27 @@ def _panel(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def _best(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the Pareto frontier of each method, from less to more safety."""
+    """Return the Pareto frontier of each method, from less to more safety.
+
+    Settings with the same two numbers are one point; ``value`` is the list of them.
+    """
     parts = [cell[pareto(cell)] for _, cell in rows.groupby("method", sort=False)]
     ends = [part.sort_values(list(LIMITS), ascending=[True, False]) for part in parts]
-    return pd.concat(ends)
+    points = pd.concat(ends).groupby(["method", *LIMITS], sort=False)
+    return points["value"].agg(list).reset_index()
 
 
 def _labels(best: pd.DataFrame) -> list[str]:
-    """Return what stands beside each point: the method at its first one, and the setting."""
+    """Return what stands beside each point: the method at its first one, and the settings."""
     labels = []
     for method, points in best.groupby("method", sort=False):
-        values = points["value"].map(("d = {:g}" if method == OURS else "λ = {:g}").format)
-        labels += values.where(points["value"].notna(), "").tolist()
+        setting = "d" if method == OURS else "λ"
+        for values in points["value"]:
+            known = ", ".join(f"{value:g}" for value in values if not math.isnan(value))
+            labels.append(f"{setting} = {known}" if known else "")
         at = len(labels) - len(points)
-        labels[at] = f"{NAMES[method]} {labels[at]}".strip()
+        name = NAMES.get(method, method).removesuffix(" λ")  # which the setting says
+        labels[at] = f"{name} {labels[at]}".strip()
     return labels
 
 
@@ -236,6 +247,10 @@ def _stands(table: pd.DataFrame) -> str:
     """Return in how many panels a point of InferenceGuard is beaten by none, in a sentence."""
     on_front = []
     for _, rows in table.groupby("panel", sort=False):
-        on_front.append((pareto(rows) & (rows["method"] == OURS)).any())
+        is_ours = rows["method"] == OURS
+        if is_ours.any():
+            on_front.append((pareto(rows) & is_ours).any())
+    if not on_front:
+        return f"The Pareto frontier of each of {table['method'].nunique()} methods"
     panels = f"{sum(on_front)} of {len(on_front)} panels"
     return f"{NAMES[OURS]} is on the common Pareto frontier in {panels}"
