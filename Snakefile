@@ -223,9 +223,21 @@ ASKED = Asked(
 )
 
 
-def asks(resource):
+ALIKE = {  # rule -> all its jobs, one of which speaks for all of an array
+    "critic": [{"profile": PROFILE, "run": name} for name in TRAINED],
+    "decode": [{"run": run, "suffix": folder.removeprefix(f"runs/{PROFILE}/{run}")} for folder, run in FOLDERS.items()],
+}
+
+
+def asks(rule, resource):
     """How much of a resource a job asks for; nothing where it has no default, as on one machine."""
-    return lambda w: ASKED.of(resource, dict(w.items()), workflow.resource_settings._parsed_default_resources.args)
+
+    def asked(w):
+        arrays = getattr(workflow.executor_settings, "array_jobs", None) or ""
+        jobs = ALIKE[rule] if {rule, "all"} & {name.strip() for name in arrays.split(",")} else [dict(w.items())]
+        return ASKED.most(resource, jobs, workflow.resource_settings._parsed_default_resources.args)
+
+    return asked
 
 
 onerror:
@@ -289,9 +301,9 @@ rule critic:
     priority: 1  # the longest job by far, and others wait for it
     threads: 1
     resources:
-        gpu=asks("gpu"),
-        mem=asks("mem"),
-        runtime=asks("runtime"),
+        gpu=asks("critic", "gpu"),
+        mem=asks("critic", "mem"),
+        runtime=asks("critic", "runtime"),
     shell:
         PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
@@ -312,9 +324,9 @@ rule decode:
         shard=lambda w: "" if not w.suffix else "-p shard {} -p n_shards {}".format(*w.suffix[1:].split("-of-")),
     threads: 1
     resources:
-        gpu=asks("gpu"),
-        mem=asks("mem"),
-        runtime=asks("runtime"),
+        gpu=asks("decode", "gpu"),
+        mem=asks("decode", "mem"),
+        runtime=asks("decode", "runtime"),
     shell:
         PAPERMILL + " {input.notebook:q} {log.notebook:q} -f {input.job:q} {params.shard}"
 

@@ -59,12 +59,23 @@ def test_what_the_plan_does_not_know_is_asked_for_as_elsewhere(asked):
     assert asked("mem", expression, run="decode-other", suffix="") is None
 
 
+def test_an_array_asks_for_the_most_of_its_jobs(tmp_path):
+    """Bug: a job array with the memory and time of its first job, too little for the others."""
+    small = {"weights": 1.0, "prompt": 0.5, "group": 1, "hours": 1.0}
+    (tmp_path / "needs.json").write_text(json.dumps({"a": small, "b": NEED}))
+    asked = Asked(tmp_path / "needs.json", [], gpu=False)
+    jobs = [{"run": "a", "suffix": ""}, {"run": "b", "suffix": ".0-of-2"}, {"run": "c"}]
+    assert asked.most("mem", jobs, DEFAULTS) == (PROCESS + 26) * 1024
+    assert asked.most("runtime", jobs, DEFAULTS) == START + MARGIN * 60 * 3
+    assert asked.most("runtime", jobs, []) is None is asked.most("mem", [], DEFAULTS)
+
+
 def test_on_one_machine_nothing_is_asked_for(asked):
     """Bug: a job held back on a laptop because a plan says that it needs more memory."""
     bare = ["tmpdir=system_tmpdir"]
     for resource in ("mem", "runtime"):
         assert asked(resource, bare, run="decode-a", suffix="") is None
-    assert asked("gpu", bare, run="decode-a", suffix="") == 0
+    assert asked("gpu", bare, run="decode-a", suffix="") is None
     assert asked("gpu", bare, gpu=True, gpu_gb=5.0, run="decode-a", suffix="") == 1
 
 
@@ -73,7 +84,7 @@ def test_a_run_takes_as_many_gpus_as_hold_it(asked, gpu_gb, gpus):
     """Bug: a policy and two scorers of 105 GiB sent to one GPU of 80."""
     job = {"run": "decode-a", "suffix": ""}
     assert asked("gpu", gpu=True, gpu_gb=gpu_gb, **job) == gpus
-    assert asked("gpu", gpu=False, gpu_gb=gpu_gb, **job) == 0
+    assert asked("gpu", gpu=False, gpu_gb=gpu_gb, **job) is None
 
 
 def test_the_plan_becomes_a_file_and_says_what_it_cannot_plan(tmp_path, capsys, monkeypatch):
@@ -166,7 +177,7 @@ def test_a_job_of_a_cluster_asks_for_what_the_plan_says(place):
     assert shard["runtime"] == str(int(START + MARGIN * 60 * 3))
     assert jobs["runs/ci/decode-raw-tokenwise/manifest.json"]["mem_mb"] == "4000"
     alone = resources_of(snakemake(place, "ci", "--dry-run", "--quiet", "host", shards=2))
-    assert {frozenset(given) for given in alone.values()} == {frozenset({"tmpdir", "gpu"})}
+    assert {frozenset(given) for given in alone.values()} == {frozenset({"tmpdir"})}
 
 
 def test_the_profile_is_one_that_the_plugin_knows():

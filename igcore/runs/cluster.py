@@ -98,6 +98,16 @@ class Asked:
             return int(default) if default.isdigit() else None
         return math.ceil(asked)
 
+    def most(
+        self, resource: str, jobs: Iterable[Mapping[str, str]], defaults: Sequence[str]
+    ) -> int | None:
+        """Return the most that any of several jobs asks for, see `of`.
+
+        A job array is submitted with the resources of its first job.
+        """
+        asked = [self.of(resource, job, defaults) for job in jobs]
+        return max(filter(None, asked), default=None)
+
     def _need(self, job: Mapping[str, str]) -> Need | None:
         """Return what the plan knows of a job."""
         if "profile" not in job:
