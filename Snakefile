@@ -228,7 +228,16 @@ ASKED = Asked(
 
 def asks(resource, runs=()):
     """How much of a resource a job asks for; nothing where it has no default, as on one machine."""
-    return lambda w: ASKED.of(resource, dict(w.items()) | {"runs": runs}, workflow.resource_settings._parsed_default_resources.args)
+
+    def asked(w):
+        arrays = getattr(workflow.executor_settings, "array_jobs", None) or ""
+        jobs = [dict(w.items()) | {"runs": runs}]
+        # an array is submitted as its first job asks: shards of a file ask alike, critics do not
+        if not runs and {"critic", "all"} & {name.strip() for name in arrays.split(",")}:
+            jobs = [{"profile": PROFILE, "run": name} for name in TRAINED]
+        return ASKED.most(resource, jobs, workflow.resource_settings._parsed_default_resources.args)
+
+    return asked
 
 
 onerror:

@@ -63,6 +63,17 @@ def test_what_the_plan_does_not_know_is_asked_for_as_elsewhere(asked):
     assert asked("mem", expression, runs=["decode-other"], suffix="") is None
 
 
+def test_an_array_asks_for_the_most_of_its_jobs(tmp_path):
+    """Bug: a job array with the memory and time of its first job, too little for the others."""
+    small = {"weights": 1.0, "prompt": 0.5, "group": 1, "hours": 1.0}
+    (tmp_path / "needs.json").write_text(json.dumps({"a": small, "b": NEED}))
+    asked = Asked(tmp_path / "needs.json", [], gpu=False)
+    jobs = [{"runs": [run], "suffix": ".0-of-2"} for run in "abc"]
+    assert asked.most("mem", jobs, DEFAULTS) == (PROCESS + 26) * 1024
+    assert asked.most("runtime", jobs, DEFAULTS) == START + MARGIN * 60 * 3
+    assert asked.most("runtime", jobs, []) is None is asked.most("mem", [], DEFAULTS)
+
+
 def test_on_one_machine_nothing_is_asked_for(asked):
     """Bug: a job held back on a laptop because a plan says that it needs more memory."""
     bare = ["tmpdir=system_tmpdir"]

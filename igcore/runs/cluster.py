@@ -100,6 +100,16 @@ class Asked:
             return int(default) if default.isdigit() else None
         return math.ceil(asked)
 
+    def most(
+        self, resource: str, jobs: Iterable[Mapping[str, Any]], defaults: Sequence[str]
+    ) -> int | None:
+        """Return the most that any of several jobs asks for, see `of`.
+
+        A job array is submitted with the resources of its first job.
+        """
+        asked = [self.of(resource, job, defaults) for job in jobs]
+        return max(filter(None, asked), default=None)
+
     def _need(self, job: Mapping[str, Any]) -> Need | None:
         """Return what the plan knows of a job: the largest of its runs, and their hours in all."""
         names = job.get("runs", ())
