@@ -16,7 +16,7 @@ from igcore.engine.prefix_cache import fits
 from igcore.errors import ScorerWarning
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.maximum import maximum_of
-from igcore.runs import jobs, plan
+from igcore.runs import jobs, sizes
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.identity import modules_of
 from igcore.scorers import as_scorer, keeps_cache, uncached
@@ -201,7 +201,7 @@ def test_code_and_memory_of_all_costs_count():
         profile="t", run="t", policy="vicuna-7b", methods=["base"], prompts="hex-phi", budget=1,
         cost={"name": "maximum", "costs": guard_models},
     )  # fmt: skip
-    found = plan.models_of(params)  # policy, beaver, QRM; the reward is embedded
+    found = sizes.models_of(params)  # policy, beaver, QRM; the reward is embedded
     assert len(found) == 3 and None not in found
     code = jobs.code("decode", "", {"cost": params.cost, "reward": "minilm-relevance"})
     homes = ("igcore.models.beaver", "igcore.models.qrm", "igcore.models.endpoint")

@@ -15,7 +15,8 @@ from igcore.errors import RunError
 ROOT = Path(__file__).parents[1]
 PARTS = "README.md CHANGELOG.md CONTRIBUTING.md docs figures igcore notebooks params tests".split()
 FILES = (
-    "LICENSE CITATION.cff Snakefile constraints.txt environment.yml pyproject.toml codecheck.yml"
+    "profiles LICENSE CITATION.cff Snakefile constraints.txt environment.yml pyproject.toml "
+    "codecheck.yml"
 )
 
 

@@ -16,7 +16,7 @@ from threading import Event
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic_core import from_json
+from pydantic import TypeAdapter
 
 from ..errors import ParameterError, ScorerError, ScorerWarning
 from ..folders import digest_of
@@ -30,6 +30,7 @@ from .probe import HELPFUL, probe
 from .trust import SCORER, without_key
 from .wording import Wording, filled, label_ids
 
+JSON: TypeAdapter[Any] = TypeAdapter(Any)  # refuses what is nested without end, too
 LARGEST = 1 - 1e-9  # probability whose log odds are told from infinity
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0  # seconds before an attempt is repeated
 OF_THE_TEXT = (400, 413, 422)  # statuses by which an endpoint refuses what it was sent
@@ -296,7 +297,7 @@ class Call:
         """Return the numbers of a batch, NaN where there is none, and why."""
         try:
             reply = self.post({"model": self.scorer.model} | self.kind.body(self.scorer, parts))
-            found = self.kind.read(self.scorer, from_json(reply), parts)
+            found = self.kind.read(self.scorer, JSON.validate_json(reply), parts)
             if len(found) != len(parts):
                 raise ValueError(f"it gives {len(found)} numbers for {len(parts)} texts")
             return [self.scorer.scaled(number) for number in found], ""
