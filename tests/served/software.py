@@ -57,7 +57,9 @@ def vllm(venv: Path, port: int) -> list[str]:
     options = ["--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "256"]
     named = ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port)]
     folder = str(assets.sound("smollm2"))
-    return [str(venv / "bin/vllm"), "serve", folder, *options, *named, "--enforce-eager"]
+    # not its command line, which asks for a package of the name vllm
+    module = [str(venv / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"]
+    return [*module, "--model", folder, *options, *named, "--enforce-eager"]
 
 
 SOFTWARE = {
