@@ -5,8 +5,11 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from notebook_code import KINDS, PARAMS, kind
@@ -15,6 +18,8 @@ from papermill.parameterize import parameterize_notebook
 
 from igcore import load_scorer
 from igcore.errors import ParameterError
+from igcore.report.statistics import STATUSES
+from igcore.runs import verify
 from igcore.runs.critic_params import CriticParams
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.paramfiles import OUTPUT, ParamFiles
@@ -211,3 +216,17 @@ def test_by_hand_the_cell_that_ran_last_counts():
     )  # what papermill left, opened again: first as it is, then with its own cell run anew
     assert notebook_params("decode", executed) == DecodeParams(**given)
     assert notebook_params("decode", told("30_decode", given, own)) == sample
+
+
+def test_a_shard_without_prompts_ends_well(capsys):
+    """Bug: of a run of one group in three shards two ended with KeyError: 'method', and the walk
+    with them.
+    """
+    cells = [cell.source for cell in read("30_decode").cells if cell.cell_type == "code"]
+    (at,) = [i for i, cell in enumerate(cells) if cell.startswith("result = decode_run(params)")]
+    empty = SimpleNamespace(lines=[], scorers={})
+    names = {"result": empty, "pd": pd, "np": np, "STATUSES": STATUSES, "verify": verify}
+    names["load_scorer"] = lambda name: None
+    for cell in cells[at + 1 :]:
+        exec(cell, names)
+    assert "0 lines scored again, 0 problems" in capsys.readouterr().out
