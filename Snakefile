@@ -34,7 +34,7 @@ from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
 from igcore.runs.cluster import Asked, reasons
 from igcore.runs.jobs import check_run, lock, request, shards_of, unfinished
-from igcore.runs.paramfiles import ParamFiles, runs_of
+from igcore.runs.paramfiles import ParamFiles
 
 
 @contextmanager
@@ -55,7 +55,7 @@ with one_sentence():
     RUNS = FILES.runs()
     # a params file is one job, which decodes the runs of its grid and points one after the other
     DECODED = {path.stem: FILES.whole(path) for path in FILES.decoded()}
-    MADE = {name: [run for run, _ in runs_of(settings, name)] for name, settings in DECODED.items()}
+    MADE = {path.stem: [run for run, _ in FILES.points(path)] for path in FILES.decoded()}
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = int(config.get("shards", 1))
 FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search", "tune") else f"runs/{PROFILE}/figures"

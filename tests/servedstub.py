@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from mockpolicy import logits_of
 
+from tests.rehearsal.stub import serving
+
 MODEL = "mock/letters"
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llamacpp"}
 
@@ -181,12 +183,8 @@ def served(
     port: int = 0,
 ) -> Iterator[Served]:
     """Serve on loopback; port 0 takes a free one."""
-    with Served(port, software, logits, ends, fault, slots) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with Served(port, software, logits, ends, fault, slots) as server, serving(server):
         try:
             yield server
         finally:
             server.closing.set()
-            server.shutdown()
-            thread.join()

@@ -10,8 +10,16 @@ from matplotlib.figure import Figure
 from notebook_code import notebook_code
 
 from igcore.figures import critic
-from igcore.figures.hatches import HATCHES, hatch
-from igcore.figures.style import MARKERS, OUTCOMES, PALETTE, SIX, STYLE, stacked_bars
+from igcore.figures.style import (
+    HATCHES,
+    MARKERS,
+    OUTCOMES,
+    PALETTE,
+    SIX,
+    STYLE,
+    hatch,
+    stacked_bars,
+)
 
 APART = 10  # of 100 steps of lightness: less is the same grey on paper
 # linear RGB -> what the long, middle and short cones see, white as 1

@@ -72,15 +72,15 @@ def test_runs_of_one_policy_load_it_once_and_again_when_a_file_has_changed(tmp_p
 
     monkeypatch.setattr(decode_run, "load_policy", load)
     monkeypatch.setattr(decode_run, "_LAST", {})
-    first = decode_run.policy_of(params())
-    assert decode_run.policy_of(params(budget=0.1, seed=3)) is first and len(loaded) == 1
-    assert decode_run.policy_of(params(dtype="bfloat16")) is not first
-    again = decode_run.policy_of(params())
+    first = decode_run.loaded_policy(params())
+    assert decode_run.loaded_policy(params(budget=0.1, seed=3)) is first and len(loaded) == 1
+    assert decode_run.loaded_policy(params(dtype="bfloat16")) is not first
+    again = decode_run.loaded_policy(params())
     assert again is not first and len(loaded) == 3  # one is kept, not all
     (tmp_path / "config.json").write_text("{ }")
-    assert decode_run.policy_of(params()) is not again and len(loaded) == 4
+    assert decode_run.loaded_policy(params()) is not again and len(loaded) == 4
     files.clear()  # a policy whose files nobody knows is never kept
-    decode_run.policy_of(params(seed=1)), decode_run.policy_of(params(seed=1))
+    decode_run.loaded_policy(params(seed=1)), decode_run.loaded_policy(params(seed=1))
     assert len(loaded) == 6
 
 

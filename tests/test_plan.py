@@ -19,7 +19,7 @@ from igcore.engine.device import GIB
 from igcore.errors import ParameterError
 from igcore.models.policies import POLICIES
 from igcore.models.registry import maker
-from igcore.runs import counting, plan, sizes
+from igcore.runs import plan, sizes
 
 LLAMA_3 = "meta-llama/Llama-3.1-8B-Instruct"
 LLAMA_2_WEIGHTS, LLAMA_3_WEIGHTS = 6_738_415_616, 8_030_261_248
@@ -169,13 +169,13 @@ def test_a_shape_that_nobody_knows_is_no_error(tmp_path):
 )
 def test_prompts_are_counted_without_a_download(prompts, split, limit, expected):
     """Bug: a split's share of a set that is not there, or a limit above what there is."""
-    assert counting.count(prompts, split, limit) == pytest.approx(expected, nan_ok=True)
+    assert plan.count(prompts, split, limit) == pytest.approx(expected, nan_ok=True)
 
 
 def test_prompts_of_a_file_are_counted_in_it(tmp_path):
     (tmp_path / "own.txt").write_text("one\ntwo\nthree\n")
-    assert counting.count(str(tmp_path / "own.txt"), "all", 2) == 2
-    assert counting.count({"name": str(tmp_path / "own.txt")}, "all", None) == 3
+    assert plan.count(str(tmp_path / "own.txt"), "all", 2) == 2
+    assert plan.count({"name": str(tmp_path / "own.txt")}, "all", None) == 3
 
 
 def test_a_critics_run_by_hand(tmp_path):

@@ -201,6 +201,10 @@ def test_the_runs_of_a_file_share_a_kernel(tmp_path, capfd):
     given = ["-f", str(tmp_path / "params.yaml"), "-p", "shard", "1"]
     assert cli.main([*command, *given]) == 1
     assert "params.yaml makes 4 runs, and" in capfd.readouterr().err
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params | {"grid": {"n": 1}}))
+    assert cli.main([*command, *given]) == 1  # in its own words: the file can be read
+    assert capfd.readouterr().err.startswith(f"error: grid of {tmp_path}/params.yaml is")
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     command[2] = str(tmp_path / "new/{run}.ipynb")
     assert cli.main([*command, *given]) == 0
     lines = [line.split() for line in capfd.readouterr().out.splitlines() if line.startswith("r")]

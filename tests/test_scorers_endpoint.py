@@ -28,6 +28,7 @@ from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import Experiment, identity_of
 from igcore.scorers import as_scorer
 from igcore.scoring import Tally, checked_score
+from tests.rehearsal.stub import serving
 
 KEY = "a-key-that-nobody-may-see"
 PROMPTS = ["q one", "q two", "q three"]
@@ -86,16 +87,12 @@ def served(answer: Callable):
         def log_message(self, *_):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, serving(server):
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}", asked
         finally:
             closing.set()
-            server.shutdown()
-            thread.join()
 
 
 # --- each kind of endpoint, by hand ---------------------------------------------------------------

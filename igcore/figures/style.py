@@ -1,4 +1,4 @@
-"""How every picture looks: colours, markers, whiskers, legends, bars and the names of methods."""
+"""How every picture looks: colours, markers, hatches, whiskers, legends, bars, names of methods."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -7,7 +7,9 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from ..errors import RunError
 from ..report.pictures import RC
@@ -148,6 +150,26 @@ def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> 
     ax.set(xlim=(0, 1), ylim=(len(counts) - 0.4, -0.6))
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_formatter(percent)
+
+
+# colours that are alike in grey, or to eyes without one kind of cone
+HATCHES = {  # colour of a bar -> its hatch; a bar of another colour has none
+    OUTCOMES["unsafe"]: "///",
+    OUTCOMES["abstained"]: "...",
+    "#5a5a5a": "xxx",
+}
+
+
+def hatch(ax: Axes) -> None:
+    """Hatch the bars of a panel by their colour; the numbers in them keep a clear ground.
+
+    Numbers are those of `stacked_bars`: one text a bar, in the same order.
+    """
+    bars = [bar for group in ax.containers for bar in group]
+    for bar, text in zip(bars, ax.texts, strict=True):
+        ground = to_hex(bar.get_facecolor())
+        bar.set_hatch(HATCHES.get(ground))
+        text.set_path_effects([withStroke(linewidth=4, foreground=ground)])
 
 
 def panels(

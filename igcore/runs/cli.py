@@ -1,6 +1,7 @@
 """The command line: ``igcore run``, ``igcore verify``, ``igcore compare`` and ``igcore audit``."""
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -133,7 +134,8 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
         if not isinstance(values, dict):
             raise ValueError("it must be a mapping of settings")
         own = {name: yaml.safe_load(value) for name, value in given}
-        with _one_kernel() as kernel:
+        about = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]
+        with _one_kernel(about.get("kernelspec", {}).get("name", "python3")) as kernel:
             for run, settings in _runs(values, params, output):
                 path = Path(output.replace("{run}", run))
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,13 +150,15 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
         raise RunError(
             "stopped; every finished line is kept, and the same command goes on from there"
         ) from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except IgcoreError:  # of a grid, which is a ValueError, too
+        raise
+    except (OSError, ValueError, KeyError, RecursionError, yaml.YAMLError) as error:
         raise RunError(f"{params or notebook} cannot be read: {plain(str(error))}") from None
     return written, []
 
 
 @contextmanager
-def _one_kernel() -> Iterator[Any]:
+def _one_kernel(name: str) -> Iterator[Any]:
     """Yield the manager of a kernel that the first notebook starts, and stop the kernel."""
     from jupyter_client.manager import KernelManager  # papermill has it
 
@@ -168,7 +172,7 @@ def _one_kernel() -> Iterator[Any]:
             clients.append(super().client(**options))
             return clients[-1]
 
-    kernel = Manager(kernel_name="python3")
+    kernel = Manager(kernel_name=name)
     try:
         yield kernel
     finally:

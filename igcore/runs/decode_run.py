@@ -136,7 +136,7 @@ def resolve(params: DecodeParams) -> tuple[Experiment, dict[str, str]]:
         params.hardest,
         cost if params.hardest else None,
     )
-    policy = policy_of(params)
+    policy = loaded_policy(params)
     guard = Guard(policy, cost, reward, params.search(), pool=pool_of(params))
     networks, weights = load_networks(params, root(), guard)
     experiment = Experiment.of(params, prompts, guard, networks)
@@ -149,7 +149,7 @@ def resolve(params: DecodeParams) -> tuple[Experiment, dict[str, str]]:
 _LAST: dict[str, tuple[Policy, dict[str, list[int]]]] = {}
 
 
-def policy_of(params: DecodeParams) -> Policy:
+def loaded_policy(params: DecodeParams) -> Policy:
     """Return the policy of a run: that of the run before, if it is the same and its files are."""
     name = json.dumps([params.policy, params.dtype, params.device], sort_keys=True)
     policy, files = _LAST.get(name, (None, {}))

@@ -14,12 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from ..baselines.value_training import ValueConfig
 from ..beams import settings_of
 from ..config import SearchConfig
 from ..critic.config import CriticConfig
 from ..errors import IgcoreError, ParameterError, needs
-from .counting import count
+from ..models.prompts import SPLITS, check_prompts, load_prompts
 from .critic_params import CriticParams
 from .decode_params import DecodeParams, network_of
 from .paramfiles import ParamFiles
@@ -28,7 +30,25 @@ from .sharing import Sharing, measured
 from .sizes import PROMPT_TOKENS, gib_of, policy_of, server_gib
 
 KINDS = {"critic": CriticParams} | dict.fromkeys(("decode", "examples", "regime"), DecodeParams)
+# published sizes of the prompt sets that would have to be downloaded
+WHOLE = {"rtp": 623, "hex-phi": 300}
+TEST_PARTS = {"hh-rlhf": 12451, "pku-saferlhf": 759}  # as the paper's percentages have it
+SHARES = {"all": 1.0} | dict(zip(SPLITS, np.diff([0.0, *SPLITS.values()]), strict=True))
 SEARCH = "inferenceguard-critic"  # the method by which notebook 20 tries a critic
+
+
+def count(prompts: str | Mapping, split: str, limit: int | None) -> float:
+    """Return how many prompts a run takes, NaN when that is not known. Downloads nothing."""
+    source, options = check_prompts(prompts)
+    size = math.inf
+    if source in WHOLE:
+        size = round(WHOLE[source] * SHARES[split])
+    elif source not in TEST_PARTS:
+        size = len(load_prompts(prompts, split))
+    elif (split, options.part) in (("all", "test"), ("test", None), ("all", None)):
+        size = TEST_PARTS[source]
+    least = min(size, limit or math.inf)
+    return math.nan if math.isinf(least) else least
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,18 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
+def serving(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Let a server answer in a thread of its own."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
 def stub_judge(answer: Callable[[dict], Canned] = by_hash, port: int = 0) -> Iterator[Stub]:
     """Serve canned replies on loopback; port 0 takes a free one.
 
@@ -153,15 +165,11 @@ def stub_judge(answer: Callable[[dict], Canned] = by_hash, port: int = 0) -> Ite
     answer : callable
         From the body of a request to its reply; called by several threads at once.
     """
-    with Stub(port, answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with Stub(port, answer) as server, serving(server):
         try:
             yield server
         finally:
             server.closing.set()
-            server.shutdown()
-            thread.join()
 
 
 def main(arguments: list[str] | None = None) -> None:
