@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from igcore import ParameterError
 from igcore.critic.latent import FEATURES, Latents, Source, latents, shape_of
+from igcore.engine.device import GIB
 from igcore.engine.local import LocalEngine
 
 
@@ -172,6 +173,32 @@ def test_held_in_memory_or_made_again_is_the_same(features):
         len(responses[i]) for i in index
     ]
     torch.testing.assert_close(ours[1:], theirs[1:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("memory_gb", [1.0, 0.0])
+@pytest.mark.parametrize("features", [name for name in FEATURES if name != "m"])
+def test_one_pass_has_all_that_critics_read_of_the_last_layer(features, memory_gb):
+    """Bug: a critic that shares another one's latents and reads more, or less, than its own."""
+    model, prompts, responses = tiny("llama"), PROMPTS * 5, RESPONSES * 5
+    shared = Source(model, prompts, responses, "xho", None, memory_gb).reading(features)
+    alone = Source(model, prompts, responses, features, None, memory_gb)
+    for ours, theirs in zip(shared.take([4, 0, 7]), alone.take([4, 0, 7]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)  # shapes, too
+
+
+def test_a_prompt_is_held_once_for_all_its_responses():
+    """Bug: keys and values of the prompt in memory for each of its responses, so that a critic that
+    reads them did not fit and was encoded again in every epoch.
+    """
+    model, prompt = tiny("llama"), PROMPTS[0]
+    responses = [[1, 2, 3], [4], [2, 2]]
+    source = Source(model, [prompt] * 3, responses, "xho", None, 1.0)
+    assert len({x.prompt.data_ptr() for x in source.held.values()}) == 1
+    one = Source(model, [prompt], [[1, 2, 3]], "xho", None, 1.0).held[0]
+    of_response, of_prompt = (sum(x.nbytes for x in part) for part in (one[:3], one[3:]))
+    enough = 3 * of_response + of_prompt  # bytes
+    for limit, fits in ((enough, True), (enough - 1, False)):
+        assert bool(Source(model, [prompt] * 3, responses, "xho", None, limit / GIB).held) == fits
 
 
 def test_rows_of_one_class_train():

@@ -13,11 +13,12 @@ from notebook_code import notebook_code
 from tinytraining import CONFIG, policy, trained
 
 from igcore import ParameterError
-from igcore.critic import loop
+from igcore.critic import latent, loop
 from igcore.critic import training as module
 from igcore.critic.latent import encode
 from igcore.critic.rollouts import split_by_prompt
 from igcore.critic.training import (
+    SharedSources,
     bce_loss,
     labels_of,
     mse_loss,
@@ -40,6 +41,44 @@ def test_the_losses_worked_by_hand():
     assert bce_loss(logit, safe).item() == pytest.approx(math.log(2) + math.log(4))
     f2, task = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([3.0, math.nan, 2.5])
     assert mse_loss(f2, task, torch.tensor(2.0)).item() == pytest.approx(1 + 0.25**2)
+
+
+def test_critics_of_the_same_rollouts_share_one_reading(rollouts, tmp_path, monkeypatch):
+    """Bug: seven critics for which the policy read the same rollouts seven times; or shared latents
+    that change what a critic learns.
+    """
+    read = []
+
+    def counted(model, prompts, responses, features="ho", layer=None):
+        read.append((features, len(responses)))
+        return encode(model, prompts, responses, features, layer)
+
+    monkeypatch.setattr(latent, "encode", counted)
+    kinds = {"o": {"features": "o"}, "ho": {"features": "ho"}, "m": {"features": "m", "layer": 1}}
+    shared = SharedSources([kind["features"] for kind in kinds.values()])
+    together = {
+        name: trained(rollouts, tmp_path / name, shared=shared, epochs=1, **kind)
+        for name, kind in kinds.items()
+    }
+    of_all = [n for features, n in read if features == "ho" and n > 2]
+    assert sum(of_all) == sum(bool(r.words) for r in rollouts)
+    assert not any(features == "o" for features, n in read if n > 2)
+    for name, kind in kinds.items():
+        alone = trained(rollouts, tmp_path / f"{name}-alone", epochs=1, **kind)
+        assert same(alone, together[name])
+
+
+@pytest.mark.parametrize("union, memory_gb", [(["o"], 1.0), (["o", "xho"], 1e-3)])
+def test_what_cannot_be_shared_is_read_alone(rollouts, union, memory_gb):
+    """Bug: features of another critic, or latents that are computed for every batch because another
+    critic's do not fit.
+    """
+    shared = SharedSources(union)
+    spec = spec_of(policy(), LetterCost(), LetterReward(), replace(CONFIG, features="ho"), 10)
+    spec = replace(spec, features="o" if "xho" in union else "ho")
+    source = shared.of(policy(), rollouts, spec, memory_gb)
+    assert source.features == spec.features and source.held
+    assert source.take([0]).kv.shape[-1] == (0 if spec.features == "o" else spec.kv_width)
 
 
 def test_a_critic_learns_what_the_responses_say(rollouts, tmp_path, monkeypatch):

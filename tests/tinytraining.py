@@ -41,7 +41,7 @@ def sampled(folder):
     return found
 
 
-def trained(rollouts, folder, dtype=torch.float32, **changes):
+def trained(rollouts, folder, dtype=torch.float32, shared=None, **changes):
     return train(
         policy(dtype),
         rollouts,
@@ -49,4 +49,5 @@ def trained(rollouts, folder, dtype=torch.float32, **changes):
         folder,
         cost=LetterCost(),
         reward=LetterReward(),
+        shared=shared,
     )

@@ -9,6 +9,7 @@ forward pass, the same up to rounding. They are not stored: at 7B they take mega
 """
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -64,6 +65,15 @@ class Latents(NamedTuple):
             Latents(*[x[i, said[i]] for x in self[:3]], *[x[i, asked[i]] for x in self[3:]])
             for i in range(len(said))
         ]
+
+    def only(self, features: str) -> "Latents":
+        """Return those of features that read no more than these do."""
+        hidden = self.hidden if features == "m" or "o" in features else self.hidden[..., :0]
+        kv = self.kv if "h" in features else self.kv[..., :0, :0]
+        given, prompt = self.given, self.prompt
+        if "x" not in features:
+            given, prompt = given[..., :0], kv[..., :0, :, :]
+        return Latents(self.mask, hidden, kv, given, prompt)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Latents":
         """Return the latents on a device, as `dtype`."""
@@ -235,7 +245,8 @@ def middle_layer(model: PreTrainedModel, layer: int | None) -> nn.Module:
 class Source:
     """The latents of N responses, by number.
 
-    They stay in memory when they take at most `memory_gb` GiB. If not, every `take` encodes again.
+    They stay in memory when they take at most `memory_gb` GiB, those of a prompt once for all its
+    responses. If not, every `take` encodes again.
 
     Parameters
     ----------
@@ -260,14 +271,22 @@ class Source:
         self.held: dict[int, Latents] = {}  # of single responses, by number
         longest = [max(range(len(x)), key=lambda i: len(x[i])) for x in (prompts, responses)]
         # an upper bound: as if all prompts and responses were as long as the longest
-        if len(responses) * sum(x[:1].nbytes for x in self._encode(longest)) <= memory_gb * GIB:
+        sizes = [x[:1].nbytes for x in self._encode(longest)]
+        said, asked = sum(sizes[:3]), sum(sizes[3:])
+        if len(responses) * said + len(set(map(tuple, prompts))) * asked <= memory_gb * GIB:
             self._hold()
 
     def take(self, index: Sequence[int]) -> Latents:
         """Return the latents of some of the responses, in this order."""
         if not self.held:
             return self._encode(index)
-        return Latents.batch([self.held[i] for i in index])
+        return Latents.batch([self.held[i].only(self.features) for i in index])
+
+    def reading(self, features: str) -> "Source":
+        """Return the source of features that read no more than these do, on the same memory."""
+        less = copy(self)
+        less.features = features
+        return less
 
     def _hold(self) -> None:
         """Encode all responses once and keep their latents in memory."""
@@ -278,10 +297,13 @@ class Source:
 
         # equal lengths together need little padding; equal prompts together are encoded once
         order = sorted(range(len(self.responses)), key=by_length)
+        asked: dict[tuple[int, ...], Latents] = {}  # prompt -> latents that hold its own
         with progress(len(order), f"latents {self.features}") as bar:
             for at in range(0, len(order), ENCODE):
                 index = order[at : at + ENCODE]
-                self.held |= zip(index, self._encode(index).single(), strict=True)
+                for i, one in zip(index, self._encode(index).single(), strict=True):
+                    of_prompt = asked.setdefault(tuple(self.prompts[i]), one)
+                    self.held[i] = one._replace(given=of_prompt.given, prompt=of_prompt.prompt)
                 bar.update(len(index))
 
     def _encode(self, index: Sequence[int]) -> Latents:

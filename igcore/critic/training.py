@@ -9,8 +9,8 @@ in any unit of the reward. The loop is in `igcore.critic.loop`; `igcore.baseline
 trains a value network with it.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,36 @@ def source_of(policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb
     return Source(policy.model, prompts, responses, spec.features, spec.layer, memory_gb)
 
 
+class SharedSources:
+    """The latents of the same rollouts for several critics: the policy reads them once.
+
+    Parameters
+    ----------
+    features : collection of str
+        All that the critics read, of `igcore.critic.latent.FEATURES`.
+    """
+
+    def __init__(self, features: Collection[str]):
+        at_last_layer = [name for name in features if name != "m"]
+        # one pass up to the last layer gives what all of these read
+        self.union = "".join(part for part in "xho" if any(part in name for name in at_last_layer))
+        self.made: dict[Hashable, Source] = {}
+
+    def of(
+        self, policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float
+    ) -> Source:
+        """Return the latents of rollouts that one of the critics reads, see `source_of`."""
+        covered = set(spec.features) <= set(self.union)
+        wider = replace(spec, features=self.union) if covered else spec
+        texts = tuple((r.prompt, tuple(r.words)) for r in rollouts)
+        key = wider.features, wider.layer, memory_gb, texts
+        if key not in self.made:
+            self.made[key] = source_of(policy, rollouts, wider, memory_gb)
+        if not self.made[key].held:  # what this one reads may still fit
+            return source_of(policy, rollouts, spec, memory_gb)
+        return self.made[key].reading(spec.features)
+
+
 def set_units(network: Network, numbers: Sequence[Tensor]) -> None:
     """Set a network's units, the mean and standard deviation of each of these tensors."""
     for i, x in enumerate(numbers):
@@ -123,10 +153,13 @@ class CriticObjective:
     ----------
     spec, config
         Specification of the network, and settings of its training.
+    shared : SharedSources
+        Holds the latents.
     """
 
     spec: Spec
     config: CriticConfig
+    shared: SharedSources
 
     @property
     def name(self) -> str:
@@ -140,7 +173,7 @@ class CriticObjective:
 
     def source(self, policy: Policy, rollouts: Sequence[Rollout]) -> Source:
         """Return the latents that the network reads; every position of a response is a row."""
-        return source_of(policy, rollouts, self.spec, self.config.memory_gb)
+        return self.shared.of(policy, rollouts, self.spec, self.config.memory_gb)
 
     def network(self, rollouts: Sequence[Rollout]) -> Critic:
         """Return an untrained network in the units of these rollouts, its buffer ``scale``."""
@@ -191,6 +224,7 @@ def train(
     cost: Scorer,
     reward: Scorer,
     identity: Mapping[str, Any] | None = None,
+    shared: SharedSources | None = None,
 ) -> Critic:
     """Train a critic and save it, see `igcore.critic.loop.fit`.
 
@@ -203,6 +237,8 @@ def train(
         Gets ``critic.safetensors``, ``critic.json`` and, last, ``manifest.json``.
     identity : mapping, optional
         See `igcore.critic.loop.fit`.
+    shared : SharedSources, optional
+        For several critics of the same rollouts.
 
     Returns
     -------
@@ -219,7 +255,8 @@ def train(
     rollouts = [r for r in rollouts if r.words]
     spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
     _check_classes(split_by_prompt(rollouts, config.validation)[0], spec)
-    fit(CriticObjective(spec, config), policy, rollouts, Path(folder), identity)
+    shared = shared or SharedSources([spec.features])
+    fit(CriticObjective(spec, config, shared), policy, rollouts, Path(folder), identity)
     return load_critic(folder, policy=policy, cost=cost, reward=reward)
 
 

@@ -25,7 +25,7 @@ from ..baselines.re_control import ValueNetwork
 from ..baselines.value_training import train_value
 from ..critic.network import Critic
 from ..critic.rollouts import Rollout
-from ..critic.training import train
+from ..critic.training import SharedSources, train
 from ..engine.prepack import packed
 from ..errors import ParameterError
 from ..folders import digest_of, root
@@ -125,10 +125,14 @@ def critic_run(params: CriticParams) -> CriticRun:
         train_ = _rollouts(params, folder / "rollouts-train", learnt, policy, scorers)
         test = _rollouts(params, folder / "rollouts-test", held_out, policy, scorers)
         code = network_identity(TRAINING)
+        configs = params.configs()
+        shared = SharedSources([config.features for config in configs.values()])
+        common = scorers | {"identity": code, "shared": shared}
         critics = {
-            name: train(policy, train_, config, folder / name, **scorers, identity=code)
-            for name, config in params.configs().items()
+            name: train(policy, train_, config, folder / name, **common)
+            for name, config in configs.items()
         }
+        del shared, common  # gigabytes
         value = None
         if config := params.valuing():
             code = network_identity(TRAINING, VALUE_TRAINING)
