@@ -63,6 +63,8 @@ class Beam:
     @property
     def likelihood(self) -> float:
         """Mean log-probability of its tokens, in nats: it ranks where there is no reward."""
+        if math.isnan(self.log_p):  # not known, see `igcore.engine.served`; sorting needs a number
+            return -math.inf
         return self.log_p / max(len(self.tokens), 1)
 
     def safe(self, config: SearchConfig) -> bool:

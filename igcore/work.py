@@ -146,5 +146,5 @@ class Work:
 def perplexity(log_p: Sequence[float]) -> float:
     """Return exp of the mean of -log p; infinite where that exceeds every float."""
     mean = -sum(log_p) / len(log_p)
-    # math.exp would raise for tokens that the policy all but excludes
-    return math.exp(mean) if mean < math.log(sys.float_info.max) else math.inf
+    # math.exp would raise for tokens that the policy all but excludes; NaN stays NaN
+    return math.inf if mean >= math.log(sys.float_info.max) else math.exp(mean)

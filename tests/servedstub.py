@@ -6,7 +6,7 @@ import json
 import math
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +17,7 @@ from tests.rehearsal.stub import serving
 
 MODEL = "mock/letters"
 OWNERS = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llamacpp"}
+ROUTES = {"llama.cpp": "/completion"}  # of the others /v1/completions
 
 
 @dataclass
@@ -50,15 +51,18 @@ class Served(ThreadingHTTPServer):
     ----------
     fault : callable or None
         (request, number of the request) -> Fault or None; called for completions alone.
+    pieces : collection of int
+        Tokens inside a character, of which llama.cpp tells no log-probability.
     """
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, port: int, software: str, logits, ends, fault, slots: int):
+    def __init__(self, port: int, software: str, logits, ends, fault, slots: int, pieces):
         super().__init__(("127.0.0.1", port), Handler)
         self.software, self.logits, self.ends, self.slots = software, logits, ends, slots
         self.fault, self.requests, self.keys, self.paths = fault, [], [], []
+        self.route, self.pieces = ROUTES.get(software, "/v1/completions"), pieces
         self.encodings = []
         self.lock, self.closing, self.overrun = threading.Lock(), threading.Event(), False
 
@@ -89,7 +93,9 @@ class Served(ThreadingHTTPServer):
         if self.software == "llama.cpp":
             said = [{"id": token, "token": "", "logprob": x} for token, x in sample]
             said[0]["top_logprobs"] = [{"id": token, "logprob": log_p[token]} for token in top]
-            return {"index": child, "text": "", "logprobs": {"content": said}}
+            said = [token for token in said if token["id"] not in self.pieces]
+            tokens = {"content": "", "tokens": [token for token, _ in sample]}
+            return {"index": child, "completion_probabilities": said} | tokens
         names = "token_id:{}" if self.software == "vllm" else "<{}>"
         logprobs = {
             "tokens": [names.format(token) for token, _ in sample],
@@ -99,9 +105,14 @@ class Served(ThreadingHTTPServer):
         ids = [token for token, _ in sample]
         return {"index": child, "text": "", "logprobs": logprobs, "token_ids": ids}
 
-    def completion(self, request: dict) -> dict:
+    def completion(self, request: dict) -> dict | list:
         """Return the reply to a request."""
         choices = [self.choice(request, child) for child in range(request["n"])]
+        if self.software == "llama.cpp":
+            assert request["return_tokens"]
+            same = {"n_predict": "max_tokens", "n_cmpl": "n", "n_probs": "logprobs"}
+            assert all(request[own] == request[openai] for own, openai in same.items())
+            return choices[::-1] if len(choices) > 1 else choices[0]
         return {"id": "stub", "object": "text_completion", "choices": choices[::-1]}
 
     def facts(self, path: str) -> dict | None:
@@ -142,6 +153,8 @@ class Handler(BaseHTTPRequestHandler):
             server.encodings.append(self.headers.get("Accept-Encoding"))
             number = len(server.requests)
         fault = server.fault and server.fault(request, number)
+        if self.path != server.route:
+            fault = Fault(404, b"no such route")
         reply = fault or Fault()
         if reply.drop:
             self.close_connection = True
@@ -181,9 +194,10 @@ def served(
     fault: Callable[[dict, int], Fault | None] | None = None,
     slots: int = 4,
     port: int = 0,
+    pieces: Collection[int] = (),
 ) -> Iterator[Served]:
     """Serve on loopback; port 0 takes a free one."""
-    with Served(port, software, logits, ends, fault, slots) as server, serving(server):
+    with Served(port, software, logits, ends, fault, slots, pieces) as server, serving(server):
         try:
             yield server
         finally:

@@ -87,7 +87,9 @@ class Failures:
         # walk down the parent's tree along the block, adding what is new
         for i, (token, logp) in enumerate(zip(tokens, log_p, strict=True)):
             self.seen[i].add(token)
-            node = tree[node].setdefault(token, (math.exp(logp), len(tree)))[1]
+            # of a probability that a server does not tell no share counts as used
+            p = 0.0 if math.isnan(logp) else math.exp(logp)
+            node = tree[node].setdefault(token, (p, len(tree)))[1]
             if node == len(tree):
                 tree.append({})
 

@@ -1,37 +1,46 @@
 """An engine whose model runs in a server: token ids go there, and sampled token ids come back.
 
 It has the methods of `igcore.engine.local.LocalEngine` that a search without latents needs, over
-the ``/v1/completions`` of vLLM, SGLang or llama.cpp's server. One request asks for all samples of a
-beam that share a penalty. The engine keeps nothing but token ids: the server's prefix cache spares
-it reading a beam again.
+the ``/v1/completions`` of vLLM or SGLang, or the ``/completion`` of llama.cpp's server. One request
+asks for all samples of a beam. The engine keeps nothing but token ids: the server's prefix cache
+spares it reading a beam again.
+
+A server takes one bias for a whole request, and a penalty differs from position to position. So a
+penalised sample is first drawn from the policy, and each of its tokens accepted with the
+probability that is its factor f. A refused token is drawn again with all factors of its position as
+a bias, and the sample goes on behind it from the policy. A token x is then accepted with
+probability p(x) f(x) and drawn again with probability 1 - Z, where Z is the sum of p f; together
+that is p f / Z, the distribution that a local retry samples from.
 
 It differs from a local engine in this:
 
 * A key decides the seed of a request, and no longer a token. Servers add floats in another order
   from batch to batch, so that the same seed may give other tokens, unless a server promises batch
   invariance. Runs are then repeated in their statistics and not bit by bit.
-* A server takes one bias for a whole block. So a token that failed at one position of a block is
-  less likely at all of its positions, where a local retry avoids it at that position alone. A ban
-  is a bias of -`BAN` nats. The policy's own distribution, from which half of the samples of a retry
-  still come by default, is the same.
+* A ban is a bias of -`BAN` nats. The tokens behind a refused one were drawn in vain, which no count
+  of work shows.
 * A server gives the reference probability of a penalised token, and not the one that it was sampled
   from. So log q of such a block is NaN, and with it the KL of its round in a trace.
+* llama.cpp's server gives no probability of a token inside a character of several tokens. All
+  log-probabilities of such a sample are NaN.
 * No near tie is seen, and none is counted.
 """
 
 import math
 import re
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter
 
-from ..errors import ParameterError, PolicyError
+from ..errors import PolicyError
 from .block import Block
 from .diversity import Penalty
+from .sampling import uniforms
 
 BAN = 100.0  # nats; what OpenAI's interface allows
 SEEDS = 2**31
+Bias = dict[str, float]  # token -> nats
 # the policy's own distribution, whatever a server's or a model's defaults are
 SAMPLING = {
     "temperature": 1.0,
@@ -42,6 +51,7 @@ SAMPLING = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "samplers": ["temperature"],  # llama.cpp's
+    "return_tokens": True,  # llama.cpp
     "return_token_ids": True,  # vLLM, SGLang
     "no_stop_trim": True,  # SGLang: the end token, too
     "return_tokens_as_token_ids": True,  # vLLM: names the most probable tokens by their ids
@@ -69,50 +79,81 @@ class Said(Ranked):
 
 
 class LogProbs(BaseModel):
-    """The log-probabilities of a sample: the first as llama.cpp, the others as vLLM and SGLang."""
+    """The log-probabilities of a sample, as vLLM and SGLang give them."""
 
-    content: list[Said] | None = None
-    token_logprobs: list[LogProb] | None = None
+    token_logprobs: list[LogProb]
     top_logprobs: list[dict[str, LogProb] | None] | None = None
 
 
 class Choice(BaseModel):
-    """One sample."""
+    """One sample of vLLM or SGLang."""
 
     index: int
     logprobs: LogProbs
-    token_ids: list[Token] | None = None
+    token_ids: list[Token]
 
     @property
     def sample(self) -> tuple[list[int], list[float]]:
         """Its tokens and their log-probabilities; ``ValueError`` where the two do not match."""
-        said = self.logprobs.content or []
-        tokens = self.token_ids or [token.id for token in said]
-        log_p = self.logprobs.token_logprobs or [token.logprob for token in said]
-        if len(tokens) != len(log_p):
+        log_p = self.logprobs.token_logprobs
+        if len(self.token_ids) != len(log_p):
             raise ValueError("tokens and log-probabilities differ in number")
-        return tokens, [min(x, 0.0) for x in log_p]
+        return self.token_ids, [min(x, 0.0) for x in log_p]
 
     @property
     def most_probable(self) -> list[tuple[int, float]]:
-        """The most probable first tokens; ``ValueError`` where they are not told by their ids."""
-        if self.logprobs.content:
-            found = [(token.id, token.logprob) for token in self.logprobs.content[0].top_logprobs]
-        else:
-            first = (self.logprobs.top_logprobs or [None])[0] or {}
-            names = [NAMED.fullmatch(name) for name in first]
-            found = [
-                (int(name[1]), log_p)
-                for name, log_p in zip(names, first.values(), strict=True)
-                if name
-            ]
-        return sorted(found, key=lambda pair: -pair[1])
+        """The first tokens that are told by their ids, with their log-probabilities."""
+        first = (self.logprobs.top_logprobs or [None])[0] or {}
+        names = [NAMED.fullmatch(name) for name in first]
+        named = zip(names, first.values(), strict=True)
+        return [(int(name[1]), log_p) for name, log_p in named if name]
+
+
+class Told(BaseModel):
+    """One sample of llama.cpp's server.
+
+    Its OpenAI-compatible route leaves out the tokens inside a character, this one only their
+    probabilities.
+    """
+
+    index: int
+    tokens: list[Token]
+    completion_probabilities: list[Said]
+
+    @property
+    def sample(self) -> tuple[list[int], list[float]]:
+        """Its tokens and their log-probabilities, all NaN where one of them is missing."""
+        said = self.completion_probabilities
+        if [token.id for token in said] != self.tokens:
+            return self.tokens, [math.nan] * len(self.tokens)
+        return self.tokens, [min(token.logprob, 0.0) for token in said]
+
+    @property
+    def most_probable(self) -> list[tuple[int, float]]:
+        """The most probable first tokens, with their log-probabilities."""
+        first = self.completion_probabilities[:1]
+        return [(top.id, top.logprob) for token in first for top in token.top_logprobs]
 
 
 class Completion(BaseModel):
     """A reply to a request for samples, as far as it is read here."""
 
     choices: list[Choice]
+
+
+# llama.cpp's server gives a sample alone, or a list of several
+REPLIES = TypeAdapter(Completion | list[Told] | Told)
+
+
+def samples_in(content: bytes) -> Sequence[Choice | Told]:
+    """Return the samples of a reply, in its order; ``ValueError`` for any other content."""
+    match REPLIES.validate_json(content):
+        case Completion(choices=choices):
+            return choices
+        case Told() as alone:
+            return [alone]
+        case several:
+            return several
 
 
 # --- the engine -----------------------------------------------------------------------------------
@@ -179,7 +220,7 @@ class ServedEngine:
     ) -> Block:
         """Sample one continuation of each given row.
 
-        See `igcore.engine.local.LocalEngine.sample_block`; a penalty becomes `bias_of` it.
+        See `igcore.engine.local.LocalEngine.sample_block`.
 
         Raises
         ------
@@ -191,56 +232,89 @@ class ServedEngine:
         for c, tokens in enumerate(known):
             for token in tokens:
                 block.append(c, token, math.nan, math.nan, False)
-        shares = self._shares(rows, penalties, known, length)
-        bodies = []
-        for share in shares:
-            first = share[0]
-            at = len(known[first])
-            body = {
-                "prompt": self.sequences[rows[first]] + block.tokens[first],
-                "max_tokens": length - at,
-                "n": len(share),
-                "seed": keys[first][at] % SEEDS,
-                "logprobs": 1,
-                "stop_token_ids": sorted(self.eos_ids),
-            }
-            if penalty := penalties[first]:
-                body["logit_bias"] = bias_of(penalty)
-            bodies.append(SAMPLING | body)
-        for share, choices in zip(shares, self._choices(bodies), strict=True):
-            for c, choice in zip(share, choices, strict=True):
-                self._add(block, c, choice, length, penalised=penalties[c] is not None)
+        # candidate whose next token was refused -> the bias with which it is drawn again
+        biases: dict[int, Bias] = {}
+        open_ = [c for c in range(len(rows)) if len(known[c]) < length]
+        while open_:
+            shares = self._shares(open_, rows, block, biases)
+            bodies = [
+                self._body(
+                    self.sequences[rows[first]], block.tokens[first], keys[first],
+                    n=1 + len(others), bias=biases.get(first),
+                )
+                for first, *others in shares
+            ]  # fmt: skip
+            for share, choices in zip(shares, self._choices(bodies), strict=True):
+                for c, choice in zip(share, choices, strict=True):
+                    self._add(block, c, choice, penalties[c], keys[c], biases)
+            open_ = [c for c in open_ if not block.ended[c] and len(block.tokens[c]) < length]
         return self._numbered(rows, block, last, length)
 
-    def _shares(
+    def _body(
         self,
-        rows: Sequence[int],
-        penalties: Sequence[Penalty | None],
-        known: Sequence[Sequence[int]],
-        length: int,
+        sequence: Sequence[int],
+        tokens: Sequence[int],
+        keys: Sequence[int],
+        n: int,
+        bias: Bias | None,
+    ) -> dict[str, Any]:
+        """Return a request for n samples that go on behind `tokens`: one token with a bias."""
+        key = keys[len(tokens)]
+        body: dict[str, Any] = {
+            "prompt": [*sequence, *tokens],
+            "max_tokens": len(keys) - len(tokens),
+            "n": n,
+            "seed": key % SEEDS,
+            "logprobs": 1,
+            "stop_token_ids": sorted(self.eos_ids),
+        }
+        if bias is not None:  # other bits of the key, or the refused token would be drawn again
+            body |= {"max_tokens": 1, "seed": (key >> 32) % SEEDS, "logit_bias": bias}
+        return body
+
+    def _shares(
+        self, candidates: Sequence[int], rows: Sequence[int], block: Block, biases: Collection[int]
     ) -> list[list[int]]:
         """Return the candidates of each request: those that differ in nothing but their keys."""
         alike: dict[Hashable, list[int]] = {}
-        for c, row in enumerate(rows):
-            if len(known[c]) < length:
-                alike.setdefault((row, id(penalties[c]), tuple(known[c])), []).append(c)
+        for c in candidates:
+            own = c if c in biases else None  # its bias is that of its own prefix
+            alike.setdefault((rows[c], own, tuple(block.tokens[c])), []).append(c)
         most = self.server.samples
         cuts = [(group, at) for group in alike.values() for at in range(0, len(group), most)]
         return [group[at : at + most] for group, at in cuts]
 
-    def _add(self, block: Block, c: int, choice: Choice, length: int, penalised: bool) -> None:
-        """Append a sample to what is known of a candidate, up to its first end token."""
+    def _add(
+        self,
+        block: Block,
+        c: int,
+        choice: Choice | Told,
+        penalty: Penalty | None,
+        keys: Sequence[int],
+        biases: dict[int, Bias],
+    ) -> None:
+        """Append a sample to a candidate, up to its end or the first token that is refused.
+
+        A token that was drawn with its bias is not refused again.
+        """
         try:
             tokens, log_p = choice.sample
-            room = length - len(block.tokens[c])
-            for token, x in zip(tokens[:room], log_p, strict=False):
-                block.append(c, token, x, math.nan if penalised else x, False)
+            biased = biases.pop(c, None) is not None
+            asked = 1 if biased else len(keys) - len(block.tokens[c])
+            for token, x in zip(tokens[:asked], log_p, strict=False):
+                if penalty and not biased:
+                    factors = penalty.at(block.tokens[c])
+                    key = keys[len(block.tokens[c])]
+                    if uniforms([key])[0, -1] >= factors.get(token, 1.0):
+                        biases[c] = bias_of(factors)
+                        return
+                block.append(c, token, x, math.nan if penalty else x, False)
                 if token in self.eos_ids:
                     block.ended[c] = True
                     return
-            if len(tokens) != room:
+            if len(tokens) != asked:
                 end = f"{tokens[-1:]}, which is no end token of the policy"
-                raise ValueError(f"a sample of {len(tokens)} tokens for {room} ends with {end}")
+                raise ValueError(f"a sample of {len(tokens)} tokens for {asked} ends with {end}")
         except ValueError as error:
             raise self._malformed(error) from None
 
@@ -256,13 +330,13 @@ class ServedEngine:
         self._drawn += len(rows)
         return block
 
-    def _choices(self, bodies: Sequence[dict[str, Any]]) -> list[list[Choice]]:
+    def _choices(self, bodies: Sequence[dict[str, Any]]) -> list[list[Choice | Told]]:
         """Return the samples that each request gives, in their order."""
+        bodies = [in_all_words(body) for body in bodies]
         found = []
         for body, content in zip(bodies, self.server.complete(bodies), strict=True):
             try:
-                choices = Completion.model_validate_json(content).choices
-                choices.sort(key=lambda choice: choice.index)
+                choices = sorted(samples_in(content), key=lambda choice: choice.index)
                 if [choice.index for choice in choices] != list(range(body["n"])):
                     raise ValueError(f"it has not the {body['n']} samples that were asked for")
             except ValueError as error:
@@ -289,11 +363,12 @@ class ServedEngine:
         PolicyError
             When the server does not give so many.
         """
-        one = {"max_tokens": 1, "n": 1, "seed": 0, "logprobs": k}
-        bodies = [SAMPLING | one | {"prompt": self.sequences[row]} for row in rows]
+        # the most probable token, because llama.cpp tells nothing about one inside a character
+        one = {"max_tokens": 1, "n": 1, "seed": 0, "logprobs": k, "temperature": 0.0}
+        bodies = [one | {"prompt": self.sequences[row]} for row in rows]
         block = Block.empty(self._drawn, len(rows) * k)
         for i, (choice,) in enumerate(self._choices(bodies)):
-            best = choice.most_probable[:k]
+            best = sorted(choice.most_probable, key=lambda pair: -pair[1])[:k]
             if len(best) < k:
                 raise PolicyError(
                     f"the server at {self.server.url} gave {len(best)} of the {k} most probable "
@@ -322,22 +397,15 @@ class ServedEngine:
         self._start([self._grown[c] for c in candidates])
 
 
-def bias_of(penalty: Penalty) -> dict[str, float]:
-    """Return the bias (nats) on each token that a penalty makes less likely at any position.
+def in_all_words(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request with the policy's own sampling, and llama.cpp's names beside OpenAI's."""
+    llama = {"n_predict": body["max_tokens"], "n_cmpl": body["n"], "n_probs": body["logprobs"]}
+    return SAMPLING | llama | body
 
-    Raises
-    ------
-    ParameterError
-        For a penalty that depends on the tokens before: no constant bias stands for it.
-    """
-    if penalty.after is not None:
-        raise ParameterError(
-            "a server cannot apply a penalty that changes from token to token; set diversity to "
-            "half, paper or none"
-        )
-    bias: dict[str, float] = {}
-    for factors in penalty.factors.values():
-        for token, factor in factors.items():
-            nats = max(math.log(factor), -BAN) if factor > 0 else -BAN
-            bias[str(token)] = min(nats, bias.get(str(token), 0.0))
-    return bias
+
+def bias_of(factors: Mapping[int, float]) -> Bias:
+    """Return the bias (nats) of each token with a factor on its probability."""
+    return {
+        str(token): max(math.log(factor), -BAN) if factor > 0 else -BAN
+        for token, factor in factors.items()
+    }

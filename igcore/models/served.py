@@ -29,7 +29,6 @@ REPLAY = {
     False: "by statistics and not by bits",
     True: "by bits: the server is said to be batch invariant",
 }
-RETRIES = "one bias for all positions of a block"
 DESCRIBED = ("root", "max_model_len", "meta")  # what a server may say about a model
 ANY = 10**6  # samples
 
@@ -46,6 +45,8 @@ class Software(NamedTuple):
         Samples that a request may ask for, or the field of the same reply that says it.
     names_tokens : bool
         Whether it names the most probable tokens by their ids.
+    completes : str
+        The path where it completes prompts.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Software(NamedTuple):
     version: str
     samples: int | str
     names_tokens: bool = True
+    completes: str = "/v1/completions"
 
 
 # by what /v1/models says in ``owned_by``
@@ -60,7 +62,10 @@ SOFTWARE = {
     "vllm": Software("vLLM", "/version", "version", ANY),
     # the samples of one request would share a seed, and be the same
     "sglang": Software("SGLang", "/server_info", "version", 1, names_tokens=False),
-    "llamacpp": Software("llama.cpp", "/props", "build_info", "total_slots"),
+    # its /v1/completions gives no ids of tokens inside a character
+    "llamacpp": Software(
+        "llama.cpp", "/props", "build_info", "total_slots", completes="/completion"
+    ),
 }
 OTHER = Software("unknown", "", "", 1)
 
@@ -167,7 +172,7 @@ class ServedPolicy(Policy):
         Longest sequence that the server takes, in tokens.
     served : dict
         For its identity: the server's address and software, what the server says about the model,
-        how a run can be repeated, and how a retry differs from a local one.
+        and how a run can be repeated.
     """
 
     server: Any = None
@@ -191,11 +196,6 @@ class ServedPolicy(Policy):
         """Refuse what a server cannot do, before anything is decoded."""
         if method.network:
             raise no_latents(name, method.network)
-        if config.diversity == "sequence" and config.rounds > 1:
-            raise ParameterError(
-                "diversity is 'sequence', whose penalty changes from token to token, and a server "
-                "takes one bias for a block; set diversity to half, paper or none, or rounds to 1"
-            )
         if method.search != Method.search and not self.software.names_tokens:
             raise ParameterError(
                 f"method {name!r} needs the most probable tokens by their ids, which a server of "
@@ -237,7 +237,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     ends = (*known.ends, *given.ends)
     server = given.connect()
     entry, software, version, samples = described(server)
-    server.samples = samples
+    server.samples, server.path = samples, software.completes
     served = {
         "server": given.url,
         "model": given.model,
@@ -246,7 +246,6 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         "described": {name: entry[name] for name in DESCRIBED if entry.get(name) is not None},
         "batch_invariant": given.batch_invariant,
         "replay": REPLAY[given.batch_invariant],
-        "retries": RETRIES,
     }
     name = f"{Path(given.model).name.removesuffix('.gguf')}@{software.name}"
     policy = ServedPolicy(

@@ -13,7 +13,6 @@ from .trust import is_local, without_key
 LONGEST = 2**26  # bytes of a reply
 SLOWEST = 30.0  # seconds between two attempts, at most
 BUSY = 429  # status of a server that asks to wait
-COMPLETIONS = "/v1/completions"
 
 
 class Request(NamedTuple):
@@ -46,6 +45,8 @@ class Server:
         Requests under way at a time.
     samples : int
         Samples that one request may ask for.
+    path : str
+        Where it completes prompts.
     pause : float
         Seconds before the second attempt; they double with every further one.
     """
@@ -60,15 +61,17 @@ class Server:
         retries: int = 6,
         at_once: int = 32,
         samples: int = 1,
+        path: str = "/v1/completions",
         pause: float = 0.5,
     ):
         self.url, self.model, self.key, self.timeout = url, model, key, timeout
-        self.retries, self.at_once, self.samples, self.pause = retries, at_once, samples, pause
+        self.retries, self.at_once, self.pause = retries, at_once, pause
+        self.samples, self.path = samples, path
         self.http = needs("httpx2", "served")
 
     def complete(self, bodies: Sequence[dict[str, Any]]) -> list[bytes]:
         """Return the replies to requests for completions, see `ask`."""
-        return self.ask([Request(COMPLETIONS, {"model": self.model} | body) for body in bodies])
+        return self.ask([Request(self.path, {"model": self.model} | body) for body in bodies])
 
     def ask(self, requests: Sequence[Request]) -> list[bytes]:
         """Return the replies to requests, in their order.
