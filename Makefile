@@ -52,9 +52,10 @@ assets: $(VENV)/installed
 	@echo "igcore: fetching the embedded models and prompts"
 	@$(BIN)/python -m igcore.models.assets
 
-# the two longest runs first: whatever draws the same tokens finds them, and no core waits at the end
+# the longest jobs first, so that no core waits at the end
+LONGEST = decode-raw decode-chat regime-critic-gate
 reproduce: assets
-	@$(SNAKE) --prioritize runs/small/decode-raw/manifest.json runs/small/decode-chat/manifest.json --config profile=small
+	@$(SNAKE) --prioritize $(LONGEST:%=runs/small/%/manifest.json) --config profile=small
 
 quick: assets
 	@$(SNAKE) --config profile=ci
