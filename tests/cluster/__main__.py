@@ -11,7 +11,7 @@ from pathlib import Path
 
 from igcore.errors import IgcoreError, RunError
 from tests.cluster import walks
-from tests.cluster.node import one_node
+from tests.cluster.node import ENDS, one_node
 
 MINUTE = 60.0
 
@@ -45,8 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--whole", action="store_true", help="walk through params/ci whole")
     parser.add_argument("--keep", action="store_true", help="leave the packages installed")
     given = parser.parse_args(arguments)
-    # as Ctrl-C, so that the cluster is taken down
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDS:  # whatever ends the test, the cluster is taken down on the way out
         signal.signal(number, lambda *_: sys.exit("stopped"))
     folder = Path(tempfile.mkdtemp(prefix="igcore-slurm-"))
     try:
@@ -54,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     except IgcoreError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except SystemExit:
+        walks.clear(folder)
+        raise
     walks.clear(folder)
     return 0
 
