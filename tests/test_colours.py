@@ -17,7 +17,6 @@ from igcore.figures.style import (
     PALETTE,
     SIX,
     STYLE,
-    hatch,
     stacked_bars,
 )
 
@@ -99,7 +98,6 @@ def test_bars_get_the_hatch_of_their_colour():
     (ax,) = Figure().subplots(1, 1, squeeze=False).flat
     counts = pd.DataFrame({name: [3, 4] for name in OUTCOMES}, index=["one", "two"])
     stacked_bars(ax, counts, OUTCOMES)
-    hatch(ax)
     found = [bar.get_hatch() for bars in ax.containers for bar in bars]
     assert found == [None, None, "...", "...", "///", "///"]
     assert all(text.get_path_effects() for text in ax.texts)

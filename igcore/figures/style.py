@@ -137,7 +137,10 @@ def headline(fig: Figure, sentence: str) -> None:
 
 
 def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> None:
-    """Draw each row of counts as a bar of shares, with the counts that fit into their pieces."""
+    """Draw each row of counts as a bar of shares, with the counts that fit into their pieces.
+
+    Pieces are hatched where their colours are alike in grey.
+    """
     shares = counts.div(counts.sum(axis=1), axis=0)
     starts = shares.cumsum(axis=1) - shares
     thin = shares < 0.02 + 0.025 * counts.astype(str).map(len)
@@ -150,6 +153,7 @@ def stacked_bars(ax: Axes, counts: pd.DataFrame, colours: Mapping[str, str]) -> 
     ax.set(xlim=(0, 1), ylim=(len(counts) - 0.4, -0.6))
     ax.tick_params(axis="y", length=0)
     ax.xaxis.set_major_formatter(percent)
+    _hatch(ax)
 
 
 # colours that are alike in grey, or to eyes without one kind of cone
@@ -160,11 +164,8 @@ HATCHES = {  # colour of a bar -> its hatch; a bar of another colour has none
 }
 
 
-def hatch(ax: Axes) -> None:
-    """Hatch the bars of a panel by their colour; the numbers in them keep a clear ground.
-
-    Numbers are those of `stacked_bars`: one text a bar, in the same order.
-    """
+def _hatch(ax: Axes) -> None:
+    """Hatch the bars of `stacked_bars` by their colour; the numbers in them keep a clear ground."""
     bars = [bar for group in ax.containers for bar in group]
     for bar, text in zip(bars, ax.texts, strict=True):
         ground = to_hex(bar.get_facecolor())
