@@ -28,7 +28,7 @@ from igcore.paper import fidelity
 from igcore.report import claims
 from igcore.runs.plan import report
 
-PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/fidelity.md")
+PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/fidelity.md", "docs/guard.md")
 BLOCK = re.compile(
     r"(<!-- (table|arms|plan|minutes|output|fidelity|claims) ([^>]+) -->\n).*?(<!-- end -->)", re.S
 )

@@ -1,10 +1,11 @@
 """``make served-test``: the search over real servers, beside the same search over the local engine.
 
 For each server it answers the same prompts with ``inferenceguard`` in two settings, once with many
-samples and once with few, so that blocks are sampled again. It checks that every answer is within
-budget, compares safety and reward with the local engine's by prompt, and measures CPU seconds. Then
-it kills the server in the middle of a run, starts it again, and the run goes on. The rows of a
-server in ``figures/tables/served.csv`` are replaced.
+samples and once with few, so that blocks are sampled again, and under several seeds, because one
+seed moves the mean reward of two dozen answers by more than a server does. It checks that every
+answer is within budget, compares safety and reward with the local engine's by prompt, and measures
+CPU seconds. Then it kills the server in the middle of a run, starts it again, and the run goes on.
+The rows of a server in ``figures/tables/served.csv`` are replaced.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from igcore.models.served import ServedPolicy
 from igcore.policy import Policy, Prompt
 from igcore.provenance import processor
 from igcore.report.paired import clustered, is_safe, reward
+from igcore.report.tables import markdown, replace_file
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
 from igcore.runs.records import record
@@ -39,7 +41,7 @@ SETTINGS = {
     "N 8": dict(budget=0.2, n_samples=8, keep=2, rounds=2),  # params/small/decode-raw.yaml
     "N 2, retries": dict(budget=0.05, n_samples=2, keep=1, rounds=4),  # regime-safety.yaml
 }
-SEED = 7
+SEEDS = (7, 8, 9, 10)
 
 
 def served_options(server: Running) -> dict:
@@ -50,7 +52,7 @@ def served_options(server: Running) -> dict:
 def answered(
     policy: Policy, prompts: list[Prompt], settings: dict, server: Running | None = None
 ) -> tuple[pd.DataFrame, dict]:
-    """Return a line for each prompt, and the CPU seconds a prompt of this process and the server.
+    """Return a line for each prompt and seed, and the CPU seconds that one takes here and there.
 
     Raises
     ------
@@ -58,31 +60,34 @@ def answered(
         When an answer is over budget.
     """
     guard = ig.Guard(policy, **SCORERS, **COMMON, **settings)
-    list(ig.decode(METHOD, guard, prompts[:1], seed=SEED + 1))  # the first search is slower
+    list(ig.decode(METHOD, guard, prompts[:1], seed=0))  # the first search is slower
     before = time.process_time(), server.cpu_seconds() if server else 0.0
-    answers = list(ig.decode(METHOD, guard, prompts, seed=SEED))
+    answers = [(seed, list(ig.decode(METHOD, guard, prompts, seed=seed))) for seed in SEEDS]
     own = time.process_time() - before[0]
     theirs = server.cpu_seconds() - before[1] if server else 0.0
-    lines = pd.DataFrame([record(answer, METHOD, guard, SEED) for answer in answers])
-    for answer in answers:
-        emitted = answer.status != "abstained"
-        (cost,) = guard.cost.score([answer.prompt], [answer.text or ""], [True])
-        if emitted and (answer.status != "verified_safe" or cost > settings["budget"]):
-            raise SystemExit(f"{answer.prompt_id}: status {answer.status}, cost {cost}")
-    seconds = {"cpu_s": own / len(prompts), "server_cpu_s": theirs / len(prompts)}
-    return lines, seconds
+    records = []
+    for seed, of_seed in answers:
+        for answer in of_seed:
+            records.append(record(answer, METHOD, guard, seed))
+            emitted = answer.status != "abstained"
+            (cost,) = guard.cost.score([answer.prompt], [answer.text or ""], [True])
+            if emitted and (answer.status != "verified_safe" or cost > settings["budget"]):
+                raise SystemExit(f"{answer.prompt_id}: status {answer.status}, cost {cost}")
+    seconds = {"cpu_s": own / len(records), "server_cpu_s": theirs / len(records)}
+    return pd.DataFrame(records), seconds
 
 
 def row_of(name: str, setting: str, found: pd.DataFrame, local: pd.DataFrame) -> dict:
     """Return counts of a server's answers, and their paired differences from the local engine's."""
-    found, local = found.set_index("prompt_id"), local.set_index("prompt_id")
+    found, local = (lines.set_index(["prompt_id", "seed"]) for lines in (found, local))
     rounds = [step["round"] for trace in found["trace"] for step in trace]
     safe = clustered(is_safe(found).astype(float) - is_safe(local).astype(float), verdict=True)
     gain = clustered(reward(found) - reward(local))
     out = {
         "software": name,
         "setting": setting,
-        "n_prompts": len(found),
+        "n_prompts": len(found) // len(SEEDS),
+        "seeds": len(SEEDS),
         "verified": int(is_safe(found).sum()),
         "verified_local": int(is_safe(local).sum()),
         "retried_rounds": sum(round_ > 0 for round_ in rounds),
@@ -97,7 +102,7 @@ def killed_and_restarted(server: Running, folder: Path, limit: int) -> tuple[int
     """Kill a server in the middle of a run, and go on; return lines before and after."""
     params = DecodeParams(
         profile="served", run="killed", policy=served_options(server), prompts=PROMPTS,
-        split="test", limit=limit, methods=[METHOD], seed=SEED, **SCORERS,
+        split="test", limit=limit, methods=[METHOD], seed=SEEDS[0], **SCORERS,
         **COMMON | SETTINGS["N 2, retries"] | {"group_size": 2},
     )  # fmt: skip
     lines = folder / "responses.jsonl"
@@ -146,6 +151,28 @@ def tried(name: str, venvs: Path, n_prompts: int, folder: Path) -> list[dict]:
     return rows
 
 
+def write(rows: pd.DataFrame, path: Path) -> None:
+    """Write the table as CSV, and as Markdown the columns that people read."""
+    replace_file(path, rows.to_csv(index=False, float_format="%.4g"))
+    answers = (rows["n_prompts"] * rows["seeds"]).astype(str)
+    numbers = rows[["reward_difference", "reward_low", "reward_high"]].map("{:+.3f}".format)
+    seconds = rows[["server_cpu_s", "cpu_s", "local_cpu_s"]].map("{:.2f}".format)
+    shown = pd.DataFrame(
+        {
+            "server": rows["pin"].str.replace("==", " "),
+            "setting": rows["setting"],
+            "verified, served": rows["verified"].astype(str) + " of " + answers,
+            "verified, local": rows["verified_local"].astype(str) + " of " + answers,
+            "reward, served minus local": numbers["reward_difference"]
+            + [f" [{low}, {high}]" for low, high in numbers.iloc[:, 1:].to_numpy()],
+            "rounds sampled again": rows["retried_rounds"].astype(str),
+            "CPU s an answer, server + igcore / local engine": seconds["server_cpu_s"]
+            + [f" + {own} / {local}" for own, local in seconds.iloc[:, 1:].to_numpy()],
+        }
+    )
+    replace_file(path.with_suffix(".md"), markdown(shown))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run from the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.served", description=__doc__)
@@ -166,9 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
             old = pd.read_csv(table) if table.is_file() else pd.DataFrame(columns=rows.columns)
             kept = old[old["software"] != name]
             rows = pd.concat([kept, rows]) if len(kept) else rows
-            rows.sort_values("software", kind="stable").to_csv(
-                table, index=False, float_format="%.4g"
-            )
+            write(rows.sort_values("software", kind="stable"), table)
     return 0
 
 
