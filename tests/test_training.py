@@ -78,6 +78,8 @@ def test_what_cannot_be_shared_is_read_alone(rollouts, union, memory_gb):
     spec = replace(spec, features="o" if "xho" in union else "ho")
     source = shared.of(policy(), rollouts, spec, memory_gb)
     assert source.features == spec.features and source.held
+    (first,) = shared.made.values()
+    assert bool(first.held) == (memory_gb == 1.0)  # the union of the second case does not fit
     assert source.take([0]).kv.shape[-1] == (0 if spec.features == "o" else spec.kv_width)
 
 
