@@ -9,10 +9,13 @@ and decodes three random groups of every run again. Texts in them are not masked
 
 import argparse
 import io
+import multiprocessing
+import os
 import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from igcore.errors import IgcoreError, RunError
@@ -83,12 +86,30 @@ def verified(base: Path, replay: int) -> Iterator[tuple[str, Report]]:
     """Yield every run of the archives and what a verification found, groups decoded again.
 
     The files in ``params`` of this repository name models, prompts and networks, not the records.
+    Runs are verified side by side, one on each core.
     """
-    with tempfile.TemporaryDirectory() as scratch:
+    fresh = multiprocessing.get_context("spawn")  # torch does not bear a fork
+    cores = os.cpu_count()
+    with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(cores, fresh) as workers:
+        reports = {}
         for profile in unpack(base, Path(scratch)):
             for run, settings in ParamFiles(profile, base=base / "params").runs().items():
                 lines = Path(scratch) / "runs" / profile / run / "responses.jsonl"
-                yield f"{profile}/{run}", verify(lines, Check.trusting(settings, replay=replay))
+                check = Check.trusting(settings, replay=replay)
+                reports[f"{profile}/{run}"] = workers.submit(_verify, lines, check)
+        try:
+            for run, report in reports.items():
+                yield run, report.result()
+        finally:
+            workers.shutdown(wait=False, cancel_futures=True)
+
+
+def _verify(lines: Path, check: Check) -> Report:
+    """Verify one run on one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    return verify(lines, check)
 
 
 def main() -> None:
