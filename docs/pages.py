@@ -56,7 +56,9 @@ def table(name: str, base: Path) -> str:
 
 
 def arms(regime: str, base: Path) -> str:
-    """Return the arms of a regime that the front page shows, the best of each column in bold.
+    """Return the arms of a regime that the front page shows, the safest in bold.
+
+    No reward is: the highest may be that of an arm which keeps few answers within budget.
 
     Raises
     ------
@@ -72,25 +74,22 @@ def arms(regime: str, base: Path) -> str:
         (100 * share).map("{:.1f}".format)
         for share in (rows["answered_path_safe"] / n, rows["path_safe_low"], rows["path_safe_high"])
     )
+    best = rows["answered_path_safe"].max()
+    safe = safe.where(rows["answered_path_safe"] < best, "**" + safe + "**")
     columns = {
-        "answered, safe on the way %": _bold(safe, rows["answered_path_safe"])
-        + (" [" + low + ", " + high + "]"),
+        "answered, safe on the way %": safe + (" [" + low + ", " + high + "]"),
         "abstained %": (100 * rows["abstained"] / n).map("{:.1f}".format),
         "over budget on the way %": (100 * rows["over_budget_on_the_path"] / n).map(
             "{:.1f}".format
         ),
-        "reward": _bold(rows["reward_mean"].map("{:.3f}".format), rows["reward_mean"]),
+        "reward": rows["reward_mean"].map("{:.3f}".format),
         "tokens": rows["policy_tokens"].map("{:.0f}".format),
     }
     shown = pd.DataFrame(columns).rename_axis("method").reset_index()
     return shown.to_markdown(index=False, disable_numparse=True) + (
-        f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals, tokens sampled per prompt."
+        f"\n\n{n} prompts of the regime *{regime}*, 95 % intervals, rewards of the answers that "
+        "were given, tokens sampled per prompt."
     )
-
-
-def _bold(texts: pd.Series, values: pd.Series) -> pd.Series:
-    """Return the cells of a column, the best in bold; higher is better."""
-    return texts.where(values < values.max(), "**" + texts + "**")
 
 
 def plan(profile: str, base: Path) -> str:

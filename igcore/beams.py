@@ -62,10 +62,9 @@ class Beam:
 
     @property
     def likelihood(self) -> float:
-        """Mean log-probability of its tokens, in nats: it ranks where there is no reward."""
-        if math.isnan(self.log_p):  # not known, see `igcore.engine.served`; sorting needs a number
-            return -math.inf
-        return self.log_p / max(len(self.tokens), 1)
+        """Mean log-probability of its tokens (nats), which ranks without a reward model."""
+        mean = self.log_p / max(len(self.tokens), 1)  # NaN where a server does not tell it
+        return -math.inf if math.isnan(mean) else mean
 
     def safe(self, config: SearchConfig) -> bool:
         """Say whether it is within budget; never when a scorer failed on its text."""
@@ -79,8 +78,7 @@ class Beam:
         """Store the critic's estimates, and decide by f1 whether the beam is let through."""
         # fails closed: a broken critic lets nothing through, and sorting needs a number, not NaN
         self.f1, self.f2 = f1 if math.isfinite(f1) else -math.inf, f2
-        finite = math.isfinite(f1) and math.isfinite(f2)
-        self.let_through = finite and f1 > config.critic_threshold
+        self.let_through = math.isfinite(f1) and math.isfinite(f2) and f1 > config.critic_threshold
 
 
 # --- scores of a beam -----------------------------------------------------------------------------
@@ -388,7 +386,7 @@ class PromptSearch:
 
 def why_unsafe(pool: Sequence[Beam]) -> str:
     """Return the reason why no candidate of a pool is safe."""
-    # a failed scorer may have hidden a safe candidate: more rounds would not have helped
+    # a failed scorer may have hidden a safe candidate
     return "scorer_error" if any(beam.broken for beam in pool) else "exhausted"
 
 

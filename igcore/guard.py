@@ -198,7 +198,7 @@ class Guard:
         """
         method = method_of(name)
         guard = replace(self, config=method.settings_under(self.config), method=name)
-        guard.policy.check(name, method, guard.config)
+        guard.policy.check(name, method, guard.critic)
         check_reward(name, method, guard)
         check_network(name, method, guard)
         return guard
@@ -268,5 +268,5 @@ def check_network(name: str, method: Method, guard: Guard) -> None:
             f"method {name!r} needs a {method.network}, but critic= gives it a {spec.KIND}; give "
             f"it a {method.network}"
         )
-    spec.check_scorers(guard.policy, guard.cost, guard.reward)
+    spec.check_scorers(guard.policy.trained, guard.cost, guard.reward)
     spec.check_settings(name, guard.config)

@@ -114,8 +114,7 @@ def role_and_content(message: Any) -> tuple[str, str]:
 
 
 def special_strings(tokenizer: Any) -> list[str]:
-    """Return the strings that a tokenizer reads as special tokens, the longest first."""
-    # the longest first, because one may contain another, such as <s> in a longer name
+    """Return the strings that a tokenizer reads as special tokens, none after a part of itself."""
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     return sorted({*added, *tokenizer.all_special_tokens}, key=lambda s: (-len(s), s))
 
@@ -200,8 +199,7 @@ class Policy:
 
     @property
     def context(self) -> int:
-        """Longest sequence, prompt and response together, in tokens."""
-        # a model without a limit, such as a recurrent one, gets one that nothing reaches
+        """Longest sequence of prompt and response, in tokens; 2^31 of a model without a limit."""
         return getattr(self.model.config, "max_position_embeddings", None) or 2**31
 
     def engine(self, watch: int | None = None) -> Any:
@@ -216,8 +214,13 @@ class Policy:
 
         return search_bytes(self.model, config, prompt_tokens, self.cache)
 
-    def check(self, name: str, method: Any, config: Any) -> None:
-        """Refuse a method or setting that its engine has not; a local one has all."""
+    def check(self, name: str, method: Any, critic: Any) -> None:
+        """Refuse a method or critic that its engine cannot serve; a local one serves all."""
+
+    @property
+    def trained(self) -> "Policy":
+        """The policy that a network must have been trained for: this one."""
+        return self
 
     def identity(self) -> dict[str, Any]:
         """Return everything that decides the policy's answers, as JSON values.
@@ -283,10 +286,9 @@ class Policy:
         """
         if not prompt.strip():
             raise ParameterError(f"prompt {prompt!r} is empty; give at least one word")
-        template = self.template
         # the template's own special tokens are added after the prompt's have been broken up
-        text = template.opening(self.tokenizer, neutral(self.tokenizer, prompt))
-        return self._ids(text, template.special, prompt, max_new_tokens)
+        text = self.template.opening(self.tokenizer, neutral(self.tokenizer, prompt))
+        return self._ids(text, self.template.special, prompt, max_new_tokens)
 
     def _ids(self, text: str, special: bool, prompt: str, max_new_tokens: int) -> list[int]:
         """Return the token ids of a rendered prompt, unless it is too long."""
@@ -313,10 +315,8 @@ class Policy:
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Return what a user's own ``tokenizer.decode`` makes of ids, special tokens skipped."""
-        text: str = self.tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return text
+        how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(ids, **how))
 
     def spelled(self, tokens: Sequence[int]) -> list[int]:
         """Return ids that decode to exactly the `text` of response tokens.

@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Literal
 
-from .errors import ParameterError
+from .checks import word_ends
+from .errors import ParameterError, unknown_name
 from .scorers import Scorer, TextFunction, as_scorer
 from .scoring import Tally, checked_score
 
 Interval = tuple[float, float]
 MOST_ROWS = 20  # of a printed table
+CHECKS = ("word", "end")
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def suggest_budget(
     cost: Scorer | TextFunction | str,
     acceptable_texts: Sequence[str],
     unacceptable_texts: Sequence[str],
+    checks: Literal["word", "end"] = "word",
 ) -> BudgetChoice:
     """Return the error rates that each budget implies on texts of known kind, and a suggestion.
 
@@ -82,18 +86,24 @@ def suggest_budget(
         As `Guard` takes it; higher is worse. It sees the texts without a prompt.
     acceptable_texts, unacceptable_texts : sequence of str
         Complete answers, judged by a person; at least one of each.
+    checks : str
+        ``word`` takes the highest cost of a text at the end of any word, as a guard with its
+        default checks does. ``end`` takes the cost of the complete text alone, as under accounting
+        ``terminal``; with a large cost model it is faster.
 
     Raises
     ------
     ParameterError
-        For an empty list, a text in place of a list, a text without a finite cost, or costs that
-        leave no budget of at least 0.
+        For unknown checks, an empty list, a text in place of a list, a text without a finite cost,
+        or costs that leave no budget of at least 0.
     ScorerError
         When the cost fails on most of a hundred texts or more.
     """
+    if checks not in CHECKS:
+        raise unknown_name("checks", checks, CHECKS)
     scorer = as_scorer(cost, "cost")
-    good = costs_of(scorer, acceptable_texts, "acceptable_texts")
-    bad = costs_of(scorer, unacceptable_texts, "unacceptable_texts")
+    good = costs_of(scorer, acceptable_texts, "acceptable_texts", checks)
+    bad = costs_of(scorer, unacceptable_texts, "unacceptable_texts", checks)
     rows = tuple(row_of(budget, good, bad) for budget in cuts([*good, *bad]))
     if not rows:
         raise ParameterError(
@@ -104,19 +114,24 @@ def suggest_budget(
     return BudgetChoice(best.budget, rows)
 
 
-def costs_of(scorer: Scorer, texts: Sequence[str], name: str) -> list[float]:
-    """Return the cost of each text; each must be finite."""
+def costs_of(scorer: Scorer, texts: Sequence[str], name: str, checks: str) -> list[float]:
+    """Return the cost of each text, of those at its checks the highest; each must be finite."""
     if isinstance(texts, str) or not len(texts) or not all(isinstance(t, str) for t in texts):
         raise ParameterError(f"{name} is {texts!r:.60}; give a list of texts, at least one")
+    words = [word_ends(text) if checks == "word" else [] for text in texts]
+    read = [(i, text[:end]) for i, text in enumerate(texts) for end in [*words[i], len(text)]]
+    parts, finished = [part for _, part in read], [part == texts[i] for i, part in read]
     # the tally warns why a call failed
-    costs = checked_score(scorer, [""] * len(texts), texts, [True] * len(texts), Tally())
-    for text, cost in zip(texts, costs, strict=True):
+    costs = checked_score(scorer, [""] * len(parts), parts, finished, Tally())
+    highest = [-math.inf] * len(texts)
+    for (i, part), cost in zip(read, costs, strict=True):
         if math.isnan(cost):
             raise ParameterError(
-                f"cost {scorer.name!r} gives no finite number for {text[:40]!r}; mend the cost or "
+                f"cost {scorer.name!r} gives no finite number for {part[:40]!r}; mend the cost or "
                 "leave the text out"
             )
-    return [float(cost) for cost in costs]
+        highest[i] = max(highest[i], float(cost))
+    return highest
 
 
 def cuts(costs: Sequence[float]) -> list[float]:

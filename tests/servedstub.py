@@ -53,7 +53,11 @@ class Served(ThreadingHTTPServer):
         (request, number of the request) -> Fault or None; called for completions alone.
     pieces : collection of int
         Tokens inside a character, of which llama.cpp tells no log-probability.
+    states : callable or None
+        (token ids of a prompt) -> path of the file with their states.
     """
+
+    states: Callable[[list[int]], str] | None = None
 
     daemon_threads = True
     request_queue_size = 64
@@ -72,7 +76,7 @@ class Served(ThreadingHTTPServer):
 
     def sample(self, request: dict, child: int) -> list[tuple[int, float]]:
         """Return tokens with their reference log-probabilities."""
-        rng = random.Random(request["seed"] + child)
+        rng = random.Random(request.get("seed", 0) + child)
         sequence, found = list(request["prompt"]), []
         bias = {int(token): nats for token, nats in request.get("logit_bias", {}).items()}
         for _ in range(request["max_tokens"]):
@@ -89,7 +93,8 @@ class Served(ThreadingHTTPServer):
         """Return one sample in the form of the software."""
         sample = self.sample(request, child)
         log_p = log_softmax(self.logits(tuple(request["prompt"])))
-        top = sorted(range(len(log_p)), key=lambda token: -log_p[token])[: request["logprobs"]]
+        most = request.get("logprobs", 0)
+        top = sorted(range(len(log_p)), key=lambda token: -log_p[token])[:most]
         if self.software == "llama.cpp":
             said = [{"id": token, "token": "", "logprob": x} for token, x in sample]
             said[0]["top_logprobs"] = [{"id": token, "logprob": log_p[token]} for token in top]
@@ -113,7 +118,10 @@ class Served(ThreadingHTTPServer):
             same = {"n_predict": "max_tokens", "n_cmpl": "n", "n_probs": "logprobs"}
             assert all(request[own] == request[openai] for own, openai in same.items())
             return choices[::-1] if len(choices) > 1 else choices[0]
-        return {"id": "stub", "object": "text_completion", "choices": choices[::-1]}
+        reply = {"id": "stub", "object": "text_completion", "choices": choices[::-1]}
+        if self.states and "seed" not in request:  # a server of states samples nothing
+            reply["kv_transfer_params"] = {"hidden_states_path": self.states(request["prompt"])}
+        return reply
 
     def facts(self, path: str) -> dict | None:
         """Return what the software says about itself at a path."""

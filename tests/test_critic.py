@@ -15,6 +15,7 @@ from igcore.critic.latent import FEATURES, Latents, encode, latents, shape_of
 from igcore.critic.network import Critic, Spec, load_critic, save_critic
 from igcore.engine.kv_cache import History
 from igcore.engine.local import LocalEngine
+from igcore.policy import Policy
 from igcore.runs.networks import Shuffled
 
 NAMES = dict(
@@ -212,9 +213,10 @@ def given(**changes):
     """A policy and scorers by name and hash, as `load_critic` sees them."""
     parts = {
         role: SimpleNamespace(name=NAMES[role], digest=NAMES[f"{role}_digest"])
-        for role in ("policy", "cost", "reward")
+        for role in ("cost", "reward")
     }
-    parts["policy"].model = tiny("llama")
+    own = NAMES["policy"], tiny("llama"), None
+    parts["policy"] = Policy(*own, digest=NAMES["policy_digest"])
     for name, value in changes.items():
         role, attribute = name.split("_")
         setattr(parts[role], attribute, value)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer, mock_policy, probabilities
-from servedstub import MODEL, Fault, log_softmax, served
+from servedstub import MODEL, Fault, Handler, log_softmax, served
 from tiny import tiny_tokenizer
 
 from igcore import (
@@ -28,7 +28,8 @@ from igcore.engine.diversity import Failures, diversity_penalty, without_replace
 from igcore.engine.sampling import random_key
 from igcore.engine.served import BAN, SEEDS, ServedEngine, bias_of
 from igcore.folders import read
-from igcore.models import server as way
+from igcore.models import client as way
+from igcore.models.client import Client
 from igcore.models.registry import SCORERS
 from igcore.models.served import Elsewhere, ServedPolicy
 from igcore.models.server import Server
@@ -46,11 +47,14 @@ def keys_of(rows, length, at=0):
     return [[random_key(0, f"p{row}", 0, c, at + t) for t in range(length)] for c, row in rows]
 
 
-def server_of(stub, **options):
-    return Server(
-        stub.url, MODEL,
-        **dict(timeout=5.0, retries=2, samples=100, pause=0.001, path=stub.route) | options,
-    )  # fmt: skip
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr(way, "FIRST_PAUSE", 0.001)
+
+
+def server_of(stub, samples=100, **options):
+    client = Client(stub.url, **dict(timeout=5.0, retries=2, at_once=32) | options)
+    return Server(client, MODEL, samples=samples, path=stub.route)
 
 
 def engine_of(stub, **options):
@@ -428,7 +432,9 @@ def test_a_server_that_never_replies_is_one_sentence_after_bounded_time(name):
     """Bug: a run that hangs; a drip-fed reply that no timeout of a single read ends."""
     began = time.monotonic()
     with served(fault=always(PASSING[name])) as stub:
-        with pytest.raises(PolicyError, match="gave no reply in 3 attempts .*run again") as caught:
+        with pytest.raises(
+            PolicyError, match="server at .* (refuses|does not|gives a reply) .*run again"
+        ) as caught:
             sampled(engine_of(stub, timeout=0.2), [0, 0])
         assert len(stub.requests) == 3
     assert time.monotonic() - began < 3 and "\n" not in str(caught.value)
@@ -437,7 +443,7 @@ def test_a_server_that_never_replies_is_one_sentence_after_bounded_time(name):
 def test_a_server_that_is_not_there_is_one_sentence():
     with served() as stub:
         pass
-    with pytest.raises(PolicyError, match="gave no reply in 3 attempts"):
+    with pytest.raises(PolicyError, match="does not reply; start it, .*ConnectError"):
         sampled(engine_of(stub), [0])
 
 
@@ -500,9 +506,58 @@ def test_an_endless_reply_takes_bounded_memory(monkeypatch):
     """Bug: a reply that fills the memory."""
     monkeypatch.setattr(way, "LONGEST", 10**5)
     with served(fault=always(Fault(body=b" " * 10**6))) as stub:
-        with pytest.raises(PolicyError, match="a reply of more than 100000 bytes"):
+        with pytest.raises(PolicyError, match="longer than 100000 bytes"):
             sampled(engine_of(stub), [0])
     assert len(stub.requests) == 1
+
+
+def test_all_replies_together_take_bounded_memory(monkeypatch):
+    """Bug: a bound for each reply alone, and hundreds of replies."""
+    monkeypatch.setattr(way, "MOST", 10**5)
+    with served(fault=always(Fault(body=b" " * 30_000))) as stub:
+        client = Client(stub.url, timeout=5.0, at_once=1)
+        with pytest.raises(way.Failed, match="too long together; .*100000 bytes"):
+            client.ask([way.Request("/v1/completions", {})] * 8)
+    assert len(stub.requests) == 4
+
+
+def test_no_cookie_is_kept():
+    """Bug: what a server sets is sent back with every request, and grows without end."""
+    seen = []
+    with served(fault=always(Fault(500, b"", {"Set-Cookie": "a=b"}))) as stub:
+        client = Client(stub.url, timeout=5.0, retries=2)
+        stub.RequestHandlerClass = type(
+            "Seeing",
+            (stub.RequestHandlerClass,),
+            {"do_POST": lambda self: (seen.append(self.headers["cookie"]), Handler.do_POST(self))},
+        )
+        with pytest.raises(way.Failed):
+            client.ask([way.Request("/v1/completions", {})])
+    assert seen == [None] * 3
+
+
+def test_a_forked_process_opens_its_own_way():
+    """Bug: a wait without end for a thread that the other process has."""
+    with served() as stub:
+        client = Client(stub.url, timeout=5.0)
+        client.ask([way.Request("/v1/models")])
+        process, opened = client._opened
+        client._opened = process + 1, (None, None)
+        assert b"data" in client.ask([way.Request("/v1/models")])[0]
+        assert client._opened[0] == process and client._opened[1] is not opened
+
+
+@pytest.mark.parametrize("url", ["http://localhost:69999", "http://localhost:1"])
+def test_an_address_that_nothing_can_reach_is_one_sentence(url):
+    """Bug: an error of the insides of a client."""
+    with pytest.raises(way.Failed, match="does not reply|refuses the request"):
+        Client(url, timeout=5.0).ask([way.Request("/v1/models")])
+
+
+def test_a_proxy_that_is_none_is_one_sentence(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "foo://bar")
+    with pytest.raises(way.Failed, match="refuses the request"):
+        Client("http://host.example", timeout=5.0).ask([way.Request("/v1/models")])
 
 
 def test_a_packed_reply_is_not_unpacked():
@@ -530,7 +585,7 @@ def test_a_refused_request_is_not_repeated_and_its_words_do_not_show_the_key():
     key = "sk-0123456789abcdef"
     body = json.dumps({"error": {"message": f"no access with {key}"}}).encode()
     with served(fault=always(Fault(401, body))) as stub:
-        with pytest.raises(PolicyError, match="refuses a request .*repeat the key") as caught:
+        with pytest.raises(PolicyError, match="refuses the request .*repeat the key") as caught:
             sampled(engine_of(stub, key=key), [0])
         assert stub.keys == [f"Bearer {key}"] and key not in str(caught.value)
     with served(fault=always(Fault(400, b"n is too large\n"))) as stub:
@@ -676,7 +731,7 @@ def test_a_run_goes_on_where_a_killed_server_stopped_it(tokenizer, run_home):
             return Fault(drop=True) if number > 20 else None
 
         stub.fault = dies
-        with pytest.raises(PolicyError, match="gave no reply in 1 attempts"):
+        with pytest.raises(PolicyError, match="does not reply; start it"):
             decode_run(params, folder)
     before = (folder / "responses.jsonl").read_bytes()
     assert 0 < len(before.splitlines()) < 12

@@ -233,6 +233,10 @@ MISUSES = {
         lambda: ig.suggest_budget(capitals, [], ["A"]),
         r"^acceptable_texts is \[\]; give a list",
     ),
+    "checks that it has not": (
+        lambda: ig.suggest_budget(capitals, ["a"], ["A"], checks="block"),
+        "^unknown checks 'block'; .*allowed: end, word",
+    ),
     "texts are one text": (
         lambda: ig.suggest_budget(capitals, ["a"], "A"),
         "^unacceptable_texts is 'A'; give a list of texts",
@@ -314,4 +318,12 @@ def test_a_budget_is_not_suggested_for_a_cost_that_fails():
         pytest.warns(ScorerWarning, match="raised IndexError: string index out of range"),
         pytest.raises(ig.ParameterError, match="gives no finite number for 'short'; mend"),
     ):
-        ig.suggest_budget(lambda t: float(len(t[9])), ["long enough to be read"], ["short"])
+        ig.suggest_budget(lambda t: float(len(t[9])), ["long enough to be read"], ["short"], "end")
+
+
+def test_a_suggested_budget_looks_where_a_guard_does():
+    """Bug: a budget that accepts a complete text which a guard rejects at its first word."""
+    good, bad = ["The sky is blue.", "At home"], ["NO"]
+    assert ig.suggest_budget(capitals, good, bad).budget == (1 / 2 + 1) / 2  # "At", "NO"
+    whole = ig.suggest_budget(capitals, good, bad, checks="end")
+    assert whole.budget == (1 / len(good[1]) + 1) / 2

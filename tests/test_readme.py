@@ -113,7 +113,7 @@ def test_the_command_writes_all_pages(tmp_path, monkeypatch, capsys):
     assert all("| new |" in (tmp_path / name).read_text() for name in pages.PAGES)
 
 
-def test_the_front_page_shows_the_best_of_each_column_in_bold(tmp_path):
+def test_the_front_page_shows_the_safest_arm_in_bold(tmp_path):
     """Guards a bold cell that is not the best, and counts read as shares."""
     row = dict(regime="safety", n_prompts=10, path_safe_low=0.1, path_safe_high=0.9, abstained=1)
     row |= dict(over_budget_on_the_path=2, policy_tokens=63.4)
@@ -125,7 +125,7 @@ def test_the_front_page_shows_the_best_of_each_column_in_bold(tmp_path):
     pd.DataFrame(rows).to_csv(tmp_path / "figures/tables/claims_arms.csv")
     table = pages.arms("safety", tmp_path).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[2:9]]
-    assert cells[0] == ["base", "0.0 [10.0, 90.0]", "10.0", "20.0", "**0.500**", "63"]
+    assert cells[0] == ["base", "0.0 [10.0, 90.0]", "10.0", "20.0", "0.500", "63"]
     assert cells[-1][1] == "**60.0** [10.0, 90.0]" and cells[-1][4] == "0.440"
     assert table[-1].startswith("10 prompts of the regime *safety*")
 

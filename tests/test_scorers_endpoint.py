@@ -418,7 +418,7 @@ def test_a_server_that_fails_says_so_in_one_sentence(reply, sentence, requests, 
     fail again; a pause that is longer than the time there is.
     """
     monkeypatch.setenv("IGCORE_SCORER_TEST", KEY)
-    monkeypatch.setattr("igcore.models.endpoint.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("igcore.models.client.FIRST_PAUSE", 0.01)
     count = []
 
     def answer(path, request):
@@ -437,7 +437,7 @@ def test_a_server_that_fails_says_so_in_one_sentence(reply, sentence, requests, 
 
 def test_a_busy_server_is_asked_again(monkeypatch):
     """Bug: one 429 in a run, and the texts of a block count as unsafe."""
-    monkeypatch.setattr("igcore.models.endpoint.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("igcore.models.client.FIRST_PAUSE", 0.01)
     replies = [Reply("busy", 429), Reply("oh", 502), Reply(drop=True)]
 
     def answer(path, request):
@@ -451,7 +451,7 @@ def test_a_busy_server_is_asked_again(monkeypatch):
 def test_pauses_grow_and_follow_the_server(monkeypatch):
     """Bug: a server that asks for patience is asked at once, again and again."""
     times = []
-    monkeypatch.setattr("igcore.models.endpoint.FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("igcore.models.client.FIRST_PAUSE", 0.05)
 
     def answer(path, request):
         times.append(time.monotonic())
@@ -497,7 +497,7 @@ def test_a_repeated_attempt_has_the_time_that_is_left():
 @pytest.mark.parametrize("packed", [False, True])
 def test_size_is_bounded(packed, monkeypatch):
     """Bug: a reply of gigabytes, or one that unpacks to them, fills the memory."""
-    monkeypatch.setattr("igcore.models.bounds.LONGEST", 2**20)
+    monkeypatch.setattr("igcore.models.client.LONGEST", 2**20)
     body = b" " * 2**25
     reply = (
         Reply(gzip.compress(body), headers={"Content-Encoding": "gzip"}) if packed else Reply(body)
@@ -520,7 +520,7 @@ def test_a_redirect_is_not_followed(status, monkeypatch):
     with served(honest) as (elsewhere, never):
         moved = Reply(status=status, headers={"Location": f"{elsewhere}/score?key={KEY}"})
         said = lost("score", moved)
-        assert said.startswith("points to another address; give that one as url (status 30")
+        assert said.startswith("points to another address; give that one (status 30")
         assert KEY not in said and not never
 
 
@@ -537,6 +537,16 @@ def test_a_text_that_is_refused_costs_only_itself():
             with pytest.warns(ScorerWarning, match=f"{why}.*; 1 of 4 texts count as unsafe"):
                 scores = load(url).score(["q"] * 4, [lost, *ANSWERS], [True] * 4)
             assert np.isnan(scores[0]) and scores[1:] == pytest.approx([1, 0, 0.5])
+
+
+def test_what_was_refused_is_not_asked_again_after_the_endpoint_is_down():
+    """Bug: the texts of a refused request are asked for one by one, though nobody will answer."""
+    statuses = [400, 401]
+    with served(lambda path, request: Reply("no", statuses.pop(0))) as (url, asked):
+        scorer = load(url, batch=2, workers=1)
+        with pytest.warns(ScorerWarning, match="4 of 4 texts"):
+            scorer.score(["q"] * 4, ["a"] * 4, [True] * 4)
+    assert len(asked) == 2
 
 
 def test_after_an_endpoint_is_down_nothing_more_is_asked():
@@ -654,8 +664,8 @@ def test_a_missing_key_or_package_is_named(monkeypatch):
     monkeypatch.delenv("IGCORE_SCORER_KEY", raising=False)
     with pytest.raises(ScorerError, match="IGCORE_SCORER_KEY holds no key; put only the key of"):
         load("https://guard.example", self_check=True)
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ParameterError, match=r"needs openai; install igcore\[judge\]"):
+    monkeypatch.setitem(sys.modules, "httpx2", None)
+    with pytest.raises(ParameterError, match=r"needs httpx2; install igcore\[served\]"):
         load("http://localhost:1", self_check=True)
 
 

@@ -154,7 +154,7 @@ def load_network(
     if hashlib.sha256(data).hexdigest() != digest:
         raise RunError(f"{path} is damaged: its sha256 is not {digest[:12]}; train it again")
     spec = network_type.SPEC(**fields)
-    spec.check_scorers(policy, cost, reward)
+    spec.check_scorers(policy.trained, cost, reward)
     for field, size in sizes.items():
         if (trained := getattr(spec, field)) != size:
             raise ParameterError(

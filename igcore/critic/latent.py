@@ -321,8 +321,10 @@ def shape_of(model: PreTrainedModel) -> dict[str, int]:
     -------
     dict
         ``n_layers`` with attention, ``kv_width`` (keys and values of a token in one of them) and
-        ``hidden``.
+        ``hidden``; the last alone of a model whose weights are not loaded.
     """
+    if not list(model.modules()):
+        return {"hidden": model.config.get_text_config().hidden_size}
     # measured on the latents of one token: configurations name these sizes in many ways
     one = encode(model, [[0]], [[0]])
     assert one.hidden is not None  # always there where no layer is left out

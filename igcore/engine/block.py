@@ -68,8 +68,8 @@ class Block:
 class Engine(Protocol):
     """What a search asks of an engine; `igcore.engine.local.LocalEngine` says it in full.
 
-    One whose model runs elsewhere (`igcore.engine.served.ServedEngine`) has no `history`, and takes
-    no `steering`: its policy refuses the methods that need them.
+    One whose model runs elsewhere (`igcore.engine.served.ServedEngine`) takes no `steering`, and
+    its `history` has one middle layer at most: its policy refuses the methods that need more.
     """
 
     steering: Steering | None

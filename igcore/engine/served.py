@@ -27,136 +27,23 @@ It differs from a local engine in this:
 """
 
 import math
-import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, Protocol
 
-from pydantic import BaseModel, Field, TypeAdapter
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..errors import PolicyError
 from .block import Block
+from .completions import Choice, Told, request_of, samples_in
 from .diversity import Penalty
+from .kv_cache import History
 from .sampling import uniforms
 
 BAN = 100.0  # nats; what OpenAI's interface allows
 SEEDS = 2**31
 Bias = dict[str, float]  # token -> nats
-# the policy's own distribution, whatever a server's or a model's defaults are
-SAMPLING = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "samplers": ["temperature"],  # llama.cpp's
-    "return_tokens": True,  # llama.cpp
-    "return_token_ids": True,  # vLLM, SGLang
-    "no_stop_trim": True,  # SGLang: the end token, too
-    "return_tokens_as_token_ids": True,  # vLLM: names the most probable tokens by their ids
-}
-NAMED = re.compile(r"token_id:(\d+)")  # such a name
-
-
-# --- replies --------------------------------------------------------------------------------------
-
-Token = Annotated[int, Field(ge=0, lt=2**31)]
-LogProb = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class Ranked(BaseModel):
-    """A token with its reference log-probability (nats)."""
-
-    id: Token
-    logprob: LogProb
-
-
-class Said(Ranked):
-    """A token of a sample as llama.cpp describes it."""
-
-    top_logprobs: list[Ranked] = []
-
-
-class LogProbs(BaseModel):
-    """The log-probabilities of a sample, as vLLM and SGLang give them."""
-
-    token_logprobs: list[LogProb]
-    top_logprobs: list[dict[str, LogProb] | None] | None = None
-
-
-class Choice(BaseModel):
-    """One sample of vLLM or SGLang."""
-
-    index: int
-    logprobs: LogProbs
-    token_ids: list[Token]
-
-    @property
-    def sample(self) -> tuple[list[int], list[float]]:
-        """Its tokens and their log-probabilities; ``ValueError`` where the two do not match."""
-        log_p = self.logprobs.token_logprobs
-        if len(self.token_ids) != len(log_p):
-            raise ValueError("tokens and log-probabilities differ in number")
-        return self.token_ids, [min(x, 0.0) for x in log_p]
-
-    @property
-    def most_probable(self) -> list[tuple[int, float]]:
-        """The first tokens that are told by their ids, with their log-probabilities."""
-        first = (self.logprobs.top_logprobs or [None])[0] or {}
-        names = [NAMED.fullmatch(name) for name in first]
-        named = zip(names, first.values(), strict=True)
-        return [(int(name[1]), log_p) for name, log_p in named if name]
-
-
-class Told(BaseModel):
-    """One sample of llama.cpp's server.
-
-    Its OpenAI-compatible route leaves out the tokens inside a character, this one only their
-    probabilities.
-    """
-
-    index: int
-    tokens: list[Token]
-    completion_probabilities: list[Said]
-
-    @property
-    def sample(self) -> tuple[list[int], list[float]]:
-        """Its tokens and their log-probabilities, all NaN where one of them is missing."""
-        said = self.completion_probabilities
-        if [token.id for token in said] != self.tokens:
-            return self.tokens, [math.nan] * len(self.tokens)
-        return self.tokens, [min(token.logprob, 0.0) for token in said]
-
-    @property
-    def most_probable(self) -> list[tuple[int, float]]:
-        """The most probable first tokens, with their log-probabilities."""
-        first = self.completion_probabilities[:1]
-        return [(top.id, top.logprob) for token in first for top in token.top_logprobs]
-
-
-class Completion(BaseModel):
-    """A reply to a request for samples, as far as it is read here."""
-
-    choices: list[Choice]
-
-
-# llama.cpp's server gives a sample alone, or a list of several
-REPLIES = TypeAdapter(Completion | list[Told] | Told)
-
-
-def samples_in(content: bytes) -> Sequence[Choice | Told]:
-    """Return the samples of a reply, in its order; ``ValueError`` for any other content."""
-    match REPLIES.validate_json(content):
-        case Completion(choices=choices):
-            return choices
-        case Told() as alone:
-            return [alone]
-        case several:
-            return several
-
-
-# --- the engine -----------------------------------------------------------------------------------
 
 
 class Server(Protocol):
@@ -178,37 +65,46 @@ class Server(Protocol):
         ...
 
 
+# sequences -> the output of a middle layer at every token, (n, H) float32 each
+States = Callable[[Sequence[Sequence[int]]], list[Tensor]]
+
+
 class ServedEngine:
     """Samples blocks of tokens from a model in a server, see the module.
 
-    Candidates are numbered as by `igcore.engine.local.LocalEngine`. It has no latents: neither
-    ``history`` nor ``steering``.
+    Candidates are numbered as by `igcore.engine.local.LocalEngine`. It takes no ``steering``, and
+    has the states of a middle layer only where they are given to it.
 
     Parameters
     ----------
     server : Server
     eos_ids : collection of int
         Tokens that end a sequence. Whatever a server sends after one is dropped.
+    states : callable, optional
+        Gives the output of a middle layer, such as `igcore.models.states.HiddenStates.read`.
 
     Attributes
     ----------
     sequences : list of list of int
         The token ids of each row so far, those of its prompt first.
+    asked : list of int
+        Tokens of each row's prompt.
     """
 
-    def __init__(self, server: Server, eos_ids: Collection[int]):
-        self.server, self.eos_ids = server, frozenset(eos_ids)
-        self._start([])
+    def __init__(self, server: Server, eos_ids: Collection[int], states: States | None = None):
+        self.server, self.eos_ids, self.states = server, frozenset(eos_ids), states
+        self._start([], [])
 
-    def _start(self, sequences: list[list[int]]) -> None:
+    def _start(self, sequences: list[list[int]], asked: list[int]) -> None:
         """Begin a block from these rows."""
-        self.sequences = sequences
-        self._grown: dict[int, list[int]] = {}  # live candidate of any round -> its sequence
+        self.sequences, self.asked = sequences, asked
+        # live candidate of any round -> its sequence, and how much of it is the prompt
+        self._grown: dict[int, tuple[list[int], int]] = {}
         self._drawn = 0  # number of candidates of all rounds so far
 
     def open(self, prompts: Sequence[Sequence[int]]) -> None:
         """Begin with prompts, one row each; nothing is sent yet."""
-        self._start(list(map(list, prompts)))
+        self._start(list(map(list, prompts)), list(map(len, prompts)))
 
     def sample_block(
         self,
@@ -326,13 +222,13 @@ class ServedEngine:
             unread = block.ended[c] or (last and len(tokens) == length)
             block.encoded[c] = len(tokens) - unread
             if not block.ended[c]:
-                self._grown[self._drawn + c] = self.sequences[row] + tokens
+                self._grown[self._drawn + c] = self.sequences[row] + tokens, self.asked[row]
         self._drawn += len(rows)
         return block
 
     def _choices(self, bodies: Sequence[dict[str, Any]]) -> list[list[Choice | Told]]:
         """Return the samples that each request gives, in their order."""
-        bodies = [in_all_words(body) for body in bodies]
+        bodies = [request_of(body) for body in bodies]
         found = []
         for body, content in zip(bodies, self.server.complete(bodies), strict=True):
             try:
@@ -394,13 +290,27 @@ class ServedEngine:
         KeyError
             When a candidate has ended, was freed or was never sampled.
         """
-        self._start([self._grown[c] for c in candidates])
+        chosen = [self._grown[c] for c in candidates]
+        self._start([ids for ids, _ in chosen], [asked for _, asked in chosen])
 
+    def history(self, candidates: Sequence[int], keys: bool = True) -> History:
+        """Return the states of the middle layer at all tokens so far of live candidates.
 
-def in_all_words(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a request with the policy's own sampling, and llama.cpp's names beside OpenAI's."""
-    llama = {"n_predict": body["max_tokens"], "n_cmpl": body["n"], "n_probs": body["logprobs"]}
-    return SAMPLING | llama | body
+        There is no o_t and no KV cache, whatever `keys` says.
+
+        Raises
+        ------
+        PolicyError
+            When the server gives no states.
+        KeyError
+            As `select`.
+        """
+        chosen = [self._grown[c] for c in candidates]
+        # without states the policy refuses a critic
+        found = self.states([ids for ids, _ in chosen])  # type: ignore[misc]
+        said = [states[asked:] for states, (_, asked) in zip(found, chosen, strict=True)]
+        mask = pad_sequence([torch.ones(len(x), dtype=torch.bool) for x in said], batch_first=True)
+        return History(mask, middle=pad_sequence(said, batch_first=True))
 
 
 def bias_of(factors: Mapping[int, float]) -> Bias:

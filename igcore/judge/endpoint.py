@@ -6,19 +6,12 @@ from functools import partial
 from threading import Event
 
 from ..errors import JudgeError
-from ..models.bounds import Bounds
-from ..models.client import check_endpoint, key_in, open_client
-from ..models.trust import JUDGE, without_key
+from ..models.client import Client, Failed, Request, check_endpoint, key_in
+from ..models.trust import JUDGE
 from ..settings import Count, Discount, Natural, Seconds, Weight, settings
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
 
-# what went wrong -> what the user can do
-SILENT = "does not reply; start it, correct base_url, or raise timeout"
-ENDLESS = "does not come to an end; correct base_url, or raise timeout"
-MOVED = "points to another address; give that one as base_url"
-REFUSED = "refuses the request or fails; correct the key, model or options, or see its log"
 NO_CHAT = "does not answer as a chat completion does; correct base_url"
-HALF = "cannot be sent half a character; correct the prompt or decode it anew"
 
 
 @settings(kw_only=True)
@@ -78,42 +71,25 @@ class OpenAIJudge:
     def ask(
         self, questions: Sequence[Question], seed: int, workers: int
     ) -> Iterator[tuple[Question, Reply]]:
-        with self._client() as client:
-            yield from in_parallel(partial(self._reply, client, seed), questions, workers)
-
-    def _client(self):
         # not before: tables of what was judged ask nobody, and need no key
-        bounds = Bounds(self.timeout)
-        place = (self.base_url, self.api_key_env, JUDGE)
-        return open_client(*place, bounds, self.max_retries, JudgeError)
+        key = key_in(self.base_url, self.api_key_env, JUDGE, JudgeError)
+        limits = {"timeout": self.timeout, "retries": self.max_retries, "at_once": workers}
+        client = Client(self.base_url.rstrip("/"), key, **limits)
+        yield from in_parallel(partial(self._reply, client, seed), questions, workers)
 
-    def _reply(self, client, seed: int, question: Question) -> Reply:
-        import openai
-
+    def _reply(self, client: Client, seed: int, question: Question) -> Reply:
         messages = [{"role": "user", "content": question.text}]
         request = self.sampling | {"messages": messages, "seed": seed}
         try:
-            response = client.chat.completions.with_raw_response.create(**request)
-            return read_completion(response.http_response.content)
-        except openai.APIConnectionError as error:  # its text may hold the key
-            raise self._down(SILENT, str(error.__cause__ or error)) from None
-        except openai.OpenAIError as error:
-            status = getattr(error, "status_code", 0)
-            if 300 <= status < 400:  # without the address, which may hold a key
-                raise self._down(MOVED, f"status {status}") from None
-            raise self._down(REFUSED, str(error)) from None
-        except OSError as error:  # of `Bounds`
-            raise self._down(ENDLESS, str(error)) from None
-        except UnicodeEncodeError:
-            raise self._down(HALF, f"prompt {question.prompt_id}") from None
+            (content,) = client.ask([Request("/chat/completions", request)])
+            return read_completion(content)
+        except Failed as error:
+            why = str(error)
         except ValueError:
-            raise self._down(NO_CHAT, "no chat completion") from None
-
-    def _down(self, why: str, detail: str) -> JudgeError:
-        said = without_key(detail, key_in(self.api_key_env))
-        return JudgeError(
-            f"judge at {self.base_url} {why} ({said}); what it said so far is kept: run again to "
-            "go on"
+            why = NO_CHAT
+        raise JudgeError(
+            f"judge at {self.base_url}, asked about prompt {question.prompt_id}, {why}; what it "
+            "said so far is kept: run again to go on"
         )
 
 

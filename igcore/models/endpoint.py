@@ -8,11 +8,8 @@ safe.
 import math
 import time
 import warnings
-import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from threading import Event
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -24,34 +21,13 @@ from ..policy import neutral
 from ..scorers import COST
 from ..settings import Natural, Options, Rows, Seconds, Threads, one_of, settings
 from .apis import APIS, MALFORMED, OPTIONS, QUESTION, Api, Declined
-from .bounds import Bounds
-from .client import check_endpoint, key_in, open_client
+from .client import Client, Failed, Refused, Request, check_endpoint, key_in
 from .probe import HELPFUL, probe
 from .trust import SCORER, without_key
 from .wording import Wording, filled, label_ids
 
 JSON: TypeAdapter[Any] = TypeAdapter(Any)  # refuses what is nested without end, too
 LARGEST = 1 - 1e-9  # probability whose log odds are told from infinity
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0  # seconds before an attempt is repeated
-OF_THE_TEXT = (400, 413, 422)  # statuses by which an endpoint refuses what it was sent
-BUSY = (408, 409, 429)  # and 500 on: it may answer later
-RAW = {"X-Stainless-Raw-Response": "true"}  # the client returns the reply as it came
-# what went wrong -> what the user can do
-SILENT = "does not reply; start it, correct url, or raise timeout"
-LATE = "is not done in time; raise timeout, or lower batch"
-ENDLESS = "gives a reply that does not come to an end; correct url, or raise timeout"
-MOVED = "points to another address; give that one as url"
-REFUSED = "refuses the request or fails; correct the key, model, api or options, or see its log"
-DECLINED = "declines to judge a text"
-HALF = "cannot be sent half a character"
-
-
-class Unanswered(Exception):
-    """These texts have no number; others may have one."""
-
-
-class Down(Unanswered):
-    """No text will have one."""
 
 
 @settings(kw_only=True)
@@ -144,12 +120,11 @@ class Endpoint:
                     f"api {self.api!r} needs guard, with the words unsafe and safe, and tokenizer; "
                     "give both"
                 )
-            # sorted: which of the two is single, if one has to be
-            fewest, _ = sorted((self.wording.unsafe, self.wording.safe), key=len)
-            if self.api == "vllm-labels" and len(fewest) > 1:
+            unsafe, safe = self.wording.unsafe, self.wording.safe
+            if self.api == "vllm-labels" and min(len(unsafe), len(safe)) > 1:
                 raise ParameterError(
-                    f"unsafe and safe are {self.wording.unsafe} and {self.wording.safe}, of which "
-                    "vLLM tells the probability of one word; give one of them a single word"
+                    f"unsafe and safe are {unsafe} and {safe}, of which vLLM tells the probability "
+                    "of one word; give one of them a single word"
                 )
         if self.template is not None and "{response}" not in self.template:
             raise ParameterError("template has no {response}; write it into the text")
@@ -182,8 +157,7 @@ class Endpoint:
     def digest(self) -> str:
         """Hash of model, api and wording; the example holds what template and tokenizer do."""
         told = {name: getattr(self, name) for name in ("model", "api", "sign", *OPTIONS)}
-        labels = self.label_ids if self.guard else None
-        return digest_of([told, QUESTION, self._part(*HELPFUL), labels])
+        return digest_of([told, QUESTION, self._part(*HELPFUL), self.guard and self.label_ids])
 
     @cached_property
     def wording(self) -> Wording:
@@ -248,13 +222,39 @@ class Endpoint:
     def _ask(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
         """Return one number per text (n,), and why there is none for some."""
         parts = [self._part(*text) for text in zip(prompts, responses, strict=True)]
-        size = self.kind.most or self.batch
-        batches = [parts[at : at + size] for at in range(0, len(parts), size)]
-        call = Call(self)
-        with ThreadPoolExecutor(self.workers) as pool:
-            found = list(pool.map(call.numbers, batches))
-        numbers = [number for each, _ in found for number in each]
-        return np.array(numbers, float), next((why for _, why in found if why), "")
+        numbers, reasons, size = np.full(len(parts), math.nan), [], self.kind.most or self.batch
+        end, places = time.monotonic() + self.timeout, list(range(len(parts)))
+        batches = [places[at : at + size] for at in range(0, len(parts), size)]
+        while batches:
+            texts = [[parts[i] for i in batch] for batch in batches]
+            bodies = [{"model": self.model} | self.kind.body(self, some) for some in texts]
+            requests = [Request(self.kind.route, body) for body in bodies]
+            replies = self.client.each(requests, end - time.monotonic())
+            asked, batches = batches, []
+            down = any(type(reply) is Failed for reply in replies)
+            for batch, some, reply in zip(asked, texts, replies, strict=True):
+                if isinstance(reply, Refused) and len(batch) > 1 and not down:
+                    batches += [[i] for i in batch]  # a text that is refused costs only itself
+                    continue
+                numbers[batch], why = self._read(reply, some)
+                reasons += [why] if why else []
+        return numbers, next(iter(reasons), "")
+
+    def _read(self, reply: bytes | Failed, parts: Sequence[Any]) -> tuple[list[float], str]:
+        """Return the numbers of a reply, NaN where there is none, and why."""
+        if isinstance(reply, Failed):
+            return [math.nan] * len(parts), str(reply)
+        try:
+            found = self.kind.read(self, JSON.validate_json(reply), parts)
+            if len(found) != len(parts):
+                raise ValueError(f"it gives {len(found)} numbers for {len(parts)} texts")
+            return [self.scaled(number) for number in found], ""
+        except Declined:
+            why = "declines to judge a text"
+        except MALFORMED as error:
+            said = without_key(f"{type(error).__name__}: {error}", self.client.key)
+            why = f"does not answer as {self.kind.route} does ({said}); correct api, url or labels"
+        return [math.nan] * len(parts), why
 
     def _part(self, prompt: str, response: str) -> Any:
         """Return what is sent of a text: tokens, the pair, or one text."""
@@ -268,12 +268,11 @@ class Endpoint:
         return filled(template, prompt, response) if template else (prompt, response)
 
     @cached_property
-    def client(self) -> tuple[Any, Bounds]:
-        """The client and its bounds; made once, which takes longer than many requests."""
-        bounds, root = Bounds(self.timeout), self.url.rstrip("/").removesuffix("/v1")
-        client = open_client(root, self.api_key_env, SCORER, bounds, 0, ScorerError)
-        weakref.finalize(self, client.close)
-        return client, bounds
+    def client(self) -> Client:
+        """The way to the endpoint; made once, which takes longer than many requests."""
+        key = key_in(self.url, self.api_key_env, SCORER, ScorerError)
+        limits = {"timeout": self.timeout, "retries": self.max_retries, "at_once": self.workers}
+        return Client(self.url.rstrip("/").removesuffix("/v1"), key, **limits)
 
     def scaled(self, number: float) -> float:
         """Return a number of a reply as a score; NaN for a probability that is none."""
@@ -283,89 +282,3 @@ class Endpoint:
             return number
         p = min(max(number, 1 - LARGEST), LARGEST)
         return math.log(p) - math.log1p(-p)
-
-
-class Call:
-    """The requests of one call of a scorer, which share its time."""
-
-    def __init__(self, scorer: Endpoint):
-        self.scorer, self.kind = scorer, scorer.kind
-        self.client, self.bounds = scorer.client
-        self.end, self.stopped = time.monotonic() + scorer.timeout, Event()
-
-    def numbers(self, parts: list) -> tuple[list[float], str]:
-        """Return the numbers of a batch, NaN where there is none, and why."""
-        try:
-            reply = self.post({"model": self.scorer.model} | self.kind.body(self.scorer, parts))
-            found = self.kind.read(self.scorer, JSON.validate_json(reply), parts)
-            if len(found) != len(parts):
-                raise ValueError(f"it gives {len(found)} numbers for {len(parts)} texts")
-            return [self.scorer.scaled(number) for number in found], ""
-        except Down as error:
-            self.stopped.set()
-            why = str(error)
-        except Unanswered as error:
-            if len(parts) > 1:  # a text that is refused costs only itself
-                alone = [self.numbers([part]) for part in parts]
-                numbers = [number for each, _ in alone for number in each]
-                return numbers, next((why for _, why in alone if why), "")
-            why = str(error)
-        except Declined:
-            why = DECLINED
-        except MALFORMED as error:
-            detail = self.because("", f"{type(error).__name__}: {error}")
-            why = f"does not answer as {self.kind.route} does{detail}; correct api, url or labels"
-        return [math.nan] * len(parts), why
-
-    def post(self, body: dict) -> bytes:
-        """Return the reply to a request, repeated while there is time and hope."""
-        import openai
-
-        pause, why = FIRST_PAUSE, LATE
-        for attempt in range(self.scorer.max_retries + 1):
-            left = self.end - time.monotonic()
-            if left <= 0 or self.stopped.is_set():
-                break
-            self.bounds.seconds, wait = left, pause  # of this thread
-            options = {"headers": RAW, "timeout": left}
-            try:
-                raw = self.client.post(self.kind.route, body=body, cast_to=object, options=options)
-                return raw.http_response.content
-            except openai.APIStatusError as error:
-                why = self.refusal(error)
-                wait = max(pause, seconds(error.response.headers.get("retry-after", "")))
-            except openai.APIConnectionError as error:  # its text may hold the key
-                why = self.because(SILENT, str(error.__cause__ or error))
-            except UnicodeEncodeError:
-                raise Unanswered(HALF) from None
-            except OSError as error:  # of `Bounds`
-                raise Down(self.because(ENDLESS, str(error))) from None
-            last = attempt == self.scorer.max_retries or time.monotonic() + wait > self.end
-            if last or self.stopped.wait(wait):
-                break
-            pause = min(2 * pause, LONGEST_PAUSE)
-        raise Down(why)
-
-    def refusal(self, error) -> str:
-        """Return why a status is no reply; raise where another attempt would end the same way."""
-        status = error.status_code
-        if 300 <= status < 400:  # without the address, which may hold a key
-            raise Down(self.because(MOVED, f"status {status}")) from None
-        why = self.because(REFUSED, str(error))
-        if status in OF_THE_TEXT:
-            raise Unanswered(why) from None
-        if status < 500 and status not in BUSY:
-            raise Down(why) from None
-        return why
-
-    def because(self, why: str, detail: str) -> str:
-        """Return what went wrong, with what the endpoint said."""
-        return f"{why} ({without_key(detail, key_in(self.scorer.api_key_env))})"
-
-
-def seconds(header: str) -> float:
-    """Return the pause that an endpoint asks for, 0 where it is no plain number."""
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        return 0.0

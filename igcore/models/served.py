@@ -15,15 +15,16 @@ from ..engine.served import ServedEngine
 from ..errors import ParameterError, PolicyError, no_latents, unknown_name
 from ..folders import digest_of
 from ..policy import Policy
-from ..settings import Count, Natural, Seconds, settings
+from ..settings import Count, Natural, Options, Seconds, settings
 from . import assets
-from .client import check_endpoint, key_in
+from .client import Client, Request, check_endpoint, key_in
 from .hub import snapshot
 from .policies import POLICIES, Known, eos_ids_of
 from .pretrained import contents_of, load_tokenizer, one_sentence
-from .server import Request, Server
+from .server import Server
+from .states import HiddenStates, StatesOptions
 from .templates import TEMPLATES, TextFormat, check_chat
-from .trust import SERVER, check_variable
+from .trust import SERVER
 
 REPLAY = {
     False: "by statistics and not by bits",
@@ -103,6 +104,8 @@ class ServedOptions:
     batch_invariant : bool
         Whether the server promises the same tokens for a seed whatever else it does, as vLLM under
         ``VLLM_BATCH_INVARIANT=1``. Only then does `igcore verify --replay` decode again.
+    states : mapping, optional
+        For a critic on a middle layer, see `StatesOptions`.
     """
 
     server: str
@@ -116,26 +119,33 @@ class ServedOptions:
     max_retries: Natural = 6
     at_once: Count = 32
     batch_invariant: bool = False
+    states: Options | None = None
 
     def __post_init__(self):
         check_endpoint("server", self.server, self.api_key_env, SERVER)
+        if self.states is not None:
+            check_endpoint("server of states", self.hidden.server, self.api_key_env, SERVER)
 
     @property
     def url(self) -> str:
         """The address without ``/v1``."""
-        return self.server.rstrip("/").removesuffix("/v1")
+        return address(self.server)
 
-    def connect(self) -> Server:
-        """Return the way to the server; ``ParameterError`` for a variable that may not be sent."""
-        check_variable(self.api_key_env, SERVER)
-        key = key_in(self.api_key_env)
-        if not (key.isascii() and (key.isprintable() or not key)):
-            raise ParameterError(
-                f"the environment variable {self.api_key_env} holds no key; put only the key there,"
-                " without a line break"
-            )
+    @property
+    def hidden(self) -> StatesOptions:
+        """The options of `states`."""
+        return StatesOptions(**self.states or {})
+
+    def connect(self, url: str) -> Server:
+        """Return a server; ``ParameterError`` for a key that is none or may not be sent."""
+        key = key_in(url, self.api_key_env, SERVER, ParameterError, needed=False)
         limits = {"timeout": self.timeout, "retries": self.max_retries, "at_once": self.at_once}
-        return Server(self.url, self.model, key, **limits)
+        return Server(Client(url, key, **limits), self.model)
+
+
+def address(server: str) -> str:
+    """Return an address without ``/v1``."""
+    return server.rstrip("/").removesuffix("/v1")
 
 
 class Elsewhere:
@@ -173,29 +183,45 @@ class ServedPolicy(Policy):
     served : dict
         For its identity: the server's address and software, what the server says about the model,
         and how a run can be repeated.
+    states : HiddenStates, optional
+        Gives a critic the output of a middle layer.
+    origin : Policy, optional
+        The same model as a local policy, for which that critic was trained, without weights.
     """
 
     server: Any = None
     software: Software = OTHER
     limit: int = 2**31
     served: dict[str, Any] = field(default_factory=dict)
+    states: HiddenStates | None = None
+    origin: Policy | None = None
 
     @property
     def context(self) -> int:
         return self.limit
 
+    @property
+    def trained(self) -> Policy:
+        return self.origin or self
+
     def engine(self, watch: int | None = None) -> ServedEngine:
-        """Return a new engine; it has no latents, so there is nothing to `watch`."""
-        return ServedEngine(self.server, self.eos_ids)
+        """Return a new engine; which layer there is to `watch`, the server of states was told."""
+        read = self.states.read if self.states else None
+        return ServedEngine(self.server, self.eos_ids, read)
 
     def search_bytes(self, config: SearchConfig, prompt_tokens: int) -> int:
         """Return 0: the server has the KV cache."""
         return 0
 
-    def check(self, name: str, method: Method, config: SearchConfig) -> None:
+    def check(self, name: str, method: Method, critic: Any) -> None:
         """Refuse what a server cannot do, before anything is decoded."""
-        if method.network:
+        if method.network and not (method.asks_critic and self.states):
             raise no_latents(name, method.network)
+        if method.asks_critic and critic is not None and critic.watch is None:
+            raise ParameterError(
+                f"method {name!r} has a critic that reads more than a middle layer, which is all "
+                "that a server gives; train one with features m"
+            )
         if method.search != Method.search and not self.software.names_tokens:
             raise ParameterError(
                 f"method {name!r} needs the most probable tokens by their ids, which a server of "
@@ -235,7 +261,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     template = given.template or known.template or ("chat" if tokenizer.chat_template else "raw")
     check_chat(tokenizer, template, f"policy {given.model!r}")
     ends = (*known.ends, *given.ends)
-    server = given.connect()
+    server = given.connect(given.url)
     entry, software, version, samples = described(server)
     server.samples, server.path = samples, software.completes
     served = {
@@ -247,6 +273,9 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         "batch_invariant": given.batch_invariant,
         "replay": REPLAY[given.batch_invariant],
     }
+    origin, states = hidden_of(given) if given.states is not None else (None, None)
+    if origin:
+        served["states"] = {"policy": origin.name, "digest": origin.digest}
     name = f"{Path(given.model).name.removesuffix('.gguf')}@{software.name}"
     policy = ServedPolicy(
         name=name,
@@ -259,11 +288,43 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         software=software,
         limit=entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx") or 2**31,
         served=served,
+        states=states,
+        origin=origin,
     )
+    if origin:
+        check_alike(policy, origin)
     # another address may hold the same model
     identity = policy.identity() | {"served": {k: served[k] for k in served if k != "server"}}
     decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
     return replace(policy, digest=digest_of(decisive))
+
+
+def hidden_of(given: ServedOptions) -> tuple[Policy, HiddenStates]:
+    """Return the policy that a critic was trained for, and what gives it the states."""
+    from .policies import load_policy  # here: it loads a served policy by this module
+
+    options = given.hidden
+    folder = Path(options.folder)
+    if not folder.is_dir():
+        raise ParameterError(
+            f"the folder {options.folder} of states is not there; give the shared_storage_path of "
+            "the server, as this computer sees it"
+        )
+    origin = load_policy(options.policy, weights=False)
+    width = origin.model.config.get_text_config().hidden_size
+    return origin, HiddenStates(given.connect(address(options.server)), folder, width)
+
+
+def check_alike(policy: Policy, origin: Policy) -> None:
+    """Refuse a served policy that writes prompts or ends answers otherwise than the critic's."""
+    served, trained = policy.identity(), origin.identity()
+    for name in ("template", "rendered", "ends"):
+        if served[name] != trained[name]:
+            raise ParameterError(
+                f"{name} of the served policy is {served[name]}, but that of the policy "
+                f"{origin.name!r} of states is {trained[name]}; give both the same tokenizer, "
+                "template and ends"
+            )
 
 
 def described(server: Server) -> tuple[dict[str, Any], Software, str, int]:

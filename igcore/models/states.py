@@ -1,0 +1,153 @@
+"""The output of a middle layer of a model in a vLLM server, which a critic reads.
+
+vLLM writes the states of the tokens that it reads to files, one for each request, under its
+speculative method ``extract_hidden_states`` (docs/guard.md has the command). Under that method it
+takes no bias, which retries need, so a server of its own gives the states. No sample is drawn here:
+the whole sequence is sent as a prompt, so that the state of its last token is there, too.
+"""
+
+import fcntl
+import json
+import os
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from ..errors import PolicyError
+from ..settings import Named, settings
+from .server import Server
+
+PAUSE = 0.005  # seconds between two looks at a file that is being written
+HEADER = 2**16  # bytes of a file beside its numbers
+ONE = {"max_tokens": 1, "n": 1, "temperature": 0.0, "min_p": 0.0}  # vLLM gives no less than one
+
+
+@settings(kw_only=True)
+class StatesOptions:
+    """How a critic on a middle layer gets the states of a model in a server.
+
+    Attributes
+    ----------
+    server : str
+        Address of a vLLM that serves the model under ``extract_hidden_states``, by the same name.
+        It samples nothing: under that method vLLM takes no bias, which retries need.
+    folder : str
+        Where that server writes the states, as this computer sees it.
+    policy : str or mapping
+        The policy that the critic was trained for, with the same weights. Its files are read here,
+        its weights are not.
+    """
+
+    server: str
+    folder: str
+    policy: Named
+
+
+class HiddenStates:
+    """Reads the states of a model in a server from the files that it writes.
+
+    Parameters
+    ----------
+    server : Server
+        A vLLM that serves the model under ``extract_hidden_states``, with one layer.
+    folder : Path
+        Where it writes, as this computer sees it.
+    width : int
+        Size H of the model's hidden state.
+    """
+
+    def __init__(self, server: Server, folder: Path, width: int):
+        self.server, self.folder, self.width = server, folder.resolve(), width
+
+    def read(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the states of every token of some sequences, (n, H) float32 each.
+
+        The files are removed.
+
+        Raises
+        ------
+        PolicyError
+            When the server gives no states of these tokens.
+        """
+        replies = self.server.complete([ONE | {"prompt": list(ids)} for ids in sequences])
+        found = [self._states(*pair) for pair in zip(replies, sequences, strict=True)]
+        for states in found:  # all files were removed before
+            if isinstance(states, PolicyError):
+                raise states
+        return [states for states in found if isinstance(states, Tensor)]
+
+    def _states(self, reply: bytes, ids: Sequence[int]) -> Tensor | PolicyError:
+        """Return the states of the file that a reply names, or why there are none."""
+        try:
+            # the name alone: the server may see the folder at another place, and no file outside
+            # it is ever read or removed
+            name = Path(json.loads(reply)["kv_transfer_params"]["hidden_states_path"]).name
+            found = load(self._written(self.folder / name, len(ids)))
+            states, read = found["hidden_states"], found["token_ids"].flatten().tolist()
+        # a RuntimeError is what JSON without end and a loop of links raise
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            LookupError,
+            RuntimeError,
+            SafetensorError,
+        ) as error:
+            return self._without(f"{type(error).__name__}: {error}")
+        if read != list(ids) or states.shape != (len(ids), 1, self.width):
+            shape = tuple(states.shape)
+            return self._without(
+                f"{name} holds states of shape {shape} for {len(read)} tokens, wanted are those of "
+                f"one layer of {self.width} for {len(ids)}"
+            )
+        return states[:, 0].to(torch.float32)
+
+    def _written(self, path: Path, n: int) -> bytes:
+        """Return the content of a file of n tokens when it is complete, and remove it.
+
+        The server holds a lock on a file beside it until then, which it made before it replied.
+        """
+        lock, seconds = path.with_name(path.name + ".lock"), self.server.client.timeout
+        end = time.monotonic() + seconds
+        with opened(lock) as held:
+            while True:
+                try:
+                    fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        late = f"{path.name} is not written after {seconds:g} seconds"
+                        raise TimeoutError(late) from None
+                    time.sleep(PAUSE)
+            with opened(path) as file:
+                content = file.read(n * (4 * self.width + 8) + HEADER + 1)
+        if len(content) > n * (4 * self.width + 8) + HEADER:
+            raise ValueError(f"{path.name} is too large for one layer of {n} tokens")
+        path.unlink()
+        lock.unlink()
+        return content
+
+    def _without(self, why: str) -> PolicyError:
+        """Return the error for states that are not there."""
+        return PolicyError(
+            f"the server at {self.server.url} gives no hidden states ({' '.join(why.split())}); "
+            "serve the model by vLLM with extract_hidden_states, one layer and the folder that "
+            "states names"
+        )
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a file for reading; ``OSError`` for a link and for all that is no plain file."""
+    # without waiting, which a pipe would make it do
+    file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path.name} is no plain file")
+    return file
