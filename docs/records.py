@@ -14,8 +14,8 @@ import os
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
 from igcore.errors import IgcoreError, RunError
@@ -82,26 +82,32 @@ def unpack(base: Path, into: Path) -> list[str]:
     return profiles
 
 
-def verified(base: Path, replay: int) -> Iterator[tuple[str, Report]]:
+def processes() -> ProcessPoolExecutor:
+    """Return a process for each core; new ones, because torch does not bear a fork."""
+    return ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
+
+
+def verified(
+    base: Path, replay: int, workers: Callable[[], Executor] = processes
+) -> Iterator[tuple[str, Report]]:
     """Yield every run of the archives and what a verification found, groups decoded again.
 
     The files in ``params`` of this repository name models, prompts and networks, not the records.
-    Runs are verified side by side, one on each core.
+    Runs are verified side by side, one on each core, and share what they draw: methods and weights
+    of the cost have most of their samples in common.
     """
-    fresh = multiprocessing.get_context("spawn")  # torch does not bear a fork
-    cores = os.cpu_count()
-    with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(cores, fresh) as workers:
+    with tempfile.TemporaryDirectory() as scratch, workers() as side_by_side:
         reports = {}
         for profile in unpack(base, Path(scratch)):
             for run, settings in ParamFiles(profile, base=base / "params").runs().items():
                 lines = Path(scratch) / "runs" / profile / run / "responses.jsonl"
-                check = Check.trusting(settings, replay=replay)
-                reports[f"{profile}/{run}"] = workers.submit(_verify, lines, check)
+                check = Check.trusting(settings, replay=replay, pool=Path(scratch) / "pool")
+                reports[f"{profile}/{run}"] = side_by_side.submit(_verify, lines, check)
         try:
             for run, report in reports.items():
                 yield run, report.result()
         finally:
-            workers.shutdown(wait=False, cancel_futures=True)
+            side_by_side.shutdown(wait=False, cancel_futures=True)
 
 
 def _verify(lines: Path, check: Check) -> Report:

@@ -9,7 +9,9 @@ import json
 import math
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
@@ -364,6 +366,24 @@ def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
     assert len(report.uncertified) == 1  # what is never certified
 
 
+def test_what_verifications_have_drawn_they_share(tmp_path, tiny):
+    """Bug: a pool that changes a verdict, or a forged line that it hides."""
+    pool = tmp_path / "pool"
+    paths = [
+        decoded_run(tmp_path / name, tiny, budget=budget)
+        for name, budget in (("a", 0.5), ("b", 2.0))
+    ]
+    for path in paths:
+        report = verify.verify(path, Check(policy=str(tiny), replay=None, pool=pool))
+        assert report.problems == []
+    assert list((pool / "tokens").iterdir()) and list((pool / "scores").iterdir())
+    forged = Forger(paths[1])
+    forged.lines[0]["forward_tokens"] += 1
+    forged.save()
+    check = Check(policy=str(tiny), replay=None, pool=pool)
+    assert "forward_tokens" in verify.verify(paths[1], check).problems[0]
+
+
 def test_the_shards_of_a_run_on_a_prompt_file_hold(tmp_path, tiny, capsys):
     """Bug: decoding again took the shard of a shard."""
     file = tmp_path / "mine.txt"
@@ -405,7 +425,8 @@ def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny):
     for run, seed in (("r-a", 0), ("r-b", 1)):
         decoded_run(tmp_path / "runs/x" / run, tiny, run=run, seed=seed)
     pack("x", tmp_path)
-    found = dict(verified(tmp_path, replay=1))
+    here = partial(ThreadPoolExecutor, 1)  # a new process would not know the prompts of this test
+    found = dict(verified(tmp_path, 1, here))
     assert found.keys() == {"x/r-a", "x/r-b"}
     assert not any(report.problems for report in found.values())
     assert all(" (seed " in report.certified["replay"] for report in found.values())
@@ -413,7 +434,7 @@ def test_packed_runs_hold_and_a_changed_one_is_named(tmp_path, tiny):
     forged.lines[0]["reward"] += 1.0
     forged.save()
     pack("x", tmp_path)
-    (problems, others) = (dict(verified(tmp_path, replay=0))[f"x/r-{x}"].problems for x in "ba")
+    (problems, others) = (dict(verified(tmp_path, 0, here))[f"x/r-{x}"].problems for x in "ba")
     assert "reward is" in problems[0] and others == []
 
 

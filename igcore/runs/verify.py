@@ -74,6 +74,9 @@ class Check:
         groups are checked.
     tolerance : float
         By how much a number may differ when it is scored again.
+    pool : Path, optional
+        Folder of a pool that verifications of several runs share, see `igcore.pool.Pool`. It must
+        hold nothing but what they have drawn.
     """
 
     cost: Named | None = None
@@ -85,6 +88,7 @@ class Check:
     replay: int | None = 0
     seed: int | None = None
     tolerance: float = TOLERANCE
+    pool: Path | None = None
 
     @classmethod
     def trusting(cls, settings: Mapping, **options) -> Self:
@@ -240,7 +244,7 @@ def _decode_again(
     policy = load_policy(named, params.dtype, params.device)
     source = _source(policy, check.policy)
     report.certified["policy"] = f"{source}, template {policy.template.name}"
-    guard = Guard(policy, *scorers, params.search())
+    guard = Guard(policy, *scorers, params.search(), pool=check.pool)
     folders = {}
     for role in NETWORKS.values():
         if recorded := getattr(params, role):
