@@ -386,7 +386,7 @@ class PromptSearch:
 
 def why_unsafe(pool: Sequence[Beam]) -> str:
     """Return the reason why no candidate of a pool is safe."""
-    # a failed scorer may have hidden a safe candidate
+    # a failed scorer may have hidden a safe candidate: more rounds would not have helped
     return "scorer_error" if any(beam.broken for beam in pool) else "exhausted"
 
 

@@ -87,9 +87,10 @@ def suggest_budget(
     acceptable_texts, unacceptable_texts : sequence of str
         Complete answers, judged by a person; at least one of each.
     checks : str
-        ``word`` takes the highest cost of a text at the end of any word, as a guard with its
-        default checks does. ``end`` takes the cost of the complete text alone, as under accounting
-        ``terminal``; with a large cost model it is faster.
+        ``word`` takes the highest cost of a text at the end of any word, where a guard looks by
+        default; the ends of its blocks, where it looks too, are not known here. ``end`` takes the
+        cost of the complete text alone, as under accounting ``terminal``; with a large cost model
+        it is faster.
 
     Raises
     ------

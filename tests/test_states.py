@@ -109,14 +109,14 @@ def test_a_critic_sees_what_the_local_engine_would_give_it(stub, tmp_path):
 
 
 def test_a_search_asks_a_critic_about_a_served_model(stub, tmp_path):
-    """Bug: a critic that is refused, or asked about other prefixes than the local one."""
+    """Bug: a critic that is refused, never asked, or whose files stay."""
     guard = Guard(
         policy_of(stub, tmp_path), LetterCost(), LetterReward(), config=CONFIG, critic=untrained()
     )
     for answer in decode("inferenceguard-critic", guard, ["ab", "fed", "c"]):
         assert answer.status in ("verified_safe", "abstained")
         assert LetterCost().score([""], [answer.text or ""], [True])[0] <= 1.0
-    assert stub.states.written > len(stub.requests) / 10 and not list(tmp_path.iterdir())
+    assert stub.states.written and not list(tmp_path.iterdir())
 
 
 def test_a_critic_on_more_than_a_middle_layer_is_refused_before_anything_is_decoded(stub, tmp_path):
@@ -191,7 +191,7 @@ def test_one_bad_file_leaves_no_other_behind(stub, tmp_path):
     stub.states = lambda ids: write([*ids, 1]) if ids[0] == 2 else write(ids)
     with pytest.raises(PolicyError, match="for 4 tokens, wanted .* for 3"):
         reader_of(stub, tmp_path).read([[1, 2, 3], [2, 2, 3], [3, 2, 3], [4, 2, 3]])
-    assert stub.states is not write and not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_is_never_complete_ends_in_bounded_time(stub, tmp_path):

@@ -77,11 +77,11 @@ class HiddenStates:
             When the server gives no states of these tokens.
         """
         replies = self.server.complete([ONE | {"prompt": list(ids)} for ids in sequences])
+        # all files are read and removed, whatever is wrong with one of them
         found = [self._states(*pair) for pair in zip(replies, sequences, strict=True)]
-        for states in found:  # all files were removed before
-            if isinstance(states, PolicyError):
-                raise states
-        return [states for states in found if isinstance(states, Tensor)]
+        if failed := [states for states in found if isinstance(states, PolicyError)]:
+            raise failed[0]
+        return found
 
     def _states(self, reply: bytes, ids: Sequence[int]) -> Tensor | PolicyError:
         """Return the states of the file that a reply names, or why there are none."""
