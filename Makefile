@@ -53,15 +53,18 @@ assets: $(VENV)/installed
 	@$(BIN)/python -m igcore.models.assets
 
 # the longest jobs first, so that no core waits at the end
-LONGEST = decode-raw decode-chat regime-critic-gate
+first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
+
+reproduce: LONGEST = decode-raw decode-chat regime-critic-gate
 reproduce: assets
-	@$(SNAKE) --prioritize $(LONGEST:%=runs/small/%/manifest.json) --config profile=small
+	@$(SNAKE) $(call first,small) --config profile=small
 
 quick: assets
 	@$(SNAKE) --config profile=ci
 
+ablations: LONGEST = critics/raw decode-compute-n_samples-16 decode-ndk-n_samples-16-block_size-8-keep-4 decode-benign
 ablations: assets
-	@$(SNAKE) --config profile=ablations $(if $(LIMIT),limit=$(LIMIT))
+	@$(SNAKE) $(call first,ablations) --config profile=ablations $(if $(LIMIT),limit=$(LIMIT))
 
 critic-search: assets
 	@$(SNAKE) --config profile=critic-search

@@ -145,7 +145,7 @@ def bootstrap_mean(values: Sequence[float], seed: int = 0) -> tuple[float, float
 def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
     """Return the two-sided p value of the paired permutation test that flips signs.
 
-    It is exact up to 13 pairs.
+    It is exact up to 16 pairs.
 
     Parameters
     ----------
