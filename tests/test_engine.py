@@ -457,12 +457,14 @@ def test_tokens_do_not_depend_on_the_batch(llama, cache):
 
 
 @BOTH
+@pytest.mark.parametrize("long", [2, 256])  # at 2, two prompts are long
 @pytest.mark.parametrize("penalised", [False, True])
-def test_a_near_tie_is_drawn_from_its_sequence_alone(llama, cache, penalised, monkeypatch):
+def test_a_near_tie_is_drawn_from_its_sequence_alone(llama, cache, long, penalised, monkeypatch):
     """Bug: a token that depends on who shared its batch. Every token counts as a near tie here, the
     batch gives wrong logits, and yet the tokens are those of each sequence read alone.
     """
     monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", 1e9)
+    monkeypatch.setattr("igcore.engine.prefix_cache.LONG", long)
     failures = Failures(frozenset(), 2.0)
     for token in range(0, 97, 2):
         failures.add(0, [token] * 6, [-1.0] * 6)

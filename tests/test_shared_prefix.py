@@ -207,6 +207,37 @@ def test_a_prompt_is_read_once_while_the_weights_stay(llama, monkeypatch):
         assert count.tokens == 2 * 17, "nothing is kept"
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("new", [[], [6, 2, 9]])
+def test_a_sequence_of_a_long_prompt_is_read_alone_from_where_the_prompt_ends(
+    llama, new, monkeypatch
+):
+    """Guards the time of near ties, which grew with the prompt. Bug: bits of the batch that the
+    prompt was read in; so they are the same bits with and without other prompts and rows.
+    """
+    monkeypatch.setattr("igcore.engine.prefix_cache.LONG", 5)
+    long, same, short = [3, 3, 8, 20, 41, 7], [4, 11, 8, 2, 41, 1], [5, 9, 11]
+    hidden, logits = [], []
+    for prompts in ([long], [short, same, long]):
+        with Counter(llama) as count:
+            rows = SharedRows.open(llama, prompts)
+            assert count.shapes == [(1, len(prompt)) for prompt in sorted(prompts, key=len)]
+        rows = rows.gather([(rows, i) for i in range(len(prompts) - 1, -1, -1)], room=2)
+        rows.extend([[50 + i] for i in range(len(prompts))])
+        with Counter(llama) as count:
+            alone = rows.alone(0, long + new)
+            assert count.tokens == 1 + len(new)
+            if len(prompts) == 3:
+                rows.alone(2, short + new)
+                assert count.tokens == 1 + len(new) + len(short + new), "a short prompt is read"
+        hidden.append(alone.hidden)
+        logits.append(alone.logits)
+    assert torch.equal(*hidden) and torch.equal(*logits)
+    expected_hidden, expected = reencode(llama, long + new)
+    torch.testing.assert_close(hidden[0], expected_hidden[-1:], rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits[0], expected[-1:], rtol=0, atol=1e-4)
+
+
 def test_the_models_own_attention_comes_back(llama):
     """Guards the user's model: after a step, and after one that failed, it generates as before."""
     model = tiny("llama", attn_implementation="eager")

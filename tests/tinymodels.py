@@ -115,14 +115,16 @@ def numbers(n: int, length: int, name: str = "p") -> list[list[int]]:
 
 
 class Counter:
-    """Count the ids that go through a model's embedding."""
+    """Count the ids that go through a model's embedding, and the shapes that they have."""
 
     def __init__(self, model):
         self.tokens = 0
+        self.shapes = []
         self.hook = model.get_input_embeddings().register_forward_pre_hook(self._add)
 
     def _add(self, _, args) -> None:
         self.tokens += args[0].numel()
+        self.shapes.append(tuple(args[0].shape))
 
     def __enter__(self):
         return self

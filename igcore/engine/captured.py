@@ -81,8 +81,7 @@ def sample_captured(
             sampled = token
             if near:
                 factors = penalty.at(block.tokens[c]) if penalty else None
-                sequence = engine.sequences[row] + block.tokens[c]
-                token, log_p, log_q = engine.draw_alone(sequence, u[c, t], factors)
+                token, log_p, log_q = engine.draw_alone(row, block.tokens[c], u[c, t], factors)
             block.append(c, token, log_p, log_q, near)
             block.ended[c] = token in engine.eos_ids
             if block.ended[c] or token != sampled:

@@ -1,13 +1,14 @@
 """The state of many sequences in transformers' own KV cache, for any decoder-only model.
 
 Every row has its own copy of the prompt's KV cache, and each step copies the cache.
-`igcore.engine.prefix_cache` does neither, for the models that it fits. Both have the same five
+`igcore.engine.prefix_cache` does neither, for the models that it fits. Both have the same six
 methods::
 
     Rows.open(model, prompts)    prefill prompts, one row each
     rows.gather(sources, room)   copy rows of one or more states, with room for that many tokens
     rows.step(going, tokens)     append one token to the rows that go on; the others are dropped
     rows.read(tokens)            append the same number of tokens to every row
+    rows.alone(row, sequence)    read a sequence of a row's prompt without others
     rows.history(rows, keys)     o_t and KV cache of all tokens of these rows since the prompt
 """
 
@@ -210,6 +211,10 @@ class DynamicRows:
         for column in zip(*tokens, strict=True):  # one at a time: any kind of layer can do that
             rows = rows.step(range(len(tokens)), column)
         return rows
+
+    def alone(self, row: int, sequence: Sequence[int]) -> "DynamicRows":
+        """Read a sequence that grew from a row's prompt, in one piece and without others."""
+        return DynamicRows.open(self.model, [sequence])
 
     def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
         """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""

@@ -195,7 +195,7 @@ class LocalEngine:
                     log_p[i] = log_q[i] = math.nan
                 elif near[i]:
                     tokens[i], log_p[i], log_q[i] = self.draw_alone(
-                        self.sequences[rows[c]] + block.tokens[c], u[c, step], factors.get(i)
+                        rows[c], block.tokens[c], u[c, step], factors.get(i)
                     )
                 block.append(c, tokens[i], log_p[i], log_q[i], near[i])
                 block.ended[c] = tokens[i] in self.eos_ids
@@ -211,10 +211,10 @@ class LocalEngine:
         return block, {c: (state, i) for i, c in enumerate(live)}
 
     def draw_alone(
-        self, sequence: Sequence[int], u: Tensor, factors: Factors | None
+        self, row: int, new: list[int], u: Tensor, factors: Factors | None
     ) -> tuple[int, float, float]:
-        """Sample the token after a sequence that is read anew, in one piece and without others."""
-        alone = DynamicRows.open(self.model, [sequence])
+        """Sample the token after a row and new tokens, which are read anew and without others."""
+        alone = self.rows.alone(row, self.sequences[row] + new)
         tokens, log_p, log_q, _ = self._draw(alone, u[None], {0: factors or {}})
         return tokens[0], log_p[0], log_q[0]
 
@@ -256,7 +256,7 @@ class LocalEngine:
         # the last of each row may trade places with the one left out
         near = (best[:, k - 1] - best[:, -1] < 2 * NEAR_TIE) & (k < vocabulary)  # (R,)
         for i in near.nonzero()[:, 0].tolist():
-            alone = DynamicRows.open(self.model, [self.sequences[rows[i]]])
+            alone = self.rows.alone(rows[i], self.sequences[rows[i]])
             log_p[i] = alone.logits[0].log_softmax(-1, dtype=torch.float32)
             best[i], ids[i] = log_p[i].topk(best.shape[1])
         tokens = ids[:, :k].flatten().tolist()

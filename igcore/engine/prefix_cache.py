@@ -9,7 +9,7 @@ While a model is `packed`, it reads a prompt once for all methods and groups, se
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ from .prepack import kept_by
 
 MOST_KEPT = 2**28  # bytes of prompts
 PADDING = 1.25  # a batch of prompts is at most so much longer than its shortest
+LONG = 256  # tokens; a longer prompt is read without others, and its near ties start from it
 
 
 @dataclass
@@ -135,6 +136,24 @@ class SharedRows:
             self.logits = self.logits[last]
         self.lengths = [a + n for a, n in zip(self.lengths, counts, strict=True)]
 
+    def alone(self, row: int, sequence: Sequence[int]) -> "DynamicRows | SharedRows":
+        """Read a sequence that grew from a row's prompt, in one piece and without others.
+
+        Of a long prompt, which was read without others, only the last token is read again.
+        """
+        prompt = self.slots[row] // self.slab.width
+        length = int(self.prompts.mask[prompt].sum())
+        if length <= LONG:
+            return DynamicRows.open(self.model, [sequence])
+        keys = [layer[[prompt], :, -length:-1] for layer in self.prompts.keys]
+        values = [layer[[prompt], :, -length:-1] for layer in self.prompts.values]
+        known = Prompts([0], keys, values, self.prompts.mask[[prompt], -length:-1])
+        rest = sequence[length - 1 :]
+        slab = Slab.empty(known, 1, len(rest), self.hidden)
+        state = replace(self, prompts=known, slab=slab, slots=[0], lengths=[0])
+        state.extend([rest])
+        return state
+
     def last_hidden(self, row: int, length: int, count: int = 1) -> Tensor:
         """Return o_t (count, H) of the last of a row's first `length` new tokens.
 
@@ -192,7 +211,8 @@ def prefixes(
     missing = sorted(set(wanted) - found.keys(), key=lambda key: (len(key[1]), key[1]))
     while missing:
         # prompts of about one length together need little padding
-        part = [key for key in missing if len(key[1]) <= PADDING * len(missing[0][1])]
+        most = min(PADDING * len(missing[0][1]), LONG)
+        part = [key for key in missing if len(key[1]) <= most] or missing[:1]
         missing = missing[len(part) :]
         rows = DynamicRows.open(model, [prompt for _, prompt in part], watch)
         for i, key in enumerate(part):
