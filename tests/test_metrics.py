@@ -156,6 +156,22 @@ def test_sign_flip_enumerates_small_samples():
     assert metrics.sign_flip(gains) == metrics.sign_flip(-gains)
 
 
+@pytest.mark.parametrize("n", [2, 7, 11])
+def test_sign_flip_is_the_permutation_test_of_scipy(n):
+    """Guards the signs, both sides and ties of our list of choices against an independent one."""
+    for seed in range(3):
+        gains = np.random.default_rng(seed).integers(-3, 5, n) / 8  # zeros and equal sums
+        test = stats.permutation_test(
+            (gains,), np.mean, permutation_type="samples", n_resamples=2**n
+        )
+        assert metrics.sign_flip(gains) == test.pvalue
+
+
+def test_sign_flip_counts_sums_that_only_rounding_parts():
+    """Bug: .1 + .2 - .3 and its opposite are not 0, so one of two equal sums counted as less."""
+    assert metrics.sign_flip([0.1, 0.2, -0.3, 0.05]) == 1
+
+
 def test_sign_flip_of_degenerate_samples():
     """Guards against an exception for one pair and a warning for no variance."""
     assert metrics.sign_flip([0.3]) == 1

@@ -18,6 +18,7 @@ STATUSES = ("verified_safe", "abstained", "unverified_unsafe")
 RESAMPLES = 9999  # of a bootstrap
 FLIPS = 99_999  # of a permutation test: with fewer the seed would decide about a p near .05
 CONFIDENCE = 0.95
+ROUNDING = 1e-12  # relative: sums of the same terms in another order are equal up to this
 BATCH = 500  # resamples held in memory at once
 ALPHA = 0.05  # a difference is claimed when its Holm-adjusted p value is at most this
 
@@ -155,6 +156,12 @@ def sign_flip(differences: Sequence[float], seed: int = 0) -> float:
     differences = np.asarray(differences, dtype=float)
     if differences.size < 2:
         return 1.0 if differences.size else math.nan
+    if 2**differences.size <= FLIPS:
+        sums = np.zeros(1)  # of all choices of signs; scipy lists the same, 200 times slower
+        for difference in differences:
+            sums = np.concatenate([sums + difference, sums - difference])
+        least = abs(differences.sum()) - ROUNDING * abs(differences).sum()
+        return float((abs(sums) >= least).mean())
     test = stats.permutation_test(
         (differences,),
         np.mean,
