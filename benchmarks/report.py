@@ -1,5 +1,6 @@
 """The output of the benchmark: a table, the comparisons and the figure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def compared(table: pd.DataFrame, ratios: Sequence[tuple[str, Case | float, Case
     """Return each comparison: both CPU seconds per prompt, their ratio, and that of KV cache bytes.
 
     The latter stands only where both cases have a KV cache. On a GPU the seconds are those elapsed.
-    What was not measured has no seconds.
+    What was not measured has no seconds, and one row for all its sizes.
     """
     on_cpu = table["device"] == "cpu"
     known = table["cpu_s_per_prompt"].where(on_cpu, table["wall_s_per_prompt"]).to_dict()
@@ -39,9 +40,11 @@ def compared(table: pd.DataFrame, ratios: Sequence[tuple[str, Case | float, Case
         if a in seconds and b in seconds:
             cached = isinstance(first, Case) and first.run in CACHED
             memory = kv_bytes[a] / kv_bytes[b] if cached else None
+            if math.isnan(seconds[b]):
+                label = label.partition(f", {second.n_samples} samples")[0]
             rows.append((label, seconds[a], seconds[b], memory))
     text, first, second, _, memory = COMPARED
-    result = pd.DataFrame(rows, columns=[text, first, second, memory])
+    result = pd.DataFrame(rows, columns=[text, first, second, memory]).drop_duplicates()
     result["ratio"] = result[first] / result[second]
     return result[COMPARED].astype(dict.fromkeys(COMPARED[1:], float))
 

@@ -377,6 +377,20 @@ def rows_compared(lines, cases, ratios, out):
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
+def test_sizes_that_were_not_measured_share_a_row(tmp_path):
+    """Guards a table that people read: two dozen rows said that there was no GPU."""
+    a, sizes = replace(CASE, run="B"), [replace(CASE, prompts=p, variant="7B") for p in (1, 8)]
+    ratios = [(f"a / 7B, {N} samples, {size.prompts} prompts", a, size) for size in sizes]
+    lines = [line(a, 6.0), line(sizes[0], 3.0)]
+    assert rows_compared(lines[:1], [a, *sizes], ratios, tmp_path) == [
+        ["a / 7B", "3.00", "not measured", "", ""]
+    ]
+    assert [row[0] for row in rows_compared(lines, [a, *sizes], ratios, tmp_path)] == [
+        f"a / 7B, {N} samples, 1 prompts",
+        "a / 7B",
+    ]
+
+
 def test_the_comparisons_say_what_was_measured_and_what_was_not(tmp_path):
     """Guards the README: seconds and bytes of the right case on the right side, and no figure for a
     GPU that was not there.
