@@ -104,7 +104,7 @@ def test_a_critic_sees_what_the_local_engine_would_give_it(stub, tmp_path):
     responses = [first.tokens[live[c]] + second.tokens[c] for c in asked]
     expected = encode(letters().model, prompts, responses, "m", LAYER)
     assert len(asked) > 1 and torch.equal(found.mask, expected.mask)
-    assert torch.allclose(latents(found, "m").hidden, latents(expected, "m").hidden, atol=1e-5)
+    assert torch.allclose(latents(found, "m").middle, latents(expected, "m").middle, atol=1e-5)
     assert not list(tmp_path.iterdir())  # a file takes megabytes at 7B
 
 

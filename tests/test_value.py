@@ -306,7 +306,7 @@ class Linear:
         hidden = self.hidden[torch.as_tensor(index)]
         nothing = torch.zeros(0)
         mask = torch.ones(len(index), 4, dtype=torch.bool)
-        return Latents(mask, hidden, nothing, nothing, nothing)
+        return Latents(mask, hidden, nothing, nothing, nothing, nothing)
 
 
 def test_training_recovers_a_linear_signal(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ forward pass, the same up to rounding. They are not stored: at 7B they take mega
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -38,7 +39,9 @@ class Latents(NamedTuple):
     mask : Tensor (B, n) bool
         Where a token stands; there are zeros elsewhere.
     hidden : Tensor (B, n, H)
-        o_t, or under features ``m`` the output of the middle layer. H is 0 where it is not read.
+        o_t. H is 0 where it is not read.
+    middle : Tensor (B, n, H)
+        The output of the middle layer. H is 0 where it is not read.
     kv : Tensor (B, n, layers, kv_width)
         h_t: keys and values of every layer. `layers` is 0 where they are not read.
     given : Tensor (B, L) bool
@@ -49,6 +52,7 @@ class Latents(NamedTuple):
 
     mask: Tensor
     hidden: Tensor
+    middle: Tensor
     kv: Tensor
     given: Tensor
     prompt: Tensor
@@ -62,18 +66,19 @@ class Latents(NamedTuple):
         """Return each response alone, without padding."""
         said, asked = self.mask, self.given
         return [
-            Latents(*[x[i, said[i]] for x in self[:3]], *[x[i, asked[i]] for x in self[3:]])
+            Latents(*[x[i, said[i]] for x in self[:4]], *[x[i, asked[i]] for x in self[4:]])
             for i in range(len(said))
         ]
 
     def only(self, features: str) -> "Latents":
         """Return those of features that read no more than these do."""
-        hidden = self.hidden if features == "m" or "o" in features else self.hidden[..., :0]
+        hidden = self.hidden if "o" in features else self.hidden[..., :0]
+        middle = self.middle if "m" in features else self.middle[..., :0]
         kv = self.kv if "h" in features else self.kv[..., :0, :0]
         given, prompt = self.given, self.prompt
         if "x" not in features:
             given, prompt = given[..., :0], kv[..., :0, :, :]
-        return Latents(self.mask, hidden, kv, given, prompt)
+        return Latents(self.mask, hidden, middle, kv, given, prompt)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Latents":
         """Return the latents on a device, as `dtype`."""
@@ -93,7 +98,7 @@ def latents(states: History, features: str) -> Latents:
     states : History
         Of rows of n tokens, from `encode` or from the engine.
     features : str
-        One of `FEATURES`.
+        One of `FEATURES`, or the letters of several.
 
     Raises
     ------
@@ -101,9 +106,10 @@ def latents(states: History, features: str) -> Latents:
         For the KV cache of a model that keeps that of its last tokens only.
     """
     mask = states.mask
-    hidden = states.middle if features == "m" else states.hidden
-    if hidden is None or features in ("h", "xh"):
-        hidden = torch.zeros(*mask.shape, 0, device=mask.device)
+    nothing = torch.zeros(*mask.shape, 0, device=mask.device)
+    hidden = states.hidden if "o" in features else nothing
+    middle = states.middle if "m" in features else nothing
+    assert hidden is not None and middle is not None  # read together with the mask
     kv = torch.zeros(*mask.shape, 0, 0, device=mask.device)
     if "h" in features:
         kv = _joined(states, features)
@@ -112,8 +118,8 @@ def latents(states: History, features: str) -> Latents:
         assert states.prompts is not None  # read together with the keys
         given = states.prompts.mask[states.owner]
         prompt = _joined(states.prompts, features)[states.owner]
-    hidden = hidden.masked_fill(~mask[..., None], 0)
-    return Latents(mask, hidden, kv, given, prompt)
+    hidden, middle = (x.masked_fill(~mask[..., None], 0) for x in (hidden, middle))
+    return Latents(mask, hidden, middle, kv, given, prompt)
 
 
 def _joined(states: History, features: str) -> Tensor:
@@ -147,8 +153,8 @@ def encode(
         Token ids; prompts of at least one, and not all responses empty. An end token does not
         belong to a response: the engine never encodes it.
     features : str
-        One of `FEATURES`. For ``m`` the layers above `layer` are not run, and only `middle` is
-        returned.
+        One of `FEATURES`, or the letters of several, such as ``hom``. For ``m`` alone the layers
+        above `layer` are not run, and only `middle` is returned.
     layer : int, optional
         The middle layer of ``m``, counted from 0.
 
@@ -157,7 +163,8 @@ def encode(
     ParameterError
         For a layer that the model does not have.
     """
-    stop = middle_layer(model, layer) if features == "m" else None
+    middle_one = middle_layer(model, layer) if "m" in features else None
+    above = features != "m"
     # each prompt is encoded once for all its responses
     first = list(dict.fromkeys(map(tuple, prompts)))
     owners = [first.index(tuple(prompt)) for prompt in prompts]
@@ -168,14 +175,16 @@ def encode(
     length = ids.shape[1]  # L
     cache = DynamicCache(config=model.config)
     if all(type(x) is DynamicLayer for x in cache.layers):
-        _run(model, stop, ids, mask, cache)
+        _run(model, middle_one, above, ids, mask, cache)
         cache.batch_select_indices(owner)
-        states = _run(model, stop, words, whole, cache)
+        states = _run(model, middle_one, above, words, whole, cache)
     else:  # a window or a recurrent state cannot go on with several tokens at once
         texts = torch.cat([ids[owner], words], dim=1)
-        states = _run(model, stop, texts, whole, cache)[:, length:]
-    if features == "m":
-        return History(spoken.bool(), middle=states)
+        states = _run(model, middle_one, above, texts, whole, cache)
+    n = words.shape[1]
+    hidden, middle = (None if x is None else x[:, -n:] for x in states)
+    if not above:
+        return History(spoken.bool(), middle=middle)
     layers = attending(cache)
     keys, values = [x.keys for x in layers], [x.values for x in layers]
     asked = History(  # each response has a copy of its prompt
@@ -184,43 +193,54 @@ def encode(
         values=[x[:, :, :length] for x in values],
     )
     said = [x[:, :, length:] for x in keys], [x[:, :, length:] for x in values]
-    return History(spoken.bool(), states, None, *said, asked, list(range(len(owners))))
+    return History(spoken.bool(), hidden, middle, *said, asked, list(range(len(owners))))
 
 
 class _Enough(Exception):
-    """Raised with the wanted states to stop a model's forward pass."""
+    """Raised to stop a model's forward pass where all that is wanted has been seen."""
 
 
 def _run(
-    model: PreTrainedModel, stop: nn.Module | None, ids: Tensor, mask: Tensor, cache: DynamicCache
-) -> Tensor:
-    """Run a model on ids (B, S) up to the output of `stop`, or to the input of its head.
+    model: PreTrainedModel,
+    middle_one: nn.Module | None,
+    above: bool,
+    ids: Tensor,
+    mask: Tensor,
+    cache: DynamicCache,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Run a model on ids (B, S); return the input of its head and the output of its middle layer.
 
-    Return that output or input, (B, S, H). `mask` (B, L) covers the cached tokens, too.
+    Both are (B, S, H), and None where they were not seen: the layers above the middle one are run
+    if `above`, and the head never. `mask` (B, L) covers the cached tokens, too.
     """
+    hidden: Tensor | None = None
+    middle: Tensor | None = None
 
-    def catch(_: nn.Module, inputs: Any, output: Any = None) -> None:
-        states = inputs if output is None else output
-        # neither the layers above nor the head are run
-        raise _Enough(states[0] if isinstance(states, tuple) else states)
+    def at_middle(_: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal middle
+        middle = output[0] if isinstance(output, tuple) else output
+        if not above:
+            raise _Enough
 
-    if stop is None:
-        hook = model.get_output_embeddings().register_forward_pre_hook(catch)
-    else:
-        hook = stop.register_forward_hook(catch)
-    try:
-        with hook, products_of(model):
-            model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions_of(mask)[:, -ids.shape[1] :],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=0,
-            )
-    except _Enough as enough:
-        states: Tensor = enough.args[0]
-    return states
+    def at_head(_: nn.Module, inputs: Any) -> None:
+        nonlocal hidden
+        hidden = inputs[0]
+        raise _Enough
+
+    with ExitStack() as hooks, suppress(_Enough):
+        hooks.enter_context(products_of(model))
+        if middle_one is not None:
+            hooks.enter_context(middle_one.register_forward_hook(at_middle))
+        hooks.enter_context(model.get_output_embeddings().register_forward_pre_hook(at_head))
+        model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions_of(mask)[:, -ids.shape[1] :],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=0,
+        )
+    return hidden, middle
 
 
 def middle_layer(model: PreTrainedModel, layer: int | None) -> nn.Module:
@@ -272,7 +292,7 @@ class Source:
         longest = [max(range(len(x)), key=lambda i: len(x[i])) for x in (prompts, responses)]
         # an upper bound: as if all prompts and responses were as long as the longest
         sizes = [x[:1].nbytes for x in self._encode(longest)]
-        said, asked = sum(sizes[:3]), sum(sizes[3:])
+        said, asked = sum(sizes[:4]), sum(sizes[4:])
         if len(responses) * said + len(set(map(tuple, prompts))) * asked <= memory_gb * GIB:
             self._hold()
 

@@ -112,7 +112,7 @@ class Running(nn.Module):
 
     def forward(self, x: Latents) -> Tensor:
         """Return the running mean and maximum, (B, n, 2 width)."""
-        tokens = gelu(self.token(self.norm(x.hidden)))  # (B, n, width)
+        tokens = gelu(self.token(self.norm(x.middle)))  # (B, n, width)
         count = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
         mean = tokens.cumsum(1) / count[:, None]
         maximum = tokens.cummax(1).values

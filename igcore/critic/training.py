@@ -10,7 +10,7 @@ trains a value network with it.
 """
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +99,18 @@ def labels_of(rollouts: Sequence[Rollout], spec: Spec, seed: Sequence[int]) -> L
     return Labels.of(rollouts, budgets, spec.accounting, spec.gamma_safety, spec.gamma_task)
 
 
-def source_of(policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float) -> Source:
-    """Return the latents of rollouts that a critic reads."""
+def source_of(
+    policy: Policy,
+    rollouts: Sequence[Rollout],
+    features: str,
+    layer: int | None,
+    memory_gb: float,
+) -> Source:
+    """Return the latents of rollouts that critics read."""
     encoded = {r.prompt: policy.encode(r.prompt) for r in rollouts}
     prompts = [encoded[r.prompt] for r in rollouts]
     responses = [r.words for r in rollouts]
-    return Source(policy.model, prompts, responses, spec.features, spec.layer, memory_gb)
+    return Source(policy.model, prompts, responses, features, layer, memory_gb)
 
 
 class SharedSources:
@@ -112,28 +118,30 @@ class SharedSources:
 
     Parameters
     ----------
-    features : collection of str
-        All that the critics read, of `igcore.critic.latent.FEATURES`.
+    critics : collection of Spec or CriticConfig
+        Whose `features` and `layer` say what will be read.
     """
 
-    def __init__(self, features: Collection[str]):
-        at_last_layer = [name for name in features if name != "m"]
-        # one pass up to the last layer gives what all of these read
-        self.union = "".join(part for part in "xho" if any(part in name for name in at_last_layer))
+    def __init__(self, critics: Collection[Spec | CriticConfig]):
+        read: set[str] = set().union(*[critic.features for critic in critics])
+        # one pass gives what all of these read, but keeps one middle layer, that of the first
+        self.union = "".join(sorted(read))
+        self.layer = next((critic.layer for critic in critics if critic.features == "m"), None)
         self.made: dict[Hashable, Source] = {}
 
     def of(
         self, policy: Policy, rollouts: Sequence[Rollout], spec: Spec, memory_gb: float
     ) -> Source:
         """Return the latents of rollouts that one of the critics reads, see `source_of`."""
-        covered = set(spec.features) <= set(self.union)
-        wider = replace(spec, features=self.union) if covered else spec
+        own = spec.features, spec.layer
+        covered = set(spec.features) <= set(self.union) and spec.layer in (None, self.layer)
+        wider = (self.union, self.layer) if covered else own
         texts = tuple((r.prompt, tuple(r.words)) for r in rollouts)
-        key = wider.features, wider.layer, memory_gb, texts
+        key = *wider, memory_gb, texts
         if key not in self.made:
-            self.made[key] = source_of(policy, rollouts, wider, memory_gb)
+            self.made[key] = source_of(policy, rollouts, *wider, memory_gb)
         if not self.made[key].held:  # what this one reads may still fit
-            return source_of(policy, rollouts, spec, memory_gb)
+            return source_of(policy, rollouts, *own, memory_gb)
         return self.made[key].reading(spec.features)
 
 
@@ -255,7 +263,7 @@ def train(
     rollouts = [r for r in rollouts if r.words]
     spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
     _check_classes(split_by_prompt(rollouts, config.validation)[0], spec)
-    shared = shared or SharedSources([spec.features])
+    shared = shared or SharedSources([spec])
     fit(CriticObjective(spec, config, shared), policy, rollouts, Path(folder), identity)
     return load_critic(folder, policy=policy, cost=cost, reward=reward)
 

@@ -126,7 +126,7 @@ def critic_run(params: CriticParams) -> CriticRun:
         test = _rollouts(params, folder / "rollouts-test", held_out, policy, scorers)
         code = network_identity(TRAINING)
         configs = params.configs()
-        shared = SharedSources([config.features for config in configs.values()])
+        shared = SharedSources(configs.values())
         common = scorers | {"identity": code, "shared": shared}
         critics = {
             name: train(policy, train_, config, folder / name, **common)

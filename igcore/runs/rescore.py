@@ -13,7 +13,7 @@ from ..contract import Contract
 from ..errors import IgcoreError
 from ..folders import line_digest
 from ..policy import Prompt, as_prompt
-from ..scorers import COST, Scorer, check_sign, uncached
+from ..scorers import COST, REWARD, Scorer, check_sign, uncached
 from ..scoring import Cached, Tally
 from ..verdict import Emission, judge, measure
 from .decode_params import Settings
@@ -36,10 +36,17 @@ def rescored(
     scorers : mapping of str to Scorer
         The cost and the reward model by name.
     """
+    # a line says itself what failed, so nothing stops at a rate of failures
     contracts = {
-        name: Contract.examined(scorer, Tally(rate=1.0))  # a line says itself what failed
+        name: Contract.examined(scorer, Tally(rate=1.0))
         for name, scorer in scorers.items()
         if scorer.sign == COST
+    }
+    # methods often come to the same text
+    rewards = {
+        name: Cached(scorer, Tally(rate=1.0))
+        for name, scorer in scorers.items()
+        if scorer.sign == REWARD
     }
     for number, line in enumerate(lines, start=1):
         where = f"line {number}, prompt {line['prompt_id']}, {line['method']}"
@@ -47,7 +54,7 @@ def rescored(
             yield f"{where}: its fields are not those of a line, see {', '.join(odd[:4])}"
             continue
         try:
-            expected = recomputed(line, scorers, contracts)
+            expected = recomputed(line, scorers, contracts, rewards)
         except (IgcoreError, *ODD) as error:
             yield f"{where}: cannot be checked ({type(error).__name__}: {error})"
             continue
@@ -55,7 +62,10 @@ def rescored(
 
 
 def recomputed(
-    line: dict, scorers: Mapping[str, Scorer], contracts: Mapping[str, Contract]
+    line: dict,
+    scorers: Mapping[str, Scorer],
+    contracts: Mapping[str, Contract],
+    rewards: Mapping[str, Cached],
 ) -> dict:
     """Return the fields of a line that follow from its text and settings, computed again."""
     cost = scorers[line["cost_scorer"]]
@@ -76,7 +86,7 @@ def recomputed(
     known = contracts[cost.name]
     if line["response"] is None:
         return expected | _without_text(line, prompt, known, config)
-    return expected | _scores(line, prompt, _contract(line, known), reward, config)
+    return expected | _scores(line, prompt, _contract(line, known), rewards[reward.name], config)
 
 
 def _without_text(line: dict, prompt: Prompt, contract: Contract, config: SearchConfig) -> dict:
@@ -104,14 +114,14 @@ def _without_text(line: dict, prompt: Prompt, contract: Contract, config: Search
 
 
 def _scores(
-    line: dict, prompt: Prompt, contract: Contract, reward: Scorer, config: SearchConfig
+    line: dict, prompt: Prompt, contract: Contract, reward: Cached, config: SearchConfig
 ) -> dict:
     """Return the scores and the status that a text deserves."""
     text, n_tokens = line["response"], line["n_tokens"]
     emission = Emission(text, ends=line["block_ends"], grid=line["grid_ends"], n_tokens=n_tokens)
     emission.verdict = judge(contract, prompt.text, emission, config)
     cost = uncached(contract.scorer)
-    (found,) = measure([emission], [prompt], reward=Cached(reward), cost=cost, config=config)
+    (found,) = measure([emission], [prompt], reward=reward, cost=cost, config=config)
     abstains = method_of(line["method"]).abstains
     inside = emission.verdict.passed if abstains else emission.verdict.within
     status = "verified_safe" if inside else "unverified_unsafe"
