@@ -315,7 +315,7 @@ for name, runs in MADE.items():
             name.replace("-", "_")
         input:
             notebook=ancient(NOTEBOOKS["decode"]),
-            job=lambda w, name=name: job("decode", name, DECODED[name]),
+            job=job("decode", name, DECODED[name]),  # written now: Snakemake lists a folder once
             networks=sorted({made for run in runs for kind in ("critic", "value") for made in trained(RUNS[run].get(kind))}),
         output:
             [f"runs/{PROFILE}/{run}{{suffix}}/manifest.json" for run in runs],

@@ -209,6 +209,20 @@ def test_a_number_without_a_dot_is_text_and_named(place, monkeypatch):
         checked(cells(*reached(command, monkeypatch)[0]))
 
 
+def test_runs_may_be_named_in_a_folder_that_was_walked_before(place, monkeypatch):
+    """Bug: Snakemake lists a folder once, so it missed the files of jobs that were written for runs
+    named on its command line after that.
+    """
+    monkeypatch.chdir(place)
+    names = [f"decode-{letter}" for letter in "abcd"]
+    for name in names:
+        write_params(place, name, "decode-raw", run=name)
+    (place / "runs/mine/.jobs").mkdir(parents=True)
+    runs = [f"runs/mine/{name}/manifest.json" for name in names]
+    printed = snakemake(place, "mine", *runs, "--dry-run", "--quiet", "rules")
+    assert all(name.replace("-", "_") in printed for name in names)
+
+
 def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
     """Guards the rest of the way: every notebook as papermill writes it, in a kernel, up to the
     check of its parameters.
