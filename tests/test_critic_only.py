@@ -123,6 +123,30 @@ def test_more_texts_than_fit_a_batch_keep_their_order(monkeypatch):
     assert found[0] != pytest.approx(found[7], abs=1e-3)  # the same text after another prompt
 
 
+def test_a_text_is_read_once_and_gives_the_scores_of_its_prefixes(monkeypatch):
+    """Guards the readings that thresholds share: one of a text that goes on must score its prefixes
+    as readings of their own would, and one after another prompt must not.
+    """
+    reads = []
+
+    def counted(model, prompts, responses, *features):
+        reads.append(len(responses))
+        return encode(model, prompts, responses, *features)
+
+    monkeypatch.setattr(NOTEBOOK, "encode", counted)
+    config = CriticConfig(budget=1.0, gamma_safety=0.9, features="m", layer=0, width=8)
+    critic, prefixes = untrained(config=config), ["a", "ab", "abc", "abcd"]
+    guard = CriticCost(letters(), critic, 1.0)
+    guard.score(["fed"], ["abcd"], [True])
+    found = guard.score(["fed"] * 4, prefixes, [False] * 4)
+    assert reads == [1]
+    guard.score(["c", "fed"], ["ab", "ab"], [False] * 2)
+    assert reads == [1, 1]
+    alone = [CriticCost(letters(), critic, 1.0).score(["fed"], [x], [True])[0] for x in prefixes]
+    assert found == pytest.approx(alone, abs=1e-5)
+    assert len({round(x, 4) for x in alone}) == 4
+
+
 def test_what_cannot_be_judged_is_nan():
     """Guards failing closed: no text, and a critic that has lost its mind."""
     guard, broken = CriticCost(letters(), CRITIC, 1.0), untrained()
