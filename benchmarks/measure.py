@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from igcore.engine.prepack import packed, products_of
+from igcore.engine.prepack import packed, viewed
 
 SIZES = ["prompts", "prompt_tokens", "n_samples", "new_tokens"]
 COUNTS = ["kv_bytes", "forward_tokens", "padding"]
@@ -188,10 +188,11 @@ def gemm_rate(model, repeats: int = 20) -> float:
     x, layer = torch.randn(128, size, **like), torch.nn.Linear(size, wide, bias=False, **like)
     times = []
     for copies in (nullcontext(), packed(layer)):
-        with copies, products_of(layer):
+        with copies:
+            used = viewed(layer).model
             for _ in range(repeats):
                 with clocks(model.device) as seconds:
-                    layer(x)
+                    used(x)
                 times.append(seconds["busy_s"])
     return 2 * 128 * size * wide / min(times)
 

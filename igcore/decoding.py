@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .beams import Method, PromptSearch, method_of, new_search
 from .engine.block import Engine
-from .engine.device import free_bytes
+from .engine.device import device_of, free_bytes
 from .engine.memory import (
     CRITIC_ROWS,
     batch_size,
@@ -18,7 +18,7 @@ from .engine.memory import (
     session_bytes,
 )
 from .engine.pooled import PooledEngine
-from .engine.prepack import missing_bytes, packed
+from .engine.prepack import missing_bytes, packed, turn
 from .errors import ParameterError
 from .policy import Prompt, as_prompt
 from .pool import policy_digest
@@ -96,7 +96,8 @@ def decode(
     policy, length = guard.policy, guard.config.max_new_tokens
     # all prompts are encoded first, so that a prompt that is too long is refused before any work
     ids = [policy.ids_of(prompt, length) for prompt in given]
-    room = room_for(how, resolved, max(map(len, ids)), memory_gb)  # prompts that fit at once
+    with turn(policy.model, *readers_of(guard)):
+        room = room_for(how, resolved, max(map(len, ids)), memory_gb)  # prompts that fit at once
 
     def work(pairs: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
         """Answer one group of prompts; `halving` may call it again with a smaller group."""
@@ -148,8 +149,8 @@ def room_for(method: Method, guard: Guard, prompt_tokens: int, memory_gb: float 
         cached = session_bytes(reader, config, prompt_tokens)
         needed[reader] = needed.get(reader, 0) + cached
     sizes = []
-    for device in {model.device for model in needed}:
-        models = [model for model in needed if model.device == device]
+    for device in {device_of(model) for model in needed}:
+        models = [model for model in needed if device_of(model) == device]
         # prepacked copies of the weights are made later, when decoding starts: leave room for them
         free = free_bytes(device) - missing_bytes(*models)
         sizes.append(batch_size(sum(needed[model] for model in models), free, memory_gb))

@@ -45,7 +45,12 @@ class MockModel(torch.nn.Module):
 
     def __init__(self, logits=logits_of):
         super().__init__()
-        self.logits, self.head, self.tokens_forwarded = logits, torch.nn.Identity(), 0
+        self.logits, self.head = logits, torch.nn.Identity()
+        self.forwarded = []  # a list, which views of the model share
+
+    @property
+    def tokens_forwarded(self):
+        return sum(self.forwarded)
 
     def get_output_embeddings(self):
         return self.head
@@ -55,7 +60,7 @@ class MockModel(torch.nn.Module):
     ):
         keys = input_ids[:, None, :, None].float()  # (R, 1, S, 1)
         keys, _ = past_key_values.update(keys, keys, 0)
-        self.tokens_forwarded += int(attention_mask[:, -input_ids.shape[1] :].sum())
+        self.forwarded.append(int(attention_mask[:, -input_ids.shape[1] :].sum()))
         rows = []
         for row, mask in zip(
             keys[:, 0, :, 0].long().tolist(), attention_mask.tolist(), strict=True

@@ -160,7 +160,7 @@ class Standing:
     """A model that stands on a device."""
 
     def __init__(self, device):
-        self.device = device
+        self.device = torch.device(device)
 
 
 def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
@@ -168,7 +168,7 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
     device counted apart.
     """
     policy, beside, elsewhere = Standing("cuda:0"), Standing("cuda:0"), Standing("cuda:1")
-    free = {"cuda:0": 100 * GIB, "cuda:1": 30 * GIB}
+    free = {policy.device: 100 * GIB, elsewhere.device: 30 * GIB}
     for name, does in {
         "session_bytes": lambda *_: 2 * GIB, "free_bytes": free.get,
         "missing_bytes": lambda *models: 0,

@@ -11,7 +11,7 @@ from torch import nn
 
 from igcore.engine import prepack as module
 from igcore.engine.kv_cache import forward
-from igcore.engine.prepack import packed, products_of
+from igcore.engine.prepack import packed, viewed
 
 IDS = torch.tensor([[5, 7, 11, 13]])
 HAS_PRODUCT = torch.backends.mkldnn.is_available()
@@ -46,8 +46,8 @@ def test_so_they_are_in_half_precision():
 def test_a_layer_with_a_bias_adds_it():
     layer = nn.Linear(8, 5).requires_grad_(False)
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode(), packed(layer), products_of(layer):
-        found = layer(x)
+    with torch.inference_mode(), packed(layer):
+        found = viewed(layer).model(x)
     torch.testing.assert_close(found, layer(x))
 
 
@@ -85,7 +85,7 @@ def test_the_model_is_as_it_was_afterwards():
         with pytest.raises(IndexError):
             forward(model, input_ids=IDS + 10**6, logits_to_keep=0)
         assert {name: set(vars(m)) for name, m in model.named_modules()} == before
-    assert model not in module._PACKED
+    assert model not in module._HERE.packed
 
 
 def test_a_layer_with_a_forward_of_its_own_keeps_it():
@@ -94,8 +94,9 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it():
     """
     layer = nn.Linear(2, 2)
     layer.forward = lambda x: x + 1
-    with packed(layer), products_of(layer):
-        assert layer(torch.zeros(1, 2)).tolist() == [[1, 1]]
+    layer.eval()
+    with packed(layer):
+        assert viewed(layer).model(torch.zeros(1, 2)).tolist() == [[1, 1]]
     assert layer(torch.zeros(1, 2)).tolist() == [[1, 1]]
 
 
@@ -127,15 +128,18 @@ def test_copies_of_one_model_are_freed_when_those_of_the_next_cannot_be_made(mon
     models = [tiny("llama"), tiny("llama")]
     layers = module._layers
 
-    def fail(model):
-        if model is models[1]:
+    calls = []
+
+    def fail(view):
+        calls.append(view)
+        if len(calls) == 2:
             raise MemoryError
-        return layers(model)
+        return layers(view)
 
     monkeypatch.setattr(module, "_layers", fail)
     with pytest.raises(MemoryError), packed(*models):
         pass
-    assert not any(model in module._PACKED for model in models)
+    assert len(calls) == 2 and not any(model in module._HERE.packed for model in models)
 
 
 @pytest.mark.parametrize(

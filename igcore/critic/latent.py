@@ -19,10 +19,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from ..engine.device import GIB
+from ..engine.device import GIB, device_of
 from ..engine.kv_cache import History, attending, padded, positions_of
-from ..engine.prepack import products_of
-from ..errors import ParameterError
+from ..engine.prepack import viewed
+from ..errors import ParameterError, PolicyError
 from ..progress import progress
 
 ENCODE = 32  # responses encoded at a time where all latents are kept in memory
@@ -162,25 +162,34 @@ def encode(
     ------
     ParameterError
         For a layer that the model does not have.
+    PolicyError
+        When the model runs a function that igcore cannot follow, see `igcore.engine.view`.
     """
-    middle_one = middle_layer(model, layer) if "m" in features else None
+    view = viewed(model).model
+    if view is model:  # its hooks would stop every other call of the model, too
+        raise PolicyError(
+            f"the forward of {type(model).__name__} was replaced by a function that igcore cannot "
+            "follow, so no critic can read it; give the model as it was before"
+        )
+    middle_one = middle_layer(view, layer) if "m" in features else None
     above = features != "m"
     # each prompt is encoded once for all its responses
     first = list(dict.fromkeys(map(tuple, prompts)))
     owners = [first.index(tuple(prompt)) for prompt in prompts]
-    owner = torch.tensor(owners, device=model.device)
-    ids, mask = padded(first, model.device)
-    words, spoken = padded(responses, model.device, side="right")
+    device = device_of(model)
+    owner = torch.tensor(owners, device=device)
+    ids, mask = padded(first, device)
+    words, spoken = padded(responses, device, side="right")
     whole = torch.cat([mask[owner], spoken], dim=1)  # (B, L + n)
     length = ids.shape[1]  # L
     cache = DynamicCache(config=model.config)
     if all(type(x) is DynamicLayer for x in cache.layers):
-        _run(model, middle_one, above, ids, mask, cache)
+        _run(view, middle_one, above, ids, mask, cache)
         cache.batch_select_indices(owner)
-        states = _run(model, middle_one, above, words, whole, cache)
+        states = _run(view, middle_one, above, words, whole, cache)
     else:  # a window or a recurrent state cannot go on with several tokens at once
         texts = torch.cat([ids[owner], words], dim=1)
-        states = _run(model, middle_one, above, texts, whole, cache)
+        states = _run(view, middle_one, above, texts, whole, cache)
     n = words.shape[1]
     hidden, middle = (None if x is None else x[:, -n:] for x in states)
     if not above:
@@ -201,14 +210,14 @@ class _Enough(Exception):
 
 
 def _run(
-    model: PreTrainedModel,
+    view: PreTrainedModel,
     middle_one: nn.Module | None,
     above: bool,
     ids: Tensor,
     mask: Tensor,
     cache: DynamicCache,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Run a model on ids (B, S); return the input of its head and the output of its middle layer.
+    """Run a view on ids (B, S); return the input of its head and the output of its middle layer.
 
     Both are (B, S, H), and None where they were not seen: the layers above the middle one are run
     if `above`, and the head never. `mask` (B, L) covers the cached tokens, too.
@@ -228,11 +237,10 @@ def _run(
         raise _Enough
 
     with ExitStack() as hooks, suppress(_Enough):
-        hooks.enter_context(products_of(model))
         if middle_one is not None:
             hooks.enter_context(middle_one.register_forward_hook(at_middle))
-        hooks.enter_context(model.get_output_embeddings().register_forward_pre_hook(at_head))
-        model(
+        hooks.enter_context(view.get_output_embeddings().register_forward_pre_hook(at_head))
+        view(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions_of(mask)[:, -ids.shape[1] :],

@@ -243,10 +243,10 @@ AttentionInterface.register(NAME, attend)
 
 
 @contextmanager
-def attention_of(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model use `attend` in a with-block, and restore its own attention."""
+def attention_of(view: PreTrainedModel) -> Iterator[None]:
+    """Let a view of a model use `attend` in a with-block, and restore its own attention."""
     # transformers builds no mask for an attention that has not registered one
-    config = model.config.get_text_config(decoder=True)
+    config = view.config.get_text_config(decoder=True)
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,16 @@ def usable(device: str) -> str:
             f"device is {device!r}, which this machine does not have; choose one of "
             f"{', '.join(there)}"
         )
+    return device
+
+
+def device_of(model: Any) -> torch.device:
+    """Return the device on which a model computes, also where its weights are offloaded."""
+    device: torch.device = model.device
+    if device.type == "meta":  # accelerate loads the weights of a module when it runs
+        hooks = [getattr(module, "_hf_hook", None) for module in model.modules()]
+        places = [getattr(hook, "execution_device", None) for hook in hooks]
+        device = next((torch.device(place) for place in places if place is not None), device)
     return device
 
 

@@ -16,6 +16,7 @@ import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -24,7 +25,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 
 from ..errors import PolicyError
-from .prepack import products_of
+from .attention import Packing, attention_of
+from .device import device_of
+from .prepack import viewed
 
 Places = Sequence[tuple[Any, int]]  # states of one kind, and a row of each
 
@@ -78,37 +81,48 @@ class History:
 def forward(
     model: PreTrainedModel, watch: int | None = None, **inputs: Any
 ) -> tuple[Tensor, Tensor]:
-    """Run a model; return o_t, which is the input of its head, and the logits.
+    """Run a view of a model; return o_t, which is the input of its head, and the logits.
 
     With `watch` the output of that decoder layer follows o_t in the same tensor: (..., H) becomes
-    (..., 2 H). A model without a head has logits of width 0.
+    (..., 2 H). A model without a head has logits of width 0. With a `Packing` in the place of the
+    cache, rows share prefixes.
 
     Raises
     ------
+    NotImplementedError
+        When rows cannot share prefixes, because the model has no view of its own.
     PolicyError
         When the model ignored the KV cache that it was given: every token would be sampled without
         its context.
     """
+    view = viewed(model).model
+    cache = inputs.get("past_key_values")
     # hooks, because ``output_hidden_states`` would keep the hidden states of every layer
-    head = model.get_output_embeddings()
+    head = view.get_output_embeddings()
     seen: dict[str, Tensor] = {}
+    thread = get_ident()  # a model without a view runs in other threads, too
 
     def catch_hidden(_: nn.Module, args: Any) -> None:
-        seen["hidden"] = args[0]
+        if get_ident() == thread:
+            seen["hidden"] = args[0]
 
     def catch_middle(_: nn.Module, args: Any, out: Any) -> None:
-        seen["middle"] = out[0] if isinstance(out, tuple) else out
+        if get_ident() == thread:
+            seen["middle"] = out[0] if isinstance(out, tuple) else out
 
-    with ExitStack() as hooks, products_of(model):
+    with ExitStack() as hooks:
+        if isinstance(cache, Packing):
+            if view is model:
+                raise NotImplementedError(f"{type(model).__name__} has no view")
+            hooks.enter_context(attention_of(view))
         if head is None:
             inputs.pop("logits_to_keep")
         else:
             hooks.enter_context(head.register_forward_pre_hook(catch_hidden))
         if watch is not None:
-            layer = model.get_decoder().layers[watch]
+            layer = view.get_decoder().layers[watch]
             hooks.enter_context(layer.register_forward_hook(catch_middle))
-        out = model(use_cache=True, **inputs)
-    cache = inputs.get("past_key_values")
+        out = view(use_cache=True, **inputs)
     if cache is not None and getattr(out, "past_key_values", None) is not cache:
         raise PolicyError(
             f"{type(model).__name__} does not carry its state in past_key_values; choose a "
@@ -162,7 +176,7 @@ class DynamicRows:
 
         `watch` is a layer whose output is kept beside o_t.
         """
-        ids, mask = padded(prompts, model.device)
+        ids, mask = padded(prompts, device_of(model))
         cache = DynamicCache(config=model.config)
         hidden, logits = _read(model, watch, ids, mask, cache)
         past = hidden[:, None][:, :0]  # no new token yet, in the right type and width

@@ -19,9 +19,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from .attention import Packing, Prompts, Slab, attention_of
+from .attention import Packing, Prompts, Slab
 from .kv_cache import DynamicRows, History, Places, forward, padded
-from .prepack import kept_by
+from .prepack import viewed
 
 MOST_KEPT = 2**28  # bytes of prompts
 PADDING = 1.25  # a batch of prompts is at most so much longer than its shortest
@@ -125,8 +125,7 @@ class SharedRows:
             "past_key_values": packing,
             "logits_to_keep": 0,  # all: rows end anywhere in the packed sequence
         }
-        with attention_of(self.model):
-            hidden, logits = forward(self.model, self.watch, **inputs)
+        hidden, logits = forward(self.model, self.watch, **inputs)
         self.slab.hidden[packing.slot, packing.column] = hidden[0]
         self.hidden = hidden[0]
         self.logits = logits[0]
@@ -202,10 +201,9 @@ def prefixes(
 ) -> list[Prefix]:
     """Return what a model keeps of each prompt; those that it has read before it does not read.
 
-    Of what it has read, `MOST_KEPT` bytes are kept, as long as `igcore.engine.prepack.kept_by` says
-    that its weights stay.
+    Of what it has read, `MOST_KEPT` bytes are kept, as long as its view.
     """
-    kept = kept_by(model)
+    kept = viewed(model).kept
     wanted = [(watch, tuple(prompt)) for prompt in prompts]
     found = {key: kept.pop(key) for key in set(wanted) & kept.keys()}
     missing = sorted(set(wanted) - found.keys(), key=lambda key: (len(key[1]), key[1]))

@@ -1,21 +1,23 @@
-"""Prepacked weights: oneDNN copies of linear layers, for faster decoding on a CPU.
+"""How a call uses a model: in turn, through a view of its own, with copies of linear layers.
 
 A decoding step multiplies few rows by every weight. torch multiplies by the weights in their own
 layout; oneDNN, which is part of torch, is faster on a copy in a blocked layout, most of all for few
 rows. The copies live as long as a search, so that a change of weights between searches is never
-missed. The model does not change::
+missed::
 
     with packed(model):
-        forward(model, ...)  # the layers multiply by their copies, see `products_of`
+        forward(model, ...)  # runs `viewed(model)`, whose layers multiply by their copies
 
 The copies change the order of float sums. So whether there are copies must not change between runs:
 it depends on the model and on the memory of the machine, never on the memory that is free.
 """
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,63 +27,95 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from .device import GIB, installed_bytes
+from .view import view_of
 
 SHARE = 0.25  # share of the machine's memory that the copies of one model may take
 Product = Callable[[Tensor], Tensor]
-# model -> its layers with their products
-_PACKED: WeakKeyDictionary[nn.Module, list[tuple[nn.Linear, Product]]] = WeakKeyDictionary()
-# model -> what else is kept while its weights stay, see `kept_by`
-_KEPT: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, Any]] = WeakKeyDictionary()
 log = logging.getLogger("igcore")
+
+
+@dataclass
+class Packed:
+    """A view of a model in use, and what is kept as long as its weights stay."""
+
+    model: Any
+    kept: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
+
+
+class _Thread(threading.local):
+    """What one thread uses: views, and whether it is in a call, which it had to wait for."""
+
+    def __init__(self) -> None:
+        self.packed: WeakKeyDictionary[Any, Packed] = WeakKeyDictionary()
+        self.in_turn = False
+
+
+_HERE = _Thread()
+_TURNS: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 
 
 @contextmanager
 def packed(*models: nn.Module) -> Iterator[None]:
-    """Keep copies of the linear layers of models during a with-block.
+    """Use models in a with-block: through views with copies of their linear layers, and in turn.
 
-    Models on another device, or too large for the machine, have none.
+    Threads use one model one after the other, so that they need the memory of one. Models on
+    another device, or too large for the machine, have no copies.
     """
-    # nested blocks share the copies of the outer one
-    new = {model: _layers(model) for model in set(models) if model not in _PACKED}
-    # all copies are made before any is kept: one that fails leaves none behind
-    products = {model: list(map(_copied, layers)) for model, layers in new.items()}
-    _PACKED.update(products)
-    _KEPT.update({model: OrderedDict() for model in products})
-    try:
+    with turn(*models):
+        # nested blocks share the copies of the outer one
+        missing = [model for model in set(models) if model not in _HERE.packed]
+        # all copies are made before any is kept: one that fails leaves none behind
+        new = {model: Packed(prepacked(model)) for model in missing}
+        _HERE.packed.update(new)
+        try:
+            yield
+        finally:
+            for model in new:
+                del _HERE.packed[model]
+
+
+@contextmanager
+def turn(*models: nn.Module) -> Iterator[None]:
+    """Wait until no other thread uses these models."""
+    if _HERE.in_turn:  # a call inside a call, as of a guard in a scorer: it must not wait for it
         yield
-    finally:
-        for model in products:
-            del _PACKED[model], _KEPT[model]
+        return
+    with ExitStack() as turns:
+        for model in sorted(
+            set(models), key=id
+        ):  # one order: two threads never wait for each other
+            turns.enter_context(_TURNS.setdefault(model, threading.Lock()))
+        _HERE.in_turn = True
+        turns.callback(setattr, _HERE, "in_turn", False)
+        yield
 
 
-def kept_by(model: nn.Module) -> OrderedDict[Hashable, Any]:
-    """Return a mapping that lives as long as a model is `packed`; outside, an empty one."""
-    return _KEPT.get(model, OrderedDict())
+def viewed(model: Any) -> Packed:
+    """Return the view of a model that this thread uses; outside `packed`, one for one call."""
+    return _HERE.packed.get(model) or Packed(view_of(model))
 
 
 def keep_packed(model: nn.Module) -> None:
-    """Keep copies as long as a model lives: for one whose weights nobody changes."""
-    _PACKED[model] = list(map(_copied, _layers(model)))
-    _KEPT[model] = OrderedDict()
+    """Keep a view for this thread as long as its model lives, whose weights nobody changes."""
+    _HERE.packed[model] = Packed(prepacked(model))
+
+
+def prepacked(model: Any) -> Any:
+    """Return a view of a model whose linear layers multiply by copies of their weights."""
+    view = view_of(model)
+    shared = set(model.modules())  # those that stand in the view as they are
+    for layer in _layers(view):
+        if layer not in shared:
+            vars(layer)["forward"] = _product(
+                layer.weight, layer.bias
+            )  # shadows the class's method
+    return view
 
 
 def missing_bytes(*models: nn.Module) -> int:
     """Return the bytes that `packed` will take for models that have no copies yet."""
-    layers = [layer for model in models if model not in _PACKED for layer in _layers(model)]
+    layers = [layer for model in models if model not in _HERE.packed for layer in _layers(model)]
     return sum(layer.weight.nbytes for layer in layers)
-
-
-@contextmanager
-def products_of(model: nn.Module) -> Iterator[None]:
-    """Let the layers of a model multiply by their copies, if any, and restore them."""
-    products = _PACKED.get(model, [])
-    try:
-        for layer, product in products:
-            vars(layer)["forward"] = product  # shadows the method of the class
-        yield
-    finally:
-        for layer, _ in products:
-            vars(layer).pop("forward", None)
 
 
 def _layers(model: nn.Module) -> list[nn.Linear]:
@@ -102,11 +136,6 @@ def _layers(model: nn.Module) -> list[nn.Linear]:
         )
         return []
     return layers
-
-
-def _copied(layer: nn.Linear) -> tuple[nn.Linear, Product]:
-    """Return a layer with the product that reads a copy of its weights."""
-    return layer, _product(layer.weight, layer.bias)
 
 
 @torch.inference_mode()

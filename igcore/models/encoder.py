@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModel, AutoTokenizer
 
 from ..engine.device import usable
-from ..engine.prepack import keep_packed, products_of
+from ..engine.prepack import prepacked
 from .convert import quiet_transformers
 
 NAME = "igcore_each_text_alone"
@@ -44,8 +44,7 @@ class Encoder:
             model = AutoModel.from_pretrained(
                 folder, use_safetensors=True, attn_implementation=NAME, **options
             )
-        self._model = model.to(usable(str(device))).eval()
-        keep_packed(self._model)
+        self._model = prepacked(model.to(usable(str(device))))
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors of texts, (n, H) float64; a text is cut after `MAX_TOKENS` tokens."""
@@ -64,8 +63,7 @@ class Encoder:
         positions = torch.cat([torch.arange(length) for length in lengths])
         device = self._model.device
         row = {"input_ids": tokens.to(device)[None], "position_ids": positions.to(device)[None]}
-        with products_of(self._model):
-            states = self._model(**row, lengths=lengths).last_hidden_state[0]  # (T, H)
+        states = self._model(**row, lengths=lengths).last_hidden_state[0]  # (T, H)
         means = [own.mean(0) for own in states.split(lengths)]
         return torch.stack(means).cpu().numpy()
 

@@ -95,8 +95,8 @@ class Backbone:
         special: bool = True,
         anchor: Sequence[int] = (),
     ):
-        """Keep the model in evaluation mode and without its head."""
-        self.model = getattr(model, "base_model", model).eval()
+        """Keep the model without its head."""
+        self.model = getattr(model, "base_model", model)
         self.tokenizer = tokenizer
         self.template = template
         self.special = special

@@ -207,7 +207,7 @@ def policy_of(model: Any, tokenizer: Any) -> Policy:
     name = Path(getattr(model, "name_or_path", "") or type(model).__name__).name
     return Policy(
         name=name,
-        model=model.eval(),
+        model=model,
         tokenizer=tokenizer,
         template=TEMPLATES["chat" if tokenizer.chat_template else "raw"],
         eos_ids=eos_ids_of(model, tokenizer, ()),
