@@ -5,6 +5,7 @@ other threads, too.
 import asyncio
 import copy
 import functools
+import os
 import pickle
 import threading
 import time
@@ -84,8 +85,9 @@ def windowed():
     return model_of("mistral-window")
 
 
+@pytest.mark.parametrize("repetition", range(int(os.environ.get("REPETITIONS", "1"))))
 @pytest.mark.parametrize("made", [model_of, model_of, windowed, offloaded, adapted])
-def test_calls_in_threads_answer_as_one_after_the_other(made):
+def test_calls_in_threads_answer_as_one_after_the_other(made, repetition):
     """Bug: two threads restored each other's attention, all calls raised, and the user's own model
     raised until the process ended.
     """
