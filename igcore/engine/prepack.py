@@ -12,7 +12,9 @@ The copies change the order of float sums. So whether there are copies must not 
 it depends on the model and on the memory of the machine, never on the memory that is free.
 """
 
+import ctypes
 import logging
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -72,6 +74,7 @@ def packed(*models: nn.Module) -> Iterator[None]:
         finally:
             for model in new:
                 del _HERE.packed[model]
+            new.clear()  # freed before the turn ends
 
 
 @contextmanager
@@ -86,8 +89,18 @@ def turn(*models: nn.Module) -> Iterator[None]:
         ):  # one order: two threads never wait for each other
             turns.enter_context(_TURNS.setdefault(model, threading.Lock()))
         _HERE.in_turn = True
-        turns.callback(setattr, _HERE, "in_turn", False)
-        yield
+        try:
+            yield
+        finally:
+            _HERE.in_turn = False
+            _release()
+
+
+def _release() -> None:
+    """Give back what this thread has freed: glibc would keep it for the same thread's next call."""
+    if sys.platform == "linux" and threading.current_thread() is not threading.main_thread():
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # musl has none
+            trim(0)
 
 
 def viewed(model: Any) -> Packed:
