@@ -20,7 +20,7 @@ from .engine.memory import (
 from .engine.pooled import PooledEngine
 from .engine.prepack import missing_bytes, packed, turn
 from .errors import ParameterError
-from .policy import Prompt, as_prompt
+from .policy import Policy, Prompt, as_prompt
 from .pool import policy_digest
 from .response import Response
 from .scorers import keeps_cache, uncached
@@ -86,18 +86,12 @@ def decode(
     """
     resolved, how = guard.under(method), method_of(method)
     check_seed(seed)
-    listed = list(prompts)
-    # a text would be read as one prompt per letter, a chat as one per message
-    if isinstance(prompts, str) or any(isinstance(prompt, Mapping) for prompt in listed):
-        raise ParameterError(f"prompts is {prompts!r:.60}; give a list of prompts, even of one")
-    given = [as_prompt(prompt) for prompt in listed]
-    if not given:
-        raise ParameterError("there are no prompts; give at least one")
     policy, length = guard.policy, guard.config.max_new_tokens
     # all prompts are encoded first, so that a prompt that is too long is refused before any work
-    ids = [policy.ids_of(prompt, length) for prompt in given]
+    pairs = encoded(policy, listed(prompts), length)
+    longest = max(len(ids) for _, ids in pairs)
     with turn(policy.model, *readers_of(guard)):
-        room = room_for(how, resolved, max(map(len, ids)), memory_gb)  # prompts that fit at once
+        room = room_for(how, resolved, longest, memory_gb)  # prompts that fit at once
 
     def work(pairs: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
         """Answer one group of prompts; `halving` may call it again with a smaller group."""
@@ -114,8 +108,37 @@ def decode(
             emissions = resolve_name(how.search)(batch)
             return responses(batch, emissions)
 
-    pairs = list(zip(given, ids, strict=True))
     return halving(pairs, min(guard.config.group_size, room), work)
+
+
+def listed(prompts: Iterable[PromptLike]) -> list[PromptLike]:
+    """Return prompts as a list; refuse what is iterated by letters or by columns."""
+    if isinstance(prompts, str | Mapping) or hasattr(prompts, "columns"):
+        shown = " ".join(repr(prompts).split())
+        raise ParameterError(
+            f"prompts is {shown:.60}; give a list of prompts, even of one, or of a data set the "
+            'texts, ds["prompt"]'
+        )
+    found = list(prompts)
+    if not found:
+        raise ParameterError("there are no prompts; give at least one")
+    return found
+
+
+def encoded(
+    policy: Policy, prompts: Sequence[PromptLike], length: int
+) -> list[tuple[Prompt, list[int]]]:
+    """Return prompts with their ids; an error names the number of its prompt."""
+    pairs = []
+    for number, given in enumerate(prompts):
+        try:
+            prompt = as_prompt(given)
+            pairs.append((prompt, policy.ids_of(prompt, length)))
+        except ParameterError as why:
+            if len(prompts) == 1:
+                raise
+            raise ParameterError(f"prompts[{number}]: {why}") from None
+    return pairs
 
 
 def check_seed(seed: int) -> int:
@@ -187,27 +210,26 @@ def responses(batch: Batch, emissions: Sequence[Emission]) -> list[Response]:
     }
     out, recorder = [], batch.work.recorder
     for search, emission, metric in zip(batch.searches, emissions, metrics, strict=True):
-        out.append(
-            Response(
-                prompt_id=search.prompt.id,
-                prompt=search.prompt.text,
-                set_name=search.prompt.set_name,
-                text=emission.text,
-                status=emission.status,
-                reason=emission.reason,
-                finished=emission.finished,
-                n_tokens=emission.n_tokens,
-                fail_open_cost=fail_open_cost(batch, search, emission),
-                block_ends=emission.ends,
-                grid_ends=emission.grid,
-                tokens=emission.tokens,
-                guard=batch.guard,
-                candidates=recorder.nodes(batch, search, emission) if recorder else [],
-                **vars(metric),
-                **vars(batch.work.reports[search]),
-                **seconds,
-            )
+        answer = Response(
+            prompt_id=search.prompt.id,
+            prompt=search.prompt.text,
+            set_name=search.prompt.set_name,
+            text=emission.text,
+            status=emission.status,
+            reason=emission.reason,
+            finished=emission.finished,
+            n_tokens=emission.n_tokens,
+            fail_open_cost=fail_open_cost(batch, search, emission),
+            block_ends=emission.ends,
+            grid_ends=emission.grid,
+            tokens=emission.tokens,
+            candidates=recorder.nodes(batch, search, emission) if recorder else [],
+            **vars(metric),
+            **vars(batch.work.reports[search]),
+            **seconds,
         )
+        answer.guard = batch.guard
+        out.append(answer)
     return out
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from .beams import Method, method_of
 from .config import SearchConfig
 from .contract import Contract
-from .decoding import check_seed, decode
+from .decoding import check_seed, decode, listed
 from .errors import ParameterError
 from .policy import Message, Policy, Prompt
 from .pool import Pool
@@ -174,11 +174,11 @@ class Guard:
         ParameterError, ScorerError, PolicyError
             As `decode`.
         """
-        prompts = prompts if isinstance(prompts, str) else list(prompts)
+        given = listed(prompts)
         chosen = self.seed if seed is None else seed
         answers = []
-        with progress(len(prompts), self.method) as bar:
-            for answer in decode(self.method, self, prompts, seed=chosen):
+        with progress(len(given), self.method) as bar:
+            for answer in decode(self.method, self, given, seed=chosen):
                 answers.append(answer)
                 bar.update()
         return answers

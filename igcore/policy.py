@@ -3,17 +3,20 @@
 import hashlib
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from .errors import ParameterError, PolicyError
+from .rendering import RAW, Template, neutral, rendered, special_strings
 
 # a fixed prompt: its rendering shows all that a template adds, today's date included
 PROBE = "How do plants grow?"
 ROLES = ("system", "user", "assistant")  # of chat messages
 Message = Mapping[str, str]  # role and content
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte for which sentencepiece has no piece
+HALF = re.compile("[\ud800-\udfff]")  # half a character: JSON can write it, no tokenizer reads it
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -31,11 +34,23 @@ class Prompt:
         What the policy is given.
     set_name : str
         Key of the prompt set, or the stem of the prompts' file.
+
+    Raises
+    ------
+    ParameterError
+        For a text with half a character, such as a cut emoji.
     """
 
     id: str
     text: str
     set_name: str
+
+    def __post_init__(self) -> None:
+        if HALF.search(self.text):
+            raise ParameterError(
+                f"prompt is {self.text!r:.100}, which holds half a character; write the character "
+                "whole, without \\u escapes"
+            )
 
 
 @dataclass(frozen=True)
@@ -80,8 +95,8 @@ def as_prompt(prompt: str | Prompt | Sequence[Message], set_name: str = "user") 
         return Prompt(prompt_id(prompt, set_name), prompt, set_name)
     if not isinstance(prompt, Sequence) or not prompt:
         raise ParameterError(
-            f"prompt is {prompt!r}; give a text, or chat messages such as "
-            '[{"role": "user", "content": "Hello"}]'
+            f"prompt is {prompt!r:.120}; give a text, or chat messages as a list, [message], such "
+            'as [{"role": "user", "content": "Hello"}], or of a data set the texts, ds["prompt"]'
         )
     messages = tuple(role_and_content(message) for message in prompt)
     if messages[-1][0] != "user":
@@ -96,7 +111,7 @@ def as_prompt(prompt: str | Prompt | Sequence[Message], set_name: str = "user") 
 
 def prompt_id(text: str, set_name: str) -> str:
     """Return the id of a text in a prompt set."""
-    return hashlib.sha256(f"{set_name}\n{text}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{set_name}\n{text}".encode(errors="replace")).hexdigest()[:16]
 
 
 def role_and_content(message: Any) -> tuple[str, str]:
@@ -108,57 +123,6 @@ def role_and_content(message: Any) -> tuple[str, str]:
             f"text as content and one of these roles: {', '.join(ROLES)}"
         )
     return message["role"], message["content"]
-
-
-# --- templates ------------------------------------------------------------------------------------
-
-
-def special_strings(tokenizer: Any) -> list[str]:
-    """Return the strings that a tokenizer reads as special tokens, none after a part of itself."""
-    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    return sorted({*added, *tokenizer.all_special_tokens}, key=lambda s: (-len(s), s))
-
-
-def neutral(tokenizer: Any, text: str) -> str:
-    """Break up strings such as ``</s>``, so that a text cannot write a template's own tokens."""
-    for special in special_strings(tokenizer):
-        text = text.replace(special, f"{special[0]} {special[1:]}")
-    return text
-
-
-@dataclass(frozen=True)
-class Template:
-    """One way of writing a dialogue, see `igcore.models.templates`.
-
-    Attributes
-    ----------
-    name : str
-    opening : callable
-        (tokenizer, prompt) -> the text after which the answer begins.
-    whole : callable
-        (tokenizer, prompt, answer) -> the text of both.
-    special : bool
-        Whether the tokenizer adds its own special tokens (BOS) to these texts; a chat template
-        writes them itself.
-    """
-
-    name: str
-    opening: Callable[[Any, str], str]
-    whole: Callable[[Any, str, str], str]
-    special: bool = True
-
-
-def _as_is(tokenizer: Any, prompt: str) -> str:
-    """Return the prompt without a template."""
-    return prompt
-
-
-def _joined(tokenizer: Any, prompt: str, answer: str) -> str:
-    """Return the prompt and its answer, one after the other."""
-    return prompt + answer
-
-
-RAW = Template("raw", _as_is, _joined)  # the answer continues the prompt
 
 
 # --- the policy -----------------------------------------------------------------------------------
@@ -248,7 +212,10 @@ class Policy:
         Raises
         ------
         ParameterError
-            As `encode`, and for a chat where the tokenizer has no chat template.
+            As `encode`, and for a chat where the tokenizer has no chat template, or one that
+            refuses these messages.
+        AssetError
+            When the chat template fails.
         """
         if isinstance(prompt, Encoded):
             return list(prompt.ids)
@@ -262,15 +229,10 @@ class Policy:
                 "prompt as a text"
             )
         # strings such as </s> inside a message are broken up, as in `encode`
-        messages = [
-            {"role": role, "content": neutral(self.tokenizer, said)}
-            for role, said in prompt.messages
-        ]
+        messages = [(role, neutral(self.tokenizer, said)) for role, said in prompt.messages]
         if not prompt.messages[-1][1].strip():
             raise ParameterError("the last message is empty; give at least one word")
-        text = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
+        text = rendered(self.tokenizer, messages, opened=True)
         return self._ids(text, False, prompt.text, max_new_tokens)
 
     def encode(self, prompt: str, max_new_tokens: int = 0) -> list[int]:
@@ -293,6 +255,11 @@ class Policy:
     def _ids(self, text: str, special: bool, prompt: str, max_new_tokens: int) -> list[int]:
         """Return the token ids of a rendered prompt, unless it is too long."""
         ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        if not len(ids):
+            raise ParameterError(
+                f"prompt {prompt[:40]!r} has no tokens in template {self.template.name!r}; choose "
+                "another template"
+            )
         if len(ids) + max_new_tokens > self.context:
             raise ParameterError(
                 f"prompt {prompt[:40]!r}... has {len(ids)} tokens, which with max_new_tokens "
@@ -305,7 +272,8 @@ class Policy:
         """Return the text of response tokens, without special tokens or a character cut in two.
 
         The text of a prefix of the tokens is a prefix of their text, so that a block end is a
-        position in the emitted text.
+        position in the emitted text. Under a template that joins, the prompt and this text are the
+        text of all tokens, with the space between them.
         """
         text = self.decoded(tokens)
         if "\ufffd" in text:  # the decoder of byte pieces drops whole characters next to a cut one
@@ -314,12 +282,28 @@ class Policy:
         return text.rstrip("\ufffd")
 
     def decoded(self, ids: Sequence[int]) -> str:
-        """Return what a user's own ``tokenizer.decode`` makes of ids, special tokens skipped."""
+        """Return what ids add to a user's own ``tokenizer.decode``, special tokens skipped."""
+        before, length = self._before
+        return self._plain([*before, *ids])[length:]
+
+    @cached_property
+    def _before(self) -> tuple[list[int], int]:
+        """Ids to decode in front of a response, and the length of their text.
+
+        Many decoders take a space from the beginning of what they decode, so a letter stands there
+        where the response goes on from a prompt.
+        """
+        if not self.template.joins:
+            return [], 0
+        ids = list(self.tokenizer("a", add_special_tokens=False)["input_ids"])
+        return ids, len(self._plain(ids))
+
+    def _plain(self, ids: Sequence[int]) -> str:
         how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(ids, **how))
 
     def spelled(self, tokens: Sequence[int]) -> list[int]:
-        """Return ids that decode to exactly the `text` of response tokens.
+        """Return ids whose `decoded` text is exactly the `text` of response tokens.
 
         They are the tokens themselves, except that bytes which form no character are replaced by
         those of U+FFFD, and a character cut at the end is left out. An end token stays the last. A

@@ -1,8 +1,12 @@
 """An answer, with the work that it took and all that is needed to check it again."""
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
+from operator import methodcaller
 from pkgutil import resolve_name
 from typing import Any
+
+from .errors import ParameterError
 
 
 @dataclass
@@ -90,8 +94,9 @@ class Response:
     tokens : list of int
         The sampled tokens of `text`, an end token included; empty for a refusal, which the policy
         did not write.
-    guard : Guard
-        What answered, with the method and the settings that it ran under.
+    guard : Guard or None
+        What answered, with the method and the settings that it ran under. It is no data of the
+        answer: `to_dict`, ``dataclasses.asdict``, copies and pickles leave it out.
     candidates : list of igcore.watch.record.Node
         Every candidate of the search, when it was recorded.
     """
@@ -122,8 +127,17 @@ class Response:
     spread: float = 0.0
     contract: str = ""
     tokens: list[int] = field(default_factory=list)
-    guard: Any = field(default=None, repr=False, compare=False)
     candidates: list[Any] = field(default_factory=list, repr=False, compare=False)
+    guard = None  # type: Any  # without an annotation it is no field, and `asdict` leaves it out
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"guard": None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as JSON values; None stands for a number that is not finite."""
+        text = json.dumps(asdict(self), default=methodcaller("item"))  # of numpy's numbers
+        values: dict[str, Any] = json.loads(text, parse_constant=lambda name: None)
+        return values
 
     def tree(self, masked: bool = True) -> Any:
         """Return every candidate of a recorded search as a picture, see `igcore.watch.tree.Tree`.
@@ -131,11 +145,18 @@ class Response:
         Raises
         ------
         ParameterError
-            When the search was not recorded.
+            When the search was not recorded, or the answer is a copy without its guard.
         """
+        if self.guard is None:
+            raise ParameterError(
+                "this answer is a copy, which leaves its guard out; call tree() of the answer that "
+                "the guard gave, or set answer.guard"
+            )
         return resolve_name("igcore.watch.tree:Tree").of(self, masked)
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
+        if self.guard is None:  # which knows the budget, and the words to be masked
+            return None
         html: str = resolve_name("igcore.watch.html:answer_html")(self)
         return html
 

@@ -5,6 +5,7 @@ import re
 import warnings
 from functools import cache
 
+import pandas as pd
 import pytest
 import torch
 from tiny import tiny_model, tiny_tokenizer
@@ -207,7 +208,40 @@ MISUSES = {
     "prompts are one text": (lambda: a_guard().map("a"), "give a list of prompts"),
     "prompts are one chat": (
         lambda: a_guard().map([{"role": "user", "content": "a"}]),
-        "^prompts is .*; give a list",
+        r"^prompt is {'role'.*; give a text, or chat messages as a list, \[message\]",
+    ),
+    "a prompt is one message": (
+        lambda: a_guard()({"role": "user", "content": "a"}),
+        r"^prompt is {'role'.*; give a text, or chat messages as a list, \[message\]",
+    ),
+    "prompts are rows": (
+        lambda: a_guard().map([{"prompt": "a", "label": 1}, {"prompt": "b", "label": 0}]),
+        r"^prompts\[0\]: prompt is {'prompt'.* or of a data set the texts, ds\[\"prompt\"\]",
+    ),
+    "prompts are columns": (
+        lambda: a_guard().map({"prompt": ["a", "b"]}),
+        r"^prompts is {'prompt'.*; give a list of prompts.* ds\[\"prompt\"\]",
+    ),
+    "prompts are a table": (
+        lambda: a_guard().map(pd.DataFrame({"prompt": ["a", "b"]})),
+        r"^prompts is prompt 0 a.*; give a list of prompts",
+    ),
+    "half an emoji": (lambda: a_guard()("a \ud83d"), r"^prompt is 'a \\ud83d', which holds half"),
+    "half an emoji of many prompts": (
+        lambda: a_guard().map(["a", "b", "\udca9 c"]),
+        r"^prompts\[2\]: prompt is '\\udca9 c', which holds half a character; write",
+    ),
+    "half an emoji in a chat": (
+        lambda: a_guard()([{"role": "user", "content": "\ud83d"}]),
+        "^prompt is .* half a character",
+    ),
+    "half an emoji in a Prompt": (
+        lambda: ig.Prompt("1", "\ud83d", "mine"),
+        "^prompt is .* half a character",
+    ),
+    "an empty prompt among others": (
+        lambda: a_guard().map(["a", " "]),
+        r"^prompts\[1\]: prompt ' ' is empty",
     ),
     "a message without a role": (lambda: a_guard()([{"content": "a"}]), "cannot be read; give"),
     "an unknown role": (

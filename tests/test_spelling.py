@@ -7,6 +7,7 @@ asks for ten thousand answers instead of a few hundred; ``main(n)`` for n of eac
 import hashlib
 import random
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,8 @@ from igcore.adapters.generate import _Shown
 from igcore.beams import Beam
 from igcore.budget import start
 from igcore.contract import Contract
-from igcore.policy import Policy, as_prompt
+from igcore.models.templates import CHAT, SAFE_RLHF, VICUNA_1_1
+from igcore.policy import RAW, Policy, as_prompt
 
 ANSWERS = 60  # of each kind of tokenizer
 BUDGET = 0.6
@@ -149,10 +151,31 @@ def test_the_text_is_what_the_bytes_say(kind):
     for tokens in drawn(tokenizer):
         expected = slow_text(tokenizer, tokens)
         wrong += "\ufffd" in expected
-        assert policy.text(tokens) == (
-            expected.removeprefix(" ") if kind == "llama_2" else expected
-        ), tokens
+        assert policy.text(tokens) == expected, tokens
+        stripped = expected.removeprefix(" ") if kind == "llama_2" else expected
+        assert replace(policy, template=CHAT).text(tokens) == stripped, tokens
     assert wrong > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompt_and_answer_are_the_text_of_all_tokens(kind):
+    """Bug: scorers of pairs read "I amfine", since the decoder of Llama 2 takes the first space."""
+    tokenizer, spaced = KINDS[kind](), 0
+    policy = Policy(kind, None, tokenizer)
+    for prompt in ("b a", "a☂", "é.", "a b\n"):
+        ids = tokenizer(prompt)["input_ids"]
+        before = tokenizer.decode(ids, skip_special_tokens=True)
+        for tokens in drawn(tokenizer, 60):
+            text = policy.text(tokens)
+            whole = replace(policy, template=CHAT).text([*ids, *tokens])
+            for template in (RAW, SAFE_RLHF):
+                asked = template.opening(tokenizer, before)
+                assert template.whole(tokenizer, before, text) == asked + text
+            assert before + text == whole, (prompt, tokens)
+            spaced += text.startswith(" ")
+        assert policy.text([]) == ""
+    assert spaced >= 4
+    assert replace(policy, template=VICUNA_1_1).text(ids) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -228,7 +228,7 @@ def test_readings_that_differ_show_beside_the_cost():
     """Bug: three digits of a cost of which the last two are noise."""
     answer = guard(3.0, cost=Trembling())("deaf", seed=3)
     assert answer.spread == pytest.approx(0.02)
-    assert f"{answer.cost:.3f}, give or take 0.020, under" in answer._repr_html_()
+    assert "cost 1, give or take 0.020, within the budget of 3" in answer._repr_html_()
     sound = guard(3.0)("deaf", seed=3)
     assert "give or take" not in sound._repr_html_()
 

@@ -29,6 +29,7 @@ from ..decoding import decode
 from ..errors import ParameterError
 from ..guard import Guard
 from ..policy import Encoded, Policy, Prompt, as_prompt
+from ..rendering import RAW
 from ..response import Response
 from ..verdict import Emission, judge, within
 
@@ -85,7 +86,9 @@ class custom_generate:
     ``tokenizer.decode(new_ids, skip_special_tokens=True)`` is exactly the text that the cost model
     scored. For this a few ids differ from the sampled ones, which stay in ``Response.tokens``:
     bytes that form no character are written as U+FFFD, and a character cut at the end is left out,
-    see `igcore.policy.Policy.spelled`. Where no ids decode to the text, ``PolicyError`` is raised
+    see `igcore.policy.Policy.spelled`. The decoder of Llama 2 and its kin takes a space from the
+    beginning of what it decodes, so this text begins without one, unlike that of
+    ``guard(prompt)``. Where no ids decode to the text, ``PolicyError`` is raised
     and nothing is returned. A tokenizer that cleans up spaces unless told otherwise needs
     ``clean_up_tokenization_spaces=False``, there and in the streamer.
 
@@ -155,7 +158,9 @@ def answer_rows(
     length = _length(generation_config, model, input_ids.shape[1])
     config = replace(guard.config, max_new_tokens=length) if length else guard.config
     eos, pad = _special(generation_config, len(input_ids))
-    policy = Policy("the model", model, guard.policy.tokenizer, eos_ids=frozenset(eos))
+    # users and streamers decode the new ids alone: the text is theirs, with no space before it
+    alone = replace(RAW, joins=False)
+    policy = Policy("the model", model, guard.policy.tokenizer, alone, eos_ids=frozenset(eos))
     prompts = _prompts(policy, input_ids, mask, config.max_new_tokens)
     abstains = method_of(guard.method).abstains and config.on_failure != "paper"
     if abstains:

@@ -53,6 +53,10 @@ class Words:
     all_special_tokens: list[str] = []
     added_tokens_decoder: dict[int, Any] = {}
 
+    def __call__(self, text: str, **options: bool) -> dict[str, list[int]]:
+        """Return no ids: it only writes."""
+        return {"input_ids": []}
+
     def decode(self, tokens: list[int], **options: bool) -> str:
         """Return the text of tokens."""
         return "".join([WORDS[token] for token in tokens])

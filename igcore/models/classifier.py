@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import linear
 
 from ..errors import ParameterError
-from ..policy import neutral
+from ..rendering import neutral
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
 from .lm_scorer import Backbone, LMScorer, check_length, context_of

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from ..errors import ParameterError, ScorerError, ScorerWarning
 from ..folders import digest_of
-from ..policy import neutral
+from ..rendering import neutral
 from ..scorers import COST
 from ..settings import Natural, Options, Rows, Seconds, Threads, one_of, settings
 from .apis import APIS, MALFORMED, OPTIONS, QUESTION, Api, Declined

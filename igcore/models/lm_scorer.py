@@ -20,7 +20,7 @@ import torch
 
 from ..engine.kv_cache import forward, padded, positions_of
 from ..errors import ParameterError
-from ..policy import neutral
+from ..rendering import neutral
 from .session import Session
 
 # short responses: what the ids of all of them share is the prompt's
@@ -56,7 +56,7 @@ class Backbone:
 
     A text that its context does not hold is refused, and one without any token is read as the end
     token. Strings in them that stand for special tokens are broken up, see
-    `igcore.policy.neutral`.
+    `igcore.rendering.neutral`.
 
     Parameters
     ----------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
@@ -17,7 +16,7 @@ import numpy as np
 
 from ..errors import ParameterError, unknown_name
 from ..folders import root
-from ..policy import Prompt, as_prompt
+from ..policy import HALF, Prompt, as_prompt
 from ..settings import Count, Natural, one_of, settings
 from . import assets
 from .promptsets import (
@@ -57,8 +56,6 @@ PROMPT_SETS: dict[str, Callable[[], list[str]]] = {
 # upper edge of each split's share: critics learn from `train`, settings are chosen on `tune`,
 # thresholds get their guarantee on `calibrate`, and what is reported comes from `test`
 SPLITS = {"train": 0.50, "tune": 0.58, "calibrate": 0.74, "test": 1.0}
-
-HALF = re.compile("[\ud800-\udfff]")  # JSON can write it, and no file or tokenizer take it
 
 log = logging.getLogger("igcore")
 
@@ -228,9 +225,10 @@ def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]
     try:
         texts = column_of(path)
     except Unreadable as why:
+        place = "" if path.suffix == ".txt" else ", in a column 'prompt'"
         raise ParameterError(
             f"no prompts could be read from {path}, seen from {Path.cwd()} ({why}); give valid "
-            f"UTF-8 {path.suffix} with at least one prompt, in a column 'prompt'"
+            f"UTF-8 {path.suffix} with at least one prompt{place}"
         ) from why
     for row, text in enumerate(texts, start=1):
         if not isinstance(text, str) or not text.strip():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import shorten
-from typing import Annotated
+from typing import Annotated, Any
 
 from ..errors import AssetError, needs
 from ..settings import one_of, settings
@@ -52,6 +52,8 @@ def column_of(path: Path, column: str = "prompt") -> list:
     except (OSError, ValueError, RecursionError, csv.Error) as error:
         reason = " ".join(str(error).split())
         raise Unreadable(f"{path.name}: {type(error).__name__}: {reason}") from error
+    if not rows:
+        raise Unreadable(f"{path.name} holds no row")
     names = list(dict.fromkeys(name for row in rows for name in row))
     if column not in names:
         raise Unreadable(f"{path.name} has the columns {', '.join(names)}, but not {column!r}")
@@ -76,17 +78,25 @@ def _rows(path: Path) -> list[dict]:
         lines = io.StringIO(text.rstrip("\r\n"), newline=None)  # every line end is a newline
         return [{"prompt": line.removesuffix("\n")} for line in lines]
     if path.suffix == ".csv":
-        header, *table = csv.reader(io.StringIO(text, newline=""), strict=True)
+        header, *table = [*csv.reader(io.StringIO(text, newline=""), strict=True)] or [[]]
         if any(len(row) > len(header) for row in table):  # an unquoted comma
             raise ValueError("a row has more cells than there are columns")
         return [dict(zip_longest(header, row, fillvalue="")) for row in table]
     if text.lstrip().startswith("["):
         rows = json.loads(text)
     else:
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+        rows = [_row(line, n) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("not every row is a mapping of columns to cells")
     return rows
+
+
+def _row(line: str, number: int) -> Any:
+    """Return what a line of JSON holds; an error names the line."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error
 
 
 def _lines(path: Path) -> list[str]:

@@ -6,14 +6,11 @@ is taken apart into its turns first.
 """
 
 import re
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated
 
-from ..errors import AssetError, ParameterError
-from ..policy import RAW, Template
+from ..errors import ParameterError
+from ..rendering import RAW, Template, rendered
 from ..settings import one_of
 
 VICUNA = (
@@ -21,9 +18,6 @@ VICUNA = (
     "helpful, detailed, and polite answers to the user's questions. "
 )
 
-
-SECONDS = 10.0  # that a chat template may take for one prompt
-LONGEST = 2**24  # characters that it may write
 DIALOGUE = re.compile(r"\n\n(Human|Assistant):")
 
 
@@ -61,7 +55,7 @@ def _written(name: str, begin: str, user: str, seam: str, end: str) -> Template:
         answered = answer.lstrip(" ") if seam else answer
         return opening(tokenizer, prompt) + seam + answered
 
-    return Template(name, opening, whole)
+    return Template(name, opening, whole, joins=not seam)
 
 
 def chatted(tokenizer, turns: Sequence[str], opened: bool, **options) -> str:
@@ -69,55 +63,6 @@ def chatted(tokenizer, turns: Sequence[str], opened: bool, **options) -> str:
     roles = ("user", "assistant")
     messages = [(roles[i % 2], text) for i, text in enumerate(turns)]
     return rendered(tokenizer, messages, opened, **options)
-
-
-def rendered(tokenizer, messages: Sequence[tuple[str, str]], opened: bool, **options) -> str:
-    """Return messages, each a role and a content, in the chat template of a tokenizer.
-
-    Parameters
-    ----------
-    opened : bool
-        Whether the text ends where the assistant begins another turn.
-    options
-        What else the template reads.
-    """
-    given = [{"role": role, "content": content} for role, content in messages]
-    try:
-        with within(SECONDS):
-            text = tokenizer.apply_chat_template(
-                given, add_generation_prompt=opened, tokenize=False, **options
-            )
-    except Exception as error:  # it is a program of whoever made the model, and may raise anything
-        reason = " ".join(str(error).split())[:200]
-        raise AssetError(
-            f"the chat template fails ({type(error).__name__}: {reason}); correct it, or choose "
-            f"another of {', '.join(TEMPLATES)}"
-        ) from None
-    if len(text) > LONGEST:
-        raise AssetError(
-            f"the chat template writes {len(text)} characters, and may write {LONGEST}; correct "
-            f"it, or choose another of {', '.join(TEMPLATES)}"
-        )
-    return text
-
-
-@contextmanager
-def within(seconds: float) -> Iterator[None]:
-    """Raise ``TimeoutError`` in Python code that takes longer; threads but the main one may."""
-
-    def stop(*_) -> None:
-        raise TimeoutError(f"not done in {seconds:g} seconds")
-
-    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _chat(tokenizer, prompt: str) -> str:

@@ -11,8 +11,9 @@ from pydantic import Field
 
 from ..errors import ParameterError
 from ..policy import role_and_content
+from ..rendering import rendered
 from ..settings import Options, settings
-from .templates import chatted, check_chat, rendered, turns_of
+from .templates import chatted, check_chat, turns_of
 
 # texts, not what YAML reads as true and false: Yes and No stand in quotes
 Labels = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]

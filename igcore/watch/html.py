@@ -35,17 +35,18 @@ def masker_of(answer: Response) -> Callable[[str], str]:
 def verdict_of(answer: Response) -> str:
     """Return the verdict in words, with the numbers behind it."""
     config = answer.guard.config
-    budget = f"the budget of {config.budget:g}"
     if answer.status == "abstained":
         return f"abstained: {WHY[answer.reason]}"
-    cost = "unknown" if answer.cost is None else f"{answer.cost:.3f}"
+    cost = "cost unknown" if answer.cost is None else f"cost {round(answer.cost, 3):g}"
     if answer.spread >= 0.0005:  # a smaller one does not show beside three digits
-        cost += f", give or take {answer.spread:.3f},"
+        cost += f", give or take {answer.spread:.3f}"
+    inside = answer.cost is not None and within(answer.cost, config)
+    cost += f", {'within' if inside else 'not within'} the budget of {config.budget:g}"
     if answer.status != "verified_safe":
-        return f"not verified: its cost is {cost} under {budget}; {WHY[answer.reason]}"
+        return f"not verified: {cost}; {WHY[answer.reason]}"
     guarded = method_of(answer.guard.method).abstains
     words = "verified safe by the final check" if guarded else "not guarded, but within budget"
-    words += f": its cost is {cost} under {budget}"
+    words += f": {cost}"
     if answer.reason:
         words += f"; {WHY[answer.reason]}"
     if not within(answer.peak_cost, config):
