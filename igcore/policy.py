@@ -290,13 +290,14 @@ class Policy:
     def _before(self) -> tuple[list[int], int]:
         """Ids to decode in front of a response, and the length of their text.
 
-        Many decoders take a space from the beginning of what they decode, so a letter stands there
+        Many decoders take a space from the beginning of what they decode, so a word stands there
         where the response goes on from a prompt.
         """
-        if not self.template.joins:
-            return [], 0
-        ids = list(self.tokenizer("a", add_special_tokens=False)["input_ids"])
-        return ids, len(self._plain(ids))
+        for word in ("a", "the", ".") if self.template.joins else ():
+            ids = list(self.tokenizer(word, add_special_tokens=False)["input_ids"])
+            if self._plain(ids):  # nothing of a word that the tokenizer does not know
+                return ids, len(self._plain(ids))
+        return [], 0
 
     def _plain(self, ids: Sequence[int]) -> str:
         how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}

@@ -6,8 +6,6 @@ from operator import methodcaller
 from pkgutil import resolve_name
 from typing import Any
 
-from .errors import ParameterError
-
 
 @dataclass
 class Counts:
@@ -147,11 +145,6 @@ class Response:
         ParameterError
             When the search was not recorded, or the answer is a copy without its guard.
         """
-        if self.guard is None:
-            raise ParameterError(
-                "this answer is a copy, which leaves its guard out; call tree() of the answer that "
-                "the guard gave, or set answer.guard"
-            )
         return resolve_name("igcore.watch.tree:Tree").of(self, masked)
 
     def _repr_html_(self) -> str | None:

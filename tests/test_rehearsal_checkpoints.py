@@ -382,10 +382,10 @@ def test_the_text_of_a_prefix_is_a_prefix_of_the_text(tokenizers, name):
 def test_whole_characters_stay_beside_a_byte_that_is_none(tokenizers):
     policy = Policy("pad", None, tokenizers["pad"])
     rain = policy.tokenizer("雨", add_special_tokens=False)["input_ids"]
-    assert policy.text(rain) == "雨" and policy.text(rain[:-1]) == ""
+    assert policy.text(rain) == " 雨" and policy.text(rain[:-1]) == " "
     assert (
-        policy.text([*rain, rain[-3]]) == "雨"
-        and policy.text([*rain, rain[-3], rain[0]]) == "雨\ufffd "
+        policy.text([*rain, rain[-3]]) == " 雨"
+        and policy.text([*rain, rain[-3], rain[0]]) == " 雨\ufffd "
     )
 
 

@@ -72,7 +72,9 @@ def test_copies_leave_the_guard_out(answer, copied):
     assert made.guard is None and answer.guard is not None
     assert repr(made) == repr(answer) and made.to_dict() == answer.to_dict()
     assert made._repr_html_() is None  # a notebook shows its repr
-    with pytest.raises(ParameterError, match="this answer is a copy.*; call tree.. of the answer"):
+    with pytest.raises(
+        ParameterError, match="answer is a copy, which has no guard; set answer.guard"
+    ):
         made.tree()
     made.guard = answer.guard
     assert made.tree()._repr_svg_() == answer.tree()._repr_svg_()

@@ -57,12 +57,14 @@ class Tree:
         Raises
         ------
         ParameterError
-            When the search was not recorded.
+            When the search was not recorded, or the answer is a copy without its guard.
         """
         if not answer.candidates:
             raise ParameterError(
                 "the search of this answer was not recorded; answer again with record=True"
             )
+        if answer.guard is None:
+            raise ParameterError("this answer is a copy, which has no guard; set answer.guard")
         prompt, nodes = answer.prompt, answer.candidates
         if masked:
             shown = masker_of(answer)
