@@ -113,7 +113,8 @@ def decode(
 
 def listed(prompts: Iterable[PromptLike]) -> list[PromptLike]:
     """Return prompts as a list; refuse what is iterated by letters or by columns."""
-    if isinstance(prompts, str | Mapping) or hasattr(prompts, "columns"):
+    whole = isinstance(prompts, str | Mapping) or hasattr(prompts, "columns")
+    if whole or not isinstance(prompts, Iterable):
         shown = " ".join(repr(prompts).split())
         raise ParameterError(
             f"prompts is {shown:.60}; give a list of prompts, even of one, or of a data set the "

@@ -218,6 +218,7 @@ MISUSES = {
         lambda: a_guard().map([{"prompt": "a", "label": 1}, {"prompt": "b", "label": 0}]),
         r"^prompts\[0\]: prompt is {'prompt'.* or of a data set the texts, ds\[\"prompt\"\]",
     ),
+    "no list of prompts": (lambda: a_guard().map(None), "^prompts is None; give a list of prompts"),
     "prompts are columns": (
         lambda: a_guard().map({"prompt": ["a", "b"]}),
         r"^prompts is {'prompt'.*; give a list of prompts.* ds\[\"prompt\"\]",
