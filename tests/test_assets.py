@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import platformdirs
@@ -346,6 +347,7 @@ def test_a_digest_of_a_damaged_file_is_not_given(shelf):
 
 FETCH = """
 import sys, time
+from dataclasses import replace
 from pathlib import Path
 from igcore.models import assets
 wheel, desk, sha256 = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
@@ -480,3 +482,48 @@ def test_a_pickle_with_a_foreign_class_leaves_nothing(shelf, cache, monkeypatch)
     with pytest.raises(AssetError, match=r"^the pickle names builtins\.eval"):
         assets.fetch("toy")
     assert everything_in(cache) == []
+
+
+# --- waiting, and what transformers writes --------------------------------------------------------
+
+
+def test_a_hung_fetch_is_waited_for_in_bounded_time(cache, desk, monkeypatch, capsys):
+    """Bug: a process waits for ever, and without a word, on another whose download hangs."""
+    hung = desk("one", until="building")
+    monkeypatch.setattr(assets, "PATIENCE", 0.3)
+    with pytest.raises(AssetError, match=rf"process {hung.pid}, which fetches toy, .* {cache}/.*;"):
+        assets.fetch("toy")
+    said = capsys.readouterr().err
+    assert said.startswith(f"waiting for process {hung.pid}, which") and said.count("\n") == 1
+
+
+def test_a_long_download_says_so_once(shelf, monkeypatch, capsys):
+    """Bug: minutes of silence before the first answer."""
+    monkeypatch.setitem(assets.ASSETS, "toy", replace(toy_asset(shelf), megabytes=300))
+    for _ in range(2):
+        assets.fetch("toy")
+    assert capsys.readouterr().err == "fetching toy, about 300 MB on disk, once\n"
+
+
+def test_a_template_is_pinned_under_the_tested_version_of_transformers(shelf, monkeypatch):
+    """Bug: a chat template swapped in the cache, with a mended record, writes other prompts."""
+    pins = {"words.txt": hashlib.sha256(PAYLOAD).hexdigest()}
+    asset = replace(toy_asset(shelf), settings={assets.version("transformers"): pins})
+    monkeypatch.setitem(assets.ASSETS, "toy", asset)
+    folder = assets.sound("toy")
+    (folder / "words.txt").write_bytes(PAYLOAD.upper())
+    mend(folder)
+    with pytest.raises(AssetError, match=r"words\.txt is .*not the pinned file"):
+        assets.sound("toy")
+    # another version writes files of its own, which no pin knows; the digest is theirs
+    monkeypatch.setitem(assets.ASSETS, "toy", replace(asset, settings={"4.0.0": pins}))
+    assert assets.sound("toy") == folder
+
+
+def test_every_file_of_the_policy_is_pinned_under_the_constraints():
+    """Bug: the constraints move on, and what transformers writes has no pins any more."""
+    lines = (Path(__file__).parents[1] / "constraints.txt").read_text().split()
+    (tested,) = [line.partition("==")[2] for line in lines if line.startswith("transformers==")]
+    folder, asset = assets.fetch("smollm2"), assets.ASSETS["smollm2"]
+    pinned = {*asset.ready, *asset.settings[tested], assets.RECORD}
+    assert pinned == {file.name for file in folder.iterdir()}

