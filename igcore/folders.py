@@ -4,7 +4,6 @@ A folder has ``params.json`` (everything that its lines depend on), ``responses.
 only sign of success, ``manifest.json``.
 """
 
-import fcntl
 import gzip
 import hashlib
 import json
@@ -16,15 +15,15 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .errors import RunError
+from .files import PART, locked, replace_file, writing
 from .policy import Prompt
 from .progress import progress
 from .provenance import made_by
 
 ASIDE = ".replaced"  # folder that keeps what was replaced
-PART = ".part"  # of a file that is being written
 # written by whoever runs the notebook, before and after this module writes
 NOTEBOOK = "executed.ipynb"
 Key = tuple[str, str]
@@ -113,8 +112,7 @@ class Run:
         """Write the manifest with commit, processor and root hash, atomically and last."""
         manifest = json.loads(json.dumps(manifest | made_by(), allow_nan=False))
         digest = root_of(self.params, self.lines, manifest)
-        with writing(self.folder):
-            _write_json(self.manifest, manifest | {"root": digest})
+        _write_json(self.manifest, manifest | {"root": digest})
 
 
 # --- digests ------------------------------------------------------------------------------------
@@ -236,13 +234,11 @@ def open_run(
     """
     identity = json.loads(json.dumps(identity))  # as it is read back: a tuple is a list
     busy = f"another process is writing to {folder}; wait for it, or choose another run name"
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        # not in the folder, which may be moved aside while this process has the lock
-        lock = locked(folder.parent / f".{folder.name}.lock", busy)
-    with lock:
+    # not in the folder, which may be moved aside while this process has the lock
+    with locked(folder.parent / f".{folder.name}.lock", busy):
         run = Run(folder, identity)
         with writing(folder):
+            folder.mkdir(exist_ok=True)
             if why := _foreign(folder, identity):
                 aside = _place_aside(folder)
                 folder.rename(aside)
@@ -251,25 +247,6 @@ def open_run(
             _write_json(folder / "params.json", identity)
             run.lines = sound_lines(run.responses, wanted)  # what an earlier start has finished
         yield run
-
-
-def locked(path: Path, busy: str) -> IO[str]:
-    """Return a file, open and locked until it is closed or this process ends, also by a kill.
-
-    Raises
-    ------
-    RunError
-        With the sentence `busy` when another process has locked it.
-    """
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if isinstance(error, BlockingIOError):
-            raise RunError(busy) from error
-        raise  # not every network file system has locks
-    return file
 
 
 def _foreign(folder: Path, identity: Fields) -> str:
@@ -336,7 +313,7 @@ def sound_lines(
         aside = _place_aside(path.parent)
         aside.mkdir()
         shutil.copy2(path, aside / path.name)
-        _write(path, b"".join(text + b"\n" for text, _ in kept.values()))
+        replace_file(path, b"".join(text + b"\n" for text, _ in kept.values()))
         print(
             f"{lost} lines of {path} were changed since they were written, or answer what is "
             f"not asked for: the file as it was is now in {aside}, and these lines are left out"
@@ -377,23 +354,4 @@ def drop_half_line(path: Path) -> None:
 
 def _write_json(path: Path, value: Fields) -> None:
     """Write a JSON file whole or not at all."""
-    _write(path, json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_suffix(PART)
-    part.write_bytes(data)
-    part.replace(path)
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Raise an error of the file system as one ``RunError``."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"cannot write in {folder} ({error.strerror}); free some space, or choose another "
-            "folder, and run again to resume"
-        ) from error
+    replace_file(path, json.dumps(value, indent=1, allow_nan=False) + "\n")

@@ -4,7 +4,6 @@ A token depends on its sequence and its key, and a score on its text, but neithe
 searches of all methods, budgets and multipliers share them, also from several processes at a time.
 """
 
-import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -21,11 +20,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock
 
 from .errors import ParameterError
-from .folders import writing
+from .files import writing
 from .policy import Policy
 from .scorers import FunctionScorer, Scorer
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 # `check` is a hash of the rest: a record that a crash or a disk has damaged is drawn again
 TOKEN = np.dtype(
@@ -55,7 +60,8 @@ class Pool:
     ----------
     folder : str or path
         Made when it is missing; delete it to start anew. It may be on any disk whose file system
-        has POSIX locks.
+        has POSIX locks, by which searches wait for a place alone; Windows has none, so there they
+        wait for all places after a prompt.
     limit_gb : float
         Size in GiB from which nothing more is kept.
 
@@ -117,7 +123,9 @@ class Table:
         with writing(path.parent):
             path.parent.mkdir(exist_ok=True)
             # opened once: closing a second handle of a file would end this process's locks on it
-            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            self._file = os.open(path, flags, 0o666)
+            self._whole = FileLock(f"{path}.lock", thread_local=False, poll_interval=0.005)
         weakref.finalize(self, os.close, self._file)
 
     def refresh(self) -> None:
@@ -126,7 +134,8 @@ class Table:
         whole = (size - self._read) // self.record.itemsize * self.record.itemsize
         if whole <= 0:
             return
-        found = np.frombuffer(os.pread(self._file, whole, self._read), self.record)
+        os.lseek(self._file, self._read, os.SEEK_SET)
+        found = np.frombuffer(os.read(self._file, whole), self.record)
         self._read += whole
         for key, *values, _ in found[found["check"] == _checks(found)].tolist():
             self.known.setdefault(key, tuple(values))
@@ -155,11 +164,17 @@ class Table:
     def _locked(self, byte: int) -> Iterator[None]:
         """Hold the lock of one byte of the file; it ends with the process."""
         with writing(self.pool.folder):  # not every file system has locks
-            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, byte)
+            if fcntl:
+                fcntl.lockf(self._file, fcntl.LOCK_EX, 1, byte)
+            else:
+                self._whole.acquire()
         try:
             yield
         finally:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+            if fcntl:
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+            else:
+                self._whole.release()
 
     def claim(self, place: bytes) -> Any:
         """Return a context in which no other process samples from a place."""

@@ -4,6 +4,7 @@ A trained network is ``<name>.safetensors`` with its specification in ``<name>.j
 """
 
 import hashlib
+import io
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from ..errors import ParameterError, RunError
+from ..files import replace_file
 from ..policy import Policy
 from ..scorers import Scorer
 from .spec import Origin
@@ -70,10 +72,10 @@ def save_checkpoint(
     state: dict[str, Any],
 ) -> None:
     """Write weights, the best ones so far, the optimiser and `state` (JSON values), atomically."""
-    part = path.with_suffix(".part")
+    content = io.BytesIO()
     saved = {"now": network.state_dict(), "best": best, "optimizer": optimizer.state_dict()}
-    torch.save(saved | {"state": state}, part)
-    part.replace(path)
+    torch.save(saved | {"state": state}, content)
+    replace_file(path, content.getvalue())
 
 
 def load_checkpoint(
@@ -105,8 +107,8 @@ def save_network(network: Network, folder: Path, name: str) -> None:
         "about": network.about,
     }
     text = json.dumps(description, indent=1, allow_nan=False) + "\n"
-    (folder / f"{name}.safetensors").write_bytes(data)
-    (folder / f"{name}.json").write_text(text)
+    replace_file(folder / f"{name}.safetensors", data)
+    replace_file(folder / f"{name}.json", text)
 
 
 def load_network(

@@ -151,7 +151,8 @@ class PooledEngine:
         ends = [self.rows[row].after([token for token, *_ in samples]) for row, samples in wanted]
         with ExitStack() as claims:
             # in one order everywhere, so that no two processes wait for each other
-            for place, prompt in sorted({(end.place, end.prompt) for end in ends}):
+            places = {(self._tables[end.prompt].path, end.place, end.prompt) for end in ends}
+            for _, place, prompt in sorted(places):
                 claims.enter_context(self._tables[prompt].claim(place))
             for prompt in {end.prompt for end in ends}:
                 self._tables[prompt].refresh()

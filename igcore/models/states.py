@@ -6,7 +6,6 @@ takes no bias, which retries need, so a server of its own gives the states. No s
 the whole sequence is sent as a prompt, so that the state of its last token is there, too.
 """
 
-import fcntl
 import json
 import os
 import stat
@@ -25,6 +24,7 @@ from ..settings import Named, settings
 from .server import Server
 
 PAUSE = 0.005  # seconds between two looks at a file that is being written
+SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 HEADER = 2**16  # bytes of a file beside its numbers
 ONE = {"max_tokens": 1, "n": 1, "temperature": 0.0, "min_p": 0.0}  # vLLM gives no less than one
 
@@ -98,6 +98,7 @@ class HiddenStates:
             TypeError,
             LookupError,
             RuntimeError,
+            ImportError,
             SafetensorError,
         ) as error:
             return self._without(f"{type(error).__name__}: {error}")
@@ -114,6 +115,8 @@ class HiddenStates:
 
         The server holds a lock on a file beside it until then, which it made before it replied.
         """
+        import fcntl  # here: Windows has none. A shared lock needs no right to write the file
+
         lock, seconds = path.with_name(path.name + ".lock"), self.server.client.timeout
         end = time.monotonic() + seconds
         with opened(lock) as held:
@@ -146,7 +149,7 @@ class HiddenStates:
 def opened(path: Path) -> BinaryIO:
     """Open a file for reading; ``OSError`` for a link and for all that is no plain file."""
     # without waiting, which a pipe would make it do
-    file = open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")  # noqa: SIM115
+    file = open(os.open(path, os.O_RDONLY | SAFE), "rb")  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(f"{path.name} is no plain file")

@@ -17,13 +17,12 @@ import yaml
 
 from ..beams import METHODS
 from ..errors import ParameterError, RunError, unknown_name
-from ..folders import writing
+from ..files import replace_file
 from ..models.prompts import SPLITS, split_of
 from ..settings import Budget, Count, FolderName, Options, Positive, one_of, settings
 from . import paired
 from . import statistics as metrics
 from .load import COLUMNS, SETTINGS
-from .tables import replace_file
 
 MOST = 5  # primary claims: each one more makes all others harder to resolve
 VERDICTS = {
@@ -194,9 +193,7 @@ def register(file: ClaimsFile, folder: Path) -> None:
     """
     kept = folder / "registered.json"
     if not kept.exists():
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(kept, json.dumps({"claims": file.digest}) + "\n")
+        replace_file(kept, json.dumps({"claims": file.digest}) + "\n")
     check_registered(file, folder)
 
 

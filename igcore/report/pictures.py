@@ -1,13 +1,14 @@
 """How a picture is written: the same figure gives the same bytes."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 
+from ..files import replace_file
 from .sources import sidecar
-from .tables import replace_file
 
 RC = {  # how every picture looks, whether it is drawn or written
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same picture everywhere
@@ -32,11 +33,12 @@ def save(fig: Figure, stem: Path | str, sources: Mapping[str, dict] | None = Non
     third file, ``stem.json``, names them.
     """
     stem = Path(stem)
-    stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(stem.name + suffix) for suffix in METADATA]
     for path in paths:
-        with matplotlib.rc_context(RC), path.open("wb") as file:
-            fig.savefig(file, format=path.suffix[1:], dpi=200, metadata=METADATA[path.suffix])
+        content = io.BytesIO()
+        with matplotlib.rc_context(RC):
+            fig.savefig(content, format=path.suffix[1:], dpi=200, metadata=METADATA[path.suffix])
+        replace_file(path, content.getvalue())
     if sources is not None:
         paths.append(stem.with_name(stem.name + ".json"))
         replace_file(paths[-1], sidecar(sources))

@@ -4,12 +4,12 @@
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from ..files import replace_file as replace_file
 from . import statistics as metrics
 from .sources import sidecar
 
@@ -329,7 +329,6 @@ def write(
         In the order above.
     """
     stem, (people, sentence) = Path(stem), for_people(table if short is None else short)
-    stem.parent.mkdir(parents=True, exist_ok=True)
     is_main = short is None and list(table.columns) == COLUMNS
     marked = _best_in_bold(people, table) if is_main and len(table) else people
     texts = {
@@ -342,10 +341,3 @@ def write(
     for path, text in zip(paths, texts.values(), strict=True):
         replace_file(path, text)
     return paths
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8", newline="\n")
-    part.replace(path)

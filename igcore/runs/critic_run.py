@@ -28,6 +28,7 @@ from ..critic.rollouts import Rollout
 from ..critic.training import SharedSources, train
 from ..engine.prepack import packed
 from ..errors import ParameterError
+from ..files import replace_file
 from ..folders import digest_of, root
 from ..guard import Guard
 from ..models.policies import load_policy
@@ -35,7 +36,6 @@ from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Policy, Prompt
 from ..provenance import made_by
-from ..report.tables import replace_file
 from ..scorers import Scorer
 from ..settings import name_of
 from .critic_params import CriticParams

@@ -8,15 +8,15 @@ a notebook's outputs restart nothing. No model is imported: Snakemake loads this
 import json
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
-from typing import IO
 
 import yaml
 
 from ..config import SearchConfig
 from ..errors import RunError
-from ..folders import locked, writing
+from ..files import locked, replace_file
 from ..models.registry import SCORERS, home_of
 from ..paper import swept
 from ..provenance import versions
@@ -53,10 +53,7 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     text = "\n".join(lines)
     path = Path(path)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        replace_file(path, text)
     return str(path)
 
 
@@ -91,8 +88,8 @@ def shards_of(settings: Mapping, shards: int) -> int:
 # --- runs that are there --------------------------------------------------------------------------
 
 
-@cache  # which keeps the file open; a process that asks again has its own lock
-def lock(folder: Path) -> IO[str]:
+@cache  # which keeps it; a process that asks again has its own lock
+def lock(folder: Path) -> AbstractContextManager[object]:
     """Lock a folder for one run of Snakemake, until this process ends, also by a kill.
 
     Parameters
@@ -107,9 +104,7 @@ def lock(folder: Path) -> IO[str]:
     """
     path = folder / ".snakemake/run.lock"
     busy = f"another Snakemake runs in {folder}; wait for it, or stop it first"
-    with writing(path.parent):
-        path.parent.mkdir(exist_ok=True)
-        return locked(path, busy)
+    return locked(path, busy)
 
 
 def check_run(folder: Path | str, kind: str, settings: Mapping) -> str:

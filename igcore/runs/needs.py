@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from ..errors import IgcoreError
+from ..files import replace_file
 from .cluster import Need
 from .paramfiles import ParamFiles
 from .plan import Job, jobs
@@ -74,10 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     files = ParamFiles(given.folder, changes, given.limit)
     speeds = measured(Path("runs") / files.profile)
     needs = {name: asdict(need) for name, need in needs_of(files, speeds, given.tokens_per_second)}
-    part = given.out.with_suffix(".part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.write_text(json.dumps(needs, indent=1), encoding="utf-8")
-    part.replace(given.out)
+    replace_file(given.out, json.dumps(needs, indent=1))
 
 
 if __name__ == "__main__":

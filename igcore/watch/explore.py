@@ -16,6 +16,7 @@ import yaml
 
 from ..beams import METHODS, method_of
 from ..errors import IgcoreError, ParameterError, needs
+from ..files import replace_file
 from ..folders import root
 from ..models.policies import POLICIES
 from ..models.registry import SCORERS
@@ -191,13 +192,12 @@ def save_params(
                 f"{', '.join(table)}"
             )
     folder = root() / "params" / "explored"
-    folder.mkdir(parents=True, exist_ok=True)
     number = 1 + len(list(folder.glob("*.yaml")))
     prompts, path = folder / f"{number}.txt", folder / f"{number}.yaml"
-    prompts.write_text(" ".join(prompt.split()) + "\n", encoding="utf-8")
+    replace_file(prompts, " ".join(prompt.split()) + "\n")
     values = names | asdict(replace(guard.config, **settings))
     values |= {"profile": "explored", "run": f"decode-{number}", "seed": guard.seed}
     values |= {"methods": list(methods), "prompts": str(prompts.relative_to(root()))}
     values |= {"split": "all", "limit": None, "hardest": 0}
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    replace_file(path, yaml.safe_dump(values, sort_keys=False))
     return path.relative_to(root())
