@@ -90,7 +90,7 @@ def number(value: Any) -> float:
 
 def in_order(data: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the parts of a reply in the order of the texts."""
-    known = {part["index"]: part for part in data}
+    known = {number(part["index"]): part for part in data}
     return [known[index] for index in range(len(data))]
 
 
@@ -113,7 +113,7 @@ def check_read(reply: Any, parts: Sequence[Any]) -> None:
     A server may cut the end of a long text off without a word, or put several texts into one.
     """
     read, sent = reply["usage"]["prompt_tokens"], sum(map(len, parts))
-    if read != sent:
+    if type(read) is not int or read != sent:
         raise ValueError(f"it has read {read} tokens of {sent}")
 
 
