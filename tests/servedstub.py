@@ -55,9 +55,12 @@ class Served(ThreadingHTTPServer):
         Tokens inside a character, of which llama.cpp tells no log-probability.
     states : callable or None
         (token ids of a prompt) -> path of the file with their states.
+    tokenized : callable or None
+        (text) -> what /tokenize says are its tokens; None where there is no such route.
     """
 
     states: Callable[[list[int]], str] | None = None
+    tokenized: Callable[[str], object] | None = None
 
     daemon_threads = True
     request_queue_size = 64
@@ -155,6 +158,12 @@ class Handler(BaseHTTPRequestHandler):
         """Complete a prompt."""
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server
+        if self.path == "/tokenize" and server.tokenized:
+            text = request["content" if server.software == "llama.cpp" else "prompt"]
+            assert not (request["add_special_tokens"] or request["add_special"])
+            said = {"tokens": server.tokenized(text), "count": 1}
+            self._send(Fault(body=json.dumps(said).encode()))
+            return
         with server.lock:
             server.requests.append(request)
             server.keys.append(self.headers.get("Authorization"))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from mockpolicy import EOS, LetterCost, LetterReward, MockTokenizer, mock_policy, probabilities
-from servedstub import MODEL, Fault, Handler, log_softmax, served
+from servedstub import MODEL, Fault, Handler, Served, log_softmax, served
 from tiny import tiny_tokenizer
 
 from igcore import (
@@ -470,6 +470,16 @@ MALFORMED = {
     "NaN": reply(logprobs={"token_logprobs": [-1.0, math.nan, -1.0]}),
     "no token at all": reply(token_ids=[], logprobs={"token_logprobs": []}),
     "an unknown end": reply(token_ids=[1], logprobs={"token_logprobs": [-1.0]}),
+    "ids in quotes": reply(token_ids=["1", "2", "3"]),
+    "ids as floats": reply(token_ids=[1.0, 2.0, 3.0]),
+    "true for an id": reply(token_ids=[True, 2, 3]),
+    "an index in quotes": reply(index="0"),
+    "a log-probability in quotes": reply(logprobs={"token_logprobs": ["-1.0", -1.0, -1.0]}),
+    "a log-probability above 0": reply(logprobs={"token_logprobs": [-1.0, 0.3, -1.0]}),
+    "an id that the tokenizer has not": reply(token_ids=[1, 2, 77]),
+    "a proposal that the tokenizer has not": reply(
+        logprobs={"token_logprobs": [-1.0] * 3, "top_logprobs": [{"token_id:99": -1.0}]}
+    ),
 }
 
 
@@ -481,6 +491,11 @@ OF_LLAMA = {
     "no probabilities": {key: WHOLE[key] for key in ("index", "tokens")},
     "a probability that is none": WHOLE | {"completion_probabilities": [{"id": 1, "logprob": "x"}]},
     "a sample too many": [WHOLE, WHOLE | {"index": 1}],
+    "ids in quotes": WHOLE | {"tokens": ["1", "2", "3"]},
+    "ids as floats": WHOLE | {"tokens": [1.0, 2.0, 3.0]},
+    "an id that the tokenizer has not": WHOLE | {"tokens": [1, 2, 50]},
+    "a log-probability above 0": WHOLE
+    | {"completion_probabilities": [{"id": 1, "logprob": 2}] * 3, "tokens": [1, 1, 1]},
 }
 
 
@@ -488,8 +503,10 @@ OF_LLAMA = {
 def test_a_malformed_reply_of_llama_cpp_is_one_sentence(name):
     fault = always(Fault(body=json.dumps(OF_LLAMA[name]).encode()))
     with served("llama.cpp", fault=fault) as stub:
+        engine = engine_of(stub)
+        engine.server.vocabulary = 50
         with pytest.raises(PolicyError, match="gave a reply that is no completion") as caught:
-            sampled(engine_of(stub), [0])
+            sampled(engine, [0])
         assert "\n" not in str(caught.value)
 
 
@@ -497,9 +514,58 @@ def test_a_malformed_reply_of_llama_cpp_is_one_sentence(name):
 def test_a_malformed_reply_is_one_sentence(name):
     """Bug: a reply that is no sample taken for one, or a traceback."""
     with served(fault=always(Fault(body=MALFORMED[name]))) as stub:
+        engine = engine_of(stub)
+        engine.server.vocabulary = 50
         with pytest.raises(PolicyError, match="gave a reply that is no completion") as caught:
-            sampled(engine_of(stub), [0])
+            sampled(engine, [0])
         assert len(stub.requests) == 1 and "\n" not in str(caught.value)
+
+
+def test_a_proposal_beyond_the_tokenizer_is_refused():
+    """Bug: an id without text wins an argmax, and the answer is empty."""
+    tops = [{"token_id:1": -1.0, "token_id:50": -0.5}]
+    body = reply(token_ids=[1], logprobs={"token_logprobs": [-1.0], "top_logprobs": tops})
+    with served(fault=always(Fault(body=body))) as stub:
+        engine = engine_of(stub)
+        engine.server.vocabulary = 50
+        with pytest.raises(PolicyError, match="token 50 is unknown to the tokenizer"):
+            engine.propose([0], 2)
+
+
+def test_a_rounding_above_0_is_none():
+    """Guards a server whose float32 arithmetic gives a sure token 1e-6 more than probability 1."""
+    body = reply(logprobs={"token_logprobs": [1e-6, -1.0, 0]})
+    with served(fault=always(Fault(body=body))) as stub:
+        assert sampled(engine_of(stub), [0]).log_p == [[0.0, -1.0, 0.0]]
+
+
+@pytest.mark.parametrize("samples", [1, 100])
+@pytest.mark.parametrize("software", DIALECTS)
+def test_a_server_that_ignores_seeds_is_found_out(software, samples):
+    """Bug: N samples that are one, and a guard that looks fine."""
+    with served(software) as stub:
+        stub.sample = lambda request, child: Served.sample(stub, request | {"seed": 5}, 0)
+        engine = engine_of(stub, samples=samples)
+        with pytest.raises(PolicyError, match="gives the same tokens for every seed") as caught:
+            for _ in range(5):  # of a chance that no single block decides
+                engine.open(PROMPTS)
+                sampled(engine, [0, 0, 1, 1, 1], length=4)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_is_sure_is_not_said_to_ignore_seeds():
+    """Guards a model of one answer, and samples that are the same now and then."""
+    sure = {3: 30.0}
+    with served(logits=lambda prefix: [sure.get(token, 0.0) for token in range(13)]) as stub:
+        engine = engine_of(stub)
+        for _ in range(40):
+            engine.open(PROMPTS)
+            assert sampled(engine, [0] * 8 + [1] * 8, length=4).tokens == [[3] * 4] * 16
+    with served(logits=lambda prefix: [9.0, 9.0]) as stub:
+        engine = engine_of(stub)
+        for at in range(100):
+            engine.open(PROMPTS)
+            engine.sample_block([0, 0], keys_of([(0, 0), (1, 0)], 1, at))
 
 
 def test_an_endless_reply_takes_bounded_memory(monkeypatch):
@@ -675,6 +741,67 @@ def test_options_of_a_served_policy_are_checked(tokenizer):
     with served() as stub:
         stub.facts = lambda path: ["no mapping"]
         with pytest.raises(PolicyError, match="does not answer /v1/models"):
+            load_policy(named(stub, tokenizer))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"max_model_len": "512"},
+        {"max_model_len": True},
+        {"max_model_len": -1},
+        {"max_model_len": 64.5},
+        {"meta": [7]},
+        {"meta": "none"},
+        {"meta": {"n_ctx": "64"}},
+        {"meta": {"n_ctx": [64]}},
+    ],
+)
+def test_a_context_that_is_no_number_is_one_sentence(tokenizer, said):
+    """Bug: a TypeError or AttributeError at the first prompt."""
+    with byte_server() as stub:
+        stub.facts = lambda path: {"data": [{"id": MODEL, "aliases": 3} | said]}
+        with pytest.raises(PolicyError, match="as the longest sequence of mock/letters, which is"):
+            load_policy(named(stub, tokenizer))
+
+
+def test_odd_words_about_a_model_do_no_harm(tokenizer):
+    """Guards names that are no text, unknown sizes, and brackets without end."""
+    entry = {
+        "id": MODEL,
+        "aliases": [["x"], 3, "other"],
+        "owned_by": ["a"],
+        "meta": {"n_ctx": None},
+    }
+    with byte_server() as stub:
+        stub.facts = lambda path: {"data": [{"id": 3}, None, entry]}
+        assert load_policy(named(stub, tokenizer, model="other")).context == 2**31
+        stub.facts = lambda path: {"data": [entry]}
+    with byte_server(software="llama.cpp") as stub:
+        facts = stub.facts
+        stub.facts = lambda path: {"total_slots": True} if path == "/props" else facts(path)
+        assert load_policy(named(stub, tokenizer)).server.samples == 1
+
+
+# --- the server's own tokenizer -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("software", DIALECTS)
+def test_another_tokenizer_is_refused_when_the_policy_is_loaded(tokenizer, software):
+    """Bug: the ids of one model sent to another, whose samples are read as text of the first."""
+    own = tiny_tokenizer()
+    with byte_server(software=software) as stub:
+        stub.tokenized = lambda text: [token + 1 for token in own(text)["input_ids"]]
+        with pytest.raises(PolicyError, match="has another tokenizer than the policy: its tokens"):
+            load_policy(named(stub, tokenizer))
+        stub.tokenized = lambda text: [10**6]
+        with pytest.raises(PolicyError, match="has another tokenizer"):
+            load_policy(named(stub, tokenizer))
+        # the same, with a space in front as some write it
+        stub.tokenized = lambda text: own(" " + text)["input_ids"]
+        assert load_policy(named(stub, tokenizer)).server.vocabulary == 257
+        for nothing in (None, "text", ["1"], {}):  # what is no list of ids tells nothing
+            stub.tokenized = lambda text, nothing=nothing: nothing
             load_policy(named(stub, tokenizer))
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 # the policy's own distribution, whatever a server's or a model's defaults are
 SAMPLING = {
@@ -26,6 +26,7 @@ SAMPLING = {
     "no_stop_trim": True,  # SGLang: the end token, too
     "return_tokens_as_token_ids": True,  # vLLM: names the most probable tokens by their ids
 }
+ROUNDING = 1e-4  # nats by which the logarithm of a probability may lie above 0
 NAMED = re.compile(r"token_id:(\d+)")  # such a name
 
 
@@ -38,10 +39,16 @@ def request_of(body: dict[str, Any]) -> dict[str, Any]:
 # --- replies --------------------------------------------------------------------------------------
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-LogProb = Annotated[float, Field(allow_inf_nan=False)]
+LogProb = Annotated[float, Field(le=ROUNDING, allow_inf_nan=False)]
 
 
-class Ranked(BaseModel):
+class Reply(BaseModel):
+    """A part of a reply: no number in quotes, no true or 1.0 for 1."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class Ranked(Reply):
     """A token with its reference log-probability (nats)."""
 
     id: Token
@@ -54,14 +61,14 @@ class Said(Ranked):
     top_logprobs: list[Ranked] = []
 
 
-class LogProbs(BaseModel):
+class LogProbs(Reply):
     """The log-probabilities of a sample, as vLLM and SGLang give them."""
 
     token_logprobs: list[LogProb]
     top_logprobs: list[dict[str, LogProb] | None] | None = None
 
 
-class Choice(BaseModel):
+class Choice(Reply):
     """One sample of vLLM or SGLang."""
 
     index: int
@@ -85,7 +92,7 @@ class Choice(BaseModel):
         return [(int(name[1]), log_p) for name, log_p in named if name]
 
 
-class Told(BaseModel):
+class Told(Reply):
     """One sample of llama.cpp's server.
 
     Its OpenAI-compatible route leaves out the tokens inside a character, this one only their
@@ -111,10 +118,16 @@ class Told(BaseModel):
         return [(top.id, top.logprob) for token in first for top in token.top_logprobs]
 
 
-class Completion(BaseModel):
+class Completion(Reply):
     """A reply to a request for samples, as far as it is read here."""
 
     choices: list[Choice]
+
+
+class Tokens(Reply):
+    """A reply to a text that is to be cut into tokens."""
+
+    tokens: list[Token]
 
 
 # llama.cpp's server gives a sample alone, or a list of several

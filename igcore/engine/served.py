@@ -43,6 +43,7 @@ from .sampling import uniforms
 
 BAN = 100.0  # nats; what OpenAI's interface allows
 SEEDS = 2**31
+DOUBT = -20.0  # nats: samples that are the same by less chance are none
 Bias = dict[str, float]  # token -> nats
 
 
@@ -55,10 +56,13 @@ class Server(Protocol):
         Names it in errors.
     samples : int
         Samples that one request may ask for.
+    vocabulary : int
+        Number above all ids of the policy's tokenizer.
     """
 
     url: str
     samples: int
+    vocabulary: int
 
     def complete(self, bodies: Sequence[dict[str, Any]]) -> list[bytes]:
         """Return the replies to requests for completions, in their order."""
@@ -93,6 +97,7 @@ class ServedEngine:
 
     def __init__(self, server: Server, eos_ids: Collection[int], states: States | None = None):
         self.server, self.eos_ids, self.states = server, frozenset(eos_ids), states
+        self._chance = 0.0  # log-probability that all samples of late blocks are the same
         self._start([], [])
 
     def _start(self, sequences: list[list[int]], asked: list[int]) -> None:
@@ -144,6 +149,7 @@ class ServedEngine:
                 for c, choice in zip(share, choices, strict=True):
                     self._add(block, c, choice, penalties[c], keys[c], biases)
             open_ = [c for c in open_ if not block.ended[c] and len(block.tokens[c]) < length]
+        self._doubt(rows, block)
         return self._numbered(rows, block, last, length)
 
     def _body(
@@ -235,10 +241,29 @@ class ServedEngine:
                 choices = sorted(samples_in(content), key=lambda choice: choice.index)
                 if [choice.index for choice in choices] != list(range(body["n"])):
                     raise ValueError(f"it has not the {body['n']} samples that were asked for")
+                for choice in choices:
+                    highest = max((*choice.sample[0], *dict(choice.most_probable)), default=0)
+                    if highest >= self.server.vocabulary:
+                        raise ValueError(f"token {highest} is unknown to the tokenizer")
             except ValueError as error:
                 raise self._malformed(error) from None
             found.append(choices)
         return found
+
+    def _doubt(self, rows: Sequence[int], block: Block) -> None:
+        """Refuse a server that gives the same sample again and again, whatever seed it is sent."""
+        for row in set(rows):
+            same = [c for c, own in enumerate(rows) if own == row]
+            told = [x for x in block.log_p[same[0]] if not math.isnan(x)]
+            self._chance += (len(same) - 1) * math.fsum(told)
+            if any(block.tokens[c] != block.tokens[same[0]] for c in same):
+                self._chance = 0.0
+        if self._chance < DOUBT:
+            raise PolicyError(
+                f"the server at {self.server.url} gives the same tokens for every seed, although "
+                "by its own probabilities they would differ; serve the model with vLLM, SGLang or "
+                "llama.cpp's server, and let it sample at temperature 1 by the seed of a request"
+            )
 
     def _malformed(self, error: ValueError) -> PolicyError:
         """Return the error for a reply that cannot be used."""

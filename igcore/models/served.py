@@ -5,23 +5,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..beams import Method
 from ..config import SearchConfig
 from ..engine.served import ServedEngine
-from ..errors import ParameterError, PolicyError, no_latents, unknown_name
+from ..errors import ParameterError, PolicyError, no_latents
 from ..folders import digest_of
 from ..policy import Policy
 from ..settings import Count, Natural, Options, Seconds, settings
 from . import assets
-from .client import Client, Request, check_endpoint, key_in
+from .client import Client, check_endpoint, key_in
 from .hub import snapshot
 from .policies import POLICIES, Known, eos_ids_of
 from .pretrained import contents_of, load_tokenizer, one_sentence
-from .server import Server
+from .server import OTHER, UNLIMITED, Server, Software, check_tokenizer, described, limit_of
 from .states import HiddenStates, StatesOptions
 from .templates import TEMPLATES, TextFormat, check_chat
 from .trust import SERVER
@@ -31,44 +31,6 @@ REPLAY = {
     True: "by bits: the server is said to be batch invariant",
 }
 DESCRIBED = ("root", "max_model_len", "meta")  # what a server may say about a model
-ANY = 10**6  # samples
-
-
-class Software(NamedTuple):
-    """What is known of a server's software.
-
-    Attributes
-    ----------
-    name : str
-    where, version : str
-        A path, and the field of the reply that holds the version.
-    samples : int or str
-        Samples that a request may ask for, or the field of the same reply that says it.
-    names_tokens : bool
-        Whether it names the most probable tokens by their ids.
-    completes : str
-        The path where it completes prompts.
-    """
-
-    name: str
-    where: str
-    version: str
-    samples: int | str
-    names_tokens: bool = True
-    completes: str = "/v1/completions"
-
-
-# by what /v1/models says in ``owned_by``
-SOFTWARE = {
-    "vllm": Software("vLLM", "/version", "version", ANY),
-    # the samples of one request would share a seed, and be the same
-    "sglang": Software("SGLang", "/server_info", "version", 1, names_tokens=False),
-    # its /v1/completions gives no ids of tokens inside a character
-    "llamacpp": Software(
-        "llama.cpp", "/props", "build_info", "total_slots", completes="/completion"
-    ),
-}
-OTHER = Software("unknown", "", "", 1)
 
 
 @settings(kw_only=True)
@@ -191,7 +153,7 @@ class ServedPolicy(Policy):
 
     server: Any = None
     software: Software = OTHER
-    limit: int = 2**31
+    limit: int = UNLIMITED
     served: dict[str, Any] = field(default_factory=dict)
     states: HiddenStates | None = None
     origin: Policy | None = None
@@ -264,6 +226,8 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
     server = given.connect(given.url)
     entry, software, version, samples = described(server)
     server.samples, server.path = samples, software.completes
+    server.vocabulary = 1 + max(tokenizer.get_vocab().values())
+    check_tokenizer(server, tokenizer)
     served = {
         "server": given.url,
         "model": given.model,
@@ -286,7 +250,7 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
         files=contents_of(folder, weights=False),
         server=server,
         software=software,
-        limit=entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx") or 2**31,
+        limit=limit_of(server, entry),
         served=served,
         states=states,
         origin=origin,
@@ -325,48 +289,6 @@ def check_alike(policy: Policy, origin: Policy) -> None:
                 f"{origin.name!r} of states is {trained[name]}; give both the same tokenizer, "
                 "template and ends"
             )
-
-
-def described(server: Server) -> tuple[dict[str, Any], Software, str, int]:
-    """Ask a server about its model.
-
-    Returns
-    -------
-    entry : dict
-        What it says about the model.
-    software : Software
-    version : str
-    samples : int
-        That one request may ask for.
-    """
-    models = asked(server, "/v1/models").get("data")
-    entries = {}
-    for entry in models if isinstance(models, list) else []:
-        if isinstance(entry, dict) and isinstance(entry.get("id"), str):
-            entries |= dict.fromkeys([entry["id"], *(entry.get("aliases") or [])], entry)
-    if server.model not in entries:
-        raise unknown_name(f"model of the server at {server.url}:", server.model, entries)
-    entry = entries[server.model]
-    software = SOFTWARE.get(str(entry.get("owned_by")), OTHER)
-    facts = asked(server, software.where) if software.where else {}
-    version = str(facts.get(software.version, "unknown"))[:100]
-    samples = software.samples
-    if isinstance(samples, str):
-        told = facts.get(samples)
-        samples = told if isinstance(told, int) and told > 0 else 1
-    return entry, software, version, samples
-
-
-def asked(server: Server, path: str) -> dict[str, Any]:
-    """Return what a server says at a path; ``PolicyError`` unless it is a JSON mapping."""
-    (content,) = server.ask([Request(path)])
-    try:
-        return dict(json.loads(content).items())
-    except (ValueError, AttributeError):
-        raise PolicyError(
-            f"the server at {server.url} does not answer {path} as vLLM, SGLang and llama.cpp's "
-            "server do; correct the address"
-        ) from None
 
 
 def ends_of(folder: Path) -> SimpleNamespace:
