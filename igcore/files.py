@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -11,21 +12,13 @@ from filelock import FileLock, Timeout
 from .errors import RunError
 
 PART = ".part"  # of a file that is being written
-SPACE, WRITABLE = "free some space", "make it writable"
-FOLDER = "move the file away that is where a folder is needed"
-LOCKS = "its file system has no file locks: mount it with them"
-REMEDIES = {  # what the system says -> what the user can do
-    errno.ENOSPC: SPACE,
-    errno.EDQUOT: SPACE,
-    errno.EROFS: WRITABLE,
-    errno.EACCES: WRITABLE,
-    errno.EPERM: WRITABLE,
-    errno.EEXIST: FOLDER,
-    errno.ENOTDIR: FOLDER,
-    errno.EISDIR: "move the folder away that is where a file is needed",
-    errno.ENOLCK: LOCKS,
-    errno.ENOSYS: LOCKS,
-    errno.EOPNOTSUPP: LOCKS,
+REMEDIES = {  # what the user can do -> what the system said
+    "free some space": (errno.ENOSPC, errno.EDQUOT),
+    "make it writable": (errno.EROFS, errno.EACCES, errno.EPERM),
+    "move the file away that is where a folder is needed": (errno.EEXIST, errno.ENOTDIR),
+    "move the folder away that is where a file is needed": (errno.EISDIR,),
+    "its file system has no file locks: mount it with them": (errno.ENOLCK, errno.EOPNOTSUPP),
+    "check its path and its disk": (),
 }
 
 
@@ -35,7 +28,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = REMEDIES.get(error.errno or 0, "check its path and its disk")
+        said = error.errno
+        remedy = next(do for do, numbers in REMEDIES.items() if said in numbers or not numbers)
         raise RunError(
             f"cannot write in {path} ({error.strerror or error}); {remedy}, or choose another "
             "folder, and run again to resume"
@@ -68,17 +62,20 @@ def locked(path: Path, busy: str, seconds: float = 0) -> AbstractContextManager[
     Parameters
     ----------
     busy : str
-        What to say when another process still holds it after some `seconds`.
+        What to say when another process holds it: at once, and after some `seconds` as an error.
 
     Raises
     ------
     RunError
         With that sentence, or when the file cannot be locked.
     """
+    lock = FileLock(path, thread_local=False)  # so that any thread may leave the context
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            # of the whole process, so that any thread may leave the context
-            return FileLock(path, thread_local=False).acquire(seconds)
-        except Timeout:
-            raise RunError(busy) from None
+        with suppress(Timeout):
+            return lock.acquire(0)
+        if seconds:
+            print(f"{busy} (waiting {seconds / 60:g} minutes)", file=sys.stderr, flush=True)
+        with suppress(Timeout):
+            return lock.acquire(seconds)
+    raise RunError(busy)

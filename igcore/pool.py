@@ -163,18 +163,16 @@ class Table:
     @contextmanager
     def _locked(self, byte: int) -> Iterator[None]:
         """Hold the lock of one byte of the file; it ends with the process."""
+        if fcntl is None:
+            with self._whole:
+                yield
+            return
         with writing(self.pool.folder):  # not every file system has locks
-            if fcntl:
-                fcntl.lockf(self._file, fcntl.LOCK_EX, 1, byte)
-            else:
-                self._whole.acquire()
+            fcntl.lockf(self._file, fcntl.LOCK_EX, 1, byte)
         try:
             yield
         finally:
-            if fcntl:
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
-            else:
-                self._whole.release()
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
 
     def claim(self, place: bytes) -> Any:
         """Return a context in which no other process samples from a place."""

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from igcore.errors import AssetError, ParameterError
+from igcore.errors import AssetError, ParameterError, RunError
 from igcore.models import assets
 from igcore.models.convert import read_plain_pickle
 
@@ -491,10 +492,22 @@ def test_a_hung_fetch_is_waited_for_in_bounded_time(cache, desk, monkeypatch, ca
     """Bug: a process waits for ever, and without a word, on another whose download hangs."""
     hung = desk("one", until="building")
     monkeypatch.setattr(assets, "PATIENCE", 0.3)
-    with pytest.raises(AssetError, match=rf"process {hung.pid}, which fetches toy, .* {cache}/.*;"):
+    sentence = rf"another process \(number {hung.pid}\) fetches toy and holds {cache}/.*; wait for"
+    with pytest.raises(RunError, match=sentence):
         assets.fetch("toy")
     said = capsys.readouterr().err
-    assert said.startswith(f"waiting for process {hung.pid}, which") and said.count("\n") == 1
+    assert re.match(sentence, said) and said.count("\n") == 1 and "(waiting 0.005 minutes)" in said
+
+
+def test_a_home_that_cannot_be_written_names_the_variable(shelf, cache, monkeypatch):
+    """Bug: a lock that cannot be made, and no word of IGCORE_HOME."""
+
+    def denied(path, *_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "touch", denied)
+    with pytest.raises(AssetError, match="Permission denied.*IGCORE_HOME"):
+        assets.fetch("toy")
 
 
 def test_a_long_download_says_so_once(shelf, monkeypatch, capsys):

