@@ -9,21 +9,25 @@ and decodes three random groups of every run again. Texts in them are not masked
 
 import argparse
 import io
+import lzma
 import multiprocessing
 import os
+import re
 import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from igcore.errors import IgcoreError, RunError
+from igcore.files import replace_file, writing
 from igcore.folders import file_digest, root
 from igcore.runs.paramfiles import ParamFiles
 from igcore.runs.verify import Check, Report, verify
 
 RECORDS = ("*.jsonl", "*.json", "*.csv")
+SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA256SUMS
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -39,35 +43,46 @@ def pack(profile: str, base: Path) -> Path:
     if not files:
         raise RunError(f"runs/{profile} holds no records; run the profile first")
     archive = base / "records" / f"{profile}.tar.xz"
-    archive.parent.mkdir(exist_ok=True)
-    with tarfile.open(archive, "w:xz", format=tarfile.PAX_FORMAT) as tar:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz", format=tarfile.PAX_FORMAT) as tar:
         for path in files:
             entry = tarfile.TarInfo(path.relative_to(base).as_posix())  # no time, owner or mode
             content = path.read_bytes()
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    hashes = known(base) | {archive.name: file_digest(archive)}
+    hashes = known(base)  # first: what is wrong there is found before anything is written
+    replace_file(archive, packed.getvalue())
+    hashes |= {archive.name: file_digest(archive)}
     lines = [f"{digest}  {name}\n" for name, digest in sorted(hashes.items())]
-    (archive.parent / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")
+    replace_file(archive.parent / "SHA256SUMS", "".join(lines))
     return archive
 
 
 def known(base: Path) -> dict[str, str]:
-    """Return the hashes of the archives by name."""
+    """Return the hashes of the archives by name; ``RunError`` for a line that is none."""
     path = base / "records/SHA256SUMS"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {name: digest for digest, name in (line.split() for line in lines)}
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    sums = [SUM.fullmatch(line.decode(errors="replace")) for line in lines]
+    if None in sums:
+        raise RunError(
+            f"line {1 + sums.index(None)} of records/SHA256SUMS is no sha256, two spaces and the "
+            "name of an archive; get the file anew from the repository"
+        )
+    return {f"{found[2]}.tar.xz": found[1] for found in sums if found}
 
 
 def unpack(base: Path, into: Path) -> list[str]:
     """Extract all archives into the folder ``runs`` of `into`, and return the profiles.
 
+    Nothing is written unless all of them are sound.
+
     Raises
     ------
     RunError
-        For an archive that is not the one whose hash is kept, and where a profile has runs already.
+        For an archive that is not the one whose hash is kept, or that holds anything but files of
+        its profile; where a profile has runs already; and where nothing can be written.
     """
-    profiles = []
+    profiles = {}
     for name, digest in known(base).items():
         archive, profile = base / "records" / name, name.removesuffix(".tar.xz")
         if not archive.exists() or file_digest(archive) != digest:
@@ -76,10 +91,40 @@ def unpack(base: Path, into: Path) -> list[str]:
             )
         if (into / "runs" / profile).exists():
             raise RunError(f"runs/{profile} is there already; move it away, then unpack again")
+        check_members(archive, profile)
+        profiles[profile] = archive
+    with writing(into / "runs"):
+        (into / "runs").mkdir(parents=True, exist_ok=True)
+        for profile, archive in profiles.items():
+            # beside its place, so that a stop or a full disk leaves no half of it there
+            with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=into / "runs") as half:
+                with tarfile.open(archive) as tar:
+                    tar.extractall(half, filter="data")
+                (Path(half) / "runs" / profile).rename(into / "runs" / profile)
+    return list(profiles)
+
+
+def check_members(archive: Path, profile: str) -> None:
+    """Raise ``RunError`` unless an archive holds plain files of its profile alone."""
+    try:
         with tarfile.open(archive) as tar:
-            tar.extractall(into, filter="data")
-        profiles.append(profile)
-    return profiles
+            members = tar.getmembers()
+    except (tarfile.TarError, lzma.LZMAError, EOFError) as error:
+        raise RunError(
+            f"records/{archive.name} is no archive ({error}); get it anew from the repository"
+        ) from error
+    names = [PurePosixPath(member.name).parts for member in members]
+    for member, parts in zip(members, names, strict=True):
+        below = parts[:2] == ("runs", profile) and len(parts) > 2 and ".." not in parts
+        if not (member.isreg() and below and "\\" not in member.name):
+            raise RunError(
+                f"records/{archive.name} holds {member.name!r:.100}, which is no plain file below "
+                f"runs/{profile}; get it anew from the repository, and see who has changed it"
+            )
+    if not members or len(set(names)) < len(names):
+        raise RunError(
+            f"records/{archive.name} holds no file, or one twice; get it anew from the repository"
+        )
 
 
 def processes() -> ProcessPoolExecutor:

@@ -502,10 +502,11 @@ def test_a_hung_fetch_is_waited_for_in_bounded_time(cache, desk, monkeypatch, ca
 def test_a_home_that_cannot_be_written_names_the_variable(shelf, cache, monkeypatch):
     """Bug: a lock that cannot be made, and no word of IGCORE_HOME."""
 
-    def denied(path, *_):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(cache))
 
-    monkeypatch.setattr(Path, "touch", denied)
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda *how: denied() if how[1] & os.O_RDWR else real(*how))
     with pytest.raises(AssetError, match="Permission denied.*IGCORE_HOME"):
         assets.fetch("toy")
 

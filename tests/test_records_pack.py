@@ -1,11 +1,17 @@
 """Archives of raw records: the same bytes for the same records, and none but what was packed."""
 
+import errno
+import io
 import json
+import lzma
+import tarfile
+from pathlib import Path
 
 import pytest
 
 from docs.records import known, pack, unpack
 from igcore.errors import RunError
+from igcore.folders import file_digest
 
 
 @pytest.fixture
@@ -50,3 +56,102 @@ def test_another_archive_is_refused(repository):
     assert not (repository / "runs").exists()
     with pytest.raises(RunError, match="runs/none holds no records; run the profile first"):
         pack("none", repository)
+
+
+def entry(name, kind=tarfile.REGTYPE, content=b"all: steal\n", link=""):
+    """A member of an archive, and its content."""
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = kind, link
+    made.size = len(content) if kind == tarfile.REGTYPE else 0
+    return made, content
+
+
+HONEST = entry("runs/mine/decode/manifest.json", content=b"{}")
+HOSTILE = {
+    "a file of the repository": [entry("Makefile")],
+    "another profile": [entry("runs/other/decode/manifest.json")],
+    "a profile of a longer name": [entry("runs/mine-2/manifest.json")],
+    "the folder itself": [entry("runs/mine")],
+    "a way up": [entry("runs/mine/../../igcore/evil.py")],
+    "an absolute path": [entry("/tmp/runs/mine/evil.json")],
+    "a drive of Windows": [entry("runs/mine/..\\..\\evil.py")],
+    "a link": [entry("runs/mine/there", tarfile.SYMTYPE, link="../../..")],
+    "a hard link": [entry("runs/mine/there", tarfile.LNKTYPE, link=HONEST[0].name)],
+    "a device": [entry("runs/mine/null", tarfile.CHRTYPE)],
+    "a pipe": [entry("runs/mine/pipe", tarfile.FIFOTYPE)],
+    "a name twice": [HONEST, HONEST],
+    "a folder in the place of a file": [HONEST, entry("runs/mine/decode/manifest.json/evil.json")],
+}  # fmt: skip
+
+
+def packed(base, members):
+    """Write an archive with these members, whose hash is the kept one."""
+    (base / "records").mkdir()
+    archive = base / "records/mine.tar.xz"
+    if isinstance(members, bytes):
+        archive.write_bytes(members)
+    else:
+        with tarfile.open(archive, "w:xz") as tar:
+            for made, content in members:
+                tar.addfile(made, io.BytesIO(content))
+    (base / "records/SHA256SUMS").write_text(f"{file_digest(archive)}  mine.tar.xz\n")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_an_archive_writes_below_the_runs_of_its_profile_alone(tmp_path, name):
+    """Bug: an archive and its hash that somebody has changed together write a Makefile, which the
+    next `make` runs; a traceback of tarfile, half way through.
+    """
+    packed(tmp_path, [HONEST, *HOSTILE[name]])
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        RunError, match="no plain file below runs/mine|one twice|cannot write"
+    ) as seen:
+        unpack(tmp_path, tmp_path)
+    after = {path for path in tmp_path.rglob("*") if path.name != "runs"}
+    assert after == {*before} and "\n" not in str(seen.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", lzma.compress(b"no archive" * 99)])
+def test_what_is_no_archive_is_one_sentence(tmp_path, content):
+    """Bug: a ReadError or LZMAError, or an empty profile."""
+    packed(tmp_path, content)
+    with pytest.raises(RunError, match=r"records/mine\.tar\.xz (is no archive|holds no file)"):
+        unpack(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", [b"0" * 64 + b"  mine.tar.xz  more", b"\xff\xfe", b"abc  mine.tar.xz", b"",
+             b"0" * 64 + b"  ../mine.tar.xz", b"0" * 64 + b"  mine.zip"]
+)  # fmt: skip
+def test_a_broken_line_of_the_hashes_is_one_sentence(repository, line):
+    """Bug: a ValueError about too many values, or an archive outside the folder."""
+    pack("mine", repository)
+    path = repository / "records/SHA256SUMS"
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    archive = (repository / "records/mine.tar.xz").read_bytes()
+    for call in (lambda: unpack(repository, repository), lambda: pack("mine", repository)):
+        with pytest.raises(RunError, match="line 2 of records/SHA256SUMS is no sha256"):
+            call()
+    assert (repository / "records/mine.tar.xz").read_bytes() == archive
+
+
+def test_a_full_disk_leaves_no_half_of_an_archive_and_none_of_its_runs(repository, monkeypatch):
+    """Bug: a traceback; and runs that are there in part, which nothing unpacks again."""
+    pack("mine", repository)
+    (repository / "runs").rename(repository / "kept")
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tarfile.TarFile, "makefile", full)
+    with pytest.raises(RunError, match="cannot write in .*runs .No space left.*free some space"):
+        unpack(repository, repository)
+    assert not list((repository / "runs").iterdir())
+    monkeypatch.undo()
+    before = (repository / "records/mine.tar.xz").read_bytes()
+    assert unpack(repository, repository) == ["mine"]
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RunError, match="cannot write in .*records/mine.tar.xz"):
+        pack("mine", repository)
+    assert (repository / "records/mine.tar.xz").read_bytes() == before

@@ -130,6 +130,7 @@ def fetch(name: str) -> Path:
         return folder
     try:
         home().mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=home()).close()  # or the error names IGCORE_HOME
         with _alone(name):
             if not folder.exists():
                 if asset.megabytes:
@@ -249,7 +250,6 @@ def _alone(name: str) -> Iterator[None]:
     The lock ends with its process.
     """
     lock = home() / f".{name}.lock"
-    lock.touch()  # where nothing can be written, `fetch` names IGCORE_HOME
     numbers = [path.name.split("-")[-2] for path in home().glob(f".{name}-*-*")]
     busy = (
         f"another process (number {', '.join(numbers) or 'unknown'}) fetches {name} and holds "
