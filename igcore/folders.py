@@ -239,6 +239,8 @@ def open_run(
         run = Run(folder, identity)
         with writing(folder):
             folder.mkdir(exist_ok=True)
+            for left in folder.glob(f".*{PART}"):  # by a start that was killed
+                left.unlink()
             if why := _foreign(folder, identity):
                 aside = _place_aside(folder)
                 folder.rename(aside)

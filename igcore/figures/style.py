@@ -17,41 +17,26 @@ from ..report.pictures import save as save
 
 # One hue per family (seaborn's "colorblind"), one shade and one marker per method, whatever else is
 # in the picture.
-STYLE: dict[str, tuple[str, str | tuple]] = {
-    "base": ("#6b6b6b", "o"),
-    "best-of-n": ("#0173b2", "s"),
-    "best-of-n-lagrangian": ("#56b4e9", "^"),
-    "best-of-n-augmented": ("#02406b", "D"),
-    "beam-lagrangian": ("#de8f05", "v"),
-    "beam-lagrangian-freq": ("#f2c46d", "<"),
-    "beam-augmented": ("#8a5a00", "X"),
-    "args": ("#029e73", "p"),
-    "args-lagrangian": ("#7bd3b5", ">"),
-    "args-cost": ("#01553e", "h"),
-    "re-control": ("#cc78bc", "d"),
-    "re-control-lagrangian": ("#7d3a70", "8"),
-    "inferenceguard": ("#d55e00", "*"),
-    "inferenceguard-critic": ("#8b2500", "P"),
-    "inferenceguard-mix": ("#ff9e6b", (4, 1, 45)),
+# method -> its colour, its marker, and its name for readers, after the paper's
+LOOKS: dict[str, tuple[str, str | tuple, str]] = {
+    "base": ("#6b6b6b", "o", "base"),
+    "best-of-n": ("#0173b2", "s", "Best-of-N"),
+    "best-of-n-lagrangian": ("#56b4e9", "^", "Best-of-N, λ"),
+    "best-of-n-augmented": ("#02406b", "D", "Best-of-N, augmented"),
+    "beam-lagrangian": ("#de8f05", "v", "beam search, λ"),
+    "beam-lagrangian-freq": ("#f2c46d", "<", "beam search, λ, freq."),
+    "beam-augmented": ("#8a5a00", "X", "beam search, augmented"),
+    "args": ("#029e73", "p", "ARGS"),
+    "args-lagrangian": ("#7bd3b5", ">", "ARGS, λ"),
+    "args-cost": ("#01553e", "h", "ARGS, cost"),
+    "re-control": ("#cc78bc", "d", "RE-Control"),
+    "re-control-lagrangian": ("#7d3a70", "8", "RE-Control, λ"),
+    "inferenceguard": ("#d55e00", "*", "InferenceGuard"),
+    "inferenceguard-critic": ("#8b2500", "P", "InferenceGuard, critic"),
+    "inferenceguard-mix": ("#ff9e6b", (4, 1, 45), "InferenceGuard, mix"),
 }
-# the names of methods for readers, after the paper's
-NAMES = {
-    "base": "base",
-    "best-of-n": "Best-of-N",
-    "best-of-n-lagrangian": "Best-of-N, λ",
-    "best-of-n-augmented": "Best-of-N, augmented",
-    "beam-lagrangian": "beam search, λ",
-    "beam-lagrangian-freq": "beam search, λ, freq.",
-    "beam-augmented": "beam search, augmented",
-    "args": "ARGS",
-    "args-lagrangian": "ARGS, λ",
-    "args-cost": "ARGS, cost",
-    "re-control": "RE-Control",
-    "re-control-lagrangian": "RE-Control, λ",
-    "inferenceguard": "InferenceGuard",
-    "inferenceguard-critic": "InferenceGuard, critic",
-    "inferenceguard-mix": "InferenceGuard, mix",
-}
+STYLE = {method: look[:2] for method, look in LOOKS.items()}
+NAMES = {method: name for method, (_, _, name) in LOOKS.items()}
 SIX = (  # methods of a picture with one message; tables have them all
     "base",
     "best-of-n",

@@ -25,6 +25,8 @@ from .server import Server
 
 PAUSE = 0.005  # seconds between two looks at a file that is being written
 SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+# a RuntimeError is what JSON without end and a loop of links raise, an ImportError a missing fcntl
+UNREADABLE = OSError, ValueError, TypeError, LookupError, RuntimeError, ImportError, SafetensorError
 HEADER = 2**16  # bytes of a file beside its numbers
 ONE = {"max_tokens": 1, "n": 1, "temperature": 0.0, "min_p": 0.0}  # vLLM gives no less than one
 
@@ -91,16 +93,7 @@ class HiddenStates:
             name = Path(json.loads(reply)["kv_transfer_params"]["hidden_states_path"]).name
             found = load(self._written(self.folder / name, len(ids)))
             states, read = found["hidden_states"], found["token_ids"].flatten().tolist()
-        # a RuntimeError is what JSON without end and a loop of links raise
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            LookupError,
-            RuntimeError,
-            ImportError,
-            SafetensorError,
-        ) as error:
+        except UNREADABLE as error:
             return self._without(f"{type(error).__name__}: {error}")
         if read != list(ids) or states.shape != (len(ids), 1, self.width):
             shape = tuple(states.shape)
