@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from accelerate import PartialState
 
 from ..baselines.re_control import ValueNetwork
 from ..baselines.value_training import train_value
@@ -149,13 +148,7 @@ def _rollouts(
 ) -> list[Rollout]:
     """Sample the rollouts of the prompts of a split, or load those of another run."""
     if not params.rollouts:
-        state = PartialState()  # of several processes the first one samples
-        if state.is_main_process:
-            made = roll_out(policy, prompts, params.rolling(), folder=folder, **scorers)
-        state.wait_for_everyone()
-        if state.is_main_process:
-            return made
-        return load_rollouts(folder, params.checks, policy=policy, **scorers)
+        return roll_out(policy, prompts, params.rolling(), folder=folder, **scorers)
     wanted = {prompt.id for prompt in prompts}
     source = root() / params.rollouts / folder.name
     loaded = load_rollouts(source, params.checks, policy=policy, **scorers)
