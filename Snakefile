@@ -29,7 +29,7 @@ from pathlib import Path
 
 import yaml
 
-from igcore.errors import IgcoreError
+from igcore.errors import IgcoreError, ParameterError, unknown_name
 from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
 from igcore.runs.cluster import Asked, reasons
@@ -46,18 +46,37 @@ def one_sentence():
         sys.exit(f"error: {error}")
 
 
+NUMBERS = ("limit", "shards", "gpu", "gpu_gb", "tokens_per_second")
+KEYS = ("profile", "with", "hub", "judge_key", *NUMBERS)  # all that may stand after --config
+
+
+def check_config():
+    """Refuse what nothing would read, such as a misspelt key, and what is no number where one is read."""
+    for key, value in config.items():
+        if key not in KEYS:
+            raise unknown_name("key after --config", key, KEYS)
+        if key in NUMBERS and not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
+            raise ParameterError(f"{key} after --config is {value!r}; give a number that is not below 0, such as {key}=4")
+
+
+def changes():
+    """Return the settings of the file that `with` names, which take the place of those of params files."""
+    file = config.get("with")
+    try:
+        return dict(yaml.safe_load(Path(str(file)).read_text(encoding="utf-8"))) if file else {}
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        raise ParameterError(f"with={file} cannot be read ({' '.join(str(error).split())}); name a file with a mapping of settings") from None
+
+
 with one_sentence():
-    FILES = ParamFiles(
-        str(config.get("profile", "small")),
-        yaml.safe_load(Path(config["with"]).read_text()) if config.get("with") else {},
-        int(config.get("limit", 0)),
-    )
+    check_config()
+    FILES = ParamFiles(str(config.get("profile", "small")), changes(), int(config.get("limit", 0)))
     RUNS = FILES.runs()
     # a params file is one job, which decodes the runs of its grid and points one after the other
     DECODED = {path.stem: FILES.whole(path) for path in FILES.decoded()}
     MADE = {path.stem: [run for run, _ in FILES.points(path)] for path in FILES.decoded()}
 PARAMS, PROFILE = FILES.folder, FILES.profile
-SHARDS = int(config.get("shards", 1))
+SHARDS = max(1, int(config.get("shards", 1)))
 FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search", "tune") else f"runs/{PROFILE}/figures"
 TEACHING = {
     "start": "notebooks/00_start_here.ipynb",
@@ -192,7 +211,9 @@ def critic_file(profile, run):
 @one_sentence()
 def job(kind, name, settings, profile=PROFILE, notebook=None):
     """The file of a job: its settings, and the digests of its code. A job runs again when it changes."""
-    return request(f"runs/{profile}/.jobs/{kind}-{name}.yaml", kind, notebook or NOTEBOOKS[kind], settings)
+    file = request(f"runs/{profile}/.jobs/{kind}-{name}.yaml", kind, notebook or NOTEBOOKS[kind], settings)
+    workflow.iocache.exists_local[file] = True  # Snakemake lists a folder once, perhaps before this file was written
+    return file
 
 
 @one_sentence()
@@ -315,7 +336,7 @@ for name, runs in MADE.items():
             name.replace("-", "_")
         input:
             notebook=ancient(NOTEBOOKS["decode"]),
-            job=job("decode", name, DECODED[name]),  # written now: Snakemake lists a folder once
+            job=lambda w, name=name: job("decode", name, DECODED[name]),
             networks=sorted({made for run in runs for kind in ("critic", "value") for made in trained(RUNS[run].get(kind))}),
         output:
             [f"runs/{PROFILE}/{run}{{suffix}}/manifest.json" for run in runs],

@@ -223,6 +223,30 @@ def test_runs_may_be_named_in_a_folder_that_was_walked_before(place, monkeypatch
     assert all(name.replace("-", "_") in printed for name in names)
 
 
+@pytest.mark.parametrize("seed", ["0", "1", "2"])
+def test_a_critic_and_what_decodes_may_be_named_together_in_a_fresh_folder(place, seed):
+    """Bug: MissingInputException, by the order in which Snakemake's sets have their names: it had
+    listed the folder of job files before the file of the critic was written.
+    """
+    (place / "params").symlink_to(ROOT / "params")
+    names = ["critics/raw", "decode-raw", "decode-raw-critic", "judge/scorers"]
+    order = names[int(seed) :] + names[: int(seed)]
+    command = [sys.executable, "-m", "snakemake", "--cores", "1", "--quiet", "rules", "--dry-run"]
+    command += [f"runs/ci/{name}/manifest.json" for name in order]
+    command += ["--directory", str(place), "--snakefile", str(ROOT / "Snakefile")]
+    found = subprocess.run(
+        [*command, "--config", "profile=ci"],
+        env=os.environ | {"PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    planned = found.stdout + found.stderr
+    assert all(
+        rule in planned for rule in ("critic ", "decode_raw ", "decode_raw_critic", "judge ")
+    )
+
+
 def test_a_kernel_finds_what_papermill_wrote(place, monkeypatch):
     """Guards the rest of the way: every notebook as papermill writes it, in a kernel, up to the
     check of its parameters.
@@ -434,3 +458,31 @@ def test_a_profile_without_runs_is_one_sentence(place):
         match="error: profile 'mime' has no params/mime/decode-.*; choose a folder of params/$",
     ):
         snakemake(place, "mime", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (
+            {"profil": "mine"},
+            "unknown key after --config 'profil'; did you mean 'profile'? allowed",
+        ),
+        ({"shard": 4}, "unknown key after --config 'shard'; did you mean 'shards'? allowed: gpu, "),
+        ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: gpu, gpu_gb, hub, judge_key, "),
+        ({"shards": "four"}, "shards after --config is 'four'; give a number that is not below 0"),
+        ({"limit": -1}, "limit after --config is -1; give a number that is not below 0, such as"),
+        ({"with": "none.yaml"}, "with=none.yaml cannot be read ([Errno 2] No such file"),
+        ({"with": "list.yaml"}, "with=list.yaml cannot be read ("),
+    ],
+)
+def test_what_nothing_reads_after_config_is_one_sentence(place, monkeypatch, given, sentence):
+    """Bug: `--config profil=mine` planned half an hour of another profile, and `shard=4` was lost
+    without a word.
+    """
+    (place / "params").symlink_to(ROOT / "params")
+    (place / "list.yaml").write_text("[a, b]\n")
+    monkeypatch.chdir(place)
+    with pytest.raises(SystemExit) as stopped:
+        snakemake(place, "ci", "--dry-run", "--quiet", "all", **given)
+    last = str(stopped.value).splitlines()[-1]
+    assert last.startswith(f"error: {sentence}") and not (place / "runs").exists()
