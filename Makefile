@@ -19,12 +19,13 @@ export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 export TOKENIZERS_PARALLELISM = false
 export PYTHONWARNINGS ?= ignore::DeprecationWarning
 
-.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test served-test slurm-test audit bench lab docs readme records verify assets clean
+.PHONY: help reproduce quick ablations critic-search networks rehearsal dry-run test served-test slurm-test audit bench lab docs readme publish records verify assets clean
 
 help:
-	@echo "make reproduce  the whole walk on the embedded models, into figures/, with verdicts on its claims (about half an hour on two cores)"
+	@echo "make reproduce  the whole walk on the embedded models, into runs/small/figures, with verdicts on its claims (about half an hour on two cores)"
+	@echo "                it ends by saying how its tables compare with the committed ones, and changes none of them"
 	@echo "make quick      the same with one policy and a dozen prompts, into runs/ci/figures (a few minutes)"
-	@echo "make ablations  the experiments of params/ablations, into figures/tables/ablation_*.csv (about an hour on two cores; resumes)"
+	@echo "make ablations  the experiments of params/ablations, into runs/ablations/figures (about an hour on two cores; resumes)"
 	@echo "                LIMIT=48 repeats them on 48 prompts"
 	@echo "make critic-search  what a critic gains where costs exist at the end only (about half an hour on two cores; resumes)"
 	@echo "make networks   train the critics and value networks that the embedded profiles use again, into params/networks (about half an hour on two cores)"
@@ -35,12 +36,13 @@ help:
 	@echo "make served-test  the guard over llama.cpp's server and vLLM on this processor, beside the local engine (installs both)"
 	@echo "                SOFTWARE=llama.cpp takes one of them"
 	@echo "make audit      a million answers to hostile scorers judged again, and broken lines that the tests must see (about ten minutes on two cores)"
-	@echo "make bench      the engine against other libraries, into figures/tables/bench.csv (over an hour; resumes)"
+	@echo "make bench      the engine against other libraries, into runs/bench/figures (over an hour; resumes)"
 	@echo "make slurm-test jobs on a SLURM cluster of one node, which is there for the test alone (root on Debian)"
 	@echo "make lab        JupyterLab"
 	@echo "make records    unpack the raw records behind the committed tables into runs/, where igcore verify reads them"
 	@echo "make verify     judge every text of these records again, and decode three groups of every run again (REPLAY=3)"
 	@echo "make docs       the site, with every executed notebook of the last walk, into site/ (PROFILE=small; no network)"
+	@echo "make publish    for maintainers: the tables and pictures of a walk into figures, its records, then make readme (PROFILE=small)"
 	@echo "make readme     write the numbers of figures/tables into the pages, and ro-crate-metadata.json"
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -61,6 +63,7 @@ first = --prioritize $(LONGEST:%=runs/$(1)/%/manifest.json)
 reproduce: LONGEST = decode-raw decode-chat regime-critic-gate
 reproduce: assets
 	@$(SNAKE) $(call first,small) --config profile=small
+	@$(BIN)/python -m docs.compare small
 
 quick: assets
 	@$(SNAKE) --config profile=ci
@@ -68,9 +71,11 @@ quick: assets
 ablations: LONGEST = critics/raw decode-compute-n_samples-16 decode-ndk-n_samples-16-block_size-8-keep-4 decode-benign
 ablations: assets
 	@$(SNAKE) $(call first,ablations) --config profile=ablations $(if $(LIMIT),limit=$(LIMIT))
+	@$(if $(LIMIT),,$(BIN)/python -m docs.compare ablations)
 
 critic-search: assets
 	@$(SNAKE) --config profile=critic-search
+	@$(BIN)/python -m docs.compare critic-search
 
 networks: assets
 	@$(SNAKE) --config profile=networks
@@ -116,8 +121,16 @@ lab: assets
 	@mkdir -p scratch && cp -n notebooks/*.ipynb scratch/ || true
 	@$(BIN)/python -m jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/scratch/00_start_here.ipynb
 
+# of the profile that is named, else of the embedded default
+walked = $(if $(filter file,$(origin PROFILE)),small,$(PROFILE))
+
 docs: $(VENV)/installed
-	@$(BIN)/python -m docs.site --profile $(if $(filter file,$(origin PROFILE)),small,$(PROFILE))
+	@$(BIN)/python -m docs.site --profile $(walked)
+
+publish: $(VENV)/installed
+	@$(BIN)/python -m docs.compare --publish $(walked)
+	@$(if $(wildcard records/$(walked).tar.xz),$(BIN)/python -m docs.records pack $(walked))
+	@$(MAKE) --no-print-directory readme
 
 readme: $(VENV)/installed
 	@$(BIN)/python -m docs.pages

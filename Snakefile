@@ -3,7 +3,7 @@
 # On a laptop `--cores` sets how many jobs run at once; on a cluster use Snakemake's executors.
 #
 #   snakemake --cores 2 --config profile=small
-#       every params/small/{critic,decode}-*.yaml, then tables and figures
+#       every params/small/{critic,decode}-*.yaml, then tables and figures, in runs/small/figures
 #   snakemake --cores 8 --config profile=small shards=4
 #       the same with every job of notebook 30 cut into four
 #   snakemake --cores 2 --config profile=ablations
@@ -46,7 +46,7 @@ def one_sentence():
         sys.exit(f"error: {error}")
 
 
-NUMBERS = ("limit", "shards", "gpu", "gpu_gb", "tokens_per_second")
+NUMBERS = {"limit": int, "shards": int, "gpu": int, "gpu_gb": (int, float), "tokens_per_second": (int, float)}
 KEYS = ("profile", "with", "hub", "judge_key", *NUMBERS)  # all that may stand after --config
 
 
@@ -55,8 +55,8 @@ def check_config():
     for key, value in config.items():
         if key not in KEYS:
             raise unknown_name("key after --config", key, KEYS)
-        if key in NUMBERS and not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
-            raise ParameterError(f"{key} after --config is {value!r}; give a number that is not below 0, such as {key}=4")
+        if key in NUMBERS and not (isinstance(value, NUMBERS[key]) and value >= 0):
+            raise ParameterError(f"{key} after --config is {value!r}; give a number of 0 or more, such as {key}=4")
 
 
 def changes():
@@ -77,7 +77,7 @@ with one_sentence():
     MADE = {path.stem: [run for run, _ in FILES.points(path)] for path in FILES.decoded()}
 PARAMS, PROFILE = FILES.folder, FILES.profile
 SHARDS = max(1, int(config.get("shards", 1)))
-FIGURES = "figures" if PROFILE in ("small", "ablations", "critic-search", "tune") else f"runs/{PROFILE}/figures"
+FIGURES = f"runs/{PROFILE}/figures"  # the committed ones, in figures, are copies, see docs/compare.py
 TEACHING = {
     "start": "notebooks/00_start_here.ipynb",
     "algorithm": "notebooks/01_the_algorithm.ipynb",
@@ -173,8 +173,10 @@ if MAIN and not unfinished(MAIN, Path()):  # else notebook 45 says what is missi
 # claims: the runs of `tune` say what those of `small` can resolve
 PILOT = PARAMS == "tune"
 CLAIMS = Path("params/small" if PILOT else f"params/{PARAMS}", "claims.yaml")
+POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
 DECIDED = ["claims_power"] if PILOT else ["claims", "claims_arms"]
 DECIDED = [f"{FIGURES}/tables/{name}.{end}" for name in DECIDED for end in TABLE] if CLAIMS.is_file() else []
+SETTLED = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER}
 VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]
 
 if not RUNS and not CRITICS:
@@ -229,7 +231,7 @@ def claimed(start=False):
     file, folder = claims.load_claims(CLAIMS), Path(f"runs/{PROFILE}/claims")
     if start:
         claims.register(file, folder)
-        print(power.announced(file, Path(FIGURES, "tables/claims_power.csv")), file=sys.stderr)
+        print(power.announced(file, Path(POWER)), file=sys.stderr)
     elif folder.exists():
         claims.check_registered(file, folder)
 
@@ -403,7 +405,7 @@ rule claims:
         runs=DONE + CRITICS,
         notebook=ancient(NOTEBOOKS["claims"]),
         claims=CLAIMS,
-        job=lambda w: job("claims", "claims", {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES}),
+        job=lambda w: job("claims", "claims", SETTLED),
     output:
         DECIDED or f"runs/{PROFILE}/claims/none",
     log:

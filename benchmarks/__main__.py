@@ -1,7 +1,7 @@
 """Run the benchmark: ``python -m benchmarks``.
 
-It writes ``figures/tables/bench.csv``, ``bench.md`` and ``bench_ratios.md`` and
-``figures/bench.{png,pdf}``. It runs in one process, with one thread on a CPU, and takes the cases
+It writes ``tables/bench.csv``, ``bench.md`` and ``bench_ratios.md`` and ``bench.{png,pdf}`` into
+``runs/bench/figures``. It runs in one process, with one thread on a CPU, and takes the cases
 of a section in turn. Every finished case and repeat is a line of ``runs/bench/responses.jsonl``: a
 killed benchmark resumes, and a change of code, versions or processor starts it anew. With
 ``--only`` the results lie beside these lines, because a part never replaces the whole.
@@ -130,7 +130,7 @@ def _measure_and_report(options: argparse.Namespace) -> None:
             "at least one repeat and a pattern that a case matches"
         )
     folder = root() / "runs" / ("bench-quick" if options.quick else "bench")
-    out = folder if options.quick or options.only else root() / "figures"
+    out = folder if options.quick or options.only else folder / "figures"
     lacking = Counter(plan.lacking(case) for cases in sections.values() for case in cases)
     notes = [f"rows not measured for want of {what}: {n}" for what, n in lacking.items() if what]
     able = {

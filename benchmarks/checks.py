@@ -21,7 +21,7 @@ from igcore.report.tables import replace_file
 
 REPEATS, PROMPTS, SEED = 5, 8, 0
 BUDGET = 1e6
-OUT = Path("figures/tables/checks_price.csv")
+OUT = Path("runs/bench/figures/tables/checks_price.csv")
 
 
 def lm_cost() -> LMScorer:
@@ -59,6 +59,7 @@ def main() -> None:
                 bar.update()
     columns = ["cost", "checks", "repeat", "block_s", "checks_s", "ratio"]
     table = pd.DataFrame(rows, columns=columns)
+    OUT.parent.mkdir(parents=True, exist_ok=True)
     replace_file(OUT, table.to_csv(index=False, lineterminator="\n"))
     print(table.groupby(["cost", "checks"])["ratio"].describe()[["min", "50%", "max"]])
 

@@ -50,7 +50,7 @@ def table(name: str, base: Path) -> str:
     if not path.is_file():
         raise RunError(
             f"{path} is not there; run `make reproduce`, `make ablations`, `make critic-search` "
-            "and `make bench` first"
+            "and `make bench`, each with `make publish`, first"
         )
     return path.read_text(encoding="utf-8").strip()
 
@@ -67,7 +67,7 @@ def arms(regime: str, base: Path) -> str:
     """
     path = base / "figures/tables/claims_arms.csv"
     if not path.is_file():
-        raise RunError(f"{path} is not there; run `make reproduce` first")
+        raise RunError(f"{path} is not there; run `make reproduce` and `make publish` first")
     rows = pd.read_csv(path).query("regime == @regime").set_index("arm").loc[list(FRONT)]
     n = rows["n_prompts"].iloc[0]
     safe, low, high = (
@@ -140,7 +140,9 @@ def verdicts(profile: str, base: Path) -> str:
     path = base / "figures/tables/claims.csv"
     decided = pd.read_csv(path) if path.is_file() else pd.DataFrame({"claims_sha256": []})
     if set(decided["claims_sha256"]) != {file.digest}:
-        raise RunError(f"{path} does not decide {file.path}; run `make reproduce` first")
+        raise RunError(
+            f"{path} does not decide {file.path}; run `make reproduce` and `make publish` first"
+        )
     *each, count = claims.concluded(decided).splitlines()
     return "\n".join([count, "", *(f"* {sentence}" for sentence in each)])
 

@@ -1,7 +1,8 @@
 """Build the site: ``make docs``, which is ``python -m docs.site``.
 
 Pages, figures, tables and the executed notebooks of the last walk are staged where they lie in the
-repository, so that a link leads to the same thing here and there. Nothing is run, and nothing is
+repository, so that a link leads to the same thing here and there. The walk's own figures and tables
+take the place of the committed ones. Nothing is run, and nothing is
 downloaded: the pages need no network either. Sphinx turns them into one HTML folder.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
+from docs.compare import PUBLISHED
 from igcore.errors import IgcoreError, RunError, needs
 from igcore.folders import ASIDE, root
 
@@ -139,20 +141,25 @@ def stage(base: Path, profile: str, folder: Path) -> None:
         page = path.relative_to(base)
         text = path.read_text(encoding="utf-8")
         _write(folder / page, staged_links(text, page, base, folder))
-    tables = sorted(base.glob("figures/tables/*.md"))
-    for path in tables:
+    made = base / "runs" / profile / "figures"
+    folders = [base / "figures", *([made] if profile in PUBLISHED else [])]
+    tables = {path.stem: path for where in folders for path in sorted(where.glob("tables/*.md"))}
+    for path in tables.values():
         files = [path.with_suffix(end) for end in (".csv", ".tex", ".json")]
         links = ", ".join(f"[{file.name}]({file.name})" for file in files if file.exists())
         text = f"# {path.stem}\n\n{path.read_text(encoding='utf-8')}\n\nThe same as {links}.\n"
-        page = path.relative_to(base)
+        page = Path("figures/tables", path.name)
         _write(folder / page, staged_links(text, page, base, folder))
-    names = [f"../figures/tables/{path.stem}" for path in tables]
+    names = [f"../figures/tables/{name}" for name in sorted(tables)]
     _write(folder / "docs/tables.md", f"# Every table\n\n{_toctree(names)}")
     runs = [f"{page.removeprefix('runs/')} <../{page}>" for page in ran if page.startswith("runs/")]
     _write(folder / "docs/every-run.md", f"# Every run\n\n{_toctree(runs)}")
     front = staged_links(
         (base / "README.md").read_text(encoding="utf-8"), Path("README.md"), base, folder
     )
+    if made in folders and made.is_dir():  # the pictures, and the other files of the tables
+        rest = shutil.ignore_patterns("*.md")
+        shutil.copytree(made, folder / "figures", ignore=rest, dirs_exist_ok=True)
     contents = [_toctree(pages, caption) for caption, pages in CONTENTS.items()]
     _write(folder / "index.md", "\n\n".join([front, *contents]))
 

@@ -135,6 +135,7 @@ def executed(
 
 
 def outputs(folder: Path, profile: str) -> set[str]:
-    """Return the figures and tables that the Snakefile expects."""
+    """Return the figures and tables that the Snakefile expects, seen from the runs of a profile."""
     rows = snakemake(folder, profile, "--summary").splitlines()
-    return {row.split("\t")[0] for row in rows if row.startswith("figures/")}
+    names = [row.split("\t")[0].removeprefix(f"runs/{profile}/") for row in rows]
+    return {name for name in names if name.startswith("figures/")}

@@ -500,7 +500,7 @@ def test_a_part_of_the_benchmark_does_not_replace_the_whole(tiny, tmp_path, monk
     monkeypatch.setattr(report.style, "save", lambda fig, stem: [])
     monkeypatch.setattr(plan, "sections", lambda quick: dict.fromkeys(report.PANELS, cases))
     assert command.main(["--repeats", "1"]) == 0
-    tables = tmp_path / "figures" / "tables"
+    tables = tmp_path / "runs" / "bench" / "figures" / "tables"
     whole = (tables / "bench.csv").read_text()
     assert pd.read_csv(tables / "bench.csv")["variant"].tolist() == ["one", "two"]
     assert command.main(["--repeats", "2", "--only", "two"]) == 0

@@ -140,6 +140,17 @@ def test_the_package_is_all_of_igcore_and_nothing_else():
             assert path in shipped, f"{path} is not installed"
 
 
+def test_every_profile_writes_its_tables_below_its_own_runs():
+    """Bug: `make reproduce` wrote over 69 committed files, and `make test` after it failed."""
+    written = 0
+    for path in (ROOT / "params").glob("*/*.yaml"):
+        given = yaml.safe_load(path.read_text())
+        if "figures" in given:
+            written += 1
+            assert f"{given['figures']}/".startswith(f"runs/{path.parent.name}/figures/"), path
+    assert written > 10
+
+
 def points(path):
     """Yield the checked parameters of every run of a decode file."""
     for _, given in ParamFiles(path.parent.name, base=ROOT / "params").points(path):
@@ -326,7 +337,9 @@ def links(page: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def declared(tmp_path_factory) -> set[str]:
-    """Pictures and tables that the Snakefile declares for the embedded default."""
+    """Pictures and tables that the Snakefile declares for the embedded default, as `make publish`
+    names them.
+    """
     folder = tmp_path_factory.mktemp("walk")
     (folder / "params").symlink_to(ROOT / "params")
     (folder / "notebooks").symlink_to(ROOT / "notebooks")
@@ -343,7 +356,11 @@ def declared(tmp_path_factory) -> set[str]:
     command += ["--snakefile", str(ROOT / "Snakefile"), "--config", "profile=small"]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    return {row.split("\t")[0] for row in found.stdout.splitlines() if row.startswith("figures/")}
+    names = [row.split("\t")[0] for row in found.stdout.splitlines()]
+    assert not [name for name in names if name.startswith("figures")]  # which are committed
+    return {
+        name.removeprefix("runs/small/") for name in names if name.startswith("runs/small/figures/")
+    }
 
 
 def committed(*patterns) -> set[str]:

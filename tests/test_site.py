@@ -60,6 +60,29 @@ def test_each_page_shows_the_last_finished_run(base):
     }
 
 
+def test_the_pictures_and_tables_of_a_walk_take_the_place_of_committed_ones(base, tmp_path):
+    """Guards a site of other tables than those of its notebooks, and one on which the dozen prompts
+    of `make quick` stand for the results.
+    """
+    for profile in ("ci", "small"):
+        place, folder = tmp_path / profile, tmp_path / f"site-{profile}"
+        place.mkdir()
+        for path in base.iterdir():
+            if path.is_symlink():
+                (place / path.name).symlink_to(path)
+        executed(place / f"runs/{profile}/start.ipynb", "00_start_here")
+        tables = place / f"runs/{profile}/figures/tables"
+        tables.mkdir(parents=True)
+        for path in (tables / "main.md", tables / "main.csv", tables.parent / "claims.png"):
+            path.write_text("of the walk")
+        site.stage(place, profile, folder)
+        own = profile == "small"
+        assert ("of the walk" in (folder / "figures/tables/main.md").read_text()) is own
+        for name in ("figures/claims.png", "figures/tables/main.csv"):
+            assert (b"of the walk" == (folder / name).read_bytes()) is own
+        assert (folder / "figures/tables/heldout.md").is_file()  # of which the walk has none
+
+
 def test_without_a_walk_there_is_no_site(base, tmp_path):
     """Guards a site of notebooks that nobody executed."""
     with pytest.raises(RunError, match="runs/small holds no executed notebook; run the profile"):

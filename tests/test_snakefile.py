@@ -92,13 +92,16 @@ def shipped(place, profile):
     """Yield the notebook's name and the settings of every run of a profile, as the files say."""
     if profile == "tune":  # the pilot of the claims of another profile
         given = {"profile": profile, "claims": "params/small/claims.yaml", "pilot": True}
-        yield "80_claims", given | {"figures": "figures"}
+        given |= {"figures": "runs/tune/figures"}
+        yield "80_claims", given | {"power_table": "runs/tune/figures/tables/claims_power.csv"}
     for path in sorted((place / "params" / profile).glob("*.yaml")):
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
         if path.stem == "claims":  # no settings of a notebook, but what it reads
-            figures = "figures" if profile == "small" else f"runs/{profile}/figures"
+            figures = f"runs/{profile}/figures"
             given = {"profile": profile, "claims": f"params/{profile}/claims.yaml"}
             given |= {"pilot": False, "figures": figures}
+            power = "figures" if profile == "small" else figures  # the committed one
+            given |= {"power_table": f"{power}/tables/claims_power.csv"}
         grid = given.pop("grid", {})
         walks = "figures.yaml" in {other.name for other in path.parent.iterdir()}
         notebook = "45_ablations" if kind(path) == "tables" and not walks else KINDS[kind(path)]
@@ -469,8 +472,12 @@ def test_a_profile_without_runs_is_one_sentence(place):
         ),
         ({"shard": 4}, "unknown key after --config 'shard'; did you mean 'shards'? allowed: gpu, "),
         ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: gpu, gpu_gb, hub, judge_key, "),
-        ({"shards": "four"}, "shards after --config is 'four'; give a number that is not below 0"),
-        ({"limit": -1}, "limit after --config is -1; give a number that is not below 0, such as"),
+        (
+            {"shards": "four"},
+            "shards after --config is 'four'; give a number of 0 or more, such as",
+        ),
+        ({"shards": 2.5}, "shards after --config is 2.5; give a number of 0 or more"),
+        ({"limit": -1}, "limit after --config is -1; give a number of 0 or more, such as"),
         ({"with": "none.yaml"}, "with=none.yaml cannot be read ([Errno 2] No such file"),
         ({"with": "list.yaml"}, "with=list.yaml cannot be read ("),
     ],

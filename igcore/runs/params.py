@@ -49,12 +49,15 @@ class ClaimsParams:
         Claims file, seen from `igcore.folders.root`, see `igcore.report.claims`.
     pilot : bool
         Whether the runs are those from which power is computed; nothing is decided then.
+    power_table : str
+        Where that power is written and read, seen from `igcore.folders.root`; it need not be there.
     """
 
     profile: FolderName
     claims: InsideFolder
     pilot: bool = False
     figures: InsideFolder
+    power_table: InsideFolder
 
 
 # kind -> its class, or "module:name" of one that needs models: it is imported on demand, so

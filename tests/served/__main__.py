@@ -7,7 +7,7 @@ middle layer guides the search in a third setting, on states that a second serve
 that every answer is within budget, compares safety and reward with the local engine's by prompt,
 and measures CPU seconds. Then it kills the server in the middle of a run, starts it again, and the
 run goes on.
-The rows of a server in ``figures/tables/served.csv`` are replaced.
+The table in ``runs/served/figures`` is the committed one with the rows of a server replaced.
 """
 
 import argparse
@@ -216,8 +216,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--venvs", type=Path, default=root() / ".venv-served")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    folder, table = root() / "runs/served", root() / "figures/tables/served.csv"
+    folder, committed = root() / "runs/served", root() / "figures/tables/served.csv"
     shutil.rmtree(folder, ignore_errors=True)
+    table = folder / "figures/tables/served.csv"
+    table.parent.mkdir(parents=True)
+    if committed.is_file():
+        shutil.copyfile(committed, table)
     for name in given.software or SOFTWARE:
         try:
             rows = pd.DataFrame(tried(name, given.venvs, given.prompts, folder))

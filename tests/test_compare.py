@@ -1,0 +1,124 @@
+"""What is said of a walk beside the committed tables and records, and what publishing copies."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from synthetic import record
+
+from docs.compare import answers, cells, compared, publish
+from docs.records import pack
+from igcore.errors import ParameterError, RunError
+from igcore.folders import sealed
+
+ROOT = Path(__file__).parents[1]
+TABLE = {"method": ["base", "ours"], "reward": [0.5, None], "unsafe": [3, 0], "train_s": [9.0, 8.0]}
+
+
+def table(folder: Path, name: str, **columns) -> Path:
+    path = folder / "figures/tables" / f"{name}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(TABLE | columns).to_csv(path, index=False)
+    return path
+
+
+def write(folder: Path, **changes) -> None:
+    """Write three answers of a run, the second of which is changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {"trace": [], "cost_digest": "old", "tokens": [3]}
+    lines = [record(prompt_id=f"p{k}") | known for k in range(3)]
+    lines[1] |= changes
+    text = "".join(json.dumps(sealed(line)) + "\n" for line in lines)
+    (folder / "responses.jsonl").write_text(text)
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A repository with a committed table and the records behind it, and a walk that is equal."""
+    for folder in (tmp_path, tmp_path / "runs/small"):
+        table(folder, "main")
+    write(tmp_path / "runs/small/decode-raw")
+    pack("small", tmp_path)
+    return tmp_path
+
+
+def test_a_cell_that_differs_is_found_with_its_distance(tmp_path):
+    """Bug: seconds in the list of what another processor changed, and an empty cell taken for a
+    number.
+    """
+    kept = table(tmp_path / "kept", "main")
+    assert cells(table(tmp_path / "a", "main", train_s=[1.0, 2.0]), kept) == {}
+    moved = cells(table(tmp_path / "b", "main", reward=[0.5000004, None], unsafe=[5, 0]), kept)
+    assert [float(f"{apart:.3g}") for apart in moved.values()] == [4e-7, 2]
+    assert list(moved)[1] == "main.csv, line 2, unsafe: 5, not 3"
+    found = cells(table(tmp_path / "c", "main", method=["base", "mine"], reward=[0.5, 1.0]), kept)
+    assert list(found.values()) == [float("inf")] * 2
+    (shape,) = cells(table(tmp_path / "d", "main", more=[1, 2]), kept)
+    assert "(2, 5) rows and columns, not (2, 4)" in shape
+
+
+def test_an_equal_walk_is_said_to_be_equal(base):
+    """Guards the end of `make reproduce`: scores in their last digits, other seconds and another
+    hash of a scorer are no difference.
+    """
+    write(base / "runs/small/decode-raw", reward=0.5000004, cost_s=7.0, cost_digest="new")
+    first, second, last = compared("small", base)
+    assert "1 tables" in first and "1 equal" in first and "0 differ" in first
+    assert "3 answers" in second and "3 equal" in second and "0 differ" in second
+    assert "runs/small/compared.txt has every difference; no committed file" in last
+
+
+def test_what_differs_is_listed_with_its_near_ties(base):
+    """Bug: `make test` failed after `make reproduce` on another processor, and nothing said that
+    three answers of thousands differ, after near ties.
+    """
+    write(base / "runs/small/decode-raw", tokens=[7], response="another", near_ties=1)
+    table(base / "runs/small", "main", unsafe=[2, 0])
+    table(base / "runs/small", "new")  # not committed
+    committed = {path: path.read_bytes() for path in (base / "figures").rglob("*.*")}
+    first, second, third, _ = compared("small", base)
+    assert first.endswith("0 within 1e-05, 1 differ: main")
+    assert "2 equal" in second and "1 differ, 1 of them after a near tie" in second
+    assert third == "  decode-raw base p1, near ties: 1"
+    every = (base / "runs/small/compared.txt").read_text()
+    assert "main.csv, line 2, unsafe: 2, not 3\n" in every
+    assert "response is 'another', not 'an answer'" in every
+    assert {path: path.read_bytes() for path in (base / "figures").rglob("*.*")} == committed
+
+
+def test_shards_are_read_and_missing_answers_are_not_compared(base):
+    """Guards a walk in shards, whose folders have other names, and one of fewer prompts."""
+    run = base / "runs/small/decode-raw"
+    run.rename(run.with_name("decode-raw.0-of-2"))
+    assert answers("small", base).keys() == {f"decode-raw base p{k}" for k in range(3)}
+    (run.with_name("decode-raw.0-of-2") / "responses.jsonl").write_text("")
+    assert answers("small", base) == {}
+
+
+def test_publishing_copies_what_the_walk_left(base):
+    """Guards committed tables against those of a profile of which none are committed, which have
+    the same names.
+    """
+    new = table(base / "runs/small", "main", unsafe=[2, 0])
+    publish("small", base)
+    assert (base / "figures/tables/main.csv").read_bytes() == new.read_bytes()
+    with pytest.raises(RunError, match="^runs/tune has no figures; walk the profile first"):
+        publish("tune", base)
+    table(base / "runs/ci", "main", unsafe=[0, 0])
+    with pytest.raises(ParameterError, match="^unknown profile with committed tables 'ci'"):
+        publish("ci", base)
+    assert (base / "figures/tables/main.csv").read_bytes() == new.read_bytes()
+
+
+def test_a_walk_that_cannot_be_compared_ends_well(base):
+    """Bug: information at the end of a walk that makes the whole command fail."""
+    (base / "notebooks").mkdir(), (base / "params").mkdir()
+    (base / "runs/small/decode-raw/responses.jsonl").write_text("no line\n")
+    command = [sys.executable, "-m", "docs.compare", "small"]
+    said = subprocess.run(
+        command, cwd=base, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert said.returncode == 0 and said.stdout.startswith("not compared: line 1 of ")
