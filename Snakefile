@@ -29,11 +29,11 @@ from pathlib import Path
 
 import yaml
 
-from igcore.errors import IgcoreError, ParameterError, unknown_name
+from igcore.errors import IgcoreError
 from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
 from igcore.runs.cluster import Asked, reasons
-from igcore.runs.jobs import check_run, lock, request, shards_of, unfinished
+from igcore.runs.jobs import check_run, configured, lock, request, shards_of, unfinished
 from igcore.runs.paramfiles import ParamFiles
 
 
@@ -46,37 +46,14 @@ def one_sentence():
         sys.exit(f"error: {error}")
 
 
-NUMBERS = {"limit": int, "shards": int, "gpu": int, "gpu_gb": (int, float), "tokens_per_second": (int, float)}
-KEYS = ("profile", "with", "hub", "judge_key", *NUMBERS)  # all that may stand after --config
-
-
-def check_config():
-    """Refuse what nothing would read, such as a misspelt key, and what is no number where one is read."""
-    for key, value in config.items():
-        if key not in KEYS:
-            raise unknown_name("key after --config", key, KEYS)
-        if key in NUMBERS and not (isinstance(value, NUMBERS[key]) and value >= 0):
-            raise ParameterError(f"{key} after --config is {value!r}; give a number of 0 or more, such as {key}=4")
-
-
-def changes():
-    """Return the settings of the file that `with` names, which take the place of those of params files."""
-    file = config.get("with")
-    try:
-        return dict(yaml.safe_load(Path(str(file)).read_text(encoding="utf-8"))) if file else {}
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise ParameterError(f"with={file} cannot be read ({' '.join(str(error).split())}); name a file with a mapping of settings") from None
-
-
 with one_sentence():
-    check_config()
-    FILES = ParamFiles(str(config.get("profile", "small")), changes(), int(config.get("limit", 0)))
+    FILES = ParamFiles(str(config.get("profile", "small")), configured(config), config.get("limit", 0))
     RUNS = FILES.runs()
     # a params file is one job, which decodes the runs of its grid and points one after the other
     DECODED = {path.stem: FILES.whole(path) for path in FILES.decoded()}
     MADE = {path.stem: [run for run, _ in FILES.points(path)] for path in FILES.decoded()}
 PARAMS, PROFILE = FILES.folder, FILES.profile
-SHARDS = max(1, int(config.get("shards", 1)))
+SHARDS = config.get("shards", 0) or 1
 FIGURES = f"runs/{PROFILE}/figures"  # the committed ones, in figures, are copies, see docs/compare.py
 TEACHING = {
     "start": "notebooks/00_start_here.ipynb",
@@ -176,7 +153,7 @@ CLAIMS = Path("params/small" if PILOT else f"params/{PARAMS}", "claims.yaml")
 POWER = f"{'figures' if PARAMS == 'small' else FIGURES}/tables/claims_power.csv"  # of `small` the committed one
 DECIDED = ["claims_power"] if PILOT else ["claims", "claims_arms"]
 DECIDED = [f"{FIGURES}/tables/{name}.{end}" for name in DECIDED for end in TABLE] if CLAIMS.is_file() else []
-SETTLED = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER}
+DECIDING = {"profile": PROFILE, "claims": str(CLAIMS), "pilot": PILOT, "figures": FIGURES, "power_table": POWER}
 VERDICTS = [f"runs/{PROFILE}/judge/{path.stem.removeprefix('judge-')}/manifest.json" for path in FILES.files("judge")]
 
 if not RUNS and not CRITICS:
@@ -405,7 +382,7 @@ rule claims:
         runs=DONE + CRITICS,
         notebook=ancient(NOTEBOOKS["claims"]),
         claims=CLAIMS,
-        job=lambda w: job("claims", "claims", SETTLED),
+        job=lambda w: job("claims", "claims", DECIDING),
     output:
         DECIDED or f"runs/{PROFILE}/claims/none",
     log:

@@ -30,18 +30,24 @@ SHOWN = 5  # differing answers that are named on the screen
 
 def cells(made: Path, kept: Path) -> dict[str, float]:
     """Return the cells in which two tables differ, each with its distance; seconds are left out."""
-    new, old = pd.read_csv(made), pd.read_csv(kept)
+    new, old = (pd.read_csv(path, dtype=str, keep_default_na=False) for path in (made, kept))
     if list(new) != list(old) or len(new) != len(old):
         return {f"{kept.name}: {new.shape} rows and columns, not {old.shape}": math.inf}
     found = {}
     for column in old.columns[[not SECONDS.search(name) for name in old]]:
-        are_numbers = {new[column].dtype.kind, old[column].dtype.kind} <= {"i", "f"}
         for line, (one, other) in enumerate(zip(new[column], old[column], strict=True), start=2):
-            if one != other and not (pd.isna(one) and pd.isna(other)):
-                apart = abs(one - other) if are_numbers else math.inf
+            if one != other:
                 name = f"{kept.name}, line {line}, {column}: {one}, not {other}"
-                found[name] = math.inf if pd.isna(apart) else apart
+                found[name] = _distance(one, other)
     return found
+
+
+def _distance(one: str, other: str) -> float:
+    """Return how far two numbers are apart; other texts are infinitely far."""
+    try:
+        return abs(float(one) - float(other))
+    except ValueError:
+        return math.inf
 
 
 def answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]]]:
@@ -74,31 +80,31 @@ def _unhashed(line: dict) -> dict:
 
 def compared(profile: str, base: Path) -> list[str]:
     """Return a few lines for a person, and write them with every difference below the runs."""
-    made = sorted((base / "runs" / profile / "figures/tables").glob("*.csv"))
-    pairs = [(path, base / "figures/tables" / path.name) for path in made]
-    tables = {kept.stem: cells(new, kept) for new, kept in pairs if kept.is_file()}
-    unlike = {name: found for name, found in tables.items() if found}
-    differing = [name for name, found in unlike.items() if max(found.values()) > CLOSE]
-    lines = [
-        f"{len(tables)} tables beside the committed ones, seconds left out: "
-        f"{len(tables) - len(unlike)} equal, {len(unlike) - len(differing)} within {CLOSE:g}, "
-        f"{len(differing)} differ{': ' * bool(differing)}{', '.join(differing)}"
-    ]
+    folder = base / "runs" / profile
+    tables = {
+        kept.stem: cells(made, kept)
+        for kept in sorted(base.glob("figures/tables/*.csv"))
+        if (made := folder / "figures/tables" / kept.name).is_file()
+    }
+    farthest = {name: max(found.values()) for name, found in tables.items() if found}
+    differing = [name for name, apart in farthest.items() if apart > CLOSE]
     given = answers(profile, base)
     other = {name: found for name, found in given.items() if found[1]}
-    lines.append(
+    tied = sum(ties > 0 for ties, _ in other.values())
+    lines = [
+        f"{len(tables)} tables beside the committed ones, seconds left out: "
+        f"{len(tables) - len(farthest)} equal, {len(farthest) - len(differing)} within {CLOSE:g}, "
+        f"{len(differing)} differ ({', '.join(differing) or 'none'})",
         f"{len(given)} answers beside the committed ones: {len(given) - len(other)} equal, their "
-        f"scores within {TOLERANCE:g}; {len(other)} differ, "
-        f"{sum(ties > 0 for ties, _ in other.values())} of them after a near tie of two tokens, "
-        "which another processor may settle otherwise"
-    )
-    shown = [f"{name}, near ties: {ties}" for name, (ties, _) in other.items()]
-    file = base / "runs" / profile / "compared.txt"
-    every = [*unlike.values(), *(found for _, found in other.values())]
-    file.write_text("\n".join([*lines, *shown, *(text for found in every for text in found), ""]))
-    more = [f"and {len(shown) - SHOWN} more"] if len(shown) > SHOWN else []
-    lines += [f"  {text}" for text in [*shown[:SHOWN], *more]]
-    return [*lines, f"{file.relative_to(base)} has every difference; no committed file has changed"]
+        f"scores within {TOLERANCE:g}, {len(other)} differ, {tied} of them after a near tie of two "
+        "tokens, which another processor may settle otherwise",
+        *(f"  {name} (near ties: {ties})" for name, (ties, _) in other.items()),
+    ]
+    every = [*lines, *(cell for found in tables.values() for cell in found)]
+    every += [sentence for _, found in other.values() for sentence in found]
+    (folder / "compared.txt").write_text("\n".join([*every, ""]), encoding="utf-8")
+    last = f"runs/{profile}/compared.txt has every difference; no committed file has changed"
+    return [*lines[: 2 + SHOWN], last]
 
 
 def publish(profile: str, base: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from ..config import SearchConfig
-from ..errors import RunError
+from ..errors import ParameterError, RunError, unknown_name
 from ..files import locked, replace_file
 from ..models.registry import SCORERS, home_of
 from ..paper import swept
@@ -29,9 +29,39 @@ LEFT = {  # kind of job -> what its folder holds when it has finished
     "judge": ["params.json", "verdicts.jsonl"],
     "critic": ["critic.csv", "reliability.csv"],
 }
+# what may stand after --config: texts, and numbers
+TEXTS = ("profile", "with", "hub", "judge_key")
+NUMBERS = {"limit": int, "shards": int, "gpu": int, "gpu_gb": float, "tokens_per_second": float}
 # all jobs of one Snakemake run share the same code, so hash it once
 _code = cache(code_of)
 _notebook = cache(notebook_code)
+
+
+def configured(config: Mapping) -> dict:
+    """Check what stands after ``--config``, and return the settings of the file named by ``with``.
+
+    Raises
+    ------
+    ParameterError
+        For a key that nothing would read, a value that is no number where one is read, and a file
+        that holds no mapping.
+    """
+    for key, value in config.items():
+        if key not in (*TEXTS, *NUMBERS):
+            raise unknown_name("key after --config", key, (*TEXTS, *NUMBERS))
+        if key in NUMBERS and not (isinstance(value, int | NUMBERS[key]) and value >= 0):
+            raise ParameterError(
+                f"{key} after --config is {value!r}; give a number of 0 or more, such as {key}=4"
+            )
+    if not config.get("with"):
+        return {}
+    try:
+        return dict(yaml.safe_load(Path(config["with"]).read_text(encoding="utf-8")).items())
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ParameterError(
+            f"{config['with']!r} after with= cannot be read ({' '.join(str(error).split())}); "
+            "name a file with a mapping of settings"
+        ) from error
 
 
 def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> str:
