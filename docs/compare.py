@@ -60,16 +60,17 @@ def answers(profile: str, base: Path) -> dict[str, tuple[int, list[str]]]:
         return found
     with tarfile.open(archive) as records:
         for entry in records:
-            run, name = Path(entry.name).parent, Path(entry.name).name
-            if name != "responses.jsonl" or run.parts[:-1] != ("runs", profile):
+            run, file = Path(entry.name).parent, Path(entry.name).name
+            if file != "responses.jsonl" or run.parts[:-1] != ("runs", profile):
                 continue  # neither a judge nor a critic
-            parts = [path / name for path in (base / run, *base.glob(f"{run}.*-of-*"))]
+            parts = [path / file for path in (base / run, *base.glob(f"{run}.*-of-*"))]
             again = {key(line): line for part in parts if part.is_file() for line in read(part)}
             for kept in map(json.loads, records.extractfile(entry)):
                 if made := again.get(key(kept)):
                     unlike = differences([_unhashed(made)], [_unhashed(kept)], TOLERANCE)
                     ties = max(made["near_ties"], kept["near_ties"])
-                    found[" ".join((run.name, *key(kept)))] = ties, unlike
+                    name = " ".join((run.name, *key(kept)))
+                    found[name] = ties, [f"{run.name} {sentence}" for sentence in unlike]
     return found
 
 
@@ -95,9 +96,9 @@ def compared(profile: str, base: Path) -> list[str]:
         f"{len(tables)} tables beside the committed ones, seconds left out: "
         f"{len(tables) - len(farthest)} equal, {len(farthest) - len(differing)} within {CLOSE:g}, "
         f"{len(differing)} differ ({', '.join(differing) or 'none'})",
-        f"{len(given)} answers beside the committed ones: {len(given) - len(other)} equal, their "
-        f"scores within {TOLERANCE:g}, {len(other)} differ, {tied} of them after a near tie of two "
-        "tokens, which another processor may settle otherwise",
+        f"{len(given)} answers beside the committed ones: {len(given) - len(other)} equal "
+        f"(scores within {TOLERANCE:g}), {len(other)} differ, {tied} of these after near ties of "
+        "two tokens, of which another processor settles some otherwise",
         *(f"  {name} (near ties: {ties})" for name, (ties, _) in other.items()),
     ]
     every = [*lines, *(cell for found in tables.values() for cell in found)]

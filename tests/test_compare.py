@@ -81,11 +81,11 @@ def test_what_differs_is_listed_with_its_near_ties(base):
     committed = {path: path.read_bytes() for path in (base / "figures").rglob("*.*")}
     first, second, third, _ = compared("small", base)
     assert first.endswith("0 within 1e-05, 1 differ (main)")
-    assert "2 equal" in second and "1 differ, 1 of them after a near tie" in second
+    assert "2 equal" in second and "1 differ, 1 of these after near ties" in second
     assert third == "  decode-raw base p1 (near ties: 1)"
     every = (base / "runs/small/compared.txt").read_text()
     assert "main.csv, line 2, unsafe: 2, not 3\n" in every
-    assert "response is 'another', not 'an answer'" in every
+    assert "decode-raw base p1: response is 'another', not 'an answer'" in every
     assert {path: path.read_bytes() for path in (base / "figures").rglob("*.*")} == committed
 
 
