@@ -31,10 +31,14 @@ SUM = re.compile(r"([0-9a-f]{64})  ([A-Za-z0-9_-]+)\.tar\.xz")  # a line of SHA2
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Return the records below the runs of a profile: no notebooks, jobs or replaced files."""
+    """Return the records below the runs of a profile: no notebooks, tables, jobs, old files."""
     found = {path for pattern in RECORDS for path in folder.rglob(pattern)}
     below = {path: path.relative_to(folder).parts for path in found}
-    return sorted(path for path in found if not any(part[0] == "." for part in below[path]))
+    return sorted(
+        path
+        for path, parts in below.items()
+        if parts[0] != "figures" and not any(part[0] == "." for part in parts)
+    )
 
 
 def pack(profile: str, base: Path) -> Path:

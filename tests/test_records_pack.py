@@ -19,7 +19,7 @@ def repository(tmp_path):
     """A repository below a hidden folder, as a cluster's scratch may be."""
     tmp_path = tmp_path / ".scratch"
     run = tmp_path / "runs/mine/decode-raw"
-    for folder in (run, run / ".replaced", tmp_path / "runs/mine/.jobs"):
+    for folder in (run, run / ".replaced", tmp_path / "runs/mine/.jobs", run.parent / "figures"):
         folder.mkdir(parents=True)
         (folder / "responses.jsonl").write_text('{"response": "One."}\n')
     (run / "manifest.json").write_text(json.dumps({"root": "1"}))
@@ -28,7 +28,7 @@ def repository(tmp_path):
 
 
 def test_records_come_back_as_they_were(repository, tmp_path_factory):
-    """Guards notebooks, jobs and replaced files in an archive, and bytes that differ by the day."""
+    """Guards notebooks, tables, jobs and old files in an archive, and bytes that differ by day."""
     archive = pack("mine", repository)
     first = archive.read_bytes()
     (repository / "runs/mine/decode-raw/manifest.json").touch()
