@@ -87,7 +87,6 @@ VARIANTS: dict[str, Variant] = {
     "B": search("inferenceguard", "dynamic", costless=[]),
     "C": search("inferenceguard", costless=[]),
     "guarded, free": search("inferenceguard"),
-    "captured, free": search("inferenceguard", "captured"),
     "unguarded, free": search("beam-augmented"),
     "one block, free": search("best-of-n-augmented"),
     "sample dynamic": search("best-of-n", "dynamic"),

@@ -79,7 +79,6 @@ def of_7b(variant: str, run: str, n_samples: int, prompts: int, models: str = SE
 
 SIZES_7B = [(n_samples, prompts) for n_samples in (32, 128) for prompts in (1, 8, 32)]
 FREE_7B = [of_7b("C without scorers", "guarded, free", *sizes) for sizes in SIZES_7B]
-CAPTURED_7B = [of_7b("C captured, without scorers", "captured, free", *sizes) for sizes in SIZES_7B]
 SCORED_7B = [of_7b("C with two 7B scorers", "C", *sizes) for sizes in SIZES_7B]
 GENERATE_7B = [of_7b("transformers generate", "generate", *sizes) for sizes in SIZES_7B]
 VLLM_7B = [of_7b("vLLM block search", "vllm", *sizes, SEVEN_VLLM) for sizes in SIZES_7B]
@@ -122,7 +121,7 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
         "peers": PEERS,
         "other sizes": [shaped(case, name) for name in SHAPES for case in (GENERATE, BEST)],
         "scaling": scaling,
-        "7B": [*FREE_7B, *CAPTURED_7B, *SCORED_7B, *GENERATE_7B],
+        "7B": [*FREE_7B, *SCORED_7B, *GENERATE_7B],
         "7B in vLLM": VLLM_7B,
     }
     if quick:
@@ -158,7 +157,7 @@ def ratios(quick: bool = False) -> list[tuple[str, Case | float, Case]]:
     for name in SHAPES:
         text = f"{GENERATE.variant} / {BEST.variant}, {name}"
         pairs.append((text, shaped(GENERATE, name), shaped(BEST, name)))
-    others = (GENERATE_7B, VLLM_7B, CAPTURED_7B)
+    others = (GENERATE_7B, VLLM_7B)
     peers = [pair for other in others for pair in zip(other, FREE_7B, strict=True)]
     paper = [(PAPER_S, case) for case in SCORED_7B if case.n_samples == 32]
     for peer, mine in [*peers, *paper]:

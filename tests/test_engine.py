@@ -616,67 +616,9 @@ def test_more_proposals_than_tokens_are_refused():
 
 def test_an_unknown_cache_is_refused():
     """Guards the table of caches: the nearest name is offered."""
-    assert set(CACHES) == {"auto", "shared", "dynamic", "captured"}
+    assert set(CACHES) == {"auto", "shared", "dynamic"}
     with pytest.raises(ParameterError, match="did you mean 'shared'"):
         LocalEngine(MockModel(), {EOS}, "share")
-
-
-# --- captured steps -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
-@pytest.mark.parametrize("near", [1e-4, 0.05, 1e9])
-def test_captured_steps_give_the_same_blocks(name, near, monkeypatch):
-    """Guards the steps that a GPU takes without the host: fixed slots, rows that end, padding, o_t,
-    the KV cache of later blocks, and near ties, of which the last counts as well.
-    """
-    monkeypatch.setattr("igcore.engine.sampling.NEAR_TIE", near)
-    model, found = tiny(name), []
-    for cache in ("shared", "captured"):
-        engine = LocalEngine(model, ENDS, cache)
-        drawn, sequences = walk(engine)
-        found.append((drawn, sequences, engine.rows.hidden, engine.history([], False) if 0 else 0))
-    (usual, rows, hidden, _), (ours, same, other, _) = found
-    assert rows == same and torch.allclose(hidden, other, atol=1e-4)
-    for a, b in zip(usual, ours, strict=True):
-        assert a[:3] == b[:3] and a[3] == pytest.approx(b[3], abs=1e-4)
-
-
-def test_captured_steps_take_penalties_and_count_what_they_read(llama):
-    """Guards the table of factors by step, bans of all tokens, the last block, and the counts."""
-    failures = Failures(frozenset({8}), None)
-    for start in range(3):
-        failures.add(0, [(start + 7 * t) % 97 for t in range(6)], [-1.0] * 6)
-    failures.add(0, list(range(97)), [-1.0] * 97)
-    penalty, blocks = diversity_penalty(failures, 0, 0, 1), []
-    for cache in ("shared", "captured"):
-        engine = LocalEngine(llama, ENDS, cache)
-        engine.open(PROMPTS)
-        rows, penalties = [0, 1, 2, 1] * 3, [penalty, None] * 6
-        first = engine.sample_block(rows, numbers(12, 5), penalties)
-        engine.rollback(keep=[c for c in range(12) if not first.ended[c]])
-        blocks.append([first, engine.sample_block(rows, numbers(12, 5, "x"), penalties, last=True)])
-    for a, b in zip(*blocks, strict=True):
-        assert (a.first, a.tokens, a.ended, a.encoded) == (b.first, b.tokens, b.ended, b.encoded)
-        assert [len(x) for x in a.log_q] == [len(x) for x in b.log_q]
-        for x, y in zip(a.log_q + a.log_p, b.log_q + b.log_p, strict=True):
-            assert x == pytest.approx(y, abs=1e-4)
-
-
-def test_captured_steps_ask_the_device_once(llama, monkeypatch):
-    """Bug: one reading of numbers between two tokens, for which a GPU waits."""
-    asked, engine = [], LocalEngine(llama, {-1}, "captured")
-    for name in ("item", "tolist", "__bool__", "cpu"):
-        real = getattr(torch.Tensor, name)
-        noted = lambda x, *_, real=real, name=name: asked.append(name) or real(x)  # noqa: E731
-        monkeypatch.setattr(torch.Tensor, name, noted)
-    counts = []
-    for length in (4, 12):
-        engine.open(PROMPTS)
-        asked.clear()
-        engine.sample_block([0, 1, 2] * 2, numbers(6, length))
-        counts.append(len(asked))
-    assert counts[0] == counts[1]
 
 
 def test_a_first_round_pays_for_no_penalty(llama, monkeypatch):

@@ -28,7 +28,6 @@ from transformers import PreTrainedModel
 
 from ..errors import ParameterError, unknown_name
 from .block import Block, Steering
-from .captured import sample_captured
 from .diversity import Factors, Penalty
 from .kv_cache import DynamicRows, History
 from .prefix_cache import SharedRows, fits
@@ -43,7 +42,6 @@ CACHES: dict[str, type[Rows] | None] = {
     "auto": None,
     "shared": SharedRows,
     "dynamic": DynamicRows,
-    "captured": SharedRows,
 }
 
 
@@ -67,8 +65,6 @@ class LocalEngine:
     cache : str
         How the KV cache is kept, a key of `CACHES`: ``shared`` (each prompt once), ``dynamic``
         (transformers' own), or ``auto``, which is ``shared`` for the models that it fits.
-        ``captured`` is ``shared``, with steps that do not wait for the host
-        (`igcore.engine.captured`).
     watch : int, optional
         Decoder layer whose output `history` also returns, as ``middle``.
 
@@ -96,7 +92,6 @@ class LocalEngine:
         self.eos_ids = frozenset(eos_ids)
         self.kind = CACHES[cache] or (SharedRows if fits(model) else DynamicRows)
         self.watch = watch
-        self.captured = cache == "captured"
         self.steering: Steering | None = None
         self._start(None, [])
 
@@ -141,13 +136,8 @@ class LocalEngine:
             them, and their logprobs here are NaN. No end token is among them.
         """
         penalties = penalties or [None] * len(rows)
-        can = self.captured and self.steering is None and not any(known)
-        # a graph cannot ask which tokens came before
-        if can and all(penalty is None or penalty.after is None for penalty in penalties):
-            block, places = sample_captured(self, rows, keys, penalties, last)
-        else:
-            known = known or [()] * len(rows)
-            block, places = self.sample_steps(rows, keys, penalties, last, known)
+        known = known or [()] * len(rows)
+        block, places = self._steps(rows, keys, penalties, last, known)
         block.first = self._drawn
         # ended candidates count in the numbering, but have no state to continue from
         for c, place in places.items():
@@ -156,13 +146,7 @@ class LocalEngine:
         self._drawn += len(rows)
         return block
 
-    def ready(self, rows: Sequence[int], keys: Sequence[Sequence[int]]) -> tuple[Rows, Tensor]:
-        """Return the state of candidates of these rows, and their uniform numbers."""
-        state = self.rows.gather([(self.rows, row) for row in rows], room=len(keys[0]))
-        numbers = uniforms([key for row in keys for key in row])
-        return state, torch.from_numpy(numbers).view(len(rows), len(keys[0]), WORDS)
-
-    def sample_steps(
+    def _steps(
         self,
         rows: Sequence[int],
         keys: Sequence[Sequence[int]],
@@ -172,7 +156,9 @@ class LocalEngine:
     ) -> Sampled:
         """Sample a block token by token; a row leaves the batch as soon as it ends."""
         length = len(keys[0])
-        state, u = self.ready(rows, keys)
+        state = self.rows.gather([(self.rows, row) for row in rows], room=length)
+        numbers = uniforms([key for row in keys for key in row])
+        u = torch.from_numpy(numbers).view(len(rows), length, WORDS)
         block = Block.empty(0, len(rows))
         # candidate of each row of the state; a row leaves the batch when its candidate ends
         live = list(range(len(rows)))
@@ -194,7 +180,7 @@ class LocalEngine:
                     tokens[i], near[i] = known[c][step], False
                     log_p[i] = log_q[i] = math.nan
                 elif near[i]:
-                    tokens[i], log_p[i], log_q[i] = self.draw_alone(
+                    tokens[i], log_p[i], log_q[i] = self._draw_alone(
                         rows[c], block.tokens[c], u[c, step], factors.get(i)
                     )
                 block.append(c, tokens[i], log_p[i], log_q[i], near[i])
@@ -210,7 +196,7 @@ class LocalEngine:
             state = state.step(going, [tokens[i] for i in going])
         return block, {c: (state, i) for i, c in enumerate(live)}
 
-    def draw_alone(
+    def _draw_alone(
         self, row: int, new: list[int], u: Tensor, factors: Factors | None
     ) -> tuple[int, float, float]:
         """Sample the token after a row and new tokens, which are read anew and without others."""

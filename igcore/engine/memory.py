@@ -39,7 +39,7 @@ def kv_bytes(
 
 def _shares_prompts(model: PreTrainedModel, cache: str) -> bool:
     """Say whether the KV cache of a prompt is kept once for all its rows."""
-    return cache in ("shared", "captured") or (cache == "auto" and fits(model))
+    return cache == "shared" or (cache == "auto" and fits(model))
 
 
 def search_bytes(

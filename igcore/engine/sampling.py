@@ -95,19 +95,19 @@ def draw(logits: Tensor, u: Tensor, factors: RowFactors) -> Drawn:
     # on a CPU a few rows at a time, so that their probabilities stay in the cache
     on_cpu = logits.device.type == "cpu"
     size = max(1, CHUNK // logits.shape[1]) if on_cpu else len(logits)
-    changes = changes_of(factors, len(logits), logits.device) if factors else None
+    changes = _changes_of(factors, len(logits), logits.device) if factors else None
     out: Drawn = [], [], [], []
     for at in range(0, len(logits), size):
         rows = slice(at, at + size)
         change = changes and (changes[0][rows], changes[1][rows])
-        *part, mass = drawn(logits[rows], u[rows], change)
+        *part, mass = _drawn(logits[rows], u[rows], change)
         check_finite(mass)
         for i, new in enumerate(part):
             out[i].extend(new.tolist())
     return out
 
 
-def changes_of(factors: RowFactors, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _changes_of(factors: RowFactors, rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return tokens and their factors for each row, both (R, P)."""
     own = [factors.get(row) or UNCHANGED for row in range(rows)]
     # a table with a line for each object, however many rows share it
@@ -121,15 +121,10 @@ def changes_of(factors: RowFactors, rows: int, device: torch.device) -> tuple[Te
     return torch.from_numpy(tokens).to(device)[index], torch.from_numpy(values).to(device)[index]
 
 
-def drawn(
-    logits: Tensor, u: Tensor, changes: tuple[Tensor, Tensor] | None, blind: bool = False
+def _drawn(
+    logits: Tensor, u: Tensor, changes: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Sample one token per row; see `draw`, which calls it with a few rows at a time.
-
-    Parameters
-    ----------
-    blind : bool
-        Whether the host must not wait for the device.
 
     Returns
     -------
@@ -144,7 +139,7 @@ def drawn(
     levels = _levels(weights)
     mass = levels[-1].sum(-1)  # (R,)
     # a row that the factors left without mass gets its reference back
-    if changes and (blind or not mass.all()):
+    if changes and not mass.all():
         weights.scatter_(1, index, weights.gather(1, index).where(mass[:, None] > 0, before))
         levels = _levels(weights)
         mass = levels[-1].sum(-1)
