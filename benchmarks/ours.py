@@ -24,7 +24,7 @@ def search(method: str, cache: str = "shared", costless: Collection[str] = SIGNS
     Parameters
     ----------
     cache : str
-        How the engine stores its KV cache, see `igcore.engine.local.CACHES`.
+        How the engine stores its KV cache, see `igcore.engine.agreement.CACHES`.
     costless : collection of str
         Scorers that cost nothing, of ``cost`` and ``reward``; with both only decoding is measured.
     """

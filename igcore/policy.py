@@ -146,7 +146,7 @@ class Policy:
     eos_ids : frozenset of int
         Tokens that end a response.
     cache : str
-        How the engine keeps the KV cache, a key of `igcore.engine.local.CACHES`.
+        How the engine keeps the KV cache, a key of `igcore.engine.agreement.CACHES`.
     files : dict of str to str
         The files that it was loaded with, see `igcore.models.pretrained.contents_of`; empty for a
         policy made by hand.

@@ -56,18 +56,28 @@ class MockModel(torch.nn.Module):
         return self.head
 
     def forward(
-        self, input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep
+        self,
+        input_ids,
+        attention_mask,
+        position_ids,
+        logits_to_keep,
+        use_cache,
+        past_key_values=None,
     ):
         keys = input_ids[:, None, :, None].float()  # (R, 1, S, 1)
-        keys, _ = past_key_values.update(keys, keys, 0)
+        if use_cache:
+            keys, _ = past_key_values.update(keys, keys, 0)
         self.forwarded.append(int(attention_mask[:, -input_ids.shape[1] :].sum()))
         rows = []
         for row, mask in zip(
             keys[:, 0, :, 0].long().tolist(), attention_mask.tolist(), strict=True
         ):
-            rows.append(self.logits(tuple(t for t, m in zip(row, mask, strict=True) if m)))
-        out = self.head(torch.tensor(rows)[:, None])  # (R, 1, V)
-        return SimpleNamespace(logits=out, past_key_values=past_key_values)
+            read = [t for t, m in zip(row, mask, strict=True) if m]
+            ends = range(1, len(read) + 1) if logits_to_keep == 0 else [len(read)]
+            rows.append([self.logits(tuple(read[:end])) for end in ends])
+        return SimpleNamespace(
+            logits=self.head(torch.tensor(rows)), past_key_values=past_key_values
+        )
 
 
 class MockTokenizer:

@@ -17,8 +17,8 @@ from transformers import DynamicCache
 from benchmarks import __main__ as command
 from benchmarks import baselines, measure, models, plan, report
 from benchmarks.measure import Case, Meter
+from igcore.engine.agreement import fits
 from igcore.engine.memory import kv_bytes
-from igcore.engine.prefix_cache import fits
 from igcore.errors import PolicyError
 from igcore.folders import open_run
 from igcore.provenance import processor

@@ -13,11 +13,12 @@ from tinymodels import FITTING, OTHERS, PROMPTS, Counter, numbers, reencode, tin
 from transformers import DynamicCache
 
 from igcore import ParameterError, PolicyError
+from igcore.engine.agreement import CACHES, fits
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.kv_cache import DynamicRows
-from igcore.engine.local import CACHES, LocalEngine
+from igcore.engine.local import LocalEngine
 from igcore.engine.memory import kv_bytes
-from igcore.engine.prefix_cache import SharedRows, fits
+from igcore.engine.prefix_cache import SharedRows
 from igcore.engine.sampling import draw, uniforms
 
 ENDS = set(range(0, 97, 8))  # so many end tokens that rows end at every step
@@ -177,6 +178,7 @@ def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
     """Guards EOS: the token is kept, nothing follows it, and no ended row takes a step."""
     model = MockModel()
     engine = LocalEngine(model, {EOS})
+    model.tokens_forwarded = 0  # it was tried once
     engine.open([[1], [2, 3]])
     block = engine.sample_block([0] * 20 + [1] * 20, numbers(40, 6))
     assert 0 < sum(block.ended) < 40
@@ -598,7 +600,8 @@ def test_proposals_that_a_retry_keeps_keep_their_rows(llama, cache):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_propose_nothing(bad):
     """Guards against a broken model, whose NaN would be the most probable token."""
-    engine = LocalEngine(MockModel(lambda prefix: [0.0, bad, 0.0, 0.0, 0.0, 0.0, 0.0]), {EOS})
+    logits = lambda prefix: [0.0, bad if prefix == (1,) else 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]  # noqa: E731
+    engine = LocalEngine(MockModel(logits), {EOS})
     engine.open([[1]])
     with pytest.raises(PolicyError, match="logits that are not finite"):
         engine.propose([0], 2)

@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from igcore import Guard, ParameterError, SearchConfig, decode
 from igcore.checks import word_ends
 from igcore.contract import Contract
-from igcore.engine.prefix_cache import fits
+from igcore.engine.agreement import fits
 from igcore.errors import ScorerWarning
 from igcore.models.lm_scorer import Backbone, LMScorer, Session
 from igcore.models.templates import TEMPLATES

@@ -12,7 +12,7 @@ from tinymodels import Counter, tiny
 from igcore import Guard, ParameterError, load_scorer
 from igcore.contract import Contract
 from igcore.decoding import readers_of
-from igcore.engine.prefix_cache import fits
+from igcore.engine.agreement import fits
 from igcore.errors import ScorerWarning
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.maximum import maximum_of

@@ -29,7 +29,7 @@ from transformers import AutoTokenizer, LlamaModel
 
 from igcore import ParameterError, ScorerError
 from igcore.contract import Contract
-from igcore.engine.prefix_cache import fits
+from igcore.engine.agreement import fits
 from igcore.models import qrm
 from igcore.models.convert import quiet_transformers
 from igcore.models.qrm import QRMCost, QRMReward

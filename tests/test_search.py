@@ -43,6 +43,7 @@ from igcore.beams import method_of
 from igcore.critic.network import Critic
 from igcore.critic.rollouts import Rollout, targets
 from igcore.critic.training import CriticConfig, spec_of
+from igcore.engine.agreement import cache_for
 from igcore.engine.kv_cache import History
 from igcore.errors import ScorerWarning
 from igcore.policy import PROBE, Policy
@@ -422,6 +423,8 @@ def test_forward_tokens_are_what_the_policy_reads(method, monkeypatch):
             ),
         )
         scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": LetterCritic()}
+        cache_for(policy.model)  # tried once, before anything is counted
+        policy.model.tokens_forwarded = 0
         out = list(decode(method, Guard(policy, **scorers, config=config), ids(PROMPTS)))
         assert sum(r.counts.forward_tokens for r in out) == policy.model.tokens_forwarded
         assert all(r.counts.forward_tokens >= len(r.prompt) for r in out)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from tinymodels import FITTING, PROMPTS, Counter, reencode, tiny
 
-from igcore.engine import prefix_cache as shared_prefix
+from igcore.engine import agreement
+from igcore.engine.agreement import fits
 from igcore.engine.attention import NOT_PLAIN, Packing, attend
 from igcore.engine.kv_cache import DynamicRows, forward
 from igcore.engine.memory import kv_bytes
-from igcore.engine.prefix_cache import SharedRows, fits
+from igcore.engine.prefix_cache import SharedRows
 from igcore.engine.prepack import packed
 
 
@@ -286,8 +287,8 @@ def test_a_slip_is_no_fit_in_any_dtype(dtype, monkeypatch):
     for name, slip in (("__init__", shifted), ("_mask", lambda self, *args: None)):
         with monkeypatch.context() as patch:
             patch.setattr(Packing, name, slip)
-            assert not shared_prefix._agrees(model)
-    assert Packing._mask is place and shared_prefix._agrees(model)
+            assert agreement._try(model, SharedRows)
+    assert Packing._mask is place and not agreement._try(model, SharedRows)
 
 
 def test_a_model_is_tried_once():

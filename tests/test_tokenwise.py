@@ -26,7 +26,7 @@ from tinymodels import Counter, tiny
 
 from igcore import METHODS, Guard, ParameterError, Prompt, decode
 from igcore.baselines.args import TOKEN_SCORES, ArgsConfig
-from igcore.engine.prefix_cache import fits
+from igcore.engine.agreement import fits
 from igcore.engine.sampling import random_key
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.policy import Policy

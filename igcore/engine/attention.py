@@ -198,7 +198,7 @@ def attend(
     All queries of a prompt attend to its keys in one matrix product. One softmax normalises the
     scores over both parts. Returns (1, T, heads, head_dim).
     """
-    # an option must not be ignored in silence; on this error `fits` rejects the model
+    # an option must not be ignored in silence; on this error the model is read otherwise
     if unusual := [name for name in NOT_PLAIN if options.get(name) is not None]:
         raise NotImplementedError(f"attention with {unusual}")
     packing = key

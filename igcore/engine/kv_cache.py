@@ -1,8 +1,8 @@
 """The state of many sequences in transformers' own KV cache, for any decoder-only model.
 
 Every row has its own copy of the prompt's KV cache, and each step copies the cache.
-`igcore.engine.prefix_cache` does neither, for the models that it fits. Both have the same six
-methods::
+`igcore.engine.prefix_cache` does neither, and `igcore.engine.grouped_rows` reads rows in groups;
+`igcore.engine.agreement` says which a model needs. All have the same six methods::
 
     Rows.open(model, prompts)    prefill prompts, one row each
     rows.gather(sources, room)   copy rows of one or more states, with room for that many tokens
@@ -76,6 +76,31 @@ class History:
         mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         return cls(mask, hidden, middle, keys, values, prompts, owner)
 
+    @classmethod
+    def joined(cls, parts: Sequence["History"]) -> "History":
+        """Join the histories of single rows of one length n, whose prompts may differ in length."""
+
+        def stacked(name: str) -> Any:
+            """Return one tensor of all rows; of keys and values one for each layer."""
+            found = [getattr(part, name) for part in parts]
+            if isinstance(found[0], list):
+                return [torch.cat(layer) for layer in zip(*found, strict=True)]
+            return None if found[0] is None else torch.cat(found)
+
+        names = ("mask", "hidden", "middle", "keys", "values")
+        whole = cls(**{name: stacked(name) for name in names}, owner=list(range(len(parts))))
+        given = [(part.prompts, part.owner[0]) for part in parts if part.prompts is not None]
+        if given:
+            masks = [prompts.mask[row] for prompts, row in given]
+            keys = zip(*([x[row] for x in prompts.keys] for prompts, row in given), strict=True)
+            values = zip(*([x[row] for x in prompts.values] for prompts, row in given), strict=True)
+            whole.prompts = cls(
+                pad_sequence(masks, batch_first=True, padding_side="left"),
+                keys=list(map(padded_keys, keys)),
+                values=list(map(padded_keys, values)),
+            )
+        return whole
+
 
 @torch.inference_mode()
 def forward(
@@ -122,7 +147,7 @@ def forward(
         if watch is not None:
             layer = view.get_decoder().layers[watch]
             hooks.enter_context(layer.register_forward_hook(catch_middle))
-        out = view(use_cache=True, **inputs)
+        out = view(**{"use_cache": True, **inputs})
     if cache is not None and getattr(out, "past_key_values", None) is not cache:
         raise PolicyError(
             f"{type(model).__name__} does not carry its state in past_key_values; choose a "
@@ -146,6 +171,13 @@ def padded(
     ids = pad_sequence(rows, batch_first=True, padding_side=side)
     mask = pad_sequence(ones, batch_first=True, padding_side=side)
     return ids.to(device), mask.to(device)
+
+
+def padded_keys(rows: Sequence[Tensor]) -> Tensor:
+    """Return keys or values (heads, l, head_dim) of prompts together, padded on the left."""
+    by_token = [x.transpose(0, 1) for x in rows]
+    together = pad_sequence(by_token, batch_first=True, padding_side="left")  # (P, L, heads, d)
+    return together.transpose(1, 2).contiguous()
 
 
 def positions_of(mask: Tensor) -> Tensor:

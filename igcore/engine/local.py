@@ -16,7 +16,8 @@ ends.
 
 Where the model allows it, all rows of a prompt share one KV cache of the prompt
 (`igcore.engine.prefix_cache`). Otherwise every row has transformers' own cache
-(`igcore.engine.kv_cache`).
+(`igcore.engine.kv_cache`), and for some models a forward pass has rows of one length alone
+(`igcore.engine.grouped_rows`). `igcore.engine.agreement` tries once what a model needs.
 """
 
 import math
@@ -26,23 +27,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..errors import ParameterError, unknown_name
+from ..errors import ParameterError
+from .agreement import Rows, cache_for
 from .block import Block, Steering
 from .diversity import Factors, Penalty
-from .kv_cache import DynamicRows, History
-from .prefix_cache import SharedRows, fits
+from .kv_cache import History
 from .sampling import NEAR_TIE, WORDS, Drawn, RowFactors, check_finite, draw, uniforms
 
-Rows = DynamicRows | SharedRows
 # a block, and the state and row of its live candidates
 Sampled = tuple[Block, dict[int, tuple[Rows, int]]]
-
-# how the KV cache is kept; `auto` is `shared` for the models that it fits
-CACHES: dict[str, type[Rows] | None] = {
-    "auto": None,
-    "shared": SharedRows,
-    "dynamic": DynamicRows,
-}
 
 
 class LocalEngine:
@@ -63,8 +56,9 @@ class LocalEngine:
     eos_ids : collection of int
         Tokens that end a sequence.
     cache : str
-        How the KV cache is kept, a key of `CACHES`: ``shared`` (each prompt once), ``dynamic``
-        (transformers' own), or ``auto``, which is ``shared`` for the models that it fits.
+        How the KV cache is kept, a key of `igcore.engine.agreement.CACHES`: ``shared`` (each prompt
+        once), ``dynamic`` (transformers' own), or ``auto``, the first in which the model agrees
+        with itself.
     watch : int, optional
         Decoder layer whose output `history` also returns, as ``middle``.
 
@@ -86,11 +80,9 @@ class LocalEngine:
         cache: str = "auto",
         watch: int | None = None,
     ):
-        if cache not in CACHES:
-            raise unknown_name("cache", cache, CACHES)
         self.model = model
         self.eos_ids = frozenset(eos_ids)
-        self.kind = CACHES[cache] or (SharedRows if fits(model) else DynamicRows)
+        self.kind = cache_for(model, cache)
         self.watch = watch
         self.steering: Steering | None = None
         self._start(None, [])

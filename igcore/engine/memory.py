@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from ..config import SearchConfig
 from ..errors import ParameterError, PolicyError
 from ..settings import MOST
+from .agreement import fits
 from .device import GIB, all_bytes, out_of_memory
-from .prefix_cache import fits
 
 T = TypeVar("T")
 R = TypeVar("R")

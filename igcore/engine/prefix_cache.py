@@ -2,7 +2,8 @@
 
 A beam search samples many continuations of few prompts. Here a prompt is prefilled once, and all
 its rows attend to the same KV cache. The keys and values of new tokens are written in place, into
-slots; see `igcore.engine.attention`. `fits` tries once whether this works for a model.
+slots; see `igcore.engine.attention`. `igcore.engine.agreement` tries once whether this works for a
+model.
 
 While a model is `packed`, it reads a prompt once for all methods and groups, see `prefixes`.
 """
@@ -11,16 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import PreTrainedModel
 
 from .attention import Packing, Prompts, Slab
-from .kv_cache import DynamicRows, History, Places, forward, padded
+from .kv_cache import DynamicRows, History, Places, forward, padded, padded_keys
 from .prepack import viewed
 
 MOST_KEPT = 2**28  # bytes of prompts
@@ -53,8 +51,8 @@ class SharedRows:
         `watch` is a layer whose output is kept beside o_t.
         """
         read = prefixes(model, prompts, watch)
-        keys = [_padded(layer) for layer in zip(*(prefix.keys for prefix in read), strict=True)]
-        values = [_padded(layer) for layer in zip(*(prefix.values for prefix in read), strict=True)]
+        keys = list(map(padded_keys, zip(*(prefix.keys for prefix in read), strict=True)))
+        values = list(map(padded_keys, zip(*(prefix.values for prefix in read), strict=True)))
         hidden = torch.stack([prefix.hidden for prefix in read])
         logits = torch.stack([prefix.logits for prefix in read])
         _, mask = padded(prompts, hidden.device)
@@ -225,57 +223,3 @@ def prefixes(
     while size > MOST_KEPT:
         size -= kept.popitem(last=False)[1].nbytes
     return [found[key] for key in wanted]
-
-
-def _padded(rows: Sequence[Tensor]) -> Tensor:
-    """Return keys or values (heads, l, head_dim) of prompts together, padded on the left."""
-    by_token = [x.transpose(0, 1) for x in rows]
-    together = pad_sequence(by_token, batch_first=True, padding_side="left")  # (P, L, heads, d)
-    return together.transpose(1, 2).contiguous()
-
-
-# --- models that fit ------------------------------------------------------------------------------
-
-# model -> whether it fits; models are tried once
-_FITS: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-
-
-def fits(model: PreTrainedModel) -> bool:
-    """Tell whether a model gives the same hidden states here as with transformers' own cache.
-
-    Models with a sliding window or a linear or latent attention do not fit by their configuration.
-    The others are tried on a few tokens both ways, once per model, which shows whatever else a
-    model does with its keys.
-    """
-    if model not in _FITS:
-        _FITS[model] = _plain(model) and _agrees(model)
-    return _FITS[model]
-
-
-def _plain(model: PreTrainedModel) -> bool:
-    """Tell whether all layers keep plain keys and values, and take a registered attention."""
-    if not getattr(model, "_supports_attention_backend", False):
-        return False
-    layers = DynamicCache(config=model.config).layers
-    return all(type(layer) is DynamicLayer for layer in layers)
-
-
-def _agrees(model: PreTrainedModel) -> bool:
-    """Tell whether both caches give the same o_t, up to rounding, after a branch and two steps."""
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    # special tokens, which magnify rounding, stand at the ends of a vocabulary
-    ids = [i * vocabulary // 11 for i in range(1, 11)]
-    found = []
-    try:
-        for kind in (DynamicRows, SharedRows):
-            state: DynamicRows | SharedRows = kind.open(model, [ids[:3], ids[3:5]])
-            for rows, tokens in (((0, 1, 1), ids[5:8]), ((0, 1, 2), ids[7:10])):
-                branch = state.gather([(state, row) for row in rows], room=1)
-                state = branch.step(range(3), tokens)
-            found.append(state.hidden.float())
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        return False
-    expected, ours = found
-    error = (ours - expected).norm()
-    tolerance = 4 * torch.finfo(model.dtype).eps ** 0.75
-    return bool((error <= tolerance * expected.norm()).item())

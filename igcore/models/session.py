@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..engine.prefix_cache import SharedRows, fits
+from ..engine.agreement import fits
+from ..engine.prefix_cache import SharedRows
 
 if TYPE_CHECKING:  # it opens sessions
     from .lm_scorer import Backbone

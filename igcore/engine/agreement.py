@@ -1,0 +1,154 @@
+"""Which cache a model is read through: the first one in which it agrees with itself.
+
+A model is tried once, on a few tokens: rows of unequal prompts that branch and grow by two tokens,
+through the very cache that will be used, against each row read alone and without a cache. That
+shows whatever a model does with padding, positions, other rows, its cache or later tokens.
+"""
+
+import logging
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from ..errors import PolicyError, unknown_name
+from .device import out_of_memory
+from .grouped_rows import GroupedRows, RereadRows, SidedRows, borders_of
+from .kv_cache import DynamicRows, forward, padded, positions_of
+from .prefix_cache import SharedRows
+from .sampling import check_finite
+
+Rows = SharedRows | DynamicRows | GroupedRows
+Kind = type[SharedRows] | type[DynamicRows] | type[GroupedRows]
+
+# how the KV cache may be kept; of its kinds the first that agrees is taken, the fastest first
+CACHES: dict[str, tuple[Kind, ...]] = {
+    "auto": (SharedRows, DynamicRows, SidedRows, GroupedRows, RereadRows),
+    "shared": (SharedRows,),
+    "dynamic": (DynamicRows, SidedRows, GroupedRows, RereadRows),
+}
+SLOW = {GroupedRows: "of one length", RereadRows: "of one length, anew for every token"}
+LEAST = -100.0  # log-probabilities below count as this one: some models forbid tokens
+# of float32 by `torch.get_float32_matmul_precision`, which users lower for speed
+PRECISIONS = {"highest": torch.float32, "high": torch.float16, "medium": torch.bfloat16}
+# model -> kind of rows -> what is wrong with it, empty where the model agreed
+_TRIED: WeakKeyDictionary[nn.Module, dict[Kind, str]] = WeakKeyDictionary()
+log = logging.getLogger("igcore")
+
+
+def cache_for(model: PreTrainedModel, cache: str = "auto", of: nn.Module | None = None) -> Kind:
+    """Return the first kind of rows of a cache, a key of `CACHES`, in which a model agrees.
+
+    What was found is kept for `of`, by default the model itself, as long as that lives.
+
+    Raises
+    ------
+    ParameterError
+        For an unknown cache.
+    PolicyError
+        When a model agrees in none of them.
+    """
+    if cache not in CACHES:
+        raise unknown_name("cache", cache, CACHES)
+    for kind in CACHES[cache]:
+        if not (fault := _fault(model, kind, of)):
+            return kind
+    _TRIED.pop(model if of is None else of)  # what was wrong may be mended
+    raise PolicyError(fault)
+
+
+def fits(model: PreTrainedModel, of: nn.Module | None = None) -> bool:
+    """Tell whether a model agrees in `SharedRows`; see `cache_for`."""
+    return not _fault(model, SharedRows, of)
+
+
+def _fault(model: PreTrainedModel, kind: Kind, of: nn.Module | None) -> str:
+    """Return what is wrong with a kind of rows for a model, or nothing; models are tried once."""
+    tried = _TRIED.setdefault(model if of is None else of, {})
+    if kind not in tried:
+        tried[kind] = _try(model, kind)
+        if kind in SLOW and not tried[kind]:
+            name = type(model).__name__
+            log.warning("%s decodes slower than others: in groups of rows %s", name, SLOW[kind])
+    return tried[kind]
+
+
+def _try(model: PreTrainedModel, kind: Kind) -> str:
+    """Return what is wrong with a kind of rows for a model, or nothing."""
+    name = type(model).__name__
+    if not _suits(model, kind):
+        return f"{name} cannot be decoded in the cache {kind.__name__}; set cache to 'auto'"
+    try:
+        error = _error(model, kind)
+    except PolicyError as refusal:
+        return str(refusal)
+    except Exception as failure:  # whatever the code of a model raises
+        if out_of_memory(failure):
+            raise
+        said = " ".join(f"{type(failure).__name__}: {failure}".split())
+        return f"{name} fails with the KV cache of transformers ({said:.200}); choose another model"
+    dtype = PRECISIONS[torch.get_float32_matmul_precision()]
+    eps = torch.finfo(dtype if model.dtype == torch.float32 else model.dtype).eps
+    if error <= 8 * eps**0.75:
+        return ""
+    return (
+        f"{name} gives a token other probabilities where the text goes on behind it: it reads both "
+        "ways, or rounds over a whole batch; choose a causal model (is_decoder: true in its "
+        "config), not quantised on the fly"
+    )
+
+
+def _suits(model: PreTrainedModel, kind: Kind) -> bool:
+    """Tell whether a kind of rows is made for a model, by its configuration."""
+    if kind is not RereadRows and bool(borders_of(model.config)) != (kind is SidedRows):
+        return False
+    if kind is not SharedRows:
+        return True
+    # all layers keep plain keys and values, and take a registered attention
+    layers = DynamicCache(config=model.config).layers
+    plain = all(type(layer) is DynamicLayer for layer in layers)
+    return plain and getattr(model, "_supports_attention_backend", False)
+
+
+def _error(model: PreTrainedModel, kind: Kind) -> float:
+    """Return how far rows are from their texts read alone and without a cache, at the worst token.
+
+    It is the distance of log-probabilities, of a model without a head of o_t, over their spread.
+    """
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    # special tokens, which magnify rounding, stand at the ends of a vocabulary
+    ids = [i * vocabulary // 11 for i in range(1, 11)]
+    texts = [ids[:3], ids[3:5]]
+    state: Rows = kind.open(model, texts)
+    found = [(texts, _said(state.hidden, state.logits))]
+    for rows, tokens in (((0, 1, 1), ids[5:8]), ((0, 1, 2), ids[7:10])):
+        branch = state.gather([(state, row) for row in rows], room=1)
+        state = branch.step(range(3), tokens)
+        texts = [[*texts[row], token] for row, token in zip(rows, tokens, strict=True)]
+        found.append((texts, _said(state.hidden, state.logits)))
+    alone = [_alone(model, text) for text in texts]  # which the earlier ones begin
+    errors = []
+    for texts, said in found:
+        for text, ours, whole in zip(texts, said, alone, strict=False):
+            expected = whole[len(text) - 1]
+            errors.append((ours - expected).norm() / (expected - expected.mean()).norm())
+    return float(torch.stack(errors).nan_to_num(0, torch.inf).max())
+
+
+def _alone(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
+    """Return what a model says after each token of a text that it reads alone, uncached."""
+    ids, mask = padded([text], model.device)
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions_of(mask)}
+    hidden, logits = forward(model, None, **inputs, use_cache=False, logits_to_keep=0)
+    check_finite(hidden)
+    return _said(hidden[0], logits[0])
+
+
+def _said(hidden: Tensor, logits: Tensor) -> Tensor:
+    """Return log-probabilities (..., V), or o_t (..., H) where there is no head."""
+    if not logits.shape[-1]:
+        return hidden.float()
+    return logits.float().log_softmax(-1).clamp(min=LEAST)

@@ -1,0 +1,162 @@
+"""The state of sequences whose forward passes are by group, for models that mix up rows.
+
+What a model says of a row should not depend on the rows beside it. These kinds of rows make it so
+where transformers' own cache alone does not, and have the methods of
+`igcore.engine.kv_cache.DynamicRows`. They are slower than it.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .kv_cache import DynamicRows, History, Places
+
+
+@dataclass
+class GroupedRows:
+    """Rows in groups of one length, which need no padding.
+
+    For models that count positions from the length of their cache, padding included.
+    """
+
+    model: PreTrainedModel
+    sequences: list[list[int]]  # of each row, its prompt included
+    places: list[tuple[DynamicRows, int]]  # the group of each row, and its row there
+    watch: int | None = None
+
+    @classmethod
+    def group(cls, model: PreTrainedModel, length: int) -> int:
+        """Return the group of sequences of a length."""
+        return length
+
+    @classmethod
+    def anew(cls, model: PreTrainedModel, length: int) -> bool:
+        """Tell whether sequences that grow to a length cannot use the cache that they have."""
+        return False
+
+    @classmethod
+    def open(
+        cls, model: PreTrainedModel, prompts: Sequence[Sequence[int]], watch: int | None = None
+    ) -> "GroupedRows":
+        """Prefill prompts of one token or more, see `DynamicRows.open`."""
+        places: dict[int, tuple[DynamicRows, int]] = {}
+        for rows in _grouped([cls.group(model, len(prompt)) for prompt in prompts]):
+            part = DynamicRows.open(model, [prompts[row] for row in rows], watch)
+            places |= {row: (part, i) for i, row in enumerate(rows)}
+        in_order = [places[row] for row in range(len(prompts))]
+        return cls(model, [list(prompt) for prompt in prompts], in_order, watch)
+
+    @property
+    def hidden(self) -> Tensor:
+        """The hidden states o_t (R, H), or (R, 2 H)."""
+        return torch.stack([part.hidden[row] for part, row in self.places])
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits (R, V)."""
+        return torch.stack([part.logits[row] for part, row in self.places])
+
+    def gather(self, sources: Places, room: int = 0) -> "GroupedRows":
+        """Copy rows of states of equal length, in this order; the sources do not change."""
+        sequences = [list(state.sequences[row]) for state, row in sources]
+        places = [state.places[row] for state, row in sources]
+        # rows of one group in several states have one padding only if they have one width
+        keys = [
+            (part.mask.shape[1], self.group(self.model, len(sequence)))
+            for (part, _), sequence in zip(places, sequences, strict=True)
+        ]
+        for rows in _grouped(keys):
+            part = places[rows[0]][0].gather([places[row] for row in rows])
+            for i, row in enumerate(rows):
+                places[row] = part, i
+        return replace(self, sequences=sequences, places=places)
+
+    def step(self, going: Sequence[int], tokens: Sequence[int]) -> "GroupedRows":
+        """Append one token to each row that goes on."""
+        pairs = zip(going, tokens, strict=True)
+        sequences = [[*self.sequences[row], token] for row, token in pairs]
+        before = [self.places[row] for row in going]
+        places = list(before)
+        anew = [self.anew(self.model, len(sequence)) for sequence in sequences]
+        for rows in _grouped(
+            [(id(part), new) for (part, _), new in zip(before, anew, strict=True)]
+        ):
+            part, of_part = before[rows[0]][0], [before[row][1] for row in rows]
+            if anew[rows[0]]:
+                past = part.past[of_part]
+                part = DynamicRows.open(self.model, [sequences[row] for row in rows], self.watch)
+                part.past = torch.cat([past, part.hidden[:, None]], dim=1)
+            else:
+                part = part.step(of_part, [tokens[row] for row in rows])
+            for i, row in enumerate(rows):
+                places[row] = part, i
+        return replace(self, sequences=sequences, places=places)
+
+    def read(self, tokens: Sequence[Sequence[int]]) -> "GroupedRows":
+        """Append equally many tokens to each row."""
+        rows = self
+        for column in zip(*tokens, strict=True):
+            rows = rows.step(range(len(tokens)), column)
+        return rows
+
+    def alone(self, row: int, sequence: Sequence[int]) -> DynamicRows:
+        """Read a sequence that grew from a row's prompt, in one piece and without others."""
+        return DynamicRows.open(self.model, [sequence])
+
+    def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
+        """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""
+        places = self.places if rows is None else [self.places[row] for row in rows]
+        return History.joined([part.history([row], keys) for part, row in places])
+
+
+class SidedRows(GroupedRows):
+    """Rows in groups on one side of each border of LongRoPE, see `borders_of`.
+
+    Its rotary factors are those of the longest row of a forward pass. A row that crosses a border
+    is read anew, as `generate` of transformers does.
+    """
+
+    @classmethod
+    def group(cls, model: PreTrainedModel, length: int) -> int:
+        """Return the number of borders that a length has crossed."""
+        return sum(length > border for border in borders_of(model.config))
+
+    @classmethod
+    def anew(cls, model: PreTrainedModel, length: int) -> bool:
+        """Tell whether the last token has crossed a border."""
+        return length - 1 in borders_of(model.config)
+
+
+class RereadRows(GroupedRows):
+    """Rows in groups of one length, of which every token is sampled from the text read anew.
+
+    For models whose cache gives other numbers than the text without it.
+    """
+
+    @classmethod
+    def anew(cls, model: PreTrainedModel, length: int) -> bool:
+        """Return True: no cache is used twice."""
+        return True
+
+
+def borders_of(config: PreTrainedConfig) -> set[int]:
+    """Return the lengths above which a model with LongRoPE takes other rotary factors."""
+    text = config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    by_layer = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return {
+        part.get("original_max_position_embeddings") or text.original_max_position_embeddings
+        for part in by_layer
+        if part.get("rope_type") == "longrope"
+    }
+
+
+def _grouped(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the numbers of equal keys together, in the order of their first."""
+    groups: dict[Hashable, list[int]] = {}
+    for i, key in enumerate(keys):
+        groups.setdefault(key, []).append(i)
+    return list(groups.values())
