@@ -9,14 +9,17 @@ them from their padding id where none are given. That difference is transformers
 import pytest
 import torch
 import transformers
+from tiny import tiny_tokenizer
 from tinymodels import Counter, numbers
 
-from igcore import PolicyError
+from igcore import ParameterError, PolicyError
+from igcore.critic.latent import encode
 from igcore.engine.agreement import CACHES, cache_for, fits
 from igcore.engine.grouped_rows import GroupedRows, RereadRows, SidedRows
-from igcore.engine.kv_cache import DynamicRows
+from igcore.engine.kv_cache import DynamicRows, forward
 from igcore.engine.local import LocalEngine
 from igcore.engine.prefix_cache import SharedRows
+from igcore.models.lm_scorer import Backbone
 
 BASE = dict(
     vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -351,3 +354,31 @@ def test_slower_paths_are_announced_once(caplog):
     with caplog.at_level("WARNING", "igcore"):
         cache_for(model), cache_for(model)
     assert caplog.text.count("BartForCausalLM decodes slower than others") == 1
+
+
+def test_a_critic_that_would_read_mixed_up_texts_is_refused():
+    """Bug: a critic learnt from padded rows of a model that counts padding as positions, or with
+    rotary factors of a longer text.
+    """
+    bart, long = made("bart", SEQ2SEQ), made("llama-long", LONGROPE)
+    encode(bart, [PROMPTS[0]] * 2, [[1, 2], [3]])
+    encode(long, PROMPTS[:2], [[1, 2], [3]])
+    for model, prompts, said in (
+        (bart, PROMPTS[:2], [[1], [2]]),
+        (long, PROMPTS[:2], [[1] * 3] * 2),
+    ):
+        with pytest.raises(
+            ParameterError, match="cannot read these 2 texts of up to .* in one pass"
+        ):
+            encode(model, prompts, said)
+
+
+def test_a_scorer_with_longrope_reads_each_text_alone():
+    """Bug: the score of a short text depended on a long one in its batch."""
+    model = made("llama-long", LONGROPE)
+    backbone = Backbone(model, tiny_tokenizer())
+    together = backbone.states(PROMPTS, [1] * 3)
+    for prompt, state in zip(PROMPTS, together, strict=True):
+        assert torch.equal(backbone.states([prompt], [1])[0], state)
+        hidden, _ = forward(model, input_ids=torch.tensor([prompt]), logits_to_keep=1)
+        torch.testing.assert_close(state, hidden[0, -1:])

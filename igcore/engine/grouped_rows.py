@@ -5,14 +5,16 @@ where transformers' own cache alone does not, and have the methods of
 `igcore.engine.kv_cache.DynamicRows`. They are slower than it.
 """
 
-from collections.abc import Hashable, Sequence
+import copy
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .kv_cache import DynamicRows, History, Places
+from .kv_cache import DynamicRows, History, Places, padded_keys
 
 
 @dataclass
@@ -42,12 +44,13 @@ class GroupedRows:
         cls, model: PreTrainedModel, prompts: Sequence[Sequence[int]], watch: int | None = None
     ) -> "GroupedRows":
         """Prefill prompts of one token or more, see `DynamicRows.open`."""
-        places: dict[int, tuple[DynamicRows, int]] = {}
-        for rows in _grouped([cls.group(model, len(prompt)) for prompt in prompts]):
-            part = DynamicRows.open(model, [prompts[row] for row in rows], watch)
-            places |= {row: (part, i) for i, row in enumerate(rows)}
-        in_order = [places[row] for row in range(len(prompts))]
-        return cls(model, [list(prompt) for prompt in prompts], in_order, watch)
+
+        def read(rows: list[int]) -> DynamicRows:
+            """Read some prompts together."""
+            return DynamicRows.open(model, [prompts[row] for row in rows], watch)
+
+        places = _placed([cls.group(model, len(prompt)) for prompt in prompts], read)
+        return cls(model, [list(prompt) for prompt in prompts], places, watch)
 
     @property
     def hidden(self) -> Tensor:
@@ -61,38 +64,38 @@ class GroupedRows:
 
     def gather(self, sources: Places, room: int = 0) -> "GroupedRows":
         """Copy rows of states of equal length, in this order; the sources do not change."""
-        sequences = [list(state.sequences[row]) for state, row in sources]
-        places = [state.places[row] for state, row in sources]
+        sequences = [state.sequences[row] for state, row in sources]
+        old = [state.places[row] for state, row in sources]
+
+        def copied(rows: list[int]) -> DynamicRows:
+            """Copy rows of one width."""
+            part: DynamicRows = old[rows[0]][0]
+            return part.gather([old[row] for row in rows])
+
         # rows of one group in several states have one padding only if they have one width
-        keys = [
-            (part.mask.shape[1], self.group(self.model, len(sequence)))
-            for (part, _), sequence in zip(places, sequences, strict=True)
-        ]
-        for rows in _grouped(keys):
-            part = places[rows[0]][0].gather([places[row] for row in rows])
-            for i, row in enumerate(rows):
-                places[row] = part, i
+        widths = [part.mask.shape[1] for part, _ in old]
+        groups = [self.group(self.model, len(sequence)) for sequence in sequences]
+        places = _placed(list(zip(widths, groups, strict=True)), copied)
         return replace(self, sequences=sequences, places=places)
 
     def step(self, going: Sequence[int], tokens: Sequence[int]) -> "GroupedRows":
         """Append one token to each row that goes on."""
         pairs = zip(going, tokens, strict=True)
         sequences = [[*self.sequences[row], token] for row, token in pairs]
-        before = [self.places[row] for row in going]
-        places = list(before)
+        old = [self.places[row] for row in going]
         anew = [self.anew(self.model, len(sequence)) for sequence in sequences]
-        for rows in _grouped(
-            [(id(part), new) for (part, _), new in zip(before, anew, strict=True)]
-        ):
-            part, of_part = before[rows[0]][0], [before[row][1] for row in rows]
-            if anew[rows[0]]:
-                past = part.past[of_part]
-                part = DynamicRows.open(self.model, [sequences[row] for row in rows], self.watch)
-                part.past = torch.cat([past, part.hidden[:, None]], dim=1)
-            else:
-                part = part.step(of_part, [tokens[row] for row in rows])
-            for i, row in enumerate(rows):
-                places[row] = part, i
+
+        def grown(rows: list[int]) -> DynamicRows:
+            """Append a token to rows of one part, or read them anew."""
+            part, of_part = old[rows[0]][0], [old[row][1] for row in rows]
+            if not anew[rows[0]]:
+                return part.step(of_part, [tokens[row] for row in rows])
+            new = DynamicRows.open(self.model, [sequences[row] for row in rows], self.watch)
+            new.past = torch.cat([part.past[of_part], new.hidden[:, None]], dim=1)
+            return new
+
+        parts = [id(part) for part, _ in old]
+        places = _placed(list(zip(parts, anew, strict=True)), grown)
         return replace(self, sequences=sequences, places=places)
 
     def read(self, tokens: Sequence[Sequence[int]]) -> "GroupedRows":
@@ -109,7 +112,19 @@ class GroupedRows:
     def history(self, rows: Sequence[int] | None = None, keys: bool = True) -> History:
         """Copy what a critic reads of these rows (by default all), with the KV cache if `keys`."""
         places = self.places if rows is None else [self.places[row] for row in rows]
-        return History.joined([part.history([row], keys) for part, row in places])
+        # as if all had been read together: padded on the left to one length
+        cache = copy.copy(places[0][0].cache)
+        cache.layers = [copy.copy(layer) for layer in cache.layers]
+        for i, layer in enumerate(cache.layers):
+            if getattr(layer, "keys", None) is not None:
+                of_rows = [(part.cache.layers[i], row) for part, row in places]
+                layer.keys = padded_keys([x.keys[row] for x, row in of_rows])
+                layer.values = padded_keys([x.values[row] for x, row in of_rows])
+        masks = [part.mask[row] for part, row in places]
+        mask = pad_sequence(masks, batch_first=True, padding_side="left")
+        past = torch.stack([part.past[row] for part, row in places])
+        whole = replace(places[0][0], cache=cache, mask=mask, past=past)
+        return whole.history(keys=keys)
 
 
 class SidedRows(GroupedRows):
@@ -154,9 +169,15 @@ def borders_of(config: PreTrainedConfig) -> set[int]:
     }
 
 
-def _grouped(keys: Sequence[Hashable]) -> list[list[int]]:
-    """Return the numbers of equal keys together, in the order of their first."""
+def _placed(
+    keys: Sequence[Hashable], read: Callable[[list[int]], DynamicRows]
+) -> list[tuple[DynamicRows, int]]:
+    """Return the places of rows, of which those with equal keys are read together."""
     groups: dict[Hashable, list[int]] = {}
-    for i, key in enumerate(keys):
-        groups.setdefault(key, []).append(i)
-    return list(groups.values())
+    for row, key in enumerate(keys):
+        groups.setdefault(key, []).append(row)
+    places: dict[int, tuple[DynamicRows, int]] = {}
+    for rows in groups.values():
+        part = read(rows)
+        places |= {row: (part, i) for i, row in enumerate(rows)}
+    return [places[row] for row in range(len(keys))]

@@ -76,31 +76,6 @@ class History:
         mask = torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         return cls(mask, hidden, middle, keys, values, prompts, owner)
 
-    @classmethod
-    def joined(cls, parts: Sequence["History"]) -> "History":
-        """Join the histories of single rows of one length n, whose prompts may differ in length."""
-
-        def stacked(name: str) -> Any:
-            """Return one tensor of all rows; of keys and values one for each layer."""
-            found = [getattr(part, name) for part in parts]
-            if isinstance(found[0], list):
-                return [torch.cat(layer) for layer in zip(*found, strict=True)]
-            return None if found[0] is None else torch.cat(found)
-
-        names = ("mask", "hidden", "middle", "keys", "values")
-        whole = cls(**{name: stacked(name) for name in names}, owner=list(range(len(parts))))
-        given = [(part.prompts, part.owner[0]) for part in parts if part.prompts is not None]
-        if given:
-            masks = [prompts.mask[row] for prompts, row in given]
-            keys = zip(*([x[row] for x in prompts.keys] for prompts, row in given), strict=True)
-            values = zip(*([x[row] for x in prompts.values] for prompts, row in given), strict=True)
-            whole.prompts = cls(
-                pad_sequence(masks, batch_first=True, padding_side="left"),
-                keys=list(map(padded_keys, keys)),
-                values=list(map(padded_keys, values)),
-            )
-        return whole
-
 
 @torch.inference_mode()
 def forward(

@@ -18,6 +18,7 @@ from os.path import commonprefix
 import numpy as np
 import torch
 
+from ..engine.grouped_rows import borders_of
 from ..engine.kv_cache import forward, padded, positions_of
 from ..errors import ParameterError
 from ..rendering import neutral
@@ -207,8 +208,10 @@ class Backbone:
         They are one (count, H) float32 for each sequence.
         """
         found = []
-        for at in range(0, len(sequences), self.batch):
-            batch, kept = (part[at : at + self.batch] for part in (sequences, counts))
+        # with LongRoPE the longest text of a batch decides how all are read
+        size = 1 if borders_of(self.model.config) else self.batch
+        for at in range(0, len(sequences), size):
+            batch, kept = (part[at : at + size] for part in (sequences, counts))
             ids, mask = padded(batch, self.model.device)
             hidden, _ = forward(
                 self.model,
