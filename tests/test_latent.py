@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from igcore import ParameterError
 from igcore.critic.latent import FEATURES, Latents, Source, latents, shape_of
+from igcore.engine.agreement import cache_for
 from igcore.engine.device import GIB
 from igcore.engine.local import LocalEngine
 
@@ -129,6 +130,7 @@ def test_layers_above_the_middle_one_are_not_run():
     stop the policy for ever.
     """
     model, ran = tiny("llama"), set()
+    cache_for(model)  # tried once, before anything is counted
     counters = [
         layer.register_forward_hook(lambda *_, i=i: ran.add(i))
         for i, layer in enumerate(model.get_decoder().layers)
@@ -142,6 +144,7 @@ def test_layers_above_the_middle_one_are_not_run():
 def test_a_prompt_is_encoded_once_for_all_its_responses():
     """Guards the time of training: five responses to a long prompt must not cost five prompts."""
     model = tiny("llama")
+    cache_for(model)  # tried once, before anything is counted
     with Counter(model) as count:
         read(model, [PROMPTS[2], PROMPTS[0], PROMPTS[2], PROMPTS[2]], [[1, 2]] * 4)
     assert count.tokens == 2 * 5 + 4 * 2  # two prompts padded to five tokens, four responses of two

@@ -129,11 +129,13 @@ def _error(model: PreTrainedModel, kind: Kind) -> float:
         state = branch.step(range(3), tokens)
         texts = [[*texts[row], token] for row, token in zip(rows, tokens, strict=True)]
         found.append((texts, _said(state.hidden, state.logits)))
-    alone = [_alone(model, text) for text in texts]  # which the earlier ones begin
+    ends = [(_alone(model, text), len(text)) for text in texts]  # which the earlier ones begin
     errors = []
     for texts, said in found:
-        for text, ours, whole in zip(texts, said, alone, strict=False):
-            expected = whole[len(text) - 1]
+        for text, ours, (whole, length) in zip(texts, said, ends, strict=False):
+            expected = whole[
+                len(text) - length - 1
+            ]  # from the end: a tuned prompt may stand before
             errors.append((ours - expected).norm() / (expected - expected.mean()).norm())
     return float(torch.stack(errors).nan_to_num(0, torch.inf).max())
 
