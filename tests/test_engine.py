@@ -178,7 +178,7 @@ def test_a_row_stops_at_its_end_token_and_costs_nothing_afterwards():
     """Guards EOS: the token is kept, nothing follows it, and no ended row takes a step."""
     model = MockModel()
     engine = LocalEngine(model, {EOS})
-    model.tokens_forwarded = 0  # it was tried once
+    model.forwarded.clear()  # it was tried once
     engine.open([[1], [2, 3]])
     block = engine.sample_block([0] * 20 + [1] * 20, numbers(40, 6))
     assert 0 < sum(block.ended) < 40

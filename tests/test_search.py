@@ -424,7 +424,7 @@ def test_forward_tokens_are_what_the_policy_reads(method, monkeypatch):
         )
         scorers = {"reward": LetterReward(), "cost": LetterCost(), "critic": LetterCritic()}
         cache_for(policy.model)  # tried once, before anything is counted
-        policy.model.tokens_forwarded = 0
+        policy.model.forwarded.clear()
         out = list(decode(method, Guard(policy, **scorers, config=config), ids(PROMPTS)))
         assert sum(r.counts.forward_tokens for r in out) == policy.model.tokens_forwarded
         assert all(r.counts.forward_tokens >= len(r.prompt) for r in out)

@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from ..errors import PolicyError, unknown_name
-from .device import out_of_memory
+from .device import device_of, out_of_memory
 from .grouped_rows import GroupedRows, RereadRows, SidedRows, borders_of
 from .kv_cache import DynamicRows, forward, padded, positions_of
 from .prefix_cache import SharedRows
@@ -25,11 +25,8 @@ Rows = SharedRows | DynamicRows | GroupedRows
 Kind = type[SharedRows] | type[DynamicRows] | type[GroupedRows]
 
 # how the KV cache may be kept; of its kinds the first that agrees is taken, the fastest first
-CACHES: dict[str, tuple[Kind, ...]] = {
-    "auto": (SharedRows, DynamicRows, SidedRows, GroupedRows, RereadRows),
-    "shared": (SharedRows,),
-    "dynamic": (DynamicRows, SidedRows, GroupedRows, RereadRows),
-}
+OWN: tuple[Kind, ...] = (DynamicRows, SidedRows, GroupedRows, RereadRows)  # transformers' own
+CACHES = {"auto": (SharedRows, *OWN), "shared": (SharedRows,), "dynamic": OWN}
 SLOW = {GroupedRows: "of one length", RereadRows: "of one length, anew for every token"}
 LEAST = -100.0  # log-probabilities below count as this one: some models forbid tokens
 # of float32 by `torch.get_float32_matmul_precision`, which users lower for speed
@@ -39,10 +36,8 @@ _TRIED: WeakKeyDictionary[nn.Module, dict[Kind, str]] = WeakKeyDictionary()
 log = logging.getLogger("igcore")
 
 
-def cache_for(model: PreTrainedModel, cache: str = "auto", of: nn.Module | None = None) -> Kind:
+def cache_for(model: PreTrainedModel, cache: str = "auto") -> Kind:
     """Return the first kind of rows of a cache, a key of `CACHES`, in which a model agrees.
-
-    What was found is kept for `of`, by default the model itself, as long as that lives.
 
     Raises
     ------
@@ -54,25 +49,24 @@ def cache_for(model: PreTrainedModel, cache: str = "auto", of: nn.Module | None 
     if cache not in CACHES:
         raise unknown_name("cache", cache, CACHES)
     for kind in CACHES[cache]:
-        if not (fault := _fault(model, kind, of)):
+        if not (fault := _fault(model, kind)):
             return kind
-    _TRIED.pop(model if of is None else of)  # what was wrong may be mended
+    _TRIED.pop(model)  # what was wrong may be mended
     raise PolicyError(fault)
 
 
-def fits(model: PreTrainedModel, of: nn.Module | None = None) -> bool:
+def fits(model: PreTrainedModel) -> bool:
     """Tell whether a model agrees in `SharedRows`; see `cache_for`."""
-    return not _fault(model, SharedRows, of)
+    return not _fault(model, SharedRows)
 
 
-def _fault(model: PreTrainedModel, kind: Kind, of: nn.Module | None) -> str:
+def _fault(model: PreTrainedModel, kind: Kind) -> str:
     """Return what is wrong with a kind of rows for a model, or nothing; models are tried once."""
-    tried = _TRIED.setdefault(model if of is None else of, {})
+    tried = _TRIED.setdefault(model, {})
     if kind not in tried:
         tried[kind] = _try(model, kind)
         if kind in SLOW and not tried[kind]:
-            name = type(model).__name__
-            log.warning("%s decodes slower than others: in groups of rows %s", name, SLOW[kind])
+            log.warning("%s decodes slowly: by groups of rows %s", type(model).__name__, SLOW[kind])
     return tried[kind]
 
 
@@ -142,7 +136,7 @@ def _error(model: PreTrainedModel, kind: Kind) -> float:
 
 def _alone(model: PreTrainedModel, text: Sequence[int]) -> Tensor:
     """Return what a model says after each token of a text that it reads alone, uncached."""
-    ids, mask = padded([text], model.device)
+    ids, mask = padded([text], device_of(model))
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions_of(mask)}
     hidden, logits = forward(model, None, **inputs, use_cache=False, logits_to_keep=0)
     check_finite(hidden)
