@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from classifierfiles import CHAT, DECODERS, ENCODERS, NARROW, assert_everywhere, chatted, save
+from classifierfiles import (
+    CHAT,
+    DECODERS,
+    ENCODERS,
+    NARROW,
+    assert_everywhere,
+    chatted,
+    encoder_tokenizer,
+    save,
+)
 from safetensors.torch import load_file, save_file
 from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded, renamed, without
 from tinymodels import GROUPED
@@ -45,8 +54,8 @@ def hub(tmp_path_factory):
 
 
 def load(folder, **options):
-    given = {"sign": COST, "dtype": "float32", "device": "cpu", "self_check": False}
-    return Classifier(repo=str(folder), **given | options).load()
+    given = {"sign": COST, "unit": "logit", "dtype": "float32", "device": "cpu"}
+    return Classifier(repo=str(folder), **given | {"self_check": False} | options).load()
 
 
 def exact_model(folder):
@@ -326,6 +335,70 @@ def test_a_text_longer_than_the_context_is_refused(hub):
         with pytest.warns(ScorerWarning, match=message):
             found = checked_score(scorer, ["p", "p"], texts, [True, True], Tally())
         assert np.isnan(found).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("trained_for", "unit", "advice"),
+    [
+        ("single_label_classification", "sigmoid", "give unit 'softmax', or problem_type"),
+        ("multi_label_classification", "softmax", "give unit 'sigmoid', or problem_type"),
+        ("single_label_classification", None, "unit is None, .* give unit 'softmax'"),
+        ("multi_label_classification", None, "unit is None, .* give unit 'sigmoid'"),
+        (None, None, "unit is None, .* problem_type None; give unit 'softmax'"),
+    ],
+)
+@pytest.mark.parametrize("family", ["qwen2", "bert"])
+def test_classes_are_read_as_they_were_trained(tmp_path, family, trained_for, unit, advice):
+    """Bug: the softmax of a model read by sigmoid, or the reverse, and a logit as a probability."""
+    save(tmp_path, family, 2, **({"problem_type": trained_for} if trained_for else {}))
+    options = {"labels": [1], "reads": "response", "unit": unit}
+    with pytest.raises(ParameterError, match=advice) as caught:
+        load(tmp_path, **options)
+    assert_one_sentence(str(caught.value))
+    if unit:
+        other = {"single": "multi", "multi": "single"}[trained_for.partition("_")[0]]
+        asked = load(tmp_path, **options, problem_type=f"{other}_label_classification")
+        assert asked.unit == "probability"
+    else:
+        assert load(tmp_path, **options, sign=REWARD).unit == "logit"
+
+
+def test_the_edge_of_a_context_whose_positions_begin_after_the_pad_id(tmp_path):
+    """Bug: RoBERTa failed at its own context, with ``index out of range in self``."""
+    folder = save(tmp_path, "roberta", max_position_embeddings=300)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["model_max_length"] = 10**6
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    scorer = load(folder, reads="response")
+    room = 300 - scorer.model.config.pad_token_id - 1
+    assert np.isfinite(scorer.score(["p"], ["a" * (room - 2)], [True])).all()
+    with pytest.raises(ParameterError, match=f"{room + 1} tokens, .* context of {room}; shorten"):
+        scorer.score(["p"], ["a" * (room - 1)], [True])
+
+
+@pytest.mark.parametrize("kind", ["FNet", "ConvBert"])
+def test_an_encoder_that_reads_its_padding(tmp_path, kind):
+    """Bug: a text had another number beside a longer one, and every guard abstained."""
+    settings = ENCODERS["bert"][1] | {"type_vocab_size": 2}
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForSequenceClassification")(
+        getattr(transformers, f"{kind}Config")(**settings, num_labels=1)
+    )
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.2)
+    tokenizer = encoder_tokenizer("bert")
+    tokenizer.model_input_names = ["input_ids", "token_type_ids"]
+    with quiet_transformers():
+        model.save_pretrained(tmp_path), tokenizer.save_pretrained(tmp_path)
+    scorer = load(tmp_path, reads="response")
+    together = scorer.score(*zip(*TEXTS, strict=True), [True] * len(TEXTS))
+    alone = [scorer.score([p], [r], [True])[0] for p, r in TEXTS]
+    assert together == pytest.approx(alone, abs=1e-5) and np.std(alone) > 1e-3
+    found = tokenizer([r for _, r in TEXTS], padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        padded = model.eval()(**found).logits[:, 0].numpy()
+    assert np.abs(padded - alone).max() > 1e-3  # it does read its padding
 
 
 def test_a_response_without_tokens(tmp_path):

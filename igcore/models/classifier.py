@@ -26,6 +26,7 @@ from .templates import TEMPLATES, TextFormat, check_chat
 ROLES = {COST: "cost", REWARD: "reward"}
 HEAD = "score.weight"  # of transformers' decoders: a linear head on the last token
 BATCH = 32
+MULTI = "multi_label_classification"
 
 
 def _number(unit: str, counted: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -57,7 +58,12 @@ class Classifier(Checkpoint):
     unit : str
         The number read from the logits z. Of classes that hold independently of each other:
         ``logit``, the highest z of those that count, or ``sigmoid``, its probability. Of classes
-        that exclude each other: ``softmax``, the probability of those that count together.
+        that exclude each other: ``softmax``, the probability of those that count together. By
+        default ``logit``; a cost with more than one class has no default.
+    problem_type : str, optional
+        ``single_label_classification`` where classes exclude each other, or
+        ``multi_label_classification``: what the model was trained for, if its configuration says
+        something else.
     text_format : str
         How a pair is written, a key of `igcore.models.templates.TEMPLATES`.
     reads : str
@@ -78,7 +84,8 @@ class Classifier(Checkpoint):
 
     sign: Annotated[str, one_of(ROLES)]
     labels: list[str | int] | None = None
-    unit: Literal["logit", "sigmoid", "softmax"] = "logit"
+    unit: Literal["logit", "sigmoid", "softmax"] | None = None
+    problem_type: Literal["single_label_classification", "multi_label_classification"] | None = None
     text_format: TextFormat = "chat"
     reads: Literal["pair", "response", "segments"] = "pair"
 
@@ -88,16 +95,17 @@ class Classifier(Checkpoint):
 
         text_format = self.text_format if self.reads == "pair" else "raw"
         check_chat(self.tokenizer, text_format, self.repo)
-        heads, classes = _heads_and_classes(self.folder)
+        heads, classes, trained_for = _heads_and_classes(self.folder)
         if heads:
             model, tensors = self.model(heads=heads)
         else:
             model, _ = self.model(AutoModelForSequenceClassification, num_labels=len(classes))
-        counted = self._counted(classes)
+        unit = self._unit(classes, self.problem_type or trained_for)
+        counted = self._counted(classes, unit)
         files = contents_of(self.folder)
         options = {
             "counted": counted,
-            "unit": self.unit,
+            "unit": unit,
             "text_format": text_format,
             "reads": self.reads,
             "dtype": self.dtype,
@@ -105,12 +113,12 @@ class Classifier(Checkpoint):
         identity = {
             "name": f"classifier:{Path(self.repo).name}-{ROLES[self.sign]}",
             "sign": self.sign,
-            "unit": "logit" if self.unit == "logit" else "probability",
+            "unit": "logit" if unit == "logit" else "probability",
             "digest": digest(files, self.texts, **options),
             "files": files,
         }
         special = TEMPLATES[text_format].special
-        number = partial(_number, self.unit, counted)
+        number = partial(_number, unit, counted)
         if not heads:
             return EncoderScorer(
                 model=model,
@@ -136,7 +144,19 @@ class Classifier(Checkpoint):
         """Return the text that a decoder reads."""
         return self.texts(prompt, response)[0]
 
-    def _counted(self, classes: list[str]) -> list[int]:
+    def _unit(self, classes: list[str], trained_for: str | None) -> str:
+        """Return the unit, or raise ``ParameterError`` where it is not that of these classes."""
+        usual, wrong = ("sigmoid", "softmax") if trained_for == MULTI else ("softmax", "sigmoid")
+        refused = [None] if self.sign == COST else []  # a logit is no probability
+        refused += [wrong] if trained_for else []
+        if len(classes) > 1 and self.unit in refused:
+            raise ParameterError(
+                f"unit is {self.unit!r}, but {self.repo} has {len(classes)} classes, problem_type "
+                f"{trained_for}; give unit {usual!r}, or problem_type if its configuration is wrong"
+            )
+        return self.unit or "logit"
+
+    def _counted(self, classes: list[str], unit: str) -> list[int]:
         """Return the indices of the classes that count, in ascending order."""
         known = dict(enumerate(classes))
         if not self.labels and len(classes) > 1:
@@ -147,7 +167,7 @@ class Classifier(Checkpoint):
             if label not in index:
                 raise ParameterError(f"label {label!r} is no class of {self.repo}: {known}")
         counted = sorted({index[label] for label in labels})
-        if self.unit == "softmax" and len(counted) == len(classes):
+        if unit == "softmax" and len(counted) == len(classes):
             raise ParameterError(f"unit 'softmax' needs a class that does not count, of {known}")
         return counted
 
@@ -158,8 +178,10 @@ def _scores(weight: torch.Tensor, number: Callable, hidden: torch.Tensor) -> tor
     return number(logits.double())
 
 
-def _heads_and_classes(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the key of a decoder's head, none of an encoder, and the names of the classes."""
+def _heads_and_classes(folder: Path) -> tuple[list[str], list[str], str | None]:
+    """Return the key of a decoder's head, none of an encoder, the names of the classes, and what
+    the configuration says that they were trained for.
+    """
     from transformers import AutoConfig
 
     found = tensors_of(folder, [HEAD])
@@ -169,7 +191,8 @@ def _heads_and_classes(folder: Path) -> tuple[list[str], list[str]]:
         config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **options
         )
-    return list(found), [config.id2label[i] for i in sorted(config.id2label)]
+    classes = [config.id2label[i] for i in sorted(config.id2label)]
+    return list(found), classes, config.problem_type
 
 
 @dataclass(frozen=True)
@@ -218,32 +241,37 @@ class EncoderScorer:
             pair = [neutral(self.tokenizer, text) for text in (prompt, response)]
             texts.append(self.texts(*pair))
         scores = np.empty(len(texts))
-        for rows in by_length(texts, BATCH):
-            scores[rows] = self._numbers([texts[row] for row in rows])
+        if not texts:
+            return scores
+        columns = [list(column) for column in zip(*texts, strict=True)]
+        read = self.tokenizer(*columns, add_special_tokens=self.special)
+        lengths = [len(ids) for ids in read["input_ids"]]
+        check_length(max(lengths), min(_room(self.model), self.tokenizer.model_max_length))
+        for rows in by_length(lengths, BATCH):
+            batch = {name: [ids[row] for row in rows] for name, ids in read.items()}
+            scores[rows] = self._numbers(batch)
         return scores
 
     @torch.inference_mode()
-    def _numbers(self, texts: list[tuple[str, ...]]) -> np.ndarray:
-        """Return the numbers of one batch of texts, (B,)."""
-        columns = [list(column) for column in zip(*texts, strict=True)]
-        # BERT counts positions from the left, whatever is masked there
-        padding = {"padding": True, "padding_side": "right", "return_tensors": "pt"}
-        batch = self.tokenizer(*columns, add_special_tokens=self.special, **padding)
-        longest = int(batch["attention_mask"].sum(1).max())
-        check_length(longest, min(context_of(self.model), self.tokenizer.model_max_length))
-        logits = self.model(**batch.to(self.model.device)).logits
-        return self.number(logits.double()).cpu().numpy()
+    def _numbers(self, batch: dict[str, list[list[int]]]) -> np.ndarray:
+        """Return the numbers of the ids and masks of B texts of one length, (B,)."""
+        device = self.model.device
+        tensors = {name: torch.tensor(rows, device=device) for name, rows in batch.items()}
+        return self.number(self.model(**tensors).logits.double()).cpu().numpy()
 
 
-def by_length(texts: Sequence[str | tuple[str, ...]], size: int) -> list[list[int]]:
-    """Return the indices of texts in batches of a size, the shortest first: little is padded.
+def _room(model) -> int:
+    """Return the most tokens that an encoder reads: some count positions from after the pad id."""
+    rooms = [context_of(model)]
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
+            rooms.append(len(part.weight) - part.padding_idx - 1)
+    return min(rooms)
 
-    A text may be in parts, which count together.
-    """
 
-    def length(row: int) -> tuple:
-        """Return the length of a text, and the text: equal lengths have an order too."""
-        return len("".join(texts[row])), texts[row]
-
-    order = sorted(range(len(texts)), key=length)
-    return [order[at : at + size] for at in range(0, len(order), size)]
+def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Return the indices of texts in batches of one length: some models read their padding."""
+    same: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        same.setdefault(length, []).append(row)
+    return [rows[at : at + size] for rows in same.values() for at in range(0, len(rows), size)]
