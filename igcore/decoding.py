@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +86,7 @@ def decode(
         When the policy's logits are not finite, or memory runs out for a single prompt.
     """
     resolved, how = guard.under(method), method_of(method)
-    check_seed(seed)
+    seed = check_seed(seed)
     policy, length = guard.policy, guard.config.max_new_tokens
     # all prompts are encoded first, so that a prompt that is too long is refused before any work
     pairs = encoded(policy, listed(prompts), length)
@@ -145,9 +146,9 @@ def encoded(
 def check_seed(seed: int) -> int:
     """Return a seed, or raise ``ParameterError`` unless it is a whole number."""
     # a seed is hashed as text, so 0, 0.0 and False would give three different answers
-    if not isinstance(seed, int) or isinstance(seed, bool):
+    if not isinstance(seed, Integral) or isinstance(seed, bool):
         raise ParameterError(f"seed is {seed!r}; it must be a whole number")
-    return seed
+    return int(seed)  # numpy has whole numbers, too
 
 
 def readers_of(guard: Guard) -> set[Any]:

@@ -72,6 +72,7 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
 
     @wraps(build)
     def init(self: Any, *values: Any, **named: Any) -> None:
+        values, named = plain(values), plain(named)
         try:
             build(self, *values, **named)
         except ValidationError as error:
@@ -81,6 +82,15 @@ def settings(cls: type | None = None, *, kw_only: bool = False) -> Any:
 
     setattr(checked, "__init__", init)  # noqa: B010, a plain assignment is no legal type
     return checked
+
+
+def plain(value: Any) -> Any:
+    """Return a value with numpy's numbers, alone or in lists and mappings, as those of Python."""
+    if type(value) is dict:
+        return {name: plain(part) for name, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain, value))
+    return value.item() if getattr(value, "ndim", 1) == 0 else value
 
 
 def _refusal(known: dict[str, Any], values: dict[str, Any], error: ValidationError) -> Exception:
@@ -104,7 +114,8 @@ def _refusal(known: dict[str, Any], values: dict[str, Any], error: ValidationErr
     of_field = [failure for failure in failures if failure["loc"][0] == place]
     allowed = get_args(known[name].annotation)
     if len(of_field) == 1 and of_field[0]["type"] == "literal_error":
-        return unknown_name(name, values[name], allowed)
+        names = [part for kind in allowed for part in get_args(kind) or (kind,)]
+        return unknown_name(name, values[name], [part for part in names if isinstance(part, str)])
     return _wrong_value(name, values[name], of_field, type(None) in allowed)
 
 

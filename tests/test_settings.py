@@ -1,11 +1,14 @@
 """Tests of settings: what pydantic checks, and the one sentence that a user reads."""
 
+import json
 from dataclasses import asdict, field, fields, replace
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
 
 from igcore import ParameterError, SearchConfig
+from igcore.decoding import check_seed
 from igcore.runs.decode_params import Settings
 from igcore.settings import (
     Count,
@@ -113,6 +116,21 @@ def test_a_missing_value_is_named_and_a_misspelt_name_explains_it():
 def test_numbers_stay_as_they_are():
     """Bug: a budget of 1 that becomes 1.0, so that a finished run is no longer recognised."""
     assert repr(Sampling(1).width) == "1" and repr(Sampling(1, threshold=2).threshold) == "2"
+
+
+def test_numbers_of_numpy_are_numbers():
+    """Bug: a budget of `numpy.quantile` decoded a group of prompts, and could not be written."""
+    made = Sampling(np.int64(1), np.int32(3), limit=np.uint8(2), parts={"a": {"b": [np.int64(4)]}})
+    assert json.loads(json.dumps(asdict(made))) == asdict(made)
+    assert made == Sampling(1, 3, limit=2, parts={"a": {"b": [4]}})
+    assert type(Sampling(np.quantile([1.0, 2.0], 0.5)).width) is float
+    assert check_seed(np.int64(7)) == 7 and type(check_seed(np.uint8(7))) is int
+    for wrong in (np.True_, np.float64(2), np.array([2])):
+        with pytest.raises(ParameterError, match="parameter count is"):
+            Sampling(1, wrong)
+    for wrong in (np.True_, True, 0.0, np.float64(1)):
+        with pytest.raises(ParameterError, match="seed is .*; it must be a whole number"):
+            check_seed(wrong)
 
 
 def test_settings_are_plain_dataclasses():
