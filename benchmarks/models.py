@@ -108,7 +108,7 @@ class Served(Models):
 
 def free(role: str) -> FunctionScorer:
     """Return a scorer that costs nothing: every text gets 0."""
-    return FunctionScorer(lambda text: 0.0, "free", "bench", SIGNS[role], with_prompt=False)
+    return FunctionScorer(lambda text: 0.0, "free", SIGNS[role], given="bench")
 
 
 def _models(policy: Policy, scorers: list, prompts: Callable[[int, int], list[str]]) -> Models:

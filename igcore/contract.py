@@ -7,17 +7,16 @@ text of the answer.
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ScorerWarning
+from .errors import ParameterError, PolicyError, ScorerError
 from .policy import PROBE
 from .scorers import Scorer, uncached
-from .scoring import Tally, checked_score
+from .scoring import Tally, asked_once, checked_score, warn
 
 # mild texts of several lengths and scripts, with and without an end; the empty one is a prefix, too
 TEXTS = (
@@ -62,14 +61,21 @@ class Contract:
 
     @classmethod
     def examined(cls, scorer: Scorer, tally: Tally) -> "Contract":
-        """Ask a scorer for fixed texts, each twice alone and twice in a batch."""
-        fresh, n = uncached(scorer), len(TEXTS)
-        alone = [one_by_one(fresh, TEXTS), one_by_one(fresh, TEXTS)]
-        batch = checked_score(fresh, [PROBE] * n, TEXTS, [True] * n)
-        reverse = checked_score(fresh, [PROBE] * n, TEXTS[::-1], [True] * n)[::-1]
+        """Ask a scorer for fixed texts, each twice alone and twice in a batch.
+
+        Raises
+        ------
+        ParameterError
+            When it fails on all of them.
+        ScorerError
+            When memory runs out for a single text.
+        """
+        alone = [_read(scorer, TEXTS, 1), _read(scorer, TEXTS, 1)]
+        batch = _read(scorer, TEXTS, len(TEXTS))
+        reverse = _read(scorer, TEXTS[::-1], len(TEXTS))[::-1]
         known = alone[0][np.isfinite(alone[0])]
-        if not len(known):  # it may read nothing like these texts; its failures are counted later
-            return cls(scorer, tally=tally)
+        if not len(known):
+            raise ParameterError(_refusal(scorer))
         rounding = ROUNDING * max(1.0, float(np.abs(known).max()))
         tolerance = max(SHARE * float(np.ptp(known)), rounding)
         contract = cls(scorer, tolerance=tolerance, tally=tally)
@@ -98,10 +104,41 @@ class Contract:
                 f"cost {self.scorer.name!r} depends on {dependence} it gave {a.flat[worst]:.6g} "
                 f"and {b.flat[worst]:.6g} for one text"
             )
-            warnings.warn(f"{problem}; its answers are not verified", ScorerWarning, stacklevel=2)
+            warn(f"{problem}; its answers are not verified")
         return replace(self, spread=spread, problem=problem)
 
 
-def one_by_one(scorer: Scorer, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Return the scores (n,) of texts, each asked alone; NaN where the scorer failed."""
-    return np.concatenate([checked_score(scorer, [PROBE], [text], [True]) for text in texts])
+def _read(scorer: Scorer, texts: Sequence[str], size: int) -> npt.NDArray[np.float64]:
+    """Return the scores (n,) of texts, asked in batches of a size; NaN where the scorer failed.
+
+    Raises
+    ------
+    ScorerError
+        When memory runs out for a single text.
+    """
+    from .engine.memory import halving  # here: it needs torch, and a function does not
+
+    def score(part: Sequence[str]) -> list[float]:
+        prompts, finished = [PROBE] * len(part), [True] * len(part)
+        scores: list[float] = checked_score(uncached(scorer), prompts, part, finished).tolist()
+        return scores
+
+    try:
+        return np.array(list(halving(texts, size, score)))
+    except PolicyError:
+        raise ScorerError(
+            f"memory ran out when {scorer.name!r} read a single short text; choose a smaller dtype "
+            "or another device for it"
+        ) from None
+
+
+def _refusal(scorer: Scorer) -> str:
+    """Return why a cost that has read none of the fixed texts is refused."""
+    text = TEXTS[2]
+    parts = [uncached(part) for part in getattr(scorer, "parts", [scorer])]
+    whys = [asked_once(part, [PROBE], [text], [True])[1] for part in parts]
+    why = next(filter(None, whys), "returned no finite number")
+    return (
+        f"cost {scorer.name!r} failed on all of {len(TEXTS)} short texts, and must have a number "
+        f"for any text: for {text!r} it {why}"
+    )

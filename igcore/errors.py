@@ -48,6 +48,15 @@ class RunError(IgcoreError):
     """A run folder cannot be read, written or trusted."""
 
 
+def said(error: BaseException) -> str:
+    """Return the type and the message of anybody's error, in one line."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # one that cannot even be written
+        message = "without a message"
+    return f"{type(error).__name__}: {message}"
+
+
 def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = "") -> ParameterError:
     """Return the error for an unknown name, with the nearest allowed name.
 

@@ -44,10 +44,11 @@ class Guard:
         A text or mapping is given to `igcore.load_policy`: a folder, a name of its table, a name on
         the hub, or a model in a server.
     cost : Scorer, callable, str, mapping or list
-        Higher is worse. A function takes the text of an answer, or the prompt and that text, and
-        returns a number. It is called for prefixes as well, and is recorded by its name and the
-        hash of its source. A text is a name of `igcore.SCORERS`, and so is the ``name`` of a
-        mapping, beside options. A list of costs is their maximum.
+        Higher is worse. A function takes ``response``, or ``prompt`` and ``response``, see
+        `igcore.scorers.of_function`, and returns a number. It is called for prefixes as well, and
+        is recorded by its name and the hash of all that it holds. A text is a name of
+        `igcore.SCORERS`, and so is the ``name`` of a mapping, beside options. A list of costs is
+        their maximum.
     reward : Scorer, callable, str or mapping, optional
         Higher is better. Without one, answers rank by the policy's own likelihood: the mean
         log-probability of their tokens, in nats.
@@ -79,7 +80,8 @@ class Guard:
     Raises
     ------
     ParameterError
-        For a scorer with the wrong sign, no budget, or a policy that cannot be loaded.
+        For a scorer with the wrong sign, a cost that has a number for none of some fixed texts, no
+        budget, or a policy that cannot be loaded.
     """
 
     policy: Policy

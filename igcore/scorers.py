@@ -15,10 +15,10 @@ An object with the members of `Scorer` can score many texts at once, and says mo
             return [shouting(response) for response in responses]
 """
 
-import hashlib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from inspect import Parameter, signature
 from pkgutil import resolve_name
 from typing import Any, Protocol, TypeGuard
 
@@ -26,6 +26,9 @@ from .errors import ParameterError
 
 COST, REWARD = "higher is worse", "higher is better"
 SIGNS = {"cost": COST, "reward": REWARD}
+# what a function calls the texts that it takes
+NAMES = {"prompt": ("prompt", "question"), "response": ("response", "answer", "completion", "text")}
+ROLES = {name: role for role, names in NAMES.items() for name in names}
 TextFunction = Callable[[str], float] | Callable[[str, str], float]
 
 
@@ -89,26 +92,48 @@ class FunctionScorer:
 
     Attributes
     ----------
-    digest : str
-        The sha256 of the function's source. What the function calls or reads is not in it.
-    with_prompt : bool
-        Whether it takes the prompt as well, first.
+    takes : tuple of str
+        What it takes by position, in this order: ``prompt``, ``response`` or both.
+    named : dict of str to str
+        What it takes by name: the name -> ``prompt`` or ``response``.
+    given : str
+        The digest that the user gave.
+    unknown : str
+        Why it has no digest, once it was asked for.
     """
 
-    function: Callable[..., float]
+    function: Callable[..., Any]
     name: str
-    digest: str
     sign: str
-    with_prompt: bool
+    takes: tuple[str, ...] = ("response",)
+    named: Mapping[str, str] = field(default_factory=dict)
     unit: str = "as the function returns it"
+    given: str = ""
+    unknown: str = ""
+
+    @cached_property  # when it is asked for: a function may hold a large model
+    def digest(self) -> str:
+        """What it is known by: its own ``digest``, or the hash of all that it holds.
+
+        See `igcore.runs.closure`; "" where nobody can tell what it holds from another.
+        """
+        own = self.given or getattr(self.function, "digest", "")
+        if isinstance(own, str) and own:
+            return own
+        found: str
+        found, self.unknown = resolve_name("igcore.runs.closure:known")(self.function)
+        return found
 
     def score(
         self, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
-    ) -> list[float]:
-        """Return one number per response."""
-        if self.with_prompt:
-            return [self.function(p, r) for p, r in zip(prompts, responses, strict=True)]
-        return [self.function(response) for response in responses]
+    ) -> list[Any]:
+        """Return what the function returns for each response."""
+        return [self._asked(p, r) for p, r in zip(prompts, responses, strict=True)]
+
+    def _asked(self, prompt: str, response: str) -> Any:
+        values = {"prompt": prompt, "response": response}
+        by_name = {name: values[role] for name, role in self.named.items()}
+        return self.function(*(values[role] for role in self.takes), **by_name)
 
 
 def as_scorer(scorer: Any, role: str) -> Scorer:
@@ -122,17 +147,17 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
     Raises
     ------
     ParameterError
-        For an unknown name, a function of more than two arguments, an object that is no scorer, or
-        one whose sign does not fit the role: a reward given as a cost would make the search prefer
-        the worst text.
+        For an unknown name, a function whose arguments say too little, an object that is no scorer,
+        or one whose sign does not fit the role: a reward given as a cost would make the search
+        prefer the worst text.
     """
     if isinstance(scorer, str | Mapping):
         scorer = resolve_name("igcore.models.registry:load_scorer")(scorer)
     elif isinstance(scorer, list) and role == "cost":
         costs = [as_scorer(cost, role) for cost in scorer]
         scorer = resolve_name("igcore.models.maximum:maximum_of")(costs)
-    elif callable(scorer) and not hasattr(scorer, "score"):
-        return of_function(scorer, role)
+    elif callable(scorer) and (isinstance(scorer, type) or not hasattr(scorer, "score")):
+        scorer = of_function(scorer, role)
     checked: Scorer = check_sign(scorer, role)
     return checked
 
@@ -140,7 +165,8 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
 def check_sign(scorer: Any, role: str) -> Any:
     """Return `scorer`, or raise ``ParameterError`` when it is no scorer for its role."""
     members = ("name", "digest", "sign", "unit", "score")
-    missing = [name for name in members if not hasattr(scorer, name)]
+    # of the class first: a function would be hashed to be asked for its digest
+    missing = [n for n in members if not (hasattr(type(scorer), n) or hasattr(scorer, n))]
     if missing:
         raise ParameterError(
             f"{role} {scorer!r} has no {', '.join(missing)}; give a function of a text, a name of "
@@ -154,25 +180,92 @@ def check_sign(scorer: Any, role: str) -> Any:
     return scorer
 
 
-def of_function(function: Callable[..., float], role: str) -> FunctionScorer:
-    """Return a function of one text (the response) or two (prompt, response) as a scorer."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
+def of_function(function: Callable[..., Any], role: str, digest: str = "") -> FunctionScorer:
+    """Return a function as a scorer.
+
+    Arguments are given by their names, see `NAMES`. One of another name is the response, two are
+    the prompt and the response.
+
+    Parameters
+    ----------
+    digest : str
+        What a run knows it by; by default its own ``digest``, or hash of all that it holds.
+
+    Raises
+    ------
+    ParameterError
+        For what is no function of one text, or does not say which text it takes.
+    """
+    inner = function.func if isinstance(function, partial) else function
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    if isinstance(function, type):
+        raise ParameterError(f"{role} {name} is a class; make an instance of it, such as {name}()")
+    takes: list[str] = []
+    named = {}
+    parameters = _parameters(function)
+    roles = _roles(parameters, f"{role} {name}")
+    for place, parameter in enumerate(parameters):
+        if parameter.name not in roles:
+            continue
+        # by its place only where all before it are given, too
+        if place == len(takes) and parameter.kind is not Parameter.KEYWORD_ONLY:
+            takes.append(roles[parameter.name])
+        else:
+            named[parameter.name] = roles[parameter.name]
+    return FunctionScorer(function, name, SIGNS[role], tuple(takes), named, given=digest)
+
+
+def _parameters(function: Callable[..., Any]) -> list[Parameter]:
+    """Return the parameters that may be given, but those that a partial has settled."""
+    response = Parameter("response", Parameter.POSITIONAL_ONLY)
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        own = signature(function, follow_wrapped=False).parameters
+        whole = signature(function).parameters
     except ValueError:  # a few built-in functions have no signature
-        parameters = []
-    required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if len(required) > 2 or any(p.kind is p.KEYWORD_ONLY for p in required):
+        return [response]
+    # a wrapper may take other arguments than what it wraps
+    known = own if ROLES.keys() & own.keys() else whole
+    settled = function.keywords if isinstance(function, partial) else {}
+    several = Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD
+    single = [p for name, p in known.items() if name not in settled and p.kind not in several]
+    kinds = [p.kind for p in known.values()]
+    if not single and kinds == [Parameter.VAR_KEYWORD]:
+        return [Parameter(role, Parameter.KEYWORD_ONLY) for role in NAMES]
+    return single or [response] * (Parameter.VAR_POSITIONAL in kinds)
+
+
+def _roles(parameters: Sequence[Parameter], what: str) -> dict[str, str]:
+    """Return which parameters are given: their names -> ``prompt`` or ``response``.
+
+    Raises
+    ------
+    ParameterError
+        When they do not say which text each of them takes.
+    """
+    needed = [p for p in parameters if p.default is p.empty]
+    known = {ROLES.get(p.name) for p in needed}
+    left = ROLES.keys() - {name for name, role in ROLES.items() if role in known}
+    optional = [p for p in parameters if p.name in left]
+    if not needed and not optional:
+        needed = list(parameters[:1])
+    # one of another name is known by its place
+    places = dict(zip([p.name for p in needed], list(NAMES)[-len(needed) :], strict=False))
+    roles = {p.name: ROLES.get(p.name, places.get(p.name, "")) for p in [*needed, *optional]}
+    clear = sorted(roles.values()) in (["prompt", "response"], ["response"])
+    for parameter in needed:
+        name = parameter.name
+        if name not in ROLES:  # nor may it be a list, or mean the other one, as response_text may
+            words = {ROLES[word] for word in name.lower().split("_") if word in ROLES}
+            clear &= parameter.kind is not Parameter.KEYWORD_ONLY
+            clear &= name.removesuffix("s") not in ROLES and (not words or roles[name] in words)
+    if not clear:
+        names = ", ".join(p.name for p in needed or parameters)
         raise ParameterError(
-            f"{role} {name} takes {len(required)} arguments; give a function of the response, or "
-            "of the prompt and the response"
+            f"{what} takes ({names}), which does not say what it is to be given; give a function "
+            "of one response (or answer, completion, text), or of prompt (or question) and "
+            "response, or an object whose score(prompts, responses, finished) returns a list"
         )
-    try:
-        source = inspect.getsource(function if hasattr(function, "__code__") else type(function))
-    except (OSError, TypeError):  # typed at a prompt, or built in: its name is all there is
-        source = name
-    digest = hashlib.sha256(source.encode()).hexdigest()
-    return FunctionScorer(function, name, digest, SIGNS[role], with_prompt=len(required) == 2)
+    return roles
 
 
 def keeps_cache(scorer: Scorer | None) -> TypeGuard[CachingScorer]:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import ScorerError, ScorerWarning
+from .errors import ScorerError, ScorerWarning, said
 from .pool import Pool, PooledScores
 from .scorers import Scorer, Scores, keeps_cache, reads_tokens, uncached
 
 if TYPE_CHECKING:
     from .contract import Contract
 
+# what a cost returns that is no number -> what to do
+REMEDIES: dict[type, str] = {
+    Awaitable: "await it in the cost, such as by asyncio.run",
+    Mapping: 'return the number in it, such as ["score"]',
+    str: "return float(...) of it",
+    Sized: 'score one text at a time and return one number, such as [0]["score"] of a pipeline',
+    object: "return a number, or True or False",
+}
 AT_LEAST = 100  # texts before a share of failures says something
 
 
@@ -56,9 +67,15 @@ class Tally:
                 f"failure_rate, which is {self.rate}"
             )
         if why:
-            warnings.warn(
-                f"scorer {name!r} {why}; the text counts as unsafe", ScorerWarning, stacklevel=2
-            )
+            warn(f"scorer {name!r} {why}; the text counts as unsafe")
+
+
+def warn(sentence: str) -> None:
+    """Warn of a scorer; where warnings are errors, raise ``ScorerError``."""
+    try:
+        warnings.warn(sentence, ScorerWarning, stacklevel=3)
+    except ScorerWarning:
+        raise ScorerError(sentence) from None
 
 
 def checked_score(
@@ -84,10 +101,10 @@ def checked_score(
     """
     if not len(responses):
         return np.zeros(0)
-    scores, why = _asked(scorer, prompts, responses, finished)
+    scores, why = asked_once(scorer, prompts, responses, finished)
     if why and len(responses) > 1:
         texts = zip(prompts, responses, finished, strict=True)
-        alone = [_asked(scorer, [p], [r], [f]) for p, r, f in texts]
+        alone = [asked_once(scorer, [p], [r], [f]) for p, r, f in texts]
         scores = np.concatenate([score for score, _ in alone])
         why = next((reason for _, reason in alone if reason), "")
     if tally:
@@ -95,7 +112,7 @@ def checked_score(
     return scores
 
 
-def _asked(
+def asked_once(
     scorer: Scores, prompts: Sequence[str], responses: Sequence[str], finished: Sequence[bool]
 ) -> tuple[np.ndarray, str]:
     """Return the scores of one call (n,) float64, NaN where not finite, and why it failed."""
@@ -103,18 +120,15 @@ def _asked(
     try:
         # lists of its own, which it may change without harm
         found = scorer.score(list(prompts), list(responses), list(finished))
-        # booleans are verdicts, and a list of them with numbers would convert without a word
-        listed = isinstance(found, list | tuple)
-        verdicts = listed and any(isinstance(x, bool | np.bool_) for x in found)
-        scores = np.asarray(found)
+        scores = _array(found)
+    except NoNumber as error:
+        return failed, str(error)
     except Exception as error:
         from .engine.device import out_of_memory  # here: it needs torch, and a function does not
 
         if out_of_memory(error):  # not the scorer's fault: the caller tries a smaller batch
             raise
-        return failed, f"raised {type(error).__name__}: {error}"
-    if verdicts or scores.dtype.kind not in "fiu":
-        return failed, f"returned {scores.ravel()[:1]} of type {scores.dtype}, which is no number"
+        return failed, f"raised {said(error)}"
     if scores.shape != failed.shape:
         return failed, f"returned scores of shape {scores.shape} for {len(responses)} texts"
     # as float64 first: a wider float may be finite and not fit
@@ -122,6 +136,44 @@ def _asked(
         scores = scores.astype(np.float64)
     known = np.isfinite(scores) & ~np.ma.getmask(found)  # a masked number is none
     return np.where(known, scores, np.nan), ""
+
+
+class NoNumber(ValueError):
+    """What a scorer returned is no number; the message says what would help."""
+
+
+def _array(found: Any) -> np.ndarray:
+    """Return the numbers that a scorer returned; raise `NoNumber` for anything else."""
+    if isinstance(found, list | tuple):
+        for value in found:
+            if inspect.iscoroutine(value):
+                value.close()  # Python would say that nobody awaited it
+        return np.array([_number(value) for value in found])
+    if hasattr(found, "detach"):  # a tensor, which may be of a type that numpy does not have
+        found = found.detach().cpu()
+        found = found.double() if found.is_floating_point() else found
+    scores = np.asarray(found)
+    if scores.dtype.kind not in "biuf":
+        raise _no_number(found)
+    return scores
+
+
+def _number(value: Any) -> float:
+    """Return a number as a float; true and false, and one alone in an array or tensor, are some."""
+    if np.ma.is_masked(value):
+        return math.nan
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", (0,))) == 1:
+        value = value.item()
+    if not isinstance(value, Real | Decimal):
+        raise _no_number(value)
+    return float(value)
+
+
+def _no_number(value: Any) -> NoNumber:
+    """Return the error for what is no number."""
+    remedy = next(remedy for kind, remedy in REMEDIES.items() if isinstance(value, kind))
+    shown = " ".join(f"{value!r:.60}".split())
+    return NoNumber(f"returned {shown} ({type(value).__name__}), which is no number; {remedy}")
 
 
 def checked_tokens(
@@ -164,7 +216,7 @@ def checked_tokens(
             alone = [checked_tokens(scorer, [p], [r], [s], tally) for p, r, s in texts]
             return [reading for (reading,) in alone]
         out = [([len(response)], [math.nan]) for response in responses]
-        why = f"raised {type(error).__name__}: {error}"
+        why = f"raised {said(error)}"
     if tally:
         # a text counts once, however many tokens it has
         worst = np.array([math.nan if math.isnan(sum(scores)) else 0.0 for _, scores in out])

@@ -88,7 +88,8 @@ class MockTokenizer:
     added_tokens_decoder = {}
 
     def __call__(self, text, add_special_tokens=True):
-        return {"input_ids": [LETTERS.index(c) for c in text]}
+        # any text has ids, as with a real tokenizer: other characters read as the last letter
+        return {"input_ids": [LETTERS.find(c) % len(LETTERS) for c in text]}
 
     def decode(self, tokens, skip_special_tokens, clean_up_tokenization_spaces):
         return "".join(LETTERS[t] for t in tokens if t != EOS)

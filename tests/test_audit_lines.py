@@ -5,7 +5,6 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from mockpolicy import LETTERS, LetterCost, LetterReward, mock_policy
 
@@ -19,7 +18,7 @@ from igcore.policy import Prompt
 from igcore.runs import records
 from igcore.runs.decode_params import Settings
 from igcore.runs.rescore import rescored
-from igcore.scoring import Tally, checked_score
+from igcore.scoring import Tally
 from igcore.verdict import Emission, judge, written
 
 PROMPTS = [Prompt(f"id{i}", text, "mock") for i, text in enumerate(["ab", "fed"])]
@@ -33,18 +32,6 @@ def beam(text, ends, cost=0.0, finished=False, accounting="peak", then=0.0):
 
 
 # --- reading scores -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("verdict", [False, np.False_])
-def test_a_verdict_among_numbers_is_no_cost(verdict):
-    """Bug: a classifier that says False, for unsafe, was given a cost of 0."""
-
-    class Mixed(LetterCost):
-        def score(self, prompts, responses, finished):
-            return [verdict if response == "b" else 0.5 for response in responses]
-
-    costs = checked_score(Mixed(), ["p", "p"], ["a", "b"], [True, True])
-    assert costs[0] == 0.5 and math.isnan(costs[1])
 
 
 # --- the safety state -----------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def test_the_judge_charges_as_the_safety_state_does(accounting):
 @pytest.mark.parametrize(
     "given",
     [
-        [math.nan], [math.inf], [-math.inf], [], [1.0, 1.0], 1.0, [[1.0]], None, ["1"], [True],
+        [math.nan], [math.inf], [-math.inf], [], [1.0, 1.0], 1.0, [[1.0]], None, ["1"], [b"1"],
         [1j], np.ma.array([1.0], mask=[True]), torch.tensor([math.nan]),
     ],
     ids=repr,
@@ -111,7 +111,9 @@ def test_the_judge_takes_one_finite_number_and_nothing_else(given):
     assert alone(Says(), "p", "t", True) == math.inf
 
 
-@pytest.mark.parametrize("given", [[1], (1.0,), np.float32([1]), torch.tensor([1.0])], ids=repr)
+@pytest.mark.parametrize(
+    "given", [[1], (1.0,), np.float32([1]), torch.tensor([1.0]), [True]], ids=repr
+)
 def test_the_judge_reads_numbers(given):
     class Says:
         def score(self, prompts, responses, finished):

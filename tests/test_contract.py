@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
 
-from igcore import Guard, SearchConfig, decode
+from igcore import Guard, ParameterError, ScorerError, SearchConfig, decode
 from igcore.contract import ROUNDING, SHARE, TEXTS, Contract
 from igcore.errors import ScorerWarning
 from igcore.policy import PROBE
@@ -113,19 +113,58 @@ def test_a_constant_cost_has_a_tolerance_for_rounding_alone():
     assert contract.tolerance == pytest.approx(300 * ROUNDING) and not contract.problem
 
 
-@pytest.mark.parametrize("raises", [True, False])
-def test_a_cost_that_cannot_read_the_fixed_texts_is_not_judged_by_them(raises):
-    """Guards scorers of one language or format: what they fail on in a run is counted there."""
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (lambda text: 1 / 0, "it raised ZeroDivisionError: division by zero"),
+        (lambda text: math.nan, "it returned no finite number"),
+        (lambda text: "0.3", r"it returned '0.3' \(str\), which is no number; return float"),
+        (lambda text: {"score": 1}, r'which is no number; return the number in it, such as \["sc'),
+        (lambda text: [{"score": 1}], r'score one text at a time and .* \[0\]\["score"\] of a pip'),
+        (lambda text: np.zeros(2), "score one text at a time and return one number"),
+        (lambda text: object, "return a number, or True or False"),
+    ],
+)
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_cost_that_reads_none_of_the_fixed_texts_is_refused(answer, sentence, listed):
+    """Bug: a guard was made whose every answer abstained, with warnings by the dozen."""
+    cost = [lambda text: 0.0, answer] if listed else answer
+    with warnings.catch_warnings(), pytest.raises(ParameterError, match=sentence) as caught:
+        warnings.simplefilter("ignore", ScorerWarning)
+        Guard(mock_policy(), cost, budget=1.0)
+    assert "failed on all of 7 short texts" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_async_cost_is_refused():
+    """Bug: coroutines that nobody awaits, and answers that all abstain."""
+
+    async def later(text):
+        return 0.0
+
+    with pytest.raises(ParameterError, match="await it in the cost, such as by asyncio.run"):
+        Guard(mock_policy(), later, budget=1.0)
+
+
+def test_a_cost_that_knows_nothing_of_the_empty_text_is_taken():
+    guard = Guard(mock_policy(), lambda text: len(text.strip("a")) / len(text), budget=9.0)
+    assert guard("ab").status == "verified_safe"
+
+
+def test_memory_that_runs_out_in_the_examination_is_halved():
+    """Bug: a raw error as the guard was made, of a scorer that reads three texts at a time."""
 
     class Narrow(LetterCost):
         def score(self, prompts, responses, finished):
-            if raises:
-                raise ValueError("not for this prompt")
-            return [math.nan] * len(responses)
+            if len(responses) > self.most:
+                raise MemoryError
+            return super().score(prompts, responses, finished)
 
-    contract, told = examined(Narrow())
-    assert (contract.spread, contract.tolerance, contract.problem) == (0.0, math.inf, "")
-    assert not told and contract.tally.asked == 0
+    cost = Narrow()
+    cost.most = 3
+    assert not Contract.examined(cost, Tally()).problem
+    cost.most = 0
+    with pytest.raises(ScorerError, match="^memory ran out when 'letters' read a single short"):
+        Contract.examined(cost, Tally())
 
 
 def test_one_fixed_text_that_fails_says_nothing():

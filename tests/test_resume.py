@@ -8,19 +8,24 @@ run; what cannot alter any is not.
 import json
 import re
 import shutil
+import threading
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model, tiny_tokenizer
 
-from igcore import folders, load_policy, search
+from igcore import Guard, RunError, folders, load_policy, search
 from igcore.engine import sampling
 from igcore.models import registry
 from igcore.runs import identity
 from igcore.runs.cli import differences
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
+from igcore.scorers import of_function
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}:"
 PROMPTS = ["one", "two words", "three", "a fourth", "five of them", "sixth"]
@@ -331,3 +336,81 @@ def test_files_that_were_loaded_are_on_record(world, stopped):
     names = {Path(path).name for path in opened}
     assert {"config.json", "tokenizer.json", "chat_template.jinja", "prompts.txt"} <= names
     assert any(name.startswith("model-00001") for name in names)
+
+
+# --- functions as scorers -------------------------------------------------------------------------
+
+
+def weighed(text, weight):
+    return weight * (sum(map(ord, text)) % 97) / 97
+
+
+@dataclass
+class Weighed:
+    weight: float
+
+    def __call__(self, completion):
+        return weighed(completion, self.weight)
+
+
+def closed(weight):
+    return lambda answer: weighed(answer, weight)
+
+
+def reading(weight):
+    """A function whose weight is a global of its own, as in a notebook."""
+    names = {"weighed": weighed, "WEIGHT": weight}
+    exec("def cost(text): return weighed(text, WEIGHT)", names)
+    return names["cost"]
+
+
+HOLDERS = {
+    "a partial": lambda weight: partial(weighed, weight=weight),
+    "an instance": Weighed,
+    "a closure": closed,
+    "a global": reading,
+}
+
+
+@pytest.mark.parametrize("kind", HOLDERS)
+def test_a_changed_function_starts_a_run_anew(kind, world, tmp_path, monkeypatch, capsys):
+    """Bug: the lines of the old weight were kept, because name and source were the same."""
+    found, told = [], []
+    for weight in (0.1, 0.1, 0.2):
+        monkeypatch.setitem(
+            registry.SCORERS, "mine", lambda w=weight: of_function(HOLDERS[kind](w), "cost")
+        )
+        run = decode_run(params(world, cost="mine", methods=["base"]), tmp_path / "run")
+        found.append({line["prompt"]: line["cost"] for line in run.lines})
+        told.append("parts.cost.digest" in capsys.readouterr().out)
+    assert told == [False, False, True]
+    assert found[0] == found[1]
+    assert all(found[2][prompt] == pytest.approx(2 * cost) for prompt, cost in found[0].items())
+
+
+def test_a_run_refuses_what_nobody_can_tell_from_another(world, tmp_path, monkeypatch):
+    """Guards the promise that a change starts a run anew; a guard in memory is made as ever."""
+    lock = threading.Lock()
+
+    def cost(text):
+        with lock:
+            return weighed(text, 0.1)
+
+    monkeypatch.setitem(registry.SCORERS, "mine", lambda: of_function(cost, "cost"))
+    settings = params(world, cost="mine", methods=["base"])
+    with pytest.raises(RunError, match="holds what .* 'v1', and change it with") as caught:
+        decode_run(settings, tmp_path / "run")
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+    Guard(load_policy(str(world / "model"), device="cpu"), cost, budget=1.0)
+    cost.digest = "v1"
+    assert decode_run(settings, tmp_path / "run").params["parts"]["cost"]["digest"] == "v1"
+    monkeypatch.setitem(registry.SCORERS, "mine", lambda: of_function(cost, "cost", "v2"))
+    assert decode_run(settings, tmp_path / "run").params["parts"]["cost"]["digest"] == "v2"
+
+
+def test_numbers_of_numpy_reach_the_record(world, tmp_path):
+    """Bug: a run decoded a group, and then could not write it."""
+    changes = dict(budget=np.quantile([1, 2, 3], 0.5, method="nearest"), seed=np.int64(3))
+    assert isinstance(changes["budget"], np.int64)
+    run = decode_run(params(world, methods=["base"], **changes), tmp_path / "run")
+    assert {(line["budget"], line["seed"]) for line in run.lines} == {(2, 3)}

@@ -2,6 +2,7 @@
 
 import ast
 import math
+from functools import partial, wraps
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import igcore
 from igcore import ParameterError, ScorerError, load_scorer
 from igcore.errors import ScorerWarning
 from igcore.models.registry import SCORERS, check_scorer, home_of, maker
+from igcore.scorers import as_scorer, of_function
 from igcore.scoring import Cached, Tally, checked_score
 
 
@@ -86,6 +88,114 @@ def test_a_scorer_that_fails_too_often_stops_the_run():
     tally = Tally(rate=0.25, asked=99, failed=25)
     tally.add(LetterCost(), good, "")
     assert (tally.asked, tally.failed) == (100, 25)
+
+
+def told(prompt, response):
+    return f"{response} after {prompt}"
+
+
+def swapped(response, prompt):
+    return f"{response} after {prompt}"
+
+
+def silent(function):
+    """A decorator that says nothing of the arguments itself."""
+
+    @wraps(function)
+    def inner(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return inner
+
+
+def turning(function):
+    """A decorator whose function takes its arguments the other way round."""
+
+    @wraps(function)
+    def inner(prompt, response):
+        return function(response, prompt)
+
+    return inner
+
+
+class Asked:
+    def __call__(self, completion, question):
+        return f"{completion} after {question}"
+
+    def about(self, *, answer, prompt):
+        return f"{answer} after {prompt}"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        told,
+        swapped,
+        silent(swapped),
+        turning(swapped),
+        Asked(),
+        Asked().about,
+        lambda a, b: told(a, b),
+        lambda instruction, text: told(instruction, text),
+        lambda question, reply: told(question, reply),
+        lambda text, prompt="nothing": told(prompt, text),
+        lambda scale=1, answer="", *, question: told(question, answer),
+        lambda **given: told(given["prompt"], given["response"]),
+        partial(lambda by, completion, question: told(question, completion), 2),
+        partial(lambda weight, response, prompt: told(prompt, response), weight=2),
+    ],
+)
+def test_arguments_are_given_by_their_names(function):
+    """Bug: a cost of (response, prompt) judged the prompt, and forbidden answers were verified."""
+    scorer = of_function(function, "cost")
+    assert scorer.score(["P", "Q"], ["A", "B"], [True] * 2) == ["A after P", "B after Q"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda text: text,
+        lambda t: t,
+        lambda t="": t,
+        lambda *texts: texts[0],
+        lambda answer, *_, **__: answer,
+        lambda *, completion: completion,
+        partial(lambda response, prompt: response if prompt == "fixed" else "?", prompt="fixed"),
+    ],
+)
+def test_a_function_of_the_response_alone(function):
+    assert of_function(function, "reward").score(["P"], ["A"], [True]) == ["A"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda response, x: 0,
+        lambda x, prompt: 0,
+        lambda text, answer: 0,
+        lambda prompt, question, text: 0,
+        lambda completion="", response="": 0,
+        lambda prompt: 0,
+        lambda user_prompt: 0,
+        lambda response_text, prompt_text: 0,
+        lambda completions: 0,
+        lambda prompts, answers, **_: 0,
+        lambda: 0,
+        lambda a, b, c: 0,
+        lambda response, *, weight: 0,
+        partial(lambda text: 0, text="fixed"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(function):
+    with pytest.raises(ParameterError, match=r"takes \(.*\), which does not say what it is to be"):
+        of_function(function, "cost")
+
+
+@pytest.mark.parametrize("kind", [dict, Shouting])
+def test_a_class_is_no_scorer(kind):
+    """Bug: a guard was made of a class, and all its answers abstained."""
+    with pytest.raises(ParameterError, match=f"{kind.__name__} is a class; make an instance of it"):
+        as_scorer(kind, "cost")
 
 
 def test_unknown_scorer_names_the_nearest():

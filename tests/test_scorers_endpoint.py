@@ -589,12 +589,23 @@ def test_requests_at_a_time_are_bounded():
 
 def test_an_endpoint_that_fails_makes_a_search_abstain():
     """Bug: answers emitted that no cost model has read, or a search that never ends."""
-    with served(lambda path, request: Reply("no", 401)) as (url, _), pytest.warns(ScorerWarning):
-        guard = ig.Guard(
-            mock_policy(), cost=options(url), budget=2, n_samples=2, block_size=2, max_new_tokens=4
-        )
-        answer = guard("ab")
-    assert answer.status == "abstained" and answer.reason == "scorer_error"
+    down = []
+    small = dict(budget=2, n_samples=2, block_size=2, max_new_tokens=4)
+
+    def answer(path, request):
+        return Reply("no", 401) if down else honest(path, request)
+
+    with served(answer) as (url, _):
+        guard = ig.Guard(mock_policy(), cost=options(url), **small)
+        down.append(True)
+        with pytest.warns(ScorerWarning):
+            found = guard("ab")
+        assert found.status == "abstained" and found.reason == "scorer_error"
+        with (
+            pytest.warns(ScorerWarning, match="401"),
+            pytest.raises(ig.ParameterError, match="failed on all of 7 short texts"),
+        ):
+            ig.Guard(mock_policy(), cost=options(url), **small)
 
 
 def test_a_server_whose_numbers_move_is_not_trusted():

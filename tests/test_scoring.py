@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from wordpolicy import last_word_cost
 
 from igcore import Guard, Prompt, ScorerError, SearchConfig, decode
 from igcore.checks import readings
+from igcore.contract import TEXTS
 from igcore.errors import ScorerWarning
 from igcore.scoring import Cached, Tally, checked_score, checked_tokens
 
@@ -35,6 +38,10 @@ def scored(answer, texts, tally=None):
     ).tolist()
 
 
+async def later():
+    return 0.5
+
+
 def nan(numbers):
     return [None if math.isnan(x) else x for x in numbers]
 
@@ -52,21 +59,24 @@ def nan(numbers):
         lambda texts: torch.tensor([1.0, 2.5]),
         lambda texts: np.ma.masked_array([1.0, 2.5], [False, False]),
         lambda texts: np.array([1, 2.5], dtype=np.longdouble),
+        lambda texts: torch.tensor([1.0, 2.5], dtype=torch.bfloat16, requires_grad=True),
+        lambda texts: [True, Fraction(5, 2)],
+        lambda texts: [np.True_, Decimal("2.5")],
+        lambda texts: [torch.tensor([True]), torch.tensor([[2.5]], requires_grad=True)],
+        lambda texts: [torch.tensor(1, dtype=torch.int8), torch.tensor(2.5, dtype=torch.float16)],
+        lambda texts: (np.array(1), np.array([2.5])),
     ],
 )
 def test_numbers_of_any_kind_are_numbers(answer):
+    """Bug: a yes-or-no cost, the first that a beginner writes, never gave a number."""
     assert scored(answer, ["a", "b"]) == [1.0, 2.5]
 
 
 WRONG = {
-    "boolean array": lambda texts: np.array([False] * len(texts)),
-    "boolean tensor": lambda texts: torch.tensor([False] * len(texts)),
-    "booleans": lambda texts: [False for _ in texts],
-    "numpy booleans": lambda texts: [np.False_ for _ in texts],
-    "booleans among numbers": lambda texts: [*[0.5] * (len(texts) - 1), False],
-    "a pair with a boolean": lambda texts: (False, *[0.5] * (len(texts) - 1)),
-    "masked booleans": lambda texts: np.ma.masked_array([False] * len(texts)),
     "texts": lambda texts: ["0.5" for _ in texts],
+    "tensors of two": lambda texts: [torch.zeros(2) for _ in texts],
+    "complex tensor": lambda texts: torch.zeros(len(texts), dtype=torch.complex64),
+    "awaited by nobody": lambda texts: [later() for _ in texts],
     "masked texts": lambda texts: np.ma.masked_array(["0.5"] * len(texts)),
     "nothing": lambda texts: None,
     "nones": lambda texts: [None for _ in texts],
@@ -83,6 +93,12 @@ WRONG = {
     "dates": lambda texts: np.array(["2020-01-01"] * len(texts), dtype="datetime64[D]"),
     "an exception": lambda texts: 1 / 0,
 }  # fmt: skip
+
+
+def test_verdicts_are_numbers():
+    """Bug: ``"a" in text or 0`` failed where it is True, and was fine where it is 0."""
+    for verdicts in ([True, 0], [np.True_, np.False_], np.array([True, False])):
+        assert scored(lambda texts, v=verdicts: v, ["a", "b"]) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("form", WRONG)
@@ -102,6 +118,7 @@ def test_what_is_no_number_per_text_is_unsafe_and_said(form, texts):
         # the numbers behind the mask look safe
         (lambda texts: np.ma.masked_array([0.5, 0, 0, 0], [0, 1, 1, 1]), [0.5, None, None, None]),
         (lambda texts: np.ma.masked_array([3, 0, 1, 0], [0, 1, 0, 1]), [3.0, None, 1.0, None]),
+        (lambda texts: [0.5, MISSING, np.ma.masked_array([0.0], [True]), 1], [0.5, None, None, 1]),
         # finite as a long double, and too large for a float
         (lambda texts: np.array([1, 2, 3, 4]) * np.longdouble("1e400"), [None] * 4),
         (lambda texts: np.float32([6e4, 1, 7e4, 0]).astype(np.float16), [6e4, 1, None, 0]),
@@ -139,6 +156,29 @@ def test_a_batch_that_is_too_large_for_a_scorer_is_no_failure():
     tally = Tally()
     found = scored(lambda texts: [0.5] if len(texts) == 1 else 1 / 0, ["a", "b"], tally)
     assert found == [0.5, 0.5] and tally.failed == 0
+
+
+class Wordless(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def wordless(texts):
+    raise Wordless
+
+
+def test_an_error_that_cannot_be_written_costs_its_text_alone():
+    """Bug: an exception whose message raises came through to the caller."""
+    with pytest.warns(ScorerWarning, match="raised Wordless: without a message; the text counts"):
+        assert nan(scored(wordless, ["a"], Tally())) == [None]
+
+
+def test_where_warnings_are_errors_a_failure_is_our_own():
+    """Bug: under ``python -W error`` the bare warning ended a run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ScorerError, match="'letters' raised .*; the text counts as unsafe"):
+            scored(lambda texts: 1 / 0, ["a"], Tally())
 
 
 def test_memory_that_runs_out_is_left_to_the_caller():
@@ -214,7 +254,8 @@ def test_a_scorer_that_fails_for_all_stops_a_run(method):
     """Guards baselines that never look at the cost, too: a broken cost model must not only mark
     every line.
     """
-    cost = Answering(lambda texts: [math.nan] * len(texts))
+    # the texts of an examination have numbers, or no guard would be made
+    cost = Answering(lambda texts: [0.0 if t in TEXTS[1:] else math.nan for t in texts])
     answered = []
     with pytest.raises(ScorerError, match=r"failed on 1\d\d of 1\d\d texts.*which is 0.5"):
         for answer in decode(method, guard(cost), prompts(60)):

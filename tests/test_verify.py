@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from docs.records import pack, verified
 from igcore import METHODS, Guard, ParameterError, decode, folders, load_policy
 from igcore.beams import method_of, settings_of
-from igcore.contract import Contract
+from igcore.contract import TEXTS, Contract
 from igcore.critic.network import Critic, save_critic
 from igcore.critic.training import CriticConfig, spec_of
 from igcore.models.policies import POLICIES, Known
@@ -316,7 +316,7 @@ def test_lines_of_a_cost_that_fails_hold():
         name = "failing"
 
         def score(self, prompts, responses, finished):
-            return [math.nan] * len(responses)
+            return [0.0 if text in TEXTS[1:] else math.nan for text in responses]
 
     config = Settings(budget=0.5, failure_rate=1.0, n_samples=2, block_size=3, max_new_tokens=6)
     scorers = dict(reward=MOCKS["vowels"], cost=Failing())

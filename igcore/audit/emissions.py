@@ -97,7 +97,7 @@ def alone(scorer: Any, prompt: str, text: str, finished: bool) -> float:
     try:
         given = scorer.score([prompt], [text], [finished])
         found = np.asarray(given)
-        readable = found.shape == (1,) and found.dtype.kind in "fiu" and np.isfinite(found[0])
+        readable = found.shape == (1,) and found.dtype.kind in "biuf" and np.isfinite(found[0])
         return float(found[0]) if readable and not np.any(np.ma.getmask(given)) else math.inf
     except Exception:  # whatever it is, this scorer calls no text safe
         return math.inf

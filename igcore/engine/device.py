@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ParameterError
+from ..errors import ParameterError, said
 
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -68,4 +68,4 @@ def out_of_memory(error: BaseException) -> bool:
     """Tell whether an error says that memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return "can't allocate memory" in str(error)  # on a CPU torch raises a plain RuntimeError
+    return "can't allocate memory" in said(error)  # on a CPU torch raises a plain RuntimeError

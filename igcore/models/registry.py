@@ -121,6 +121,7 @@ def load_scorer(scorer: str | Mapping) -> Scorer:
     loaded = maker(name)(**options)
     if hasattr(loaded, "load"):
         loaded = loaded.load()
+    getattr(loaded, "digest", "")  # now: a function may hold what its calls change
     # this module is part of a run's identity; __setattr__ of object also works on a frozen class
     object.__setattr__(loaded, "home", home_of(name))
     return loaded

@@ -45,11 +45,23 @@ def part_identity(part) -> dict:
     It is ``identity()`` where the part has one, else its name and digest; its files are added. A
     part that was defined in a notebook or in an installed package has no module to hash, so its
     source counts instead.
+
+    Raises
+    ------
+    RunError
+        For a function that holds what cannot be told from another.
     """
     if hasattr(part, "identity"):
         known = part.identity()
     else:
         known = {"name": part.name, "digest": part.digest}
+    for inner in getattr(part, "parts", (part,)):
+        if unknown := getattr(inner, "unknown", ""):
+            raise RunError(
+                f"scorer {inner.name!r} holds what nobody can tell from another ({unknown}), so a "
+                "run would not see it change; give the function a text as its attribute digest, "
+                "such as 'v1', and change it with what the function holds"
+            )
     if files := getattr(part, "files", None):
         known = known | {"files": dict(files)}
     if not _has_source(part):

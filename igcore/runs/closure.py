@@ -1,0 +1,143 @@
+"""The digest of a function with all that it holds, so that a changed one starts a run anew.
+
+It is the hash of a pickle in which what a user has defined counts by its content: a function by its
+bytecode, defaults, closure, the globals that it reads and its module with what that imports; a
+class by its members. A partial holds its arguments, and an object its state. What an installed
+package defines counts by name, and what has a text ``digest`` by that text. Sets and mappings count
+without their order, and nothing counts by its address, so another process finds the same digest.
+"""
+
+import dis
+import functools
+import hashlib
+import pickle
+import sys
+import types
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
+
+from ..errors import said
+from .identity import PACKAGE, code_of, source_of
+
+CODE = attrgetter(
+    *("co_code", "co_exceptiontable", "co_consts", "co_names", "co_varnames", "co_freevars"),
+    *("co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
+)
+READS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}  # a global, as Python's steps
+WRAPPERS = (
+    *(types.MethodType, staticmethod, classmethod, property),
+    *(functools.cached_property, type(functools.lru_cache(len))),
+)
+WRAPPED = ("__func__", "__self__", "__wrapped__", "fget", "func")  # what these hold
+
+
+def known(function: Any) -> tuple[str, str]:
+    """Return the digest of a function, 64 hex digits, and "".
+
+    Where it holds what has no content to be known by, such as a lock: "", and pickle's reason.
+    """
+    try:
+        return digest_of(function), ""
+    except Exception as error:  # pickle may run anybody's code
+        return "", said(error)
+
+
+def digest_of(value: Any) -> str:
+    """Return the digest of a value, 64 hex digits; raise whatever pickle raises."""
+    hashed = hashlib.sha256()
+    Contents(types.SimpleNamespace(write=hashed.update), protocol=4).dump(value)
+    return hashed.hexdigest()
+
+
+class Contents(pickle.Pickler):
+    """Pickles what a user has defined by its content, and nothing by its order or address."""
+
+    def persistent_id(self, value: Any) -> Any:
+        """Return what stands for a value of Python's own kinds; None if pickle knows it."""
+        if type(value) is str:  # else pickle would tell one text from two equal ones
+            return value.encode(errors="surrogatepass")
+        if type(value) in (set, frozenset):
+            return sorted(map(digest_of, value))
+        if type(value) is dict:
+            return [(name, value[name]) for name in sorted(value, key=digest_of)]
+        return None
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return what pickle writes of any other value."""
+        torch = sys.modules.get("torch")
+        if isinstance(digest := getattr(value, "digest", None), str) and digest:
+            held: Any = digest
+        elif isinstance(value, WRAPPERS):
+            held = [getattr(value, name, None) for name in WRAPPED]
+        elif torch and isinstance(value, torch.Tensor):
+            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            held = str(value.dtype), tuple(value.shape), flat.numpy()
+        elif isinstance(value, types.ModuleType):
+            held = value.__name__, sources(value.__name__)
+        elif is_installed(value):
+            return NotImplemented
+        elif isinstance(value, types.FunctionType):
+            held = content_of(value)
+        elif isinstance(value, types.CodeType):
+            held = CODE(value)
+        elif isinstance(value, type):
+            held = value.__qualname__, value.__bases__, members_of(value)
+        else:
+            return NotImplemented
+        return list, (), held  # as a state, which may lead back to the value
+
+
+def members_of(kind: type) -> dict[str, Any]:
+    """Return what a class defines, without what Python notes about it."""
+    names = [n for n in vars(kind) if not n.startswith("__") or callable(getattr(kind, n))]
+    return {name: vars(kind)[name] for name in names if name != "_abc_impl"}
+
+
+def content_of(function: types.FunctionType) -> list[Any]:
+    """Return what decides what a function does."""
+    names, read = function.__globals__, {}
+    steps = list(steps_of(function.__code__))
+    for step in steps:
+        if step.opname in READS and step.argval in names:
+            read[step.argval] = names[step.argval]
+        elif step.opname == "IMPORT_NAME":
+            read[step.argval] = sources(step.argval)
+    words = {step.argval for step in steps if isinstance(step.argval, str)}
+    for value in list(read.values()):
+        if isinstance(value, types.ModuleType) and sources(value.__name__):
+            read |= {f"{value.__name__}.{w}": vars(value)[w] for w in words & vars(value).keys()}
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    defaults = function.__defaults__, function.__kwdefaults__
+    return [function.__code__, defaults, vars(function), cells, read, sources(function.__module__)]
+
+
+def steps_of(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """Yield the steps of code and of the functions in it."""
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from steps_of(constant)
+
+
+def is_installed(value: Any) -> bool:
+    """Say whether pickle finds a class or function by name, in Python or an installed package."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    imported = sys.modules.get(module)
+    if name is None or not getattr(imported, "__spec__", None):  # none of a script or notebook
+        return False
+    if module.partition(".")[0] != PACKAGE and source_of(module):
+        return False
+    try:  # not a function within a function, nor one that `exec` has made
+        return attrgetter(name)(imported) is value
+    except AttributeError:
+        return False
+
+
+def sources(module: str | None) -> dict[str, str]:
+    """Return the digests of a user's module and of those that it imports; none of a script."""
+    # a script or notebook is known by what its functions read: the rest of it is no matter
+    if module in (None, "__main__") or module.startswith(f"{PACKAGE}.") or not source_of(module):
+        return {}
+    found = code_of(module).items()
+    return {name: code for name, code in found if not f"{name}.".startswith(f"{PACKAGE}.")}
