@@ -27,8 +27,6 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 from igcore.errors import IgcoreError
 from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept

@@ -161,7 +161,7 @@ def test_the_folder_and_the_changed_profile_are_plain_names(name):
 
 
 @pytest.mark.parametrize("kind", ["critic", "decode", "examples", "judge"])
-@pytest.mark.parametrize("run", ["decode-$(touch X)", "decode-a.b", ".", "", "a\0b", 5, None])
+@pytest.mark.parametrize("run", ["decode-$(touch X)", "decode-a.b", ".", "", 5, None])
 def test_a_bad_name_of_a_run_of_any_kind_is_refused_with_its_file(tmp_path, kind, run):
     """Bug: a command in the name of a critic's run, which the shell would find in the path of its
     notebook.
@@ -264,9 +264,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(content, tmp_path):
     path = tmp_path / "mine/decode-a.yaml"
     path.parent.mkdir()
     path.write_bytes(content) if content is not None else path.mkdir()
-    with pytest.raises(
-        ParameterError, match="decode-a.yaml cannot be read .*; it must be a mapping"
-    ) as caught:
+    with pytest.raises(ParameterError, match="decode-a.yaml cannot be read [(]") as caught:
         ParamFiles("mine", base=tmp_path).runs()
     assert "\n" not in str(caught.value)
 
@@ -283,3 +281,28 @@ def test_a_file_that_no_reader_can_take_is_one_sentence(tmp_path, capsys, value)
     notebook = str(tmp_path / "none.ipynb")
     assert cli.main(["run", notebook, str(tmp_path / "out.ipynb"), "-f", str(file)]) == 1
     assert "decode-a.yaml cannot be read" in capsys.readouterr().err
+
+
+def test_a_grid_is_bounded(tmp_path):
+    """Bug: ten settings of ten values each, expanded without end."""
+    grid = {f"x{i}": list(range(10)) for i in range(10)}
+    given = {"profile": "paper", "run": "decode-a", "grid": grid, "points": {"a": {}, "b": {}}}
+    files = ParamFiles("paper", base=folder(tmp_path, **{"decode-a": given}))
+    with pytest.raises(ParameterError, match="make 20000000000 runs, and may make 10000; give"):
+        files.runs()
+
+
+@pytest.mark.parametrize("limit", [0, None, "16", -4])
+def test_a_share_of_nothing_is_left_to_the_notebook(tmp_path, limit):
+    """Bug: a ZeroDivisionError, and a TypeError, of a limit that no notebook takes."""
+    given = {"profile": "paper", "run": "decode-a", "limit": limit, "hardest": 2}
+    files = ParamFiles("paper", limit=8, base=folder(tmp_path, **{"decode-a": given}))
+    assert files.runs()["decode-a"]["limit"] == limit
+
+
+@pytest.mark.parametrize("changes", [{"evry": {"seed": 1}}, {"every": 3}, {"critic": ["limit"]}])
+def test_changes_are_of_files_that_there_are(changes):
+    """Bug: a misspelt kind changed nothing, and a number ended in a traceback."""
+    name = next(iter(changes))
+    with pytest.raises(ParameterError, match=f"unknown change, .*: '{name}'; .* every, examples"):
+        ParamFiles("paper", changes)

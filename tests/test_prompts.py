@@ -289,7 +289,7 @@ def test_only_the_prompts_of_a_list(write):
     assert load_prompts(chosen) == known[3:9]
     assert load_prompts(chosen, limit=2) == known[3:5]
     for content, part in (
-        ("0" * 16, "holds '0000000000000000', which is no id of a prompt of this set and split"),
+        ("0" * 16, "line 1 of .* holds no id of a prompt of this set and split"),
         ("# none", "holds no id of a prompt of this set and split"),
         (b"\xff\xfe\xff", "cannot be read"),
     ):
@@ -297,6 +297,16 @@ def test_only_the_prompts_of_a_list(write):
             load_prompts({"name": "mild", "only": str(write("bad.txt", content))})
     with pytest.raises(ParameterError, match="give a text file with the id of a prompt"):
         load_prompts({"name": "mild", "only": "there/is/none.txt"})
+
+
+def test_a_list_of_prompts_shows_nothing_of_a_file_that_is_none(write):
+    """Bug: a params file of somebody else printed a line of any file of this computer."""
+    known = load_prompts("mild")[0].id
+    other = write("other.txt", f"# notes\n{known}\nmy key is 1234\n")
+    with pytest.raises(ParameterError) as caught:
+        load_prompts({"name": "mild", "only": str(other)})
+    assert str(caught.value).startswith(f"line 3 of {other} holds no id")
+    assert "1234" not in str(caught.value)
 
 
 def test_split_without_prompts(write):

@@ -194,12 +194,13 @@ def _only(prompts: list[Prompt], file: str) -> list[Prompt]:
             f"option only is {file!r}, and {path} cannot be read ({why}); give a text file with "
             "the id of a prompt in every line"
         ) from why
-    ids = {line.partition("#")[0].strip() for line in lines} - {""}
-    unknown = ids - {prompt.id for prompt in prompts}
-    if unknown or not ids:
-        held = f"{min(unknown)!r}, which is no id" if unknown else "no id"
+    ids = [line.partition("#")[0].strip() for line in lines]
+    known = {"", *(prompt.id for prompt in prompts)}
+    wrong = next((n for n, id_ in enumerate(ids, start=1) if id_ not in known), 0)
+    if wrong or not any(ids):
+        where = f"line {wrong} of {path}" if wrong else path  # not its text: it may be any file
         raise ParameterError(
-            f"{path} holds {held} of a prompt of this set and split; choose another split or file"
+            f"{where} holds no id of a prompt of this set and split; choose another split or file"
         )
     return [prompt for prompt in prompts if prompt.id in ids]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
+from ..report.yamlfile import read_yaml
 from . import read
 
 VERDICTS = ("faithful", "repaired", "option", "not run")
@@ -37,7 +37,7 @@ def contradictions(params: Path) -> list[str]:
         if row["files"] and not files:
             found.append(f"{row['printed']}: no file of {params} is called {row['files']}")
         for path in files:
-            settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+            settings = read_yaml(path)
             for name, value in zip(row["setting"].split(), wanted, strict=True):
                 has = _value(settings, name)
                 if has != value:

@@ -5,7 +5,6 @@ correction is over these alone; every other comparison is exploratory. The file 
 before its runs start, and a file that was edited since decides nothing.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,16 +12,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-import yaml
 
 from ..beams import METHODS
 from ..errors import ParameterError, RunError, unknown_name
 from ..files import replace_file
+from ..folders import file_digest
 from ..models.prompts import SPLITS, split_of
 from ..settings import Budget, Count, FolderName, Options, Positive, one_of, settings
 from . import paired
 from . import statistics as metrics
 from .load import COLUMNS, SETTINGS
+from .yamlfile import read_yaml
 
 MOST = 5  # primary claims: each one more makes all others harder to resolve
 VERDICTS = {
@@ -143,19 +143,18 @@ def load_claims(path: Path) -> ClaimsFile:
         When it cannot be read, or names a column, method, split, regime, arm, outcome or test that
         there is not.
     """
+    form = "it must have seen, regimes and claims"
+    parts = read_yaml(path, form)
     try:
-        content = path.read_bytes()
-        parts = dict(yaml.safe_load(content).items())
         seen = str(parts["seen"])
         regimes = {name: Regime(**part) for name, part in parts["regimes"].items()}
         for regime in regimes.values():
             replace(regime, **regime.pilot)  # checks its values
         claims = {name: Claim(**part) for name, part in parts["claims"].items()}
-    except (OSError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ParameterError(
-            f"the claims of {path} cannot be read ({type(error).__name__}: {reason}); it must have "
-            "seen, regimes and claims"
+            f"the claims of {path} cannot be read ({type(error).__name__}: {reason}); {form}"
         ) from error
     if not 0 < len(claims) <= MOST:
         raise ParameterError(f"{path} has {len(claims)} claims; name 1 to {MOST}")
@@ -171,7 +170,7 @@ def load_claims(path: Path) -> ClaimsFile:
         for label in (claim.arm, claim.reference):
             if label not in regimes[claim.regime].arms:
                 raise unknown_name(f"arm of claim {name!r}", label, regimes[claim.regime].arms)
-    return ClaimsFile(path, hashlib.sha256(content).hexdigest(), seen, regimes, claims)
+    return ClaimsFile(path, file_digest(path), seen, regimes, claims)
 
 
 def _check_arm(where: str, arm: Mapping[str, Any]) -> None:
@@ -179,7 +178,7 @@ def _check_arm(where: str, arm: Mapping[str, Any]) -> None:
     for column in arm:
         if column not in (*COLUMNS, *SETTINGS):
             raise unknown_name(f"column of {where}:", column, (*COLUMNS, *SETTINGS))
-    if arm.get("method") not in METHODS:
+    if arm.get("method") not in list(METHODS):
         raise unknown_name(f"method of {where}:", arm.get("method"), METHODS)
 
 

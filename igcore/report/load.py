@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,9 @@ def _folders(base: Path, pattern: str) -> list[Path]:
 
     ``*`` leaves out those of `APART`.
     """
-    found = sorted(path.parent for path in base.glob(f"{pattern}/params.json"))
+    # of names alone: a pattern of a path would lead out of the folder
+    every = sorted(path.parent for path in base.glob("*/params.json"))
+    found = [folder for folder in every if fnmatchcase(folder.name, pattern)]
     return [folder for folder in found if pattern != "*" or not folder.name.startswith(APART)]
 
 

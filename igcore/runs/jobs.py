@@ -20,6 +20,7 @@ from ..files import locked, replace_file
 from ..models.registry import SCORERS, home_of
 from ..paper import swept
 from ..provenance import versions
+from ..report.yamlfile import read_yaml
 from .identity import code_of, notebook_code
 from .paramfiles import ParamFiles
 
@@ -55,13 +56,7 @@ def configured(config: Mapping) -> dict:
             )
     if not config.get("with"):
         return {}
-    try:
-        return dict(yaml.safe_load(Path(config["with"]).read_text(encoding="utf-8")).items())
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ParameterError(
-            f"{config['with']!r} after with= cannot be read ({' '.join(str(error).split())}); "
-            "name a file with a mapping of settings"
-        ) from error
+    return read_yaml(str(config["with"]), "name a file with a mapping of settings after with=")
 
 
 def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> str:

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import yaml
-
 from ..errors import IgcoreError
 from ..files import replace_file
+from ..report.yamlfile import read_yaml
 from .cluster import Need
 from .paramfiles import ParamFiles
 from .plan import Job, jobs
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--tokens-per-second", type=float)
     given = parser.parse_args(arguments)
-    changes = yaml.safe_load(given.changes.read_text(encoding="utf-8")) if given.changes else {}
+    changes = read_yaml(given.changes) if given.changes else {}
     files = ParamFiles(given.folder, changes, given.limit)
     speeds = measured(Path("runs") / files.profile)
     needs = {name: asdict(need) for name, need in needs_of(files, speeds, given.tokens_per_second)}

@@ -6,17 +6,20 @@ The names of files and runs are checked here. A setting's value is checked where
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ..errors import ParameterError
+from ..errors import ParameterError, unknown_name
+from ..report.yamlfile import read_yaml
 from ..settings import check_name
 
 OUTPUT = ("tables", "figures", "ablations")  # kinds of files that name no run
+DECODED = ("decode", "regime", "examples")  # of notebook 30
+KINDS = ("every", *OUTPUT, *DECODED, "critic", "judge")
+MOST_RUNS = 10_000  # that the grid and the points of one file may make
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class ParamFiles:
     Raises
     ------
     ParameterError
-        For a folder or profile that `igcore.config.check_name` refuses.
+        For a folder or profile that `igcore.settings.check_name` refuses, and for changes of
+        another form.
     """
 
     folder: str
@@ -49,9 +53,12 @@ class ParamFiles:
     base: Path = Path("params")
 
     def __post_init__(self):
-        """Refuse names that no folder can have."""
+        """Refuse names that no folder can have, and changes of what there is not."""
         check_name("the folder of params", self.folder)
         check_name("profile", self.profile)
+        for kind, settings in self.changes.items():
+            if kind != "profile" and (kind not in KINDS or not isinstance(settings, dict)):
+                raise unknown_name("change, or one that is no mapping:", kind, ("profile", *KINDS))
 
     @property
     def profile(self) -> str:
@@ -74,13 +81,7 @@ class ParamFiles:
         """
         file = Path(file)
         check_name(f"the name of {file} without .yaml", file.stem)
-        try:
-            settings = dict(yaml.safe_load(file.read_text(encoding="utf-8")).items())
-        except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise ParameterError(
-                f"{file} cannot be read ({reason}); it must be a mapping of settings"
-            ) from error
+        settings = read_yaml(file)
         home = file.parent.name
         if settings.get("profile") != home:
             raise ParameterError(
@@ -104,9 +105,10 @@ class ParamFiles:
             See `read`.
         """
         settings = self.read(file)
-        if self.limit and settings.get("hardest"):  # not where a whole set is answered
-            share = settings["hardest"] / settings["limit"]
-            settings |= {"limit": self.limit, "hardest": round(self.limit * share)}
+        hardest, limit = settings.get("hardest"), settings.get("limit")
+        # not where a whole set is answered, nor where the notebook will refuse them
+        if self.limit and all(type(number) is int and number > 0 for number in (hardest, limit)):
+            settings |= {"limit": self.limit, "hardest": round(self.limit * hardest / limit)}
         return settings
 
     def points(self, file: Path | str) -> Iterator[tuple[str, dict]]:
@@ -139,7 +141,7 @@ class ParamFiles:
 
     def decoded(self) -> list[Path]:
         """Return all files of notebook 30, also those of examples and regimes."""
-        return [file for kind in ("decode", "regime", "examples") for file in self.files(kind)]
+        return [file for kind in DECODED for file in self.files(kind)]
 
     def _made(self, files: Iterable[Path]) -> dict[str, dict]:
         """Return the settings of all runs of these files, by name.
@@ -173,8 +175,8 @@ def runs_of(settings: Mapping, file: object) -> Iterator[tuple[str, dict]]:
     Raises
     ------
     ParameterError
-        When the name of a run is not allowed, a point makes such a name, or grid or points have
-        another form.
+        When the name of a run is not allowed, a point makes such a name, grid or points have
+        another form, or there are more than `MOST_RUNS`.
     """
     shared = dict(settings)
     check_name(f"run of {file}", shared.get("run"))
@@ -191,6 +193,12 @@ def runs_of(settings: Mapping, file: object) -> Iterator[tuple[str, dict]]:
         raise ParameterError(
             f"points of {file} is {named!r}; give each a name and its settings, such as "
             "strict: {strict: true}"
+        )
+    many = math.prod(map(len, [named, *lists]))
+    if many > MOST_RUNS:
+        raise ParameterError(
+            f"grid and points of {file} make {many} runs, and may make {MOST_RUNS}; give them "
+            "fewer values, or divide them among several files"
         )
     for (name, own), *values in itertools.product(named.items(), *lists):
         of_grid = dict(zip(grid, values, strict=True))
