@@ -172,21 +172,25 @@ def test_a_params_file_comes_through_papermill_as_it_is(path):
 @pytest.mark.parametrize(
     ("name", "single", "missing"),
     [
-        ("20_train_critic", {"seed": 1}, "profile"),
-        ("30_decode", {"seed": 1}, "budget"),
-        ("40_tables", {"pattern": "a*"}, "profile"),
-        ("60_judge", {"seed": 1}, "profile"),
+        ("20_train_critic", {"seed": 7}, "run"),
+        ("30_decode", {"seed": 7}, "budget"),
+        ("40_tables", {"pattern": "a*"}, "figures"),
+        ("60_judge", {"seed": 7}, "run"),
     ],
 )
-def test_single_settings_ask_for_a_whole_params_file(name, single, missing):
-    """Bug: `-p seed 1` alone decoded the sample of continuous integration with another seed, into
-    its folder.
+def test_single_settings_change_what_the_notebook_sets(name, single, missing, capsys):
+    """Bug: `-p seed 7` alone was "parameter budget is missing"; that must not come: a params
+    file, which names its profile, that gets the example's values for what it leaves out.
     """
+    kind = CLASSES.get(name, "output")
+    own = notebook_params(kind, told(name, {}))
+    assert notebook_params(kind, told(name, single)) == replace(own, **single)
+    assert f"changed: {next(iter(single))}; all else is as this" in capsys.readouterr().out
     with pytest.raises(ParameterError) as caught:
-        notebook_params(CLASSES.get(name, "output"), told(name, single))
+        notebook_params(kind, told(name, single | {"profile": "mine"}))
     sentence = str(caught.value)
     assert sentence.startswith(f"parameter {missing} is missing; it has no default")
-    assert "papermill takes a whole params file with -f" in sentence
+    assert "values without a profile, by -p, change what the notebook sets" in sentence
 
 
 def test_by_hand_the_cell_that_ran_last_counts():

@@ -35,6 +35,16 @@ def test_tables_want_every_shard_and_only_one_sharding(tmp_path):
         runs.load_runs("x", tmp_path)
 
 
+@pytest.mark.parametrize("pattern", ["/etc/*", "../*", "a**", "", "nothing"])
+def test_a_pattern_is_of_names(tmp_path, monkeypatch, pattern):
+    """Bug: a NotImplementedError and a ValueError of the library, and runs of another profile."""
+    for name in ("runs/x/run", "runs/y/run"):
+        with folders.open_run(tmp_path / name, {"run": "run"}) as run:
+            run.append({"method": "base", "prompt_id": "0"})
+    with pytest.raises(RunError, match="there is no run in"):
+        runs.load_runs("x", tmp_path / "runs/x", pattern)
+
+
 def test_lines_come_in_one_order_however_a_run_was_cut(tmp_path):
     """Bug: bootstrap intervals of a run in shards that differ in their third digit from those of
     the run in one piece.
@@ -173,7 +183,8 @@ def test_compare_and_errors_of_the_command_line(tmp_path, capsys):
 
 def written_notebook(folder, source):
     """Return a notebook with a cell of parameters and one with this source."""
-    cells = [nbformat.v4.new_code_cell("# Parameters\nn = 1"), nbformat.v4.new_code_cell(source)]
+    cells = [nbformat.v4.new_code_cell("# Parameters\nn = 1\nrun = shard = m = None")]
+    cells.append(nbformat.v4.new_code_cell(source))
     cells[0].metadata["tags"] = ["parameters"]
     book = nbformat.v4.new_notebook(cells=cells)
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "", "language": "python"}

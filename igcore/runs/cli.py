@@ -1,18 +1,19 @@
 """The command line: ``igcore run``, ``igcore verify``, ``igcore compare`` and ``igcore audit``."""
 
 import argparse
+import ast
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..audit.cli import add_audit
-from ..errors import IgcoreError, RunError, needs
-from ..folders import changes, comparable, key, read
+from ..errors import IgcoreError, ParameterError, RunError, needs, unknown_name
+from ..folders import changes, comparable, key, read, writing
+from ..report.yamlfile import parsed, read_yaml
 from .paramfiles import ParamFiles, runs_of
 from .scope import TOLERANCE, UNCHECKED
 
@@ -24,6 +25,7 @@ With --replay all only that passes which an honest run would have left under the
 params.json: one with fewer prompts or methods, with another value of a setting without influence on
 its methods, or with those last digits of perplexity and kl that another batch gives. Seconds, names
 of profile and run, times of files, commit, processor and time are never certified."""
+REMEDY = "; choose one in JupyterLab, or `python -m ipykernel install --user --name NAME`"
 OPTIONS = "name or {name: ..., option: ...} in the place of the record's"
 Result = tuple[list[str], list[str]]  # lines to print when all holds, and problems
 
@@ -61,13 +63,10 @@ def differences(a: Sequence[dict], b: Sequence[dict], tolerance: float = 0.0) ->
     return found
 
 
-def _named(text: str) -> str | dict:
-    """Read a name, or a mapping of a name and its options."""
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        value = None
-    if not isinstance(value, str | dict):
+def _named(text: str) -> str | dict | list:
+    """Read a name, a mapping of a name and its options, or a list of costs."""
+    value = parsed(text, text)
+    if not isinstance(value, str | dict | list):
         raise ValueError(text)
     return value
 
@@ -128,40 +127,101 @@ def _run(notebook: Path, output: str, params: Path | None, given: list[list[str]
     for imports, so the runs of a file share one.
     """
     papermill = needs("papermill", "notebooks")
+    own = {name: parsed(text, f"-p {name} {text!r:.100}") for name, text in given}
+    values = read_yaml(params) if params else dict(own)
+    about, source = _read(notebook)
+    if len(own) < len(given):
+        raise ParameterError("a parameter is given by -p twice; give each once")
+    if values or own:
+        values = _taken(values, own, source, notebook, params)
+    spec = about.get("kernelspec", {})
+    kernel_name, language = spec.get("name", "python3"), spec.get("language", "python")
     written = []
     try:
-        values = yaml.safe_load(params.read_text(encoding="utf-8")) if params else {}
-        if not isinstance(values, dict):
-            raise ValueError("it must be a mapping of settings")
-        own = {name: yaml.safe_load(value) for name, value in given}
-        about = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]
-        with _one_kernel(about.get("kernelspec", {}).get("name", "python3")) as kernel:
-            for run, settings in _runs(values, params, output):
+        with _one_kernel(kernel_name, notebook) as kernel:
+            for run, settings in _runs(values, params or notebook, output):
                 path = Path(output.replace("{run}", run))
-                path.parent.mkdir(parents=True, exist_ok=True)
-                papermill.execute_notebook(
-                    notebook, path, settings | own, km=kernel, progress_bar=False,
-                    stdout_file=sys.stdout, stderr_file=sys.stderr,
-                )  # fmt: skip
+                with writing(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    papermill.execute_notebook(
+                        notebook, path, settings | own, km=kernel, progress_bar=False,
+                        kernel_name=kernel_name, language=language,
+                        stdout_file=sys.stdout, stderr_file=sys.stderr,
+                    )  # fmt: skip
                 written.append(f"{path} is complete")
     except papermill.PapermillExecutionError as error:  # its text holds a whole traceback
-        raise RunError(f"{error.evalue} ({error.ename}; {path} shows where)") from None
+        raise RunError(f"{_failure(error)} ({error.ename}; {path} shows where)") from None
     except KeyboardInterrupt:
         raise RunError(
             "stopped; every finished line is kept, and the same command goes on from there"
         ) from None
-    except IgcoreError:  # of a grid, which is a ValueError, too
-        raise
-    except (OSError, ValueError, KeyError, RecursionError, yaml.YAMLError) as error:
-        raise RunError(f"{params or notebook} cannot be read: {plain(str(error))}") from None
+    except RuntimeError as error:  # of the kernel's client
+        raise RunError(f"{notebook} stopped ({error}); see whether memory ran out") from None
     return written, []
 
 
-@contextmanager
-def _one_kernel(name: str) -> Iterator[Any]:
-    """Yield the manager of a kernel that the first notebook starts, and stop the kernel."""
-    from jupyter_client.manager import KernelManager  # papermill has it
+def _failure(error: Any) -> str:
+    """Return what a cell said when it failed, or where it failed without a word."""
+    if error.evalue:
+        return " ".join(error.evalue.split())
+    (*_, line) = ["1", *re.findall(rf"Cell In\[{error.exec_count}\], line (\d+)", str(error))]
+    statement = error.source.splitlines()[int(line) - 1].strip()
+    return f"cell {error.exec_count}, line {line}: {statement}"
 
+
+def _read(notebook: Path) -> tuple[dict, str | None]:
+    """Return the metadata of a notebook, and its cell of parameters, None where there is none."""
+    try:
+        found = json.loads(notebook.read_text(encoding="utf-8"))
+        cells = [c for c in found["cells"] if "parameters" in c["metadata"].get("tags", ())]
+        return dict(found["metadata"]), "".join(cells[0]["source"]) if cells else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise RunError(f"notebook {notebook} cannot be read ({why}); check its path") from None
+
+
+def _taken(
+    values: dict, own: dict, source: str | None, notebook: Path, params: Path | None
+) -> dict:
+    """Return the values of a params file; without one those of the notebook's cell under `own`.
+
+    papermill only warns of a value that no cell takes, and the notebook's own would run.
+    """
+    if source is None:
+        raise ParameterError(
+            f"{notebook} has no cell with the tag 'parameters', so it takes no values; give the "
+            "tag to the cell that sets them (JupyterLab: Property Inspector), or give no values"
+        )
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:  # of another language: what it sets is not known here
+        return values
+    known = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for name in (values | own).keys() - {"grid", "points"}:
+        if name not in known:
+            raise unknown_name(f"parameter of {notebook}", name, known)
+    if params and "profile" in known - values.keys():
+        raise ParameterError(
+            f"{params} sets no profile; a params file is whole, and -p alone changes single values"
+        )
+    if params:
+        return values
+    written: dict[str, Any] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with suppress(ValueError):  # a value that the cell computes stays as it is
+                written[node.targets[0].id] = ast.literal_eval(node.value)
+    return written | values
+
+
+@contextmanager
+def _one_kernel(name: str, notebook: Path) -> Iterator[Any]:
+    """Yield the manager of a kernel that the first notebook starts, and stop the kernel."""
+    from jupyter_client.kernelspec import find_kernel_specs  # papermill has it
+    from jupyter_client.manager import KernelManager
+
+    if name not in find_kernel_specs():
+        raise unknown_name(f"kernel of {notebook}", name, find_kernel_specs(), REMEDY)
     clients = []
 
     class Manager(KernelManager):
@@ -182,10 +242,10 @@ def _one_kernel(name: str) -> Iterator[Any]:
             kernel.shutdown_kernel(now=True)
 
 
-def _runs(values: dict, params: Path | None, output: str) -> list[tuple[str, dict]]:
+def _runs(values: dict, params: Path, output: str) -> list[tuple[str, dict]]:
     """Return name and settings of every run of a params file."""
-    if not {"grid", "points"} & values.keys():
-        return [(str(values.get("run", "")), values)]
+    if not {"grid", "points"} & values.keys() and "{run}" not in output:
+        return [("", values)]
     runs = list(runs_of(values, params))
     if len(runs) > 1 and "{run}" not in output:
         raise RunError(

@@ -81,7 +81,8 @@ def notebook_params(kind: str, namespace: Mapping) -> Any:
     ----------
     kind : str
         A key of `PARAMS`. The notebook's own cell is a small example: what a params file leaves out
-        gets the default of its class in `PARAMS`, never the example's value.
+        gets the default of its class in `PARAMS`, never the example's value. Values without a
+        profile are no whole file, but single changes of the example, see `notebook_parameters`.
     namespace : mapping
         ``globals()`` of the notebook, in the cell after the parameters.
 
@@ -96,22 +97,26 @@ def notebook_params(kind: str, namespace: Mapping) -> Any:
         return checked(**notebook_parameters(namespace))
     except MissingParameter as error:
         raise ParameterError(
-            f"{error}: papermill takes a whole params file with -f, and single settings that "
-            "change it with -p"
+            f"{error}: a params file names all that a run needs; values without a profile, by -p, "
+            "change what the notebook sets"
         ) from None
 
 
 def notebook_parameters(namespace: Mapping) -> dict:
     """Collect what the cell that ran last of those that begin with ``# Parameters`` sets.
 
-    papermill's cell runs after the notebook's own. By hand, the notebook's own cell runs alone,
-    edited and rerun as often as one likes. Where a kernel keeps no history of its cells (nbval),
-    collect all plain data in the namespace under a lower-case name instead.
+    papermill's cell runs after the notebook's own, which stays under values that name no profile:
+    papermill was given single settings. By hand, the notebook's own cell runs alone, edited and
+    rerun as often as one likes. Where a kernel keeps no history of its cells (nbval), collect all
+    plain data in the namespace under a lower-case name instead.
     """
     sources = [source for source in namespace.get("In", ()) if source.startswith("# Parameters")]
     if sources:
         values: dict = {}
         exec(sources[-1], {}, values)
+        if len(sources) > 1 and "profile" not in values:
+            print(f"changed: {', '.join(values)}; all else is as this notebook sets it")
+            exec("\n".join(sources[-2:]), {}, values)
         return values
     plain = (bool, int, float, str, list, dict, type(None))
     return {

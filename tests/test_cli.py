@@ -1,0 +1,98 @@
+"""Tests of ``igcore run``: which values reach a notebook, and what its errors name."""
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from igcore.runs import cli
+
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+CELL = "# Parameters\nprofile = 'ci'\nrounds = 2\nweight: float = 0.5\nhalf = weight / 2"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def notebook(place, *sources, tag="parameters", kernel=KERNEL):
+    """Write a notebook whose first cell has a tag, and return its name."""
+    cells = [new_code_cell(source) for source in sources]
+    cells[0].metadata["tags"] = [tag] if tag else []
+    metadata = {"kernelspec": kernel} if kernel else {}
+    nbformat.write(new_notebook(cells=cells, metadata=metadata), place / "n.ipynb")
+    return "n.ipynb"
+
+
+def refused(capsys, *arguments):
+    """Return the one line that a command ends with."""
+    assert cli.main(["run", *arguments]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len([line for line in said if line.startswith("error: ")]) == 1
+    return said[-1].removeprefix("error: ")
+
+
+def test_values_that_no_cell_takes_are_refused(place, capsys):
+    """Bug: a notebook that had lost its tag ran its own sample instead of the params file; and a
+    misspelt name changed nothing.
+    """
+    name = notebook(place, CELL, tag="")
+    said = refused(capsys, name, "o.ipynb", "-p", "rounds", "3")
+    assert "n.ipynb has no cell with the tag 'parameters', so it takes no values" in said
+    name = notebook(place, CELL)
+    (place / "p.yaml").write_text("profile: x\nround: 3\n")
+    for given in (["-p", "round", "3"], ["-f", "p.yaml"]):
+        said = refused(capsys, name, "o.ipynb", *given)
+        assert "unknown parameter of n.ipynb 'round'; did you mean 'rounds'" in said
+    (place / "p.yaml").write_text("rounds: 3\n")
+    said = refused(capsys, name, "o.ipynb", "-f", "p.yaml")
+    assert said.startswith("p.yaml sets no profile; a params file is whole, and -p alone")
+    assert not (place / "o.ipynb").exists()
+
+
+def test_single_values_change_what_the_notebook_sets(place, capsys):
+    """Bug: of notebook 30 with one value changed, "parameter budget is missing"."""
+    look = "print('seen:', profile, rounds, weight, half)"
+    seen = (
+        "from igcore.runs.params import notebook_parameters\nprint(notebook_parameters(globals()))"
+    )
+    name = notebook(place, CELL, look, seen)
+    assert cli.main(["run", name, "o.ipynb", "-p", "rounds", "3", "-p", "profile", "mine"]) == 0
+    printed = capsys.readouterr().out
+    assert "seen: mine 3 0.5 0.25" in printed
+    assert "{'profile': 'mine', 'rounds': 3}" in printed.replace(", 'weight': 0.5", "")
+    assert nbformat.read(place / "o.ipynb", as_version=4).cells[1].source.startswith("# Parameters")
+
+
+def test_a_bare_assertion_is_named_by_its_cell_and_line(place, capsys):
+    """Bug: "error:  (AssertionError; o.ipynb shows where)", without a word."""
+    name = notebook(place, CELL, "x = 1\n\nassert rounds > 2", kernel=None)
+    said = refused(capsys, name, "o.ipynb", "-p", "rounds", "1")  # which has no kernel's name
+    assert said == "cell 3, line 3: assert rounds > 2 (AssertionError; o.ipynb shows where)"
+
+
+def test_errors_name_what_is_wrong(place, capsys):
+    """Bug: a missing notebook, an unknown kernel and an output that cannot be written were all
+    "params/x.yaml cannot be read".
+    """
+    (place / "p.yaml").write_text("profile: x\n")
+    (place / "broken.ipynb").write_text('{"cells": [')
+    (place / "other.ipynb").write_text('{"worksheets": []}')
+    for path in ("gone.ipynb", "broken.ipynb", "other.ipynb"):
+        said = refused(capsys, path, "o.ipynb", "-f", "p.yaml")
+        assert said.startswith(f"notebook {path} cannot be read (") and "p.yaml" not in said
+    name = notebook(place, CELL, kernel=KERNEL | {"name": "my-venv"})
+    said = refused(capsys, name, "o.ipynb", "-f", "p.yaml")
+    assert said.startswith("unknown kernel of n.ipynb 'my-venv'; allowed: ")
+    name = notebook(place, CELL)
+    for path in ("p.yaml/o.ipynb", "/proc/nowhere/o.ipynb"):
+        said = refused(capsys, name, path, "-f", "p.yaml")
+        assert said.startswith(f"cannot write in {path} (")
+    said = refused(capsys, name, "o.ipynb", "-p", "rounds", "3", "-p", "rounds", "4")
+    assert said == "a parameter is given by -p twice; give each once"
+    said = refused(capsys, name, "{run}/o.ipynb", "-p", "profile", "x")
+    assert said.startswith("run of n.ipynb is None, which cannot name a folder")
+    for value in ("010", "a: b: c", "*x"):
+        said = refused(capsys, name, "o.ipynb", "-p", "rounds", value)
+        assert said.startswith(f"-p rounds {value!r} cannot be read (line 1: ")
