@@ -75,7 +75,7 @@ def unknown_name(kind: str, name: object, allowed: Iterable[str], hint: str = ""
     near = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.5)
     guess = f" did you mean {near[0]!r}?" if near else ""
     return ParameterError(
-        f"unknown {kind} {name!r:.100};{guess} allowed: {', '.join(allowed)}{hint}"
+        f"unknown {kind} {name!r:.100};{guess} allowed: {', '.join(allowed) or 'none'}{hint}"
     )
 
 

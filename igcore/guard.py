@@ -47,8 +47,8 @@ class Guard:
         Higher is worse. A function takes ``response``, or ``prompt`` and ``response``, see
         `igcore.scorers.of_function`, and returns a number. It is called for prefixes as well, and
         is recorded by its name and the hash of all that it holds. A text is a name of
-        `igcore.SCORERS`, and so is the ``name`` of a mapping, beside options. A list of costs is
-        their maximum.
+        `igcore.SCORERS` or ``module:function``, and so is the ``name`` of a mapping, beside
+        options. A list of costs is their maximum.
     reward : Scorer, callable, str or mapping, optional
         Higher is better. Without one, answers rank by the policy's own likelihood: the mean
         log-probability of their tokens, in nats.
@@ -243,13 +243,13 @@ def as_policy(policy: PolicyLike) -> Policy:
     )
 
 
-def check_reward(name: str, method: Method, guard: Guard) -> None:
+def check_reward(name: str, method: Method, guard: Any) -> None:
     """Refuse a method that needs a reward model where there is none."""
     # the critics predict a reward, and ARGS weighs one against single tokens
     own_search = method.search != Method.search
     if guard.reward is None and (method.network or own_search):
         raise ParameterError(
-            f"method {name!r} needs a reward, and the guard has none; give Guard reward="
+            f"method {name!r} needs a reward, and there is none; name or give one as reward"
         )
 
 

@@ -197,6 +197,7 @@ class Policy:
         """
         # rendered as well as named: a chat template is a program, and may write the date
         rendered = self.template.opening(self.tokenizer, PROBE)
+        options = self.template.options
         return {
             "name": self.name,
             "digest": self.digest,
@@ -204,6 +205,7 @@ class Policy:
             "template": self.template.name,
             "rendered": hashlib.sha256(rendered.encode()).hexdigest(),
             "ends": sorted(self.eos_ids),
+            **({"chat_options": dict(options)} if options else {}),
         }
 
     def ids_of(self, prompt: Prompt, max_new_tokens: int = 0) -> list[int]:
@@ -232,7 +234,8 @@ class Policy:
         messages = [(role, neutral(self.tokenizer, said)) for role, said in prompt.messages]
         if not prompt.messages[-1][1].strip():
             raise ParameterError("the last message is empty; give at least one word")
-        text = rendered(self.tokenizer, messages, opened=True)
+        options = self.template.options
+        text = rendered(self.tokenizer, messages, opened=True, **options)
         return self._ids(text, False, prompt.text, max_new_tokens)
 
     def encode(self, prompt: str, max_new_tokens: int = 0) -> list[int]:

@@ -6,8 +6,8 @@ here within limits of time and length.
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import AssetError, ParameterError
@@ -46,6 +46,8 @@ class Template:
     joins : bool
         Whether the answer follows the opening at once, so that a space between the two is the
         answer's.
+    options : mapping
+        What a chat template reads besides the messages.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Template:
     whole: Callable[[Any, str, str], str]
     special: bool = True
     joins: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 def _as_is(tokenizer: Any, prompt: str) -> str:

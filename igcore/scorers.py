@@ -152,7 +152,7 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
         prefer the worst text.
     """
     if isinstance(scorer, str | Mapping):
-        scorer = resolve_name("igcore.models.registry:load_scorer")(scorer)
+        scorer = resolve_name("igcore.models.registry:load_scorer")(scorer, role)
     elif isinstance(scorer, list) and role == "cost":
         costs = [as_scorer(cost, role) for cost in scorer]
         scorer = resolve_name("igcore.models.maximum:maximum_of")(costs)

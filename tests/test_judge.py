@@ -360,7 +360,7 @@ class Length:
 def scorers(monkeypatch):
     made = []
 
-    def load(name):
+    def load(name, role="cost"):
         made.append(Length({"minilm-relevance": "better", "jigsaw-toxicity": "worse"}[name]))
         return made[-1]
 

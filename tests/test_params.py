@@ -183,7 +183,10 @@ def test_parameters_of_a_notebook_are_those_of_the_cell_that_ran_last():
         "later = 5",
     ]
     namespace = {"In": cells, "budget": 0.2, "seed": 0, "sede": 1, "later": 5}
-    assert notebook_parameters(namespace) == {"sede": 1}
+    # papermill was given single values: they change what the notebook's own cell sets
+    assert notebook_parameters(namespace) == {"budget": 0.2, "seed": 0, "sede": 1}
+    whole = namespace | {"In": [*cells, "# Parameters\nprofile = 'ci'\nseed = 2"]}
+    assert notebook_parameters(whole) == {"profile": "ci", "seed": 2}
     without_history = {
         "In": ["", ""],
         "Out": {},
@@ -281,6 +284,17 @@ def test_tables_and_pictures_stay_in_the_repository(cls):
             match="^parameter figures is .*; give a folder inside the repository, seen from its",
         ):
             cls(**(good | {"figures": folder}))
+
+
+@pytest.mark.parametrize("cls", [CriticParams, DecodeParams])
+def test_a_pool_stays_in_the_repository(cls):
+    """Bug: `pool: ../../x`, which made folders and files outside the project."""
+    good = GOOD if cls is CriticParams else DECODE
+    assert cls(**(good | {"pool": "runs/pool"})).pool == "runs/pool"
+    assert cls(**(good | {"pool": None})).pool is None
+    for folder in ("/var/tmp/pool", "../pool", "runs/../../pool", "po\0ol"):
+        with pytest.raises(ParameterError, match="parameter pool is .*; give a folder inside"):
+            cls(**(good | {"pool": folder}))
 
 
 @pytest.mark.parametrize(

@@ -1284,7 +1284,7 @@ def test_odd_files_are_sentences(forger, tiny, capsys, name, text):
     assert errors and all(line.startswith("error: ") for line in errors)
 
 
-@pytest.mark.parametrize("given", ["{name: x", "5", "[a]"])
+@pytest.mark.parametrize("given", ["{name: x", "5", "{name: a, name: b}"])
 def test_a_name_that_is_none_is_refused_by_the_command_line(honest, capsys, given):
     """Bug: a traceback of the YAML parser."""
     with pytest.raises(SystemExit):

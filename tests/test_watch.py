@@ -377,7 +377,7 @@ def test_saved_params_are_those_of_notebook_30(monkeypatch, tmp_path):
         if role == "policy":
             object.__setattr__(own.policy, "name", name)
         else:
-            monkeypatch.setattr(getattr(own, role), "name", name, raising=False)
+            monkeypatch.setattr(getattr(own, role), "named", name, raising=False)
     path = panel.save_params(own, "Two\nlines", ["inferenceguard"], {"budget": 0.25})
     values = yaml.safe_load((tmp_path / path).read_text())
     params = DecodeParams(**(values | {"prompts": str(tmp_path / values["prompts"])}))
@@ -386,5 +386,7 @@ def test_saved_params_are_those_of_notebook_30(monkeypatch, tmp_path):
 
 
 def test_a_function_has_no_name_that_a_params_file_could_give():
-    with pytest.raises(ig.ParameterError, match="policy 'mock' cannot be named in a params file"):
+    with pytest.raises(
+        ig.ParameterError, match="policy 'mock' was given as an object; give Guard what a params"
+    ):
         panel.save_params(guard(), "deaf", ["inferenceguard"], {})

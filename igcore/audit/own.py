@@ -1,16 +1,13 @@
 """A user's own scorer: found by name, and asked whether it is a function of the text."""
 
-import os
-import sys
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
-from pkgutil import resolve_name
 
 import numpy as np
 
 from ..contract import Contract
-from ..errors import ParameterError, ScorerWarning
+from ..errors import ScorerWarning
 from ..policy import PROBE
 from ..scorers import Scorer, as_scorer, uncached
 from ..scoring import Tally, checked_score
@@ -25,25 +22,8 @@ TEXTS = {
 
 @lru_cache(maxsize=1)  # a model is loaded once
 def scorer_of(name: str) -> Scorer:
-    """Return the cost named ``NAME`` or ``module:function``.
-
-    Raises
-    ------
-    ParameterError
-        When there is none, or it is no cost.
-    """
-    if ":" not in name:
-        return as_scorer(name, "cost")
-    if os.getcwd() not in sys.path:  # a program's path begins where the program lies
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ParameterError(
-            f"cost {name!r} cannot be imported ({error}); give module:function, with the module in "
-            "this folder or installed"
-        ) from None
-    return as_scorer(found, "cost")
+    """Return the cost named ``NAME`` or ``module:function``, see `igcore.load_scorer`."""
+    return as_scorer(name, "cost")
 
 
 def examine(scorer: Scorer) -> Iterator[tuple[str, str, str]]:

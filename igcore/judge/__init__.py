@@ -51,7 +51,8 @@ class ScorerJudge:
 
     @cached_property
     def scorers(self) -> dict[str, Scorer]:
-        return {aspect: load_scorer(getattr(self, aspect)) for aspect in ASPECTS}
+        roles = {"helpfulness": "reward", "harmlessness": "cost"}  # of a function of one's own
+        return {aspect: load_scorer(getattr(self, aspect), roles[aspect]) for aspect in ASPECTS}
 
     @property
     def names(self) -> dict[str, str]:

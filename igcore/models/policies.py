@@ -13,7 +13,7 @@ import torch
 from ..errors import AssetError, ParameterError, PolicyError, unknown_name
 from ..folders import digest_of
 from ..policy import Policy
-from ..settings import settings
+from ..settings import Options, settings
 from . import assets
 from .hub import snapshot
 from .pretrained import (
@@ -27,8 +27,9 @@ from .pretrained import (
     load_tokenizer,
 )
 from .registry import named
-from .templates import TEMPLATES, TextFormat, check_chat
+from .templates import TEMPLATES, TextFormat, check_chat, template_of
 
+OPTIONS = ("template", "revision", "chat_options")  # beside the name of a policy
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -86,6 +87,7 @@ class PolicyOptions:
     device: Device = "auto"
     template: TextFormat | None = None
     revision: str | None = None
+    chat_options: Options | None = None
 
 
 def load_policy(
@@ -102,9 +104,10 @@ def load_policy(
         A key of `POLICIES`, the path of a folder with ``config.json``, weights and a tokenizer, or
         ``owner/name`` on the hub. A mapping gives options beside its ``name``: ``template``, a key
         of `igcore.models.templates.TEMPLATES`, by default a named policy's own, else ``chat`` where
-        a tokenizer has one; and ``revision``, see `igcore.models.hub.snapshot`. A mapping with a
-        ``server`` names a model in a server, see `igcore.models.served.ServedOptions`; dtype and
-        device are then the server's.
+        a tokenizer has one; ``chat_options``, what else its chat template reads by name, such as
+        ``{"enable_thinking": False}``; and ``revision``, see `igcore.models.hub.snapshot`. A
+        mapping with a ``server`` names a model in a server, see
+        `igcore.models.served.ServedOptions`; dtype and device are then the server's.
     dtype : str
         ``float32``, ``bfloat16`` or ``float16``.
     device : str
@@ -125,7 +128,7 @@ def load_policy(
         # by its name: what decodes with a local policy does not depend on that module
         return resolve_name("igcore.models.served:load_served")(name)
     name = str(name) if isinstance(name, Path) else name
-    name, beside = named(name, "policy", ("template", "revision"))
+    name, beside = named(name, "policy", OPTIONS)
     options = PolicyOptions(dtype=dtype, device=device, **beside)
     known = POLICIES.get(name) or _unnamed(name)
     if known.asset:
@@ -135,7 +138,7 @@ def load_policy(
     tokenizer = load_tokenizer(folder)
     own = known.template or ("chat" if tokenizer.chat_template else "raw")
     template = options.template or own
-    check_chat(tokenizer, template, f"policy {name!r}")
+    check_chat(tokenizer, template, f"policy {name!r}", options.chat_options)
     if weights:
         model, _ = load_model(AutoModelForCausalLM, folder, options.dtype, options.device)
         check_vocabulary(tokenizer, model, folder)
@@ -145,7 +148,7 @@ def load_policy(
         name=name if name in POLICIES else Path(name).name,
         model=model,
         tokenizer=tokenizer,
-        template=TEMPLATES[template],
+        template=template_of(template, options.chat_options),
         eos_ids=eos_ids_of(model, tokenizer, known.ends),
         files=contents_of(folder),
     )

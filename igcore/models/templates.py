@@ -6,7 +6,8 @@ is taken apart into its turns first.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated
 
 from ..errors import ParameterError
@@ -65,14 +66,14 @@ def chatted(tokenizer, turns: Sequence[str], opened: bool, **options) -> str:
     return rendered(tokenizer, messages, opened, **options)
 
 
-def _chat(tokenizer, prompt: str) -> str:
+def _chat(tokenizer, prompt: str, **options) -> str:
     """Return the chat text up to where the answer begins."""
-    return chatted(tokenizer, turns_of(prompt), opened=True)
+    return chatted(tokenizer, turns_of(prompt), opened=True, **options)
 
 
-def _chatted(tokenizer, prompt: str, answer: str) -> str:
+def _chatted(tokenizer, prompt: str, answer: str, **options) -> str:
     """Return the chat text of prompt and answer."""
-    return chatted(tokenizer, [*turns_of(prompt), answer], opened=False)
+    return chatted(tokenizer, [*turns_of(prompt), answer], opened=False, **options)
 
 
 CHAT = Template("chat", _chat, _chatted, special=False)  # the tokenizer's own
@@ -88,7 +89,21 @@ TEMPLATES = {template.name: template for template in KNOWN}
 TextFormat = Annotated[str, one_of(TEMPLATES)]
 
 
-def check_chat(tokenizer, template: str, name: str) -> None:
-    """Raise ``ParameterError`` when a tokenizer lacks the chat template that `template` needs."""
+def template_of(name: str, options: Mapping | None) -> Template:
+    """Return the template of a name; with options that its chat template reads, if there are."""
+    if not options:
+        return TEMPLATES[name]
+    read = partial(_chat, **options), partial(_chatted, **options)
+    return Template(name, *read, special=False, options=options)
+
+
+def check_chat(tokenizer, template: str, name: str, options: Mapping | None = None) -> None:
+    """Refuse a missing chat template that `template` needs, and options that nothing reads."""
     if template == "chat" and not tokenizer.chat_template:
         raise ParameterError(f"{name} has no chat template; choose one of {', '.join(TEMPLATES)}")
+    for option in options or ():
+        if template != "chat" or option not in str(tokenizer.chat_template):
+            raise ParameterError(
+                f"chat_options of {name} has {option!r}, which its template {template!r} does not "
+                "read; correct the name, or leave it out"
+            )

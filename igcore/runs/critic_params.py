@@ -17,6 +17,7 @@ from ..settings import (
     Budget,
     Count,
     FolderName,
+    InsideFolder,
     Options,
     Probability,
     Share,
@@ -88,7 +89,7 @@ class CriticParams(RolloutConfig):
     dtype: str = "float32"
     device: str = "auto"
     threads: Threads = 1
-    pool: str | None = None
+    pool: InsideFolder | None = None
     pool_gb: Weight = 20.0
     shipped: str | None = None
 

@@ -115,7 +115,7 @@ def critic_run(params: CriticParams) -> CriticRun:
     learnt = load_prompts(params.prompts, "train", params.limit)
     held_out = load_prompts(params.prompts, "test", params.test_limit)
     cost = load_scorer(params.cost)
-    reward = load_scorer(params.reward)
+    reward = load_scorer(params.reward, "reward")
     policy = load_policy(params.policy, params.dtype, params.device)
     folder = root() / "runs" / params.profile / "critics" / params.run
     (folder / "manifest.json").unlink(missing_ok=True)

@@ -15,12 +15,14 @@ from ..beams import METHODS, method_of, settings_of
 from ..config import part_of
 from ..errors import ParameterError, no_latents
 from ..folders import root
+from ..guard import check_reward
 from ..models.prompts import check_prompts
-from ..models.registry import check_scorer
+from ..models.registry import as_named, check_scorer
 from ..pool import Pool
 from ..settings import (
     Count,
     FolderName,
+    InsideFolder,
     Named,
     Natural,
     Number,
@@ -34,8 +36,9 @@ from ..settings import (
 NETWORKS = {"critic": "critic", "value network": "value"}
 
 
-def _check_scorer(scorer: str | dict, info: ValidationInfo) -> str | dict:
-    """Refuse an unknown scorer or option."""
+def _check_scorer(scorer: str | dict | list, info: ValidationInfo) -> str | dict:
+    """Refuse an unknown scorer or option; a list of costs becomes their maximum."""
+    scorer = as_named(scorer)
     check_scorer(scorer, f"{info.field_name} scorer")
     return scorer
 
@@ -47,7 +50,7 @@ def _check_prompts(prompts: str | dict) -> str | dict:
 
 
 Policy = Named
-ScorerName = Annotated[Named, AfterValidator(_check_scorer)]
+ScorerName = Annotated[Named | list[Named], AfterValidator(_check_scorer)]
 PromptSet = Annotated[Named, AfterValidator(_check_prompts)]
 
 
@@ -80,8 +83,10 @@ class DecodeParams(Settings):
         Keys of `igcore.METHODS`, decoded in this order.
     prompts, split, limit, hardest
         See `igcore.load_prompts`; the hardest are chosen by the cost of the prompt.
-    reward, cost : str or dict
+    cost : str, dict or list
         See `igcore.load_scorer`.
+    reward : str or dict, optional
+        See `igcore.load_scorer`. Without one, answers rank by the policy's own likelihood.
     critic : str, optional
         Folder of a trained critic, seen from `igcore.folders.root`; needed by the methods that use
         one.
@@ -116,7 +121,7 @@ class DecodeParams(Settings):
     split: str = "all"
     limit: Count | None = None
     hardest: int = 0
-    reward: ScorerName = "minilm-relevance"
+    reward: ScorerName | None = "minilm-relevance"
     cost: ScorerName = "offensive-language"
     critic: str | None = None
     critic_control: Literal["none", "shuffled"] = "none"
@@ -126,7 +131,7 @@ class DecodeParams(Settings):
     device: str = "auto"
     threads: Threads = 1
     memory_gb: Number | None = None
-    pool: str | None = None
+    pool: InsideFolder | None = None
     pool_gb: Weight = 20.0
     shard: Natural = 0
     n_shards: Count = 1
@@ -139,6 +144,7 @@ class DecodeParams(Settings):
             raise ParameterError(f"methods is empty; name at least one of {', '.join(METHODS)}")
         for method in self.methods:
             settings_of(method, self.search())
+            check_reward(method, method_of(method), self)
             if self.methods.count(method) > 1:
                 raise ParameterError(f"methods names {method!r} twice; name each method once")
             role = network_of(method)

@@ -99,7 +99,9 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     guard = experiment.guard
     # pack the weights once for the whole run; every search would pack and unpack them again
     with open_run(folder, identity, wanted) as run, packed(guard.policy.model):
-        run.scorers = {scorer.name: scorer for scorer in (guard.cost, guard.reward)}
+        run.scorers = {
+            scorer.name: scorer for scorer in (guard.cost, guard.reward) if scorer is not None
+        }
         decode_missing(run, experiment)
         manifest = summary(run.lines)
         manifest["params"] = run.params
@@ -128,7 +130,7 @@ def resolve(params: DecodeParams) -> tuple[Experiment, dict[str, str]]:
         When something cannot be loaded, or does not fit.
     """
     cost = load_scorer(params.cost)
-    reward = load_scorer(params.reward)
+    reward = None if params.reward is None else load_scorer(params.reward, "reward")
     prompts = load_prompts(
         params.prompts,
         params.split,

@@ -71,7 +71,7 @@ def part_identity(part) -> dict:
 
 
 def models_identity(
-    policy: Policy, cost: Scorer, reward: Scorer, prompts: Iterable[Prompt], *modules: str
+    policy: Policy, cost: Scorer, reward: Scorer | None, prompts: Iterable[Prompt], *modules: str
 ) -> dict:
     """Return what lines depend on besides settings: models, code, versions, device and prompts.
 
@@ -84,7 +84,7 @@ def models_identity(
     parts = {
         "policy": part_identity(policy),
         "cost": part_identity(cost),
-        "reward": part_identity(reward),
+        "reward": None if reward is None else part_identity(reward),
     }
     return {
         "parts": parts,
@@ -104,8 +104,8 @@ def modules_of(*parts) -> list[str]:
     inner = [part for outer in parts for part in getattr(outer, "parts", ())]
     parts = (*parts, *inner)
     modules = {type(part).__module__ for part in parts if _has_source(part)}
-    homes = {part.home for part in parts if getattr(part, "home", None)}
-    return sorted(modules | homes)
+    homes = {getattr(part, "home", None) for part in parts} - {None}
+    return sorted(modules | {home for home in homes if source_of(home)})
 
 
 def network_identity(*modules: str) -> dict:

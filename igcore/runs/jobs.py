@@ -17,11 +17,11 @@ import yaml
 from ..config import SearchConfig
 from ..errors import ParameterError, RunError, unknown_name
 from ..files import locked, replace_file
-from ..models.registry import SCORERS, home_of
+from ..models.registry import SCORERS, as_named, home_of
 from ..paper import swept
 from ..provenance import versions
 from ..report.yamlfile import read_yaml
-from .identity import code_of, notebook_code
+from .identity import code_of, notebook_code, source_of
 from .paramfiles import ParamFiles
 
 ENTRIES = {kind: f"igcore.runs.{kind}_run" for kind in ("decode", "critic", "judge")}
@@ -89,23 +89,25 @@ def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
     scorers = [settings.get("cost"), settings.get("reward")]
     if kind == "judge":
         scorers = list(settings["judge"].values())
-    for scorer in scorers:
+    names = []
+    for scorer in map(as_named, scorers):
         if isinstance(scorer, dict):
-            scorers += scorer.get("costs", [])  # of a maximum
-    names = [scorer.get("name") if isinstance(scorer, dict) else scorer for scorer in scorers]
-    # None: a scorer left to its default
-    homes = {home_of(name) for name in SCORERS if name in names or None in names}
-    return _code(ENTRIES[kind], *sorted(homes))
+            scorers += scorer.get("costs") or []  # of a maximum
+        names += [scorer.get("name") if isinstance(scorer, dict) else scorer]
+    if None in names:  # a scorer left to its default
+        names += SCORERS
+    homes = {home_of(name) for name in names if isinstance(name, str)}
+    return _code(ENTRIES[kind], *sorted(home for home in homes if home and source_of(home)))
 
 
 def shards_of(settings: Mapping, shards: int) -> int:
     """Return the number of shards of a run: no more than its limit makes groups.
 
-    A limit that is no positive whole number is left to the notebook, which refuses it by name.
+    What is no positive whole number is left to the notebook, which refuses it by name.
     """
     limit = settings.get("limit")
     size = settings.get("group_size") or SearchConfig.group_size
-    if not isinstance(limit, int) or limit < 1:
+    if not all(isinstance(number, int) and number > 0 for number in (limit, size)):
         return shards
     return min(shards, math.ceil(limit / size))
 

@@ -60,7 +60,7 @@ def record(response: Response, method: str, guard: Guard, seed: int) -> dict:
         "score_s": response.cost_s + response.reward_s + response.critic_s,
         "cost_scorer": guard.cost.name,
         "cost_digest": guard.cost.digest,
-        "reward_scorer": guard.reward.name,
-        "reward_digest": guard.reward.digest,
+        "reward_scorer": getattr(guard.reward, "name", None),
+        "reward_digest": getattr(guard.reward, "digest", None),
     }
     return sealed({name: values[name] for name in COLUMNS if name != "digest"})

@@ -34,7 +34,8 @@ def rescored(
     lines : sequence of dict
         Records.
     scorers : mapping of str to Scorer
-        The cost and the reward model by name.
+        The cost and the reward model by name. Without a reward model nothing is said of rewards:
+        they are the policy's own likelihood.
     """
     # a line says itself what failed, so nothing stops at a rate of failures
     contracts = {
@@ -69,16 +70,18 @@ def recomputed(
 ) -> dict:
     """Return the fields of a line that follow from its text and settings, computed again."""
     cost = scorers[line["cost_scorer"]]
-    reward = scorers[line["reward_scorer"]]
     check_sign(cost, "cost")  # a line may not name the reward model as its cost
-    check_sign(reward, "reward")
+    if rewards:
+        check_sign(scorers[line["reward_scorer"]], "reward")
+    reward = rewards[line["reward_scorer"]] if rewards else None
     prompt = as_prompt(line["prompt"], line["prompts"])
     repeat = line["prompt_id"].partition("-")[1:]  # a repeat of a prompt has its number appended
     expected = {
         "digest": line_digest(line),
         "prompt_id": "".join([prompt.id, *repeat]),
         "cost_digest": cost.digest,
-        "reward_digest": reward.digest,
+        "reward_scorer": reward.scorer.name if reward else None,
+        "reward_digest": reward.scorer.digest if reward else None,
         "n_tokens": len(line["tokens"]),
         "z_final": (line["z_trace"] or [None])[-1],
     }
@@ -86,7 +89,7 @@ def recomputed(
     known = contracts[cost.name]
     if line["response"] is None:
         return expected | _without_text(line, prompt, known, config)
-    return expected | _scores(line, prompt, _contract(line, known), rewards[reward.name], config)
+    return expected | _scores(line, prompt, _contract(line, known), reward, config)
 
 
 def _without_text(line: dict, prompt: Prompt, contract: Contract, config: SearchConfig) -> dict:
@@ -114,7 +117,7 @@ def _without_text(line: dict, prompt: Prompt, contract: Contract, config: Search
 
 
 def _scores(
-    line: dict, prompt: Prompt, contract: Contract, reward: Cached, config: SearchConfig
+    line: dict, prompt: Prompt, contract: Contract, reward: Cached | None, config: SearchConfig
 ) -> dict:
     """Return the scores and the status that a text deserves."""
     text, n_tokens = line["response"], line["n_tokens"]
@@ -129,7 +132,8 @@ def _scores(
         status = "abstained" if inside else "no text"
     if line["status"] == "abstained" and text:
         text = config.refusal
-    return vars(found) | {"status": status, "response": text}
+    scores = vars(found) | {"status": status, "response": text}
+    return scores if reward else {name: scores[name] for name in scores if name != "reward"}
 
 
 def _contract(line: dict, known: Contract) -> Contract:

@@ -25,7 +25,7 @@ from ..critic.spec import Spec
 from ..critic.training import names_of
 from ..engine.device import GIB
 from ..engine.memory import CRITIC_ROWS, critic_bytes, kv_bytes, search_bytes, session_bytes
-from ..models.policies import POLICIES
+from ..models.policies import OPTIONS, POLICIES
 from ..models.pretrained import DTYPES
 from ..models.registry import check_scorer, maker, named
 from .critic_params import CriticParams
@@ -89,7 +89,7 @@ def policy_of(policy: str | Mapping) -> tuple[str, str]:
     """Return a policy's name as records have it, and the repository, asset or folder that it is."""
     if is_served(policy):
         return policy["model"], policy["model"]
-    name, _ = named(policy, "policy", ("template", "revision"))
+    name, _ = named(policy, "policy", OPTIONS)
     if known := POLICIES.get(name):
         return name, known.repo or known.asset
     return Path(name).name, name
@@ -108,7 +108,7 @@ def models_of(params: DecodeParams | CriticParams) -> list:
     """
     _, repo = policy_of(params.policy)
     backbones = {}
-    scorers = [params.reward, params.cost]
+    scorers = [scorer for scorer in (params.reward, params.cost) if scorer is not None]
     while scorers:
         scorer_name, options = check_scorer(scorers.pop(0))
         scorers += options.get("costs", [])  # of a maximum

@@ -26,7 +26,7 @@ ROLES = (*BELIEVED, "critic", "value")  # all that a verifier may name; a networ
 OWN_MATTER = ("device", "self_check")  # options that the verifier's machine decides
 
 
-def believed(role: str, recorded: Any, named: Named | None) -> Named:
+def believed(role: str, recorded: Any, named: Named | None) -> Any:
     """Return what to load: what the verifier names, else what the record names if a table has it.
 
     Parameters
@@ -40,14 +40,15 @@ def believed(role: str, recorded: Any, named: Named | None) -> Named:
 
     Returns
     -------
-    str or dict
+    str, dict or None
+        None where the record has none, such as of a reward.
 
     Raises
     ------
     ParameterError
         When only the record names it, and no table has it.
     """
-    if named is not None:
+    if named is not None or recorded is None:
         return named
     tables, allowed = BELIEVED.get(role, ([], set()))
     options = recorded if isinstance(recorded, dict) else {"name": recorded}

@@ -152,8 +152,9 @@ def _check(found: Evidence, check: Check, report: Report) -> None:
     names = {f.name for f in fields(DecodeParams)} & found.params.keys()
     params = DecodeParams(**{name: found.params[name] for name in names})
     cost = load_scorer(believed("cost", params.cost, check.cost))
-    reward = load_scorer(believed("reward", params.reward, check.reward))
-    scorers = {cost.name: cost, reward.name: reward}
+    named = believed("reward", params.reward, check.reward)
+    reward = None if named is None else load_scorer(named, "reward")
+    scorers = {scorer.name: scorer for scorer in (cost, reward) if scorer is not None}
     report.problems += rescored(found.lines, scorers, check.tolerance)
 
     named = believed("prompts", params.prompts, check.prompts)
@@ -161,16 +162,19 @@ def _check(found: Evidence, check: Check, report: Report) -> None:
     chosen = load_prompts(named, params.split, params.limit, params.hardest, ranking)
     prompts = list(chain.from_iterable(groups_of(params, chosen)))
     report.problems += contradictions(found, params, prompts)
+    also = "" if reward is None else " and reward"
     report.certified |= {
         "cost model": _source(cost, check.cost),
-        "reward model": _source(reward, check.reward),
-        "scores": f"cost, path, status and reward of every text within {check.tolerance:g}",
+        "reward model": _source(reward, check.reward) if reward is not None else "none",
+        "scores": f"cost, path, status{also} of every text within {check.tolerance:g}",
         "prompts": f"{len(prompts)}: {name_of(named)}, split {params.split}",
         "budget": f"{params.budget} ({params.accounting})",
         "methods": ", ".join(params.methods),
         "lines": f"{len(found.lines)}, one for each method and prompt",
         "root": str(found.manifest.get("root")),
     }
+    if reward is None:
+        report.uncertified.append("rewards of groups not decoded again: the policy's likelihood")
     if check.replay != 0 and not report.problems and repeatable(found):
         _decode_again(found, params, prompts, (cost, reward), check, report)
 
@@ -232,7 +236,7 @@ def _decode_again(
     found: Evidence,
     params: DecodeParams,
     prompts: Sequence[Prompt],
-    scorers: Sequence[Scorer],
+    scorers: Sequence[Scorer | None],
     check: Check,
     report: Report,
 ) -> None:

@@ -19,7 +19,6 @@ from ..errors import IgcoreError, ParameterError, needs
 from ..files import replace_file
 from ..folders import root
 from ..models.policies import POLICIES
-from ..models.registry import SCORERS
 from .html import GREY, OVER, answer_html
 from .tree import Tree
 
@@ -182,14 +181,21 @@ def save_params(
     ParameterError
         When the policy or a scorer has no name that a params file could give.
     """
-    names = {"policy": guard.policy.name, "cost": guard.cost.name}
-    names["reward"] = guard.reward.name if guard.reward else "none"
+    policy = guard.policy
+    # of a policy in a server these are the files of its tokenizer
+    folder = None if hasattr(policy, "served") else getattr(policy.files, "folder", None)
+    where = policy.name if policy.name in POLICIES else folder and str(Path(folder).absolute())
+    options = {"template": policy.template.name, "chat_options": dict(policy.template.options)}
+    names = {
+        "policy": where and {"name": where} | options,
+        "cost": getattr(guard.cost, "named", None),
+        "reward": getattr(guard.reward, "named", None),
+    }
     for role, name in names.items():
-        table = POLICIES if role == "policy" else SCORERS
-        if name not in table:
+        if name is None and getattr(guard, role) is not None:
             raise ParameterError(
-                f"{role} {name!r} cannot be named in a params file; give Guard one of "
-                f"{', '.join(table)}"
+                f"{role} {getattr(guard, role).name!r} was given as an object; give Guard what a "
+                "params file can name: the folder of a model, a name of a scorer, module:function"
             )
     folder = root() / "params" / "explored"
     number = 1 + len(list(folder.glob("*.yaml")))
@@ -198,6 +204,6 @@ def save_params(
     values = names | asdict(replace(guard.config, **settings))
     values |= {"profile": "explored", "run": f"decode-{number}", "seed": guard.seed}
     values |= {"methods": list(methods), "prompts": str(prompts.relative_to(root()))}
-    values |= {"split": "all", "limit": None, "hardest": 0}
+    values |= {"split": "all", "dtype": str(policy.model.dtype).removeprefix("torch.")}
     replace_file(path, yaml.safe_dump(values, sort_keys=False))
     return path.relative_to(root())
