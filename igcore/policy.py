@@ -189,15 +189,10 @@ class Policy:
     def identity(self) -> dict[str, Any]:
         """Return everything that decides the policy's answers, as JSON values.
 
-        Returns
-        -------
-        dict
-            ``name``, ``digest``, ``files``, ``template``, ``ends`` (the end tokens in order) and
-            ``rendered`` (the sha256 of a fixed prompt in the template).
+        ``rendered`` is the sha256 of a fixed prompt in the template.
         """
         # rendered as well as named: a chat template is a program, and may write the date
         rendered = self.template.opening(self.tokenizer, PROBE)
-        options = self.template.options
         return {
             "name": self.name,
             "digest": self.digest,
@@ -205,7 +200,7 @@ class Policy:
             "template": self.template.name,
             "rendered": hashlib.sha256(rendered.encode()).hexdigest(),
             "ends": sorted(self.eos_ids),
-            **({"chat_options": dict(options)} if options else {}),
+            **({"chat_options": self.template.options} if self.template.options else {}),
         }
 
     def ids_of(self, prompt: Prompt, max_new_tokens: int = 0) -> list[int]:
