@@ -7,6 +7,7 @@ is taken apart into its turns first.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -93,8 +94,8 @@ def template_of(name: str, options: Mapping | None) -> Template:
     """Return the template of a name; with options that its chat template reads, if there are."""
     if not options:
         return TEMPLATES[name]
-    read = partial(_chat, **options), partial(_chatted, **options)
-    return Template(name, *read, special=False, options=options)
+    opening, whole = partial(_chat, **options), partial(_chatted, **options)
+    return replace(CHAT, opening=opening, whole=whole, options=options)
 
 
 def check_chat(tokenizer, template: str, name: str, options: Mapping | None = None) -> None:
