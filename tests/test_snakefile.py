@@ -36,7 +36,7 @@ ODD = {  # what YAML takes for other things than it is, or an encoding loses
     '\u00e9\\n # %s\\t\\x85"',
     "score_threshold": "-0.0",
     "memory_gb": "null",
-    "strict": "yes",
+    "strict": "True",
 }
 LOOKS = ["2024-01-01", "no", "1e5", "1_000", "0x10", "007", "null", "-1"]  # text in quotes
 CRITICS = '{"0": {features: o, lr: 1.0e-5, epochs: 1}, "no": {lr: 1.0e-300, weight_decay: 1.0e+16}}'
