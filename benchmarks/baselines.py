@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from benchmarks.measure import Case
 from benchmarks.models import Models
 from igcore.engine.device import free_bytes
-from igcore.engine.kv_cache import padded
+from igcore.engine.kv_cache import cache_name, padded
 from igcore.engine.memory import batch_size, kv_bytes
 
 Variant = Callable[[Models, Case, Sequence[str], int], list[str]]
@@ -115,7 +115,8 @@ def args(models: Models, case: Case, prompt: list[int], cached: bool) -> list[in
     while len(text) < len(prompt) + case.new_tokens:
         unread = text[cache.get_seq_length() :] if cached else text
         ids = torch.tensor([unread], device=models.device)
-        out = model(input_ids=ids, past_key_values=cache, use_cache=cached, logits_to_keep=1)
+        kept = {cache_name(model): cache}
+        out = model(input_ids=ids, use_cache=cached, logits_to_keep=1, **kept)
         p, tokens = out.logits[0, -1].float().softmax(-1).topk(case.n_samples)
         rewards = _score(*models.scorers["reward"], [[*text, token] for token in tokens.tolist()])
         best = (OMEGA * p.cpu().double() + torch.tensor(rewards)).argmax()

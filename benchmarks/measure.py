@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from igcore.engine.kv_cache import cache_name
 from igcore.engine.prepack import packed, viewed
 
 SIZES = ["prompts", "prompt_tokens", "n_samples", "new_tokens"]
@@ -112,7 +113,7 @@ class Meter:
             self._flops += 2 * weights * tokens + pair_flops * pairs
 
         def watch(_module, _args, kwargs, _output) -> None:
-            self._watch(kwargs.get("past_key_values"), config.num_hidden_layers)
+            self._watch(kwargs.get(cache_name(base)), config.num_hidden_layers)
 
         def count_head(module, args) -> None:
             self._flops += 2 * module.weight.numel() * args[0][..., 0].numel()
@@ -149,7 +150,8 @@ class Meter:
 def _counts(kwargs: Mapping) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Return the tokens, the attended pairs and the positions of a forward pass."""
     ids, mask = kwargs["input_ids"], kwargs.get("attention_mask")
-    positions, cache = kwargs.get("position_ids"), kwargs.get("past_key_values")
+    positions = kwargs.get("position_ids")
+    cache = kwargs.get("cache", kwargs.get("past_key_values"))  # the second until 5.23
     rows, length = ids.shape
     if positions is None:
         if mask is None:

@@ -164,7 +164,8 @@ class Policy:
     @property
     def context(self) -> int:
         """Longest sequence of prompt and response, in tokens; 2^31 of a model without a limit."""
-        return getattr(self.model.config, "max_position_embeddings", None) or 2**31
+        text = self.model.config.get_text_config(decoder=True)
+        return getattr(text, "max_position_embeddings", None) or 2**31
 
     def engine(self, watch: int | None = None) -> Any:
         """Return a new `igcore.engine.block.Engine`; `watch` as of the local one."""
@@ -252,7 +253,15 @@ class Policy:
 
     def _ids(self, text: str, special: bool, prompt: str, max_new_tokens: int) -> list[int]:
         """Return the token ids of a rendered prompt, unless it is too long."""
-        ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        try:
+            ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust, and no Exception
+                raise
+            raise PolicyError(
+                f"the tokenizer of {self.name} fails on prompt {prompt[:40]!r} ({error}); correct "
+                "the regex in its tokenizer.json, or give another prompt"
+            ) from None
         if not len(ids):
             raise ParameterError(
                 f"prompt {prompt[:40]!r} has no tokens in template {self.template.name!r}; choose "

@@ -18,6 +18,7 @@ from benchmarks import __main__ as command
 from benchmarks import baselines, measure, models, plan, report
 from benchmarks.measure import Case, Meter
 from igcore.engine.agreement import fits
+from igcore.engine.kv_cache import cache_name
 from igcore.engine.memory import kv_bytes
 from igcore.errors import PolicyError
 from igcore.folders import open_run
@@ -208,9 +209,9 @@ def test_the_meter_counts_useful_operations_as_torch_does():
     )  # torch counts no operation inside the attention it has for CPUs
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
-        model(torch.tensor([[1, 2, 3, 4, 5]]), past_key_values=cache)
+        model(torch.tensor([[1, 2, 3, 4, 5]]), **{cache_name(model): cache})
         with Meter([model]) as meter, FlopCounterMode(display=False) as counter:
-            model(torch.tensor([[6]]), past_key_values=cache)
+            model(torch.tensor([[6]]), **{cache_name(model): cache})
     assert meter.flops == counter.get_total_flops()
     assert meter.tokens == 1
 

@@ -6,7 +6,7 @@ import transformers
 from tinymodels import OTHERS, PROMPTS, reencode, tiny
 
 from igcore import PolicyError
-from igcore.engine.kv_cache import DynamicRows, forward, padded
+from igcore.engine.kv_cache import DynamicRows, cache_name, forward, padded
 from igcore.engine.local import LocalEngine
 
 HELD = [
@@ -81,7 +81,7 @@ def test_the_history_of_a_window_is_what_it_still_keeps():
             and history.keys[0].shape[2] == history.values[1].shape[2] == n
         )
     past = transformers.DynamicCache(config=full.config)
-    full(torch.tensor([PROMPTS[1] + [2, 5, 8, 11, 14]]), past_key_values=past)
+    full(torch.tensor([PROMPTS[1] + [2, 5, 8, 11, 14]]), **{cache_name(full): past})
     assert torch.allclose(
         history.keys[0][1], past.layers[0].keys[0, :, -3:], atol=1e-5
     )  # of the first layer: no window before it
@@ -95,12 +95,12 @@ def test_the_history_names_only_layers_with_attention():
 
 
 def test_a_model_that_ignores_its_past_is_refused():
-    """Guards against drawing every token without its context: Mamba swallows past_key_values and
-    has a state of another name.
+    """Guards against drawing every token without its context: RWKV swallows a cache and has a state
+    of another name, as Mamba had until transformers 5.23.
     """
-    settings = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, state_size=4)
-    model = transformers.MambaForCausalLM(transformers.MambaConfig(**settings)).eval()
-    with pytest.raises(PolicyError, match="MambaForCausalLM does not carry"):
+    settings = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32)
+    model = transformers.RwkvForCausalLM(transformers.RwkvConfig(**settings)).eval()
+    with pytest.raises(PolicyError, match="RwkvForCausalLM does not carry"):
         LocalEngine(model, {-1}).open(PROMPTS)
 
 

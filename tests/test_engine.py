@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from igcore import ParameterError, PolicyError
 from igcore.engine.agreement import CACHES, fits
 from igcore.engine.diversity import Failures, diversity_penalty
-from igcore.engine.kv_cache import DynamicRows
+from igcore.engine.kv_cache import DynamicRows, cache_name
 from igcore.engine.local import LocalEngine
 from igcore.engine.memory import kv_bytes
 from igcore.engine.prefix_cache import SharedRows
@@ -280,9 +280,8 @@ def test_history_is_what_one_forward_pass_gives(name, cache):
         ids = PROMPTS[prompt] + tokens
         past = DynamicCache(config=model.config)
         with torch.inference_mode():
-            hidden = model.base_model(torch.tensor([ids]), past_key_values=past).last_hidden_state[
-                0, -7:
-            ]
+            kept = {cache_name(model.base_model): past}
+            hidden = model.base_model(torch.tensor([ids]), **kept).last_hidden_state[0, -7:]
         assert torch.allclose(history.hidden[row], hidden, atol=1e-4)
         for i, layer in enumerate(past.layers):
             assert torch.allclose(history.keys[i][row], layer.keys[0, :, -7:], atol=1e-4)

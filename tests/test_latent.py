@@ -12,6 +12,7 @@ from igcore import ParameterError
 from igcore.critic.latent import FEATURES, Latents, Source, latents, shape_of
 from igcore.engine.agreement import cache_for
 from igcore.engine.device import GIB
+from igcore.engine.kv_cache import cache_name
 from igcore.engine.local import LocalEngine
 
 
@@ -34,7 +35,9 @@ def token_by_token(model, prompt, response, layer=LAYER, keys=True):
             ),
         ]
         model(
-            input_ids=torch.tensor([prompt + response[:n]]), past_key_values=cache, use_cache=True
+            input_ids=torch.tensor([prompt + response[:n]]),
+            use_cache=True,
+            **{cache_name(model): cache},
         )
         [hook.remove() for hook in hooks]
         for name, states in seen.items():

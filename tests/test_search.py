@@ -44,7 +44,7 @@ from igcore.critic.network import Critic
 from igcore.critic.rollouts import Rollout, targets
 from igcore.critic.training import CriticConfig, spec_of
 from igcore.engine.agreement import cache_for
-from igcore.engine.kv_cache import History
+from igcore.engine.kv_cache import History, cache_name
 from igcore.errors import ScorerWarning
 from igcore.policy import PROBE, Policy
 from igcore.runs.decode_params import Settings
@@ -1313,8 +1313,8 @@ TEXTS = ["one", "a longer prompt", "22"]
 def whole_text(policy, prompt, tokens, layer):
     """Return what one forward pass over a whole text gives a critic to read, without the engine."""
     past, n = DynamicCache(config=policy.model.config), len(tokens)
-    ids = torch.tensor([policy.encode(prompt) + tokens])
-    out = policy.model.model(ids, past_key_values=past, output_hidden_states=True)
+    ids, backbone = torch.tensor([policy.encode(prompt) + tokens]), policy.model.model
+    out = backbone(ids, output_hidden_states=True, **{cache_name(backbone): past})
     middle = None if layer is None else out.hidden_states[layer + 1][:, -n:]
     keys, values = (
         [getattr(x, name)[:, :, -n:] for x in past.layers] for name in ("keys", "values")

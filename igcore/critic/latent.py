@@ -22,7 +22,7 @@ from transformers.cache_utils import DynamicLayer
 from ..engine.agreement import cache_for
 from ..engine.device import GIB, device_of
 from ..engine.grouped_rows import GroupedRows, SidedRows
-from ..engine.kv_cache import History, attending, padded, positions_of
+from ..engine.kv_cache import History, attending, cache_name, padded, positions_of
 from ..engine.prepack import viewed
 from ..errors import ParameterError, PolicyError
 from ..progress import progress
@@ -253,9 +253,9 @@ def _run(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions_of(mask)[:, -ids.shape[1] :],
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=0,
+            **{cache_name(view): cache},
         )
     return hidden, middle
 

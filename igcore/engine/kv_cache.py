@@ -16,6 +16,7 @@ import copy
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from threading import get_ident
 from typing import Any
 
@@ -77,11 +78,16 @@ class History:
         return cls(mask, hidden, middle, keys, values, prompts, owner)
 
 
+def cache_name(model: Any) -> str:
+    """Return the name under which a model takes its KV cache: ``cache`` from 5.24 on."""
+    return "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
+
+
 @torch.inference_mode()
 def forward(
-    model: PreTrainedModel, watch: int | None = None, **inputs: Any
+    model: PreTrainedModel, watch: int | None = None, cache: Any = None, **inputs: Any
 ) -> tuple[Tensor, Tensor]:
-    """Run a view of a model; return o_t, which is the input of its head, and the logits.
+    """Run a view of a model on a KV cache, if any; return o_t, its head's input, and the logits.
 
     With `watch` the output of that decoder layer follows o_t in the same tensor: (..., H) becomes
     (..., 2 H). A model without a head has logits of width 0. With a `Packing` in the place of the
@@ -96,7 +102,6 @@ def forward(
         its context.
     """
     view = viewed(model).model
-    cache = inputs.get("past_key_values")
     # hooks, because ``output_hidden_states`` would keep the hidden states of every layer
     head = view.get_output_embeddings()
     seen: dict[str, Tensor] = {}
@@ -122,11 +127,13 @@ def forward(
         if watch is not None:
             layer = view.get_decoder().layers[watch]
             hooks.enter_context(layer.register_forward_hook(catch_middle))
+        if cache is not None:
+            inputs[cache_name(view)] = cache
         out = view(**{"use_cache": True, **inputs})
-    if cache is not None and getattr(out, "past_key_values", None) is not cache:
+    if cache is not None and getattr(out, cache_name(view), None) is not cache:
         raise PolicyError(
-            f"{type(model).__name__} does not carry its state in past_key_values; choose a "
-            f"model that does"
+            f"{type(model).__name__} does not carry its state in a KV cache that it is given; "
+            "choose a model that does"
         )
     hidden = out.last_hidden_state if head is None else seen["hidden"]
     logits = hidden.new_zeros(*hidden.shape[:-1], 0) if head is None else out.logits
@@ -272,7 +279,7 @@ def _read(
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions_of(mask)[:, -ids.shape[1] :],  # (R, S)
-        past_key_values=cache,
+        cache=cache,
         logits_to_keep=1,  # of the last column alone: the others of a prompt are never used
     )
     return hidden[:, -1], logits[:, -1]

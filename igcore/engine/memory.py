@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..config import SearchConfig
 from ..errors import ParameterError, PolicyError
@@ -27,14 +27,22 @@ def kv_bytes(
 ) -> int:
     """Return the bytes of the KV cache of prompts and of `rows` slots of `capacity` new tokens.
 
-    layers * 2 * key heads * head_dim * bytes per number
+    sum over layers of 2 * key heads * head_dim, * bytes per number
         * (prompts * prompt_tokens + rows * capacity)
     """
     config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token: int = config.num_hidden_layers * 2 * heads * head_dim * model.dtype.itemsize
+    # layers of several sizes say theirs one by one, in the versions of transformers that have them
+    layers = getattr(config, "per_layer_config", [config] * config.num_hidden_layers)
+    per_token: int = sum(map(_kv_width, layers)) * model.dtype.itemsize
     return per_token * (prompts * prompt_tokens + rows * capacity)
+
+
+def _kv_width(layer: PreTrainedConfig) -> int:
+    """Return how many numbers of keys and values a layer keeps of a token."""
+    attending: int = getattr(layer, "num_attention_heads", None) or 1
+    heads: int = getattr(layer, "num_key_value_heads", None) or attending
+    head_dim: int = getattr(layer, "head_dim", None) or layer.hidden_size // attending
+    return 2 * heads * head_dim
 
 
 def _shares_prompts(model: PreTrainedModel, cache: str) -> bool:

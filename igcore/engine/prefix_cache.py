@@ -120,7 +120,7 @@ class SharedRows:
         inputs = {
             "input_ids": torch.tensor([packed], device=packing.slot.device),  # (1, T)
             "position_ids": packing.position[None],
-            "past_key_values": packing,
+            "cache": packing,
             "logits_to_keep": 0,  # all: rows end anywhere in the packed sequence
         }
         hidden, logits = forward(self.model, self.watch, **inputs)
