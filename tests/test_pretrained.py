@@ -24,6 +24,7 @@ from igcore.models.pretrained import (
     files_of,
     load_model,
     load_tokenizer,
+    one_sentence,
     placement,
     tensors_of,
     weight_bytes,
@@ -115,7 +116,7 @@ def test_a_vocabulary_of_another_size_is_refused(copy):
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copy, mirror):
-    """Bug: Alpaca's tokenizer beside Vicuna's weights: its pad token has no embedding."""
+    """Bug: Alpaca's tokenizer beside Vicuna's weights, with a word more than there are rows."""
     folder = copy(VICUNA)
     for name in ("tokenizer_config.json", "added_tokens.json"):
         shutil.copy(mirror / ALPACA / name, folder)
@@ -215,7 +216,8 @@ def test_the_files_of_a_folder_are_those_that_transformers_loads(sharded, monkey
     )
     with suppress(AssetError):  # half the weights, in the case of the whole file
         loaded(sharded)
-    assert [Path(path).relative_to(sharded).as_posix() for path in opened] == expected
+    found = [Path(path).relative_to(sharded).as_posix() for path in opened]
+    assert list(dict.fromkeys(found)) == expected
     assert {*expected} == {
         name for name in contents_of(sharded) if name.endswith((".safetensors", ".bin"))
     }
@@ -322,6 +324,112 @@ def test_no_weights_are_refused(copy):
     folder = copy(ALPACA)
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     refusal(folder, "has no weights")
+
+
+def emptied(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def adapter_alone(folder):
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+
+
+def prefixed(begins, **more):
+    """Return what writes all keys with another beginning, and other tensors beside them."""
+
+    def change(state):
+        moved = {begins + key: state.pop(key) for key in list(state)}
+        state.update(moved | {name: torch.zeros(1, 32) for name in more.values()})
+
+    return lambda folder: rewrite(folder, change)
+
+
+def in_whole_numbers(folder):
+    rewrite(folder, lambda state: state.update({"model.norm.weight": torch.ones(32).int()}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (emptied, "has no config.json; it is empty"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json; give a folder as"),
+        (adapter_alone, "has no config.json; merge the adapter into its model"),
+        (
+            lambda folder: (folder / "model.safetensors").rename(folder / "quokka-q8.gguf"),
+            "has no weights .* by from_pretrained.folder, gguf_file=...., and save the model",
+        ),
+        (
+            lambda folder: reconfigure(
+                folder, quantization_config=dict(quant_method="gptq", bits=4)
+            ),
+            "ImportError: Loading a GPTQ .* install what it names",
+        ),
+        (
+            lambda folder: reconfigure(folder, model_type="quokka"),
+            "a newer transformers may know it",
+        ),
+        (
+            lambda folder: reconfigure(folder, model_type="quokka", auto_map={"AutoConfig": "q.Q"}),
+            "no code beside a model runs here: load it yourself",
+        ),
+        (lambda folder: reconfigure(folder, model_type="llava"), "load it yourself, and give"),
+        (lambda folder: reconfigure(folder, model_type="t5"), "choose a decoder-only model"),
+        (prefixed("_orig_mod."), "it holds a model of torch.compile; save model._orig_mod"),
+        (prefixed("module."), "it holds a DataParallel wrapper; save model.module"),
+        (prefixed("", head="v_head.summary.weight"), "of TRL with a value head; save"),
+        (in_whole_numbers, "holds whole numbers as the weights ..model.norm.weight"),
+    ],
+)
+def test_each_fault_of_a_folder_has_its_own_remedy(copy, damage, message):
+    """Bug: "download or save the whole model again" for all of them, which helps none; and whole
+    numbers that were taken as weights.
+    """
+    damage(folder := copy(ALPACA))
+    with pytest.raises(AssetError, match=message) as caught:
+        load_policy(str(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_no_folder(copy):
+    """Bug: "unknown policy", and the names of a table, for a .gguf file that is there."""
+    file = copy(ALPACA) / "config.json"
+    with pytest.raises(AssetError, match="config.json' is a file; give the folder"):
+        load_policy(str(file))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        dict(hidden_size=3 * 10**9),
+        dict(num_hidden_layers=2 * 10**7),
+        dict(intermediate_size=10**13),
+        dict(vocab_size=10**10),
+        dict(num_key_value_heads=10**9, head_dim=10**9),
+        dict(hidden_size=1024, intermediate_size=20000),  # as big as a real one
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_take_no_memory(copy, sizes):
+    """Bug: hours for ten million layers, and a model of 10^9 units that accelerate put on the disk
+    and called loaded.
+    """
+    reconfigure(folder := copy(ALPACA), **sizes)
+    with pytest.raises(AssetError, match="config.json"):
+        load_model(AutoModelForCausalLM, folder, "float32", "auto")
+
+
+def test_a_panic_of_the_tokenizers_is_one_sentence(monkeypatch):
+    """Bug: PanicException of Rust, which is no Exception, past every handler."""
+
+    class Panic(BaseException):
+        pass
+
+    with pytest.raises(AssetError, match="a/folder cannot be loaded .Panic: retry-limit"):
+        with one_sentence("a/folder"):
+            raise Panic("retry-limit-in-match over\nstack")
+    with pytest.raises(KeyboardInterrupt), one_sentence("a/folder"):
+        raise KeyboardInterrupt
 
 
 def test_code_in_a_pickle_is_not_run(copy):
@@ -605,14 +713,16 @@ def test_a_model_stands_whole_on_one_of_several_gpus(mirror, monkeypatch):
 
 def test_the_place_that_was_chosen_is_taken(mirror, monkeypatch):
     """Bug: a place that is found and left aside."""
-    asked = []
+    asked, report = [], dict.fromkeys(("unexpected_keys", "mismatched_keys", "missing_keys"), ())
 
     class Kind:
         def from_pretrained(folder, **given):
             asked.append(given["device_map"])
+            if asked == ["meta"]:  # what does not fit is found there
+                return torch.nn.Identity(), report
             raise OSError("there is no GPU here")
 
     monkeypatch.setattr("igcore.models.pretrained.placement", lambda *given: f"after {given[1:]}")
     with pytest.raises(AssetError, match="there is no GPU here"):
         load_model(Kind, mirror / ALPACA, "bfloat16", "auto")
-    assert asked == ["after ('bfloat16', 'auto')"]
+    assert asked == ["meta", "after ('bfloat16', 'auto')"]

@@ -9,10 +9,11 @@ from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 
 from ..errors import AssetError, ParameterError, PolicyError, unknown_name
 from ..folders import digest_of
-from ..policy import Policy
+from ..policy import PROBE, Policy
 from ..settings import Options, settings
 from . import assets
 from .hub import snapshot
@@ -20,17 +21,22 @@ from .pretrained import (
     DTYPES,
     Device,
     Dtype,
+    automatic_dtype,
     check_settings,
     check_vocabulary,
     contents_of,
     load_model,
     load_tokenizer,
+    one_sentence,
+    settings_of,
 )
 from .registry import named
 from .templates import TEMPLATES, TextFormat, check_chat, template_of
 
 OPTIONS = ("template", "revision", "chat_options")  # beside the name of a policy
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HARD = "".join(letter * 64 + "!" for letter in "ax1_ \n")  # for a regex that tries all ways
+OUTSIDE = ("POLY", "SHADOW", "XLORA")  # kinds of adapters that act outside the model that they wrap
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,8 @@ def load_policy(
         mapping with a ``server`` names a model in a server, see
         `igcore.models.served.ServedOptions`; dtype and device are then the server's.
     dtype : str
-        ``float32``, ``bfloat16`` or ``float16``.
+        ``float32``, ``bfloat16`` or ``float16``; or ``auto``: the type in which the weights were
+        saved where the device computes in it, see `igcore.models.pretrained.automatic_dtype`.
     device : str
         A torch device, or ``auto``: accelerate places the model on what there is.
     weights : bool
@@ -129,13 +136,17 @@ def load_policy(
         return resolve_name("igcore.models.served:load_served")(name)
     name = str(name) if isinstance(name, Path) else name
     name, beside = named(name, "policy", OPTIONS)
-    options = PolicyOptions(dtype=dtype, device=device, **beside)
+    chosen = "float32" if dtype == "auto" else dtype
+    options = PolicyOptions(dtype=chosen, device=device, **beside)
     known = POLICIES.get(name) or _unnamed(name)
     if known.asset:
         folder = assets.sound(known.asset)
     else:
         folder = snapshot(known.repo, options.revision or known.revision)
+    settings_of(folder)  # refuses a folder that holds no model
     tokenizer = load_tokenizer(folder)
+    if dtype == "auto":
+        options = replace(options, dtype=automatic_dtype(folder, options.device))
     own = known.template or ("chat" if tokenizer.chat_template else "raw")
     template = options.template or own
     check_chat(tokenizer, template, f"policy {name!r}", options.chat_options)
@@ -145,13 +156,14 @@ def load_policy(
     else:
         model = WithoutWeights(folder, options)
     policy = Policy(
-        name=name if name in POLICIES else Path(name).name,
+        name=name if name in POLICIES else _last_part(name),
         model=model,
         tokenizer=tokenizer,
         template=template_of(template, options.chat_options),
         eos_ids=eos_ids_of(model, tokenizer, known.ends),
         files=contents_of(folder),
     )
+    _check_prompt(policy, str(folder))
     identity = policy.identity()
     decisive = {key: identity[key] for key in identity if key not in ("name", "digest")}
     return replace(policy, digest=digest_of(decisive))
@@ -177,6 +189,9 @@ class WithoutWeights:
         """Return no modules."""
         return []
 
+    def get_input_embeddings(self) -> None:
+        """Return no embeddings."""
+
     def get_output_embeddings(self) -> NoReturn:
         """Refuse to be run."""
         raise PolicyError(
@@ -187,41 +202,119 @@ class WithoutWeights:
 
 def _unnamed(name: str) -> Known:
     """Return the policy of a folder or of a repository on the hub."""
-    settings = os.path.expanduser(os.path.join(name, "config.json"))
-    # False for what no path can be
-    if not os.path.isfile(settings) and not HUB_NAME.fullmatch(name):
+    path = os.path.expanduser(name)
+    if os.path.isfile(path):  # False for what no path can be, as of the next one
+        raise AssetError(
+            f"policy {name!r:.100} is a file; give the folder of a model as save_pretrained of "
+            "transformers writes it (from_pretrained reads a .gguf file as gguf_file=)"
+        )
+    if not os.path.isdir(path) and not HUB_NAME.fullmatch(name):
         places = "; or a folder that holds config.json, or owner/name on the hub"
         raise unknown_name("policy", name, POLICIES, places)
     return Known(repo=name)
 
 
+def _last_part(path: str) -> str:
+    """Return the name of a folder, of ``.`` as well."""
+    return os.path.basename(os.path.abspath(os.path.expanduser(path)))
+
+
 def policy_of(model: Any, tokenizer: Any) -> Policy:
     """Return a loaded transformers model and its tokenizer as a policy.
 
-    Prompts are written in the tokenizer's chat template if it has one, else as they are.
+    Prompts are written in the tokenizer's chat template if it has one, else as they are. Of a
+    wrapper (torch.compile, DataParallel, PEFT) the policy is the model inside, see `unwrapped`.
 
     Raises
     ------
     ParameterError
-        Without a tokenizer.
+        Without a tokenizer, for a pair in the wrong order, and for a model that cannot continue a
+        text.
     """
-    if tokenizer is None:
-        raise ParameterError("there is no tokenizer; give (model, tokenizer)")
-    name = Path(getattr(model, "name_or_path", "") or type(model).__name__).name
-    return Policy(
-        name=name,
+    model = unwrapped(model)
+    _check_pair(model, tokenizer)
+    policy = Policy(
+        name=_last_part(getattr(model, "name_or_path", "") or type(model).__name__),
         model=model,
         tokenizer=tokenizer,
         template=TEMPLATES["chat" if tokenizer.chat_template else "raw"],
         eos_ids=eos_ids_of(model, tokenizer, ()),
     )
+    check_vocabulary(tokenizer, model, "the pair")
+    _check_prompt(policy, "the pair")
+    return policy
+
+
+def unwrapped(model: Any) -> Any:
+    """Return the model inside torch.compile, DataParallel or a PEFT wrapper; else the model itself.
+
+    Layers of an adapter stay in it, so that an adapter switched later counts.
+
+    Raises
+    ------
+    ParameterError
+        For an adapter whose tokens or passes are not in the model inside.
+    """
+    if isinstance(model, torch.nn.Module):
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+    if not hasattr(model, "get_base_model"):
+        return model
+    for name, config in model.peft_config.items():
+        invoked = getattr(config, "alora_invocation_tokens", None)
+        if config.is_prompt_learning or config.peft_type in OUTSIDE or invoked:
+            raise ParameterError(
+                f"adapter {name!r} of the kind {config.peft_type.value} adds to the prompt or to "
+                "the call of the model, which the search does not see; merge it, or give a plain "
+                "adapter such as LoRA"
+            )
+    return model.get_base_model()
+
+
+def _check_pair(model: Any, tokenizer: Any) -> None:
+    """Raise ``ParameterError`` unless these are a causal language model and a tokenizer."""
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    if tokenizer is None:
+        raise ParameterError("there is no tokenizer; give (model, tokenizer)")
+    kind = type(model).__name__
+    if not isinstance(model, PreTrainedModel) or not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ParameterError(
+            f"policy is a pair ({kind}, {type(tokenizer).__name__}); give (model, tokenizer), both "
+            "loaded by transformers and in this order, or the folder alone"
+        )
+    wrong = ""
+    if model.config.is_encoder_decoder:
+        wrong = "is an encoder-decoder model; the search needs a decoder-only one"
+    elif not model.can_generate() or model.get_output_embeddings() is None:
+        wrong = "has no head over the vocabulary; load it by AutoModelForCausalLM or its like"
+    if wrong:
+        raise ParameterError(f"{kind} {wrong}")
+
+
+def _check_prompt(policy: Policy, place: str) -> None:
+    """Raise ``AssetError`` unless a prompt reaches the model: whole, and as ids that it knows."""
+    opening = policy.template.opening(policy.tokenizer, PROBE)
+    if PROBE not in opening:
+        raise AssetError(
+            f"the template {policy.template.name!r} of {place} leaves out the prompt: of {PROBE!r} "
+            f"it makes {opening!r:.100}; correct it, or take raw (chat_template = None in a pair)"
+        )
+    with one_sentence(place):
+        policy.tokenizer(HARD)
+        ids = policy.tokenizer(opening, add_special_tokens=policy.template.special)["input_ids"]
+    rows = getattr(policy.model.get_input_embeddings(), "num_embeddings", 2**31)
+    if not ids or max(ids) >= rows:
+        raise AssetError(
+            f"{place} turns the prompt {PROBE!r} into the ids {ids}, but its model has embeddings "
+            f"for {rows}; call model.resize_token_embeddings(len(tokenizer)), and save both again"
+        )
 
 
 def eos_ids_of(model, tokenizer, ends: Sequence[str]) -> frozenset[int]:
     """Every end token that the tokenizer or the checkpoint's own settings name, and `ends`."""
     found = [tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(list(ends))]
     for config in (model.generation_config, model.config):
-        own = config.eos_token_id
+        own = getattr(config, "eos_token_id", None)  # of a composite model it is in its text_config
         found += own if isinstance(own, list) else [own]
     ends = [token for token in found if token is not None]
     if any(type(token) is not int for token in ends):  # of which transformers checks some only

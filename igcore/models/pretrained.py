@@ -7,6 +7,7 @@ that `contents_of` hashes.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from typing import Annotated
 import torch
 from pydantic import AfterValidator
 
-from ..engine.device import GIB, free_bytes, usable
+from ..engine.device import GIB, free_bytes, multiplies_bfloat16, usable
 from ..errors import AssetError, IgcoreError, ParameterError
 from ..folders import file_digest
 from ..settings import one_of
@@ -33,6 +34,31 @@ ELSEWHERE = ("transformers_weights", "gguf_file", "vocab", "merges", "fast_token
 TEMPLATES = "additional_chat_templates/*.jinja"
 RECORD = "asset.json"  # written by `igcore.models.assets`; transformers does not read it
 AGAIN = "download or save the whole model again"
+# words of an error -> what helps
+REMEDIES = {
+    "not recognize this architecture": "a newer transformers may know it",
+    "trust_remote_code|custom code": "no code beside a model runs here: load it yourself, and give "
+    "(model, tokenizer)",
+    "pip install|requires the|[Qq]uantiz": "install what it names, or give plain weights",
+    r"(T5|Encoder)\w*Config": "choose a decoder-only model",
+    "Unrecognized configuration class": "load it yourself, and give (model, tokenizer)",
+}
+# files in the place of a whole model -> what helps
+INSTEAD = {
+    "adapter_config.json": "merge the adapter into its model (merge_and_unload), and save the sum",
+    "*.gguf": "read the GGUF file by from_pretrained(folder, gguf_file=...), and save the model",
+    "*": "give a folder as save_pretrained of transformers writes it",
+}
+# beginning of keys -> what the saved object was, and what helps
+WRAPPED = {
+    "_orig_mod.": "a model of torch.compile; save model._orig_mod",
+    "module.": "a DataParallel wrapper; save model.module",
+    "v_head.": "a model of TRL with a value head; save model.pretrained_model",
+    "base_model.": "a PEFT wrapper; save model.merge_and_unload()",
+    "model.encoder.": "an encoder-decoder model; choose a decoder-only one",
+}
+# a setting that is a size, and its value
+SIZE = re.compile(r'"(\w*(?:size|dim|layers?|heads|experts|embd|d_model|d_ff))"\s*:\s*(\d+)')
 
 
 def _check_device(device: str) -> str:
@@ -134,6 +160,31 @@ def _check_place(path: Path, settings: dict) -> dict:
     return settings
 
 
+def settings_of(folder: Path) -> str:
+    """Return what config.json says; ``AssetError`` where there is none."""
+    if not (folder / "config.json").is_file():
+        raise lacking(folder, "config.json")
+    return (folder / "config.json").read_text(encoding="utf-8")
+
+
+def lacking(folder: Path, what: str) -> AssetError:
+    """Return the error for a folder that lacks a part of a model; it says what helps."""
+    helps = [helps for pattern, helps in INSTEAD.items() if next(folder.glob(pattern), None)]
+    return AssetError(f"{folder} has no {what}; {[*helps, f'it is empty: {AGAIN}'][0]}")
+
+
+def check_sizes(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Raise ``AssetError`` for sizes that the weights cannot have: building it would not end."""
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    for name, value in SIZE.findall(settings_of(folder)):
+        # settings that this model does not read may have the values of a usual one
+        if int(value) > (max(len(tensors), 10**3) if "layer" in name else max(numbers, 10**6)):
+            raise AssetError(
+                f"{folder / 'config.json'} sets {name} to {value:.20}, but the weights are "
+                f"{len(tensors)} tensors of {numbers} numbers; {AGAIN}"
+            )
+
+
 # --- where a model is put -------------------------------------------------------------------------
 
 
@@ -155,10 +206,22 @@ def placement(folder: Path, dtype: str, device: str) -> str:
 
 def weight_bytes(folder: Path, dtype: str) -> int:
     """Return the bytes that all weights of a folder take in `dtype`, whatever they are saved in."""
-    numbers = 0
-    for path in files_of(folder):
-        numbers += sum(tensor.numel() for tensor in _state(path, "meta").values())
+    numbers = sum(tensor.numel() for tensor in _tensors(folder).values())
     return numbers * DTYPES[dtype].itemsize
+
+
+def automatic_dtype(folder: Path, device: str) -> str:
+    """Return the type in which weights were saved if a device has units for it, else ``float32``.
+
+    A GPU has them for ``bfloat16`` and ``float16``, a processor at most for ``bfloat16``: without
+    them it takes ten times as long. Nothing is rounded that was saved in more digits.
+    """
+    dtypes = {x.dtype for x in _tensors(folder).values() if x.is_floating_point()}
+    gpu = device != "cpu" and torch.accelerator.is_available()
+    for name in ("bfloat16", "float16"):
+        if dtypes == {DTYPES[name]} and (gpu or name == "bfloat16" and multiplies_bfloat16()):
+            return name
+    return "float32"
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -216,44 +279,64 @@ def load_model(
     AssetError
         When files are missing or damaged, or their keys or shapes are not those of the model.
     """
+    quantised = "quantization_config" in settings_of(folder)
     check_settings(folder)
     found = files_of(folder)
     if not found:
-        raise AssetError(f"{folder} has no weights ({' or '.join(WHOLE)}, or their index); {AGAIN}")
+        raise lacking(folder, f"weights ({' or '.join(WHOLE)}, or their index)")
+    check_sizes(folder, tensors := _tensors(folder))
+    whole = [key for key, x in tensors.items() if not (x.is_floating_point() or quantised)]
     device = placement(folder, dtype, usable(device))
-    with one_sentence(folder), quiet_transformers():
-        model, report = kind.from_pretrained(
-            folder,
-            dtype=DTYPES[dtype],
-            device_map=device,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=found[0].suffix == ".safetensors",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **settings,
-        )
-    # without the rotary positions of 2023, which transformers leaves out
-    unexpected = set(report["unexpected_keys"])
-    problems = {
-        "holds weights of other shapes than its config.json says": report["mismatched_keys"],
-        "lacks the weights": {*report["missing_keys"], *(set(heads) - unexpected)},
-        "holds the unknown weights": unexpected - {*heads, *optional},
-    }
-    for problem, keys in problems.items():
-        if keys:
-            named = f"{problem} {sorted(keys)}"[:300]
-            raise AssetError(f"{folder} {named}; {AGAIN}, or choose the scorer that it is made for")
+    # first without memory: what does not fit would fill it, or be left out by accelerate
+    for place in (device,) if quantised else ("meta", device):
+        with one_sentence(folder), quiet_transformers():
+            model, report = kind.from_pretrained(
+                folder,
+                dtype=DTYPES[dtype],
+                device_map=place,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=found[0].suffix == ".safetensors",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **settings,
+            )
+        # without the rotary positions of 2023, which transformers leaves out
+        unexpected = set(report["unexpected_keys"])
+        parameters = tuple(name for name, _ in model.named_parameters())
+        problems = {
+            "holds weights of other shapes than its config.json says": report["mismatched_keys"],
+            "lacks the weights": {*report["missing_keys"], *(set(heads) - unexpected)},
+            "holds the unknown weights": unexpected - {*heads, *optional},
+            "holds whole numbers as the weights": {x for x in whole if x.endswith(parameters)},
+        }
+        for problem, keys in problems.items():
+            if keys:
+                named = f"{problem} {sorted(keys)}"[:300]
+                raise AssetError(f"{folder} {named}; {_helps(tensors)}")
     return model.eval(), tensors_of(folder, [*heads, *optional])
 
 
-def check_vocabulary(tokenizer, model, folder: Path) -> None:
-    """Raise ``AssetError`` when a tokenizer knows ids for which a model has no embedding."""
-    known = max(tokenizer.get_vocab().values()) + 1
+def _helps(tensors: dict[str, torch.Tensor]) -> str:
+    """Return what helps against keys that are not those of the model."""
+    for begins, saved in WRAPPED.items():
+        if any(key.startswith(begins) for key in tensors):
+            return f"it holds {saved}"
+    return f"{AGAIN}, or choose the scorer that it is made for"
+
+
+def check_vocabulary(tokenizer, model, place: Path | str) -> None:
+    """Raise ``AssetError`` when a tokenizer knows ids for which a model has no embedding.
+
+    Special tokens that no prompt becomes, such as one that pads, need none.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
+    known = max(set(tokenizer.get_vocab().values()) - special, default=-1) + 1
     rows = model.get_input_embeddings().weight.shape[0]
     if known > rows:
         raise AssetError(
-            f"the tokenizer in {folder} has {known} tokens, but its model has embeddings for "
+            f"the tokenizer in {place} has {known} tokens, but its model has embeddings for "
             f"{rows}; the two belong to different models, so download both again"
         )
 
@@ -267,6 +350,14 @@ def tensors_of(folder: Path, keys: Sequence[str]) -> dict[str, torch.Tensor]:
     return out
 
 
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of all files of a folder by key, without their numbers."""
+    found: dict[str, torch.Tensor] = {}
+    for path in files_of(folder):
+        found |= _state(path, "meta")
+    return found
+
+
 def _state(path: Path, device: str) -> dict[str, torch.Tensor]:
     """Return the tensors of a file; of a pickle, nothing but tensors is loaded."""
     from transformers.modeling_utils import load_state_dict
@@ -276,17 +367,18 @@ def _state(path: Path, device: str) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def one_sentence(path: Path) -> Iterator[None]:
+def one_sentence(path: Path | str) -> Iterator[None]:
     """Turn any loader's error about a damaged folder or file into one sentence.
 
     transformers, safetensors and torch raise many kinds.
     """
     try:
         yield
-    except (IgcoreError, torch.OutOfMemoryError):
+    except (IgcoreError, torch.OutOfMemoryError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # a panic of the tokenizers, which are in Rust, is no Exception
         reason = next(iter(str(error).strip().splitlines()), "")[:300]
+        helps = [help for words, help in REMEDIES.items() if re.search(words, str(error))]
         raise AssetError(
-            f"{path} cannot be loaded ({type(error).__name__}: {reason}); {AGAIN}"
+            f"{path} cannot be loaded ({type(error).__name__}: {reason}); {[*helps, AGAIN][0]}"
         ) from error
