@@ -13,6 +13,7 @@ import torch
 from mockpolicy import LetterCost, LetterReward, letter_cost
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
@@ -23,12 +24,14 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
     TextIteratorStreamer,
+    pipeline,
 )
 
 import igcore.adapters.generate
 import igcore.budget
 from igcore import Guard, ParameterError, ScorerError, SearchConfig, custom_generate, decode
 from igcore.beams import Beam
+from igcore.engine.kv_cache import cache_name
 from igcore.policy import Policy
 
 SPECIALS = ["<eos>", "<pad>", "<bos>", "<unk>"]
@@ -497,6 +500,18 @@ class Halving(LogitsProcessor):
             "a MaxTimeCriteria, which",
         ),
         ({"max_time": 9.0}, "max_time=9.0"),
+        ({"do_sample": False}, "do_sample=False, which the search cannot honour: it samples"),
+        (
+            {"generation_config": GenerationConfig(do_sample=False, max_new_tokens=8)},
+            "do_sample=False, which",
+        ),
+        ({"dola_layers": "high"}, "dola_layers='high'"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha=0.6"),
+        ({"num_beam_groups": 2}, "num_beam_groups=2"),
+        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
+        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty=1.5"),
+        ({"assistant_model": torch.nn.Identity()}, "assistant_model, which"),
+        ({"negative_prompt_ids": torch.tensor([[4]])}, "negative_prompt_ids, which"),
         ({"position_ids": torch.tensor([[5, 6]])}, "position_ids other than 0, 1, ..."),
         (
             {"attention_mask": torch.tensor([[1, 0]])},
@@ -520,6 +535,26 @@ def test_what_cannot_be_honoured_is_named(model, tokenizer, given, message):
         )
 
 
+def test_a_pipeline_takes_a_guard(model, tokenizer):
+    """Bug: the pipeline's own temperature of 0.7 was refused, which nobody had given; its 256
+    tokens would have replaced the guard's.
+    """
+    pipe, guard = (
+        pipeline("text-generation", model=model, tokenizer=tokenizer),
+        a_guard(model, tokenizer, budget=100.0).guard,
+    )
+    generate(model, custom_generate(guard), ["ab"])
+    expected = guard.answers[0].text
+    for given in ({}, {"max_new_tokens": 8}, {"temperature": 1.0}):
+        (out,) = pipe("ab", custom_generate=guard, return_full_text=False, **given)
+        assert out["generated_text"] == guard.answers[0].text == expected
+    pipe("ab", custom_generate=guard, max_new_tokens=4)
+    assert guard.answers[0].n_tokens <= 4
+    for given in ({"temperature": 0.6}, {"do_sample": False}, {"top_p": 0.5}):
+        with pytest.raises(ParameterError, match=f"was given {next(iter(given))}="):
+            pipe("ab", custom_generate=guard, **given)
+
+
 def test_inputs_other_than_ids_are_refused(model, tokenizer):
     with pytest.raises(ParameterError, match="was given inputs_embeds"):
         model.generate(
@@ -527,11 +562,12 @@ def test_inputs_other_than_ids_are_refused(model, tokenizer):
             custom_generate=a_guard(model, tokenizer),
             max_new_tokens=8,
         )
-    cache = model(torch.tensor([[4, 5]]), use_cache=True).past_key_values
-    with pytest.raises(ParameterError, match="was given past_key_values"):
+    name = cache_name(model)
+    cache = model(torch.tensor([[4, 5]]), use_cache=True)[name]
+    with pytest.raises(ParameterError, match=f"was given {name}"):
         model.generate(
             torch.tensor([[4, 5, 6]]),
-            past_key_values=cache,
+            **{name: cache},
             custom_generate=a_guard(model, tokenizer),
             max_new_tokens=8,
         )
@@ -582,6 +618,12 @@ def test_answers_that_may_need_padding_need_a_token_for_it(model, tokenizer, mon
         10,
     )
     assert model.generate(ids[:1], custom_generate=guard, max_new_tokens=8).shape == (1, 10)
+
+
+def test_only_a_guard_can_generate():
+    """Bug: custom_generate("x") was made, and failed in the middle of `generate`."""
+    with pytest.raises(ParameterError, match="guard is 'x'; give an igcore.Guard"):
+        custom_generate("x")
 
 
 def test_an_encoder_decoder_model_is_refused(tokenizer):

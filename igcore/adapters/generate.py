@@ -7,7 +7,7 @@ loop. A `Guard` may stand there::
     ids = model.generate(**inputs, custom_generate=guard, max_new_tokens=64, seed=1)
     guard.answers[0].status
 
-Versions 5.17 to 5.23 do not pass on a ``streamer`` given to ``generate``, so `custom_generate`
+Versions 5.17 to 5.24 do not pass on a ``streamer`` given to ``generate``, so `custom_generate`
 takes it.
 """
 
@@ -33,21 +33,17 @@ from ..rendering import RAW
 from ..response import Response
 from ..verdict import Emission, judge, within
 
-# settings that the search cannot honour, and the values that change nothing
-REFUSED: dict[str, tuple] = {
-    "temperature": (1.0,), "top_k": (0, 50), "top_p": (1.0,), "min_p": (), "top_h": (),
-    "typical_p": (1.0,),
-    "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "repetition_penalty": (1.0,),
-    "no_repeat_ngram_size": (0,),
-    "bad_words_ids": (), "sequence_bias": (), "suppress_tokens": (), "begin_suppress_tokens": (),
-    "guidance_scale": (1,),
-    "watermarking_config": (), "exponential_decay_length_penalty": (), "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "min_length": (0,), "min_new_tokens": (0,), "max_time": (), "token_healing": (),
-    "output_scores": (), "output_logits": (), "output_attentions": (), "output_hidden_states": (),
+# settings that the search honours or that change no answer
+HONOURED = {
+    "max_length", "max_new_tokens", "num_beams", "do_sample", "num_return_sequences",
+    "return_dict_in_generate", "eos_token_id", "pad_token_id", "bos_token_id",
+    "decoder_start_token_id", "use_cache", "cache_implementation", "cache_config", "max_cache_len",
+    "compile_config", "disable_compile", "low_memory", "prefill_chunk_size", "renormalize_logits",
+    "transformers_version",
 }  # fmt: skip
 # `generate` makes them itself
-INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+CACHES = {"cache", "past_key_values"}  # the second until 5.23
+INPUTS = CACHES | {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 ALLOWED_STOPS = (generation.MaxLengthCriteria, generation.EosTokenCriteria)
 DEFAULT_LENGTH = 20  # new tokens that transformers allows when nobody sets a length
 
@@ -56,32 +52,28 @@ DEFAULT_LENGTH = 20  # new tokens that transformers allows when nobody sets a le
 class custom_generate:
     """A guard with a streamer, for ``model.generate(**inputs, custom_generate=...)``.
 
-    A bare `Guard` may stand there as well. The model must be decoder-only and keep its state in
-    ``past_key_values``. The search continues the ids that ``generate`` is given, without their left
-    padding; scorers see their text without special tokens. It samples at temperature 1 from the
-    model's own distribution, and ignores the checkpoint's defaults (``do_sample``, ``top_p``, ...).
+    A bare `Guard` may stand there as well. The search continues the ids that ``generate`` is given,
+    without their left padding; scorers see their text without special tokens. It samples at
+    temperature 1, and ignores the checkpoint's defaults (``do_sample``, ``top_p``, ...).
 
     Parameters
     ----------
     guard : Guard
-        Made of this model and its tokenizer. A ``max_new_tokens`` or ``max_length`` given to
-        ``generate`` overrides the guard's, unless it equals the default of the checkpoint or of
-        transformers, which cannot be told from no value at all; ``generate(seed=...)`` overrides
-        its seed. Rows of equal text are numbered: the first samples what `decode` samples for that
-        text, and each further one has samples of its own, so that ``num_return_sequences`` gives as
-        many searches.
+        Made of this model and its tokenizer. ``generate(seed=...)`` overrides its seed, and a
+        ``max_new_tokens`` or ``max_length`` its own, unless that equals the default of the
+        checkpoint, of transformers or of a pipeline. Rows of equal text are numbered: the first
+        samples what `decode` samples for that text, each further one has samples of its own.
     streamer : transformers streamer, optional
-        Shows the answer to a single prompt during the search; see Notes.
+        Shows the answer to one prompt during the search.
 
     Notes
     -----
-    ``generate`` returns, as always, a LongTensor (B, prompt + new): the prompts as they were given,
-    the answers, and padding on the right. With ``return_dict_in_generate`` it returns a
+    ``generate`` returns a LongTensor (B, prompt + new): the prompts as they were given, the
+    answers, and padding on the right. With ``return_dict_in_generate`` it returns a
     ``GenerateDecoderOnlyOutput`` with ``sequences`` alone. An answer consists of the sampled
-    tokens, and of an end token when it was truncated. A refusal is encoded by the tokenizer, ends
-    with the end token and may be longer than ``max_new_tokens``; when not even the empty text is
-    safe, there is the end token alone. Only the ``status`` of ``guard.answers`` tells an answer
-    from a refusal.
+    tokens, and of an end token when it was truncated. A refusal ends with the end token and may be
+    longer than ``max_new_tokens``; where not even the empty text is safe, it is that token alone.
+    Only the ``status`` of ``guard.answers`` tells an answer from a refusal.
 
     ``tokenizer.decode(new_ids, skip_special_tokens=True)`` is exactly the text that the cost model
     scored. For this a few ids differ from the sampled ones, which stay in ``Response.tokens``:
@@ -93,26 +85,30 @@ class custom_generate:
     ``clean_up_tokenization_spaces=False``, there and in the streamer.
 
     It raises ``ParameterError`` for anything that it cannot honour, such as ``num_beams``, a
-    temperature, the user's own logits processor, a stop string or scores to be returned; for
-    another model than the guard's; for prompts that are not padded on the left.
+    temperature, ``do_sample=False``, a logits processor or scores to be returned; for another model
+    than the guard's; for prompts that are not padded on the left.
 
     The streamer gets the prompt, and after each block the tokens that all kept beams share, up to a
     check, see `igcore.checks`. They have passed a verdict of their own: at that check and all
-    before it the text was within budget. While any kept beam was over budget at one of its checks,
-    nothing more is shown. A block that ends inside a
-    character or with a line is shown with the next one. The rest follows when the whole answer has
-    passed the final check. With ``skip_prompt=True, skip_special_tokens=True`` a streamer of
-    transformers writes exactly the text of the answer.
+    before it the text was within budget. While any kept beam was over budget at a check, nothing
+    more is shown. A block that ends inside a character or with a line is shown with the next one,
+    the rest when the whole answer has passed the final check. With ``skip_prompt=True,
+    skip_special_tokens=True`` a streamer of transformers writes exactly the text of the answer.
 
-    A prefix that was shown may still have no safe completion. With ``on_failure="truncate"`` the
-    answer is then the last certified prefix, which continues the shown text. With ``"abstain"``, or
-    when the final check disagrees, the stream ends where it is, and the returned ids are the
-    refusal; the refusal is shown only when nothing was shown before. A method that never abstains,
-    as with ``on_failure="paper"``, shows its whole answer at the end, whatever its status.
+    A prefix that was shown may have no safe completion. With ``on_failure="truncate"`` the answer
+    is then the last certified prefix, which continues the shown text. With ``"abstain"``, or when
+    the final check disagrees, the stream ends where it is, and the returned ids are the refusal,
+    which is shown only when nothing was. A method that never abstains, as with
+    ``on_failure="paper"``, shows its whole answer at the end, whatever its status.
     """
 
     guard: Guard
     streamer: Any = None
+
+    def __post_init__(self):
+        """Refuse what is no guard."""
+        if not isinstance(self.guard, Guard):
+            raise ParameterError(f"guard is {self.guard!r:.60}; give an igcore.Guard")
 
     def __call__(self, model, input_ids, seed=None, **inputs):
         """Answer the rows of `input_ids` (B, L); transformers calls it."""
@@ -140,9 +136,9 @@ def answer_rows(
     transformers chooses the names of these parameters, except `guard` and `seed`.
     """
     guard.answers.clear()
-    _check_caller(streamer)
+    own = [model.generation_config, _check_caller(streamer)]
     _check_model(model, guard)
-    _check_settings(generation_config, model.generation_config)
+    _check_settings(generation_config, own)
     _check_processors([*logits_processor, *stopping_criteria])
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask.long()
@@ -155,7 +151,7 @@ def answer_rows(
             )
         streamer.put(input_ids.cpu())
 
-    length = _length(generation_config, model, input_ids.shape[1])
+    length = _length(generation_config, own, input_ids.shape[1], guard.policy.context)
     config = replace(guard.config, max_new_tokens=length) if length else guard.config
     eos, pad = _special(generation_config, len(input_ids))
     # users and streamers decode the new ids alone: the text is theirs, with no space before it
@@ -272,14 +268,12 @@ def _tokens(response: Response, policy: Policy, eos: list[int]) -> list[int]:
     return ids if response.finished or policy.decoded(ids + eos) != text else ids + eos
 
 
-def _length(settings, model, prompt: int) -> int | None:
+def _length(settings, own: Sequence, prompt: int, context: int) -> int | None:
     """Return how many new tokens the caller of `generate` allows after `prompt` tokens, or None."""
-    own = model.generation_config
     if settings.max_new_tokens is not None:
-        return settings.max_new_tokens if settings.max_new_tokens != own.max_new_tokens else None
-    default = own.max_length or min(
-        DEFAULT_LENGTH + prompt, getattr(model.config, "max_position_embeddings", None) or 2**31
-    )
+        preset = [each.max_new_tokens for each in own]
+        return settings.max_new_tokens if settings.max_new_tokens not in preset else None
+    default = own[0].max_length or min(DEFAULT_LENGTH + prompt, context)
     return settings.max_length - prompt if settings.max_length != default else None
 
 
@@ -295,47 +289,56 @@ def _special(settings, rows: int) -> tuple[list[int], int]:
     return eos, pad or 0
 
 
-def _check_caller(streamer) -> None:
-    """Refuse a streamer given to `generate` itself, whose reader would wait for ever."""
-    # a few frames up is transformers' `generate`, whose arguments are not passed on
+def _check_caller(streamer) -> generation.GenerationConfig:
+    """Refuse arguments that `generate` does not hand on; return what a pipeline adds by itself."""
     frame = sys._getframe(2)
     while frame and frame.f_code.co_name != "generate":
         frame = frame.f_back
-    lost = frame.f_locals.get("streamer") if frame else None
+    lost = (given := frame.f_locals if frame else {}).get("streamer")
     if lost is not None and lost is not streamer:
-        lost.end()
+        lost.end()  # its reader would wait for ever
         raise ParameterError(
             "transformers does not hand generate's streamer on; give it to "
             "igcore.custom_generate(guard, streamer=...)"
         )
+    # around `generate` a decorator has what was given, before transformers fills in defaults
+    named = frame.f_back.f_locals.get("kwargs", {}) if frame else {}
+    sampling = named.get("do_sample", getattr(named.get("generation_config"), "do_sample", None))
+    lost = ("assistant_model", "negative_prompt_ids")
+    refused = [name for name in lost if given.get(name) is not None]
+    refused += ["do_sample=False"] * (sampling is False)
+    if refused:
+        raise ParameterError(
+            f"generate was given {refused[0]}, which the search cannot honour: it samples from the "
+            "model alone; leave it out"
+        )
+    while frame:
+        preset = getattr(frame.f_locals.get("self"), "_default_generation_config", None)
+        if isinstance(preset, generation.GenerationConfig):
+            return preset
+        frame = frame.f_back
+    return generation.GenerationConfig()
 
 
 def _check_model(model, guard: Guard) -> None:
-    """Refuse an encoder-decoder model, and another than the guard's."""
-    if model.config.is_encoder_decoder:
-        raise ParameterError(
-            f"{type(model).__name__} is an encoder-decoder model; the search needs a decoder-only "
-            "one"
-        )
+    """Refuse another model than the guard's."""
     if model is not guard.policy.model:
-        raise ParameterError(
-            "the guard was made for another model than the one that generates; make a Guard of "
-            "(model, tokenizer)"
-        )
+        raise ParameterError("the guard was made for another model; make one of this model")
 
 
-def _check_settings(settings, own) -> None:
-    """Refuse settings that the search cannot honour, except the checkpoint's own defaults."""
+def _check_settings(settings, own: Sequence) -> None:
+    """Refuse settings that the search cannot honour, except those that nobody gave."""
     if settings.num_beams not in (None, 1):
         raise ParameterError(
             f"num_beams is {settings.num_beams}, but the search keeps beams of its own; give "
             "generate num_beams=1"
         )
-    for name, neutral in REFUSED.items():
-        value = getattr(settings, name, None)
-        if not (
-            value is None or value is False or value in neutral or value == getattr(own, name, None)
-        ):
+    defaults, neutral = settings._get_default_generation_params(), {"top_k": 0, "guidance_scale": 1}
+    for name, value in vars(settings).items():
+        if name in HONOURED or name.startswith("_") or value is None or value is False:
+            continue
+        given_by_nobody = [getattr(each, name, None) for each in own]
+        if value not in [defaults.get(name), neutral.get(name), *given_by_nobody]:
             raise ParameterError(
                 f"generate was given {name}={value!r}, which the search cannot honour: it draws at "
                 "temperature 1 from the model's own distribution and returns token ids alone; "
@@ -361,10 +364,12 @@ def _check_processors(parts: Sequence) -> None:
 
 def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict) -> None:
     """Refuse inputs besides ids (B, L) and their mask, and padding that is not on the left."""
-    given = {name for name, value in inputs.items() if value is not None}
+    # a multimodal model without pictures is given an empty mapping of them
+    given = {
+        name for name, x in inputs.items() if x is not None and not (type(x) is dict and not x)
+    }
     refused = given - INPUTS
-    if "past_key_values" in given and inputs["past_key_values"].get_seq_length():
-        refused.add("past_key_values")
+    refused |= {name for name in CACHES & given if inputs[name].get_seq_length()}
     if refused:
         raise ParameterError(
             f"generate was given {', '.join(sorted(refused))}; the search reads token ids alone: "
