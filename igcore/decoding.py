@@ -85,6 +85,10 @@ def decode(
     PolicyError
         When the policy's logits are not finite, or memory runs out for a single prompt.
     """
+    if not isinstance(method, str):  # a slip that every other function with a guard invites
+        raise ParameterError(
+            f"method is of type {type(method).__name__}; give decode(method, guard, prompts)"
+        )
     resolved, how = guard.under(method), method_of(method)
     seed = check_seed(seed)
     policy, length = guard.policy, guard.config.max_new_tokens

@@ -16,6 +16,7 @@ from .beams import Method, method_of
 from .config import SearchConfig
 from .contract import Contract
 from .decoding import check_seed, decode, listed
+from .engine.device import note_threads
 from .errors import ParameterError
 from .policy import Message, Policy, Prompt
 from .pool import Pool
@@ -69,6 +70,11 @@ class Guard:
     pool : Pool or path, optional
         Keeps samples and scores, so that no search draws what another has drawn, see
         `igcore.pool.Pool`. Answers do not depend on it; their seconds do.
+    device, dtype : str, optional
+        Where a policy that is given by name is loaded, and in which type, see `igcore.load_policy`.
+        By default (``auto``) the device with most room, and the type in which its weights were
+        saved if that device has units for it, else ``float32``. So a model saved in float32 gives
+        the same answers on every processor, up to near ties.
 
     Attributes
     ----------
@@ -108,6 +114,8 @@ class Guard:
         seed: int = 0,
         pool: Pool | str | os.PathLike[str] | None = None,
         contracts: Mapping[str, Contract] | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
         **settings: Any,
     ):
         method_of(method)  # refuses an unknown name
@@ -122,6 +130,11 @@ class Guard:
                 f"Guard has {', '.join(settings) or 'settings'} beside config={config!r:.60}; give "
                 "either a SearchConfig or single settings"
             )
+        if critic is not None and not (hasattr(critic, "judge") or hasattr(critic, "steering")):
+            raise ParameterError(
+                f"critic is {critic!r:.60}; give a network that notebook 20 has trained, or an "
+                "object with judge or steering, as igcore.critic.network.Critic has it"
+            )
         # cheap checks first: a policy may take a minute to load
         values = {
             "config": config,
@@ -132,9 +145,10 @@ class Guard:
             "seed": check_seed(seed),
             "pool": Pool(pool) if isinstance(pool, str | os.PathLike) else pool,
             "answers": [],
-            "policy": as_policy(policy),
+            "policy": as_policy(policy, device, dtype),
         }
         scorers = {role: values[role] for role in ("cost", "reward") if values[role] is not None}
+        note_threads()
         values["contracts"] = contracts_of(scorers, contracts or {}, config.failure_rate)
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -226,14 +240,19 @@ def contracts_of(
     return contracts
 
 
-def as_policy(policy: PolicyLike) -> Policy:
+def as_policy(policy: PolicyLike, device: str = "auto", dtype: str = "auto") -> Policy:
     """Return a `Policy`: itself, loaded by name or folder, or made of (model, tokenizer)."""
-    if isinstance(policy, Policy):
-        return policy
     if isinstance(policy, str | os.PathLike | Mapping):
         name = policy if isinstance(policy, Mapping) else os.fspath(policy)
-        loaded: Policy = resolve_name("igcore.models.policies:load_policy")(name)
+        loaded: Policy = resolve_name("igcore.models.policies:load_policy")(name, dtype, device)
         return loaded
+    if (device, dtype) != ("auto", "auto"):
+        raise ParameterError(
+            f"device is {device!r} and dtype {dtype!r}, but the policy is a model that was loaded "
+            "before; move it yourself, such as by model.to(...)"
+        )
+    if isinstance(policy, Policy):
+        return policy
     if isinstance(policy, tuple) and len(policy) == 2:
         made: Policy = resolve_name("igcore.models.policies:policy_of")(*policy)
         return made

@@ -275,6 +275,14 @@ MISUSES = {
         ),
         "made for another model",
     ),
+    "a critic that is a text": (
+        lambda: a_guard(critic="runs/critic"),
+        "^critic is 'runs/critic'; give a network that notebook 20 has trained, or an object",
+    ),
+    "the guard before the method": (
+        lambda: list(ig.decode(a_guard(), "best-of-n", ["a"])),
+        r"^method is of type Guard; give decode\(method, guard, prompts\)",
+    ),
     "no acceptable text": (
         lambda: ig.suggest_budget(capitals, [], ["A"]),
         r"^acceptable_texts is \[\]; give a list",
