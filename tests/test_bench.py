@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from benchmarks import __main__ as command
 from benchmarks import baselines, measure, models, plan, report
 from benchmarks.measure import Case, Meter
-from igcore.engine.agreement import fits
+from igcore.engine.agreement import cache_for, fits
 from igcore.engine.kv_cache import cache_name
 from igcore.engine.memory import kv_bytes
 from igcore.errors import PolicyError
@@ -80,6 +80,7 @@ def tiny():
     assert all(
         fits(model) and fits(model.base_model) for model in made.all
     )  # asked now: the answer takes a few tokens, once
+    cache_for(made.policy.model, "dynamic")
     return made
 
 
