@@ -165,7 +165,9 @@ class Policy:
     def context(self) -> int:
         """Longest sequence of prompt and response, in tokens; 2^31 of a model without a limit."""
         text = self.model.config.get_text_config(decoder=True)
-        return getattr(text, "max_position_embeddings", None) or 2**31
+        # past `index_topk` tokens sparse attention chooses by what stands later or in the padding
+        limits = [getattr(text, n, None) for n in ("max_position_embeddings", "index_topk")]
+        return min(limit or 2**31 for limit in limits)
 
     def engine(self, watch: int | None = None) -> Any:
         """Return a new `igcore.engine.block.Engine`; `watch` as of the local one."""

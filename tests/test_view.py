@@ -121,6 +121,28 @@ def test_calls_of_a_server_answer_as_one_after_the_other():
     assert tokens(asyncio.run(serve())) == tokens(map(guard, PROMPTS))
 
 
+def test_a_tokenizer_that_others_use_truncates_no_prompt():
+    """Bug: padding and truncation are set in the tokenizer itself, so a pipeline of the user's in
+    another thread cut the prompts of a guard, and lost its own padding.
+    """
+    guard, prompts = guard_of(model_of()), [f"{prompt}, and so on" for prompt in PROMPTS]
+    expected, own, done = tokens(map(guard, prompts)), [], threading.Event()
+
+    def pipeline():
+        while not done.is_set():
+            own.append(TOKENIZER(["a", "bbb"], padding=True, truncation=True, max_length=4))
+            time.sleep(0.001)
+
+    with ThreadPoolExecutor(1) as beside:
+        running = beside.submit(pipeline)
+        try:
+            assert tokens(map(guard, prompts)) == expected
+        finally:
+            done.set()
+        running.result()
+    assert own and all(len(ids) == 3 for batch in own for ids in batch["input_ids"])
+
+
 def test_calls_of_one_model_take_turns():
     """Guards memory: eight threads would keep the caches and copies of eight searches."""
     model, at_once, running = model_of(), [], []

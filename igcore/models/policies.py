@@ -1,5 +1,6 @@
 """The table of policies: from a name, a folder or a repository of the hub to a loaded policy."""
 
+import copy
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -222,7 +223,9 @@ def _last_part(path: str) -> str:
 def policy_of(model: Any, tokenizer: Any) -> Policy:
     """Return a loaded transformers model and its tokenizer as a policy.
 
-    Prompts are written in the tokenizer's chat template if it has one, else as they are. Of a
+    Prompts are written in the tokenizer's chat template if it has one, else as they are. The policy
+    has a copy of the tokenizer: a call that pads or truncates sets that in the tokenizer itself,
+    for every thread. Of a
     wrapper (torch.compile, DataParallel, PEFT) the policy is the model inside, see `unwrapped`.
 
     Raises
@@ -233,6 +236,7 @@ def policy_of(model: Any, tokenizer: Any) -> Policy:
     """
     model = unwrapped(model)
     _check_pair(model, tokenizer)
+    tokenizer = copy.deepcopy(tokenizer)
     policy = Policy(
         name=_last_part(getattr(model, "name_or_path", "") or type(model).__name__),
         model=model,
