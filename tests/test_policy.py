@@ -84,6 +84,13 @@ def test_an_empty_prompt_is_refused(policy, prompt):
         policy.encode(prompt)
 
 
+def test_sparse_attention_is_not_asked_for_a_text_beyond_what_it_reads(policy, monkeypatch):
+    """Bug: past ``index_topk`` tokens DeepSeek-like models read what stands later, in silence."""
+    monkeypatch.setattr(policy.model.config, "index_topk", 9, raising=False)
+    with pytest.raises(ParameterError, match="exceeds the context of 9 of tiny"):
+        policy.encode("ten tokens", 0)
+
+
 def test_a_prompt_must_fit_the_context_together_with_its_answer(policy):
     assert len(policy.encode("a" * 60, max_new_tokens=4)) == 60
     with pytest.raises(
