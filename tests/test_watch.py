@@ -377,7 +377,7 @@ def test_saved_params_are_those_of_notebook_30(monkeypatch, tmp_path):
         if role == "policy":
             object.__setattr__(own.policy, "name", name)
         else:
-            monkeypatch.setattr(getattr(own, role), "named", name, raising=False)
+            monkeypatch.setattr(getattr(own, role), "loaded_as", name, raising=False)
     path = panel.save_params(own, "Two\nlines", ["inferenceguard"], {"budget": 0.25})
     values = yaml.safe_load((tmp_path / path).read_text())
     params = DecodeParams(**(values | {"prompts": str(tmp_path / values["prompts"])}))

@@ -169,5 +169,5 @@ def load_scorer(scorer: str | Mapping | list, role: str = "cost") -> Scorer:
     # this module is part of a run's identity, and a panel writes the name into a params file
     with suppress(AttributeError):  # a user's own class may have slots
         object.__setattr__(loaded, "home", home_of(name))  # also of a frozen class
-        object.__setattr__(loaded, "named", scorer)
+        object.__setattr__(loaded, "loaded_as", scorer)
     return loaded

@@ -188,8 +188,8 @@ def save_params(
     options = {"template": policy.template.name, "chat_options": dict(policy.template.options)}
     names = {
         "policy": where and {"name": where} | options,
-        "cost": getattr(guard.cost, "named", None),
-        "reward": getattr(guard.reward, "named", None),
+        "cost": getattr(guard.cost, "loaded_as", None),
+        "reward": getattr(guard.reward, "loaded_as", None),
     }
     for role, name in names.items():
         if name is None and getattr(guard, role) is not None:
