@@ -106,7 +106,7 @@ served-test: assets
 	@$(BIN)/python -m tests.served $(SOFTWARE)
 
 audit: assets
-	@$(BIN)/igcore audit --emissions 1000000 --breakages --processes $(CORES)
+	@$(BIN)/python -m tests.audit --emissions 1000000 --breakages --processes $(CORES)
 
 # WHOLE=1 walks through all of params/ci; KEEP=1 leaves SLURM's packages installed
 slurm-test: assets

@@ -1,4 +1,4 @@
-"""Tests of single lines that no other test guards, found by `igcore audit --breakages`."""
+"""Tests of single lines that no other test guards, found by `make audit`."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Tests of `igcore audit`: its scorers are what they are called, its judge is right, and it can
+"""Tests of `make audit`: its scorers are what they are called, its judge is right, and it can
 fail.
 """
 
@@ -15,14 +15,13 @@ import pytest
 import torch
 
 from igcore import ParameterError, RunError
-from igcore.audit import breakages, emissions
-from igcore.audit.breakages import Breakage
-from igcore.audit.emissions import alone, harshness, honest_cost, run_case, spent
-from igcore.audit.own import examine
-from igcore.audit.zoo import KINDS, Hostile
 from igcore.budget import ACCOUNTINGS, trace
-from igcore.runs import cli
 from igcore.verdict import final_check, judge
+from tests.audit import breakages, emissions
+from tests.audit.__main__ import main
+from tests.audit.breakages import Breakage
+from tests.audit.emissions import alone, harshness, honest_cost, run_case, spent
+from tests.audit.zoo import KINDS, Hostile
 
 FIXED = [kind for kind, made in KINDS.items() if made.deterministic]
 NUMBERS = (0, 1, 2, 5)  # 32, 8, 32 and 1 answers of a kind, each in one group
@@ -211,7 +210,7 @@ def few(monkeypatch):
 
 
 def test_the_command_prints_what_was_tried_and_what_survived(few, capsys):
-    assert cli.main(["audit", "--emissions", "150", "--processes", "1"]) == 0
+    assert main(["--emissions", "150", "--processes", "1"]) == 0
     out = capsys.readouterr().out
     rows = {
         r[0].strip(): list(map(int, r[1:]))
@@ -224,9 +223,19 @@ def test_the_command_prints_what_was_tried_and_what_survived(few, capsys):
     assert ("drifts upward" in unnoticed) != ("drifts upward" in re.search("warned of.*", out)[0])
 
 
+def test_a_cost_of_ones_own_is_tried_in_every_kind(few, tmp_path, capsys, monkeypatch):
+    """Bug: an audit of the built-in cost in place of the one that was named."""
+    (tmp_path / "longtexts.py").write_text("def length(text):\n    return len(text) / 10\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    given = ["--cost", "longtexts:length", "--emissions", "90", "--processes", "1"]
+    assert main(given) == 0
+    out = capsys.readouterr().out
+    assert "asked twice" in out and "FAILS" not in out and "drifts upward" in out
+
+
 def test_a_violation_is_an_error(few, capsys, monkeypatch):
     monkeypatch.setattr(emissions, "violation", lambda scorer, answer: "seen")
-    assert cli.main(["audit", "--emissions", "150", "--processes", "1"]) == 1
+    assert main(["--emissions", "150", "--processes", "1"]) == 1
     errors = capsys.readouterr().err
     assert "error: honest (case 0" in errors and "drifts upward" not in errors
     assert re.search(r"error: \d+ answers to deterministic scorers are over budget", errors)
@@ -238,67 +247,12 @@ def test_a_violation_is_an_error(few, capsys, monkeypatch):
         (["--emissions", "-1"], "--emissions is -1; give a whole number of at least 0"),
         (["--processes", "0"], "--processes is 0; give a whole number of at least 1"),
         (["--cost", "nothing"], "unknown scorer 'nothing'"),
-        (["--cost", "nothing:here"], "cost 'nothing:here' cannot be imported"),
-        (["--cost", "math:pi"], "has no name"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments, said, capsys):
-    assert cli.main(["audit", *arguments]) == 1
+    assert main(arguments) == 1
     errors = capsys.readouterr().err
     assert errors.startswith("error: ") and said in errors and errors.count("\n") == 1
-
-
-# --- a scorer of one's own ------------------------------------------------------------------------
-
-MINE = """
-from igcore.scorers import COST
-def length(text):
-    return len(text) / 10
-class ByBatch:
-    name, digest, sign, unit = "by batch", "1", COST, "points"
-    def score(self, prompts, responses, finished):
-        return [len(r) / len(responses) for r in responses]
-by_batch = ByBatch()
-"""
-
-
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    (tmp_path / "mycosts.py").write_text(MINE)
-    monkeypatch.syspath_prepend(tmp_path)
-
-
-def test_a_function_of_the_text_keeps_the_contract(mine, few, capsys):
-    assert (
-        cli.main(["audit", "--cost", "mycosts:length", "--emissions", "90", "--processes", "1"])
-        == 0
-    )
-    assert "FAILS" not in capsys.readouterr().out
-
-
-def test_a_scorer_that_reads_its_batch_is_named(mine, capsys):
-    assert cli.main(["audit", "--cost", "mycosts:by_batch", "--emissions", "0"]) == 1
-    errors = capsys.readouterr().err
-    assert "depends on the batch: asked alone and with others, it gave" in errors
-
-
-@pytest.mark.parametrize(
-    ("kind", "problem"),
-    [
-        ("honest", ""),
-        ("lies on prefixes", ""),
-        ("depends on batch size", "depends on the batch"),
-        ("drifts upward", "depends on the call"),
-        ("NaN on some texts", "has no number for"),
-    ],
-)
-def test_what_an_examination_finds(kind, problem):
-    """Bug: a scorer that is asked once, only one text at a time, or for finished texts alone."""
-    cost = lambda prompt, text, finished: len(text) / 1000  # noqa: E731
-    found = list(examine(Hostile(kind, cost, 1.0)))
-    problems = [said for _, _, said in found if said]
-    assert bool(problems) == bool(problem) and all(problem in said for said in problems[:1])
-    assert len(found) == 5
 
 
 # --- breakages ------------------------------------------------------------------------------------
@@ -356,13 +310,24 @@ def test_tests_that_fail_or_cannot_run_catch_nothing(checkout):
         list(breakages.outcomes([unreadable], 1, checkout))
 
 
+def test_a_copy_shares_no_helper_with_the_audit(checkout):
+    """Bug: a test of a copy met helpers that hold the package of the checkout."""
+    (checkout / "tests" / "test_edge.py").write_text(
+        "import sys\n"
+        "def test_edge():\n"
+        "    assert not [name for name in sys.modules if name.startswith('tests.')]\n"
+    )
+    becomes = "else 0 <= state.omega"
+    made = [Breakage("budget.py", "else state.omega >= 0", becomes, "", ["test_edge.py"])]
+    assert [caught for _, caught in breakages.outcomes(made, 1, checkout)] == [False]
+
+
 def test_the_command_names_what_survived(capsys, monkeypatch):
     made = [Breakage("budget.py", "", "", breaks, []) for breaks in ("the edge", "the middle")]
-    monkeypatch.setattr(breakages, "listed", lambda: made)
-    monkeypatch.setattr(
-        breakages, "outcomes", lambda found, n: zip(found, (True, False), strict=True)
-    )
-    assert cli.main(["audit", "--emissions", "0", "--breakages"]) == 1
+    came = zip(made, (True, False), strict=True)
+    monkeypatch.setattr("tests.audit.__main__.listed", lambda: made)
+    monkeypatch.setattr("tests.audit.__main__.outcomes", lambda found, n: came)
+    assert main(["--emissions", "0", "--breakages"]) == 1
     out, errors = capsys.readouterr()
     assert "2 breakages, 1 caught" in out
     assert errors == "error: survived: budget.py: the middle\n"
@@ -383,5 +348,3 @@ def test_a_bad_list_is_refused(entry, said, checkout):
     file.write_text(f"[[breakage]]\n{entry}\n")
     with pytest.raises(ParameterError, match=said):
         breakages.listed(file, checkout)
-    with pytest.raises(ParameterError, match="run breakages in a checkout"):
-        breakages.listed(file, checkout / "igcore")

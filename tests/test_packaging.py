@@ -116,7 +116,7 @@ def test_each_import_is_a_declared_dependency():
     declared = {requirement.name for requirement in requirements(*EXTRAS)}
     own = {"igcore", "benchmarks", "tests"}
     own |= {"vllm"}  # a peer that pins another torch: whoever measures it has it already
-    for folder in ("igcore", "benchmarks", "tests/rehearsal"):
+    for folder in ("igcore", "benchmarks", "tests/rehearsal", "tests/audit"):
         for path in (ROOT / folder).rglob("*.py"):
             for name in imported(path) - sys.stdlib_module_names - own:
                 assert IMPORT_NAMES.get(name, name) in declared, f"{path.name} imports {name}"
@@ -124,7 +124,7 @@ def test_each_import_is_a_declared_dependency():
 
 def test_the_package_is_all_of_igcore_and_nothing_else():
     """Bug: a room without an `__init__`, or a file of data that no pattern names, is missing from
-    an installed package; the benchmark and the rehearsal in it.
+    an installed package; the benchmark, the rehearsal or the audit in it.
     """
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert setup["packages"]["find"]["include"] == ["igcore*"]

@@ -1,1 +1,1 @@
-"""Try to break the guarantee: hostile scorers against the search, broken code against the tests."""
+"""Ask a scorer of one's own whether it keeps the contract of a scorer."""

@@ -1,100 +1,29 @@
-"""``igcore audit``: hostile scorers against the search, and broken code against the tests."""
+"""``igcore audit``: whether a scorer of one's own is a function of the text."""
 
 import argparse
-from collections import defaultdict
-from collections.abc import Iterator
 
-from ..errors import ParameterError
-from ..progress import progress
-
-HELP = "try to break the guarantee by hostile scorers, or by a scorer of your own"
-MORE = """\
-Every answer that is shown is judged again, text by text, by new calls of the same scorer. For
-scorers that depend on more than the text no method can give a guarantee; their violations are
-reported and are no error."""
-QUICK = 10_000  # emissions: under a minute
-COLUMNS = ("tried", "verified_safe", "abstained", "violations")
+HELP = "ask whether a scorer of your own keeps the contract of a scorer"
 Result = tuple[list[str], list[str]]  # lines to print at the end, and problems
 
 
 def add_audit(commands: argparse._SubParsersAction) -> None:
     """Add the command to a parser's commands."""
-    audit = commands.add_parser("audit", help=HELP, description=f"{HELP}.", epilog=MORE)
+    audit = commands.add_parser("audit", help=HELP, description=f"{HELP}.")
     audit.set_defaults(run=run)
-    cost = "a scorer of your own, NAME or module:function: its contract, and hostile forms of it"
-    audit.add_argument("--cost", default="", help=cost)
-    many = "answers to decode and to judge (default %(default)s)"
-    audit.add_argument("--emissions", type=int, default=QUICK, metavar="N", help=many)
-    audit.add_argument("--processes", type=int, default=2, metavar="N", help="default %(default)s")
-    broken = "in a checkout: also break single lines of the code, and see whether a test fails"
-    audit.add_argument("--breakages", action="store_true", help=broken)
+    audit.add_argument("--cost", required=True, help="NAME or module:function")
 
 
-def run(cost: str, emissions: int, processes: int, breakages: bool) -> Result:
-    """Run the parts of the audit that were asked for; return the last lines and the problems."""
-    for name, value, least in (("emissions", emissions, 0), ("processes", processes, 1)):
-        if value < least:
-            raise ParameterError(f"--{name} is {value}; give a whole number of at least {least}")
-    problems = examined(cost) if cost else []
-    if emissions:
-        problems += emitted(cost, emissions, processes)
-    if breakages:
-        problems += broken(processes)
-    return ["the audit found nothing"], problems
+def run(cost: str) -> Result:
+    """Examine a scorer; return the last lines and the problems."""
+    return ["the audit found nothing"], examined(cost)
 
 
 def examined(cost: str) -> list[str]:
     """Print what a user's scorer answers; return what breaks the contract of a scorer."""
-    from .own import examine, scorer_of  # here and below: other commands start without torch
+    from .own import examine, scorer_of  # here: other commands start without torch
 
     problems = []
     for name, found, problem in examine(scorer_of(cost)):
         print(f"{name:14}{'FAILS: ' if problem else ''}{found}")
         problems += [problem] if problem else []
-    return problems
-
-
-def emitted(cost: str, emissions: int, processes: int) -> list[str]:
-    """Decode with every kind of scorer and print the table; return what must not happen."""
-    from .emissions import Tally, cases, tallies_of
-    from .zoo import KINDS
-
-    tallies: dict[str, Tally] = defaultdict(Tally)
-    with progress(emissions, "answers") as bar:
-        for kind, tally in tallies_of(list(cases(emissions, cost)), processes):
-            tallies[kind].add(tally)
-            bar.update(tally.counts["tried"])
-    print("\n".join(table(tallies)))
-    detected = [kind for kind, tally in tallies.items() if tally.detected]
-    missed = [kind for kind in tallies if not KINDS[kind].deterministic and kind not in detected]
-    print(f"warned of by the package: {', '.join(detected) or 'none'}")
-    print(f"depend on more than the text, unnoticed: {', '.join(missed) or 'none'}")
-    fixed = [tally for kind, tally in tallies.items() if KINDS[kind].deterministic]
-    problems = [example for tally in fixed for example in tally.examples]
-    if problems:
-        n = sum(tally.counts["violations"] for tally in fixed)
-        problems.append(f"{n} answers to deterministic scorers are over budget")
-    return problems
-
-
-def table(tallies: dict) -> Iterator[str]:
-    """Yield the lines of the table of kinds."""
-    yield f"{'kind':28}" + "".join(f"{name:>15}" for name in COLUMNS)
-    for kind, tally in tallies.items():
-        yield f"{kind:28}" + "".join(f"{tally.counts[name]:15}" for name in COLUMNS)
-    sums = [sum(tally.counts[name] for tally in tallies.values()) for name in COLUMNS]
-    yield f"{'all':28}" + "".join(f"{number:15}" for number in sums)
-
-
-def broken(processes: int) -> list[str]:
-    """Break single lines of the code, print what came of each; return those that no test sees."""
-    from .breakages import listed, outcomes
-
-    breakages, problems = listed(), []
-    with progress(len(breakages), "breakages") as bar:
-        for breakage, caught in outcomes(breakages, processes):
-            bar.update()
-            if not caught:
-                problems.append(f"survived: {breakage.file}: {breakage.breaks}")
-    print(f"{len(breakages)} breakages, {len(breakages) - len(problems)} caught")
     return problems

@@ -15,7 +15,7 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from ..scorers import COST
+from igcore.scorers import COST
 
 Honest = Callable[[str, str, bool], float]  # prompt, text, finished -> cost
 # costs, texts, finished and budget of one call -> what the scorer returns

@@ -21,18 +21,18 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ..beams import method_of
-from ..budget import ACCOUNTINGS
-from ..config import SearchConfig
-from ..decoding import decode
-from ..engine.diversity import DIVERSITIES
-from ..errors import ScorerError
-from ..guard import Guard
-from ..policy import Encoded, Policy
-from ..response import Response
-from ..scorers import REWARD
-from .own import scorer_of
-from .zoo import CRITICS, KINDS, EvilCritic, Honest, Hostile
+from igcore.audit.own import scorer_of
+from igcore.beams import method_of
+from igcore.budget import ACCOUNTINGS
+from igcore.config import SearchConfig
+from igcore.decoding import decode
+from igcore.engine.diversity import DIVERSITIES
+from igcore.errors import ScorerError
+from igcore.guard import Guard
+from igcore.policy import Encoded, Policy
+from igcore.response import Response
+from igcore.scorers import REWARD
+from tests.audit.zoo import CRITICS, KINDS, EvilCritic, Honest, Hostile
 
 GUARDED = ("inferenceguard", "inferenceguard-critic", "inferenceguard-mix")
 BASELINES = ("best-of-n", "best-of-n-augmented", "beam-augmented", "beam-lagrangian-freq")

@@ -1,0 +1,101 @@
+"""``make audit``: try to break the guarantee by hostile scorers, and the tests by broken code.
+
+Every answer that is shown is judged again, text by text, by new calls of the same scorer. For
+scorers that depend on more than the text no method can give a guarantee; their violations are
+reported and are no error.
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+
+from igcore.audit.cli import examined
+from igcore.errors import IgcoreError, ParameterError
+from igcore.progress import progress
+from igcore.runs.cli import plain
+from tests.audit.breakages import listed, outcomes
+from tests.audit.emissions import Tally, cases, tallies_of
+from tests.audit.zoo import KINDS
+
+QUICK = 10_000  # emissions: under a minute
+COLUMNS = ("tried", "verified_safe", "abstained", "violations")
+
+
+def emitted(cost: str, emissions: int, processes: int) -> list[str]:
+    """Decode with every kind of scorer and print the table; return what must not happen."""
+    tallies: dict[str, Tally] = defaultdict(Tally)
+    with progress(emissions, "answers") as bar:
+        for kind, tally in tallies_of(list(cases(emissions, cost)), processes):
+            tallies[kind].add(tally)
+            bar.update(tally.counts["tried"])
+    print("\n".join(table(tallies)))
+    detected = [kind for kind, tally in tallies.items() if tally.detected]
+    missed = [kind for kind in tallies if not KINDS[kind].deterministic and kind not in detected]
+    print(f"warned of by the package: {', '.join(detected) or 'none'}")
+    print(f"depend on more than the text, unnoticed: {', '.join(missed) or 'none'}")
+    fixed = [tally for kind, tally in tallies.items() if KINDS[kind].deterministic]
+    problems = [example for tally in fixed for example in tally.examples]
+    if problems:
+        n = sum(tally.counts["violations"] for tally in fixed)
+        problems.append(f"{n} answers to deterministic scorers are over budget")
+    return problems
+
+
+def table(tallies: dict[str, Tally]) -> Iterator[str]:
+    """Yield the lines of the table of kinds."""
+    yield f"{'kind':28}" + "".join(f"{name:>15}" for name in COLUMNS)
+    for kind, tally in tallies.items():
+        yield f"{kind:28}" + "".join(f"{tally.counts[name]:15}" for name in COLUMNS)
+    sums = [sum(tally.counts[name] for tally in tallies.values()) for name in COLUMNS]
+    yield f"{'all':28}" + "".join(f"{number:15}" for number in sums)
+
+
+def broken(processes: int) -> list[str]:
+    """Break single lines of the code, print what came of each; return those that no test sees."""
+    breakages, problems = listed(), []
+    with progress(len(breakages), "breakages") as bar:
+        for breakage, caught in outcomes(breakages, processes):
+            bar.update()
+            if not caught:
+                problems.append(f"survived: {breakage.file}: {breakage.breaks}")
+    print(f"{len(breakages)} breakages, {len(breakages) - len(problems)} caught")
+    return problems
+
+
+def audit(cost: str, emissions: int, processes: int, breakages: bool) -> list[str]:
+    """Run the parts of the audit that were asked for; return the problems."""
+    for name, value, least in (("emissions", emissions, 0), ("processes", processes, 1)):
+        if value < least:
+            raise ParameterError(f"--{name} is {value}; give a whole number of at least {least}")
+    problems = examined(cost) if cost else []
+    if emissions:
+        problems += emitted(cost, emissions, processes)
+    if breakages:
+        problems += broken(processes)
+    return problems
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Audit from the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.audit", description=__doc__)
+    cost = "a scorer of your own, NAME or module:function: its contract, and hostile forms of it"
+    parser.add_argument("--cost", default="", help=cost)
+    many = "answers to decode and to judge (default %(default)s)"
+    parser.add_argument("--emissions", type=int, default=QUICK, metavar="N", help=many)
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="default %(default)s")
+    broken_lines = "also break single lines of the code, and see whether a test fails"
+    parser.add_argument("--breakages", action="store_true", help=broken_lines)
+    try:
+        problems = audit(**vars(parser.parse_args(arguments)))
+    except IgcoreError as error:
+        problems = [str(error)]
+    for problem in problems:
+        print(f"error: {plain(problem)}", file=sys.stderr)
+    if not problems:
+        print("the audit found nothing")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
