@@ -18,7 +18,7 @@
 #       the paper's systems; `hub` holds models and prompt sets as <owner>/<name>
 #   snakemake --cores 2 --config profile=paper with=my.yaml
 #       the same with other settings, see `igcore.runs.paramfiles`
-#   snakemake --profile profiles/slurm --config profile=paper shards=4 gpu=1 gpu_gb=80
+#   snakemake --profile profiles/slurm --config profile=paper shards=4 gpu=1
 #       the same on a cluster, see docs/runs.md
 
 import os
@@ -30,8 +30,7 @@ from pathlib import Path
 from igcore.errors import IgcoreError
 from igcore.paper import TABLES as PRINTED
 from igcore.paper import swept
-from igcore.runs.cluster import Asked, reasons
-from igcore.runs.jobs import check_run, configured, lock, request, shards_of, unfinished
+from igcore.runs.jobs import check_run, configured, lock, reasons, request, shards_of, unfinished
 from igcore.runs.paramfiles import ParamFiles
 
 
@@ -211,31 +210,10 @@ def claimed(start=False):
         claims.check_registered(file, folder)
 
 
-# --- clusters: what jobs ask for, and why they failed -------------------------------------------------------------------------
+# --- clusters: GPUs of jobs that decode or train, and why jobs failed ---------------------------------------------------------
 
 BEGAN = time.time()
-CHANGED = {"--with": config.get("with"), "--limit": config.get("limit"), "--tokens-per-second": config.get("tokens_per_second")}
-ASKED = Asked(
-    Path(f"runs/{PROFILE}/.jobs/needs.json"),
-    # the first process plans, and jobs on other machines read what it has written
-    [PARAMS, *[f"{option}={value}" for option, value in CHANGED.items() if value]] if workflow.is_main_process else [],
-    bool(config.get("gpu")),
-    float(config.get("gpu_gb", 0)),
-)
-
-
-def asks(resource, runs=()):
-    """How much of a resource a job asks for; nothing where it has no default, as on one machine."""
-
-    def asked(w):
-        arrays = getattr(workflow.executor_settings, "array_jobs", None) or ""
-        jobs = [dict(w.items()) | {"runs": runs}]
-        # an array is submitted as its first job asks: shards of a file ask alike, critics do not
-        if not runs and {"critic", "all"} & {name.strip() for name in arrays.split(",")}:
-            jobs = [{"profile": PROFILE, "run": name} for name in TRAINED]
-        return ASKED.most(resource, jobs, workflow.resource_settings._parsed_default_resources.args)
-
-    return asked
+GPUS = config.get("gpu") or None  # memory and time stand in profiles/slurm
 
 
 onerror:
@@ -299,9 +277,7 @@ rule critic:
     priority: 1  # the longest job by far, and others wait for it
     threads: 1
     resources:
-        gpu=asks("gpu"),
-        mem=asks("mem"),
-        runtime=asks("runtime"),
+        gpu=lambda w: GPUS,
     shell:
         RUN + " {input.notebook:q} {log.notebook:q} -f {input.job:q}"
 
@@ -324,9 +300,7 @@ for name, runs in MADE.items():
             shard=lambda w: "" if not w.suffix else "-p shard {} -p n_shards {}".format(*w.suffix[1:].split("-of-")),
         threads: 1
         resources:
-            gpu=asks("gpu", runs),
-            mem=asks("mem", runs),
-            runtime=asks("runtime", runs),
+            gpu=lambda w: GPUS,
         shell:
             RUN + " {input.notebook:q} {params.executed:q} -f {input.job:q} {params.shard}"
 

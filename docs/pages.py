@@ -6,7 +6,7 @@ is written anew:
 * ``<!-- table main -->``: the table of that name in ``figures/tables``;
 * ``<!-- arms safety -->``: the arms of a regime that the front page shows;
 * ``<!-- claims small -->``: the verdicts on the claims of a profile;
-* ``<!-- plan paper -->``: the plan of a folder of params;
+* ``<!-- plan paper -->``: ``docs/paper_plan.csv``, the memory of a folder of params;
 * ``<!-- minutes small ... -->``: the minutes that notebooks took;
 * ``<!-- fidelity paper -->``: what became of the paper's statements;
 * ``<!-- output README.md -->``: what the first Python block of a page prints. The tree of its
@@ -26,7 +26,6 @@ from igcore.errors import IgcoreError, RunError
 from igcore.folders import ASIDE, root
 from igcore.paper import fidelity
 from igcore.report import claims
-from igcore.runs.plan import report
 
 PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/fidelity.md", "docs/guard.md")
 BLOCK = re.compile(
@@ -93,8 +92,9 @@ def arms(regime: str, base: Path) -> str:
 
 
 def plan(profile: str, base: Path) -> str:
-    """Return the plan of a folder of params, with hours where runs of it were measured."""
-    return report(sorted((base / "params" / profile).glob("*.yaml")), base / "runs")
+    """Return the kept plan of a folder of params as Markdown, digit by digit."""
+    rows = pd.read_csv(base / f"docs/{profile}_plan.csv", dtype=str)
+    return rows.to_markdown(index=False, disable_numparse=True)
 
 
 def minutes(profiles: str, base: Path) -> str:

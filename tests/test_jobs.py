@@ -297,3 +297,18 @@ time.sleep(60)
         process.kill()
         process.wait()
     jobs.lock(tmp_path)
+
+
+def test_the_reason_of_a_failed_job_is_its_notebooks_error(tmp_path):
+    """Bug: a walk that ends with the number of a job, and its reason in a log on the node."""
+    error = {"output_type": "error", "ename": "ParameterError", "evalue": "n_samples is 0"}
+    for name, outputs in (("bad", [error]), ("good", []), ("old", [error])):
+        folder = tmp_path / name
+        folder.mkdir()
+        cells = [{"cell_type": "markdown"}, {"cell_type": "code", "outputs": outputs}]
+        (folder / "executed.ipynb").write_text(json.dumps({"cells": cells}))
+    os.utime(tmp_path / "old/executed.ipynb", (1, 1))
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed/executed.ipynb").write_text('{"cel')
+    folders = [tmp_path / name for name in ("bad", "good", "old", "killed", "none")]
+    assert jobs.reasons(folders, 1e9) == [f"{tmp_path / 'bad'}: ParameterError: n_samples is 0"]

@@ -5,6 +5,7 @@ and what stops at once.
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -471,7 +472,7 @@ def test_a_profile_without_runs_is_one_sentence(place):
             "unknown key after --config 'profil'; did you mean 'profile'? allowed",
         ),
         ({"shard": 4}, "unknown key after --config 'shard'; did you mean 'shards'? allowed: gpu, "),
-        ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: gpu, gpu_gb, hub, judge_key, "),
+        ({"zzz": 1}, "unknown key after --config 'zzz'; allowed: gpu, hub, judge_key, "),
         (
             {"shards": "four"},
             "shards after --config is 'four'; give a number of 0 or more, such as",
@@ -493,3 +494,41 @@ def test_what_nothing_reads_after_config_is_one_sentence(place, monkeypatch, giv
         snakemake(place, "ci", "--dry-run", "--quiet", "all", **given)
     last = str(stopped.value).splitlines()[-1]
     assert last.startswith(f"error: {sentence}") and not (place / "runs").exists()
+
+
+# --- clusters -------------------------------------------------------------------------------------
+
+SLURM = ROOT / "profiles/slurm/config.yaml"
+
+
+def resources_of(place, *flags, **config) -> dict[str, dict[str, str]]:
+    """Return the resources of every job of a dry run on params/ci, by rule."""
+    printed = snakemake(place, "ci", *flags, "--dry-run", "--quiet", "host", **config)
+    found = re.findall(r"^ *rule (\w+):$.*?^ +resources: (.*?)$", printed, re.M | re.S)
+    return {rule: dict(part.split("=") for part in given.split(", ")) for rule, given in found}
+
+
+def test_jobs_of_a_cluster_ask_for_what_the_profile_says(place):
+    """Bug: a table that takes a GPU, a rule of the profile that the Snakefile does not have, and a
+    laptop's job held back by memory that it does not need.
+    """
+    (place / "params").symlink_to(ROOT / "params")
+    jobs_of = resources_of(place, "--profile", str(SLURM.parent), gpu=2)
+    decode, tables = jobs_of["decode_raw"], jobs_of["tables"]
+    assert (decode["mem_mb"], decode["runtime"], decode["gpu"]) == ("64000", "1440", "2")
+    assert (tables["mem_mb"], tables["runtime"], tables.get("gpu")) == ("4000", "60", None)
+    assert jobs_of["critic"]["gpu"] == "2"
+    rules = set(re.findall(r"^rule (\w+):", (ROOT / "Snakefile").read_text(), re.M))
+    assert yaml.safe_load(SLURM.read_text())["set-resources"].keys() < rules
+    alone = resources_of(place)
+    assert {frozenset(given) for given in alone.values()} == {frozenset({"tmpdir"})}
+
+
+def test_the_profile_is_one_that_the_plugin_knows():
+    """Bug: a flag of another version of the plugin, which stops the walk at its first line."""
+    text = SLURM.read_text()
+    offered = [line[2:].partition(":")[0] for line in text.splitlines() if "# slurm-" in line]
+    command = [sys.executable, "-m", "snakemake", "--help"]
+    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for flag in [*yaml.safe_load(text), *offered]:
+        assert re.search(rf"^ +--{flag}[ ,\n]", known, re.M), flag

@@ -13,5 +13,5 @@ resumes and a changed one starts anew.
 
 Notebook 20 (`critic_run`: `rollout_run`, then training) and notebook 60 (`judge_run`) keep their
 folders in the same way. `verify` checks a run folder that somebody else made, `jobs` serves
-Snakemake, and `plan` estimates memory and hours before anything starts.
+Snakemake, and `plan` lists runs and their tokens before anything starts.
 """

@@ -7,7 +7,7 @@ a notebook's outputs restart nothing. No model is imported: Snakemake loads this
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,7 @@ LEFT = {  # kind of job -> what its folder holds when it has finished
 }
 # what may stand after --config: texts, and numbers
 TEXTS = ("profile", "with", "hub", "judge_key")
-NUMBERS = {"limit": int, "shards": int, "gpu": int, "gpu_gb": float, "tokens_per_second": float}
+NUMBERS = ("limit", "shards", "gpu")
 # all jobs of one Snakemake run share the same code, so hash it once
 _code = cache(code_of)
 _notebook = cache(notebook_code)
@@ -50,7 +50,7 @@ def configured(config: Mapping) -> dict:
     for key, value in config.items():
         if key not in (*TEXTS, *NUMBERS):
             raise unknown_name("key after --config", key, (*TEXTS, *NUMBERS))
-        if key in NUMBERS and not (isinstance(value, int | NUMBERS[key]) and value >= 0):
+        if key in NUMBERS and not (isinstance(value, int) and value >= 0):
             raise ParameterError(
                 f"{key} after --config is {value!r}; give a number of 0 or more, such as {key}=4"
             )
@@ -210,3 +210,36 @@ def unfinished(profile: str, base: Path) -> list[str]:
             if not in_shards and not (folder / run / "manifest.json").exists():
                 missing.append(run)
     return missing
+
+
+# --- runs that failed -----------------------------------------------------------------------------
+
+
+def reasons(folders: Iterable[Path | str], since: float) -> list[str]:
+    """Return why runs have failed, one sentence a run, from their executed notebooks.
+
+    Parameters
+    ----------
+    folders : iterable of Path or str
+        Folders of runs.
+    since : float
+        Time (s) from which on a notebook counts.
+    """
+    found = []
+    for folder in map(Path, folders):
+        notebook = folder / "executed.ipynb"
+        if notebook.is_file() and notebook.stat().st_mtime >= since:
+            if why := _error_of(notebook):
+                found.append(f"{folder}: {why}")
+    return found
+
+
+def _error_of(notebook: Path) -> str:
+    """Return the error that stopped a notebook, or ""."""
+    try:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    except (ValueError, KeyError):  # half-written when its job was killed
+        return ""
+    outputs = [output for cell in cells for output in cell.get("outputs", ())]
+    errors = [output for output in outputs if output.get("output_type") == "error"]
+    return f"{errors[-1]['ename']}: {errors[-1]['evalue']}" if errors else ""
