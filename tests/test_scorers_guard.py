@@ -489,8 +489,8 @@ def test_not_a_number_is_never_safe(tmp_path, policy, reward):
     save_file(state, path, metadata={"format": "pt"})
     cost = load(folder)
     assert np.isnan(checked_score(cost, ["p", "q"], ["a", "b"], [True, False])).all()
-    out = answered(policy, cost, reward)
-    assert {(r.text, r.status, r.reason) for r in out} == {(None, "abstained", "scorer_error")}
+    with pytest.raises(ParameterError, match="failed on all of 7 short texts"):
+        answered(policy, cost, reward)
     with pytest.raises(ScorerError, match="both must be finite"):
         load(folder, self_check=True)
 

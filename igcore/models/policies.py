@@ -153,7 +153,7 @@ def load_policy(
     check_chat(tokenizer, template, f"policy {name!r}", options.chat_options)
     if weights:
         model, _ = load_model(AutoModelForCausalLM, folder, options.dtype, options.device)
-        check_vocabulary(tokenizer, model, folder)
+        check_vocabulary(tokenizer, model, folder, unread=True)
     else:
         model = WithoutWeights(folder, options)
     policy = Policy(
@@ -244,7 +244,7 @@ def policy_of(model: Any, tokenizer: Any) -> Policy:
         template=TEMPLATES["chat" if tokenizer.chat_template else "raw"],
         eos_ids=eos_ids_of(model, tokenizer, ()),
     )
-    check_vocabulary(tokenizer, model, "the pair")
+    check_vocabulary(tokenizer, model, "the pair", unread=True)
     _check_prompt(policy, "the pair")
     return policy
 

@@ -325,14 +325,16 @@ def _helps(tensors: dict[str, torch.Tensor]) -> str:
     return f"{AGAIN}, or choose the scorer that it is made for"
 
 
-def check_vocabulary(tokenizer, model, place: Path | str) -> None:
+def check_vocabulary(tokenizer, model, place: Path | str, unread: bool = False) -> None:
     """Raise ``AssetError`` when a tokenizer knows ids for which a model has no embedding.
 
-    Special tokens that no prompt becomes, such as one that pads, need none.
+    With `unread`, special tokens need none: no prompt becomes one that pads, for instance.
     """
-    added = tokenizer.added_tokens_decoder.items()
-    special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
-    known = max(set(tokenizer.get_vocab().values()) - special, default=-1) + 1
+    ids = set(tokenizer.get_vocab().values())
+    if unread:
+        added = tokenizer.added_tokens_decoder.items()
+        ids -= {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
+    known = max(ids, default=-1) + 1
     rows = model.get_input_embeddings().weight.shape[0]
     if known > rows:
         raise AssetError(
