@@ -501,6 +501,15 @@ def test_a_damaged_tokenizer_is_refused(copy, content):
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_without_any_tokenizer_is_named(copy):
+    """Bug: "Couldn't instantiate the backend tokenizer from one of: )"."""
+    folder = copy(ALPACA)
+    for path in folder.glob("*token*"):
+        path.unlink()
+    with pytest.raises(AssetError, match=r"has no tokenizer\.json or other vocabulary"):
+        load_tokenizer(folder)
+
+
 def test_what_reads_a_lone_tokenizer_model_is_installed():
     """Bug: Vicuna ships nothing else, and without one of the two transformers asks for tiktoken,
     which does not help.

@@ -24,6 +24,8 @@ from ..settings import one_of
 from .convert import quiet_transformers
 from .hub import SMALL
 
+# in the names of a tokenizer's files
+VOCABULARY = ("token", "vocab", "merges", "spiece", "bpe", ".model", ".spm")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # transformers takes the first that is there, or whose index is
 WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -232,13 +234,17 @@ def load_tokenizer(folder: Path):
     from transformers import AutoTokenizer
 
     check_settings(folder)
+    missing = AssetError(f"{folder} has no tokenizer.json or other vocabulary; {AGAIN}")
+    names = [path.name for path in folder.iterdir()]
+    if not any(part in name for name in names for part in VOCABULARY):
+        raise missing
     with one_sentence(folder), quiet_transformers():
         tokenizer = AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     # transformers goes on with an empty vocabulary
     if set(tokenizer.get_vocab().values()) <= set(tokenizer.all_special_ids):
-        raise AssetError(f"{folder} has no tokenizer.json or other vocabulary; {AGAIN}")
+        raise missing
     return tokenizer
 
 
