@@ -90,7 +90,7 @@ TRAINED = [path.stem.removeprefix("critic-") for path in FILES.files("critic")]
 CRITICS = [f"runs/{PROFILE}/critics/{name}/manifest.json" for name in TRAINED]
 WITH_CRITICS = ["critic"] if CRITICS else []
 SAMPLED = any("best-of-n-lagrangian" in (run.get("methods") or ()) and run.get("n_samples") != 1 for run in RUNS.values())
-CATEGORIES = ["categories"] if any(run["prompts"] == "hex-phi" for run in RUNS.values()) else []
+CATEGORIES = ["categories"] if any(run.get("prompts") == "hex-phi" for run in RUNS.values()) else []
 PAPER = [f"paper_{table}" for table in PRINTED if not swept.waits(PROFILE, table)]
 TABLE, PICTURE = ("csv", "md", "tex", "json"), ("png", "pdf", "json")  # how the names of their files end
 TABLES = [
