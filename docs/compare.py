@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from igcore.errors import IgcoreError, RunError, unknown_name
+from igcore.files import replace_file
 from igcore.folders import key, read, root
 from igcore.runs.cli import differences
 from igcore.runs.scope import TOLERANCE
@@ -105,7 +106,7 @@ def compared(profile: str, base: Path) -> list[str]:
     ]
     every = [*lines, *(cell for found in tables.values() for cell in found)]
     every += [sentence for _, found in other.values() for sentence in found]
-    (folder / "compared.txt").write_text("\n".join([*every, ""]), encoding="utf-8")
+    replace_file(folder / "compared.txt", "\n".join([*every, ""]))
     last = f"runs/{profile}/compared.txt has every difference; no committed file has changed"
     return [*lines[: 2 + SHOWN], last]
 

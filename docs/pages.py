@@ -23,6 +23,7 @@ from pathlib import Path
 import pandas as pd
 
 from igcore.errors import IgcoreError, RunError
+from igcore.files import replace_file
 from igcore.folders import ASIDE, root
 from igcore.paper import fidelity
 from igcore.report import claims
@@ -156,9 +157,7 @@ def output(page: str, base: Path) -> str:
     with redirect_stdout(printed):
         exec(compile(code, page, "exec"), names)
     if "answer" in names:
-        (base / TREE).write_text(
-            names["answer"].tree(masked=False)._repr_svg_() + "\n", encoding="utf-8"
-        )
+        replace_file(base / TREE, names["answer"].tree(masked=False)._repr_svg_() + "\n")
     return f"```\n{printed.getvalue().rstrip()}\n```"
 
 
@@ -195,7 +194,7 @@ def main() -> None:
     try:
         for page in PAGES:
             path = base / page
-            path.write_text(filled(path.read_text(encoding="utf-8"), base), encoding="utf-8")
+            replace_file(path, filled(path.read_text(encoding="utf-8"), base))
     except IgcoreError as error:
         sys.exit(f"error: {error}")
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from docs.compare import PUBLISHED
 from igcore.errors import IgcoreError, RunError, needs
+from igcore.files import replace_file
 from igcore.folders import ASIDE, root
 
 LINK = re.compile(r"(?<=\]\()(?P<path>[^)\s#:]+)(?P<anchor>#[^)\s]*)?(?=\))")
@@ -106,7 +107,9 @@ def staged_links(text: str, page: Path, base: Path, folder: Path) -> str:
             (folder / target).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(base / target, folder / target)
         if target.suffix == ".py" and (base / target).is_file():
-            _write(folder / f"{target}.md", CODE.format(path=target.as_posix(), name=target.name))
+            replace_file(
+                folder / f"{target}.md", CODE.format(path=target.as_posix(), name=target.name)
+            )
             return f"{match['path']}.md{anchor}"
         return match.group()
 
@@ -135,12 +138,12 @@ def stage(base: Path, profile: str, folder: Path) -> None:
     committed = {f"notebooks/{path.stem}": path for path in base.glob("notebooks/*.ipynb")}
     for page, path in (committed | ran).items():
         notebook = json.loads(path.read_text(encoding="utf-8"))
-        _write(folder / f"{page}.ipynb", json.dumps(described(notebook)))
+        replace_file(folder / f"{page}.ipynb", json.dumps(described(notebook)))
     pages = [*base.glob("docs/*.md"), base / "CHANGELOG.md", base / "CONTRIBUTING.md"]
     for path in pages:
         page = path.relative_to(base)
         text = path.read_text(encoding="utf-8")
-        _write(folder / page, staged_links(text, page, base, folder))
+        replace_file(folder / page, staged_links(text, page, base, folder))
     made = base / "runs" / profile / "figures"
     folders = [base / "figures", *([made] if profile in PUBLISHED else [])]
     tables = {path.stem: path for where in folders for path in sorted(where.glob("tables/*.md"))}
@@ -149,11 +152,11 @@ def stage(base: Path, profile: str, folder: Path) -> None:
         links = ", ".join(f"[{file.name}]({file.name})" for file in files if file.exists())
         text = f"# {path.stem}\n\n{path.read_text(encoding='utf-8')}\n\nThe same as {links}.\n"
         page = Path("figures/tables", path.name)
-        _write(folder / page, staged_links(text, page, base, folder))
+        replace_file(folder / page, staged_links(text, page, base, folder))
     names = [f"../figures/tables/{name}" for name in sorted(tables)]
-    _write(folder / "docs/tables.md", f"# Every table\n\n{_toctree(names)}")
+    replace_file(folder / "docs/tables.md", f"# Every table\n\n{_toctree(names)}")
     runs = [f"{page.removeprefix('runs/')} <../{page}>" for page in ran if page.startswith("runs/")]
-    _write(folder / "docs/every-run.md", f"# Every run\n\n{_toctree(runs)}")
+    replace_file(folder / "docs/every-run.md", f"# Every run\n\n{_toctree(runs)}")
     front = staged_links(
         (base / "README.md").read_text(encoding="utf-8"), Path("README.md"), base, folder
     )
@@ -161,13 +164,7 @@ def stage(base: Path, profile: str, folder: Path) -> None:
         rest = shutil.ignore_patterns("*.md")
         shutil.copytree(made, folder / "figures", ignore=rest, dirs_exist_ok=True)
     contents = [_toctree(pages, caption) for caption, pages in CONTENTS.items()]
-    _write(folder / "index.md", "\n\n".join([front, *contents]))
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file and make its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    replace_file(folder / "index.md", "\n\n".join([front, *contents]))
 
 
 def _toctree(pages: list[str], caption: str = "") -> str:
