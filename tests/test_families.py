@@ -377,3 +377,16 @@ def test_a_scorer_with_longrope_reads_each_text_alone():
         assert torch.equal(backbone.states([prompt], [1])[0], state)
         hidden, _ = forward(model, input_ids=torch.tensor([prompt]), logits_to_keep=1)
         torch.testing.assert_close(state, hidden[0, -1:])
+
+
+def test_a_cache_that_gives_no_number_does_not_agree():
+    """Bug: NaN counted as no difference, so the fastest cache was taken whatever it gave."""
+    model = made("llama", {})
+
+    def spoil(_, args, inputs, out):
+        if inputs.get(cache_name(model)) is not None:
+            out.logits = out.logits * torch.nan
+
+    model.register_forward_hook(spoil, with_kwargs=True)
+    with pytest.raises(PolicyError, match="^LlamaForCausalLM "):
+        cache_for(model)

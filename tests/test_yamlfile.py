@@ -13,9 +13,9 @@ from igcore.report.yamlfile import MOST_BYTES, parsed, read_yaml
     ("text", "said"),
     [
         # the last of two values won in silence
-        ("a: 1\nkeep: 2\nseed: 0\nkeep: 4\n", "line 4: the key 'keep' stands twice"),
-        ("search: {rounds: 1, keep: 2, rounds: 3}", "line 1: the key 'rounds' stands twice"),
-        ("points:\n  one: {eta: 0.5}\n  one: {eta: 2.0}\n", "line 3: the key 'one' stands twice"),
+        ("a: 1\nkeep: 2\nseed: 0\nkeep: 4\n", "line 4: the key 'keep' is given twice"),
+        ("search: {rounds: 1, keep: 2, rounds: 3}", "line 1: the key 'rounds' is given twice"),
+        ("points:\n  one: {eta: 0.5}\n  one: {eta: 2.0}\n", "line 3: the key 'one' is given twice"),
         # copies of copies: ten lines that fill the memory
         ("a: &a [x]\nb: [*a, *a]\n", "line 1: 'a' is an anchor or alias"),
         ("base: &base\n  seed: 1\nmine:\n  <<: *base\n", "'base' is an anchor or alias"),

@@ -127,11 +127,13 @@ def _error(model: PreTrainedModel, kind: Kind) -> float:
     errors = []
     for texts, said in found:
         for text, ours, (whole, length) in zip(texts, said, ends, strict=False):
-            expected = whole[
-                len(text) - length - 1
-            ]  # from the end: a tuned prompt may stand before
-            errors.append((ours - expected).norm() / (expected - expected.mean()).norm())
-    return float(torch.stack(errors).nan_to_num(0, torch.inf).max())
+            # from the end: the tokens of a tuned prompt may come before
+            expected = whole[len(text) - length - 1]
+            difference = (ours - expected).norm()
+            spread = (expected - expected.mean()).norm()
+            # of equal constants the spread is 0; NaN stays, and agrees with nothing
+            errors.append(difference / spread if difference else difference)
+    return float(torch.stack(errors).max())
 
 
 def _alone(model: PreTrainedModel, text: Sequence[int]) -> Tensor:

@@ -35,7 +35,7 @@ class GroupedRows:
         return length
 
     @classmethod
-    def anew(cls, model: PreTrainedModel, length: int) -> bool:
+    def rereads(cls, model: PreTrainedModel, length: int) -> bool:
         """Tell whether sequences that grow to a length cannot use the cache that they have."""
         return False
 
@@ -83,19 +83,19 @@ class GroupedRows:
         pairs = zip(going, tokens, strict=True)
         sequences = [[*self.sequences[row], token] for row, token in pairs]
         old = [self.places[row] for row in going]
-        anew = [self.anew(self.model, len(sequence)) for sequence in sequences]
+        reread = [self.rereads(self.model, len(sequence)) for sequence in sequences]
 
         def grown(rows: list[int]) -> DynamicRows:
-            """Append a token to rows of one part, or read them anew."""
+            """Append a token to rows of one part, or read them whole."""
             part, of_part = old[rows[0]][0], [old[row][1] for row in rows]
-            if not anew[rows[0]]:
+            if not reread[rows[0]]:
                 return part.step(of_part, [tokens[row] for row in rows])
             new = DynamicRows.open(self.model, [sequences[row] for row in rows], self.watch)
             new.past = torch.cat([part.past[of_part], new.hidden[:, None]], dim=1)
             return new
 
         parts = [id(part) for part, _ in old]
-        places = _placed(list(zip(parts, anew, strict=True)), grown)
+        places = _placed(list(zip(parts, reread, strict=True)), grown)
         return replace(self, sequences=sequences, places=places)
 
     def read(self, tokens: Sequence[Sequence[int]]) -> "GroupedRows":
@@ -131,7 +131,7 @@ class SidedRows(GroupedRows):
     """Rows in groups on one side of each border of LongRoPE, see `borders_of`.
 
     Its rotary factors are those of the longest row of a forward pass. A row that crosses a border
-    is read anew, as `generate` of transformers does.
+    is read whole, as `generate` of transformers does.
     """
 
     @classmethod
@@ -140,19 +140,19 @@ class SidedRows(GroupedRows):
         return sum(length > border for border in borders_of(model.config))
 
     @classmethod
-    def anew(cls, model: PreTrainedModel, length: int) -> bool:
+    def rereads(cls, model: PreTrainedModel, length: int) -> bool:
         """Tell whether the last token has crossed a border."""
         return length - 1 in borders_of(model.config)
 
 
 class RereadRows(GroupedRows):
-    """Rows in groups of one length, of which every token is sampled from the text read anew.
+    """Rows in groups of one length, of which every token is sampled from the text read whole.
 
     For models whose cache gives other numbers than the text without it.
     """
 
     @classmethod
-    def anew(cls, model: PreTrainedModel, length: int) -> bool:
+    def rereads(cls, model: PreTrainedModel, length: int) -> bool:
         """Return True: no cache is used twice."""
         return True
 

@@ -84,9 +84,8 @@ def turn(*models: nn.Module) -> Iterator[None]:
         yield
         return
     with ExitStack() as turns:
-        for model in sorted(
-            set(models), key=id
-        ):  # one order: two threads never wait for each other
+        # in one order, so that two threads never wait for each other
+        for model in sorted(set(models), key=id):
             turns.enter_context(_TURNS.setdefault(model, threading.Lock()))
         _HERE.in_turn = True
         try:
@@ -119,9 +118,8 @@ def prepacked(model: Any) -> Any:
     shared = set(model.modules())  # those that stand in the view as they are
     for layer in _layers(view):
         if layer not in shared:
-            vars(layer)["forward"] = _product(
-                layer.weight, layer.bias
-            )  # shadows the class's method
+            # shadows the method of the class
+            vars(layer)["forward"] = _product(layer.weight, layer.bias)
     return view
 
 

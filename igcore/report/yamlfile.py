@@ -27,12 +27,12 @@ class Strict(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-        """Refuse a key that stands twice, of which the last would win."""
+        """Refuse a key that is given twice, of which the last would win."""
         made, seen = super().construct_mapping(node, deep), set()
         for place, _ in node.value:
             key = self.construct_object(place, deep=True)
             if key in seen:
-                raise _fault(place, f"the key {key!r:.100} stands twice; leave one of them")
+                raise _fault(place, f"the key {key!r:.100} is given twice; leave one of them")
             seen.add(key)
         return made
 
@@ -46,7 +46,7 @@ class Strict(yaml.SafeLoader):
 
 
 def _fault(place: Any, problem: str) -> yaml.MarkedYAMLError:
-    """Return the error for what stands at the place of an event or node."""
+    """Return the error for what is at the place of an event or node."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)
 
 
