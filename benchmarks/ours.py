@@ -10,11 +10,10 @@ from benchmarks.measure import Case
 from benchmarks.models import Models, free
 from igcore.baselines.args import ArgsConfig
 from igcore.contract import Contract
-from igcore.decoding import decode
 from igcore.engine.local import LocalEngine
 from igcore.engine.prepack import packed
 from igcore.engine.sampling import draw, random_key, uniforms
-from igcore.guard import Guard
+from igcore.guard import Guard, decode
 from igcore.scorers import SIGNS
 
 

@@ -6,6 +6,8 @@ Public names are imported on first use, so that the theory and the statistics ne
 import importlib
 from typing import Any
 
+from . import catalog as catalog  # before any other module, see `igcore.rooms`
+
 __version__ = "0.1.0"
 _HOME = {  # public name -> its module
     "METHODS": "beams",
@@ -28,7 +30,7 @@ _HOME = {  # public name -> its module
     "ScorerWarning": "errors",
     "SearchConfig": "config",
     "custom_generate": "adapters.generate",
-    "decode": "decoding",
+    "decode": "guard",
     "load_policy": "models.policies",
     "load_prompts": "models.prompts",
     "load_scorer": "models.registry",

@@ -5,7 +5,6 @@ from .baselines.args import ArgsConfig as ArgsConfig
 from .baselines.re_control import ReControlConfig as ReControlConfig
 from .beams import METHODS as METHODS
 from .config import SearchConfig as SearchConfig
-from .decoding import decode as decode
 from .errors import AssetError as AssetError
 from .errors import IgcoreError as IgcoreError
 from .errors import ParameterError as ParameterError
@@ -14,6 +13,7 @@ from .errors import RunError as RunError
 from .errors import ScorerError as ScorerError
 from .errors import ScorerWarning as ScorerWarning
 from .guard import Guard as Guard
+from .guard import decode as decode
 from .models.policies import POLICIES as POLICIES
 from .models.policies import load_policy as load_policy
 from .models.prompts import load_prompts as load_prompts

@@ -7,13 +7,14 @@ penalty n is infinite here: a tuple (1, ...) is worse than every (0, ...).
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pkgutil import resolve_name
+from typing import Any
 
 from .budget import SIGNED, SafetyState, is_safe, start
 from .config import SearchConfig
 from .engine.diversity import Failures
 from .errors import unknown_name
 from .policy import Prompt
+from .rooms import room
 
 Score = float | tuple[float, ...]
 
@@ -213,8 +214,8 @@ class Method:
         Whether a beam under settings is good enough that its block needs no further round.
     network : str
         What it needs besides the scorers: ``critic``, ``value network``, or nothing.
-    search : str
-        The function that runs it, as "module:name".
+    search : callable, optional
+        What runs it in the place of `igcore.search.guarded_beam_search`.
     """
 
     score: Callable[[Beam, SearchConfig], Score]
@@ -226,7 +227,7 @@ class Method:
     final_only: bool = False
     accepts: Callable[[Beam, SearchConfig], bool] = Beam.passes
     network: str = ""
-    search: str = "igcore.search:guarded_beam_search"
+    search: Callable[[Any], list[Any]] | None = None
 
     @property
     def asks_critic(self) -> bool:
@@ -245,9 +246,8 @@ class Method:
 _GUARDED = Method(e_inter, safety_first=True, abstains=True)
 _GUARDED_BY_CRITIC = replace(_GUARDED, network="critic")
 
-# A text names a method of `igcore.baselines`. It is imported on first use, because the baselines
-# import this module.
-METHODS: dict[str, Method | str] = {
+# None: a baseline in a room of its own, see `igcore.catalog`
+METHODS: dict[str, Method | None] = {
     "base": Method(unranked, one_sample, cost=False, reward=False),
     "best-of-n": Method(task_cost, one_block, cost=False),
     "best-of-n-lagrangian": Method(lagrangian, one_block),
@@ -256,11 +256,11 @@ METHODS: dict[str, Method | str] = {
     "beam-lagrangian-freq": Method(lagrangian, accepts=below_threshold),
     # the two -augmented baselines rank as InferenceGuard does, but always emit
     "beam-augmented": Method(e_inter, one_round, safety_first=True),
-    "args": "igcore.baselines.args:ARGS",
-    "args-lagrangian": "igcore.baselines.args:ARGS_LAGRANGIAN",
-    "args-cost": "igcore.baselines.args:ARGS_COST",
-    "re-control": "igcore.baselines.re_control:RE_CONTROL",
-    "re-control-lagrangian": "igcore.baselines.re_control:RE_CONTROL_LAGRANGIAN",
+    "args": None,
+    "args-lagrangian": None,
+    "args-cost": None,
+    "re-control": None,
+    "re-control-lagrangian": None,
     "inferenceguard": _GUARDED,
     "inferenceguard-critic": replace(
         _GUARDED_BY_CRITIC, score=e_critic, settings=final_costs_only, final_only=True
@@ -279,8 +279,8 @@ def method_of(name: str) -> Method:
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
-    method = METHODS[name]
-    return resolve_name(method) if isinstance(method, str) else method
+    method: Method = METHODS[name] or room(name)
+    return method
 
 
 def settings_of(method: str, config: SearchConfig) -> SearchConfig:

@@ -7,16 +7,17 @@ text of the answer.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import ParameterError, PolicyError, ScorerError
 from .policy import PROBE
-from .scorers import Scorer, uncached
-from .scoring import Tally, asked_once, checked_score, warn
+from .scorers import Scorer, keeps_cache, uncached
+from .scoring import Cached, Store, Tally, asked_once, checked_score, warn
 
 # mild texts of several lengths and scripts, with and without an end; the empty one is a prefix, too
 TEXTS = (
@@ -142,3 +143,79 @@ def _refusal(scorer: Scorer) -> str:
         f"cost {scorer.name!r} failed on all of {len(TEXTS)} short texts, and must have a number "
         f"for any text: for {text!r} it {why}"
     )
+
+
+def contracts_of(
+    scorers: Mapping[str, Scorer], known: Mapping[str, Contract], failure_rate: float
+) -> dict[str, Contract]:
+    """Return the contract of each scorer by role: a known one, or what an examination finds.
+
+    A reward decides no verdict, so it is not examined.
+    """
+    contracts = {}
+    for role, scorer in scorers.items():
+        contract = known.get(role)
+        if contract is not None and contract.tally.rate != failure_rate:
+            contract = replace(contract, tally=Tally(failure_rate))
+        if contract is None or contract.scorer is not scorer:
+            tally = Tally(failure_rate)
+            examined = Contract.examined if role == "cost" else Contract
+            contract = examined(scorer, tally=tally)
+        contracts[role] = contract
+    return contracts
+
+
+# --- the scorers of a search ---------------------------------------------------------------------
+
+
+class Scoring:
+    """The scorers of one batch of prompts: during the search, and for what is reported.
+
+    Parameters
+    ----------
+    contracts : mapping of str to Contract
+        The scorers by role, each with its contract. Without a reward model rewards are the
+        policy's own likelihoods, which the search knows.
+    prompts : sequence of str
+    pool : Store, optional
+        Keeps the scores of searches.
+
+    Attributes
+    ----------
+    search : dict of str to Cached
+        By role, ``cost`` and ``reward``: with a KV cache where a scorer offers one. Two scorers of
+        one backbone share it.
+    reported : dict of str to Cached
+        The same for the reported metrics of an answer, without a KV cache, so that anybody can
+        recompute them.
+    """
+
+    def __init__(
+        self,
+        contracts: Mapping[str, Contract],
+        prompts: Sequence[str],
+        pool: Store | None = None,
+    ):
+        self.contract = contracts["cost"]  # of the final check, which uses no cache
+        self.search, self.reported = {}, {}
+        self.sessions: dict[int, Any] = {}  # KV caches by backbone
+        for role, contract in contracts.items():
+            scorer, tally = contract.scorer, contract.tally
+            if not keeps_cache(scorer):  # one cache by text serves search and report
+                kept = pool.scores_of(scorer) if pool else None
+                both = Cached(scorer, tally, kept)
+                self.search[role] = self.reported[role] = both
+                continue
+            backbone = id(scorer.backbone)
+            if backbone not in self.sessions:
+                self.sessions[backbone] = scorer.open_cache(prompts)
+            with_cache = scorer.with_cache(self.sessions[backbone])
+            # read with a KV cache, a score has other last bits than read anew
+            kept = pool.scores_of(scorer, "KV cache") if pool else None
+            self.search[role] = Cached(with_cache, tally, kept)
+            self.reported[role] = Cached(uncached(scorer), tally)
+
+    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
+        """Keep the KV cache of these texts, and free the rest."""
+        for session in self.sessions.values():
+            session.retain(prompts, responses)

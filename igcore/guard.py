@@ -7,29 +7,32 @@ answer = guard("Dear customer,")
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pkgutil import resolve_name
+from functools import partial
 from typing import Any
 
-from .beams import Method, method_of
+from .beams import Method, PromptSearch, method_of, new_search
 from .config import SearchConfig
-from .contract import Contract
-from .decoding import check_seed, decode, listed
+from .contract import Contract, Scoring, contracts_of
+from .decoding import PromptLike, check_seed, encoded, listed, readers_of, responses, room_for
+from .engine.block import Engine
 from .engine.device import note_threads
+from .engine.memory import halving
+from .engine.prepack import packed, turn
 from .errors import ParameterError
-from .policy import Message, Policy, Prompt
-from .pool import Pool
+from .policy import Policy, Prompt
 from .progress import progress
 from .response import Response
+from .rooms import room
 from .scorers import Scorer, TextFunction, as_scorer
-from .scoring import Tally
-from .work import OnBlock
+from .scoring import Store
+from .search import Batch, guarded_beam_search
+from .work import OnBlock, Work
 
 PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any] | tuple[Any, Any]
 ScorerLike = Scorer | TextFunction | str | Mapping[str, Any]
 CostLike = ScorerLike | list[ScorerLike]
-PromptLike = str | Prompt | Sequence[Message]
 
 
 @dataclass(frozen=True, init=False, eq=False)
@@ -97,7 +100,7 @@ class Guard:
     critic: Any
     method: str
     seed: int
-    pool: Pool | None = field(repr=False)
+    pool: Store | None = field(repr=False)
     contracts: Mapping[str, Contract] = field(repr=False)
     answers: list[Response] = field(init=False, repr=False)
 
@@ -112,7 +115,7 @@ class Guard:
         budget: float | None = None,
         method: str = "inferenceguard",
         seed: int = 0,
-        pool: Pool | str | os.PathLike[str] | None = None,
+        pool: Store | str | os.PathLike[str] | None = None,
         contracts: Mapping[str, Contract] | None = None,
         device: str = "auto",
         dtype: str = "auto",
@@ -143,7 +146,7 @@ class Guard:
             "critic": critic,
             "method": method,
             "seed": check_seed(seed),
-            "pool": Pool(pool) if isinstance(pool, str | os.PathLike) else pool,
+            "pool": room("Pool")(pool) if isinstance(pool, str | os.PathLike) else pool,
             "answers": [],
             "policy": as_policy(policy, device, dtype),
         }
@@ -179,8 +182,7 @@ class Guard:
                 self.method, self, [prompt], seed=chosen, on_block=on_block, record=record
             )
             return next(answers)
-        answer_rows = resolve_name("igcore.adapters.generate:answer_rows")
-        return answer_rows(self, prompt, input_ids, seed=chosen, **inputs)
+        return room("answer_rows")(self, prompt, input_ids, seed=chosen, **inputs)
 
     def map(self, prompts: Iterable[PromptLike], *, seed: int | None = None) -> list[Response]:
         """Answer many prompts in batches of ``config.group_size``, with a progress bar.
@@ -201,7 +203,7 @@ class Guard:
 
     def explore(self, prompt: str = "", **options: Any) -> Any:
         """Return a panel for JupyterLab to watch the search, see `igcore.watch.explore.explore`."""
-        return resolve_name("igcore.watch.explore:explore")(self, prompt, **options)
+        return room("explore")(self, prompt, **options)
 
     def under(self, name: str) -> Guard:
         """Return the guard with a method and the settings that it runs under.
@@ -220,31 +222,11 @@ class Guard:
         return guard
 
 
-def contracts_of(
-    scorers: Mapping[str, Scorer], known: Mapping[str, Contract], failure_rate: float
-) -> dict[str, Contract]:
-    """Return the contract of each scorer by role: a known one, or what an examination finds.
-
-    A reward decides no verdict, so it is not examined.
-    """
-    contracts = {}
-    for role, scorer in scorers.items():
-        contract = known.get(role)
-        if contract is not None and contract.tally.rate != failure_rate:
-            contract = replace(contract, tally=Tally(failure_rate))
-        if contract is None or contract.scorer is not scorer:
-            tally = Tally(failure_rate)
-            examined = Contract.examined if role == "cost" else Contract
-            contract = examined(scorer, tally=tally)
-        contracts[role] = contract
-    return contracts
-
-
 def as_policy(policy: PolicyLike, device: str = "auto", dtype: str = "auto") -> Policy:
     """Return a `Policy`: itself, loaded by name or folder, or made of (model, tokenizer)."""
     if isinstance(policy, str | os.PathLike | Mapping):
         name = policy if isinstance(policy, Mapping) else os.fspath(policy)
-        loaded: Policy = resolve_name("igcore.models.policies:load_policy")(name, dtype, device)
+        loaded: Policy = room("load_policy")(name, dtype, device)
         return loaded
     if (device, dtype) != ("auto", "auto"):
         raise ParameterError(
@@ -254,7 +236,7 @@ def as_policy(policy: PolicyLike, device: str = "auto", dtype: str = "auto") -> 
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, tuple) and len(policy) == 2:
-        made: Policy = resolve_name("igcore.models.policies:policy_of")(*policy)
+        made: Policy = room("policy_of")(*policy)
         return made
     raise ParameterError(
         f"policy is of type {type(policy).__name__}; give the name or folder of a model, a mapping "
@@ -265,8 +247,7 @@ def as_policy(policy: PolicyLike, device: str = "auto", dtype: str = "auto") -> 
 def check_reward(name: str, method: Method, guard: Any) -> None:
     """Refuse a method that needs a reward model where there is none."""
     # the critics predict a reward, and ARGS weighs one against single tokens
-    own_search = method.search != Method.search
-    if guard.reward is None and (method.network or own_search):
+    if guard.reward is None and (method.network or method.search):
         raise ParameterError(
             f"method {name!r} needs a reward, and there is none; name or give one as reward"
         )
@@ -291,3 +272,112 @@ def check_network(name: str, method: Method, guard: Guard) -> None:
         )
     spec.check_scorers(guard.policy.trained, guard.cost, guard.reward)
     spec.check_settings(name, guard.config)
+
+
+# --- decoding -------------------------------------------------------------------------------------
+
+
+def decode(
+    method: str,
+    guard: Guard,
+    prompts: Iterable[PromptLike],
+    *,
+    seed: int = 0,
+    on_block: OnBlock | None = None,
+    memory_gb: float | None = None,
+    record: bool = False,
+) -> Iterator[Response]:
+    """Answer prompts with one method.
+
+    Parameters
+    ----------
+    method : str
+        A key of `METHODS`.
+    guard : Guard
+    prompts : iterable of str, chat messages or Prompt
+        Decoded together in groups of ``config.group_size``, in this order. Chat messages are a list
+        of ``{"role": ..., "content": ...}`` that ends with the user's, see `igcore.policy.Chat`.
+    seed : int
+        Together with (prompt, round, beam, position) it decides every token.
+    on_block : callable, optional
+        Called as ``on_block(prompt, beams)`` after every block of a search that has not failed,
+        with the beams kept, best first; it must not change them. The answer will continue one of
+        them. They may be unsafe under a method without a final check, or where costs are known only
+        at the end.
+    memory_gb : float, optional
+        Memory for KV caches and logits, in GiB. Fewer prompts are decoded together where they would
+        exceed it, see `igcore.engine.memory`. By default most of what is free. If memory runs out
+        all the same, the batch is halved.
+    record : bool
+        Whether to keep every candidate in ``Response.candidates``, for `Response.tree`. Cost and
+        reward are then scored for all candidates, also where the method does not ask.
+
+    Yields
+    ------
+    Response
+        In the order of the prompts, as each group finishes.
+
+    Raises
+    ------
+    ParameterError
+        Before anything is decoded: for an unknown method, no prompt, an empty or too long prompt, a
+        missing critic or one that was trained for something else, or too little memory for one
+        prompt.
+    ScorerError
+        When a scorer fails on more texts than ``failure_rate`` allows.
+    PolicyError
+        When the policy's logits are not finite, or memory runs out for a single prompt.
+    """
+    if not isinstance(method, str):  # a slip that every other function with a guard invites
+        raise ParameterError(
+            f"method is of type {type(method).__name__}; give decode(method, guard, prompts)"
+        )
+    resolved, how = guard.under(method), method_of(method)
+    seed = check_seed(seed)
+    policy, length = guard.policy, guard.config.max_new_tokens
+    # all prompts are encoded first, so that a prompt that is too long is refused before any work
+    pairs = encoded(policy, listed(prompts), length)
+    longest = max(len(ids) for _, ids in pairs)
+    critic = resolved.critic if how.asks_critic else None
+    readers = readers_of(guard.reward, guard.cost)
+    with turn(policy.model, *readers):
+        # prompts that fit at once
+        fitting = room_for(policy, critic, readers, resolved.config, longest, memory_gb)
+
+    def work(pairs: Sequence[tuple[Prompt, list[int]]]) -> list[Response]:
+        """Answer one group of prompts; `halving` may call it again with a smaller group."""
+        searches = [
+            new_search(prompt, tokens, row, how, resolved.config)
+            for row, (prompt, tokens) in enumerate(pairs)
+        ]
+        with packed(policy.model, *readers):
+            recorder = room("Recorder")() if record else None
+            account = Work(how, resolved.config, on_block, recorder)
+            # measured at the user's block size: a method may change its own (Best-of-N has one
+            # block), and peak costs are only comparable on one grid
+            batch = open_batch(resolved, how, searches, seed, account, guard.config.block_size)
+            search = how.search or guarded_beam_search
+            answers = responses(batch, search(batch))
+        for answer in answers:
+            answer.guard = resolved
+        return answers
+
+    return halving(pairs, min(guard.config.group_size, fitting), work)
+
+
+def open_batch(
+    guard: Guard, method: Method, searches: list[PromptSearch], seed: int, work: Work, grid: int
+) -> Batch:
+    """Return what a search function works with: the searches, a new engine and the scorers."""
+    prompts = [search.prompt.text for search in searches]
+    with work.timed("cost"):  # scorers with a KV cache prefill the prompts now
+        scoring = Scoring(guard.contracts, prompts, guard.pool)
+    policy = guard.policy
+    # the engine keeps a middle layer's output only for a critic that reads it
+    watch = guard.critic.watch if method.asks_critic else None
+    make = partial(policy.engine, watch)
+    engine: Engine = room("pooled_engine")(make, policy, guard.pool) if guard.pool else make()
+    return Batch(
+        policy, guard.reward, guard.critic, guard.config, method, searches, engine, scoring, seed,
+        work, grid,
+    )  # fmt: skip

@@ -3,8 +3,9 @@
 import json
 from dataclasses import asdict, dataclass, field
 from operator import methodcaller
-from pkgutil import resolve_name
 from typing import Any
+
+from .rooms import room
 
 
 @dataclass
@@ -145,12 +146,12 @@ class Response:
         ParameterError
             When the search was not recorded, or the answer is a copy without its guard.
         """
-        return resolve_name("igcore.watch.tree:Tree").of(self, masked)
+        return room("Tree").of(self, masked)
 
     def _repr_html_(self) -> str | None:
         if self.guard is None:  # which knows the budget, and the words to be masked
             return None
-        html: str = resolve_name("igcore.watch.html:answer_html")(self)
+        html: str = room("answer_html")(self)
         return html
 
     @property

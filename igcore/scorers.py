@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from inspect import Parameter, signature
-from pkgutil import resolve_name
 from typing import Any, Protocol, TypeGuard
 
 from .errors import ParameterError
+from .rooms import room
 
 COST, REWARD = "higher is worse", "higher is better"
 SIGNS = {"cost": COST, "reward": REWARD}
@@ -121,7 +121,7 @@ class FunctionScorer:
         if isinstance(own, str) and own:
             return own
         found: str
-        found, self.unknown = resolve_name("igcore.runs.closure:known")(self.function)
+        found, self.unknown = room("function_digest")(self.function)
         return found
 
     def score(
@@ -152,10 +152,10 @@ def as_scorer(scorer: Any, role: str) -> Scorer:
         prefer the worst text.
     """
     if isinstance(scorer, str | Mapping):
-        scorer = resolve_name("igcore.models.registry:load_scorer")(scorer, role)
+        scorer = room("load_scorer")(scorer, role)
     elif isinstance(scorer, list) and role == "cost":
         costs = [as_scorer(cost, role) for cost in scorer]
-        scorer = resolve_name("igcore.models.maximum:maximum_of")(costs)
+        scorer = room("maximum_of")(costs)
     elif callable(scorer) and (isinstance(scorer, type) or not hasattr(scorer, "score")):
         scorer = of_function(scorer, role)
     checked: Scorer = check_sign(scorer, role)

@@ -9,16 +9,12 @@ from collections.abc import Awaitable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from .errors import ScorerError, ScorerWarning, said
-from .pool import Pool, PooledScores
-from .scorers import Scorer, Scores, keeps_cache, reads_tokens, uncached
-
-if TYPE_CHECKING:
-    from .contract import Contract
+from .scorers import Scorer, Scores, reads_tokens
 
 # what a cost returns that is no number -> what to do
 REMEDIES: dict[type, str] = {
@@ -227,6 +223,28 @@ def checked_tokens(
 # --- caches ---------------------------------------------------------------------------------------
 
 
+Text = tuple[str, str, bool]  # prompt, response, and whether the response is finished
+
+
+class KeptScores(Protocol):
+    """Scores of one scorer that outlive a search."""
+
+    def get(self, texts: Sequence[Text]) -> dict[Text, float]:
+        """Return the scores that are known."""
+        ...
+
+    def add(self, scores: dict[Text, float]) -> None:
+        """Keep the scores that are finite."""
+
+
+class Store(Protocol):
+    """What keeps samples and scores for other searches, as `igcore.pool.Pool` does."""
+
+    def scores_of(self, scorer: Scorer, part: str = "") -> KeptScores | None:
+        """Return the scores of a scorer; None where it does not tell what it is."""
+        ...
+
+
 class Cached:
     """A scorer with a cache by text; its failures become NaN.
 
@@ -237,16 +255,16 @@ class Cached:
     ----------
     tally : Tally, optional
         Counts the texts of a whole run, and how many of them the scorer failed on.
-    pooled : PooledScores, optional
+    pooled : KeptScores, optional
         Where scores are looked up first, and kept.
     """
 
     def __init__(
-        self, scorer: Scorer, tally: Tally | None = None, pooled: PooledScores | None = None
+        self, scorer: Scorer, tally: Tally | None = None, pooled: KeptScores | None = None
     ):
         self.scorer, self.tally, self.pooled = scorer, tally or Tally(), pooled
         # `finished` is in the key: a scorer may treat a complete answer and a prefix differently
-        self.known: dict[tuple[str, str, bool], float] = {}
+        self.known: dict[Text, float] = {}
 
     @property
     def reads_tokens(self) -> bool:
@@ -281,55 +299,3 @@ class Cached:
     ) -> list[tuple[list[int], list[float]]]:
         """Return the scores after each token, see `checked_tokens`."""
         return checked_tokens(self.scorer, prompts, responses, since, self.tally)
-
-
-class Scoring:
-    """The scorers of one batch of prompts: during the search, and for what is reported.
-
-    Parameters
-    ----------
-    contracts : mapping of str to Contract
-        The scorers by role, see `igcore.contract.Contract`. Without a reward model rewards are the
-        policy's own likelihoods, which the search knows.
-    prompts : sequence of str
-    pool : Pool, optional
-        Keeps the scores of searches.
-
-    Attributes
-    ----------
-    search : dict of str to Cached
-        By role, ``cost`` and ``reward``: with a KV cache where a scorer offers one. Two scorers of
-        one backbone share it.
-    reported : dict of str to Cached
-        The same for the reported metrics of an answer, without a KV cache, so that anybody can
-        recompute them.
-    """
-
-    def __init__(
-        self,
-        contracts: Mapping[str, Contract],
-        prompts: Sequence[str],
-        pool: Pool | None = None,
-    ):
-        self.contract = contracts["cost"]  # of the final check, which uses no cache
-        self.search, self.reported = {}, {}
-        self.sessions: dict[int, Any] = {}  # KV caches by backbone
-        for role, contract in contracts.items():
-            scorer, tally = contract.scorer, contract.tally
-            if not keeps_cache(scorer):  # one cache by text serves search and report
-                both = Cached(scorer, tally, PooledScores.of(pool, scorer))
-                self.search[role] = self.reported[role] = both
-                continue
-            backbone = id(scorer.backbone)
-            if backbone not in self.sessions:
-                self.sessions[backbone] = scorer.open_cache(prompts)
-            with_cache = scorer.with_cache(self.sessions[backbone])
-            # read with a KV cache, a score has other last bits than read anew
-            cached = PooledScores.of(pool, scorer, "KV cache")
-            self.search[role] = Cached(with_cache, tally, cached)
-            self.reported[role] = Cached(uncached(scorer), tally)
-
-    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
-        """Keep the KV cache of these texts, and free the rest."""
-        for session in self.sessions.values():
-            session.retain(prompts, responses)

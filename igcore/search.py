@@ -11,22 +11,20 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .beams import Beam, Method, PromptSearch, why_unsafe
 from .budget import SIGNED, charge
 from .checks import readings
-from .config import SearchConfig
+from .contract import Scoring
+from .engine.block import Block, Engine
 from .engine.diversity import DIVERSITIES, Penalty
 from .engine.memory import CRITIC_ROWS
 from .engine.sampling import random_key
+from .policy import Policy
+from .scorers import Scorer
 from .verdict import Emission, final_check, written
-
-if TYPE_CHECKING:
-    from .engine.block import Block, Engine
-    from .guard import Guard
-    from .scoring import Scoring
-    from .work import Work
+from .work import Candidate, Work
 
 
 @dataclass
@@ -35,8 +33,11 @@ class Batch:
 
     Attributes
     ----------
-    guard : Guard
-        Policy, scorers, critic, and the settings that the method runs under.
+    policy : Policy
+    reward : Scorer or None
+    critic : Critic, ValueNetwork or None
+    config : SearchConfig
+        The settings that the method runs under.
     method : Method
     searches : list of PromptSearch
         One per prompt.
@@ -51,7 +52,10 @@ class Batch:
         methods, whatever blocks they search in.
     """
 
-    guard: Guard
+    policy: Policy
+    reward: Scorer | None
+    critic: Any
+    config: Any  # a SearchConfig, of ARGS or RE-Control their own
     method: Method
     searches: list[PromptSearch]
     engine: Engine
@@ -59,11 +63,6 @@ class Batch:
     seed: int
     work: Work
     grid: int
-
-    @property
-    def config(self) -> SearchConfig:
-        """The settings that the method runs under."""
-        return self.guard.config
 
 
 def guarded_beam_search(batch: Batch) -> list[Emission]:
@@ -102,7 +101,7 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
     block = 0
     while going := [search for search in batch.searches if search.live]:
         for search in going:
-            search.open_block(batch.guard.policy.eos_ids)
+            search.open_block(batch.policy.eos_ids)
 
         for round_ in range(batch.config.rounds):  # M
             # a retry is only for prompts without an accepted candidate; the others wait
@@ -134,33 +133,6 @@ def guarded_beam_search(batch: Batch) -> list[Emission]:
 
 
 # --- the steps of the loop ------------------------------------------------------------------------
-
-
-@dataclass
-class Candidate:
-    """A beam with one more block, and the block as it was sampled.
-
-    Attributes
-    ----------
-    search : PromptSearch
-        Whose candidate it is.
-    parent, beam : Beam
-        Before and after the block.
-    tokens, log_p, log_q : list
-        Of the block: token ids, and their log-probabilities under the reference policy and under
-        the policy that they were sampled from (nats).
-    near_ties, encoded : int
-        See `igcore.engine.block.Block`.
-    """
-
-    search: PromptSearch
-    parent: Beam
-    beam: Beam
-    tokens: list[int]
-    log_p: list[float]
-    log_q: list[float]
-    near_ties: int
-    encoded: int
 
 
 def open_searches(batch: Batch) -> None:
@@ -239,7 +211,7 @@ def candidates_of(
         tokens = parent.tokens + block.tokens[c]  # a new list: siblings share their parent
         beam = Beam(
             tokens=tokens,
-            text=batch.guard.policy.text(tokens),
+            text=batch.policy.text(tokens),
             finished=block.ended[c] or len(tokens) == batch.config.max_new_tokens,
             state=parent.state,
             ends=[*parent.ends, len(tokens)],
@@ -308,7 +280,7 @@ def ask_critic(batch: Batch, candidates: Sequence[Candidate]) -> None:
     if not batch.method.asks_critic:
         return
     asked = [c for c in candidates if not c.beam.finished and c.beam.safe(batch.config)]
-    critic = batch.guard.critic
+    critic = batch.critic
     verdicts: list[tuple[float, float]] = []
     # the KV cache of many candidates is large, so a critic that reads it sees a few at a time
     size = CRITIC_ROWS if critic.reads_keys else max(1, len(asked))
@@ -335,7 +307,7 @@ def ask_reward(batch: Batch, candidates: Sequence[Candidate]) -> None:
     known = scorable(batch.method, candidates)
     if batch.method.safety_first:  # the reward of a rejected candidate would not change its rank
         known = [candidate for candidate in known if candidate.beam.passes(batch.config)]
-    if batch.guard.reward is None:
+    if batch.reward is None:
         for candidate in known:
             candidate.beam.reward = candidate.beam.likelihood
         return
@@ -388,11 +360,11 @@ def proposal(batch: Batch, search: PromptSearch) -> Emission:
         otherwise = "over_budget"
         if search.method.abstains:
             otherwise = "final_check" if safe else why_unsafe(search.pool)
-        text = written(best, batch.guard.policy, batch.grid)
+        text = written(best, batch.policy, batch.grid)
         return replace(text, safe=safe, otherwise=otherwise)
     certified = search.certified
     if config.on_failure == "truncate" and certified and certified.tokens:
-        prefix = written(certified, batch.guard.policy, batch.grid)
+        prefix = written(certified, batch.policy, batch.grid)
         prefix.safe = certified.safe(config)  # signed, the failure may only show at the end
         return replace(prefix, reason="truncated", otherwise=search.failure, finished=False)
     return Emission(None, reason=search.failure)

@@ -18,10 +18,10 @@ from .beams import Beam
 from .budget import SafetyState, is_safe, trace
 from .checks import tokens_in, word_ends
 from .config import SearchConfig
-from .contract import Contract
+from .contract import Contract, Scoring
 from .policy import Policy, Prompt
 from .scorers import Scorer, Scores, keeps_cache, reads_tokens, uncached
-from .scoring import Scoring, Tally, checked_score, checked_tokens
+from .scoring import Tally, checked_score, checked_tokens
 
 
 @dataclass(frozen=True)

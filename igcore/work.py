@@ -16,10 +16,36 @@ from .checks import tokens_in
 from .config import SearchConfig
 from .policy import Prompt
 from .response import Counts
-from .search import Candidate
 from .verdict import Emission
 
 OnBlock = Callable[[Prompt, Sequence[Beam]], None]
+
+
+@dataclass
+class Candidate:
+    """A beam with one more block, and the block as it was sampled.
+
+    Attributes
+    ----------
+    search : PromptSearch
+        Whose candidate it is.
+    parent, beam : Beam
+        Before and after the block.
+    tokens, log_p, log_q : list
+        Of the block: token ids, and their log-probabilities under the reference policy and under
+        the policy that they were sampled from (nats).
+    near_ties, encoded : int
+        See `igcore.engine.block.Block`.
+    """
+
+    search: PromptSearch
+    parent: Beam
+    beam: Beam
+    tokens: list[int]
+    log_p: list[float]
+    log_q: list[float]
+    near_ties: int
+    encoded: int
 
 
 @dataclass

@@ -12,7 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import igcore as ig
 from igcore import decoding
-from igcore.beams import method_of
 from igcore.config import SearchConfig
 from igcore.engine import memory
 from igcore.engine.device import GIB, out_of_memory
@@ -178,9 +177,7 @@ def test_the_fullest_device_decides_how_many_prompts_fit(monkeypatch):
     drawing = SimpleNamespace(model=policy, search_bytes=lambda *_: 4 * GIB)
 
     def room(readers, memory_gb=None):
-        monkeypatch.setattr(decoding, "readers_of", lambda guard: set(readers))
-        guard = SimpleNamespace(policy=drawing, critic=None, config=CONFIG)
-        return decoding.room_for(method_of("inferenceguard"), guard, 3, memory_gb)
+        return decoding.room_for(drawing, None, set(readers), CONFIG, 3, memory_gb)
 
     share = memory.SHARE
     assert room([]) == int(share * 100 / 4)

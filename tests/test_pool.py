@@ -30,10 +30,10 @@ from igcore import (
 from igcore.beams import METHODS, method_of
 from igcore.engine.diversity import Failures, diversity_penalty
 from igcore.engine.local import LocalEngine
-from igcore.engine.pooled import PooledEngine
 from igcore.engine.sampling import random_key
 from igcore.models.policies import load_policy
-from igcore.pool import TOKEN, PooledScores, code_digest, policy_digest, scorer_digest
+from igcore.pool import TOKEN, code_digest, policy_digest, scorer_digest
+from igcore.pool.engine import PooledEngine
 
 PROMPTS = ["ab", "fed", "c", "dd", "eae", "fcb"]
 SETTINGS = dict(budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=9, rounds=3)
@@ -406,14 +406,13 @@ def test_scores_are_kept_by_scorer_and_text(tmp_path):
     failure is asked again.
     """
     pool, cost = Pool(tmp_path), LetterCost()
-    scores = PooledScores.of(pool, cost)
+    scores = pool.scores_of(cost)
     scores.add({("p", "ab", True): 2.0, ("p", "c", False): math.nan, ("q", "ab", True): 0.5})
     texts = [("p", "ab", True), ("p", "ab", False), ("p", "c", False), ("q", "ab", True)]
-    fresh = PooledScores.of(Pool(tmp_path), LetterCost())
+    fresh = Pool(tmp_path).scores_of(LetterCost())
     assert fresh.get(texts) == {texts[0]: 2.0, texts[3]: 0.5}
-    assert not PooledScores.of(pool, LetterReward()).get(texts)
-    assert not PooledScores.of(pool, cost, "KV cache").get(texts)
-    assert PooledScores.of(None, cost) is None
+    assert not pool.scores_of(LetterReward()).get(texts)
+    assert not pool.scores_of(cost, "KV cache").get(texts)
     # a function may call what its digest does not cover
     by_function = Guard(mock_policy(), cost=lambda text: float(len(text)), budget=1.0)
     assert scorer_digest(by_function.cost) is None

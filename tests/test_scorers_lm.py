@@ -25,14 +25,14 @@ from transformers import PreTrainedTokenizerFast
 
 from igcore import Guard, ParameterError, SearchConfig, decode
 from igcore.checks import word_ends
-from igcore.contract import Contract
+from igcore.contract import Contract, Scoring
 from igcore.engine.agreement import fits
 from igcore.errors import ScorerWarning
 from igcore.models.lm_scorer import Backbone, LMScorer, Session
 from igcore.models.templates import TEMPLATES
 from igcore.policy import Policy
 from igcore.scorers import uncached
-from igcore.scoring import Cached, Scoring, Tally, checked_score
+from igcore.scoring import Cached, Tally, checked_score
 from igcore.verdict import Emission, judge
 
 END = 256

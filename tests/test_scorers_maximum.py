@@ -10,7 +10,7 @@ from tiny import tiny_tokenizer
 from tinymodels import Counter, tiny
 
 from igcore import Guard, ParameterError, load_scorer
-from igcore.contract import Contract
+from igcore.contract import Contract, Scoring
 from igcore.decoding import readers_of
 from igcore.engine.agreement import fits
 from igcore.errors import ScorerWarning
@@ -19,7 +19,7 @@ from igcore.models.maximum import maximum_of
 from igcore.runs import jobs
 from igcore.runs.identity import modules_of
 from igcore.scorers import as_scorer, keeps_cache, uncached
-from igcore.scoring import Scoring, Tally, checked_score
+from igcore.scoring import Tally, checked_score
 
 TEXTS = ["", "a", "ab", "abc abc", "b" * 9]
 
@@ -148,7 +148,9 @@ def test_models_that_read_are_known():
     """Bug: the weights of a maximum's models are packed anew for every block."""
     scorer = maximum_of([caching("x", 0), caching("y", 0), Counted("l")])
     guard = Guard(mock_policy(), scorer, budget=1, contracts={"cost": Contract(scorer)})
-    assert readers_of(guard) == {part.backbone.model for part in scorer.parts[:2]}
+    assert readers_of(guard.reward, guard.cost) == {
+        part.backbone.model for part in scorer.parts[:2]
+    }
 
 
 # --- params files and identity --------------------------------------------------------------------

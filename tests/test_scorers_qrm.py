@@ -28,14 +28,13 @@ from tinymodels import Counter
 from transformers import AutoTokenizer, LlamaModel
 
 from igcore import ParameterError, ScorerError
-from igcore.contract import Contract
+from igcore.contract import Contract, Scoring
 from igcore.engine.agreement import fits
 from igcore.models import qrm
 from igcore.models.convert import quiet_transformers
 from igcore.models.qrm import QRMCost, QRMReward
 from igcore.models.registry import load_scorer, maker
 from igcore.scorers import COST, REWARD
-from igcore.scoring import Scoring
 from tests.rehearsal.tokenizers import llama3_folder
 from tests.rehearsal.weights import drawn
 

@@ -18,11 +18,11 @@ from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 
 from igcore import AssetError, Guard, ParameterError, load_scorer
 from igcore.checks import readings
-from igcore.contract import Contract
+from igcore.contract import Contract, Scoring
 from igcore.models.convert import quiet_transformers
 from igcore.models.stream import FLOOR, RunScorer, worst_runs
 from igcore.scorers import uncached
-from igcore.scoring import Cached, Scoring
+from igcore.scoring import Cached
 from tests.rehearsal.tokenizers import CHATML, chat_folder
 from tests.rehearsal.weights import drawn, save, shapes_of
 

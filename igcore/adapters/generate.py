@@ -25,9 +25,8 @@ from transformers import generation
 from ..beams import Beam, method_of
 from ..checks import word_ends
 from ..config import SearchConfig
-from ..decoding import decode
 from ..errors import ParameterError
-from ..guard import Guard
+from ..guard import Guard, decode
 from ..policy import Encoded, Policy, Prompt, as_prompt
 from ..rendering import RAW
 from ..response import Response

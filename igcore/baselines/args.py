@@ -19,7 +19,6 @@ from ..config import SearchConfig, widened
 from ..engine.sampling import gumbel, random_key
 from ..search import (
     Batch,
-    Candidate,
     answers,
     ask_reward,
     candidates_of,
@@ -29,6 +28,7 @@ from ..search import (
 )
 from ..settings import Count, Weight, one_of, settings
 from ..verdict import Emission
+from ..work import Candidate
 
 
 def probability(log_p: float, score: float, config: "ArgsConfig") -> float:
@@ -129,7 +129,7 @@ def ask_promising(batch: Batch, candidates: Sequence[Candidate]) -> None:
     A reward model may have a method ``at_most(prompts, responses)``: cheap numbers that no reward
     exceeds. A token that would lose even with that reward is not scored. The choice is the same.
     """
-    at_most = getattr(batch.guard.reward, "at_most", None)
+    at_most = getattr(batch.reward, "at_most", None)
     if at_most is None or not batch.method.reward:
         ask_reward(batch, candidates)
         return
@@ -187,6 +187,9 @@ def one_token_without_cost(config: SearchConfig) -> ArgsConfig:
     return replace(one_token(config), lagrange_multiplier=0.0)
 
 
-ARGS_LAGRANGIAN = Method(lagrangian, one_token, search="igcore.baselines.args:args")
-ARGS = replace(ARGS_LAGRANGIAN, score=task_cost, settings=one_token_without_cost, cost=False)
-ARGS_COST = replace(ARGS_LAGRANGIAN, score=safety_cost, reward=False)
+_LAGRANGIAN = Method(lagrangian, one_token, search=args)
+METHODS = {
+    "args": replace(_LAGRANGIAN, score=task_cost, settings=one_token_without_cost, cost=False),
+    "args-lagrangian": _LAGRANGIAN,
+    "args-cost": replace(_LAGRANGIAN, score=safety_cost, reward=False),
+}

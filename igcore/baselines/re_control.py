@@ -43,7 +43,7 @@ def re_control(batch: Batch) -> list[Emission]:
     PolicyError
         When gradient ascent diverges, or the policy's logits are not W o_t.
     """
-    network, policy = batch.guard.critic, batch.guard.policy
+    network, policy = batch.critic, batch.policy
     batch.engine.steering = network.steering(policy.model, batch.config)
     return guarded_beam_search(batch)
 
@@ -77,15 +77,18 @@ def one_sample_without_cost(config: SearchConfig) -> ReControlConfig:
     return replace(one_steered_sample(config), lagrange_multiplier=0.0)
 
 
-RE_CONTROL_LAGRANGIAN = Method(
+_LAGRANGIAN = Method(
     unranked,
     one_steered_sample,
     cost=False,
     reward=False,
     network="value network",
-    search="igcore.baselines.re_control:re_control",
+    search=re_control,
 )
-RE_CONTROL = replace(RE_CONTROL_LAGRANGIAN, settings=one_sample_without_cost)
+METHODS = {
+    "re-control": replace(_LAGRANGIAN, settings=one_sample_without_cost),
+    "re-control-lagrangian": _LAGRANGIAN,
+}
 
 
 # --- the value function ---------------------------------------------------------------------------

@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..config import SearchConfig
 from ..errors import ParameterError, PolicyError
 from ..settings import MOST
 from .agreement import fits
@@ -20,6 +19,22 @@ CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
 # measured peak of such a critic, in float32 copies of the candidates' KV cache
 CRITIC_COPIES = 12
 log = logging.getLogger("igcore")
+
+
+class Sizes(Protocol):
+    """The settings of a search that decide its memory, see `igcore.SearchConfig`."""
+
+    @property
+    def n_samples(self) -> int: ...
+
+    @property
+    def keep(self) -> int: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def max_new_tokens(self) -> int: ...
 
 
 def kv_bytes(
@@ -51,7 +66,7 @@ def _shares_prompts(model: PreTrainedModel, cache: str) -> bool:
 
 
 def search_bytes(
-    model: PreTrainedModel, config: SearchConfig, prompt_tokens: int, cache: str = "auto"
+    model: PreTrainedModel, config: Sizes, prompt_tokens: int, cache: str = "auto"
 ) -> int:
     """Return the bytes to plan for the search for one prompt.
 
@@ -77,7 +92,7 @@ def search_bytes(
 
 
 def session_bytes(
-    model: PreTrainedModel, config: SearchConfig, prompt_tokens: int, cache: str = "auto"
+    model: PreTrainedModel, config: Sizes, prompt_tokens: int, cache: str = "auto"
 ) -> int:
     """Return the bytes of the KV cache that a scorer keeps for the texts of one prompt.
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +14,7 @@ from accelerate.utils import extract_model_from_parallel
 from ..errors import AssetError, ParameterError, PolicyError, unknown_name
 from ..folders import digest_of
 from ..policy import PROBE, Policy
+from ..rooms import room
 from ..settings import Options, settings
 from . import assets
 from .hub import snapshot
@@ -134,7 +134,7 @@ def load_policy(
 
     if isinstance(name, Mapping) and "server" in name:
         # by its name: what decodes with a local policy does not depend on that module
-        return resolve_name("igcore.models.served:load_served")(name)
+        return room("load_served")(name)
     name = str(name) if isinstance(name, Path) else name
     name, beside = named(name, "policy", OPTIONS)
     chosen = "float32" if dtype == "auto" else dtype

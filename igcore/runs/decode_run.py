@@ -14,11 +14,10 @@ from itertools import chain, product
 from pathlib import Path
 
 from ..beams import method_of
-from ..decoding import decode
 from ..engine.prepack import keep_packed, packed
 from ..errors import RunError
 from ..folders import Run, open_run, root
-from ..guard import Guard
+from ..guard import Guard, decode
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer, scored_by
@@ -179,8 +178,8 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     modules = [__name__]
     for method in params.methods:
         # a baseline with a search of its own is found by name: no import statement shows it
-        module, _, _ = method_of(method).search.partition(":")
-        modules.append(module)
+        if search := method_of(method).search:
+            modules.append(search.__module__)
     known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
     known["parts"] |= weights
     known["dtype"] = params.dtype

@@ -26,6 +26,7 @@ from ..provenance import versions
 from ..scorers import Scorer
 
 PACKAGE = "igcore"
+CATALOG = f"{PACKAGE}.catalog"  # knows all rooms; those that a run enters are entries of their own
 INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 # public name of the package, which imports it when it is asked for -> its module
 PUBLIC = {name: f"{PACKAGE}.{home}" for name, home in _HOME.items()}
@@ -163,7 +164,7 @@ def code_of(*entries: str) -> dict[str, str]:
     while waiting:
         name = waiting.pop()
         path = source_of(name)
-        if name in digests or path is None:
+        if name in digests or path is None or name == CATALOG:
             continue
         above = name.rpartition(".")[0]
         waiting.append(above)  # importing a module runs the package above it

@@ -13,8 +13,9 @@ from ..beams import Beam, Method, PromptSearch, new_search
 from ..budget import SafetyState, charge, start
 from ..config import SearchConfig
 from ..policy import Prompt
-from ..search import Batch, Candidate
+from ..search import Batch
 from ..verdict import Emission
+from ..work import Candidate
 
 # what became of a candidate
 KEPT = "kept"  # the search went on from it
@@ -151,7 +152,7 @@ def _costs(batch: Batch, search: PromptSearch, beams: Sequence[Beam]) -> list[fl
 
 def _rewards(batch: Batch, search: PromptSearch, beams: Sequence[Beam]) -> list[float]:
     """Return the reward of every beam, also where the search did not ask."""
-    if batch.guard.reward is None:
+    if batch.reward is None:
         return [beam.likelihood for beam in beams]
     method = search.method
     asked = []

@@ -25,10 +25,9 @@ from igcore.audit.own import scorer_of
 from igcore.beams import method_of
 from igcore.budget import ACCOUNTINGS
 from igcore.config import SearchConfig
-from igcore.decoding import decode
 from igcore.engine.diversity import DIVERSITIES
 from igcore.errors import ScorerError
-from igcore.guard import Guard
+from igcore.guard import Guard, decode
 from igcore.policy import Encoded, Policy
 from igcore.response import Response
 from igcore.scorers import REWARD

@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
-from .errors import ParameterError
-from .files import writing
-from .policy import Policy
-from .scorers import FunctionScorer, Scorer
+from ..errors import ParameterError
+from ..files import writing
+from ..policy import Policy
+from ..scorers import FunctionScorer, Scorer
+from ..scoring import Text
 
 try:
     import fcntl
@@ -46,7 +47,7 @@ TOKEN = np.dtype(
 SCORE = np.dtype([("key", "<u8"), ("score", "<f8"), ("check", "<u8")])
 GIB = 2**30
 OPEN_FILES = 256
-Text = tuple[str, str, bool]  # prompt, response, and whether the response is finished
+ENGINE = Path(__file__).parent.parent / "engine"  # whose code decides a sample
 
 
 class Pool:
@@ -98,6 +99,11 @@ class Pool:
     def scores(self, prompt: str) -> "Table":
         """Return the scores of the answers to a prompt."""
         return self._table(self.folder / "scores" / f"{digest(prompt).hex()}.scores", SCORE)
+
+    def scores_of(self, scorer: Scorer, part: str = "") -> "PooledScores | None":
+        """Return the scores of a scorer; None for one that does not tell what it is."""
+        known = scorer_digest(scorer)
+        return PooledScores(self, digest(known, part)) if known else None
 
     def _table(self, path: Path, record: np.dtype[Any]) -> "Table":
         """Return a table, read up to date."""
@@ -228,7 +234,7 @@ def policy_digest(policy: Policy) -> bytes:
         )
     model = policy.model
     path = f"{model.dtype} {model.device.type} {policy.cache} {sorted(policy.eos_ids)}"
-    return digest(code_digest(Path(__file__).parent / "engine"), policy.digest, path)
+    return digest(code_digest(ENGINE), policy.digest, path)
 
 
 def scorer_digest(scorer: Scorer) -> bytes | None:
@@ -251,12 +257,6 @@ class PooledScores:
 
     def __init__(self, pool: Pool, name: bytes):
         self.pool, self.name = pool, name
-
-    @classmethod
-    def of(cls, pool: Pool | None, scorer: Scorer, part: str = "") -> "PooledScores | None":
-        """Return the scores of a scorer; None where there is no pool or no digest."""
-        known = pool and scorer_digest(scorer)
-        return cls(pool, digest(known, part)) if pool and known else None
 
     def get(self, texts: Sequence[Text]) -> dict[Text, float]:
         """Return the scores that are known."""

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from ..pool import Pool, Table, digest, number
-from .block import Block, Steering
-from .diversity import Penalty
-from .kv_cache import History
-from .local import LocalEngine
+from ..engine.block import Block, Steering
+from ..engine.diversity import Penalty
+from ..engine.kv_cache import History
+from ..engine.local import LocalEngine
+from ..policy import Policy
+from . import Pool, Table, digest, number, policy_digest
 
 Sample = tuple[int, float, float, bool]  # token, log_p, log_q, and whether it was a near tie
 
@@ -38,6 +39,11 @@ class Branch:
         """Return the branch with more tokens."""
         place = reduce(_after, tokens, self.place)
         return Branch(self.prompt, (*self.tokens, *tokens), place)
+
+
+def pooled_engine(make: Callable[[], LocalEngine], policy: Policy, pool: Pool) -> "PooledEngine":
+    """Return the engine of a policy that looks in a pool first."""
+    return PooledEngine(make, policy.eos_ids, pool, policy_digest(policy))
 
 
 class PooledEngine:
