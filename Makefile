@@ -98,6 +98,7 @@ test: assets
 	@$(BIN)/ruff format --check --quiet igcore tests benchmarks docs/*.py
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.caps
 	@$(BIN)/python -m pytest --numprocesses $(CORES) --no-loadscope-reorder notebooks tests
 
 # the servers have environments of their own in .venv-served, some 4 GB with vLLM; no part of `make test`
