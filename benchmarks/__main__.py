@@ -22,8 +22,10 @@ from benchmarks import measure, plan, report
 from benchmarks.measure import Case
 from benchmarks.models import MODELS, Models
 from igcore.errors import IgcoreError, ParameterError, PolicyError
-from igcore.folders import Run, digest_of, key, open_run, root
-from igcore.provenance import processor, versions
+from igcore.files import digest_of, root
+from igcore.report.linefile import key
+from igcore.report.provenance import processor, versions
+from igcore.runs.folders import Run, open_run
 from igcore.runs.identity import code_of
 
 

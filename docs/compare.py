@@ -18,8 +18,8 @@ from pathlib import Path
 import pandas as pd
 
 from igcore.errors import IgcoreError, RunError, unknown_name
-from igcore.files import replace_file
-from igcore.folders import key, read, root
+from igcore.files import replace_file, root
+from igcore.report.linefile import key, read
 from igcore.runs.cli import differences
 from igcore.runs.scope import TOLERANCE
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rocrate.model.contextentity import ContextEntity
 from rocrate.rocrate import ROCrate
 
-from igcore.folders import root
+from igcore.files import root
 
 FORMATS = {
     ".csv": "text/csv",

@@ -23,10 +23,10 @@ from pathlib import Path
 import pandas as pd
 
 from igcore.errors import IgcoreError, RunError
-from igcore.files import replace_file
-from igcore.folders import ASIDE, root
+from igcore.files import replace_file, root
 from igcore.paper import fidelity
 from igcore.report import claims
+from igcore.runs.folders import ASIDE
 
 PAGES = ("README.md", "docs/results.md", "docs/paper.md", "docs/fidelity.md", "docs/guard.md")
 BLOCK = re.compile(

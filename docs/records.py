@@ -21,8 +21,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from igcore.errors import IgcoreError, RunError
-from igcore.files import replace_file, writing
-from igcore.folders import file_digest, root
+from igcore.files import file_digest, replace_file, root, writing
 from igcore.runs.paramfiles import ParamFiles
 from igcore.runs.verify import Check, Report, verify
 

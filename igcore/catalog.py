@@ -58,10 +58,6 @@ def part(name: str) -> Any:
             from .models.maximum import maximum_of
 
             return maximum_of
-        case "function_digest":
-            from .runs.closure import known as function_digest
-
-            return function_digest
         case "Pool":
             from .pool import Pool
 

@@ -1,6 +1,11 @@
-"""Files written whole or not at all, and locks of files: one sentence where a disk says no."""
+"""Files: where they lie, their digests, and writing and locking them.
+
+A file is written whole or not at all, and where a disk says no, one sentence says so.
+"""
 
 import errno
+import hashlib
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from .errors import RunError
 
+DIGITS = 16  # hex digits of the digests of modules, prompts and lines
 PART = ".part"  # of a file that is being written
 REMEDIES = {  # what the user can do -> what the system said
     "free some space": (errno.ENOSPC, errno.EDQUOT),
@@ -20,6 +26,26 @@ REMEDIES = {  # what the user can do -> what the system said
     "its file system has no file locks: mount it with them": (errno.ENOLCK, errno.EOPNOTSUPP),
     "check its path and its disk": (),
 }
+
+
+def root() -> Path:
+    """Return the project: the nearest folder upwards with ``notebooks`` and ``params``, or here."""
+    current = Path.cwd()
+    for folder in (current, *current.parents):
+        if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
+            return folder
+    return current
+
+
+def digest_of(value: object) -> str:
+    """Return the sha256 of a JSON value, 64 hex digits; mappings count without their order."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file's content, 64 hex digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from functools import cached_property, partial
 from inspect import Parameter, signature
 from typing import Any, Protocol, TypeGuard
 
+from .closure import known
 from .errors import ParameterError
 from .rooms import room
 
@@ -115,13 +116,12 @@ class FunctionScorer:
     def digest(self) -> str:
         """What it is known by: its own ``digest``, or the hash of all that it holds.
 
-        See `igcore.runs.closure`; "" where nobody can tell what it holds from another.
+        See `igcore.closure`; "" where nobody can tell what it holds from another.
         """
         own = self.given or getattr(self.function, "digest", "")
         if isinstance(own, str) and own:
             return own
-        found: str
-        found, self.unknown = room("function_digest")(self.function)
+        found, self.unknown = known(self.function)
         return found
 
     def score(

@@ -22,8 +22,9 @@ import torch
 from killed import PARAMS, PROMPTS
 from mockruns import experiment
 
-from igcore import RunError, folders
-from igcore.runs import decode_run
+from igcore import RunError
+from igcore.report import linefile
+from igcore.runs import decode_run, folders
 
 SMALL = replace(PARAMS, methods=["base", "inferenceguard"], n_samples=2, max_new_tokens=3)
 CALLS = [
@@ -53,12 +54,12 @@ def sound(lines):
     """Return the lines of this run that nobody edited."""
     known = {line: json.loads(line) for line in lines}
     own = [line for line in lines if known[line]["seed"] == 0]
-    return [line for line in own if known[line]["digest"] == folders.line_digest(known[line])]
+    return [line for line in own if known[line]["digest"] == linefile.line_digest(known[line])]
 
 
 def compared(lines):
     """Return lines by key, without what differs from run to run."""
-    return sorted((folders.comparable(json.loads(line)) for line in lines), key=folders.key)
+    return sorted((linefile.comparable(json.loads(line)) for line in lines), key=linefile.key)
 
 
 # --- what a run finds -----------------------------------------------------------------------------
@@ -153,7 +154,7 @@ def wrong(folder, found, number, how, whole):
         return "the other run was lost"
     manifest = json.loads((folder / "manifest.json").read_text())
     params = json.loads((folder / "params.json").read_text())
-    if manifest["root"] != folders.root_of(params, list(map(json.loads, lines)), manifest):
+    if manifest["root"] != linefile.root_of(params, list(map(json.loads, lines)), manifest):
         return "another root"
     if list(folder.glob(f"*{folders.PART}")):
         return "a part of a file"

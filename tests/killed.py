@@ -12,9 +12,9 @@ from pathlib import Path
 
 from mockpolicy import LetterCost, LetterReward, mock_policy
 
-from igcore import Prompt, folders
+from igcore import Prompt
 from igcore.guard import Guard
-from igcore.runs import decode_run
+from igcore.runs import decode_run, folders
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import Experiment
 

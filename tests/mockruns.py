@@ -4,8 +4,8 @@ from killed import PARAMS
 from killed import PROMPTS as TEXTS
 from mockpolicy import LetterCost, LetterCritic, LetterReward, mock_policy
 
-from igcore import METHODS, Guard, decode, folders
-from igcore.runs import decode_run, records
+from igcore import METHODS, Guard, decode
+from igcore.runs import decode_run, folders, records
 from igcore.runs.decode_params import Settings
 
 SCORERS = {"letters": LetterCost(), "vowels": LetterReward()}

@@ -21,8 +21,8 @@ from igcore.engine.agreement import cache_for, fits
 from igcore.engine.kv_cache import cache_name
 from igcore.engine.memory import kv_bytes
 from igcore.errors import PolicyError
-from igcore.folders import open_run
-from igcore.provenance import processor
+from igcore.report.provenance import processor
+from igcore.runs.folders import open_run
 
 HAS_ITS_HUB = "its_hub" in plan.LIBRARIES
 P, N, T, S = 6, 4, 6, 2  # prompt tokens, samples, new tokens, block size

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from igcore.runs.closure import digest_of, known
+from igcore.closure import digest_of, known
 
 CALLS: list[str] = []
 
@@ -259,7 +259,7 @@ def test_a_module_counts_with_what_it_imports(modules):
 
 PROGRAM = """
 import functools
-from igcore.runs.closure import known
+from igcore.closure import known
 from mycost import cost
 WORDS = {"one", "two", "three", "four"}
 class Cost:

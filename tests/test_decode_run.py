@@ -21,12 +21,13 @@ from mockruns import decode_into, experiment
 from tiny import letters, tiny_model, tiny_tokenizer, untrained
 from tiny import value_network as network
 
-from igcore import ParameterError, Prompt, RunError, folders
+from igcore import ParameterError, Prompt, RunError
 from igcore.baselines.re_control import ValueNetwork, save_value
 from igcore.critic.network import Critic, save_critic
 from igcore.models.pretrained import Contents
 from igcore.policy import Policy
-from igcore.runs import cli, decode_run, identity
+from igcore.report import linefile
+from igcore.runs import cli, decode_run, folders, identity
 from igcore.runs.cli import differences
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.networks import Shuffled
@@ -98,7 +99,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         for _ in range(3):
-            before = len(folders.read(path)) if path.exists() else 0
+            before = len(linefile.read(path)) if path.exists() else 0
             want = before + rng.randint(1, 6)
             print(file=process.stdin, flush=True)
             child = int(process.stdout.readline())
@@ -107,15 +108,15 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path):
             os.kill(child, signal.SIGKILL)
             assert process.stdout.readline() == "ended\n"
             assert not (path.parent / "manifest.json").exists()
-            after_kill = folders.read(path)
+            after_kill = linefile.read(path)
             assert len(after_kill) >= want
         process.stdin.close()
     with path.open("ab") as file:
         file.write(b'{"half": ')
     resumed = decode_into(path.parent)
-    assert folders.read(resumed)[: len(after_kill)] == after_kill
-    assert len(folders.read(resumed)) == 30
-    assert differences(folders.read(resumed), folders.read(decode_into(tmp_path / "whole"))) == []
+    assert linefile.read(resumed)[: len(after_kill)] == after_kill
+    assert len(linefile.read(resumed)) == 30
+    assert differences(linefile.read(resumed), linefile.read(decode_into(tmp_path / "whole"))) == []
     assert (path.parent / "manifest.json").exists()
 
 
@@ -124,11 +125,11 @@ def test_shards_hold_the_same_lines_as_the_whole(tmp_path, n_shards):
     """Guards groups as the unit of work: composition, and with it every bit, is the same in any
     shard.
     """
-    whole = folders.read(decode_into(tmp_path / "whole"))
+    whole = linefile.read(decode_into(tmp_path / "whole"))
     parts = []
     for shard in range(n_shards):
         part = dataclasses.replace(PARAMS, shard=shard, n_shards=n_shards)
-        parts += folders.read(decode_into(tmp_path / str(shard), part))
+        parts += linefile.read(decode_into(tmp_path / str(shard), part))
     assert len(parts) == len(whole) == 30
     assert differences(parts, whole) == []
 
@@ -153,7 +154,7 @@ def test_shards_and_a_resume_are_bit_equal_in_float32(tmp_path):
                 run.lines[keep:] = []
                 run.responses.write_text("".join(json.dumps(line) + "\n" for line in run.lines))
             decode_run.decode_missing(run, experiment(p, prompts, policy))
-        return {folders.key(line): line["digest"] for line in folders.read(run.responses)}
+        return {linefile.key(line): line["digest"] for line in linefile.read(run.responses)}
 
     whole = run(tmp_path / "whole", p)
     shards = [run(tmp_path / str(i), dataclasses.replace(p, shard=i, n_shards=2)) for i in range(2)]
@@ -193,7 +194,7 @@ def test_missing_work_takes_back_the_sign_of_success(tmp_path):
 def test_a_shard_above_the_last_group_is_an_empty_complete_run(tmp_path):
     """Bug: the cluster command failed on the node for every run with fewer groups than shards."""
     path = decode_into(tmp_path / "run", dataclasses.replace(PARAMS, n_shards=5, shard=4))
-    assert folders.read(path) == [] and path.with_name("manifest.json").exists()
+    assert linefile.read(path) == [] and path.with_name("manifest.json").exists()
 
 
 def test_a_resume_decodes_edited_lines_anew_and_ends_as_a_fresh_run(tmp_path, mocked):
@@ -209,11 +210,11 @@ def test_a_resume_decodes_edited_lines_anew_and_ends_as_a_fresh_run(tmp_path, mo
     edited = json.loads(texts[3]) | {"response": "fed"}
     foreign = json.loads(texts[5]) | {"method": "args"}
     texts[3] = json.dumps(edited) + "\n"
-    texts.append(json.dumps(foreign | {"digest": folders.line_digest(foreign)}) + "\n")
+    texts.append(json.dumps(foreign | {"digest": linefile.line_digest(foreign)}) + "\n")
     run.responses.write_text("".join(texts))
     again = decode_run.decode_run(p, tmp_path / "run")
     assert run.responses.read_text().splitlines(keepends=True)[:-1] == texts[:3] + texts[4:-1]
-    assert differences(folders.read(again.responses), folders.read(fresh.responses)) == []
+    assert differences(linefile.read(again.responses), linefile.read(fresh.responses)) == []
     manifests = [json.loads(made.manifest.read_text()) for made in (again, fresh)]
     assert manifests[0]["counts"] == manifests[1]["counts"] and manifests[0]["lines"] == 20
 

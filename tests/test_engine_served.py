@@ -27,13 +27,13 @@ from igcore.beams import Beam
 from igcore.engine.diversity import Failures, diversity_penalty, without_replacement
 from igcore.engine.sampling import random_key
 from igcore.engine.served import BAN, SEEDS, ServedEngine, bias_of
-from igcore.folders import read
 from igcore.models import client as way
 from igcore.models.client import Client
 from igcore.models.registry import SCORERS
 from igcore.models.served import Elsewhere, ServedPolicy
 from igcore.models.server import Server
 from igcore.policy import as_prompt
+from igcore.report.linefile import read
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
 from igcore.runs.verify import Check, verify

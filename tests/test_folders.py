@@ -11,7 +11,9 @@ import pytest
 from killed import PARAMS
 from mockruns import decode_into, lines
 
-from igcore import RunError, folders
+from igcore import RunError
+from igcore.report import linefile
+from igcore.runs import folders
 from igcore.runs.cli import differences
 
 LINES = [
@@ -33,7 +35,7 @@ def filled(folder, identity=None):
 def opened_again(folder, identity=None, wanted=None):
     """What a resume finds."""
     with folders.open_run(folder, identity or {"seed": 0}, wanted) as run:
-        return [folders.key(line) for line in run.lines]
+        return [linefile.key(line) for line in run.lines]
 
 
 def kept_aside(folder):
@@ -49,7 +51,7 @@ def test_a_line_is_json_and_survives_the_file(tmp_path):
     path = tmp_path / "responses.jsonl"
     for line in lines():
         folders.append(path, line)
-    assert differences(folders.read(path), lines()) == []
+    assert differences(linefile.read(path), lines()) == []
 
 
 def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_path):
@@ -61,10 +63,10 @@ def test_a_half_written_last_line_is_named_then_dropped_and_the_rest_kept(tmp_pa
     with path.open("ab") as file:
         file.write(json.dumps(written[0]).encode()[:50])
     with pytest.raises(RunError, match="line 5 of .* is not a response; run its parameters again"):
-        folders.read(path)
+        linefile.read(path)
     folders.drop_half_line(path)
     assert path.read_bytes().endswith(b"}\n")
-    assert len(folders.read(path)) == 4
+    assert len(linefile.read(path)) == 4
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path):
@@ -73,7 +75,7 @@ def test_a_damaged_line_in_the_middle_is_named(tmp_path):
     with pytest.raises(
         RunError, match=r"line 2 of .*responses.jsonl is not a response; run its parameters again"
     ):
-        folders.read(path)
+        linefile.read(path)
 
 
 @pytest.mark.parametrize(
@@ -91,19 +93,19 @@ def test_a_line_that_answers_nothing_is_named(tmp_path, line):
     path = tmp_path / "responses.jsonl"
     path.write_text(f"{line}\n")
     with pytest.raises(RunError, match="line 1 of .* is not a response"):
-        folders.read(path)
+        linefile.read(path)
 
 
 def test_two_lines_for_one_prompt_are_named(tmp_path):
     path = tmp_path / "responses.jsonl"
     path.write_text('{"method": "base", "prompt_id": "x"}\n' * 2)
     with pytest.raises(RunError, match="lines 1 and 2 of .* both answer"):
-        folders.read(path)
+        linefile.read(path)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(RunError, match="cannot read .*nothing.jsonl"):
-        folders.read(tmp_path / "nothing.jsonl")
+        linefile.read(tmp_path / "nothing.jsonl")
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
@@ -127,7 +129,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
             folders.append(path, second)
     assert path.read_bytes() == before
     folders.append(path, second)
-    assert len(folders.read(path)) == 2
+    assert len(linefile.read(path)) == 2
 
 
 def test_differences_ignore_seconds_and_order_but_nothing_else():
@@ -146,11 +148,11 @@ def test_the_root_hash_is_over_everything_but_seconds_and_order(tmp_path):
     """
     run = filled(tmp_path / "run")
     manifest = json.loads(run.manifest.read_text())
-    root = folders.root_of(run.params, run.lines, manifest)
+    root = linefile.root_of(run.params, run.lines, manifest)
     assert (
         manifest["root"]
         == root
-        == folders.root_of(
+        == linefile.root_of(
             run.params, [line | {"cost_s": 9.0} for line in run.lines[::-1]], manifest
         )
     )
@@ -160,7 +162,7 @@ def test_the_root_hash_is_over_everything_but_seconds_and_order(tmp_path):
         (run.params, [run.lines[0] | {"cost": 0.25}, *run.lines[1:]], manifest),
         (run.params, run.lines, manifest | {"git_commit": "another"}),
     ]
-    assert len({root, *(folders.root_of(*other) for other in others)}) == 5
+    assert len({root, *(linefile.root_of(*other) for other in others)}) == 5
 
 
 # --- opening --------------------------------------------------------------------------------------
@@ -173,7 +175,7 @@ def test_other_parameters_never_mix_with_old_lines(tmp_path, capsys):
     old = decode_into(tmp_path / "run").read_bytes()
     path = decode_into(tmp_path / "run", dataclasses.replace(PARAMS, budget=2.0))
     assert "budget changed since the last run in run" in capsys.readouterr().out
-    assert {line["budget"] for line in folders.read(path)} == {2.0}
+    assert {line["budget"] for line in linefile.read(path)} == {2.0}
     (aside,) = (tmp_path / ".replaced").glob("run.*/responses.jsonl")
     assert aside.read_bytes() == old
 
@@ -228,7 +230,7 @@ def test_an_edited_line_leaves_and_the_others_stay(tmp_path, capsys):
     texts[4] = texts[4].replace("1.0", "9.0")  # seconds
     run.responses.write_text("".join(texts))
     edited = run.responses.read_bytes()
-    assert opened_again(tmp_path / "run") == [folders.key(LINES[i]) for i in (0, 2, 3, 4, 5)]
+    assert opened_again(tmp_path / "run") == [linefile.key(LINES[i]) for i in (0, 2, 3, 4, 5)]
     assert run.responses.read_text() == "".join(texts[:1] + texts[2:])
     assert not run.manifest.exists() and kept_aside(tmp_path / "run") == {"responses.jsonl": edited}
     assert "1 lines of " in capsys.readouterr().out
@@ -240,7 +242,7 @@ def test_lines_that_nobody_asks_for_leave(tmp_path):
     run = filled(tmp_path / "run")
     wanted = {("base", "a"), ("args", "c"), ("args", "d")}
     assert opened_again(tmp_path / "run", wanted=wanted) == [("base", "a"), ("args", "c")]
-    assert len(folders.read(run.responses)) == 2 and not run.manifest.exists()
+    assert len(linefile.read(run.responses)) == 2 and not run.manifest.exists()
     assert len(kept_aside(tmp_path / "run")["responses.jsonl"].splitlines()) == 6
 
 
@@ -260,8 +262,8 @@ def test_what_is_no_line_leaves(tmp_path):
         "{half",
     ]
     run.responses.write_text(run.responses.read_text() + "\n".join(odd))
-    assert opened_again(tmp_path / "run") == [folders.key(line) for line in LINES]
-    assert len(folders.read(run.responses)) == 6
+    assert opened_again(tmp_path / "run") == [linefile.key(line) for line in LINES]
+    assert len(linefile.read(run.responses)) == 6
 
 
 def test_a_whole_file_is_left_alone(tmp_path):
@@ -270,7 +272,7 @@ def test_a_whole_file_is_left_alone(tmp_path):
     """
     run = filled(tmp_path / "run")
     before = run.responses.stat().st_mtime_ns, run.manifest.read_bytes()
-    assert len(opened_again(tmp_path / "run", wanted={folders.key(line) for line in LINES})) == 6
+    assert len(opened_again(tmp_path / "run", wanted={linefile.key(line) for line in LINES})) == 6
     assert before == (run.responses.stat().st_mtime_ns, run.manifest.read_bytes())
 
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from copiedcode import edit, forget, know_code_from
 
-from igcore import provenance
 from igcore.errors import RunError
+from igcore.report import provenance
 from igcore.runs import identity, jobs
 
 ROOT = Path(__file__).parents[1]
@@ -30,7 +30,6 @@ SETTINGS = {
 @pytest.fixture
 def code(tmp_path, monkeypatch):
     """A copy of the package by whose source jobs are known."""
-    forget()
     yield know_code_from(monkeypatch, tmp_path)
     forget()
 
@@ -55,21 +54,13 @@ def test_the_file_of_a_job_is_left_alone_until_its_content_changes(tmp_path, cod
     os.utime(path, (1, 1))
     written = path.read_bytes()
     edit(code / "search.py", '"""', '"""Another word. ')
-    edit(code / "search.py", "\nimport ", "\n# why\nimport ")
     # of the notebook that draws the run, not of the run
     edit(code / "figures/style.py", "\nimport ", "\nother = 1\nimport ")
     assert asked(path) == before
     assert (path.stat().st_mtime, path.read_bytes()) == (1, written)
     edit(code / "search.py", "\nimport ", "\nother = 1 + 2\nimport ")
-    between = asked(path)
-    edit(code / "search.py", "1 + 2", "1 - 2")
     after = asked(path)
-    changed = {"code of igcore.search"}
-    assert (
-        {n for n in after if before[n] != between[n]}
-        == {n for n in after if between[n] != after[n]}
-        == changed
-    )
+    assert {name for name in after if before[name] != after[name]} == {"code of igcore"}
     assert path.stat().st_mtime > 1 and not list(path.parent.glob("*.part"))
     assert yaml.safe_load(path.read_text()) == SETTINGS
 
@@ -94,45 +85,12 @@ def test_settings_notebook_and_versions_count(tmp_path, monkeypatch, what):
     assert path.read_bytes() != before
 
 
-def test_a_run_is_known_by_its_own_scorers_alone(tmp_path, code):
-    """Bug: a changed judge of toxicity decoded everything anew, or a changed cost nothing."""
-    path = tmp_path / "job.yaml"
-
-    def homes(**changes):
-        names = [name.removeprefix("code of igcore.models.") for name in asked(path, **changes)]
-        return {"embedded", "beaver", "qrm", "jigsaw"} & {*names}
-
-    assert homes() == {"embedded"}
-    assert homes(
-        cost={"name": "beaver-7b-cost", "batch_size": 2}, reward="qrm-llama-3.1-8b-reward"
-    ) == {"beaver", "qrm"}
-    assert homes(cost=None) == {"embedded", "beaver", "qrm", "jigsaw"}  # a default, whichever
-    local = {
-        "name": "scorer",
-        "helpfulness": "minilm-relevance",
-        "harmlessness": {"name": "jigsaw-toxicity"},
-    }
-    assert homes(kind="judge", judge=local) == {"embedded", "jigsaw"}
-    assert (
-        homes(kind="judge", judge={"name": "openai", "model": "beaver", "max_tokens": 5}) == set()
-    )
-    before = asked(path, cost="beaver-7b-cost")
-    edit(code / "models/beaver.py", "\nimport ", "\nother = 1\nimport ")
-    after = asked(path, cost="beaver-7b-cost")
-    assert {name for name in after if before[name] != after[name]} == {
-        "code of igcore.models.beaver"
-    }
-
-
-def test_a_notebook_that_looks_at_runs_is_known_by_what_it_imports(tmp_path, code):
-    """Bug: a changed table or picture was never made anew."""
+def test_a_notebook_that_looks_at_runs_is_known_by_all_code(tmp_path, code):
+    """Bug: a changed table or picture was never made again."""
     path = tmp_path / "job.yaml"
     before = asked(path, "figures", ROOT / "notebooks/50_figures.ipynb")
     edit(code / "figures/style.py", "\nimport ", "\nother = 1\nimport ")
-    after = asked(path, "figures", ROOT / "notebooks/50_figures.ipynb")
-    assert {name for name in after if before[name] != after[name]} == {
-        "code of igcore.figures.style"
-    }
+    assert asked(path, "figures", ROOT / "notebooks/50_figures.ipynb") != before
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import synthetic
 from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 
-from igcore import ParameterError, RunError, ScorerError, folders
+from igcore import ParameterError, RunError, ScorerError
 from igcore.errors import JudgeError
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
 from igcore.judge.spec import ASPECTS, Question, Reply, parse
@@ -35,6 +35,7 @@ from igcore.report.verdicts import (
     read,
     verdicts,
 )
+from igcore.runs import folders
 from igcore.runs.judge_run import judge_run
 from igcore.runs.params import notebook_params
 from tests.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge

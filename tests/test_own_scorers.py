@@ -142,8 +142,9 @@ def test_a_job_runs_again_when_a_cost_of_ones_own_changes(home, module, monkeypa
     """Bug that must not come: Snakemake, which finds a run complete after an edit of its cost."""
     monkeypatch.syspath_prepend(home)  # as Snakemake does for the folder of the Snakefile
     given = {"cost": [f"{module}:vowels", "offensive-language"], "reward": None}
-    assert module in code("decode", "", given) and module not in sys.modules
-    assert "nowhere_here" not in code("decode", "", given | {"reward": "nowhere_here:f"})
+    for where in (given, {"grid": {"cost": [f"{module}:vowels"]}}):
+        assert module in code("decode", where) and module not in sys.modules
+    assert "nowhere_here" not in code("decode", given | {"reward": "nowhere_here:f"})
 
 
 def test_chat_options_reach_the_template(home):

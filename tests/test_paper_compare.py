@@ -15,7 +15,7 @@ import synthetic
 from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 
-from igcore import folders, paper
+from igcore import paper
 from igcore.judge import JudgeParams
 from igcore.paper import report
 from igcore.paper.compare import (
@@ -38,6 +38,7 @@ from igcore.paper.hyperparameters import hyperparameters
 from igcore.paper.standing import has_policies_of_the_paper, nearest, standing_in
 from igcore.report import statistics as metrics
 from igcore.report.verdicts import pairs_of, questions_of
+from igcore.runs import folders
 
 N = 759
 RESULTS = [table for table in paper.TABLES if table not in paper.HYPERPARAMETERS]

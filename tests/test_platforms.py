@@ -39,7 +39,7 @@ print([(answer.status, answer.text) for answer in map(guard, ["abc", "the"])])
 """
 # what takes locks: a run, a pool, the cache
 FILES = """
-from igcore.folders import open_run
+from igcore.runs.folders import open_run
 from igcore.models import assets
 folder = Path(sys.argv[2])
 identity = {"seed": 0}

@@ -306,7 +306,7 @@ def test_a_refused_model_leaves_no_run_folder(monkeypatch, tmp_path):
     """Bug: half a run, which tables then wait for, of a model that was never there."""
     (tmp_path / "hub").mkdir()
     monkeypatch.setenv("IGCORE_HUB", str(tmp_path / "hub"))
-    monkeypatch.setattr("igcore.folders.root", lambda: tmp_path / "work")
+    monkeypatch.setattr("igcore.files.root", lambda: tmp_path / "work")
     monkeypatch.setattr("igcore.runs.decode_run.load_scorer", lambda name, role="": name)
     params = DecodeParams(
         profile="tiny",

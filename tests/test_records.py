@@ -7,7 +7,8 @@ from dataclasses import replace
 from mockpolicy import letter_cost, mock_policy
 from mockruns import SCORERS, lines
 
-from igcore import Guard, decode, folders
+from igcore import Guard, decode
+from igcore.report import linefile
 from igcore.runs import records, verify
 from igcore.runs.decode_params import Settings
 
@@ -49,7 +50,7 @@ def test_the_digest_covers_all_but_seconds():
     free = {
         name
         for name in records.COLUMNS
-        if folders.line_digest(line | {name: "changed"}) == line["digest"]
+        if linefile.line_digest(line | {name: "changed"}) == line["digest"]
     }
     assert free == {"generate_s", "cost_s", "reward_s", "critic_s", "score_s", "digest"}
 

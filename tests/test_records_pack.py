@@ -11,7 +11,7 @@ import pytest
 
 from docs.records import known, pack, unpack
 from igcore.errors import RunError
-from igcore.folders import file_digest
+from igcore.files import file_digest
 
 
 @pytest.fixture

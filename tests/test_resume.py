@@ -15,12 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from copiedcode import forget, know_code_from
 from safetensors.torch import load_file, save_file
 from tiny import tiny_model, tiny_tokenizer
 
-from igcore import Guard, RunError, folders, load_policy, search
+from igcore import Guard, RunError, closure, load_policy, search
 from igcore.engine import sampling
 from igcore.models import registry
+from igcore.report import linefile
 from igcore.runs import identity
 from igcore.runs.cli import differences
 from igcore.runs.decode_params import DecodeParams
@@ -96,7 +98,7 @@ def stopped(world, tmp_path):
     have had.
     """
     run = decode_run(params(world), tmp_path / "run")
-    whole = folders.read(run.responses)
+    whole = linefile.read(run.responses)
     run.responses.write_text("".join(json.dumps(line) + "\n" for line in whole[:5]))
     run.manifest.unlink()
     return run.folder, whole
@@ -184,8 +186,8 @@ FILES = {  # what is changed -> how, and what the sentence names
 
 def resumed_like_fresh(world, folder, tmp_path, **changes):
     """Resume a run and make it anew elsewhere; return the lines of both."""
-    again = folders.read(decode_run(params(world, **changes), folder).responses)
-    fresh = folders.read(decode_run(params(world, **changes), tmp_path / "fresh").responses)
+    again = linefile.read(decode_run(params(world, **changes), folder).responses)
+    fresh = linefile.read(decode_run(params(world, **changes), tmp_path / "fresh").responses)
     assert differences(again, fresh) == []
     assert (folder / "manifest.json").exists()
     return again
@@ -205,17 +207,25 @@ def test_a_changed_file_is_noticed_and_the_run_ends_as_a_fresh_one(
     said = capsys.readouterr().out
     assert "changed since the last run in run" in said and named in said
     (aside,) = (tmp_path / ".replaced").glob("run.*/responses.jsonl")
-    assert folders.read(aside) == whole[:5] and str(aside.parent) in said
+    assert linefile.read(aside) == whole[:5] and str(aside.parent) in said
 
 
-def pretend(monkeypatch, tmp_path, module, change):
-    """Let the source of a module read as if it had been edited."""
-    real, edited = identity.source_of, tmp_path / "edited.py"
-    path = real(module)
-    edited.write_text(change(path.read_text()))
-    monkeypatch.setattr(
-        identity, "source_of", lambda name: edited if name == module else real(name)
-    )
+@pytest.fixture
+def pretend(monkeypatch, tmp_path):
+    """Returns a function that lets the source of a module read as if it had been edited."""
+
+    def edited(module, change):
+        if module.startswith("igcore."):
+            copied = know_code_from(monkeypatch, tmp_path)
+            path = copied.joinpath(*module.split(".")[1:]).with_suffix(".py")
+        else:
+            path, real = tmp_path / "edited.py", closure.source_of
+            shutil.copy(real(module), path)
+            monkeypatch.setattr(closure, "source_of", lambda n: path if n == module else real(n))
+        path.write_text(change(path.read_text()))
+
+    yield edited
+    forget()
 
 
 def first(old, new):
@@ -240,15 +250,16 @@ CODE = {  # module -> an edit of its source, and the same for what is loaded
 
 
 @pytest.mark.parametrize("module", CODE)
-def test_changed_code_is_noticed(module, world, stopped, tmp_path, monkeypatch, capsys):
+def test_changed_code_is_noticed(module, world, stopped, tmp_path, monkeypatch, pretend, capsys):
     """Bug: answers of two samplers, or scores of two scorers, in one file."""
     folder, whole = stopped
     change, loaded = CODE[module]
-    pretend(monkeypatch, tmp_path, module, change)
+    pretend(module, change)
     monkeypatch.setattr(*loaded)
     again = resumed_like_fresh(world, folder, tmp_path)
     assert differences(again, whole)
-    assert f"code.{module} changed since the last run in run" in capsys.readouterr().out
+    package = module.partition(".")[0]
+    assert f"code.{package} changed since the last run in run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -260,10 +271,10 @@ def test_changed_code_is_noticed(module, world, stopped, tmp_path, monkeypatch, 
     ],
     ids=["docstring", "comment", "layout"],
 )
-def test_what_alters_nothing_costs_nothing(change, world, stopped, tmp_path, monkeypatch, capsys):
+def test_what_alters_nothing_costs_nothing(change, world, stopped, tmp_path, pretend, capsys):
     """Bug: one word in a docstring threw away hours of runs."""
     folder, whole = stopped
-    pretend(monkeypatch, tmp_path, "igcore.search", change)
+    pretend("igcore.search", change)
     run = decode_run(params(world), folder)
     assert differences(run.lines, whole) == []
     assert run.responses.read_text().startswith(

@@ -11,9 +11,9 @@ import yaml
 from killed import PARAMS
 from mockruns import decode_into
 
-from igcore import RunError, folders
+from igcore import RunError
 from igcore.report import load as runs
-from igcore.runs import cli, records
+from igcore.runs import cli, folders, records
 
 
 def test_tables_want_every_shard_and_only_one_sharding(tmp_path):

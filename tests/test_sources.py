@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from igcore import provenance
-from igcore.report import sources
+from igcore.report import provenance, sources
 
 KNOWN = {
     "git_commit": "abc",
@@ -109,11 +108,11 @@ def test_only_changes_of_the_code_mark_a_commit(tmp_path, monkeypatch):
     """Bug: every table after the first marked as of changed code, because the first had changed a
     committed file.
     """
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "igcore/folders.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "igcore/report/code.py"))
     ask = provenance.commit.__wrapped__
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert ask() is None
-    for name in ("igcore/folders.py", "figures/tables/main.csv"):
+    for name in ("igcore/report/code.py", "figures/tables/main.csv"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text("one\n")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=me", "-c", "user.email=me@example.org"]
@@ -121,5 +120,5 @@ def test_only_changes_of_the_code_mark_a_commit(tmp_path, monkeypatch):
         subprocess.run([*git, *command], check=True)
     (tmp_path / "figures/tables/main.csv").write_text("two\n")
     assert len(head := ask()) == 40
-    (tmp_path / "igcore/folders.py").write_text("two\n")
+    (tmp_path / "igcore/report/code.py").write_text("two\n")
     assert ask() == f"{head}+"

@@ -26,6 +26,7 @@ from igcore.critic.training import (
     spec_of,
     train,
 )
+from igcore.runs.folders import open_run
 
 NOTEBOOK = notebook_code("20_train_critic")
 
@@ -116,7 +117,15 @@ def test_all_features_train_to_the_same_weights_again(features, rollouts, tmp_pa
     config, letters = replace(CONFIG, features=features, epochs=1), policy()
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    b = train(letters, rollouts, config, tmp_path / "b", cost=LetterCost(), reward=LetterReward())
+    b = train(
+        letters,
+        rollouts,
+        config,
+        tmp_path / "b",
+        cost=LetterCost(),
+        reward=LetterReward(),
+        opening=open_run,
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert same(a, b)
     assert not same(a, trained(rollouts, tmp_path / "c", features=features, epochs=1, seed=1))
@@ -178,7 +187,7 @@ def test_finished_training_is_not_repeated_and_other_settings_start_anew(
     trained(between, tmp_path / "c", epochs=1, lr=1e-3)
     assert len(runs) == 3 and "rollouts changed" in capsys.readouterr().out
     code = {"identity": {"code": {"igcore.x": "1"}}}
-    scorers = {"cost": LetterCost(), "reward": LetterReward()}
+    scorers = {"cost": LetterCost(), "reward": LetterReward(), "opening": open_run}
     config = replace(CONFIG, epochs=1, lr=1e-3)
     for _ in range(2):  # other code trains, the same code does not
         train(policy(), between, config, tmp_path / "c", **scorers, **code)

@@ -29,11 +29,13 @@ from igcore.critic.rollouts import Rollout
 from igcore.engine.local import LocalEngine
 from igcore.engine.sampling import NEAR_TIE, draw
 from igcore.runs.decode_params import Settings
+from igcore.runs.folders import open_run
 from igcore.runs.rollout_run import roll_out
 
 NOTEBOOK = notebook_code("20_train_critic")
 expectations, value_table = NOTEBOOK.expectations, NOTEBOOK.value_table
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
+TRAINING = SCORERS | {"opening": open_run}
 TEXTS = [Prompt(f"{i:02d}", text, "mock") for i, text in enumerate("ab fed c dd eae fcb a".split())]
 CONFIG = Settings(
     budget=1.0, n_samples=4, keep=2, block_size=3, max_new_tokens=8, group_size=3, value_steps=5
@@ -330,7 +332,7 @@ def test_training_recovers_a_linear_signal(tmp_path, monkeypatch):
     }
     config = replace(LEARNT, width=64, epochs=30, lr=3e-3, patience=5)
     value = train_value(
-        letters(), [made[r.prompt_id] for r in bare], config, tmp_path / "v", **SCORERS
+        letters(), [made[r.prompt_id] for r in bare], config, tmp_path / "v", **TRAINING
     )
     fresh = torch.randn(200, 32, generator=torch.Generator().manual_seed(1))
     want = fresh.double() @ torch.tensor(truth) + torch.tensor([0.3, 10.0])
@@ -355,7 +357,7 @@ def rollouts(tmp_path_factory):
 
 
 def trained(rollouts, folder, **changes):
-    return train_value(letters(), rollouts, replace(LEARNT, **changes), folder, **SCORERS)
+    return train_value(letters(), rollouts, replace(LEARNT, **changes), folder, **TRAINING)
 
 
 def same(a, b):
@@ -396,7 +398,7 @@ def test_training_is_decided_by_the_seed_and_is_done_once(rollouts, tmp_path, mo
     policy = letters()
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    a = train_value(policy, rollouts, replace(LEARNT, dropout=0.2), tmp_path / "a", **SCORERS)
+    a = train_value(policy, rollouts, replace(LEARNT, dropout=0.2), tmp_path / "a", **TRAINING)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(4)
     assert same(a, trained(rollouts, tmp_path / "b", dropout=0.2))
@@ -474,7 +476,7 @@ def test_a_prompt_of_one_token_has_no_row_of_its_own(tmp_path):
         rollout("bc", [], 2.0, 1.0, ended=True),
     ]
     assert value_source(policy, made[:1], 1).responses == [[2, 3]]
-    value = train_value(policy, made * 4, replace(LEARNT, validation=0.5), tmp_path, **SCORERS)
+    value = train_value(policy, made * 4, replace(LEARNT, validation=0.5), tmp_path, **TRAINING)
     assert value.about["n_rollouts"] == 8 and value.about["n_prompts"] == 2
 
 

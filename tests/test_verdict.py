@@ -18,7 +18,7 @@ from igcore import Guard, decode
 from igcore.contract import TEXTS as FIXED
 from igcore.contract import Contract
 from igcore.errors import ScorerWarning
-from igcore.folders import line_digest
+from igcore.report.linefile import line_digest
 from igcore.runs import records, verify
 from igcore.runs.decode_params import Settings
 from igcore.runs.rescore import rescored

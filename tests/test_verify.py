@@ -4,7 +4,6 @@ is claimed that was not checked.
 The forger knows this package: every digest, count and hash is mended after each change.
 """
 
-import functools
 import json
 import math
 import re
@@ -22,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from docs.records import pack, verified
-from igcore import METHODS, Guard, ParameterError, decode, folders, load_policy
+from igcore import METHODS, Guard, ParameterError, decode, load_policy
 from igcore.beams import method_of, settings_of
 from igcore.contract import TEXTS, Contract
 from igcore.critic.network import Critic, save_critic
@@ -31,7 +30,8 @@ from igcore.models.policies import POLICIES, Known
 from igcore.models.prompts import PROMPT_SETS
 from igcore.models.registry import SCORERS
 from igcore.policy import Prompt, as_prompt
-from igcore.runs import cli, decode_run, identity, records, verify
+from igcore.report import linefile
+from igcore.runs import cli, decode_run, records, verify
 from igcore.runs.decode_params import DecodeParams, Settings
 from igcore.runs.identity import prompts_digest
 from igcore.runs.records import SETTINGS
@@ -82,7 +82,6 @@ def tables():
         }.items():
             patch.setitem(SCORERS, name, scorer)
         patch.setitem(PROMPT_SETS, "few", lambda: list(PROMPTS))
-        patch.setattr(identity, "code_of", functools.cache(identity.code_of))  # for speed
         yield
 
 
@@ -132,7 +131,7 @@ def honest(tmp_path_factory, tiny):
 def again(line, **changes):
     """A line with fields changed by somebody who also mends the digest."""
     line = line | changes
-    return line | {"digest": folders.line_digest(line)}
+    return line | {"digest": linefile.line_digest(line)}
 
 
 def problems(line):
@@ -359,7 +358,7 @@ def test_an_unsafe_text_cannot_pass_for_safe():
 def test_an_honest_run_holds(tmp_path, tiny, changes, kind):
     """Guards verification against false alarms, in every sampling method and way to fail."""
     path = decoded_run(tmp_path / "run", tiny, **changes)
-    assert kind in {(line["status"], line["reason"]) for line in folders.read(path)}
+    assert kind in {(line["status"], line["reason"]) for line in linefile.read(path)}
     assert cli.main(["verify", str(path)]) == 0
     report = verify.verify(path, Check(policy=str(tiny), replay=None))
     assert report.problems == [] and re.match(r"(\d+) of \1 groups", report.certified["replay"])
@@ -394,7 +393,7 @@ def test_the_shards_of_a_run_on_a_prompt_file_hold(tmp_path, tiny, capsys):
             tmp_path / f"run{shard}", tiny, prompts=str(file), n_shards=2, shard=shard, group_size=2
         )
         assert cli.main(["verify", str(path), "--replay", "all", *named]) == 0
-        n = len(folders.read(path)) // 2
+        n = len(linefile.read(path)) // 2
         assert f"  prompts       {n}: {file}, split all\n" in capsys.readouterr().out
 
 
@@ -510,7 +509,7 @@ def test_a_cost_that_looks_at_finished_holds(tmp_path, tiny, monkeypatch):
     path = decoded_run(tmp_path / "run", tiny, budget=3.0)
     assert any(
         len(line["block_ends"]) > 1 and line["status"] == "verified_safe"
-        for line in folders.read(path)
+        for line in linefile.read(path)
     )
     assert verify.verify(path, Check(policy=str(tiny), replay=None)).problems == []
 
@@ -529,7 +528,7 @@ class Forger:
 
     def __init__(self, path):
         self.path = path
-        self.lines = folders.read(path)
+        self.lines = linefile.read(path)
         self.params, self.manifest = (
             json.loads(path.with_name(f"{name}.json").read_text())
             for name in ("params", "manifest")
@@ -583,11 +582,11 @@ class Forger:
 
     def save(self, count=True):
         """Write all files, with hashes, and counts, that belong together."""
-        self.lines = [line | {"digest": folders.line_digest(line)} for line in self.lines]
+        self.lines = [line | {"digest": linefile.line_digest(line)} for line in self.lines]
         if count:
             self.manifest |= decode_run.summary(self.lines)
         self.manifest["params"] = self.params
-        self.manifest["root"] = folders.root_of(self.params, self.lines, self.manifest)
+        self.manifest["root"] = linefile.root_of(self.params, self.lines, self.manifest)
         self.path.write_text("".join(json.dumps(line) + "\n" for line in self.lines))
         for name in ("params", "manifest"):
             self.path.with_name(f"{name}.json").write_text(json.dumps(getattr(self, name)))
@@ -1105,10 +1104,10 @@ def test_only_what_was_checked_is_certified(forger, tiny, capsys):
     )  # before anything was decoded
     assert stopped.problems and any(verify.UNCHECKED in what for what in stopped.uncertified)
     forger.settle()
-    forger.params["code"]["igcore.search"] = "0"
+    forger.params["code"]["igcore"] = "0"
     forger.save()
     status, _, unchecked = said(capsys, forger.path, "--replay", "all", *policy)
-    assert status == 0 and "the code that decoded: code.igcore.search differ here" in unchecked
+    assert status == 0 and "the code that decoded: code.igcore differ here" in unchecked
     forger.path.with_name("params.json").unlink()
     assert cli.main(["verify", str(forger.path)]) == 1
     assert "params.json cannot be read" in capsys.readouterr().err
@@ -1137,7 +1136,7 @@ def test_a_manifest_of_another_run_does_not_hold(forger, capsys):
     over all.
     """
     manifest = forger.manifest | {"params": forger.params | {"threads": 2}}
-    manifest["root"] = folders.root_of(forger.params, forger.lines, manifest)
+    manifest["root"] = linefile.root_of(forger.params, forger.lines, manifest)
     for change, found in (
         (manifest, "manifest.json: params is "),
         ({"root": "0" * 64}, "manifest.json: root is '0000000000000000"),
@@ -1236,7 +1235,7 @@ def test_odd_values_are_sentences(tmp_path, tiny, capsys, part):
     """
     path = decoded_run(tmp_path / "run", tiny, limit=1, methods=["inferenceguard"])
     files = {file: file.read_bytes() for file in path.parent.iterdir()}
-    names = list(folders.read(path)[0] if part == "lines" else getattr(Forger(path), part))
+    names = list(linefile.read(path)[0] if part == "lines" else getattr(Forger(path), part))
     for i, name in enumerate(names):
         odd = ODD[i % len(ODD)]
         for file, content in files.items():

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from ..critic.config import TrainingConfig
 from ..critic.latent import Latents, Source
-from ..critic.loop import fit
+from ..critic.loop import Opening, fit
 from ..critic.rollouts import Rollout
 from ..critic.training import mse_loss, names_of, set_units
 from ..policy import Policy
@@ -143,6 +143,7 @@ def train_value(
     *,
     cost: Scorer,
     reward: Scorer,
+    opening: Opening,
     identity: Mapping | None = None,
 ) -> ValueNetwork:
     """Train a value network and save it, see `igcore.critic.loop.fit`.
@@ -154,7 +155,7 @@ def train_value(
         responses count as well: they are about the prompt alone.
     folder : Path
         Gets ``value.safetensors``, ``value.json`` and, last, ``manifest.json``.
-    identity : mapping, optional
+    opening, identity
         See `igcore.critic.loop.fit`.
 
     Returns
@@ -174,5 +175,5 @@ def train_value(
         width=config.width,
         max_new_tokens=rollouts[0].max_new_tokens,
     )
-    fit(ValueObjective(spec, config), policy, rollouts, folder, identity)
+    fit(ValueObjective(spec, config), policy, rollouts, folder, opening, identity)
     return load_value(folder, policy=policy, cost=cost, reward=reward)

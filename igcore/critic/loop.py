@@ -5,8 +5,8 @@ An objective, such as `igcore.critic.training.CriticObjective`, says what the ne
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..errors import ParameterError
-from ..folders import digest_of, open_run
+from ..files import digest_of
 from ..policy import Policy
 from ..progress import progress
 from .config import TrainingConfig
@@ -26,6 +26,7 @@ from .latent import ENCODE, Source
 from .rollouts import Rollout, split_by_prompt
 
 Losses = dict[str, float]  # epoch, the loss and its terms, by name
+Opening = Callable[[Path, dict[str, Any]], AbstractContextManager[Any]]
 
 
 def fit(
@@ -33,6 +34,7 @@ def fit(
     policy: Policy,
     rollouts: Sequence[Rollout],
     folder: Path,
+    opening: Opening,
     identity: Mapping[str, Any] | None = None,
 ) -> None:
     """Train a network and save it.
@@ -56,6 +58,8 @@ def fit(
     folder : Path
         Gets, last, ``manifest.json``. One that was trained under other settings or on other
         rollouts is moved aside.
+    opening : callable
+        Opens the folder for settings on which the weights depend, `igcore.runs.folders.open_run`.
     identity : mapping, optional
         Anything else on which the weights depend, as JSON values, such as digests of code; a resume
         compares it, too.
@@ -72,7 +76,7 @@ def fit(
         "rollouts": digest_of(content),
     }
     # the first process alone writes; the others wait until it has opened the folder, and at the end
-    with open_run(folder, params) if accelerator.is_main_process else nullcontext() as run:
+    with opening(folder, params) if accelerator.is_main_process else nullcontext() as run:
         accelerator.wait_for_everyone()
         if not (folder / "manifest.json").exists():
             began = time.perf_counter()

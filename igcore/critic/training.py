@@ -25,7 +25,7 @@ from ..scorers import Scorer
 from .config import CriticConfig
 from .files import Network
 from .latent import Latents, Source, middle_layer, shape_of
-from .loop import fit
+from .loop import Opening, fit
 from .network import Critic, load_critic, save_critic
 from .rollouts import Labels, Rollout, split_by_prompt
 from .spec import Spec
@@ -231,6 +231,7 @@ def train(
     *,
     cost: Scorer,
     reward: Scorer,
+    opening: Opening,
     identity: Mapping[str, Any] | None = None,
     shared: SharedSources | None = None,
 ) -> Critic:
@@ -243,7 +244,7 @@ def train(
         `igcore.models.prompts`): a threshold is calibrated on prompts that the critic has not seen.
     folder : Path
         Gets ``critic.safetensors``, ``critic.json`` and, last, ``manifest.json``.
-    identity : mapping, optional
+    opening, identity
         See `igcore.critic.loop.fit`.
     shared : SharedSources, optional
         For several critics of the same rollouts.
@@ -264,7 +265,8 @@ def train(
     spec = spec_of(policy, cost, reward, config, rollouts[0].max_new_tokens)
     _check_classes(split_by_prompt(rollouts, config.validation)[0], spec)
     shared = shared or SharedSources([spec])
-    fit(CriticObjective(spec, config, shared), policy, rollouts, Path(folder), identity)
+    objective = CriticObjective(spec, config, shared)
+    fit(objective, policy, rollouts, Path(folder), opening, identity)
     return load_critic(folder, policy=policy, cost=cost, reward=reward)
 
 

@@ -23,8 +23,7 @@ from pathlib import Path
 import platformdirs
 
 from ..errors import AssetError, IgcoreError, unknown_name
-from ..files import locked
-from ..folders import file_digest
+from ..files import file_digest, locked
 from .convert import convert_jigsaw, convert_offensive_language, convert_policy
 
 RECORD = "asset.json"

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from ..errors import ParameterError, ScorerError, ScorerWarning
-from ..folders import digest_of
+from ..files import digest_of
 from ..rendering import neutral
 from ..scorers import COST
 from ..settings import Natural, Options, Rows, Seconds, Threads, one_of, settings

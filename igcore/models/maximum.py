@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from ..errors import ParameterError
-from ..folders import digest_of
+from ..files import digest_of
 from ..scorers import COST, Scorer, check_sign, keeps_cache, uncached
 from ..scoring import Tally, checked_score
 from ..settings import Named, settings

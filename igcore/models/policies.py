@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import extract_model_from_parallel
 
 from ..errors import AssetError, ParameterError, PolicyError, unknown_name
-from ..folders import digest_of
+from ..files import digest_of
 from ..policy import PROBE, Policy
 from ..rooms import room
 from ..settings import Options, settings

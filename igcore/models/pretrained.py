@@ -19,7 +19,7 @@ from pydantic import AfterValidator
 
 from ..engine.device import GIB, free_bytes, multiplies_bfloat16, usable
 from ..errors import AssetError, IgcoreError, ParameterError
-from ..folders import file_digest
+from ..files import file_digest
 from ..settings import one_of
 from .convert import quiet_transformers
 from .hub import SMALL

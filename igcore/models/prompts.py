@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 
 from ..errors import ParameterError, unknown_name
-from ..folders import root
+from ..files import root
 from ..policy import HALF, Prompt, as_prompt
 from ..settings import Count, Natural, one_of, settings
 from . import assets

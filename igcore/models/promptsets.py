@@ -169,7 +169,7 @@ class PromptOptions:
         One of the `Source.parts`.
     only : str, optional
         A text file with the ids of the prompts that are taken, one a line; # begins a comment. Seen
-        from `igcore.folders.root`.
+        from `igcore.files.root`.
     """
 
     revision: str | None = None

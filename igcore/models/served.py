@@ -13,7 +13,7 @@ from ..beams import Method
 from ..config import SearchConfig
 from ..engine.served import ServedEngine
 from ..errors import ParameterError, PolicyError, no_latents
-from ..folders import digest_of
+from ..files import digest_of
 from ..policy import Policy
 from ..settings import Count, Natural, Options, Seconds, settings
 from . import assets

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import linear
 
-from ..folders import digest_of
+from ..files import digest_of
 from ..scorers import Scorer
 from ..settings import settings
 from .hub import snapshot

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..errors import RunError
-from ..folders import root
+from ..files import root
 from ..judge import JudgeParams
 from ..judge.spec import ASPECTS
 from ..report import tables

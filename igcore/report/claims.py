@@ -15,8 +15,7 @@ import pandas as pd
 
 from ..beams import METHODS
 from ..errors import ParameterError, RunError, unknown_name
-from ..files import replace_file
-from ..folders import file_digest
+from ..files import file_digest, replace_file
 from ..models.prompts import SPLITS, split_of
 from ..settings import Budget, Count, FolderName, Options, Positive, one_of, settings
 from . import paired

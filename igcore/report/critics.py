@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..folders import root
+from ..files import root
 from ..settings import name_of
 from .tables import by_prompt_set
 

@@ -12,7 +12,8 @@ import pandas as pd
 
 from ..beams import METHODS
 from ..errors import RunError
-from ..folders import read, root
+from ..files import root
+from .linefile import read
 
 # how the names of runs begin that belong to no table of methods: their answers are shown, or claims
 # compare them

@@ -7,9 +7,9 @@ wrote it. A run whose manifest does not say something, such as an old one, has n
 import json
 from collections.abc import Iterable, Mapping
 
-from ..folders import root
-from ..provenance import commit, processor, versions
+from ..files import root
 from .load import APART
+from .provenance import commit, processor, versions
 
 
 def of_runs(profile: str, names: Iterable[str]) -> dict[str, dict]:

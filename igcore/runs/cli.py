@@ -13,8 +13,9 @@ from typing import Any
 from ..audit.cli import add_audit
 from ..errors import IgcoreError, ParameterError, RunError, needs, unknown_name
 from ..files import writing
-from ..folders import changes, comparable, key, read
+from ..report.linefile import comparable, key, read
 from ..report.yamlfile import parsed, read_yaml
+from .folders import changes
 from .paramfiles import ParamFiles, runs_of
 from .scope import TOLERANCE, UNCHECKED
 

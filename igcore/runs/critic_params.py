@@ -51,7 +51,7 @@ class CriticParams(RolloutConfig):
     limit, test_limit : int, optional
         Maximum number of prompts of each split.
     rollouts : str, optional
-        Folder of another run of notebook 20, seen from `igcore.folders.root`, whose rollouts are
+        Folder of another run of notebook 20, seen from `igcore.files.root`, whose rollouts are
         reused; by default new ones are sampled.
     search : dict
         `igcore.SearchConfig` of the search that tries the first critic, without budget and lengths.
@@ -63,7 +63,7 @@ class CriticParams(RolloutConfig):
     alpha, delta : float
         See `igcore.report.certify.learn_then_test`.
     shipped : str, optional
-        Folder of networks of the same names, seen from `igcore.folders.root`, that the critics are
+        Folder of networks of the same names, seen from `igcore.files.root`, that the critics are
         compared with.
     reward, cost, dtype, device, threads, pool, pool_gb
         See `igcore.runs.decode_params.DecodeParams`.

@@ -27,23 +27,20 @@ from ..critic.rollouts import Rollout
 from ..critic.training import SharedSources, train
 from ..engine.prepack import packed
 from ..errors import ParameterError
-from ..files import replace_file
-from ..folders import digest_of, root
+from ..files import digest_of, replace_file, root
 from ..guard import Guard
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Policy, Prompt
-from ..provenance import made_by
+from ..report.provenance import made_by, versions
 from ..scorers import Scorer
 from ..settings import name_of
 from .critic_params import CriticParams
 from .decode_params import pool_of
-from .identity import network_identity, opened
+from .folders import open_run
+from .identity import code_of, opened
 from .rollout_run import load_rollouts, roll_out
-
-# entry points of training: the code that they import is part of a network's identity
-TRAINING, VALUE_TRAINING = "igcore.critic.training", "igcore.baselines.value_training"
 
 
 @dataclass
@@ -123,19 +120,19 @@ def critic_run(params: CriticParams) -> CriticRun:
     with packed(policy.model):
         train_ = _rollouts(params, folder / "rollouts-train", learnt, policy, scorers)
         test = _rollouts(params, folder / "rollouts-test", held_out, policy, scorers)
-        code = network_identity(TRAINING)
+        # what weights depend on besides settings and rollouts
+        identity = {"code": code_of(), "versions": versions()}
+        common = scorers | {"opening": open_run, "identity": identity}
         configs = params.configs()
         shared = SharedSources(configs.values())
-        common = scorers | {"identity": code, "shared": shared}
         critics = {
-            name: train(policy, train_, config, folder / name, **common)
+            name: train(policy, train_, config, folder / name, shared=shared, **common)
             for name, config in configs.items()
         }
-        del shared, common  # gigabytes
+        del shared  # gigabytes
         value = None
         if config := params.valuing():
-            code = network_identity(TRAINING, VALUE_TRAINING)
-            value = train_value(policy, train_, config, folder / "value", **scorers, identity=code)
+            value = train_value(policy, train_, config, folder / "value", **common)
     return CriticRun(params, folder, policy, cost, reward, train_, test, critics, value)
 
 

@@ -14,7 +14,7 @@ from ..baselines.re_control import ReControlConfig
 from ..beams import METHODS, method_of, settings_of
 from ..config import part_of
 from ..errors import ParameterError, no_latents
-from ..folders import root
+from ..files import root
 from ..guard import check_reward
 from ..models.prompts import check_prompts
 from ..models.registry import as_named, check_scorer
@@ -88,13 +88,13 @@ class DecodeParams(Settings):
     reward : str or dict, optional
         See `igcore.load_scorer`. Without one, answers rank by the policy's own likelihood.
     critic : str, optional
-        Folder of a trained critic, seen from `igcore.folders.root`; needed by the methods that use
+        Folder of a trained critic, seen from `igcore.files.root`; needed by the methods that use
         one.
     critic_control : str
         ``shuffled`` permutes the critic's verdicts at random among the candidates of a prompt: a
         control search that the critic cannot have helped.
     value : str, optional
-        Folder of a trained value network, seen from `igcore.folders.root`; needed by the methods
+        Folder of a trained value network, seen from `igcore.files.root`; needed by the methods
         that it steers.
     seed : int
         Seed of every random number.
@@ -105,7 +105,7 @@ class DecodeParams(Settings):
     memory_gb : float, optional
         See `igcore.decode`.
     pool : str, optional
-        Folder that keeps samples and scores for all runs, seen from `igcore.folders.root`; see
+        Folder that keeps samples and scores for all runs, seen from `igcore.files.root`; see
         `igcore.Pool`. Tables show no seconds of such a run: they are not the method's own.
     pool_gb : float
         Size from which the pool keeps nothing more.

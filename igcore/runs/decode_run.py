@@ -16,7 +16,7 @@ from pathlib import Path
 from ..beams import method_of
 from ..engine.prepack import keep_packed, packed
 from ..errors import RunError
-from ..folders import Run, open_run, root
+from ..files import root
 from ..guard import Guard, decode
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
@@ -24,6 +24,7 @@ from ..models.registry import load_scorer, scored_by
 from ..policy import Policy, Prompt
 from ..settings import name_of
 from .decode_params import DecodeParams, network_of, pool_of
+from .folders import Run, open_run
 from .groups import groups_of
 from .identity import models_identity, opened
 from .networks import Networks, load_networks, network_files
@@ -76,7 +77,7 @@ def decode_run(params: DecodeParams, folder: Path | None = None) -> Run:
     Parameters
     ----------
     folder : Path, optional
-        By default ``runs/<profile>/<run>`` under `igcore.folders.root`, with the shard's number
+        By default ``runs/<profile>/<run>`` under `igcore.files.root`, with the shard's number
         appended when there are several.
 
     Returns
@@ -175,11 +176,9 @@ def identity_of(params: DecodeParams, experiment: Experiment, weights: Mapping[s
     """
     guard = experiment.guard
     prompts = list(chain(*experiment.groups))
-    modules = [__name__]
-    for method in params.methods:
-        # a baseline with a search of its own is found by name: no import statement shows it
-        if search := method_of(method).search:
-            modules.append(search.__module__)
+    # a method of a user's own is found by name
+    searches = [method_of(method).search for method in params.methods]
+    modules = [search.__module__ for search in searches if search]
     known = models_identity(guard.policy, guard.cost, guard.reward, prompts, *modules)
     known["parts"] |= weights
     known["dtype"] = params.dtype

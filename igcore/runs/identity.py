@@ -1,37 +1,52 @@
 """The identity of a run: code, versions and prompts that its answers depend on, known by content.
 
-A run folder keeps this identity; when it changes, the run starts anew. The code is the import
-closure of an entry point, followed through the source without importing it. Of each module its
-syntax tree counts, without docstrings: a comment, a docstring or another layout changes nothing, an
-operator does. Modules of other packages count by version.
+A run folder keeps this identity; when it changes, the run starts again. The code is that of the
+package, and of the modules of a user that it loads, see `igcore.closure`. Modules of other packages
+count by version.
 """
 
 import ast
-import importlib.util
 import inspect
 import json
-import sys
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
-from importlib.util import resolve_name
-from itertools import groupby
 from pathlib import Path
 
-from .. import _HOME
+from ..closure import PACKAGE, source_of, sources, tree_digest
 from ..errors import RunError
-from ..folders import DIGITS, digest_of
+from ..files import DIGITS, digest_of
 from ..policy import Policy, Prompt
-from ..provenance import versions
+from ..report.provenance import versions
 from ..scorers import Scorer
 
-PACKAGE = "igcore"
-CATALOG = f"{PACKAGE}.catalog"  # knows all rooms; those that a run enters are entries of their own
-INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
-# public name of the package, which imports it when it is asked for -> its module
-PUBLIC = {name: f"{PACKAGE}.{home}" for name, home in _HOME.items()}
-# fields of a syntax tree that do not change what the code does
-LAYOUT = {"ctx", "kind", "type_comment", "type_ignores"}
+HOME = Path(__file__).parents[1]
+UNRECORDED = ("report", "figures", "paper", "theory", "watch")  # rooms that make no records
+
+
+@cache
+def package_digest(*left_out: str) -> str:
+    """Return the digest of the package's code, without the rooms that are left out."""
+    known = {}
+    for file in sorted(HOME.rglob("*.py")):
+        name = file.relative_to(HOME)
+        if name.parts[0] not in left_out:
+            known[name.as_posix()] = tree_digest(ast.parse(file.read_bytes()))
+    return digest_of(known)[:DIGITS]
+
+
+def code_of(*modules: str) -> dict[str, str]:
+    """Return the digests of the code that makes records: the package, and modules of a user."""
+    return {PACKAGE: package_digest(*UNRECORDED)} | sources(*modules)
+
+
+def notebook_digest(path: Path | str) -> str:
+    """Return the digest of a notebook's code cells; a line such as ``%matplotlib`` is a text."""
+    cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    lines = "\n".join(code).splitlines()
+    plain = [repr([line]) if line.lstrip().startswith(("%", "!")) else line for line in lines]
+    return tree_digest(ast.parse("\n".join(plain)))
 
 
 def prompts_digest(prompts: Iterable) -> dict:
@@ -65,9 +80,10 @@ def part_identity(part) -> dict:
             )
     if files := getattr(part, "files", None):
         known = known | {"files": dict(files)}
-    if not _has_source(part):
+    home = type(part).__module__
+    if not home.startswith(f"{PACKAGE}.") and source_of(home) is None:
         source = textwrap.dedent(inspect.getsource(type(part)))
-        known = known | {"code": _digest(_cell(source))}
+        known = known | {"code": tree_digest(ast.parse(source))}
     return known
 
 
@@ -79,7 +95,7 @@ def models_identity(
     Parameters
     ----------
     modules : str
-        Dotted names of the modules that make the lines.
+        Dotted names of modules of a user that make the lines.
     """
     model = policy.model
     parts = {
@@ -98,26 +114,12 @@ def models_identity(
 
 
 def modules_of(*parts) -> list[str]:
-    """Return the modules that define policies and scorers.
-
-    Those that `igcore.load_scorer` took them from count as well, and those of their parts.
-    """
+    """Return the modules that define policies and scorers, or from which they were loaded."""
     inner = [part for outer in parts for part in getattr(outer, "parts", ())]
-    parts = (*parts, *inner)
-    modules = {type(part).__module__ for part in parts if _has_source(part)}
-    homes = {getattr(part, "home", None) for part in parts} - {None}
-    return sorted(modules | {home for home in homes if source_of(home)})
-
-
-def network_identity(*modules: str) -> dict:
-    """Return what weights depend on besides settings and rollouts: training code and versions.
-
-    Parameters
-    ----------
-    modules : str
-        Dotted names of the modules that train.
-    """
-    return {"code": code_of(*modules), "versions": versions()}
+    modules = []
+    for part in [*parts, *inner]:
+        modules += [type(part).__module__, getattr(part, "home", None)]
+    return [module for module in modules if module]
 
 
 def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
@@ -130,178 +132,5 @@ def opened(*parts, paths: Iterable[Path | str] = ()) -> dict[str, list[int]]:
         names = getattr(part, "files", {})
         if hasattr(names, "folder"):
             files += [Path(names.folder, name).absolute() for name in names]
-    known = {}
-    for file in files:
-        if file.is_file():
-            known[str(file)] = [file.stat().st_size, file.stat().st_mtime_ns]
-    return known
-
-
-def _has_source(part) -> bool:
-    """Say whether the class of a part lives in a module with readable source."""
-    return source_of(type(part).__module__) is not None
-
-
-# --- the import closure ---------------------------------------------------------------------------
-
-
-def code_of(*entries: str) -> dict[str, str]:
-    """Return the digests of all modules that entry points import, directly or not, by name.
-
-    Parameters
-    ----------
-    entries : str
-        Dotted names of modules. The modules of igcore count wherever it is installed. Any other
-        module counts unless it belongs to the standard library or to an installed package.
-
-    Raises
-    ------
-    RunError
-        When an entry point has no source that can be read.
-    """
-    digests: dict[str, str] = {}
-    waiting = list(entries)
-    while waiting:
-        name = waiting.pop()
-        path = source_of(name)
-        if name in digests or path is None or name == CATALOG:
-            continue
-        above = name.rpartition(".")[0]
-        waiting.append(above)  # importing a module runs the package above it
-        package = name if path.name == "__init__.py" else above
-        digests[name], imports = _known(path, path.read_bytes(), package)
-        waiting += imports
-    for name in entries:
-        if name not in digests:
-            raise RunError(
-                f"module {name} has no source to be known by; put it into a .py file that can be "
-                "imported"
-            )
-    return dict(sorted(digests.items()))
-
-
-def notebook_code(path: Path | str) -> tuple[str, list[str]]:
-    """Return the digest of a notebook's code cells, and the modules that they import.
-
-    Outputs and texts do not count.
-    """
-    cells = json.loads(Path(path).read_text(encoding="utf-8"))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    tree = _cell("\n".join(code))
-    modules = {name for name in imports_of(tree, "") if source_of(name)}
-    return _digest(tree), sorted(modules)
-
-
-def _cell(cell: str) -> ast.Module:
-    """Return the syntax tree of notebook code; a line such as ``%matplotlib`` counts as text."""
-    lines = cell.splitlines()
-    for number, line in enumerate(lines):
-        if line.lstrip().startswith(("%", "!")):
-            lines[number] = repr([line])
-    return ast.parse("\n".join(lines))
-
-
-@cache
-def source_of(name: str) -> Path | None:
-    """Return the file of a module without importing it.
-
-    Return None for a module of another installed package, and for a name that is no module.
-    """
-    top, *rest = name.split(".")
-    home = _top(top)
-    if home is None or (top != PACKAGE and INSTALLED & set(home.parts)):
-        return None
-    if not rest:
-        return home
-    place = home.parent.joinpath(*rest)
-    files = [place / "__init__.py", place.with_suffix(".py")]
-    return next((file for file in files if file.is_file()), None)
-
-
-def _top(name: str) -> Path | None:
-    """Return the file of a module or package of the top level, None for the standard library."""
-    if name in sys.stdlib_module_names:
-        return None
-    try:
-        spec = importlib.util.find_spec(name)
-    except ValueError:  # a script has a file and no spec
-        spec = None
-    file = spec.origin if spec else getattr(sys.modules.get(name), "__file__", None)
-    return Path(file).resolve() if file and file.endswith(".py") else None
-
-
-@cache  # by content: entry points share most of their modules, and so do the runs of a process
-def _known(path: Path, source: bytes, package: str) -> tuple[str, tuple[str, ...]]:
-    """Return the digest of a module's code, and the names that it imports."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError as error:
-        raise RunError(f"{path} is no Python that can be read ({error}); mend it") from error
-    return _digest(tree), tuple(imports_of(tree, package))
-
-
-def imports_of(tree: ast.AST, package: str) -> Iterator[str]:
-    """Yield the names that a module imports and that may be modules.
-
-    A public name of the package stands for the module in which it lives.
-    """
-    nodes = list(ast.walk(tree))
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            base = resolve_name("." * node.level + (node.module or ""), package)
-            homes = PUBLIC if base == PACKAGE else {}
-            yield base
-            for alias in node.names:
-                yield homes.get(alias.name, f"{base}.{alias.name}")
-        elif isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name
-                if alias.name == PACKAGE:  # whose attributes may follow, whatever it is called here
-                    yield from PUBLIC.values()
-
-
-# --- syntax trees ---------------------------------------------------------------------------------
-
-
-def _digest(tree: ast.AST) -> str:
-    """Return the digest of code."""
-    return digest_of(canonical(tree))[:DIGITS]
-
-
-def canonical(node: object) -> object:
-    """Return a syntax tree as JSON lists that are the same under every supported Python version.
-
-    It has no positions, no ``pass``, no docstrings or other strings that stand alone, and no empty
-    fields, because newer versions have fields that older ones lack. Neighbouring plain parts of an
-    f-string are merged.
-    """
-    if isinstance(node, list):
-        return [canonical(part) for part in node if not _idle(part)]
-    if not isinstance(node, ast.AST):
-        return node
-    kind = type(node).__name__
-    if isinstance(node, ast.Constant):
-        return [kind, type(node.value).__name__, repr(node.value)]
-    if isinstance(node, ast.JoinedStr):
-        return [kind, *_joined(node.values)]
-    known = [kind]
-    for name, value in ast.iter_fields(node):
-        if name not in LAYOUT and value not in (None, []):
-            known.append([name, canonical(value)])
-    return known
-
-
-def _idle(node: object) -> bool:
-    """Say whether a statement does nothing: a string that stands alone, or ``pass``."""
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-        return isinstance(node.value.value, str)
-    return isinstance(node, ast.Pass)
-
-
-def _joined(parts: list[ast.expr]) -> Iterator[object]:
-    """Yield the parts of an f-string, neighbouring plain parts merged and empty ones dropped."""
-    for kind, group in groupby(parts, type):
-        if kind is not ast.Constant:
-            yield from map(canonical, group)
-        elif text := "".join(part.value for part in group):
-            yield canonical(ast.Constant(text))
+    found = {file: file.stat() for file in files if file.is_file()}
+    return {str(file): [stat.st_size, stat.st_mtime_ns] for file, stat in found.items()}

@@ -7,6 +7,7 @@ a notebook's outputs restart nothing. No model is imported: Snakemake loads this
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache
@@ -14,17 +15,16 @@ from pathlib import Path
 
 import yaml
 
+from ..closure import PACKAGE
 from ..config import SearchConfig
 from ..errors import ParameterError, RunError, unknown_name
 from ..files import locked, replace_file
-from ..models.registry import SCORERS, as_named, home_of
 from ..paper import swept
-from ..provenance import versions
+from ..report.provenance import versions
 from ..report.yamlfile import read_yaml
-from .identity import code_of, notebook_code, source_of
+from .identity import code_of, notebook_digest, package_digest
 from .paramfiles import ParamFiles
 
-ENTRIES = {kind: f"igcore.runs.{kind}_run" for kind in ("decode", "critic", "judge")}
 LEFT = {  # kind of job -> what its folder holds when it has finished
     "decode": ["params.json", "responses.jsonl"],
     "judge": ["params.json", "verdicts.jsonl"],
@@ -33,9 +33,8 @@ LEFT = {  # kind of job -> what its folder holds when it has finished
 # what may stand after --config: texts, and numbers
 TEXTS = ("profile", "with", "hub", "judge_key")
 NUMBERS = ("limit", "shards", "gpu")
-# all jobs of one Snakemake run share the same code, so hash it once
-_code = cache(code_of)
-_notebook = cache(notebook_code)
+# a cost or reward that is module:function of a user, in the settings as JSON
+OWN = re.compile(r'"([\w.]+):[\w.]+"')
 
 
 def configured(config: Mapping) -> dict:
@@ -65,11 +64,11 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     Parameters
     ----------
     kind : str
-        A key of `ENTRIES`, or anything else for a notebook whose imports are its code.
+        See `code`.
     settings : mapping
         Text, numbers, true, false, null, lists and mappings.
     """
-    digests = {notebook: _notebook(notebook)[0]} | code(kind, notebook, settings)
+    digests = {notebook: notebook_digest(notebook)} | code(kind, settings)
     lines = [f"# version of {name}: {version}" for name, version in versions().items()]
     lines += [f"# code of {name}: {digest}" for name, digest in digests.items()]
     if settings:
@@ -82,22 +81,12 @@ def request(path: Path | str, kind: str, notebook: str, settings: Mapping) -> st
     return str(path)
 
 
-def code(kind: str, notebook: str, settings: Mapping) -> dict[str, str]:
-    """Return the digests of the modules that decide what a job leaves, its scorers included."""
-    if kind not in ENTRIES:
-        return _code(*_notebook(notebook)[1])
-    scorers = [settings.get("cost"), settings.get("reward")]
-    if kind == "judge":
-        scorers = list(settings["judge"].values())
-    names = []
-    for scorer in map(as_named, scorers):
-        if isinstance(scorer, dict):
-            scorers += scorer.get("costs") or []  # of a maximum
-        names += [scorer.get("name") if isinstance(scorer, dict) else scorer]
-    if None in names:  # a scorer left to its default
-        names += SCORERS
-    homes = {home_of(name) for name in names if isinstance(name, str)}
-    return _code(ENTRIES[kind], *sorted(home for home in homes if home and source_of(home)))
+def code(kind: str, settings: Mapping) -> dict[str, str]:
+    """Return the digests of the code that decides what a job leaves, a user's scorers included."""
+    modules = OWN.findall(json.dumps(settings, ensure_ascii=False))
+    # a judge asks by the pairs of `igcore.report.verdicts`; its replies stay when that changes
+    whole = {} if kind in ("decode", "critic") else {PACKAGE: package_digest()}
+    return code_of(*modules) | whole
 
 
 def shards_of(settings: Mapping, shards: int) -> int:

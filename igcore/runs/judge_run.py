@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..folders import Run, append, line_digest, open_run, root, sound_lines
+from ..files import root
 from ..judge import Judge, JudgeParams, load_judge
 from ..judge.spec import ASPECTS, Question
 from ..progress import progress
-from ..provenance import versions
+from ..report.linefile import line_digest
 from ..report.load import load_runs
+from ..report.provenance import versions
 from ..report.verdicts import Scores, pairs_of, questions_of, scores_of, verdicts
+from .folders import Run, append, open_run, sound_lines
 from .identity import code_of, modules_of
 
 
@@ -29,7 +31,7 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
     Parameters
     ----------
     folder : Path, optional
-        By default ``runs/<profile>/judge/<run>`` under `igcore.folders.root`.
+        By default ``runs/<profile>/judge/<run>`` under `igcore.files.root`.
 
     Returns
     -------
@@ -42,7 +44,7 @@ def judge_run(params: JudgeParams, folder: Path | None = None) -> pd.DataFrame:
         When the judge cannot be asked; its replies until then are kept.
     RunError, ParameterError
         See `igcore.report.load.load_runs`, `igcore.report.verdicts.pairs_of` and
-        `igcore.folders.open_run`.
+        `igcore.runs.folders.open_run`.
     """
     judge = load_judge(params.judge)
     pairs = pairs_of(load_runs(params.profile, pattern=params.pattern), params)

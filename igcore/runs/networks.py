@@ -13,7 +13,7 @@ import torch
 
 from ..baselines.re_control import ValueNetwork, load_value
 from ..critic.network import Critic, load_critic
-from ..folders import digest_of, file_digest
+from ..files import digest_of, file_digest
 from ..guard import Guard
 from .decode_params import DecodeParams
 

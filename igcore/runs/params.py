@@ -22,7 +22,7 @@ class OutputParams:
     profile : str
         Folder of ``runs`` whose finished runs are read.
     figures : str
-        Folder, seen from `igcore.folders.root`, for pictures; tables go to its subfolder
+        Folder, seen from `igcore.files.root`, for pictures; tables go to its subfolder
         ``tables``.
     pattern : str
         Glob pattern for the names of the runs that are read.
@@ -46,11 +46,11 @@ class ClaimsParams:
     profile, figures : str
         See `OutputParams`.
     claims : str
-        Claims file, seen from `igcore.folders.root`, see `igcore.report.claims`.
+        Claims file, seen from `igcore.files.root`, see `igcore.report.claims`.
     pilot : bool
         Whether the runs are those from which power is computed; nothing is decided then.
     power_table : str
-        Where that power is written and read, seen from `igcore.folders.root`; it need not be there.
+        Where that power is written and read, seen from `igcore.files.root`; it need not be there.
     """
 
     profile: FolderName

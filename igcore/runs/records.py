@@ -1,15 +1,15 @@
 """One line of responses.jsonl: which fields it has, and how a response becomes one.
 
 A record is the step between decoding and the run folder: `igcore.runs.decode_run.lines_of` makes
-it, `igcore.folders.Run` appends it. Nothing is read or written here.
+it, `igcore.runs.folders.Run` appends it. Nothing is read or written here.
 """
 
 from dataclasses import asdict, fields
 
 from ..beams import settings_of
 from ..config import widened
-from ..folders import sealed
 from ..guard import Guard
+from ..report.linefile import sealed
 from ..response import Counts, Response
 from .decode_params import Settings
 
@@ -45,7 +45,7 @@ def record(response: Response, method: str, guard: Guard, seed: int) -> dict:
     Returns
     -------
     dict
-        JSON values only, see `igcore.folders.sealed`.
+        JSON values only, see `igcore.report.linefile.sealed`.
     """
     config = settings_of(method, widened(Settings, guard.config))
     values = asdict(config) | vars(response) | vars(response.counts)

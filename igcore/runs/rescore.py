@@ -11,8 +11,8 @@ from ..beams import method_of
 from ..config import SearchConfig
 from ..contract import Contract
 from ..errors import IgcoreError
-from ..folders import line_digest
 from ..policy import Prompt, as_prompt
+from ..report.linefile import line_digest
 from ..scorers import COST, REWARD, Scorer, check_sign, uncached
 from ..scoring import Cached, Tally
 from ..verdict import Emission, judge, measure

@@ -1,7 +1,7 @@
 """Rollouts sampled from the reference policy, scored and stored: the first half of notebook 20.
 
-A folder of rollouts is a run folder, see `igcore.folders`: one line of ``responses.jsonl`` holds
-all responses to one prompt as token ids with costs and rewards. Hidden states are not stored;
+A folder of rollouts is a run folder, see `igcore.runs.folders`: one line of ``responses.jsonl``
+holds all responses to one prompt as token ids with costs and rewards. Hidden states are not stored;
 `igcore.critic.latent` computes them again from the ids.
 """
 
@@ -24,10 +24,11 @@ from ..engine.memory import halving
 from ..engine.prepack import packed
 from ..engine.sampling import random_key
 from ..errors import ParameterError, RunError
-from ..folders import open_run, read, root_of
 from ..policy import Policy, Prompt
+from ..report.linefile import read, root_of
 from ..scorers import Scorer, check_sign
 from ..scoring import Cached, Tally, checked_score
+from .folders import open_run
 from .groups import groups_of
 from .identity import models_identity
 
@@ -56,7 +57,7 @@ def roll_out(
         In the order of their ids, as `igcore.load_prompts` gives them.
     folder : Path
         Filled group by group. A folder that holds other rollouts is moved aside, see
-        `igcore.folders.open_run`.
+        `igcore.runs.folders.open_run`.
 
     Raises
     ------
@@ -71,7 +72,7 @@ def roll_out(
         policy.encode(prompt.text, config.max_new_tokens)  # refuses before anything is written
     groups = groups_of(config, prompts)
     chosen = [prompt for group in groups for prompt in group]
-    identity = asdict(config) | models_identity(policy, cost, reward, chosen, __name__)
+    identity = asdict(config) | models_identity(policy, cost, reward, chosen)
     wanted = {(METHOD, prompt.id) for prompt in chosen}
     tallies = Tally(), Tally()  # of the whole run: it stops where a scorer mostly fails
 

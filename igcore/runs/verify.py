@@ -17,16 +17,17 @@ from typing import Self
 from ..beams import settings_of
 from ..engine.sampling import NEAR_TIE
 from ..errors import IgcoreError, RunError
-from ..folders import changes, comparable, read, root_of
 from ..guard import Guard
 from ..models.policies import load_policy
 from ..models.prompts import load_prompts
 from ..models.registry import load_scorer
 from ..policy import Prompt
+from ..report.linefile import comparable, read, root_of
 from ..scorers import Scorer
 from ..settings import Named, name_of
 from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, lines_of, summary
+from .folders import changes
 from .groups import groups_of
 from .identity import prompts_digest
 from .networks import load_networks

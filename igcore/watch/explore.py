@@ -16,8 +16,7 @@ import yaml
 
 from ..beams import METHODS, method_of
 from ..errors import IgcoreError, ParameterError, needs
-from ..files import replace_file
-from ..folders import root
+from ..files import replace_file, root
 from ..models.policies import POLICIES
 from .html import GREY, OVER, answer_html
 from .tree import Tree

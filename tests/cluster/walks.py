@@ -16,7 +16,8 @@ from pathlib import Path
 import yaml
 
 from igcore.errors import RunError
-from igcore.folders import read, root
+from igcore.files import root
+from igcore.report.linefile import read
 from igcore.runs.cli import differences
 from igcore.runs.scope import TOLERANCE
 

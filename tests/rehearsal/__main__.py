@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from igcore.errors import IgcoreError
-from igcore.folders import root
+from igcore.files import root
 from igcore.runs.paramfiles import ParamFiles
 from tests.rehearsal.checkpoints import build_checkpoints
 from tests.rehearsal.data import build_data

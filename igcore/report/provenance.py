@@ -58,5 +58,5 @@ def commit() -> str | None:
 
 def _git(*command: str) -> str:
     """Return the output of a git command in the package's repository."""
-    git = ["git", "-C", str(Path(__file__).parents[1]), *command]
+    git = ["git", "-C", str(Path(__file__).parents[2]), *command]
     return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,25 +1,32 @@
-"""The digest of a function with all that it holds, so that a changed one starts a run anew.
+"""What code is known by: a module by its syntax tree, a function by all that it holds.
 
-It is the hash of a pickle in which what a user has defined counts by its content: a function by its
-bytecode, defaults, closure, the globals that it reads and its module with what that imports; a
-class by its members. A partial holds its arguments, and an object its state. What an installed
-package defines counts by name, and what has a text ``digest`` by that text. Sets and mappings count
-without their order, and nothing counts by its address, so another process finds the same digest.
+The digest of a function is the hash of a pickle in which what a user has defined counts by its
+content: a function by its bytecode, defaults, closure, the globals that it reads and its module
+with what that imports; a class by its members. A partial holds its arguments, and an object its
+state. What an installed package defines counts by name, and what has a text ``digest`` by that
+text. Sets and mappings count without their order, and nothing counts by its address, so another
+process finds the same digest.
 """
 
+import ast
 import dis
 import functools
 import hashlib
+import importlib.util
 import pickle
 import sys
 import types
 from collections.abc import Iterator
+from functools import cache
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
-from ..errors import said
-from .identity import PACKAGE, code_of, source_of
+from .errors import RunError, said
+from .files import DIGITS
 
+PACKAGE = __name__.partition(".")[0]
+INSTALLED = {"site-packages", "dist-packages"}  # folders into which packages are installed
 CODE = attrgetter(
     *("co_code", "co_exceptiontable", "co_consts", "co_names", "co_varnames", "co_freevars"),
     *("co_flags", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount"),
@@ -30,6 +37,94 @@ WRAPPERS = (
     *(functools.cached_property, type(functools.lru_cache(len))),
 )
 WRAPPED = ("__func__", "__self__", "__wrapped__", "fget", "func")  # what these hold
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def tree_digest(tree: ast.AST) -> str:
+    """Return the digest of code, the same under every supported Python version.
+
+    Comments, layout and docstrings do not count.
+    """
+    return hashlib.sha256(repr(_canonical(tree)).encode()).hexdigest()[:DIGITS]
+
+
+def _canonical(node: object) -> object:
+    """Return a syntax tree without positions, and without texts that stand alone."""
+    if isinstance(node, list):
+        return [_canonical(part) for part in node if not _is_text(part)]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    # newer versions of Python have fields that are empty and that older ones lack
+    held = [(name, value) for name, value in ast.iter_fields(node) if value not in (None, [])]
+    return [type(node).__name__, *((name, _canonical(value)) for name, value in held)]
+
+
+def _is_text(node: object) -> bool:
+    """Return True if a statement is a text alone, such as a docstring."""
+    text = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(text, ast.Constant) and isinstance(text.value, str)
+
+
+def sources(*modules: str) -> dict[str, str]:
+    """Return the digests of a user's modules and of those that they import, by name.
+
+    Nothing is imported. Modules of this package, of Python and of installed packages do not count.
+    """
+    found: dict[str, str] = {}
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        path = source_of(name)
+        if name in found or path is None:
+            continue
+        above = name.rpartition(".")[0]
+        package = name if path.name == "__init__.py" else above
+        try:
+            found[name], imports = _known(path.read_bytes(), package)
+        except SyntaxError as error:
+            raise RunError(f"{path} is no Python that can be read ({error}); correct it") from error
+        waiting += [above, *imports]  # importing a module runs the package above it
+    return dict(sorted(found.items()))
+
+
+@cache  # by content: functions share modules, and modules what they import
+def _known(source: bytes, package: str) -> tuple[str, list[str]]:
+    """Return the digest of a module's code, and the names that it imports and may be modules."""
+    tree = ast.parse(source)
+    imports = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(base, package)
+            imports += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+    return tree_digest(tree), imports
+
+
+def source_of(name: str) -> Path | None:
+    """Return the file of a user's module without importing it; None for any other name.
+
+    None also for a script or notebook, which is known by what its functions read.
+    """
+    top, *rest = name.split(".")
+    if top in ("", "__main__", PACKAGE) or top in sys.stdlib_module_names:
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # of a module that no file has
+        return None
+    home = Path(getattr(spec, "origin", None) or "").resolve()
+    if home.suffix != ".py" or INSTALLED & set(home.parts):
+        return None
+    place = home.parent.joinpath(*rest)
+    files = [place / "__init__.py", place.with_suffix(".py")] if rest else [home]
+    return next((path for path in files if path.is_file()), None)
+
+
+# --- functions ------------------------------------------------------------------------------------
 
 
 def known(function: Any) -> tuple[str, str]:
@@ -109,7 +204,8 @@ def content_of(function: types.FunctionType) -> list[Any]:
             read |= {f"{value.__name__}.{w}": vars(value)[w] for w in words & vars(value).keys()}
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     defaults = function.__defaults__, function.__kwdefaults__
-    return [function.__code__, defaults, vars(function), cells, read, sources(function.__module__)]
+    own = sources(function.__module__ or "")
+    return [function.__code__, defaults, vars(function), cells, read, own]
 
 
 def steps_of(code: types.CodeType) -> Iterator[dis.Instruction]:
@@ -122,22 +218,13 @@ def steps_of(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 def is_installed(value: Any) -> bool:
     """Say whether pickle finds a class or function by name, in Python or an installed package."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    module, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", None)
     imported = sys.modules.get(module)
     if name is None or not getattr(imported, "__spec__", None):  # none of a script or notebook
         return False
-    if module.partition(".")[0] != PACKAGE and source_of(module):
+    if source_of(module):
         return False
     try:  # not a function within a function, nor one that `exec` has made
         return attrgetter(name)(imported) is value
     except AttributeError:
         return False
-
-
-def sources(module: str | None) -> dict[str, str]:
-    """Return the digests of a user's module and of those that it imports; none of a script."""
-    # a script or notebook is known by what its functions read: the rest of it is no matter
-    if module in (None, "__main__") or module.startswith(f"{PACKAGE}.") or not source_of(module):
-        return {}
-    found = code_of(module).items()
-    return {name: code for name, code in found if not f"{name}.".startswith(f"{PACKAGE}.")}

@@ -1,0 +1,91 @@
+"""The lines of ``responses.jsonl``: their digests, and how they are read.
+
+`igcore.runs.folders` writes them.
+"""
+
+import gzip
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+from ..files import DIGITS, digest_of
+
+Key = tuple[str, str]
+Fields = dict[str, Any]  # of a line, of params.json or of a manifest
+
+
+def comparable(line: Fields) -> Fields:
+    """Return the fields that are equal whenever the same work is done again: all but seconds."""
+    return {name: value for name, value in line.items() if not name.endswith("_s")}
+
+
+def line_digest(line: Fields) -> str:
+    """Hash the comparable fields of a line, its own digest excepted."""
+    content = {name: value for name, value in comparable(line).items() if name != "digest"}
+    return digest_of(content)[:DIGITS]
+
+
+def sealed(line: Fields) -> Fields:
+    """Return a line as it is stored, with its digest last.
+
+    JSON has no number that is not finite: None stands for it. The digest covers every field whose
+    name does not end in ``_s``, so that an accidental change of a line shows without scoring.
+    """
+    stored = {name: finite(value) for name, value in line.items()}
+    return stored | {"digest": line_digest(stored)}
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value with every number that is not finite replaced by None."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def key(line: Fields) -> Key:
+    """Return what a line answers, (method, prompt_id); raise ``TypeError`` unless both are text."""
+    method, prompt_id = line["method"], line["prompt_id"]
+    if not (isinstance(method, str) and isinstance(prompt_id, str)):
+        raise TypeError(f"{method!r} and {prompt_id!r} are not two texts")
+    return method, prompt_id
+
+
+def root_of(params: Fields, lines: Sequence[Fields], manifest: Fields) -> str:
+    """Return one hash over a run: params, lines in any order, and manifest without the hash."""
+    content = {name: value for name, value in manifest.items() if name != "root"}
+    return digest_of([params, sorted(line_digest(line) for line in lines), content])
+
+
+def read(path: Path) -> list[Fields]:
+    """Read the lines of a file, which may be packed (``.gz``).
+
+    Raises
+    ------
+    RunError
+        When the file is missing, a line is no response (the last one may be half-written), or two
+        lines answer the same prompt with the same method.
+    """
+    if not path.is_file():
+        raise RunError(f"cannot read {path}; decode first, or check the path")
+    lines: list[Fields] = []
+    numbers: dict[Key, int] = {}
+    content = path.read_bytes() if path.suffix != ".gz" else gzip.decompress(path.read_bytes())
+    for number, text in enumerate(content.splitlines(), start=1):
+        try:
+            line = json.loads(text)
+            name = key(line)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RunError(
+                f"line {number} of {path} is not a response; run its parameters again"
+            ) from error
+        if numbers.setdefault(name, number) != number:
+            raise RunError(
+                f"lines {numbers[name]} and {number} of {path} both answer {name}; delete one"
+            )
+        lines.append(line)
+    return lines
