@@ -193,9 +193,9 @@ def test_a_scorer_counts_with_its_files_and_its_module():
     scorer = LetterCost()
     assert identity.part_identity(scorer) == {"name": "letters", "digest": "v1"}
     assert identity.modules_of(scorer) == ["mockpolicy"]
-    scorer.files, scorer.home = {"config.json": "ab"}, "igcore.models.beaver"
+    scorer.files, scorer.home = {"config.json": "ab"}, "igcore.models.paper"
     assert identity.part_identity(scorer)["files"] == {"config.json": "ab"}
-    assert identity.modules_of(scorer) == ["mockpolicy", "igcore.models.beaver"]
+    assert identity.modules_of(scorer) == ["mockpolicy", "igcore.models.paper"]
 
 
 def test_a_scorer_of_a_notebook_counts_by_its_source(monkeypatch):

@@ -318,7 +318,7 @@ def test_the_revision_of_every_scorer_is_asked_for(monkeypatch, scorer):
     def snapshot(repo, revision=None):
         raise AssetError(f"asked for {repo} at {revision}")
 
-    monkeypatch.setattr("igcore.models.source.snapshot", snapshot)
+    monkeypatch.setattr("igcore.models.lm_scorer.snapshot", snapshot)
     repo = scorer.get("repo", READERS.get(scorer["name"]))
     with pytest.raises(AssetError, match=f"asked for {repo} at 1234abc"):
         load_scorer(scorer | {"revision": "1234abc"})

@@ -26,9 +26,9 @@ from scorerfiles import (
 from transformers import AutoModelForSequenceClassification, LlamaModel, LlamaTokenizer
 
 from igcore import AssetError, ParameterError, ScorerError
-from igcore.models.beaver import BeaverCost
 from igcore.models.convert import quiet_transformers
 from igcore.models.lm_scorer import LMScorer
+from igcore.models.paper import BeaverCost
 from igcore.models.registry import load_scorer, maker
 from igcore.scorers import COST
 from tests.rehearsal.tokenizers import sentencepiece_folder

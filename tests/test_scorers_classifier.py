@@ -525,7 +525,7 @@ def test_the_first_look_is_taken_unless_it_is_declined(hub, monkeypatch, sign, r
     """Guards a sign that was mistaken: a run would look for the worst answers."""
     asked = []
     monkeypatch.setattr(
-        "igcore.models.source.probe",
+        "igcore.models.lm_scorer.probe",
         lambda scorer, boundary: asked.append((scorer.name, scorer.sign)),
     )
     load(hub("llama"), sign=sign)

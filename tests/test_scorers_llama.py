@@ -30,8 +30,8 @@ from transformers import (
 
 from igcore import AssetError, ParameterError, ScorerError
 from igcore.models.convert import quiet_transformers
-from igcore.models.llama import LlamaReward
 from igcore.models.lm_scorer import LMScorer
+from igcore.models.paper import LlamaReward
 from igcore.models.registry import load_scorer, maker
 from igcore.scorers import REWARD
 from tests.rehearsal.tokenizers import sentencepiece_folder

@@ -30,9 +30,9 @@ from transformers import AutoTokenizer, LlamaModel
 from igcore import ParameterError, ScorerError
 from igcore.contract import Contract, Scoring
 from igcore.engine.agreement import fits
-from igcore.models import qrm
+from igcore.models import paper
 from igcore.models.convert import quiet_transformers
-from igcore.models.qrm import QRMCost, QRMReward
+from igcore.models.paper import QRMCost, QRMReward
 from igcore.models.registry import load_scorer, maker
 from igcore.scorers import COST, REWARD
 from tests.rehearsal.tokenizers import llama3_folder
@@ -276,11 +276,11 @@ def test_a_model_is_shared_while_it_is_used(folder):
     backbone = id(cost.backbone)
     del cost, half
     gc.collect()
-    assert [id(shared.backbone) for shared in qrm._SHARED.values()] == [backbone]
+    assert [id(shared.backbone) for shared in paper._SHARED.values()] == [backbone]
     assert load(QRMCost, folder).backbone is reward.backbone
     del reward
     gc.collect()
-    assert not qrm._SHARED
+    assert not paper._SHARED
 
 
 def test_a_text_cannot_end_its_turn(folder):

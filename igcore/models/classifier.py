@@ -18,9 +18,9 @@ from ..errors import ParameterError
 from ..rendering import neutral
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
-from .lm_scorer import Backbone, LMScorer, check_length, context_of
+from .backbone import Backbone, check_length, context_of
+from .lm_scorer import Checkpoint, LMScorer, digest
 from .pretrained import contents_of, one_sentence, tensors_of
-from .source import Checkpoint, digest
 from .templates import TEMPLATES, TextFormat, check_chat
 
 ROLES = {COST: "cost", REWARD: "reward"}
@@ -48,7 +48,7 @@ class Classifier(Checkpoint):
     Attributes
     ----------
     repo, revision, dtype, device, self_check
-        See `igcore.models.source.Checkpoint`. The logits of an encoder are in `dtype` too: small
+        See `igcore.models.lm_scorer.Checkpoint`. The logits of an encoder are in `dtype` too: small
         ones are better read in float32.
     sign : str
         ``higher is worse`` for a cost, ``higher is better`` for a reward.

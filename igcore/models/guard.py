@@ -16,8 +16,8 @@ from ..engine.kv_cache import forward
 from ..errors import ParameterError
 from ..scorers import COST
 from ..settings import settings
-from .lm_scorer import Backbone, LMScorer
-from .source import EXAMPLE, Checkpoint
+from .backbone import Backbone
+from .lm_scorer import EXAMPLE, Checkpoint, LMScorer
 from .wording import Wording, label_ids
 
 COMPARED = 256  # rows of the output embedding whose logits are compared with the model's own
@@ -41,7 +41,7 @@ class GenerativeGuard(Wording, Checkpoint):
     Attributes
     ----------
     repo, revision, dtype, device, self_check
-        See `igcore.models.source.Checkpoint`.
+        See `igcore.models.lm_scorer.Checkpoint`.
     unsafe, safe, template, messages, chat_options, prefix
         See `igcore.models.wording.Wording`.
 

@@ -1,4 +1,4 @@
-"""Scores read from a language model's last hidden state.
+"""Scores read from a language model's last hidden state, and checkpoints that are such scorers.
 
 Within one group of prompts a `Session` keeps a KV cache, so that a longer text costs only its new
 tokens. Scorers on one `Backbone` share its session::
@@ -11,223 +11,35 @@ A scorer outside a session is an uncached scorer. The final check of an answer u
 what is emitted does not rest on a cache.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from os.path import commonprefix
+from functools import cached_property, partial
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
+from torch.nn.functional import linear
 
-from ..engine.grouped_rows import borders_of
-from ..engine.kv_cache import forward, padded, positions_of
 from ..errors import ParameterError
-from ..rendering import neutral
-from .session import Session
+from ..files import digest_of
+from ..scorers import Scorer
+from ..settings import settings
+from .backbone import Backbone, Session
+from .hub import snapshot
+from .pretrained import (
+    Device,
+    Dtype,
+    check_vocabulary,
+    contents_of,
+    load_model,
+    load_tokenizer,
+    one_sentence,
+)
+from .probe import probe
+from .templates import TEMPLATES, check_chat
 
-# short responses: what the ids of all of them share is the prompt's
-OPENINGS = ("", "a", " a", "\n", "9", ".")
-# a template that trims answers, or a tokenizer that drops spaces, shows at the last character
-PROBE = "How are you?", "Well, and you?\n"
-
-
-def joined(prompt: str, response: str) -> str:
-    """Return prompt and response joined as they are."""
-    return prompt + response
-
-
-def context_of(model) -> int:
-    """Return the most tokens that a model was made for."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
-
-
-def check_length(tokens: int, context: int) -> None:
-    """Raise ``ParameterError`` for a text longer than a context.
-
-    Truncated, it would be another text.
-    """
-    if tokens > context:
-        raise ParameterError(
-            f"a text has {tokens} tokens, which exceeds the scorer's context of {context}; shorten "
-            "the prompts, lower max_new_tokens, or choose a model with a longer context"
-        )
-
-
-class Backbone:
-    """A language model that reads prompts and responses.
-
-    A text that its context does not hold is refused, and one without any token is read as the end
-    token. Strings in them that stand for special tokens are broken up, see
-    `igcore.rendering.neutral`.
-
-    Parameters
-    ----------
-    model : transformers model
-        Decoder-only, with its head or without; only hidden states after the final norm are used.
-    tokenizer
-        Its tokenizer.
-    template : callable
-        (prompt, response) -> the text to be encoded, the response after the prompt.
-    end_id : int, optional
-        Token that is appended to every response, also to a part of one, if the model was trained
-        to read one.
-    special : bool
-        Whether the tokenizer adds its own special tokens to the text; a chat template writes them
-        itself.
-    anchor : sequence of int
-        Ids in the text before the response. Where they are given, the hidden state at the first of
-        them is put beside that of the last token: (R, H) becomes (R, 2 H). Where the ids occur more
-        than once, the last time counts.
-
-    Attributes
-    ----------
-    batch : int
-        Texts encoded at a time without a session.
-    """
-
-    batch = 32
-
-    def __init__(
-        self,
-        model,
-        tokenizer,
-        template: Callable[[str, str], str] = joined,
-        end_id: int | None = None,
-        *,
-        special: bool = True,
-        anchor: Sequence[int] = (),
-    ):
-        """Keep the model without its head."""
-        self.model = getattr(model, "base_model", model)
-        self.tokenizer = tokenizer
-        self.template = template
-        self.special = special
-        self.end_id = end_id
-        self.anchor = list(anchor)
-
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether the state after every token of a response is that of a part of the response.
-
-        The text must end with the response and its last token, and a fast tokenizer must tell
-        where each token stands.
-        """
-        fast = getattr(self.tokenizer, "is_fast", False)
-        if not fast or self.end_id is not None or self.anchor:
-            return False
-        prompt, response = PROBE
-        text = self.template(prompt, response)
-        if text != self.template(prompt, "") + response:
-            return False
-        encoding = self._encoding(text)
-        return encoding.char_to_token(len(text) - 1) == len(encoding["input_ids"]) - 1
-
-    def ids(self, prompt: str, response: str) -> list[int]:
-        """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
-        parts = [neutral(self.tokenizer, part) for part in (prompt, response)]
-        return self._ids_of(self._encoding(self.template(*parts)))
-
-    def ids_and_ends(self, prompt: str, response: str, since: int) -> tuple[list[int], list[int]]:
-        """Return the ids of one text, and where its tokens end that end after part of the response.
-
-        The part is the first `since` characters; the ends are characters of the response. Where it
-        is not certain which tokens these are, they are all tokens of the response, and end with it.
-        The last token always counts.
-        """
-        asked, answer = (neutral(self.tokenizer, part) for part in (prompt, response))
-        text = self.template(asked, answer)
-        encoding = self._encoding(text)
-        ids = self._ids_of(encoding)
-        start = len(self.template(asked, ""))
-        # from the end, because a template may cut leading spaces off the response
-        rest = response[since:]
-        known = answer == response and text.endswith(rest)
-        if known:
-            start = max(start, len(text) - len(rest))
-        if start >= len(text):
-            return ids, [len(response)]
-        first = encoding.char_to_token(start)
-        if first is None:  # no token holds this character
-            first = len(commonprefix([self.ids(prompt, ""), ids]))
-        ends = []
-        for token in range(first, len(ids) - 1):
-            span = encoding.token_to_chars(token) if known else None
-            after = len(text) - span.end if span else 0
-            ends.append(max(since, len(response) - after))
-        return ids, [*ends, len(response)]
-
-    def _encoding(self, text: str):
-        """Return what the tokenizer makes of a text."""
-        return self.tokenizer(text, add_special_tokens=self.special)
-
-    def _ids_of(self, encoding) -> list[int]:
-        """Return the ids to be read of an encoded text."""
-        ids = list(encoding["input_ids"])
-        if self.end_id is not None:
-            ids.append(self.end_id)
-        check_length(len(ids), context_of(self.model))
-        return ids or [self.tokenizer.eos_token_id]
-
-    def prefix(self, prompt: str) -> list[int]:
-        """Return the ids with which every text of a prompt starts, whatever the response.
-
-        They are fewer than the prompt's own ids, because a tokenizer may merge across the seam.
-        """
-        openings = [self.ids(prompt, response) for response in OPENINGS]
-        ids = list(commonprefix(openings))
-        return ids[: self.anchored(ids)] if self.anchor else ids
-
-    def anchored(self, ids: Sequence[int]) -> int:
-        """Return the number of ids up to the first id of the anchor's last occurrence.
-
-        That id counts too.
-
-        Raises
-        ------
-        ParameterError
-            When the anchor does not occur in the ids.
-        """
-        n = len(self.anchor)
-        for start in reversed(range(len(ids))):
-            run = list(ids[start : start + n])
-            if run == self.anchor:
-                return start + 1
-        raise ParameterError(
-            f"the text does not hold the tokens {self.anchor}, after which the scorer expects "
-            "the answer; use the chat template that it was trained with"
-        )
-
-    def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the last hidden state of whole sequences, (R, H) float32, in padded batches."""
-        return torch.cat(self.states(sequences, [1] * len(sequences)))
-
-    def states(
-        self, sequences: Sequence[Sequence[int]], counts: Sequence[int]
-    ) -> list[torch.Tensor]:
-        """Return the hidden states of the last tokens of whole sequences, in padded batches.
-
-        They are one (count, H) float32 for each sequence.
-        """
-        found = []
-        # with LongRoPE the longest text of a batch decides how all are read
-        size = 1 if borders_of(self.model.config) else self.batch
-        for at in range(0, len(sequences), size):
-            batch, kept = (part[at : at + size] for part in (sequences, counts))
-            ids, mask = padded(batch, self.model.device)
-            hidden, _ = forward(
-                self.model,
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions_of(mask),
-                logits_to_keep=max(kept),
-            )
-            for row, sequence, count in zip(hidden, batch, kept, strict=True):
-                states = row[-count:]
-                if self.anchor:
-                    # from the end: padding is on the left
-                    anchor = row[self.anchored(sequence) - 1 - len(sequence)]
-                    states = torch.cat([states, anchor.expand_as(states)], dim=-1)
-                found.append(states.float())
-        return found
+EXAMPLE = ("How do plants grow?", "They need light and water.")
 
 
 @dataclass(frozen=True)
@@ -354,3 +166,130 @@ class LMScorer:
 def _numbers(scores: torch.Tensor, n: int) -> torch.Tensor:
     """Return what a head gives as n float64 numbers, (n,), of a head with k outputs (n, k)."""
     return scores.double().reshape(n, -1).squeeze(1).cpu()
+
+
+@settings(kw_only=True)
+class Checkpoint:
+    """Options that all scorers with a checkpoint share; `load` returns the scorer.
+
+    Attributes
+    ----------
+    repo, revision : str
+        See `igcore.models.hub.snapshot`.
+    dtype : str
+        Of the model; its head is always float32. A key of `igcore.models.pretrained.DTYPES`.
+    device : str
+        A torch device, or ``auto``: accelerate places the model on what there is.
+    self_check : bool
+        Whether two fixed texts are scored when it is loaded, see `igcore.models.probe.probe`.
+    """
+
+    repo: str
+    revision: str | None = None
+    dtype: Dtype = "bfloat16"
+    device: Device = "auto"
+    self_check: bool = True
+    # the score that separates safe from unsafe, where the scale has one
+    boundary: ClassVar[float | None] = None
+    scale: ClassVar[str] = "trained scale"  # the unit of its scores
+
+    def load(self) -> Scorer:
+        """Return the scorer.
+
+        Its digest covers all that changes a score: files, dtype, and the options of its class.
+
+        Raises
+        ------
+        ParameterError
+            When options do not fit the files, such as a text format without its chat template.
+        AssetError
+            When files are missing, damaged, or not those of such a model.
+        ScorerError
+            When it puts the two fixed texts in the wrong order.
+        """
+        scorer = self.scorer()
+        if self.self_check:
+            probe(scorer, self.boundary)
+        return scorer
+
+    def scorer(self) -> Scorer:
+        """Return the scorer, unchecked."""
+        raise NotImplementedError
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder with its files."""
+        return snapshot(self.repo, self.revision)
+
+    @cached_property
+    def tokenizer(self):
+        """The tokenizer of the folder."""
+        return load_tokenizer(self.folder)
+
+    def model(self, kind=None, heads: Sequence[str] = (), optional: Sequence[str] = (), **config):
+        """Return the model and the tensors of its head, see `igcore.models.pretrained.load_model`.
+
+        The default `kind` is ``AutoModel``.
+        """
+        from transformers import AutoModel
+
+        # old configurations name pad ids that the model has no embedding for; padding is masked, so
+        # any id will do
+        config = config or {"pad_token_id": 0}
+        where = self.folder, self.dtype, self.device
+        model, tensors = load_model(kind or AutoModel, *where, heads, optional, **config)
+        check_vocabulary(self.tokenizer, model, self.folder)
+        return model, tensors
+
+    def backbone(self, model, text_format: str, **more) -> Backbone:
+        """Return a model as a reader of a text format; `more` goes to `Backbone`."""
+        template = TEMPLATES[text_format]
+        check_chat(self.tokenizer, text_format, self.repo)
+        write = partial(template.whole, self.tokenizer)
+        return Backbone(model, self.tokenizer, write, special=template.special, **more)
+
+    def single(self, model, tensors: Mapping[str, torch.Tensor], name: str) -> Callable:
+        """Return the linear layer `name`, (R, H) to (R, 1) in float32, with its bias if any.
+
+        Raises
+        ------
+        AssetError
+            When it has more than one output.
+        """
+        with one_sentence(self.folder):
+            weight = tensors[f"{name}.weight"].reshape(1, model.config.hidden_size)
+        weight, bias = weight.float().to(model.device), tensors.get(f"{name}.bias")
+        bias = bias if bias is None else bias.float().to(model.device)
+        return partial(linear, weight=weight, bias=bias)
+
+    def lm_scorer(
+        self, name: str, sign: str, backbone: Backbone, head: Callable, files=None, **options
+    ) -> LMScorer:
+        """Return a scorer of the files of the folder.
+
+        Parameters
+        ----------
+        files : mapping, optional
+            See `igcore.models.pretrained.contents_of`, where they were read before.
+        options
+            What changes its scores besides files, text and dtype.
+        """
+        files = files or contents_of(self.folder)
+        known = digest(files, backbone.template, dtype=self.dtype, **options)
+        return LMScorer(name, backbone, head, sign, known, self.scale, files=files)
+
+
+def digest(files: Mapping[str, str], write: Callable[[str, str], object], **options) -> str:
+    """Return a hash of all that changes scores.
+
+    Parameters
+    ----------
+    files : mapping of str to str
+        See `igcore.models.pretrained.contents_of`.
+    write : callable
+        (prompt, response) -> what is read of them. It counts by what it writes of an example: a
+        chat template may write the date.
+    options
+        What else changes scores.
+    """
+    return digest_of([files, write(*EXAMPLE), options])

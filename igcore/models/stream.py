@@ -20,9 +20,9 @@ from torch.nn.functional import linear, rms_norm
 from ..errors import AssetError, ParameterError
 from ..scorers import COST
 from ..settings import Count, one_of, settings
-from .lm_scorer import Backbone, LMScorer
+from .backbone import Backbone
+from .lm_scorer import Checkpoint, LMScorer
 from .pretrained import one_sentence
-from .source import Checkpoint
 from .templates import chatted, check_chat, turns_of
 
 LEVELS = ("Safe", "Unsafe", "Controversial")  # of the published models
@@ -115,7 +115,7 @@ class StreamGuard(Checkpoint):
     Attributes
     ----------
     repo, revision, dtype, device, self_check
-        See `igcore.models.source.Checkpoint`.
+        See `igcore.models.lm_scorer.Checkpoint`.
     counted : list of str
         The levels that count as unsafe: ``Unsafe``, ``Controversial``.
     run : int

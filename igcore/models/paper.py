@@ -1,21 +1,123 @@
-"""The reward and the cost that QRM-Llama3.1-8B gives in one pass.
+"""The reward and cost models of the paper: llama-7b-rm of ARGS, beaver-7b-cost of Safe RLHF, QRM.
 
-A regression on the last token gives the quantiles of 19 objectives, such as helpfulness and safety.
-The reward is their weighted sum, with weights that a gating network reads from the prompt. Only the
-first version of the model has the objective of safety.
+Do not load the files of the second with transformers' class for sequence classification: it accepts
+them and puts a random head in the place of theirs.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import ClassVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
+from ..errors import AssetError
 from ..scorers import COST, REWARD
 from ..settings import settings
-from .lm_scorer import Backbone, LMScorer
+from .backbone import Backbone
+from .lm_scorer import Checkpoint, LMScorer
 from .pretrained import contents_of, one_sentence
-from .source import Checkpoint
+from .templates import TextFormat
+
+# --- llama-7b-rm: a Llama with a linear head at its last token ------------------------------------
+
+USER = re.compile("human:", re.IGNORECASE)
+
+
+@settings(kw_only=True)
+class LlamaReward(Checkpoint):
+    """A ``LlamaForSequenceClassification`` with one output; higher is better.
+
+    The number of labels is that of the head itself, because transformers assumes two when the
+    configuration names none. No end token is appended, as in ARGS.
+
+    Attributes
+    ----------
+    repo, revision, dtype, device, self_check
+        See `igcore.models.lm_scorer.Checkpoint`.
+    text_format : str
+        How prompt and answer become text, a key of `igcore.models.templates.TEMPLATES`. The model
+        was trained on dialogues of ``human-assistant``, in which an answer is read as ARGS reads
+        it, up to where it goes on with "human:" in the user's place.
+    """
+
+    repo: str = "argsearch/llama-7b-rm-float32"
+    text_format: TextFormat = "human-assistant"
+
+    def scorer(self) -> LMScorer:
+        """Return the scorer, unchecked."""
+        model, tensors = self.model(heads=["score.weight"])
+        backbone = self.backbone(model, self.text_format)
+        if self.text_format == "human-assistant":
+            # not in the template itself: a cost has to read everything
+            backbone.template = partial(_first_turn, backbone.template)
+        head = self.single(model, tensors, "score")
+        options = {"text_format": self.text_format}
+        return self.lm_scorer("llama-7b-rm", REWARD, backbone, head, **options)
+
+
+def _first_turn(whole: Callable[[str, str], str], prompt: str, answer: str) -> str:
+    """Write a pair of which the answer ends where a user would speak again."""
+    return whole(prompt, USER.split(answer)[0])
+
+
+# --- beaver-7b-cost: a Llama with a score head ----------------------------------------------------
+
+HEAD, EPSILON = "score_head", 1e-8
+# versions of Safe RLHF differ in them
+OPTIONAL = (f"{HEAD}.bias", "normalizer.mean", "normalizer.var", "normalizer.count")
+
+
+@settings(kw_only=True)
+class BeaverCost(Checkpoint):
+    """A cost model of Safe RLHF; higher is worse, above 0 is unsafe.
+
+    Attributes
+    ----------
+    repo, revision, dtype, device, self_check
+        See `igcore.models.lm_scorer.Checkpoint`.
+    text_format : str
+        How prompt and answer become text, a key of `igcore.models.templates.TEMPLATES`.
+    """
+
+    repo: str = "PKU-Alignment/beaver-7b-unified-cost"
+    text_format: TextFormat = "safe-rlhf"
+    boundary: ClassVar[float | None] = 0
+
+    def scorer(self) -> LMScorer:
+        """Return the scorer, unchecked."""
+        model, tensors = self.model(heads=[f"{HEAD}.weight"], optional=OPTIONAL)
+        if (made_for := getattr(model.config, "score_type", "cost")) != "cost":
+            # a reward has the same keys, and its number means the opposite
+            raise AssetError(
+                f"{self.folder} is a {made_for} model, not a cost model; name one as repo whose "
+                "score_type is cost"
+            )
+        head = self.single(model, tensors, HEAD)
+        if getattr(model.config, "do_normalize", False):
+            # not shifted by their mean: that would move the boundary between safe and unsafe from 0
+            with one_sentence(self.folder):
+                variance = tensors["normalizer.var"].to(model.device).float()
+            head = partial(_scaled, head, variance.sqrt() + EPSILON)
+        # the model was trained to give its score at the end token
+        end_id = self.tokenizer.eos_token_id
+        backbone = self.backbone(model, self.text_format, end_id=end_id)
+        options = {"text_format": self.text_format, "ends": "always"}
+        return self.lm_scorer("beaver-7b-cost", COST, backbone, head, **options)
+
+
+def _scaled(head: Callable, deviation: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    """Return the costs of hidden states, divided by the deviation that they had in training."""
+    return head(states) / deviation
+
+
+# --- QRM-Llama3.1-8B: a reward and a cost in one pass ---------------------------------------------
+#
+# A regression on the last token gives the quantiles of 19 objectives, such as helpfulness and
+# safety. The reward is their weighted sum, with weights that a gating network reads from the
+# prompt. Only the first version of the model has the objective of safety.
 
 OBJECTIVES, QUANTILES = 19, 19
 THRESHOLD = 0.5  # the is_safe at which the cost is 0
@@ -141,7 +243,7 @@ class QRMReward(QRM):
     Attributes
     ----------
     repo, revision, dtype, device, self_check
-        See `igcore.models.source.Checkpoint`.
+        See `igcore.models.lm_scorer.Checkpoint`.
     """
 
     def scorer(self) -> LMScorer:
@@ -158,7 +260,7 @@ class QRMCost(QRM):
     Attributes
     ----------
     repo, revision, dtype, device, self_check
-        See `igcore.models.source.Checkpoint`.
+        See `igcore.models.lm_scorer.Checkpoint`.
     """
 
     def scorer(self) -> LMScorer:

@@ -1,0 +1,382 @@
+"""A language model that reads prompts and responses, and the KV cache over a group of prompts.
+
+A longer text costs only its new tokens: its ids are compared with the cached ones, and what follows
+the longest common prefix is encoded.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os.path import commonprefix
+from typing import NamedTuple
+
+import torch
+
+from ..engine.agreement import fits
+from ..engine.grouped_rows import borders_of
+from ..engine.kv_cache import forward, padded, positions_of
+from ..engine.prefix_cache import SharedRows
+from ..errors import ParameterError
+from ..rendering import neutral
+
+# short responses: what the ids of all of them share is the prompt's
+OPENINGS = ("", "a", " a", "\n", "9", ".")
+# a template that trims answers, or a tokenizer that drops spaces, shows at the last character
+PROBE = "How are you?", "Well, and you?\n"
+
+
+def joined(prompt: str, response: str) -> str:
+    """Return prompt and response joined as they are."""
+    return prompt + response
+
+
+def context_of(model) -> int:
+    """Return the most tokens that a model was made for."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
+
+
+def check_length(tokens: int, context: int) -> None:
+    """Raise ``ParameterError`` for a text longer than a context.
+
+    Truncated, it would be another text.
+    """
+    if tokens > context:
+        raise ParameterError(
+            f"a text has {tokens} tokens, which exceeds the scorer's context of {context}; shorten "
+            "the prompts, lower max_new_tokens, or choose a model with a longer context"
+        )
+
+
+class Backbone:
+    """A language model that reads prompts and responses.
+
+    A text that its context does not hold is refused, and one without any token is read as the end
+    token. Strings in them that stand for special tokens are broken up, see
+    `igcore.rendering.neutral`.
+
+    Parameters
+    ----------
+    model : transformers model
+        Decoder-only, with its head or without; only hidden states after the final norm are used.
+    tokenizer
+        Its tokenizer.
+    template : callable
+        (prompt, response) -> the text to be encoded, the response after the prompt.
+    end_id : int, optional
+        Token that is appended to every response, also to a part of one, if the model was trained
+        to read one.
+    special : bool
+        Whether the tokenizer adds its own special tokens to the text; a chat template writes them
+        itself.
+    anchor : sequence of int
+        Ids in the text before the response. Where they are given, the hidden state at the first of
+        them is put beside that of the last token: (R, H) becomes (R, 2 H). Where the ids occur more
+        than once, the last time counts.
+
+    Attributes
+    ----------
+    batch : int
+        Texts encoded at a time without a session.
+    """
+
+    batch = 32
+
+    def __init__(
+        self,
+        model,
+        tokenizer,
+        template: Callable[[str, str], str] = joined,
+        end_id: int | None = None,
+        *,
+        special: bool = True,
+        anchor: Sequence[int] = (),
+    ):
+        """Keep the model without its head."""
+        self.model = getattr(model, "base_model", model)
+        self.tokenizer = tokenizer
+        self.template = template
+        self.special = special
+        self.end_id = end_id
+        self.anchor = list(anchor)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether the state after every token of a response is that of a part of the response.
+
+        The text must end with the response and its last token, and a fast tokenizer must tell
+        where each token stands.
+        """
+        fast = getattr(self.tokenizer, "is_fast", False)
+        if not fast or self.end_id is not None or self.anchor:
+            return False
+        prompt, response = PROBE
+        text = self.template(prompt, response)
+        if text != self.template(prompt, "") + response:
+            return False
+        encoding = self._encoding(text)
+        return encoding.char_to_token(len(text) - 1) == len(encoding["input_ids"]) - 1
+
+    def ids(self, prompt: str, response: str) -> list[int]:
+        """Return the ids of one text; raise ``ParameterError`` when they exceed the context."""
+        parts = [neutral(self.tokenizer, part) for part in (prompt, response)]
+        return self._ids_of(self._encoding(self.template(*parts)))
+
+    def ids_and_ends(self, prompt: str, response: str, since: int) -> tuple[list[int], list[int]]:
+        """Return the ids of one text, and where its tokens end that end after part of the response.
+
+        The part is the first `since` characters; the ends are characters of the response. Where it
+        is not certain which tokens these are, they are all tokens of the response, and end with it.
+        The last token always counts.
+        """
+        asked, answer = (neutral(self.tokenizer, part) for part in (prompt, response))
+        text = self.template(asked, answer)
+        encoding = self._encoding(text)
+        ids = self._ids_of(encoding)
+        start = len(self.template(asked, ""))
+        # from the end, because a template may cut leading spaces off the response
+        rest = response[since:]
+        known = answer == response and text.endswith(rest)
+        if known:
+            start = max(start, len(text) - len(rest))
+        if start >= len(text):
+            return ids, [len(response)]
+        first = encoding.char_to_token(start)
+        if first is None:  # no token holds this character
+            first = len(commonprefix([self.ids(prompt, ""), ids]))
+        ends = []
+        for token in range(first, len(ids) - 1):
+            span = encoding.token_to_chars(token) if known else None
+            after = len(text) - span.end if span else 0
+            ends.append(max(since, len(response) - after))
+        return ids, [*ends, len(response)]
+
+    def _encoding(self, text: str):
+        """Return what the tokenizer makes of a text."""
+        return self.tokenizer(text, add_special_tokens=self.special)
+
+    def _ids_of(self, encoding) -> list[int]:
+        """Return the ids to be read of an encoded text."""
+        ids = list(encoding["input_ids"])
+        if self.end_id is not None:
+            ids.append(self.end_id)
+        check_length(len(ids), context_of(self.model))
+        return ids or [self.tokenizer.eos_token_id]
+
+    def prefix(self, prompt: str) -> list[int]:
+        """Return the ids with which every text of a prompt starts, whatever the response.
+
+        They are fewer than the prompt's own ids, because a tokenizer may merge across the seam.
+        """
+        openings = [self.ids(prompt, response) for response in OPENINGS]
+        ids = list(commonprefix(openings))
+        return ids[: self.anchored(ids)] if self.anchor else ids
+
+    def anchored(self, ids: Sequence[int]) -> int:
+        """Return the number of ids up to the first id of the anchor's last occurrence.
+
+        That id counts too.
+
+        Raises
+        ------
+        ParameterError
+            When the anchor does not occur in the ids.
+        """
+        n = len(self.anchor)
+        for start in reversed(range(len(ids))):
+            run = list(ids[start : start + n])
+            if run == self.anchor:
+                return start + 1
+        raise ParameterError(
+            f"the text does not hold the tokens {self.anchor}, after which the scorer expects "
+            "the answer; use the chat template that it was trained with"
+        )
+
+    def encode(self, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the last hidden state of whole sequences, (R, H) float32, in padded batches."""
+        return torch.cat(self.states(sequences, [1] * len(sequences)))
+
+    def states(
+        self, sequences: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the hidden states of the last tokens of whole sequences, in padded batches.
+
+        They are one (count, H) float32 for each sequence.
+        """
+        found = []
+        # with LongRoPE the longest text of a batch decides how all are read
+        size = 1 if borders_of(self.model.config) else self.batch
+        for at in range(0, len(sequences), size):
+            batch, kept = (part[at : at + size] for part in (sequences, counts))
+            ids, mask = padded(batch, self.model.device)
+            hidden, _ = forward(
+                self.model,
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions_of(mask),
+                logits_to_keep=max(kept),
+            )
+            for row, sequence, count in zip(hidden, batch, kept, strict=True):
+                states = row[-count:]
+                if self.anchor:
+                    # from the end: padding is on the left
+                    anchor = row[self.anchored(sequence) - 1 - len(sequence)]
+                    states = torch.cat([states, anchor.expand_as(states)], dim=-1)
+                found.append(states.float())
+        return found
+
+
+class Text(NamedTuple):
+    """A text that begins with the cached prefix of its prompt."""
+
+    prompt: str
+    ids: list[int]  # after the prefix
+
+
+@dataclass
+class Known:
+    """A text whose KV cache and hidden states a session holds."""
+
+    ids: list[int]  # after the prompt's prefix
+    place: tuple[SharedRows, int]  # a state, and a row of it
+
+    def shared(self, ids: list[int]) -> int:
+        """Return the number of first tokens that ids share with it."""
+        return len(commonprefix([self.ids, ids]))
+
+
+class Session:
+    """The KV cache of one backbone over the texts of one group of prompts.
+
+    Attributes
+    ----------
+    encoded : int
+        Tokens that went through the model so far.
+    """
+
+    def __init__(self, backbone: Backbone, prompts: Sequence[str]):
+        """Prefill the prompts' common prefixes where the model fits the shared cache."""
+        self.backbone = backbone
+        self.prefixes = {prompt: backbone.prefix(prompt) for prompt in prompts}
+        self.encoded = 0
+        self.root: SharedRows | None = None  # row by row the prefixes
+        self.known: dict[str, list[Known]] = {}
+        if fits(backbone.model) and all(self.prefixes.values()):
+            prefixes = list(self.prefixes.values())
+            self.root = SharedRows.open(backbone.model, prefixes)
+            self.encoded = sum(map(len, prefixes))
+            self._forget()
+
+    def hidden(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
+        """Return the hidden state of the last token of each text, (R, H) float32."""
+        sequences = [self.backbone.ids(p, r) for p, r in zip(prompts, responses, strict=True)]
+        return torch.cat(self.states(prompts, sequences, [1] * len(sequences)))
+
+    def states(
+        self, prompts: Sequence[str], sequences: Sequence[list[int]], counts: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the hidden states of the last tokens of each text, one (count, H) float32 each.
+
+        `sequences` are the ids of whole texts. The tokens asked for come after the prefix of the
+        prompt; only the last token of a text may belong to it.
+        """
+        texts: list[Text | None] = []
+        whole: list[list[int]] = []
+        counts_of_whole: list[int] = []
+        for prompt, ids, count in zip(prompts, sequences, counts, strict=True):
+            text = self._after_prefix(prompt, ids)
+            texts.append(text)
+            if text is None:
+                whole.append(ids)
+                counts_of_whole.append(count)
+        self.encoded += sum(map(len, whole))
+        of_whole = iter(self.backbone.states(whole, counts_of_whole))
+        self._read_on([text for text in texts if text])
+        return [
+            self._states_of(text, count) if text else next(of_whole)
+            for text, count in zip(texts, counts, strict=True)
+        ]
+
+    def retain(self, prompts: Sequence[str], responses: Sequence[str]) -> None:
+        """Free all of the cache but what longer texts that begin with these can use."""
+        kept: list[tuple[str, Known]] = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            ids = self.backbone.ids(prompt, response)
+            text = self._after_prefix(prompt, ids)
+            if text:
+                kept.append((prompt, self._nearest(text)))
+        self._forget()
+        if kept:
+            rows = self.root.gather([known.place for _, known in kept])
+            for row, (prompt, known) in enumerate(kept):
+                self.known[prompt].append(Known(known.ids, (rows, row)))
+
+    def _forget(self) -> None:
+        """Know nothing but the prompts' prefixes."""
+        for row, prompt in enumerate(self.prefixes):
+            self.known[prompt] = [Known([], (self.root, row))]
+
+    def _after_prefix(self, prompt: str, ids: list[int]) -> Text | None:
+        """Return what follows the cached prefix of a prompt, or None where another text begins."""
+        prefix = self.prefixes.get(prompt)
+        if self.root is None or prefix is None or ids[: len(prefix)] != prefix:
+            return None
+        return Text(prompt, ids[len(prefix) :])
+
+    def _nearest(self, text: Text) -> Known:
+        """Return the known text that shares most tokens."""
+
+        def shared(known: Known) -> int:
+            """Return how many."""
+            return known.shared(text.ids)
+
+        return max(self.known[text.prompt], key=shared)
+
+    def _read_on(self, texts: Sequence[Text]) -> None:
+        """Encode the new tokens of texts whose prefixes are cached."""
+        new = []
+        for text in texts:
+            shared = self._nearest(text).shared(text.ids)
+            if shared < len(text.ids):
+                new.append(text)
+        if new:
+            self._encode(_longest(new))
+
+    def _states_of(self, text: Text, count: int) -> torch.Tensor:
+        """Return the hidden states (count, H) of the last tokens of a text that is known."""
+        rows, row = self._nearest(text).place
+        states = rows.last_hidden(row, len(text.ids), count).float()
+        if self.backbone.anchor:
+            # where the prefix ends
+            root, row = self.known[text.prompt][0].place
+            anchor = root.last_hidden(row, 0).float()
+            states = torch.cat([states, anchor.expand_as(states)], dim=-1)
+        return states
+
+    def _encode(self, texts: Sequence[Text]) -> None:
+        """Encode what texts add to their nearest known text, and keep their cache."""
+        nearest = [self._nearest(text) for text in texts]
+        longest = max(len(text.ids) for text in texts)
+        longest_known = max(len(known.ids) for known in nearest)
+        room = max(0, longest - longest_known)
+        rows = self.root.gather([known.place for known in nearest], room)
+        new = []
+        for row, (text, known) in enumerate(zip(texts, nearest, strict=True)):
+            shared = known.shared(text.ids)
+            rows.lengths[row] = shared  # crop the cache to the shared tokens
+            new.append(text.ids[shared:])
+        self.encoded += sum(map(len, new))
+        rows.extend(new)
+        for row, text in enumerate(texts):
+            self.known[text.prompt].append(Known(text.ids, (rows, row)))
+
+
+def _longest(texts: Sequence[Text]) -> list[Text]:
+    """Return the texts that no other one begins with, of equal ones one.
+
+    Encoding these caches all of the texts.
+    """
+    kept: list[Text] = []
+    # backwards: a text stands right before one that begins with it
+    for prompt, ids in sorted(texts, reverse=True):
+        if not kept or (prompt, ids) != (kept[-1].prompt, kept[-1].ids[: len(ids)]):
+            kept.append(Text(prompt, ids))
+    return kept[::-1]
