@@ -2,7 +2,7 @@
 
 import pytest
 
-from igcore.audit.own import examine
+from igcore.audit import examine
 from igcore.runs import cli
 from tests.audit.zoo import Hostile
 

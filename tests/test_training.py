@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from accelerate import debug_launcher
 from accelerate.state import AcceleratorState
 from mockpolicy import LetterCost, LetterReward
 from notebook_code import notebook_code
@@ -338,26 +337,3 @@ def test_the_file_says_what_the_critic_is(rollouts, tmp_path):
                 gamma_task=0.999)  # fmt: skip
     assert said.items() >= want.items()
     assert said["about"]["config"]["lr"] == 1e-2 and len(said["sha256"]) == 64
-
-
-def _share(folder, rollouts, batch_size):
-    """What each process does: forget the parent's accelerator, then train."""
-    AcceleratorState._reset_state(True)
-    trained(rollouts, folder, dropout=0.0, batch_size=batch_size)
-
-
-def test_two_processes_train_like_one(rollouts, tmp_path):
-    """Guards shares of a batch that are not alike, even empty: the gradients of both must be those
-    of the whole batch, and a notebook of one process must find what two have trained.
-    """
-    learn, check = split_by_prompt([r for r in rollouts if r.words], CONFIG.validation)
-    size = len(learn) - 1  # the last batch has one rollout, for two processes
-    debug_launcher(_share, (tmp_path / "two", rollouts, size), num_processes=2)
-    written = (tmp_path / "two/critic.safetensors").stat().st_mtime_ns
-    two = trained(rollouts, tmp_path / "two", dropout=0.0, batch_size=size)
-    assert (tmp_path / "two/critic.safetensors").stat().st_mtime_ns == written
-    one = trained(rollouts, tmp_path / "one", dropout=0.0, batch_size=size)
-    assert same(one, two, atol=1e-5)
-    assert two.about["processes"] == 2 and "processes" not in one.about
-    for a, b in zip(one.about["history"], two.about["history"], strict=True):
-        assert a == pytest.approx(b, rel=1e-4)

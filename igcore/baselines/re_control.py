@@ -18,8 +18,7 @@ from torch.nn.functional import linear
 
 from ..beams import Method, one_sample, unranked
 from ..config import SearchConfig, widened
-from ..critic.files import Network, load_network, save_network
-from ..critic.spec import Origin
+from ..critic.files import Network, Origin, load_network, save_network
 from ..engine.block import Steering
 from ..engine.kv_cache import forward
 from ..errors import PolicyError

@@ -73,21 +73,16 @@ class ValueObjective:
         return outcomes(rollouts)
 
     def losses(
-        self,
-        model,
-        scale: torch.Tensor,
-        x: Latents,
-        labels: torch.Tensor,
-        index: torch.Tensor,
+        self, network: ValueNetwork, x: Latents, labels: torch.Tensor, index: torch.Tensor
     ) -> list[torch.Tensor]:
         """Return the squared errors of reward and cost, summed over the rows of these rollouts."""
-        value = model(x.hidden)[x.mask]  # (rows, 2)
+        value = network(x.hidden)[x.mask]  # (rows, 2)
         # the outcome of a rollout is the target of all its prefixes
         of_prefixes = labels[index, None].expand(-1, x.mask.shape[1], -1)
         target = of_prefixes.to(x.mask.device)[x.mask]  # (rows, 2)
         return [
-            mse_loss(value[:, 0], target[:, 0], scale[0]),
-            mse_loss(value[:, 1], target[:, 1], scale[1]),
+            mse_loss(value[:, 0], target[:, 0], network.scale[0]),
+            mse_loss(value[:, 1], target[:, 1], network.scale[1]),
         ]
 
     def save(self, network: ValueNetwork, rollouts: Sequence[Rollout], folder: Path) -> None:

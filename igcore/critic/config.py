@@ -73,7 +73,7 @@ class TrainingConfig:
     lr, weight_decay : float
         Of AdamW [lr 1.0e-5].
     epochs, batch_size : int
-        Largest number of passes [50], and rollouts per batch, of all processes together [8].
+        Largest number of passes [50], and rollouts per batch [8].
     patience : int
         Training stops after this many epochs without a lower loss on the validation split; the best
         epoch is kept.

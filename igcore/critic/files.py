@@ -1,4 +1,4 @@
-"""Files of networks: trained ones, and checkpoints from which a stopped training resumes.
+"""What every trained network has: its specification, its files, and checkpoints of its training.
 
 A trained network is ``<name>.safetensors`` with its specification in ``<name>.json``.
 """
@@ -14,14 +14,69 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
+from ..config import SearchConfig
 from ..errors import ParameterError, RunError
 from ..files import replace_file
 from ..policy import Policy
 from ..scorers import Scorer
-from .spec import Origin
+from ..settings import settings
 
 Weights = dict[str, torch.Tensor]
 N = TypeVar("N", bound="Network")
+
+
+@settings(kw_only=True)
+class Origin:
+    """The policy, scorers and sizes that a network was trained for.
+
+    Attributes
+    ----------
+    policy, policy_digest, cost, cost_digest, reward, reward_digest : str
+        Names and hashes; the network is valid for no others.
+    max_new_tokens : int
+        Length T at which the rollouts were finished.
+    hidden, width : int
+        Size of the policy's hidden state, and of the network's layers.
+    """
+
+    KIND: ClassVar = "network"  # its name in messages
+    # settings in which search and training must agree
+    SAME: ClassVar[tuple[str, ...]] = ("max_new_tokens",)
+
+    policy: str
+    policy_digest: str
+    cost: str
+    cost_digest: str
+    reward: str
+    reward_digest: str
+    max_new_tokens: int
+    hidden: int
+    width: int
+
+    def check_scorers(self, policy: Policy, cost: Scorer, reward: Scorer | None = None) -> None:
+        """Raise ``ParameterError`` unless it was trained for these, by name and hash.
+
+        The reward is checked when given.
+        """
+        for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
+            name, digest = getattr(self, role), getattr(self, f"{role}_digest")
+            if part is not None and (part.name, part.digest) != (name, digest):
+                raise ParameterError(
+                    f"the {self.KIND} was trained for {role} {name!r} of hash {digest[:12]!r}, not "
+                    f"for {part.name!r} of hash {part.digest[:12]!r}; give it that {role}, or "
+                    f"train a {self.KIND} for this one"
+                )
+
+    def check_settings(self, method: str, settings: SearchConfig) -> None:
+        """Raise ``ParameterError`` unless it was trained for the settings of a method."""
+        for name in self.SAME:
+            trained, value = getattr(self, name), getattr(settings, name)
+            if value != trained:
+                raise ParameterError(
+                    f"the {self.KIND} was trained for {name} {trained!r}, but {method!r} runs with "
+                    f"{value!r}; set {name} to {trained!r} where the method leaves it open, or "
+                    f"train a {self.KIND} for this one"
+                )
 
 
 class Network(nn.Module):

@@ -6,7 +6,7 @@ An objective, such as `igcore.critic.training.CriticObjective`, says what the ne
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,8 @@ def fit(
     """Train a network and save it.
 
     Training can be stopped at any time: the next start resumes after the last epoch and gives the
-    same weights. accelerate handles device, mixed precision and several processes: under
-    ``accelerate launch`` each takes its share of every batch, and the first one writes. On a CPU
-    the weights of one process depend on the seed alone; on a GPU, and by several processes, sums
-    may differ in their last bits, and dropout draws otherwise.
+    same weights. accelerate handles device and mixed precision. On a CPU the weights depend on the
+    seed alone; on a GPU sums may differ in their last bits, and dropout draws otherwise.
 
     Parameters
     ----------
@@ -51,8 +49,7 @@ def fit(
         What the network learns, with the attributes and methods of
         `igcore.critic.training.CriticObjective`. It saves the network of the epoch with the lowest
         validation loss, whose ``about`` has ``history`` (losses by epoch), ``train_s`` and
-        ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts``, ``config``, and ``processes`` where
-        there were several.
+        ``latents_s`` (seconds), ``n_rollouts``, ``n_prompts`` and ``config``.
     rollouts : sequence of Rollout
         Of two prompts or more; each has at least one row.
     folder : Path
@@ -66,7 +63,6 @@ def fit(
     """
     config = objective.config
     parts = split_by_prompt(rollouts, config.validation)
-    accelerator = Accelerator(mixed_precision=config.mixed_precision)
     content = [
         [r.prompt_id, r.tokens, repr(r.costs), repr(r.worst), repr(r.reward)] for r in rollouts
     ]
@@ -75,10 +71,9 @@ def fit(
         "spec": asdict(objective.spec),
         "rollouts": digest_of(content),
     }
-    # the first process alone writes; the others wait until it has opened the folder, and at the end
-    with opening(folder, params) if accelerator.is_main_process else nullcontext() as run:
-        accelerator.wait_for_everyone()
+    with opening(folder, params) as run:
         if not (folder / "manifest.json").exists():
+            accelerator = Accelerator(mixed_precision=config.mixed_precision)
             began = time.perf_counter()
             sources = [objective.source(policy, part) for part in parts]
             latents_s = time.perf_counter() - began
@@ -87,21 +82,17 @@ def fit(
             with torch.random.fork_rng(devices=cuda):  # the user's random state stays as it is
                 trainer = _Trainer(accelerator, objective, parts, sources, checkpoint)
                 network = trainer.run()
-            if run:
-                network.about = {
-                    "history": trainer.history,
-                    "train_s": trainer.seconds,
-                    "latents_s": latents_s,
-                    "config": asdict(config),
-                    "n_rollouts": len(rollouts),
-                    "n_prompts": len({r.prompt_id for r in rollouts}),
-                }
-                if accelerator.num_processes > 1:
-                    network.about["processes"] = accelerator.num_processes
-                objective.save(network, rollouts, folder)
-                run.finish(params)  # the manifest; with it the checkpoint is of no more use
-                checkpoint.unlink()
-        accelerator.wait_for_everyone()
+            network.about = {
+                "history": trainer.history,
+                "train_s": trainer.seconds,
+                "latents_s": latents_s,
+                "config": asdict(config),
+                "n_rollouts": len(rollouts),
+                "n_prompts": len({r.prompt_id for r in rollouts}),
+            }
+            objective.save(network, rollouts, folder)
+            run.finish(params)  # the manifest; with it the checkpoint is of no more use
+            checkpoint.unlink()
 
 
 class _Trainer:
@@ -126,8 +117,8 @@ class _Trainer:
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay
         )
-        self.model, self.optimizer = accelerator.prepare(network, optimizer)
-        self.network: Network = accelerator.unwrap_model(self.model)
+        self.network: Network
+        self.network, self.optimizer = accelerator.prepare(network, optimizer)
         weights = list(objective.weights.values())
         self.weights = torch.tensor(weights, device=accelerator.device)
         self.history: list[Losses] = []  # losses by epoch
@@ -166,29 +157,23 @@ class _Trainer:
             self.best = weights_of(self.network)
         self.history.append({"epoch": len(self.history) + 1} | learnt | checked)
         self.seconds += time.perf_counter() - began
-        if self.accelerator.is_main_process:
-            state = {"history": self.history, "seconds": self.seconds}
-            save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
+        state = {"history": self.history, "seconds": self.seconds}
+        save_checkpoint(self.checkpoint, self.network, self.optimizer, self.best, state)
 
     def _learn(self, epoch: int) -> Losses:
         """Take one step per batch, in an order that the epoch seeds; return the mean losses."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         labels = self.objective.labels(self.learn, epoch)  # with new budgets
         # seeded by the epoch, so that a resumed training goes on as if it had never stopped
         rng = np.random.default_rng((self.config.seed, epoch, 1))
         order = rng.permutation(len(self.learn)).tolist()
-        torch.manual_seed(int(rng.integers(2**62)) + rank)  # of dropout
-        self.model.train()
+        torch.manual_seed(int(rng.integers(2**62)))  # of dropout
+        self.network.train()
         sums = torch.zeros(len(self.weights) + 1)  # the parts of the loss, and the rows
         for at in range(0, len(order), self.config.batch_size):
             batch = order[at : at + self.config.batch_size]
-            own = batch[rank::world]
             rows = sum(len(self.source.responses[i]) for i in batch)
-            # a process without a share takes part in the step all the same, with weight 0
-            part = self._sums(self.model, self.source, labels, own or batch[:1]) * bool(own)
-            # accelerate takes the mean of the gradients of all processes, which makes this that of
-            # the rows of the whole batch
-            self.accelerator.backward((self.weights * part[:-1]).sum() * world / rows)
+            part = self._sums(self.source, labels, batch)
+            self.accelerator.backward((self.weights * part[:-1]).sum() / rows)
             self.optimizer.step()
             self.optimizer.zero_grad()
             sums += part.detach().cpu()
@@ -197,27 +182,25 @@ class _Trainer:
     @torch.no_grad()
     def _check(self) -> Losses:
         """Return the mean losses of the validation rollouts."""
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
         labels = self.objective.labels(self.check, 0)
-        self.model.eval()
-        rollouts = range(rank, len(self.check), world)
+        self.network.eval()
+        rollouts = range(len(self.check))
         sums = torch.zeros(len(self.weights) + 1)
         for at in range(0, len(rollouts), ENCODE):
             batch = rollouts[at : at + ENCODE]
-            # the network itself: processes with shares of two lengths must not wait for each other
-            sums += self._sums(self.network, self.check_source, labels, batch).cpu()
+            sums += self._sums(self.check_source, labels, batch).cpu()
         return self._means("check", sums)
 
-    def _sums(self, model: Any, source: Source, labels: Any, rollouts: Sequence[int]) -> Tensor:
+    def _sums(self, source: Source, labels: Any, rollouts: Sequence[int]) -> Tensor:
         """Return the sums over rows of all parts of the loss, and the number of rows."""
         index = torch.as_tensor(rollouts)
         x = source.take(rollouts).to(self.accelerator.device, torch.float32)
-        parts = self.objective.losses(model, self.network.scale, x, labels, index)
+        parts = self.objective.losses(self.network, x, labels, index)
         return torch.stack([*parts, x.mask.sum().to(parts[0])])
 
     def _means(self, name: str, sums: Tensor) -> Losses:
-        """Return the loss and its parts as means over the rows of all processes."""
-        *parts, rows = self.accelerator.reduce(sums.to(self.accelerator.device)).tolist()
+        """Return the loss and its parts as means over the rows."""
+        *parts, rows = sums.tolist()
         losses = {f"{name}_loss": 0.0}
         for (part, weight), total in zip(self.objective.weights.items(), parts, strict=True):
             mean = total / rows

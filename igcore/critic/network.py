@@ -7,19 +7,79 @@ prefixes of a response at once, and is causal: a prefix never sees the tokens af
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
+from ..config import SearchConfig
 from ..engine.kv_cache import History
+from ..errors import ParameterError
 from ..policy import Policy
 from ..scorers import Scorer
-from .files import Network, load_network, save_network
+from ..settings import Number, settings
+from .files import Network, Origin, load_network, save_network
 from .latent import Latents, latents, shape_of
-from .spec import Spec
 
 HEAD = 64  # numbers per attention head
+
+
+@settings(kw_only=True)
+class Spec(Origin):
+    """The specification of a critic; names, hashes and sizes are inherited.
+
+    Attributes
+    ----------
+    accounting, checks, gamma_safety
+        How costs use up the budget, see `igcore.SearchConfig`.
+    budget, budget_high : float
+        It was trained on all budgets from the one to the other.
+    gamma_task : float
+        Discount of the task cost.
+    features : str
+        One of `igcore.critic.latent.FEATURES`.
+    layer : int or None
+        The middle layer of features ``m``.
+    use_z : bool
+        Whether z_t is an input.
+    n_layers, kv_width : int
+        Of the policy: number of layers, and size of the KV cache of one token in one layer.
+    """
+
+    KIND: ClassVar = "critic"
+    SAME: ClassVar[tuple[str, ...]] = (
+        "accounting",
+        "checks",
+        "gamma_safety",
+        "gamma_task",
+        "max_new_tokens",
+    )
+
+    accounting: str
+    checks: str
+    gamma_safety: Number
+    budget: Number
+    budget_high: Number
+    gamma_task: Number
+    features: str
+    layer: int | None
+    use_z: bool
+    n_layers: int
+    kv_width: int
+
+    def check_settings(self, method: str, settings: SearchConfig) -> None:
+        """Raise ``ParameterError`` unless it was trained for these settings and this budget."""
+        super().check_settings(method, settings)
+        self.check_budget(settings.budget)
+
+    def check_budget(self, budget: float) -> None:
+        """Raise ``ParameterError`` unless the critic was trained for this budget."""
+        if not self.budget <= budget <= self.budget_high:
+            raise ParameterError(
+                f"budget is {budget}, but the critic was trained for budgets from {self.budget} to "
+                f"{self.budget_high}; choose one of these, or train a critic for this one"
+            )
 
 
 class Attention(nn.Module):

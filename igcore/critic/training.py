@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ..errors import ParameterError
@@ -26,9 +26,8 @@ from .config import CriticConfig
 from .files import Network
 from .latent import Latents, Source, middle_layer, shape_of
 from .loop import Opening, fit
-from .network import Critic, load_critic, save_critic
+from .network import Critic, Spec, load_critic, save_critic
 from .rollouts import Labels, Rollout, split_by_prompt
-from .spec import Spec
 
 # --- what a critic learns -------------------------------------------------------------------------
 
@@ -43,7 +42,7 @@ def bce_loss(logit: Tensor, safe: Tensor) -> Tensor:
     safe : Tensor (rows,)
         1 where it does, 0 where it does not; in the paper the sign of z_T.
     """
-    # a sum, because the rows of a batch may lie on several processes; the loop divides it
+    # a sum, because the loop takes the mean over the rows of a batch or a whole epoch
     return binary_cross_entropy_with_logits(logit, safe, reduction="sum")
 
 
@@ -81,7 +80,7 @@ def spec_of(
 
 
 def names_of(policy: Policy, cost: Scorer, reward: Scorer) -> dict[str, Any]:
-    """Return names and hashes, as `igcore.critic.spec.Origin` has them."""
+    """Return names and hashes, as `igcore.critic.files.Origin` has them."""
     names: dict[str, Any] = {}
     for role, part in (("policy", policy), ("cost", cost), ("reward", reward)):
         names[role] = part.name
@@ -196,22 +195,20 @@ class CriticObjective:
         """Return the labels; epoch n trains on budgets of seed n, validation uses seed 0."""
         return labels_of(rollouts, self.spec, (self.config.seed, draw))
 
-    def losses(
-        self, model: nn.Module, scale: Tensor, x: Latents, labels: Labels, index: Tensor
-    ) -> list[Tensor]:
+    def losses(self, network: Critic, x: Latents, labels: Labels, index: Tensor) -> list[Tensor]:
         """Return each term of the loss, summed over the rows of the rollouts `index`.
 
-        `x` are their latents, and `scale` the units of the network.
+        `x` are their latents.
         """
         mask = x.mask
         n = mask.shape[1]
         z = labels.z[index, :n].to(mask.device)
-        logit, f2 = model(x, z)  # (B, n) each
+        logit, f2 = network(x, z)  # (B, n) each
         # the label of a rollout is that of all its prefixes
         safe = labels.safe[index, None].expand(-1, n).to(mask.device)
         task = labels.task[index, None].expand(-1, n).to(mask.device)
         bce = bce_loss(logit[mask], safe[mask])
-        mse = mse_loss(f2[mask], task[mask], scale[1])
+        mse = mse_loss(f2[mask], task[mask], network.scale[1])
         return [bce, mse]
 
     def save(self, critic: Critic, rollouts: Sequence[Rollout], folder: Path) -> None:

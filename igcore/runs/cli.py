@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..audit.cli import add_audit
+from ..audit import add_audit
 from ..errors import IgcoreError, ParameterError, RunError, needs, unknown_name
 from ..files import writing
 from ..report.linefile import comparable, key, read

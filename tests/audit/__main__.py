@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
-from igcore.audit.cli import examined
+from igcore.audit import examined
 from igcore.errors import IgcoreError, ParameterError
 from igcore.progress import progress
 from igcore.runs.cli import plain

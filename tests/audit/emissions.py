@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from igcore.audit.own import scorer_of
+from igcore.audit import scorer_of
 from igcore.beams import method_of
 from igcore.budget import ACCOUNTINGS
 from igcore.config import SearchConfig

@@ -1,23 +1,47 @@
-"""A user's own scorer: found by name, and asked whether it is a function of the text."""
+"""``igcore audit``: whether a scorer of one's own keeps the contract of a scorer."""
 
+import argparse
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from ..contract import Contract
-from ..errors import ScorerWarning
-from ..policy import PROBE
-from ..scorers import Scorer, as_scorer, uncached
-from ..scoring import Tally, checked_score
+from .contract import Contract
+from .errors import ScorerWarning
+from .policy import PROBE
+from .scorers import Scorer, as_scorer, uncached
+from .scoring import Tally, checked_score
 
+HELP = "ask whether a scorer of your own keeps the contract of a scorer"
 TEXTS = {
     "plain text": "They need light and water.",
     "empty text": "",
     "emoji": "Thanks \U0001f331\u200d\U0001f33b!",
     "long text": "word " * 20_000,
 }
+
+
+def add_audit(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Add the command to a parser's commands."""
+    audit = commands.add_parser("audit", help=HELP, description=f"{HELP}.")
+    audit.set_defaults(run=run)
+    audit.add_argument("--cost", required=True, help="NAME or module:function")
+
+
+def run(cost: str) -> tuple[list[str], list[str]]:
+    """Examine a scorer; return the lines to print at the end, and the problems."""
+    return ["the audit found nothing"], examined(cost)
+
+
+def examined(cost: str) -> list[str]:
+    """Print what a user's scorer answers; return what breaks the contract of a scorer."""
+    problems = []
+    for name, found, problem in examine(scorer_of(cost)):
+        print(f"{name:14}{'FAILS: ' if problem else ''}{found}")
+        problems += [problem] if problem else []
+    return problems
 
 
 @lru_cache(maxsize=1)  # a model is loaded once
