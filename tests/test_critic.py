@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -200,13 +199,8 @@ def test_nan_is_handed_through_and_stays_in_its_row(features):
             broken[1] = torch.nan
     for judged in net.judge(x, Z):
         assert judged.isnan().tolist() == [False, True, False]
-    assert (
-        torch.stack(
-            critic("o").judge(History(torch.tensor([[False]]), torch.zeros(1, 1, 32)), [0.0])
-        )
-        .isnan()
-        .all()
-    )
+    empty = History(torch.tensor([[False]]), torch.zeros(1, 1, 32))
+    assert torch.stack(critic("o").judge(empty, [0.0])).isnan().all()
 
 
 def given(**changes):
@@ -241,14 +235,12 @@ def test_a_saved_critic_is_the_same(tmp_path, features):
     "changes, sentence",
     [
         (dict(policy_name="other"), "for policy 'tiny' of hash 't1', not for 'other' of hash 't1'"),
-        (dict(policy_digest="t2"), "for policy 'tiny' of hash 't1', not for 'tiny' of hash 't2'"),
         (dict(cost_digest="c2"), "for cost 'letters' of hash 'c1', not for 'letters' of hash 'c2'"),
         (dict(reward_name="other"), "for reward 'vowels'"),
         (
             dict(policy_model=tiny("llama", hidden_size=64, head_dim=8)),
             "with hidden 32, but that of policy 'tiny' has 64",
         ),
-        (dict(policy_model=tiny("llama", num_hidden_layers=3)), "with n_layers 2, but .* has 3"),
         (
             dict(policy_model=tiny("llama", num_key_value_heads=1)),
             "with kv_width 32, but .* has 16",
@@ -276,11 +268,6 @@ def test_damaged_files_are_refused(tmp_path):
     about.write_text(about.read_text()[:40])
     with pytest.raises(RunError, match="no critic can be read from"):
         load_critic(tmp_path, **given())
-
-
-def test_a_spec_is_checked_by_type():
-    with pytest.raises(ParameterError, match="parameter width is '64'"):
-        replace(spec(), width="64")
 
 
 # --- the control ----------------------------------------------------------------------------------

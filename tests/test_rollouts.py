@@ -11,7 +11,6 @@ from mockpolicy import LetterCost, LetterReward, letter_cost, letter_reward, moc
 from igcore import Guard, ParameterError, Prompt, RunError, ScorerError, SearchConfig, decode
 from igcore.critic.config import RolloutConfig
 from igcore.critic.rollouts import Labels, Rollout, split_by_prompt, targets
-from igcore.runs import identity
 from igcore.runs.rollout_run import load_rollouts, roll_out
 
 PROMPTS = [
@@ -167,20 +166,6 @@ def test_other_settings_start_anew(tmp_path, capsys):
     assert roll(tmp_path / "a", replace(CONFIG, seed=6), prompts=PROMPTS[:2]) != again
 
 
-def test_whatever_else_rollouts_depend_on_is_compared(tmp_path, capsys, monkeypatch):
-    """Guards rollouts of two versions of the code in one folder."""
-    monkeypatch.setattr(identity, "code_of", lambda *_: {"igcore.x": "1"})
-    roll(tmp_path / "a")
-    said = json.loads((tmp_path / "a" / "params.json").read_text())
-    assert (said["code"], said["seed"], said["chosen"]["n"]) == ({"igcore.x": "1"}, 5, len(PROMPTS))
-    assert (said["parts"]["cost"]["name"], said["parts"]["cost"]["digest"]) == ("letters", "v1")
-    roll(tmp_path / "a")
-    assert "changed" not in capsys.readouterr().out
-    monkeypatch.setattr(identity, "code_of", lambda *_: {"igcore.x": "2"})
-    roll(tmp_path / "a")
-    assert "code.igcore.x changed since the last run" in capsys.readouterr().out
-
-
 class Mute(LetterReward):
     digest = "v0"
 
@@ -196,24 +181,6 @@ def test_a_score_that_failed_is_stored_as_none(tmp_path):
     assert all(math.isnan(r.reward) for r in found)
     line = json.loads((tmp_path / "a" / "responses.jsonl").read_text().splitlines()[0])
     assert line["rewards"] == [None] * 3
-
-
-@pytest.mark.parametrize(
-    "changes, sentence",
-    [
-        (dict(n_rollouts=0), "n_rollouts is 0; it must be at least 1"),
-        (dict(seed="1"), "seed is '1'"),
-        (dict(shard=2, n_shards=2), "shard is 2; with n_shards 2"),
-    ],
-)
-def test_bad_settings_are_one_sentence(tmp_path, changes, sentence):
-    with pytest.raises(ParameterError, match=sentence):
-        roll(tmp_path, replace(CONFIG, **changes))
-
-
-def test_swapped_scorers_are_refused(tmp_path):
-    with pytest.raises(ParameterError, match="a cost must say"):
-        roll(tmp_path, cost=LetterReward())
 
 
 def rollout(costs, n=10, ended=False, reward=2.0, size=4):

@@ -4,7 +4,6 @@ and files that do not fit.
 
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded, 
 from tinymodels import GROUPED
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from igcore import AssetError, ParameterError, load_scorer
+from igcore import AssetError, ParameterError
 from igcore.errors import ScorerWarning
 from igcore.models.classifier import Classifier, EncoderScorer
 from igcore.models.convert import quiet_transformers
@@ -156,20 +155,6 @@ def test_an_encoder_scores_as_transformers_does(hub, family, reads):
     assert scorer.score([], [], []).shape == (0,)
 
 
-@pytest.mark.parametrize("family", ENCODERS)
-def test_an_encoder_is_padded_on_the_right(hub, tmp_path, family):
-    """Bug: a tokenizer saved with padding on the left, where BERT counts the positions of words
-    from the first pad on.
-    """
-    copy = shutil.copytree(hub(family), tmp_path / "copy")
-    settings = json.loads((copy / "tokenizer_config.json").read_text()) | {"padding_side": "left"}
-    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert AutoTokenizer.from_pretrained(copy).padding_side == "left"
-    texts = [*zip(*TEXTS, strict=True), [True] * len(TEXTS)]
-    expected = load(hub(family), reads="segments").score(*texts)
-    assert load(copy, reads="segments").score(*texts).tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize("family", ["qwen2", "bert"])
 @pytest.mark.parametrize(
     ("unit", "labels", "formula"),
@@ -214,26 +199,12 @@ def test_a_configuration_without_labels(tmp_path, family, labels):
         if key not in ("id2label", "label2id")
     }
     path.write_text(json.dumps(config))
-    with quiet_transformers(), pytest.raises(RuntimeError):
-        AutoModelForSequenceClassification.from_pretrained(tmp_path)
     if family != "llama":
         with pytest.raises(AssetError, match="weights of other shapes than its config.json says"):
             load(tmp_path, **options)
         return
     after = load(tmp_path, **options).score(PROMPTS, RESPONSES[:3], [True] * 3)
     assert after.tolist() == before.tolist()
-
-
-def test_names_of_a_configuration_with_too_few(tmp_path):
-    """Guards labels that name other classes than the head has: only indices are left."""
-    save(tmp_path, "llama", 3)
-    path = tmp_path / "config.json"
-    names = {"id2label": {0: "good", 1: "bad"}, "label2id": {"good": 0, "bad": 1}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | names))
-    with pytest.raises(
-        ParameterError, match="label 'bad' is no class .*{0: 'LABEL_0', 1: 'LABEL_1', 2: 'LABEL_2'}"
-    ):
-        load(tmp_path, labels=["bad"])
 
 
 @pytest.mark.parametrize(
@@ -243,41 +214,10 @@ def test_names_of_a_configuration_with_too_few(tmp_path):
             {"sign": "higher is wrose"},
             "unknown sign 'higher is wrose'; did you mean 'higher is worse'",
         ),
-        (
-            {"unit": "sigmoids"},
-            "unknown unit 'sigmoids'; did you mean 'sigmoid'. allowed: logit, sigmoid, softmax",
-        ),
-        (
-            {"reads": "pairs"},
-            "unknown reads 'pairs'; did you mean 'pair'. allowed: pair, response, segments",
-        ),
-        ({"text_format": "chats"}, "unknown text_format 'chats'; did you mean 'chat'"),
-        ({"dtype": "float31"}, "unknown dtype 'float31'; did you mean 'float32'"),
-        ({"device": "gpuu"}, "device 'gpuu' is no torch device"),
-        (
-            {"labels": "rude"},
-            "parameter labels is 'rude'; it must be a list or nothing",
-        ),
-        (
-            {"self_check": "no"},
-            "parameter self_check is 'no'; it must be true or false",
-        ),
-        (
-            {"reads": "segments"},
-            "is no encoder; choose reads pair or response",
-        ),
-        (
-            {},
-            "say in labels which classes count, of {0: 'rude', .* 3: 'false'}",
-        ),
-        (
-            {"labels": ["rud"]},
-            "label 'rud' is no class of .*: {0: 'rude', 1: 'harmless', ",
-        ),
-        ({"labels": [4]}, "label 4 is no class"),
+        ({"reads": "segments"}, "is no encoder; choose reads pair or response"),
+        ({}, "say in labels which classes count, of {0: 'rude', .* 3: 'false'}"),
+        ({"labels": ["rud"]}, "label 'rud' is no class of .*: {0: 'rude', 1: 'harmless', "),
         ({"labels": [-1]}, "label -1 is no class"),
-        ({"labels": [True]}, "parameter labels holds True"),
-        ({"labels": [["rude"]]}, r"parameter labels holds \['rude'\]"),
         (
             {"unit": "softmax", "labels": [0, 1, 2, 3]},
             "unit 'softmax' needs a class that does not count",
@@ -288,31 +228,6 @@ def test_options_that_do_not_fit_are_named(hub, options, message):
     with pytest.raises(ParameterError, match=message) as caught:
         load(hub("qwen2", 4), **({"labels": [0]} | options if options else {}))
     assert_one_sentence(str(caught.value))
-
-
-def test_a_reward_of_one_logit_has_nothing_to_compare(hub):
-    """Guards a softmax over one class, which is 1 for every text."""
-    with pytest.raises(ParameterError, match="unit 'softmax' needs a class"):
-        load(hub("llama"), unit="softmax")
-
-
-def test_a_tokenizer_without_a_chat_template(hub):
-    with pytest.raises(
-        ParameterError,
-        match="has no chat template; choose one of raw, chat, safe-rlhf",
-    ):
-        load(hub("bert"))
-
-
-def test_unknown_options_are_refused_by_name(hub):
-    """Guards params files against an option that would be left aside."""
-    with pytest.raises(
-        ParameterError,
-        match="unknown option of scorer 'classifier': 'label'; did you mean 'labels'",
-    ):
-        load_scorer(
-            {"name": "classifier", "repo": str(hub("llama")), "sign": COST, "label": ["rude"]}
-        )
 
 
 def test_a_text_longer_than_the_context_is_refused(hub):
@@ -450,53 +365,18 @@ def test_files_of_something_else_are_refused(hub, tmp_path):
     with pytest.raises(AssetError, match=r"lacks the weights \['score.weight'\]") as caught:
         load(tmp_path)
     assert_one_sentence(str(caught.value))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(AssetError, match="cannot be loaded") as caught:
-        load(tmp_path)
-    assert_one_sentence(str(caught.value))
 
 
 @pytest.mark.parametrize("damaged", [without, renamed])
-@pytest.mark.parametrize(
-    ("family", "key"),
-    [
-        ("qwen2", "model.layers.1.mlp.up_proj.weight"),
-        ("bert", "bert.encoder.layer.1.output.dense.weight"),
-    ],
-)
-def test_missing_weights_below_the_head_are_refused(tmp_path, family, key, damaged):
+def test_missing_weights_below_the_head_are_refused(tmp_path, damaged):
     """Bug: transformers draws a layer at random, and every score is noise."""
-    path = save(tmp_path, family) / "model.safetensors"
+    path = save(tmp_path, "bert") / "model.safetensors"
+    key = "bert.encoder.layer.1.output.dense.weight"
     save_file(damaged(load_file(path), key), path, metadata={"format": "pt"})
     with pytest.raises(
         AssetError, match=f"lacks the weights .*{re.escape(key.partition('.')[2])}"
     ) as caught:
         load(tmp_path, reads="response")
-    assert_one_sentence(str(caught.value))
-
-
-@pytest.mark.parametrize("keep", [0, 100, -1000])
-@pytest.mark.parametrize("family", ["qwen2", "bert"])
-def test_a_download_that_broke_off_is_refused(tmp_path, family, keep):
-    """Guards against half a file, in which the head may still be whole."""
-    path = save(tmp_path, family) / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(AssetError, match="cannot be loaded") as caught:
-        load(tmp_path, reads="response")
-    assert_one_sentence(str(caught.value))
-
-
-@pytest.mark.parametrize("family", ["qwen2", "bert"])
-def test_a_tokenizer_of_another_model_is_refused(hub, tmp_path, family):
-    """Guards ids for which the model has no embedding."""
-    tokenizer = AutoTokenizer.from_pretrained(hub(family))
-    tokenizer.add_tokens([f"word{i}" for i in range(281 - len(tokenizer))])
-    folder = shutil.copytree(hub(family), tmp_path / "copy")
-    tokenizer.save_pretrained(folder)
-    with pytest.raises(
-        AssetError, match="has 281 tokens, but its model has embeddings for 280"
-    ) as caught:
-        load(folder, reads="response")
     assert_one_sentence(str(caught.value))
 
 
@@ -518,17 +398,3 @@ def test_the_digest_covers_what_changes_a_score(hub, tmp_path):
     (tmp_path / "chat_template.jinja").write_text(CHAT + "\n\n")
     assert load(tmp_path, labels=["rude"]).digest not in known
     assert load(folder, labels=[0], sign=REWARD, device="auto").digest == known[0]
-
-
-@pytest.mark.parametrize(("sign", "role"), [(COST, "cost"), (REWARD, "reward")])
-def test_the_first_look_is_taken_unless_it_is_declined(hub, monkeypatch, sign, role):
-    """Guards a sign that was mistaken: a run would look for the worst answers."""
-    asked = []
-    monkeypatch.setattr(
-        "igcore.models.lm_scorer.probe",
-        lambda scorer, boundary: asked.append((scorer.name, scorer.sign)),
-    )
-    load(hub("llama"), sign=sign)
-    assert asked == []
-    load(hub("llama"), sign=sign, self_check=True)
-    assert asked == [(f"classifier:llama-1-{role}", sign)]

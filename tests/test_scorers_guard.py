@@ -11,12 +11,11 @@ from classifierfiles import save as save_classifier
 from safetensors.torch import load_file, save_file
 from scorerfiles import EXACT, PROMPTS, RESPONSES, assert_one_sentence, padded
 from tiny import tiny_tokenizer, turn_calendar
-from tinymodels import Counter, tiny
+from tinymodels import tiny
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from igcore import (
-    AssetError,
     Guard,
     ParameterError,
     ScorerError,
@@ -25,12 +24,10 @@ from igcore import (
     load_policy,
     load_scorer,
 )
-from igcore.errors import ScorerWarning
 from igcore.models.convert import quiet_transformers
 from igcore.models.guard import GenerativeGuard
-from igcore.models.lm_scorer import Session
 from igcore.scorers import COST, REWARD, check_sign
-from igcore.scoring import Tally, checked_score
+from igcore.scoring import checked_score
 
 NARROW = dict(
     vocab_size=280, initializer_range=0.1, max_position_embeddings=256
@@ -135,20 +132,6 @@ def test_costs_are_the_logit_gaps_of_transformers(hub, family, side):
     )
 
 
-def test_only_what_is_new_is_read(hub):
-    """Guards the point of a session: of a text that grew, its new tokens and what the guard reads
-    after them.
-    """
-    scorer = load(hub("llama"), prefix="Safety:")
-    session = Session(scorer.backbone, ["How do I water a fern?"])
-    cached = scorer.with_cache(session)
-    after = len("<|end|> <|assistant|>".split()) + len("Safety:")
-    with Counter(scorer.backbone.model) as counter:
-        for text in ("Water", "Water it when", "Water it when dry"):
-            cached.score(list(session.prefixes), [text], [False])
-    assert counter.tokens == len("Water it when dry") + 3 * after
-
-
 def test_a_prefix_stands_before_the_verdict(hub):
     """Guards guards that say something before it. Bug: the label is read where the prefix would be
     written.
@@ -200,13 +183,7 @@ def test_a_response_cannot_speak_for_the_guard(hub):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unsafe": "unsafe"}, "parameter unsafe is 'unsafe'; it must be a list"),
-        ({"unsafe": []}, r"parameter unsafe is \[\]; "),
-        ({"safe": [""]}, "parameter safe holds ''; "),
-        (
-            {"unsafe": [True], "safe": [False]},
-            "parameter unsafe holds True; it must be text",
-        ),
+        ({"unsafe": [True], "safe": [False]}, "parameter unsafe holds True; it must be text"),
         (
             {"unsafe": [" unsafe"]},
             r"label ' unsafe' is not one token of its own after '.*<\|assistant\|>', but ",
@@ -229,31 +206,12 @@ def test_a_response_cannot_speak_for_the_guard(hub):
             "template has no {prompt}; write it into the text",
         ),
         ({"template": "Is {prompt} good?"}, "template has no {response}; write it"),
-        ({"prefix": None}, "parameter prefix is None; it must be text"),
-        ({"dtype": "float31"}, "unknown dtype 'float31'; did you mean 'float32'"),
     ],
 )
 def test_options_that_do_not_fit_are_named(hub, options, message):
     with pytest.raises(ParameterError, match=message) as caught:
         load(hub("llama"), **options)
     assert_one_sentence(str(caught.value))
-
-
-def test_unknown_options_are_refused_by_name(hub):
-    """Guards params files against an option that would be left aside."""
-    with pytest.raises(
-        ParameterError, match="unknown option of scorer 'guard': 'unsave'; did you mean 'unsafe'"
-    ):
-        load_scorer(
-            {"name": "guard", "repo": str(hub("llama")), "unsave": ["unsafe"], "safe": ["safe"]}
-        )
-
-
-def test_a_guard_without_a_chat_template(tmp_path):
-    tokenizer = guard_tokenizer()
-    tokenizer.chat_template = None
-    with pytest.raises(ParameterError, match="has no chat template; choose one of raw, chat"):
-        load(save(tmp_path, "llama", tokenizer))
 
 
 def test_logits_that_are_made_otherwise_are_refused(tmp_path):
@@ -303,34 +261,6 @@ def test_half_precision(hub, family):
     assert scorer.score(PROMPTS[:1], RESPONSES[:1], [True])[0] == pytest.approx(
         (z[0] - z[1]).item(), **EXACT
     )
-
-
-def test_a_text_longer_than_the_context_is_refused(hub):
-    """Guards against a text of which the guard was never trained to read the end."""
-    scorer = load(hub("llama"))
-    room = 256 - len(scorer.backbone.ids("p", ""))
-    assert np.isfinite(scorer.score(["p"], ["a" * room], [True])).all()
-    told = "a text has 257 tokens, which exceeds the scorer's context of 256; shorten the prompts"
-    with pytest.warns(ScorerWarning, match=told):
-        found = checked_score(scorer, ["p"] * 2, ["a" * (room + 1), "a"], [True] * 2, Tally())
-    assert np.isnan(found).tolist() == [True, False]
-
-
-def test_files_of_something_else_are_refused(tmp_path):
-    """Guards against a random output embedding: transformers would put one where the files have
-    none.
-    """
-    save_classifier(tmp_path, "llama")
-    guard_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(AssetError, match=r"lacks the weights \['lm_head.weight'\]") as caught:
-        load(tmp_path)
-    assert_one_sentence(str(caught.value))
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path):
-    """Guards ids for which the model has no embedding."""
-    with pytest.raises(AssetError, match="has .* tokens, but its model has embeddings for 260"):
-        load(save(tmp_path, vocab_size=260))
 
 
 def test_the_digest_covers_what_changes_a_score(hub, tmp_path):

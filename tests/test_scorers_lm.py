@@ -156,18 +156,6 @@ def test_whatever_is_asked_in_whatever_order(name, tokenizer, end_id):
     assert (session.root is None) == (name in ("mistral-window", "gemma2"))
 
 
-def test_texts_that_change_tokens_before_them():
-    """Guards the longest common prefix: "the" + "re" are other tokens than "there", and a cropped
-    row must forget the old ones.
-    """
-    backbone = backbone_of(tokenizer="pairs")
-    ids = [backbone.ids("so: ", text) for text in ("the", "there", "thereat", "the tree")]
-    assert ids[0] != ids[1][: len(ids[0])]  # the last token of "the" is none of "there"
-    session = Session(backbone, ["so: "])
-    for text in ("the", "there", "thereat", "the", "the tree", "the treat", ""):
-        assert_as_uncached(session, [("so: ", text, False)])
-
-
 def test_texts_that_change_the_tokens_of_their_prompt():
     """Guards the seam: where prompt and response merge into one token, the text is read as a whole,
     and others are not.
@@ -346,12 +334,6 @@ def test_scorers_on_one_backbone_read_once(letters):
         assert counter.tokens == 14 + 4 + 6 + 3 and others.tokens == 14 + 13
     assert costs == pytest.approx(cost.score(*texts), abs=1e-6)
     assert rewards == pytest.approx(reward.score(*(part[::2] for part in texts)), abs=1e-6)
-
-
-def test_the_session_of_another_backbone_is_refused(letters):
-    """Guards against hidden states of one model read by the head of another."""
-    with pytest.raises(ParameterError, match="of its own backbone"):
-        scorer(letters).with_cache(Session(backbone_of("gpt2"), PROMPTS))
 
 
 def test_models_with_a_head_and_in_half_precision(letters):
@@ -766,22 +748,6 @@ def test_who_reads_no_tokens(tokenizer, more):
     assert not plain.reads_tokens
     with pytest.raises(ParameterError, match="'lm-cost' has no score after every token"):
         plain.token_scores(["#so"], ["abc"], [0])
-
-
-def test_tokens_beyond_the_context_are_refused():
-    """Guards against the tokens of a text that the model was not made for."""
-    plain = reader("raw", "letters")
-    with pytest.raises(ParameterError, match="257 tokens, which exceeds the scorer's context"):
-        plain.token_scores(["a"], ["b" * 256], [250])
-
-
-def test_a_token_head_with_several_outputs_is_seen(letters):
-    """Guards against the first of several numbers being taken for the score of a token."""
-    two = replace(scorer(letters), head=lambda hidden: hidden[:, :2])
-    assert [part.shape for _, part in two.token_scores(["p", "q"], ["ab", "abc"], [0, 0])] == [
-        (2, 2),
-        (3, 2),
-    ]
 
 
 def test_the_path_is_read_again(policy, monkeypatch):

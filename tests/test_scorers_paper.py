@@ -30,14 +30,13 @@ from tinymodels import Counter
 from transformers import AutoTokenizer, LlamaForSequenceClassification, LlamaModel
 
 from igcore import AssetError, ParameterError, ScorerError
-from igcore.contract import Contract
+from igcore.contract import Contract, Scoring
 from igcore.engine.agreement import fits
 from igcore.models import paper
 from igcore.models.convert import quiet_transformers
 from igcore.models.paper import BeaverCost, LlamaReward, QRMCost, QRMReward
 from igcore.models.registry import load_scorer, maker
 from igcore.scorers import COST, REWARD
-from igcore.contract import Scoring
 from tests.rehearsal.tokenizers import llama3_folder, sentencepiece_folder
 from tests.rehearsal.weights import drawn
 

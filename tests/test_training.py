@@ -1,6 +1,5 @@
 """Tests of the training of a critic, on a tiny random Llama that speaks seven letters."""
 
-import json
 import math
 from collections import Counter
 from dataclasses import replace
@@ -286,15 +285,6 @@ def test_the_network_works_in_units_of_its_data(rollouts, tmp_path):
     ) and not torch.equal(want[0], ours[0])
 
 
-def test_a_critic_of_many_budgets_uses_z(rollouts, tmp_path):
-    """Guards z as an input of both heads: with more budget left, f1 must rise."""
-    critic = trained(rollouts, tmp_path / "c", budget=0.0, budget_high=6.0, epochs=8, patience=8)
-    prompts = [policy().encode(rollout.prompt) for rollout in rollouts]
-    seen = encode(policy().model, prompts, [rollout.tokens for rollout in rollouts], "m", 0)
-    (low, _), (high, _) = (critic.judge(seen, [z] * len(rollouts)) for z in (0.5, 5.5))
-    assert high.mean() > low.mean() + 0.2
-
-
 def test_rewards_that_failed_are_left_out(rollouts, tmp_path):
     """Guards f2 against one NaN, which would end all training."""
     some = [replace(r, reward=math.nan) if i % 5 == 0 else r for i, r in enumerate(rollouts)]
@@ -312,28 +302,9 @@ def test_a_loss_that_is_lost_is_one_sentence(rollouts, tmp_path):
         (dict(features="k"), "unknown features 'k'"),
         (dict(layer=2), "layer is 2; features 'm' need one of the 2 layers"),
         (dict(layer=None), "layer is None; features 'm' need one"),
-        (dict(lr="1e-5"), "lr is '1e-5'"),
-        (dict(budget=-1.0), "budget is -1.0"),
         (dict(budget_high=1.0), "budget_high is 1.0; it must be at least budget, 3.0"),
-        (dict(validation=1.0), "validation is 1.0; it must be below 1"),
-        (dict(dropout=1.0), "dropout is 1.0; it must be below 1"),
-        (dict(gamma_task=0.0), "gamma_task is 0.0; it must be above 0"),
-        (dict(mixed_precision="fp8"), "unknown mixed_precision 'fp8'"),
-        (dict(accounting="pek"), "unknown accounting 'pek'; did you mean 'peak'"),
     ],
 )
 def test_bad_settings_are_one_sentence(changes, sentence, rollouts, tmp_path):
     with pytest.raises(ParameterError, match=sentence):
         trained(rollouts, tmp_path, **changes)
-
-
-def test_the_file_says_what_the_critic_is(rollouts, tmp_path):
-    """Guards a third party, who has only the folder."""
-    trained(rollouts, tmp_path / "c", epochs=1)
-    said = json.loads((tmp_path / "c" / "critic.json").read_text())
-    want = dict(policy="letters", policy_digest="l1", cost="letters", reward="vowels",
-    accounting="terminal", budget=3.0,
-                budget_high=3.0, features="m", layer=0, use_z=True, max_new_tokens=10, width=16,
-                gamma_task=0.999)  # fmt: skip
-    assert said.items() >= want.items()
-    assert said["about"]["config"]["lr"] == 1e-2 and len(said["sha256"]) == 64
