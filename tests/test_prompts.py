@@ -1,22 +1,37 @@
 """Prompt sets: counts and ids computed again here, and every way a file can be wrong."""
 
+import gzip
 import hashlib
+import io
 import json
 import logging
 import math
 import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from igcore import load_scorer
 from igcore.errors import ParameterError
 from igcore.models import prompts
 from igcore.models.prompts import PROMPT_SETS, load_prompts, split_of
+from igcore.models.templates import turns_of
 from igcore.policy import Prompt
 
 MILD = PROMPT_SETS["mild"]()
+SYSTEM = [{"role": "system", "content": "Be brief."}]
+SAID = [{"role": "user", "content": "Hello."}]
+DIALOGUE = [*SAID, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Sing."}]
+
+
+def parquet(**columns) -> bytes:
+    file = io.BytesIO()
+    pd.DataFrame(columns).to_parquet(file)
+    return file.getvalue()
 
 
 class Length:
@@ -152,6 +167,14 @@ def test_score_that_is_not_finite_counts_as_hardest():
         ("n.csv", "prompt\n12\n13\n", ["12", "13"]),
         ("a.jsonl", '{"prompt": "one"}\n{"id": 2, "prompt": "two"}\n', ["one", "two"]),
         ("a.json", json.dumps([{"prompt": "one"}, {"prompt": "naïve"}]), ["naïve", "one"]),
+        ("b.csv", "prompt\nNA\nnull\n007\n", ["007", "NA", "null"]),
+        ("u.jsonl", '{"prompt": "one\u2028two"}\r\n', ["one\u2028two"]),
+        ("u.txt", "one\u2028two\rthree\n\n", ["one\u2028two", "three"]),
+        ("a.tsv", "id\tprompt\n1\tone, two\n", ["one, two"]),
+        ("a.csv.gz", gzip.compress(b"prompt\ntwo\none\n"), ["one", "two"]),
+        ("a.jsonl.gz", gzip.compress(b'{"prompt": "one"}\n'), ["one"]),
+        ("a.parquet", parquet(prompt=["two", "one"], n=[1, 2]), ["one", "two"]),
+        ("ids.csv", "id,prompt\n" + "1,one\n" * 20_000 + "x,two\n", ["one", "two"]),
     ],
 )
 def test_files(write, name, content, expected):
@@ -160,7 +183,43 @@ def test_files(write, name, content, expected):
     """
     path = write(name, content)
     assert texts(path) == expected == texts(str(path))
-    assert {p.set_name for p in load_prompts(path)} == {path.stem}
+    assert {p.set_name for p in load_prompts(path)} == {name.split(".")[0]}
+
+
+def test_a_column_of_any_name_and_chat_messages(write):
+    """Bug: the answer at the end of a dialogue joins its prompt, or a dialogue is one turn."""
+    rows = [{"text": "Walk."}, {"text": SAID}, {"text": [*DIALOGUE, DIALOGUE[1]]}]
+    for n, row in enumerate(rows):
+        (prompt,) = load_prompts(
+            {"name": str(write(f"{n}.jsonl", json.dumps(row))), "column": "text"}
+        )
+        assert turns_of(prompt.text) == [["Walk."], ["Hello."], ["Hello.", "Yes?", "Sing."]][n]
+    assert prompt.text.endswith("\n\nAssistant: Yes?\n\nHuman: Sing.\n\nAssistant:")
+
+
+def test_datasets_leaves_nothing_behind(write, tmp_path):
+    """Bug: a cache in the user's home, a network call, or a bar for a file of three lines."""
+    path = write("a.csv", "prompt\none\n")
+    code = (
+        "import socket, datasets, sys\n"
+        "before = datasets.is_progress_bar_enabled(), datasets.config.HF_DATASETS_CACHE\n"
+        "def refuse(*_): raise AssertionError('network')\n"
+        "socket.socket.connect = refuse\n"
+        "from igcore.models.prompts import load_prompts\n"
+        "load_prompts(sys.argv[1])\n"
+        "now = datasets.is_progress_bar_enabled(), datasets.config.HF_DATASETS_CACHE\n"
+        "assert now == before\n"
+    )
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    home = tmp_path / "home"
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        env=clean | {"HOME": str(home), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.csv"]
 
 
 def test_counts_of_a_file_are_logged(write, caplog):
@@ -202,13 +261,13 @@ def test_counts_of_a_file_are_logged(write, caplog):
             b"\xff\xfe\x00",
             r"from .*j\.txt.* \(j\.txt: UnicodeDecodeError",
         ),
-        ("n.jsonl", "[" * 100_000, r"\(n\.jsonl: RecursionError"),
-        ("o.jsonl", '{"prompt":' * 100_000, r"\(o\.jsonl: RecursionError"),
-        ("p.json", "[" * 100_000, r"\(p\.json: RecursionError"),
+        ("n.jsonl", "[" * 100_000, r"\(n\.jsonl: .* depth"),
+        ("o.jsonl", '{"prompt":' * 100_000, r"\(o\.jsonl: .* row 0"),
+        ("p.json", "[" * 100_000, r"\(p\.json: .* depth"),
         (
             "q.jsonl",
             r'{"prompt": "a\ud83d"}',
-            r"row 1 of .*q\.jsonl is 'a.ud83d', which holds half a character; write the",
+            r"\(q\.jsonl: .* surrogate pair in string is invalid",
         ),
         (
             "i.jsonl",
@@ -217,8 +276,18 @@ def test_counts_of_a_file_are_logged(write, caplog):
         ),
         ("k.txt", "", r"no prompts could be read from .*k\.txt"),
         ("k.txt", "", r"\(k.txt holds no row\); give valid UTF-8 .txt with at least one prompt$"),
-        ("n.csv", "", r"\(n.csv holds no row\); give .* one prompt, in a column 'prompt'$"),
-        ("l.json", "", r"no prompts could be read from .*l\.json"),
+        (
+            "n.csv",
+            "",
+            r"\(n.csv: .*No columns to parse from file\); give .* in a column 'prompt'$",
+        ),
+        ("l.json", "", r"\(l.json holds no row\)"),
+        (
+            "r.jsonl",
+            json.dumps({"prompt": [*SYSTEM, *SAID]}),
+            r"row 1 of .* which is no prompt; write text, or messages of user and assistant",
+        ),
+        ("s.json", "[]", r"no prompts could be read from .*s\.json"),
         ("m.csv", "prompt\n", r"no prompts could be read from .*m\.csv"),
     ],
 )
@@ -249,7 +318,7 @@ def test_a_home_of_nobody_is_a_missing_file():
         (
             {"name": "rpt"},
             "unknown prompt set 'rpt'; did you mean 'rtp'.* or a path to a "
-            ".txt/.csv/.jsonl/.json file",
+            ".txt/.csv/.jsonl/.json/.tsv/.parquet file",
         ),
         ({"name": "no/such.csv"}, "no prompts could be read from no/such.csv"),
         ({"name": {"name": "rpt"}}, "unknown prompt set 'rpt'; did you mean 'rtp'"),

@@ -258,8 +258,8 @@ def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
             "unknown option of prompt set 'rtp': 'part'",
         ),
         (
-            {"name": "own.csv", "column": "text"},
-            "unknown option of prompt set 'own.csv': 'column'",
+            {"name": PKU, "column": "text"},
+            "unknown option of prompt set 'pku-saferlhf': 'column'",
         ),
     ],
 )

@@ -16,15 +16,16 @@ import numpy as np
 
 from ..errors import ParameterError, unknown_name
 from ..files import root
-from ..policy import HALF, Prompt, as_prompt
+from ..policy import Prompt, as_prompt
 from ..settings import Count, Natural, one_of, settings
 from . import assets
 from .promptsets import (
-    FORMATS,
+    READERS,
     SOURCES,
     PromptOptions,
     Unreadable,
     column_of,
+    ending_of,
     hub_texts,
     read_text,
 )
@@ -103,8 +104,9 @@ def load_prompts(
         ``"rtp"`` (623 openings of real web text that tempt a model), ``"mild"`` (24 harmless
         openings for teaching), ``"benign"`` (80 everyday instructions that nobody should refuse),
         ``"pku-saferlhf"``, ``"hex-phi"`` or ``"hh-rlhf"`` (the paper's, from the hub), or a path to
-        a .txt file (a prompt a line) or a .csv, .jsonl or .json file with a column ``prompt``. A
-        mapping gives options beside its ``name``, see `igcore.models.promptsets.PromptOptions`.
+        a .txt file (a prompt a line) or a .csv, .tsv, .json, .jsonl or .parquet file with a column
+        ``prompt``, perhaps compressed (.gz). A mapping gives options beside its ``name``, see
+        `igcore.models.promptsets.PromptOptions`.
     split : str
         ``"all"``, or one of the splits of `split_of`.
     limit : int, optional
@@ -158,12 +160,14 @@ def check_prompts(name: str | Path | Mapping) -> tuple[str, PromptOptions]:
     given = name if isinstance(name, Mapping) else {"name": str(name)}
     source, options = named(given, "prompt set", given)
     known = (*PROMPT_SETS, *SOURCES)
-    if source not in known and Path(source).suffix not in FORMATS:
+    own_file = source not in known
+    if own_file and ending_of(Path(source)) not in READERS:
         raise unknown_name(
-            "prompt set", source, known, f", or a path to a {'/'.join(FORMATS)} file"
+            "prompt set", source, known, f", or a path to a {'/'.join(READERS)} file"
         )
     divided = source in SOURCES and len(SOURCES[source].parts) > 1
-    allowed = ["only"] + ["revision"] * (source in SOURCES) + ["part"] * divided
+    allowed = ["only"] + ["column"] * own_file
+    allowed += ["revision"] * (source in SOURCES) + ["part"] * divided
     named(given, "prompt set", allowed)
     return source, PromptOptions(**options)
 
@@ -223,22 +227,19 @@ def _read(source: str, options: PromptOptions) -> tuple[str, dict[str, list[str]
     if source in PROMPT_SETS:
         return source, {"all": PROMPT_SETS[source]()}
     path = Path(os.path.expanduser(source))
+    column = options.column or "prompt"
     try:
-        texts = column_of(path)
+        texts = column_of(path, column)
     except Unreadable as why:
-        place = "" if path.suffix == ".txt" else ", in a column 'prompt'"
+        place = "" if ending_of(path) == ".txt" else f", in a column {column!r}"
         raise ParameterError(
             f"no prompts could be read from {path}, seen from {Path.cwd()} ({why}); give valid "
-            f"UTF-8 {path.suffix} with at least one prompt{place}"
+            f"UTF-8 {ending_of(path)} with at least one prompt{place}"
         ) from why
     for row, text in enumerate(texts, start=1):
         if not isinstance(text, str) or not text.strip():
             raise ParameterError(
-                f"row {row} of {path} is {text!r}, which is no prompt; write text or remove the row"
+                f"row {row} of {path} is {text!r:.200}, which is no prompt; write text, or messages"
+                " of user and assistant in turn, or remove the row"
             )
-        if HALF.search(text):
-            raise ParameterError(
-                f"row {row} of {path} is {text!r:.100}, which holds half a character; write the "
-                "character whole, without \\u escapes"
-            )
-    return path.stem, {"all": texts}
+    return path.name.removesuffix(".gz").removesuffix(ending_of(path)), {"all": texts}

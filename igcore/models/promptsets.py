@@ -5,26 +5,41 @@ splits.
 """
 
 import csv
+import glob
 import io
 import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import shorten
 from typing import Annotated, Any
 
-from ..errors import AssetError, needs
+from ..errors import AssetError, needs, said
 from ..settings import one_of, settings
 from .hub import snapshot
+from .templates import turns_of
 
 log = logging.getLogger("igcore")
 
 
 # --- how files are read ---------------------------------------------------------------------------
 
-FORMATS = (".txt", ".csv", ".jsonl", ".json")  # of a user's own file
+# a cell stays as it was written: NA is a word, an empty line a row, 007 three digits
+CELLS = {"keep_default_na": False, "skip_blank_lines": False}
+# one batch of this many bytes has one type for each column
+WHOLE = {"chunksize": 2**28, "parse_agent_traces": False}
+# ending -> the method of datasets that reads such a file, and its options
+READERS: dict[str, tuple[str, dict]] = {
+    ".txt": ("from_text", {"encoding": "utf-8-sig"}),
+    ".csv": ("from_csv", CELLS),
+    ".jsonl": ("from_json", WHOLE),
+    ".json": ("from_json", WHOLE),
+    ".tsv": ("from_csv", {"sep": "\t", **CELLS}),
+    ".parquet": ("from_parquet", {}),
+}
+SPEAKERS = {"user": "Human", "assistant": "Assistant"}
 
 
 class Unreadable(Exception):
@@ -34,69 +49,108 @@ class Unreadable(Exception):
     """
 
 
+def ending_of(path: Path) -> str:
+    """Return what a file's name ends with, such as ``.csv``, whether or not ``.gz`` follows."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
 def column_of(path: Path, column: str = "prompt") -> list:
-    """Return the cells of one column in file order; a cell that is not there is None.
+    """Return the prompts of one column in file order; a cell that is not there is None.
 
     Parameters
     ----------
     path : Path
-        A file of one of the `FORMATS`, or of Parquet. In a text file each line is a prompt.
+        A file with one of the endings of `READERS`, perhaps compressed (.gz). In a text file each
+        line is a prompt.
+    column : str
+        Its cells are texts, or lists of chat messages with ``role`` and ``content``.
 
     Raises
     ------
     Unreadable
         When the file cannot be read or has no such column.
     """
+    method, options = READERS[ending_of(path)]
+    if method == "from_text":
+        column = "text"  # as datasets calls it
+    if method == "from_csv":
+        options = {**options, "converters": {column: str}}
+    read = getattr(needs("datasets", "study").IterableDataset, method)
+    cells, names, rows = [], {}, []
     try:
-        rows = _rows(path)
-    except (OSError, ValueError, RecursionError, csv.Error) as error:
-        reason = " ".join(str(error).split())
-        raise Unreadable(f"{path.name}: {type(error).__name__}: {reason}") from error
-    if not rows:
+        check_file(path)
+        with TemporaryDirectory() as cache:  # nothing stays in the user's home
+            try:
+                rows = read(glob.escape(str(path)), cache_dir=cache, **options)
+            except StopIteration:  # what datasets raises for JSON without a row
+                pass
+            for row in rows:
+                names |= dict.fromkeys(row)
+                cells.append(row.get(column))
+    # datasets, pandas and pyarrow have errors of their own, without a common base
+    except Exception as error:
+        line = _bad_line(path) if ending_of(path) == ".jsonl" else ""
+        raise Unreadable(f"{path.name}: {said(error)}{line}") from error
+    while method == "from_text" and cells and not cells[-1]:  # the file ends with empty lines
+        cells.pop()
+    if not cells:
         raise Unreadable(f"{path.name} holds no row")
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    # pandas makes an index of what a row holds more than the header
+    if method == "from_csv" and any(name.startswith("__index_level_") for name in names):
+        raise Unreadable(f"{path.name} has a row with more cells than there are columns")
     if column not in names:
         raise Unreadable(f"{path.name} has the columns {', '.join(names)}, but not {column!r}")
-    return [row.get(column) for row in rows]
+    return [_text(cell) for cell in cells]
+
+
+def _text(cell: Any) -> Any:
+    """Return chat messages as the text that `turns_of` takes apart; any other cell as it is.
+
+    An answer at the end is left out.
+    """
+    try:
+        messages = [(SPEAKERS[message["role"]], message["content"].strip()) for message in cell]
+    except (TypeError, KeyError, AttributeError):
+        return cell
+    if messages and messages[-1][0] == "Assistant":
+        messages.pop()
+    contents = [content for _, content in messages]
+    turns = [f"\n\n{speaker}: {content}" for speaker, content in messages]
+    text = "".join(turns) + "\n\nAssistant:"
+    if turns_of(text) != contents:  # speakers do not take turns, or one writes another's name
+        return cell
+    return text if len(contents) > 1 else contents[0]
+
+
+def _bad_line(path: Path) -> str:
+    """Return where the first line stands that is no JSON, for the end of a message.
+
+    The row that pyarrow names counts from 0, without the empty lines.
+    """
+    number = 0
+    try:
+        for line in read_text(path).split("\n"):
+            number += 1
+            if line.strip():
+                json.loads(line)
+    except json.JSONDecodeError as error:
+        return f" at line {number}, column {error.colno}: {error.msg}"
+    except (OSError, ValueError, RecursionError):  # the message says it already
+        pass
+    return ""
+
+
+def check_file(path: Path) -> None:
+    """Raise ``ValueError`` for a pipe or a device, which may never end."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
 
 
 def read_text(path: Path) -> str:
     """Return the text of a file without a byte order mark."""
-    if path.exists() and not path.is_file():  # a pipe or a device may never end
-        raise ValueError("it is no file")
+    check_file(path)
     with path.open(encoding="utf-8-sig", newline="") as file:
         return file.read()
-
-
-def _rows(path: Path) -> list[dict]:
-    """Return the rows of a file by column."""
-    if path.suffix == ".parquet":
-        needs("pyarrow", "study")
-        return needs("pandas", "study").read_parquet(path).to_dict("records")
-    text = read_text(path)
-    if path.suffix == ".txt":
-        lines = io.StringIO(text.rstrip("\r\n"), newline=None)  # every line end is a newline
-        return [{"prompt": line.removesuffix("\n")} for line in lines]
-    if path.suffix == ".csv":
-        header, *table = [*csv.reader(io.StringIO(text, newline=""), strict=True)] or [[]]
-        if any(len(row) > len(header) for row in table):  # an unquoted comma
-            raise ValueError("a row has more cells than there are columns")
-        return [dict(zip_longest(header, row, fillvalue="")) for row in table]
-    if text.lstrip().startswith("["):
-        rows = json.loads(text)
-    else:
-        rows = [_row(line, n) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("not every row is a mapping of columns to cells")
-    return rows
-
-
-def _row(line: str, number: int) -> Any:
-    """Return what a line of JSON holds; an error names the line."""
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -170,11 +224,14 @@ class PromptOptions:
     only : str, optional
         A text file with the ids of the prompts that are taken, one a line; # begins a comment. Seen
         from `igcore.files.root`.
+    column : str, optional
+        Of a file: the column that holds the prompts, by default ``prompt``.
     """
 
     revision: str | None = None
     only: str | None = None
     part: Annotated[str, one_of(("train", "test"))] | None = None
+    column: str | None = None
 
 
 # --- prompts --------------------------------------------------------------------------------------
