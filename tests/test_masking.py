@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from igcore.models.embedded import OffensiveLanguage
-from igcore.report.masking import describe, mask
+from igcore.watch.html import describe, mask
 
 
 class Table:

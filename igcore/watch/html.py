@@ -1,15 +1,23 @@
-"""An answer as a notebook shows it: text by blocks, the budget that is left, and the verdict."""
+"""An answer as a notebook shows it: text by blocks, the budget that is left, and the verdict.
 
+`mask` puts blocks in place of offensive words. A cost reads each word alone: phrases, spelling
+tricks and meaning escape it.
+"""
+
+import re
 from collections.abc import Callable
 from functools import partial
 from html import escape
 
 from ..beams import method_of
-from ..report.masking import READABLE, mask
 from ..response import Response
+from ..scorers import Scorer
+from ..scoring import checked_score
 from ..verdict import within
 
 WITHIN, OVER, GREY = "#0173b2", "#d55e00", "#6b6b6b"  # colours that the colour-blind tell apart
+BLOCK = "█"
+READABLE = 0.2  # highest probability of offence of a word that is shown
 WHY = {  # reason of a response -> in words
     "exhausted": "no candidate was within budget in any round",
     "dead_end": "there was nothing left to continue",
@@ -19,6 +27,60 @@ WHY = {  # reason of a response -> in words
     "over_budget": "the method emits its answer whatever it costs",
     "truncated": "the search failed later, and this is the last prefix within budget",
 }
+
+
+def mask(text: str, cost: Scorer, threshold: float = READABLE) -> str:
+    """Replace every word that the cost finds too high on its own by blocks of the same length.
+
+    White space and punctuation stay, so a masked text has the length of the original. Fails closed:
+    a word whose score is not a finite number is masked, and so is every word when `threshold` is
+    not a number.
+
+    Parameters
+    ----------
+    text : str
+        What is to be shown.
+    cost : Scorer
+        Higher is worse; it is asked once for each distinct word, with an empty prompt.
+    threshold : float
+        Highest cost that stays readable, in the cost's unit.
+    """
+    words = sorted(set(re.findall(r"\w+", text)))
+    costs = checked_score(cost, [""] * len(words), words, [True] * len(words))
+    readable = dict(zip(words, costs <= threshold, strict=True))  # never for NaN
+
+    def shown(match: re.Match) -> str:
+        word = match[0]
+        return word if readable[word] else BLOCK * len(word)
+
+    return re.sub(r"\w+", shown, text)
+
+
+def describe(
+    label: str, prompt: str, response: str | None, numbers: dict[str, float | None], cost: Scorer
+) -> str:
+    """Return an answer as two lines for a notebook: a label with numbers, and the masked text.
+
+    The text of the answer follows that of its prompt.
+
+    Parameters
+    ----------
+    label : str
+        Such as the method and the status.
+    response : str or None
+        None when nothing was emitted.
+    numbers : dict of str to float or None
+        Such as cost and reward; None when nothing was emitted.
+    cost : Scorer
+        Finds the words to mask.
+    """
+    shown = ", ".join(
+        f"{name} {'none' if value is None else f'{value:.2f}'}" for name, value in numbers.items()
+    )
+    return (
+        f"{label}: {shown}\n    "
+        f"{mask(prompt, cost) + ('[nothing]' if response is None else mask(response, cost))!r}"
+    )
 
 
 def masker_of(answer: Response) -> Callable[[str], str]:
