@@ -1,5 +1,5 @@
 """A completion server on loopback whose model is a function of the token ids before, in the forms
-of vLLM, SGLang and llama.cpp's server; and servers that fail.
+of vLLM and llama.cpp's server; and servers that fail.
 """
 
 import json
@@ -16,7 +16,7 @@ from mockpolicy import logits_of
 from tests.rehearsal.stub import serving
 
 MODEL = "mock/letters"
-OWNERS = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llamacpp"}
+OWNERS = {"vllm": "vllm", "llama.cpp": "llamacpp"}
 ROUTES = {"llama.cpp": "/completion"}  # of the others /v1/completions
 
 
@@ -136,7 +136,6 @@ class Served(ThreadingHTTPServer):
         return {
             ("any", "/v1/models"): {"data": [entry]},
             ("vllm", "/version"): {"version": "0.32.0"},
-            ("sglang", "/server_info"): {"version": "0.5.23"},
             ("llama.cpp", "/props"): {"build_info": "b1", "total_slots": self.slots},
         }.get(("any" if path == "/v1/models" else self.software, path))
 

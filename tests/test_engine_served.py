@@ -39,7 +39,7 @@ from igcore.runs.decode_run import decode_run
 from igcore.runs.verify import Check, verify
 
 PROMPTS = [[1, 2], [3]]
-DIALECTS = ["vllm", "sglang", "llama.cpp"]
+DIALECTS = ["vllm", "llama.cpp"]
 SETTINGS = dict(budget=0.5, n_samples=4, keep=2, block_size=3, max_new_tokens=9, rounds=3)
 
 
@@ -348,7 +348,7 @@ def test_args_takes_the_same_tokens_as_locally(software, method):
 
 
 def test_too_few_proposals_are_an_error():
-    with served("sglang") as stub:
+    with served("others") as stub:
         with pytest.raises(PolicyError, match="gave 0 of the 5 most probable tokens"):
             engine_of(stub).propose([0], 5)
     with served() as stub, pytest.raises(PolicyError, match="gave 7 of the 8 most probable"):
@@ -388,9 +388,6 @@ def test_other_things_that_a_server_cannot_do_are_refused():
     with served() as stub:
         policy = policy_of(stub)
         asked = len(stub.requests)
-        texts_only = replace(policy, software=policy.software._replace(names_tokens=False))
-        with pytest.raises(ParameterError, match="'args' needs the most probable tokens"):
-            answers(texts_only, "args")
         with pytest.raises(PolicyError, match="the model of served is in a server"):
             policy.model.get_output_embeddings()
     assert len(stub.requests) == asked
@@ -698,7 +695,6 @@ def named(stub, tokenizer, **options):
     ("software", "name", "version", "samples"),
     [
         ("vllm", "letters@vLLM", "0.32.0", 10**6),
-        ("sglang", "letters@SGLang", "0.5.23", 1),
         ("llama.cpp", "letters@llama.cpp", "b1", 4),
         ("others", "letters@unknown", "unknown", 1),
     ],

@@ -1,7 +1,6 @@
-"""Requests for completions and their replies, as vLLM, SGLang and llama.cpp's server write them.
+"""Requests for completions and their replies, as vLLM and llama.cpp's server write them.
 
-A request holds the names of all three; each reads its own. The replies of vLLM and SGLang have one
-form, those of llama.cpp's server another.
+A request holds the names of both; each reads its own. Their replies have two forms.
 """
 
 import math
@@ -22,8 +21,7 @@ SAMPLING = {
     "frequency_penalty": 0.0,
     "samplers": ["temperature"],  # llama.cpp's
     "return_tokens": True,  # llama.cpp
-    "return_token_ids": True,  # vLLM, SGLang
-    "no_stop_trim": True,  # SGLang: the end token, too
+    "return_token_ids": True,  # vLLM
     "return_tokens_as_token_ids": True,  # vLLM: names the most probable tokens by their ids
 }
 ROUNDING = 1e-4  # nats by which the logarithm of a probability may lie above 0
@@ -62,14 +60,14 @@ class Said(Ranked):
 
 
 class LogProbs(Reply):
-    """The log-probabilities of a sample, as vLLM and SGLang give them."""
+    """The log-probabilities of a sample, as vLLM gives them."""
 
     token_logprobs: list[LogProb]
     top_logprobs: list[dict[str, LogProb] | None] | None = None
 
 
 class Choice(Reply):
-    """One sample of vLLM or SGLang."""
+    """One sample of vLLM."""
 
     index: int
     logprobs: LogProbs

@@ -1,9 +1,9 @@
 """An engine whose model runs in a server: token ids go there, and sampled token ids come back.
 
 It has the methods of `igcore.engine.local.LocalEngine` that a search without latents needs, over
-the ``/v1/completions`` of vLLM or SGLang, or the ``/completion`` of llama.cpp's server. One request
-asks for all samples of a beam. The engine keeps nothing but token ids: the server's prefix cache
-spares it reading a beam again.
+the ``/v1/completions`` of vLLM, or the ``/completion`` of llama.cpp's server. One request asks
+for all samples of a beam. The engine keeps nothing but token ids: the server's prefix cache spares
+it reading a beam again.
 
 A server takes one bias for a whole request, and a penalty differs from position to position. So a
 penalised sample is first drawn from the policy, and each of its tokens accepted with the
@@ -261,7 +261,7 @@ class ServedEngine:
         if self._chance < DOUBT:
             raise PolicyError(
                 f"the server at {self.server.url} gives the same tokens for every seed, although "
-                "by its own probabilities they would differ; serve the model with vLLM, SGLang or "
+                "by its own probabilities they would differ; serve the model with vLLM or "
                 "llama.cpp's server, and let it sample at temperature 1 by the seed of a request"
             )
 
@@ -270,7 +270,7 @@ class ServedEngine:
         why = " ".join(str(error).split())[:200]
         return PolicyError(
             f"the server at {self.server.url} gave a reply that is no completion with token ids "
-            f"and their log-probabilities ({why}); serve the model with vLLM, SGLang or "
+            f"and their log-probabilities ({why}); serve the model with vLLM or "
             "llama.cpp's server"
         )
 

@@ -1,16 +1,15 @@
 """A model behind an endpoint as a cost or a reward: a number for each text, over HTTP.
 
-`igcore.models.apis` says for each kind of endpoint which route is asked, how, and how the number is
-read. Whatever comes back in another form, too late, too long or as a refusal is NaN, which is never
-safe.
+`APIS` says for each kind of endpoint which route is asked, how, and how the number is read.
+Whatever comes back in another form, too late or too long is NaN, which is never safe.
 """
 
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -20,7 +19,6 @@ from ..files import digest_of
 from ..rendering import neutral
 from ..scorers import COST
 from ..settings import Natural, Options, Rows, Seconds, Threads, one_of, settings
-from .apis import APIS, MALFORMED, OPTIONS, QUESTION, Api, Declined
 from .client import Client, Failed, Refused, Request, check_endpoint, key_in
 from .probe import HELPFUL, probe
 from .trust import SCORER, without_key
@@ -28,6 +26,87 @@ from .wording import Wording, filled, label_ids
 
 JSON: TypeAdapter[Any] = TypeAdapter(Any)  # refuses what is nested without end, too
 LARGEST = 1 - 1e-9  # probability whose log odds are told from infinity
+TEXT = "[User]\n{prompt}\n\n[Assistant]\n{response}"  # what a classifier reads
+# what a reader raises
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+
+
+# --- kinds of endpoints ---------------------------------------------------------------------------
+
+
+def inputs(scorer: "Endpoint", parts: Sequence[Any]) -> dict[str, Any]:
+    """Ask for the classes of texts."""
+    return {"input": list(parts)}
+
+
+def classes(scorer: "Endpoint", reply: Any, parts: Sequence[Any]) -> list[float]:
+    """Read the sum of the probabilities of the classes that count."""
+    probabilities = [part["probs"] for part in in_order(reply["data"])]
+    if not scorer.labels and any(len(each) != 1 for each in probabilities):
+        raise ValueError("it has several classes; say in labels which count, from 0")
+    return [math.fsum(number(each[i]) for i in scorer.labels or [0]) for each in probabilities]
+
+
+def items(scorer: "Endpoint", parts: Sequence[Any]) -> dict[str, Any]:
+    """Ask for the probabilities of labels after token ids."""
+    labels = {"label_token_ids": scorer.label_ids, "apply_softmax": True}
+    return {"query": [], "items": list(parts)} | labels
+
+
+def first_label(scorer: "Endpoint", reply: Any, parts: Sequence[Any]) -> list[float]:
+    """Read the probability of unsafe from that of the first label, the only one that is told.
+
+    A server may cut the end of a long text off without a word, or put several texts into one. So
+    all tokens that were sent must have been read, and no others.
+    """
+    read, sent = reply["usage"]["prompt_tokens"], sum(map(len, parts))
+    if type(read) is not int or read != sent:
+        raise ValueError(f"it has read {read} tokens of {sent}")
+    first = [number(part["score"]) for part in in_order(reply["data"])]
+    return first if len(scorer.wording.unsafe) == 1 else [1 - p for p in first]
+
+
+def number(value: Any) -> float:
+    """Return a number of a reply; one in quotes is none, and neither is a verdict."""
+    if type(value) not in (int, float):
+        raise TypeError(f"{str(value)[:20]!r} is no number")
+    return float(value)
+
+
+def in_order(data: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the parts of a reply in the order of the texts."""
+    known = {number(part["index"]): part for part in data}
+    return [known[index] for index in range(len(data))]
+
+
+class Api(NamedTuple):
+    """One kind of endpoint.
+
+    Attributes
+    ----------
+    route : str
+    body : callable
+        (scorer, what is sent of each text) -> the request besides the model.
+    read : callable
+        (scorer, reply as JSON values, what was sent of each text) -> their numbers.
+    options : tuple of str
+        Of the scorer, those that only this kind has.
+    """
+
+    route: str
+    body: Callable[["Endpoint", Sequence[Any]], dict[str, Any]]
+    read: Callable[["Endpoint", Any, Sequence[Any]], list[float]]
+    options: tuple[str, ...]
+
+
+APIS = {
+    "classify": Api("/classify", inputs, classes, ("labels", "template")),
+    "vllm-labels": Api("/generative_scoring", items, first_label, ("guard", "log_odds")),
+}
+OPTIONS = ("guard", "labels", "log_odds", "template")
+
+
+# --- the scorer -----------------------------------------------------------------------------------
 
 
 @settings(kw_only=True)
@@ -43,34 +122,27 @@ class Endpoint:
     model : str
         As the endpoint calls it.
     api : str
-        A key of `igcore.models.apis.APIS`. ``score`` and ``classify`` are routes of vLLM for reward
-        models and classifiers; ``vllm-labels`` and ``sglang-labels`` read a generative guard as the
-        scorer `guard` does; ``decisions`` and ``moderations`` are routes of OpenAI, the first also
-        of vLLM. (SGLang's route of that name is another one.)
+        A key of `APIS`. ``classify`` is vLLM's route for reward models and classifiers;
+        ``vllm-labels`` reads a generative guard as the scorer `guard` does.
     url : str
         Address of the server, with or without ``/v1``.
     sign : str
         ``higher is worse`` for a cost, ``higher is better`` for a reward.
     labels : list, optional
-        Of ``classify`` the classes that count, from 0; their probabilities are added. Of
-        ``moderations`` the categories that count, by name, by default all; the highest score is
-        the number.
-    question : str, optional
-        Of ``decisions`` the statement whose probability is the number, by default
-        `igcore.models.apis.QUESTION`.
+        Of ``classify`` the classes that count, from 0; their probabilities are added.
     guard : mapping, optional
-        Of ``vllm-labels`` and ``sglang-labels`` what is read: ``unsafe``, ``safe`` and the other
-        fields of `igcore.models.wording.Wording`. The number is the probability of unsafe among
-        these labels. vLLM tells that of one label, so one of the two has a single word.
+        Of ``vllm-labels`` what is read: ``unsafe``, ``safe`` and the other fields of
+        `igcore.models.wording.Wording`. The number is the probability of unsafe among these labels.
+        vLLM tells that of one label, so one of the two has a single word.
     template : str, optional
-        Of the other kinds but ``score`` the text that is sent, with ``{response}`` and, where it is
-        to be read, ``{prompt}``.
+        Of ``classify`` the text that is sent, with ``{response}`` and, where it is to be read,
+        ``{prompt}``.
     tokenizer : str, optional
-        Folder or name on the hub of the model's tokenizer. ``vllm-labels`` and ``sglang-labels``
-        are sent its tokens. For the others it breaks up special tokens that a text spells out,
-        which a server may read as such.
+        Folder or name on the hub of the model's tokenizer. ``vllm-labels`` is sent its tokens. For
+        ``classify`` it breaks up special tokens that a text spells out, which a server may read as
+        such.
     log_odds : bool
-        Whether the number is log p - log (1 - p) of a probability p.
+        Of ``vllm-labels`` whether the number is log p - log (1 - p) of the probability p.
     api_key_env : str
         Name of the environment variable that holds the key: one that begins with
         ``IGCORE_SCORER_``, or the one that the variable ``IGCORE_SCORER_KEY_FROM`` names. An
@@ -89,8 +161,7 @@ class Endpoint:
     api: Annotated[str, one_of(APIS)]
     url: str = "http://localhost:8000"
     sign: Literal["higher is worse", "higher is better"] = COST
-    labels: list[str | int] | None = None
-    question: str | None = None
+    labels: list[Natural] | None = None
     guard: Options | None = None
     template: str | None = None
     tokenizer: str | None = None
@@ -110,30 +181,21 @@ class Endpoint:
         check_endpoint("url", self.url, self.api_key_env, SCORER)
         for name in OPTIONS:
             if getattr(self, name) and name not in self.kind.options:
-                known = " or ".join(api for api, kind in APIS.items() if name in kind.options)
-                raise ParameterError(
-                    f"api {self.api!r} does not read {name}; leave it out, or choose api {known}"
-                )
-        if "guard" in self.kind.options:
+                raise ParameterError(f"api {self.api!r} does not read {name}; leave it out")
+        if self.api == "vllm-labels":
             if not self.guard or not self.tokenizer:
                 raise ParameterError(
                     f"api {self.api!r} needs guard, with the words unsafe and safe, and tokenizer; "
                     "give both"
                 )
             unsafe, safe = self.wording.unsafe, self.wording.safe
-            if self.api == "vllm-labels" and min(len(unsafe), len(safe)) > 1:
+            if min(len(unsafe), len(safe)) > 1:
                 raise ParameterError(
                     f"unsafe and safe are {unsafe} and {safe}, of which vLLM tells the probability "
                     "of one word; give one of them a single word"
                 )
         if self.template is not None and "{response}" not in self.template:
             raise ParameterError("template has no {response}; write it into the text")
-        kinds = int if self.api == "classify" else str
-        if not all(type(label) is kinds and label != -1 for label in self.labels or ()):
-            raise ParameterError(
-                f"labels is {self.labels}; give the numbers of classes from 0 for api 'classify', "
-                "and the names of categories for 'moderations'"
-            )
 
     # --- what it is ---
 
@@ -151,13 +213,16 @@ class Endpoint:
     @property
     def unit(self) -> str:
         """What one point means."""
-        return "log odds" if self.log_odds else "probability" if self.kind.probability else "points"
+        if self.api == "classify":
+            return "points"
+        return "log odds" if self.log_odds else "probability"
 
     @cached_property
     def digest(self) -> str:
         """Hash of model, api and wording; the example holds what template and tokenizer do."""
-        told = {name: getattr(self, name) for name in ("model", "api", "sign", *OPTIONS)}
-        return digest_of([told, QUESTION, self._part(*HELPFUL), self.guard and self.label_ids])
+        names = ("model", "api", "sign", "tokenizer", *OPTIONS)
+        told = {name: getattr(self, name) for name in names}
+        return digest_of([told, self._part(*HELPFUL), self.guard and self.label_ids])
 
     @cached_property
     def wording(self) -> Wording:
@@ -167,7 +232,7 @@ class Endpoint:
     @cached_property
     def _words(self):
         """The tokenizer."""
-        from .hub import snapshot  # here: they need torch, and most kinds do not
+        from .hub import snapshot  # here: they need torch, and not every kind does
         from .pretrained import load_tokenizer
 
         return load_tokenizer(snapshot(self.tokenizer, None))
@@ -176,8 +241,7 @@ class Endpoint:
     def label_ids(self) -> list[int]:
         """The tokens of a guard's labels: unsafe first, unless vLLM is to tell that of safe."""
         unsafe, safe = self.wording.unsafe, self.wording.safe
-        swapped = self.api == "vllm-labels" and len(unsafe) > 1
-        labels = [*safe, *unsafe] if swapped else [*unsafe, *safe]
+        labels = [*safe, *unsafe] if len(unsafe) > 1 else [*unsafe, *safe]
         text = self.wording.text(self._words, *HELPFUL)
         special = self.wording.special(self._words, self.tokenizer)
         return label_ids(self._words, text, special, labels)
@@ -222,9 +286,9 @@ class Endpoint:
     def _ask(self, prompts: Sequence[str], responses: Sequence[str]) -> tuple[np.ndarray, str]:
         """Return one number per text (n,), and why there is none for some."""
         parts = [self._part(*text) for text in zip(prompts, responses, strict=True)]
-        numbers, reasons, size = np.full(len(parts), math.nan), [], self.kind.most or self.batch
+        numbers, reasons = np.full(len(parts), math.nan), []
         end, places = time.monotonic() + self.timeout, list(range(len(parts)))
-        batches = [places[at : at + size] for at in range(0, len(parts), size)]
+        batches = [places[at : at + self.batch] for at in range(0, len(parts), self.batch)]
         while batches:
             texts = [[parts[i] for i in batch] for batch in batches]
             bodies = [{"model": self.model} | self.kind.body(self, some) for some in texts]
@@ -249,23 +313,20 @@ class Endpoint:
             if len(found) != len(parts):
                 raise ValueError(f"it gives {len(found)} numbers for {len(parts)} texts")
             return [self.scaled(number) for number in found], ""
-        except Declined:
-            why = "declines to judge a text"
         except MALFORMED as error:
             said = without_key(f"{type(error).__name__}: {error}", self.client.key)
             why = f"does not answer as {self.kind.route} does ({said}); correct api, url or labels"
         return [math.nan] * len(parts), why
 
     def _part(self, prompt: str, response: str) -> Any:
-        """Return what is sent of a text: tokens, the pair, or one text."""
+        """Return what is sent of a text: its tokens, or it with its prompt as one text."""
         if self.tokenizer:
             prompt, response = (neutral(self._words, text) for text in (prompt, response))
         if self.guard:
             text = self.wording.text(self._words, prompt, response)
             special = self.wording.special(self._words, self.tokenizer)
             return list(self._words(text, add_special_tokens=special)["input_ids"])
-        template = self.template or self.kind.template
-        return filled(template, prompt, response) if template else (prompt, response)
+        return filled(self.template or TEXT, prompt, response)
 
     @cached_property
     def client(self) -> Client:
@@ -276,7 +337,7 @@ class Endpoint:
 
     def scaled(self, number: float) -> float:
         """Return a number of a reply as a score; NaN for a probability that is none."""
-        if self.kind.probability and not 0 <= number <= 1:
+        if self.api == "vllm-labels" and not 0 <= number <= 1:
             return math.nan
         if not self.log_odds:
             return number

@@ -184,12 +184,6 @@ class ServedPolicy(Policy):
                 f"method {name!r} has a critic that reads more than a middle layer, which is all "
                 "that a server gives; train one with features m"
             )
-        if method.search != Method.search and not self.software.names_tokens:
-            raise ParameterError(
-                f"method {name!r} needs the most probable tokens by their ids, which a server of "
-                f"the software {self.software.name} does not give; serve the model with vLLM or "
-                "llama.cpp's server, or name another method"
-            )
 
     def identity(self) -> dict[str, Any]:
         """Return everything that decides the policy's answers, as far as a server tells."""

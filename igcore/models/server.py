@@ -23,8 +23,6 @@ class Software(NamedTuple):
         A path, and the field of the reply that holds the version.
     samples : int or str
         Samples that a request may ask for, or the field of the same reply that says it.
-    names_tokens : bool
-        Whether it names the most probable tokens by their ids.
     completes : str
         The path where it completes prompts.
     """
@@ -33,15 +31,12 @@ class Software(NamedTuple):
     where: str
     version: str
     samples: int | str
-    names_tokens: bool = True
     completes: str = "/v1/completions"
 
 
 # by what /v1/models says in ``owned_by``
 SOFTWARE = {
     "vllm": Software("vLLM", "/version", "version", ANY),
-    # the samples of one request would share a seed, and be the same
-    "sglang": Software("SGLang", "/server_info", "version", 1, names_tokens=False),
     # its /v1/completions gives no ids of tokens inside a character
     "llamacpp": Software(
         "llama.cpp", "/props", "build_info", "total_slots", completes="/completion"
@@ -139,8 +134,8 @@ def asked(server: Server, path: str) -> dict[str, Any]:
         return dict(json.loads(content).items())
     except (ValueError, AttributeError, RecursionError):
         raise PolicyError(
-            f"the server at {server.url} does not answer {path} as vLLM, SGLang and llama.cpp's "
-            "server do; correct the address"
+            f"the server at {server.url} does not answer {path} as vLLM and llama.cpp's server "
+            "do; correct the address"
         ) from None
 
 

@@ -1,4 +1,6 @@
-"""The output of a middle layer of a model in a vLLM server, which a critic reads.
+"""The output of a middle layer of a model in a vLLM server, which a critic reads: experimental.
+
+It was tested on a processor, and not with vLLM's own connector, which needs a GPU.
 
 vLLM writes the states of the tokens that it reads to files, one for each request, under its
 speculative method ``extract_hidden_states`` (docs/guard.md has the command). Under that method it
@@ -33,7 +35,7 @@ ONE = {"max_tokens": 1, "n": 1, "temperature": 0.0, "min_p": 0.0}  # vLLM gives 
 
 @settings(kw_only=True)
 class StatesOptions:
-    """How a critic on a middle layer gets the states of a model in a server.
+    """How a critic on a middle layer gets the states of a model in a server: experimental.
 
     Attributes
     ----------
