@@ -47,7 +47,7 @@ def part(name: str) -> Any:
 
             return policy_of
         case "load_served":
-            from .models.served import load_served
+            from .serve.policy import load_served
 
             return load_served
         case "load_scorer":

@@ -26,17 +26,17 @@ from igcore import (
 from igcore.beams import Beam
 from igcore.engine.diversity import Failures, diversity_penalty, without_replacement
 from igcore.engine.sampling import random_key
-from igcore.engine.served import BAN, SEEDS, ServedEngine, bias_of
-from igcore.models import client as way
-from igcore.models.client import Client
 from igcore.models.registry import SCORERS
-from igcore.models.served import Elsewhere, ServedPolicy
-from igcore.models.server import Server
 from igcore.policy import as_prompt
 from igcore.report.linefile import read
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
 from igcore.runs.verify import Check, verify
+from igcore.serve import client as way
+from igcore.serve.client import Client
+from igcore.serve.engine import BAN, SEEDS, ServedEngine, bias_of
+from igcore.serve.policy import Elsewhere, ServedPolicy
+from igcore.serve.server import Server
 
 PROMPTS = [[1, 2], [3]]
 DIALECTS = ["vllm", "llama.cpp"]

@@ -25,7 +25,6 @@ from igcore import ParameterError, RunError, ScorerError
 from igcore.errors import JudgeError
 from igcore.judge import JudgeParams, ScorerJudge, load_judge
 from igcore.judge.spec import ASPECTS, Question, Reply, parse
-from igcore.models.trust import without_key
 from igcore.report import load as runs
 from igcore.report import tables
 from igcore.report.verdicts import (
@@ -38,6 +37,7 @@ from igcore.report.verdicts import (
 from igcore.runs import folders
 from igcore.runs.judge_run import judge_run
 from igcore.runs.params import notebook_params
+from igcore.serve.client import without_key
 from tests.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
 
 NOTEBOOK = notebook_code("60_judge")
@@ -516,7 +516,7 @@ def test_replies_that_cannot_be_read_are_counted(repository, reply):
 )
 def test_a_reply_without_end_is_given_up(reply, sentence, monkeypatch):
     """Bug: a byte a second held a timeout of seconds for ever, and a reply of any size was read."""
-    monkeypatch.setattr("igcore.models.client.LONGEST", 2**20)
+    monkeypatch.setattr("igcore.serve.client.LONGEST", 2**20)
     start = time.monotonic()
     error, made = ask(reply, timeout=1.0, max_retries=0)
     with pytest.raises(JudgeError, match=sentence):

@@ -74,7 +74,7 @@ def test_a_guard_needs_no_library_of_a_study():
     """Bug: a user of `igcore.Guard` had to install pandas, Jupyter and an exact scikit-learn."""
     base = {requirement.name for requirement in requirements()}
     paths = [*(ROOT / "igcore").glob("*.py")]
-    for room in ("adapters", "baselines", "critic", "engine", "models"):
+    for room in ("adapters", "baselines", "critic", "engine", "models", "serve"):
         paths += (ROOT / "igcore" / room).glob("*.py")
     for path in paths:
         for name in imported(path, lazily=False) - sys.stdlib_module_names - {"igcore"}:

@@ -383,7 +383,7 @@ def test_a_server_that_fails_says_so_in_one_sentence(reply, sentence, requests, 
     fail again; a pause that is longer than the time there is.
     """
     monkeypatch.setenv("IGCORE_SCORER_TEST", KEY)
-    monkeypatch.setattr("igcore.models.client.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("igcore.serve.client.FIRST_PAUSE", 0.01)
     count = []
 
     def answer(path, request):
@@ -402,7 +402,7 @@ def test_a_server_that_fails_says_so_in_one_sentence(reply, sentence, requests, 
 
 def test_a_busy_server_is_asked_again(monkeypatch):
     """Bug: one 429 in a run, and the texts of a block count as unsafe."""
-    monkeypatch.setattr("igcore.models.client.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("igcore.serve.client.FIRST_PAUSE", 0.01)
     replies = [Reply("busy", 429), Reply("oh", 502), Reply(drop=True)]
 
     def answer(path, request):
@@ -416,7 +416,7 @@ def test_a_busy_server_is_asked_again(monkeypatch):
 def test_pauses_grow_and_follow_the_server(monkeypatch):
     """Bug: a server that asks for patience is asked at once, again and again."""
     times = []
-    monkeypatch.setattr("igcore.models.client.FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("igcore.serve.client.FIRST_PAUSE", 0.05)
 
     def answer(path, request):
         times.append(time.monotonic())
@@ -455,8 +455,8 @@ def test_a_repeated_attempt_has_the_time_that_is_left(monkeypatch):
     with served(answer) as (url, asked):
         scorer = load(url, timeout=30.0)
         scorer.client  # noqa: B018, whose making does not count
-        monkeypatch.setattr("igcore.models.client.time", clock)
-        monkeypatch.setattr("igcore.models.endpoint.time", clock)
+        monkeypatch.setattr("igcore.serve.client.time", clock)
+        monkeypatch.setattr("igcore.serve.endpoint.time", clock)
         sentence = r"does not reply; .*no whole reply in 1 seconds.*; 1 of 1 texts"
         with pytest.warns(ScorerWarning, match=sentence):
             scorer.score(["q"], ["a"], [True])
@@ -466,7 +466,7 @@ def test_a_repeated_attempt_has_the_time_that_is_left(monkeypatch):
 @pytest.mark.parametrize("packed", [False, True])
 def test_size_is_bounded(packed, monkeypatch):
     """Bug: a reply of gigabytes, or one that unpacks to them, fills the memory."""
-    monkeypatch.setattr("igcore.models.client.LONGEST", 2**20)
+    monkeypatch.setattr("igcore.serve.client.LONGEST", 2**20)
     body = b" " * 2**25
     reply = (
         Reply(gzip.compress(body), headers={"Content-Encoding": "gzip"}) if packed else Reply(body)

@@ -16,9 +16,9 @@ from tiny import Letters, letters, tiny_model, tiny_tokenizer, untrained
 
 from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode, load_policy
 from igcore.critic.latent import encode, latents
-from igcore.engine.served import ServedEngine
-from igcore.models.served import Elsewhere, ServedPolicy
-from igcore.models.states import HiddenStates
+from igcore.serve.engine import ServedEngine
+from igcore.serve.policy import Elsewhere, ServedPolicy
+from igcore.serve.states import HiddenStates
 
 WIDTH, LAYER = 32, 0
 PROMPTS = [[1, 2, 3], [4]]

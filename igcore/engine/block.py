@@ -68,7 +68,7 @@ class Block:
 class Engine(Protocol):
     """What a search asks of an engine; `igcore.engine.local.LocalEngine` says it in full.
 
-    One whose model runs elsewhere (`igcore.engine.served.ServedEngine`) takes no `steering`, and
+    One whose model runs elsewhere (`igcore.serve.engine.ServedEngine`) takes no `steering`, and
     its `history` has one middle layer at most: its policy refuses the methods that need more.
     """
 

@@ -6,8 +6,7 @@ from functools import partial
 from threading import Event
 
 from ..errors import JudgeError
-from ..models.client import Client, Failed, Request, check_endpoint, key_in
-from ..models.trust import JUDGE
+from ..serve.client import JUDGE, Client, Failed, Request, check_endpoint, key_in
 from ..settings import Count, Discount, Natural, Seconds, Weight, settings
 from .spec import ANSWER, ASPECTS, Question, Reply, read_completion
 

@@ -114,7 +114,7 @@ def load_policy(
         a tokenizer has one; ``chat_options``, what else its chat template reads by name, such as
         ``{"enable_thinking": False}``; and ``revision``, see `igcore.models.hub.snapshot`. A
         mapping with a ``server`` names a model in a server, see
-        `igcore.models.served.ServedOptions`; dtype and device are then the server's.
+        `igcore.serve.policy.ServedOptions`; dtype and device are then the server's.
     dtype : str
         ``float32``, ``bfloat16`` or ``float16``; or ``auto``: the type in which the weights were
         saved where the device computes in it, see `igcore.models.pretrained.automatic_dtype`.

@@ -26,7 +26,7 @@ SCORERS: dict[str, str | Callable[..., Scorer]] = {
     "classifier": "igcore.models.classifier:Classifier",
     "guard": "igcore.models.guard:GenerativeGuard",
     "stream-guard": "igcore.models.stream:StreamGuard",
-    "endpoint": "igcore.models.endpoint:Endpoint",
+    "endpoint": "igcore.serve.endpoint:Endpoint",
     "maximum": "igcore.models.maximum:Maximum",
 }
 OWN = re.compile(r"(\w+(?:\.\w+)*):\w+(?:\.\w+)*")  # module:function of a user

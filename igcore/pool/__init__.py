@@ -47,7 +47,7 @@ TOKEN = np.dtype(
 SCORE = np.dtype([("key", "<u8"), ("score", "<f8"), ("check", "<u8")])
 GIB = 2**30
 OPEN_FILES = 256
-ENGINE = Path(__file__).parent.parent / "engine"  # whose code decides a sample
+PACKAGE = Path(__file__).parent.parent
 
 
 class Pool:
@@ -234,7 +234,9 @@ def policy_digest(policy: Policy) -> bytes:
         )
     model = policy.model
     path = f"{model.dtype} {model.device.type} {policy.cache} {sorted(policy.eos_ids)}"
-    return digest(code_digest(ENGINE), policy.digest, path)
+    # the engines: of a local model, and of one in a server
+    code = [code_digest(PACKAGE / room) for room in ("engine", "serve")]
+    return digest(*code, policy.digest, path)
 
 
 def scorer_digest(scorer: Scorer) -> bytes | None:

@@ -28,7 +28,6 @@ from igcore.critic.network import load_critic
 from igcore.errors import IgcoreError, PolicyError
 from igcore.files import root
 from igcore.models.prompts import load_prompts
-from igcore.models.served import ServedPolicy
 from igcore.policy import Policy, Prompt
 from igcore.report.linefile import read
 from igcore.report.paired import clustered, is_safe, reward
@@ -37,6 +36,7 @@ from igcore.report.tables import markdown, replace_file
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
 from igcore.runs.records import record
+from igcore.serve.policy import ServedPolicy
 from tests.served.software import LAYER, NAME, SOFTWARE, Running, running
 
 LOCAL = "smollm2-raw"

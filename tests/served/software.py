@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from igcore.models import assets
-from igcore.models.client import Client, Failed, Request
+from igcore.serve.client import Client, Failed, Request
 
 NAME = "SmolLM2"
 LAYER = 8  # that the critics of params/networks read

@@ -16,13 +16,12 @@ from pydantic import TypeAdapter
 
 from ..errors import ParameterError, ScorerError, ScorerWarning
 from ..files import digest_of
+from ..models.probe import HELPFUL, probe
+from ..models.wording import Wording, filled, label_ids
 from ..rendering import neutral
 from ..scorers import COST
 from ..settings import Natural, Options, Rows, Seconds, Threads, one_of, settings
-from .client import Client, Failed, Refused, Request, check_endpoint, key_in
-from .probe import HELPFUL, probe
-from .trust import SCORER, without_key
-from .wording import Wording, filled, label_ids
+from .client import SCORER, Client, Failed, Refused, Request, check_endpoint, key_in, without_key
 
 JSON: TypeAdapter[Any] = TypeAdapter(Any)  # refuses what is nested without end, too
 LARGEST = 1 - 1e-9  # probability whose log odds are told from infinity
@@ -232,8 +231,8 @@ class Endpoint:
     @cached_property
     def _words(self):
         """The tokenizer."""
-        from .hub import snapshot  # here: they need torch, and not every kind does
-        from .pretrained import load_tokenizer
+        from ..models.hub import snapshot  # here: they need torch, and not every kind does
+        from ..models.pretrained import load_tokenizer
 
         return load_tokenizer(snapshot(self.tokenizer, None))
 

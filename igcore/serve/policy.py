@@ -11,20 +11,19 @@ import torch
 
 from ..beams import Method
 from ..config import SearchConfig
-from ..engine.served import ServedEngine
 from ..errors import ParameterError, PolicyError, no_latents
 from ..files import digest_of
+from ..models import assets
+from ..models.hub import snapshot
+from ..models.policies import POLICIES, Known, eos_ids_of, load_policy
+from ..models.pretrained import contents_of, load_tokenizer, one_sentence
+from ..models.templates import TEMPLATES, TextFormat, check_chat
 from ..policy import Policy
 from ..settings import Count, Natural, Options, Seconds, settings
-from . import assets
-from .client import Client, check_endpoint, key_in
-from .hub import snapshot
-from .policies import POLICIES, Known, eos_ids_of
-from .pretrained import contents_of, load_tokenizer, one_sentence
+from .client import SERVER, Client, check_endpoint, key_in
+from .engine import ServedEngine
 from .server import OTHER, UNLIMITED, Server, Software, check_tokenizer, described, limit_of
 from .states import HiddenStates, StatesOptions
-from .templates import TEMPLATES, TextFormat, check_chat
-from .trust import SERVER
 
 REPLAY = {
     False: "by statistics and not by bits",
@@ -259,8 +258,6 @@ def load_served(options: Mapping[str, Any]) -> ServedPolicy:
 
 def hidden_of(given: ServedOptions) -> tuple[Policy, HiddenStates]:
     """Return the policy that a critic was trained for, and what gives it the states."""
-    from .policies import load_policy  # here: it loads a served policy by this module
-
     options = given.hidden
     folder = Path(options.folder)
     if not folder.is_dir():

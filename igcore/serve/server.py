@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..engine.completions import Tokens
 from ..errors import PolicyError, unknown_name
 from .client import Client, Failed, Request
+from .completions import Tokens
 
 ANY = 10**6  # samples
 UNLIMITED = 2**31  # tokens of a context that nobody tells

@@ -28,47 +28,24 @@ It differs from a local engine in this:
 
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ..engine.block import Block
+from ..engine.diversity import Penalty
+from ..engine.kv_cache import History
+from ..engine.sampling import uniforms
 from ..errors import PolicyError
-from .block import Block
 from .completions import Choice, Told, request_of, samples_in
-from .diversity import Penalty
-from .kv_cache import History
-from .sampling import uniforms
+from .server import Server
 
 BAN = 100.0  # nats; what OpenAI's interface allows
 SEEDS = 2**31
 DOUBT = -20.0  # nats: samples that are the same by less chance are none
 Bias = dict[str, float]  # token -> nats
-
-
-class Server(Protocol):
-    """What an engine asks, such as `igcore.models.server.Server`.
-
-    Attributes
-    ----------
-    url : str
-        Names it in errors.
-    samples : int
-        Samples that one request may ask for.
-    vocabulary : int
-        Number above all ids of the policy's tokenizer.
-    """
-
-    url: str
-    samples: int
-    vocabulary: int
-
-    def complete(self, bodies: Sequence[dict[str, Any]]) -> list[bytes]:
-        """Return the replies to requests for completions, in their order."""
-        ...
-
-
 # sequences -> the output of a middle layer at every token, (n, H) float32 each
 States = Callable[[Sequence[Sequence[int]]], list[Tensor]]
 
@@ -85,7 +62,7 @@ class ServedEngine:
     eos_ids : collection of int
         Tokens that end a sequence. Whatever a server sends after one is dropped.
     states : callable, optional
-        Gives the output of a middle layer, such as `igcore.models.states.HiddenStates.read`.
+        Gives the output of a middle layer, such as `igcore.serve.states.HiddenStates.read`.
 
     Attributes
     ----------
