@@ -276,7 +276,7 @@ def test_an_embedded_run_from_parameters_to_verification(tmp_path, capsys):
     assert manifest["git_commit"] is None or len(manifest["git_commit"].rstrip("+")) == 40
     known = manifest["params"]
     assert known["parts"].keys() == {"policy", "cost", "reward"} and known["device"] == "cpu"
-    assert {"igcore.search", "igcore.models.embedded"} <= known["code"].keys()
+    assert known["code"].keys() == {"igcore"}
     assert any(path.endswith("model.safetensors") for path in manifest["opened"])
     capsys.readouterr()
     assert cli.main(["verify", str(run.responses)]) == 0
