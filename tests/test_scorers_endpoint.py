@@ -471,7 +471,7 @@ def test_size_is_bounded(packed, monkeypatch):
     reply = (
         Reply(gzip.compress(body), headers={"Content-Encoding": "gzip"}) if packed else Reply(body)
     )
-    with served(lambda path, request: reply) as (url, _):
+    with served(lambda path, request: reply) as (url, asked):
         scorer = load(url)
         scorer.client  # noqa: B018, whose memory does not count
         tracemalloc.start()
@@ -479,10 +479,11 @@ def test_size_is_bounded(packed, monkeypatch):
             scorer.score(["q"], ["a"], [True])
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
+    assert [headers["accept-encoding"] for _, _, headers in asked] == ["identity"]
     assert most < 2**25 + 2**23  # the server's own copy, and little more
 
 
-@pytest.mark.parametrize("status", [301, 307, 308])
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_not_followed(status, monkeypatch):
     """Bug: prompts sent to a host that nobody named; its address shown, which may hold a key."""
     monkeypatch.setenv("IGCORE_SCORER_KEY", KEY)
