@@ -176,33 +176,13 @@ def test_a_repository_without_weights_is_refused(monkeypatch, tmp_path):
             ],
         ),
         (
-            answered(errors.RepositoryNotFoundError, 404, "Not found.\nMore."),
-            ["model 'owner/name' cannot be fetched", "check its name"],
-        ),
-        (
-            errors.HFValidationError("Repo id must be ...\nMore."),
-            ["model 'owner/name' cannot be fetched", "check its name"],
-        ),
-        (
             answered(errors.RevisionNotFoundError, 404, "Not found.\nMore."),
             [
                 "RevisionNotFoundError",
                 "check its name and revision 'v9'",
             ],
         ),
-        (
-            answered(errors.HfHubHTTPError, 500, "500 Server Error\nMore."),
-            ["cannot be fetched (HfHubHTTPError: 500 Server Error)"],
-        ),
-        (
-            errors.OfflineModeIsEnabled("Offline mode is enabled.\nMore."),
-            ["(OfflineModeIsEnabled: Offline mode is enabled.)"],
-        ),
         (TimeoutError("timed out"), ["cannot be fetched (TimeoutError: timed out)", "IGCORE_HUB"]),
-        (
-            errors.HTTPError("The read operation timed out"),
-            ["cannot be fetched (HTTPError: The read operation timed out)"],
-        ),
         (
             errors.XetDownloadError("storage\nMore."),
             ["cannot be fetched (XetDownloadError: storage)", "IGCORE_HUB"],

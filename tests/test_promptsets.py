@@ -10,11 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
-import huggingface_hub
 import pandas as pd
 import pytest
-from huggingface_hub import errors
 
 from igcore import AssetError, ParameterError
 from igcore.models import promptsets
@@ -75,22 +72,6 @@ def test_pku_has_the_prompts_of_all_three_models_in_file_order(hub):
         assert hub_texts(PKU, PromptOptions())[part] == everything
         assert len(everything) > len(set(everything)) >= 6
     assert texts(PKU) == set(data.TEST) and texts(PKU, part="train") == set(data.TRAIN)
-
-
-def test_pku_rows_have_the_fields_of_the_hub(hub):
-    """Bug: a rehearsal of another data set."""
-    fields = {
-        "prompt",
-        "response_0",
-        "response_1",
-        "is_response_0_safe",
-        "is_response_1_safe",
-        "better_response_id",
-    }
-    assert fields < set(rows(hub / data.PKU / "data/Alpaca-7B/test.jsonl")[0])
-    assert {path.name for path in (hub / data.HEX_PHI).iterdir()} == {
-        f"category_{i}.csv" for i in range(1, 12) if i != 2
-    }
 
 
 def test_hex_phi_is_read_without_header_and_with_every_comma(hub):
@@ -217,16 +198,6 @@ def test_ids_depend_on_set_and_text_alone(hub):
     assert [prompt.id for prompt in by_text.values()] == sorted(
         prompt.id for prompt in by_text.values()
     )
-
-
-def test_files_and_sets_of_the_package_take_a_mapping_too(tmp_path):
-    """Bug: options where only hub sets are looked up, or a mapping that reads another file."""
-    path = tmp_path / "own.txt"
-    path.write_text("one\ntwo\none\n")
-    assert [p.text for p in load_prompts({"name": str(path)})] == [
-        p.text for p in load_prompts(path)
-    ]
-    assert load_prompts({"name": "mild"}, limit=3) == load_prompts("mild", limit=3)
 
 
 @pytest.mark.parametrize(
@@ -358,32 +329,6 @@ def test_what_is_wrong_is_said_in_one_sentence(hub, what):
     name, pattern, spoil, sentence = BREAKS[what]
     spoiled = [spoil(path) or path for path in list(hub.glob(pattern))]
     assert spoiled and re.search(sentence, failure(name))
-
-
-def test_a_set_that_is_not_in_the_mirror_is_named(tmp_path, monkeypatch):
-    """Bug: with a mirror given, the hub is asked all the same."""
-    monkeypatch.setenv(MIRROR, str(tmp_path))
-    with pytest.raises(AssetError, match="dataset 'Dahoas/full-hh-rlhf' is not in IGCORE_HUB"):
-        load_prompts(HH)
-
-
-def test_gated_access_is_explained(tmp_path, monkeypatch):
-    """Bug: a stack of HTTP errors where a form has to be filled in."""
-    request = httpx.Request("GET", "https://huggingface.co")
-
-    def download(repo, revision, repo_type, allow_patterns):
-        raise errors.GatedRepoError("403", response=httpx.Response(403, request=request))
-
-    monkeypatch.delenv(MIRROR, raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(
-        AssetError,
-        match=(
-            "ask for access at https://huggingface.co/datasets/LLM-Tuning-Safety/HEx-PHI and log in"
-        ),
-    ):
-        load_prompts(HEX)
 
 
 def test_a_snapshot_of_links_in_a_folder_with_brackets(hub, tmp_path, monkeypatch):
