@@ -13,6 +13,7 @@ import torch
 from mockpolicy import LetterCost, LetterReward, letter_cost
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     LogitsProcessor,
@@ -499,11 +500,18 @@ class Halving(LogitsProcessor):
             "a MaxTimeCriteria, which",
         ),
         ({"max_time": 9.0}, "max_time=9.0"),
+        ({"do_sample": False}, "do_sample=False, which the search cannot honour: it samples"),
+        (
+            {"generation_config": GenerationConfig(do_sample=False, max_new_tokens=8)},
+            "do_sample=False, which",
+        ),
         ({"dola_layers": "high"}, "dola_layers='high'"),
         ({"penalty_alpha": 0.6}, "penalty_alpha=0.6"),
         ({"num_beam_groups": 2}, "num_beam_groups=2"),
         ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
         ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty=1.5"),
+        ({"assistant_model": torch.nn.Identity()}, "assistant_model, which"),
+        ({"negative_prompt_ids": torch.tensor([[4]])}, "negative_prompt_ids, which"),
         ({"position_ids": torch.tensor([[5, 6]])}, "position_ids other than 0, 1, ..."),
         (
             {"attention_mask": torch.tensor([[1, 0]])},
@@ -528,16 +536,23 @@ def test_what_cannot_be_honoured_is_named(model, tokenizer, given, message):
 
 
 def test_a_pipeline_takes_a_guard(model, tokenizer):
-    """Guards a pipeline's answer, and its own temperature of 0.7 against being passed over."""
-    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    guard = a_guard(model, tokenizer, budget=100.0).guard
+    """Bug: the pipeline's own temperature of 0.7 was refused, which nobody had given; its 256
+    tokens would have replaced the guard's.
+    """
+    pipe, guard = (
+        pipeline("text-generation", model=model, tokenizer=tokenizer),
+        a_guard(model, tokenizer, budget=100.0).guard,
+    )
     generate(model, custom_generate(guard), ["ab"])
     expected = guard.answers[0].text
-    given = {"max_new_tokens": 8, "temperature": 1.0}
-    (out,) = pipe("ab", custom_generate=guard, return_full_text=False, **given)
-    assert out["generated_text"] == guard.answers[0].text == expected
-    with pytest.raises(ParameterError, match="was given temperature="):
-        pipe("ab", custom_generate=guard)
+    for given in ({}, {"max_new_tokens": 8}, {"temperature": 1.0}):
+        (out,) = pipe("ab", custom_generate=guard, return_full_text=False, **given)
+        assert out["generated_text"] == guard.answers[0].text == expected
+    pipe("ab", custom_generate=guard, max_new_tokens=4)
+    assert guard.answers[0].n_tokens <= 4
+    for given in ({"temperature": 0.6}, {"do_sample": False}, {"top_p": 0.5}):
+        with pytest.raises(ParameterError, match=f"was given {next(iter(given))}="):
+            pipe("ab", custom_generate=guard, **given)
 
 
 def test_inputs_other_than_ids_are_refused(model, tokenizer):
@@ -575,7 +590,14 @@ def test_a_tokenizer_is_needed_and_must_write_the_refusal(model, tokenizer):
         a_guard(model, tokenizer, method="inferenceguards")
 
 
-def test_a_streamer_shows_one_row(model, tokenizer):
+def test_a_streamer_shows_one_row_and_must_be_given_to_custom_generate(model, tokenizer):
+    stream = Recorder()
+    with pytest.raises(
+        ParameterError,
+        match=r"generate's streamer on; give it to igcore.custom_generate\(guard, streamer=...\)",
+    ):
+        generate(model, a_guard(model, tokenizer), ["ab"], streamer=stream)
+    assert stream.ends == 1
     with pytest.raises(ParameterError, match="a streamer shows one answer, but there are 2 rows"):
         generate(model, a_guard(model, tokenizer, streamer=Recorder()), ["ab", "cd"])
 

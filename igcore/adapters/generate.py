@@ -7,11 +7,11 @@ loop. A `Guard` may stand there::
     ids = model.generate(**inputs, custom_generate=guard, max_new_tokens=64, seed=1)
     guard.answers[0].status
 
-transformers does not pass on a ``streamer`` given to ``generate``, so `custom_generate` takes it.
-Nor does it say whether a setting is a user's or a default of its ``pipeline``, so there give
-``max_new_tokens`` and ``temperature=1.0``.
+Versions 5.17 to 5.24 do not pass on a ``streamer`` given to ``generate``, so `custom_generate`
+takes it.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -60,7 +60,7 @@ class custom_generate:
     guard : Guard
         Made of this model and its tokenizer. ``generate(seed=...)`` overrides its seed, and a
         ``max_new_tokens`` or ``max_length`` its own, unless that equals the default of the
-        checkpoint or of transformers. Rows of equal text are numbered: the first
+        checkpoint, of transformers or of a pipeline. Rows of equal text are numbered: the first
         samples what `decode` samples for that text, each further one has samples of its own.
     streamer : transformers streamer, optional
         Shows the answer to one prompt during the search.
@@ -84,7 +84,7 @@ class custom_generate:
     ``clean_up_tokenization_spaces=False``, there and in the streamer.
 
     It raises ``ParameterError`` for anything that it cannot honour, such as ``num_beams``, a
-    temperature, a logits processor or scores to be returned; for another model
+    temperature, ``do_sample=False``, a logits processor or scores to be returned; for another model
     than the guard's; for prompts that are not padded on the left.
 
     The streamer gets the prompt, and after each block the tokens that all kept beams share, up to a
@@ -135,9 +135,8 @@ def answer_rows(
     transformers chooses the names of these parameters, except `guard` and `seed`.
     """
     guard.answers.clear()
-    if model is not guard.policy.model:
-        raise ParameterError("the guard was made for another model; make one of this model")
-    own = model.generation_config
+    own = [model.generation_config, _check_caller(streamer)]
+    _check_model(model, guard)
     _check_settings(generation_config, own)
     _check_processors([*logits_processor, *stopping_criteria])
     mask = inputs.get("attention_mask")
@@ -268,12 +267,12 @@ def _tokens(response: Response, policy: Policy, eos: list[int]) -> list[int]:
     return ids if response.finished or policy.decoded(ids + eos) != text else ids + eos
 
 
-def _length(settings, own, prompt: int, context: int) -> int | None:
+def _length(settings, own: Sequence, prompt: int, context: int) -> int | None:
     """Return how many new tokens the caller of `generate` allows after `prompt` tokens, or None."""
-    asked = settings.max_new_tokens
-    if asked is not None:
-        return asked if asked != own.max_new_tokens else None
-    default = own.max_length or min(DEFAULT_LENGTH + prompt, context)
+    if settings.max_new_tokens is not None:
+        preset = [each.max_new_tokens for each in own]
+        return settings.max_new_tokens if settings.max_new_tokens not in preset else None
+    default = own[0].max_length or min(DEFAULT_LENGTH + prompt, context)
     return settings.max_length - prompt if settings.max_length != default else None
 
 
@@ -289,8 +288,45 @@ def _special(settings, rows: int) -> tuple[list[int], int]:
     return eos, pad or 0
 
 
-def _check_settings(settings, own) -> None:
-    """Refuse settings that the search cannot honour, except those that the checkpoint brings."""
+def _check_caller(streamer) -> generation.GenerationConfig:
+    """Refuse arguments that `generate` does not hand on; return what a pipeline adds by itself."""
+    frame = sys._getframe(2)
+    while frame and frame.f_code.co_name != "generate":
+        frame = frame.f_back
+    lost = (given := frame.f_locals if frame else {}).get("streamer")
+    if lost is not None and lost is not streamer:
+        lost.end()  # its reader would wait for ever
+        raise ParameterError(
+            "transformers does not hand generate's streamer on; give it to "
+            "igcore.custom_generate(guard, streamer=...)"
+        )
+    # around `generate` a decorator has what was given, before transformers fills in defaults
+    named = frame.f_back.f_locals.get("kwargs", {}) if frame else {}
+    sampling = named.get("do_sample", getattr(named.get("generation_config"), "do_sample", None))
+    lost = ("assistant_model", "negative_prompt_ids")
+    refused = [name for name in lost if given.get(name) is not None]
+    refused += ["do_sample=False"] * (sampling is False)
+    if refused:
+        raise ParameterError(
+            f"generate was given {refused[0]}, which the search cannot honour: it samples from the "
+            "model alone; leave it out"
+        )
+    while frame:
+        preset = getattr(frame.f_locals.get("self"), "_default_generation_config", None)
+        if isinstance(preset, generation.GenerationConfig):
+            return preset
+        frame = frame.f_back
+    return generation.GenerationConfig()
+
+
+def _check_model(model, guard: Guard) -> None:
+    """Refuse another model than the guard's."""
+    if model is not guard.policy.model:
+        raise ParameterError("the guard was made for another model; make one of this model")
+
+
+def _check_settings(settings, own: Sequence) -> None:
+    """Refuse settings that the search cannot honour, except those that nobody gave."""
     if settings.num_beams not in (None, 1):
         raise ParameterError(
             f"num_beams is {settings.num_beams}, but the search keeps beams of its own; give "
@@ -300,7 +336,8 @@ def _check_settings(settings, own) -> None:
     for name, value in vars(settings).items():
         if name in HONOURED or name.startswith("_") or value is None or value is False:
             continue
-        if value not in [defaults.get(name), neutral.get(name), getattr(own, name, None)]:
+        given_by_nobody = [getattr(each, name, None) for each in own]
+        if value not in [defaults.get(name), neutral.get(name), *given_by_nobody]:
             raise ParameterError(
                 f"generate was given {name}={value!r}, which the search cannot honour: it draws at "
                 "temperature 1 from the model's own distribution and returns token ids alone; "
