@@ -172,7 +172,7 @@ def test_score_that_is_not_finite_counts_as_hardest():
         ("u.txt", "one\u2028two\rthree\n\n", ["one\u2028two", "three"]),
         ("a.tsv", "id\tprompt\n1\tone, two\n", ["one, two"]),
         ("a.csv.gz", gzip.compress(b"prompt\ntwo\none\n", mtime=0), ["one", "two"]),
-        ("a.jsonl.gz", gzip.compress(b'{"prompt": "one"}\n'), ["one"]),
+        ("a.jsonl.gz", gzip.compress(b'{"prompt": "one"}\n', mtime=0), ["one"]),
         ("a.parquet", parquet(prompt=["two", "one"], n=[1, 2]), ["one", "two"]),
         ("ids.csv", "id,prompt\n" + "1,one\n" * 20_000 + "x,two\n", ["one", "two"]),
     ],
