@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from docs import fidelity
 from igcore.errors import IgcoreError, RunError
 from igcore.files import replace_file, root
-from igcore.paper import fidelity
 from igcore.report import claims
 from igcore.runs.folders import ASIDE
 

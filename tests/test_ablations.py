@@ -570,17 +570,6 @@ def test_effects_by_hand():
     assert (found.loc[found["measure"] == "safe", "difference"] == 0).all()
 
 
-def test_intervals_of_effects_are_over_prompts():
-    """Guards against seeds and cells that count as prompts."""
-    found = effects(
-        ablations.expand(cells(lambda p, s, check, *_: check * (0.1, 0.5)[p] + 0.01 * s))
-    )
-    row = found[(found["measure"] == "reward") & (found["point"] == "pathwise check")].iloc[0]
-    assert (row.difference, row.low, row.high) == pytest.approx(
-        (0.3, 0.1, 0.5)
-    ) and row.p == 0.5  # two prompts, four signs
-
-
 def test_abstentions_have_no_reward_and_are_an_effect():
     """Guards against the reward of a refusal, and against a prompt dropped because one cell of it
     abstained.
@@ -752,20 +741,6 @@ def test_notebook_45_writes_what_has_finished(tmp_path, monkeypatch, capsys):
     assert "factorial: the factorial has " in out and "\nlambda: not run\n" in out
 
 
-def test_sizes_count_the_prompts_of_the_runs_that_are_there():
-    """Guards the numbers of prompts that notebook 45 prints against those of borrowed runs, and of
-    several runs added up.
-    """
-    found = [
-        line(f"p{k}", run=run)
-        for run, n in (("decode-ndk-a", 3), ("decode-ndk-b", 2), ("decode-raw", 9))
-        for k in range(n)
-    ]
-    sizes = ablations.sizes(frame(*found)).set_index("experiment")
-    assert sizes.loc["ndk"].tolist() == [2, 2, 3] and sizes.drop("ndk")["runs"].eq(0).all()
-    assert sizes["fewest prompts"].isna().sum() == len(EXPERIMENTS) - 1
-
-
 def test_one_parameter_makes_all_experiments_larger(tmp_path):
     """Guards the config of the Snakefile: as many prompts everywhere, with the share of the hardest
     as in the file.
@@ -847,12 +822,3 @@ def test_a_sweep_has_a_row_for_every_point_and_prompt_set():
         zip(table["n_samples"], table["keep"], table["lagrange_multiplier"], strict=True)
     ) == {p[:3] for p in points}
     assert table["policy"].nunique() == 2
-
-
-def test_sections_of_missing_runs_say_so(tmp_path, capsys):
-    """Guards against a traceback, or an old table that looks new, where nothing was decoded."""
-    for made in ({}, {"": pd.DataFrame()}):
-        found = ablations.Section("lambda", made, {})
-        assert found.show() is None and found.draw(None) is None and found.say() is None
-        assert capsys.readouterr().out == "lambda: not run\n"
-    assert not list(tmp_path.rglob("*.csv"))

@@ -240,46 +240,12 @@ def test_every_picture_can_be_saved_and_no_text_hides_another(name, tmp_path):
     assert len(found) > 10 and hidden(found) == [] and outside(fig, found) == []
 
 
-@pytest.mark.parametrize("name", ["against_seconds", "seed_panels", "budget_curves"])
-def test_of_fifteen_methods_six_are_drawn(name):
-    """Bug: a picture of all methods, whose lines nobody can follow, or names that hide one another
-    where all lines end together.
-    """
-    every = tuple(figures.STYLE)
-    table = {
-        "against_seconds": sizes,
-        "seed_panels": seeds,
-        "budget_curves": lambda m: pd.DataFrame([row(x) for x in m]),
-    }[name](every)
-    fig = getattr(af, name)(table)
-    found = boxes(fig)
-    written = {text for text, _ in found}
-    assert written & set(METHODS) == {figures.NAMES[method] for method in figures.SIX}
-    assert hidden(found) == [] and outside(fig, found) == []
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_every_picture_says_its_message_and_its_prompts(name):
-    """Bug: a picture without a sentence, or of nobody knows how many prompts."""
-    fig = drawn(name)
-    assert len(fig.get_suptitle()) > 20
-    titles = [ax.get_title(loc="left") for ax in fig.axes]
-    assert any(title.endswith(("n = 16", "n = 21")) for title in titles)
-    assert fig.get_size_inches()[1] <= 6
-
-
 @pytest.mark.parametrize("name", PICTURES)
 def test_points_of_two_policies_are_not_joined(name):
     """Bug: points of two policies in one line."""
     table = PICTURES[name]()
     with pytest.raises(ParameterError, match="policy takes the values chat, raw in one picture"):
         getattr(af, name)(pd.concat([table, table.assign(policy="chat")]))
-
-
-def test_methods_without_a_style_are_drawn():
-    """Guards a user's own method, which has no style: a look of its own, and no error."""
-    for draw in (af.budget_curves, af.against_seconds, af.seed_panels, af.lambda_fronts):
-        draw(pd.DataFrame([row("best-lagrangian", p=np.nan)])).draw_without_rendering()
 
 
 # --- lambda ---------------------------------------------------------------------------------------
@@ -305,13 +271,6 @@ def test_a_panel_holds_the_methods_of_its_n():
         assert len(dots_of) == 3  # of six methods none else was run
         texts = [text.get_text() for text in ax.texts]
         assert "beam search, λ = 0" in texts and "InferenceGuard" in texts
-
-
-def test_without_ours_every_n_is_drawn():
-    """Bug: no panel at all, or a sentence about a method that is not there."""
-    fig = af.lambda_fronts(lambdas().query("method == 'beam-lagrangian'"))
-    assert len(fig.axes) == 3
-    assert fig.get_suptitle() == "The Pareto frontier of each of 1 methods"
 
 
 def test_a_lambda_without_any_text_has_no_point():
@@ -401,13 +360,6 @@ def test_budgets_draw_safety_reward_and_abstention():
     assert [text.get_text() for text in left.get_xticklabels()] == ["0.1", "0.2", "0.3"]
     said = "InferenceGuard's reward is 0.50 at budget 0.1 and 0.50 at budget 0.3"
     assert fig.get_suptitle() == said
-
-
-def test_a_single_budget_is_a_point():
-    """Bug: a division by the number of gaps between budgets, and the one budget said twice."""
-    fig = af.budget_curves(budgets().query("budget == 0.2"))
-    assert np.round([bars(fig.axes[0])[k][1][0, 0] for k in range(3)]).tolist() == [0, 0, 0]
-    assert fig.get_suptitle() == "InferenceGuard's reward is 0.50 at budget 0.2"
 
 
 def test_compute_is_drawn_over_seconds():
@@ -542,47 +494,3 @@ def test_effects_are_filled_where_they_may_be_claimed():
     one = table.assign(p_holm=np.where(table.index == 13, 0.01, 1.0))
     said = "Largest claimed effects: critic -0.03 (reward)"
     assert af.effect_panels(one).get_suptitle() == said
-
-
-def test_an_effect_of_one_measure_keeps_its_row():
-    """Bug: rows counted within a panel: an effect without one measure moves all below it."""
-    table = effects()
-    fig = af.effect_panels(table.drop(index=11))
-    assert dots(fig.axes[1])[0].get_offsets()[1].tolist() == [table["difference"][12], 2]
-
-
-def test_seeds_stand_beside_each_other():
-    """Bug: a seed in the row of another method, and one interval for all seeds."""
-    table = seeds()
-    fig = af.seed_panels(table)
-    assert [text.get_text() for text in fig.axes[0].get_yticklabels()] == [
-        "base",
-        "mine (n = 14)",
-        "InferenceGuard",
-    ]
-    assert [text.get_text() for text in fig.legends[0].get_texts()] == [
-        "seed 0",
-        "seed 1",
-        "seed 2",
-    ]
-    for ax, name, low, high in zip(
-        fig.axes,
-        ("safety_rate", "reward_mean"),
-        ("safety_wilson_low", "reward_low"),
-        ("safety_wilson_high", "reward_high"),
-        strict=True,
-    ):
-        for seed, (points, bar) in enumerate(zip(dots(ax), ax.containers, strict=True)):
-            cell = table[table["seed"] == seed]
-            x, y = np.array(points.get_offsets()).T
-            assert x.tolist() == cell[name].tolist() and np.round(y).tolist() == [0, 1, 2]
-            assert [to_hex(face) for face in points.get_facecolors()] == [
-                figures.style(m)[0] for m in cell["method"]
-            ]
-            (segments,) = bar.lines[2]
-            assert np.array(segments.get_segments())[:, :, 0] == pytest.approx(
-                cell[[low, high]].to_numpy()
-            )
-            assert np.array(segments.get_segments())[:, 0, 1].tolist() == y.tolist()
-    rows = np.array([np.array(points.get_offsets())[:, 1] for points in dots(fig.axes[0])])
-    assert (np.diff(rows, axis=0) > 0.2).all()  # from the first seed down

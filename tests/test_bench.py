@@ -24,7 +24,6 @@ from igcore.errors import PolicyError
 from igcore.report.provenance import processor
 from igcore.runs.folders import open_run
 
-HAS_ITS_HUB = "its_hub" in plan.LIBRARIES
 P, N, T, S = 6, 4, 6, 2  # prompt tokens, samples, new tokens, block size
 CASE = Case(
     "test",
@@ -134,22 +133,6 @@ def test_the_naive_search_keeps_the_highest_reward(tiny, rows, monkeypatch):
     assert answer == tiny.policy.text(blocks[scores.argmax()])
 
 
-@pytest.mark.skipif(not HAS_ITS_HUB, reason="its_hub is not installed")
-@pytest.mark.parametrize(
-    ("name", "batches"), [("its_hub best-of-n", [N]), ("its_hub beam", [N // 2, N, N])]
-)
-def test_its_hub_is_answered_in_batches(tiny, monkeypatch, name, batches):
-    """Guards fairness: requests answered one at a time would cost it five times as much."""
-    sizes, generate = [], baselines.generate
-    monkeypatch.setattr(
-        baselines,
-        "generate",
-        lambda models, rows, length: sizes.append(len(rows)) or generate(models, rows, length),
-    )
-    plan.VARIANTS[name](tiny, CASE, tiny.prompts(1, P), 0)
-    assert sizes == batches
-
-
 class Requests:
     """Stands for vLLM: notes what each wave asks for, and counts the blocks that it answers."""
 
@@ -217,13 +200,6 @@ def test_the_meter_counts_useful_operations_as_torch_does():
     assert meter.tokens == 1
 
 
-def test_padding_is_counted_apart(tiny):
-    """Guards forward_tokens: encoding nothing is waste, but no token."""
-    with Meter(tiny.all) as meter:
-        baselines.generate(tiny, [[1, 2, 3], [4]], 2)
-    assert (meter.tokens, meter.padding) == (3 + 1 + 2, 2)
-
-
 @pytest.mark.parametrize("name", ["engine", "generate"])
 def test_bytes_of_keys_and_values_are_those_of_the_formula(tiny, name):
     """Guards the memory column: a cache that lives on unseen, or one that is counted twice."""
@@ -231,14 +207,6 @@ def test_bytes_of_keys_and_values_are_those_of_the_formula(tiny, name):
         plan.VARIANTS[name](tiny, replace(CASE, prompts=1), tiny.prompts(1, P), 0)
     sizes = {"engine": (1, P, N, T), "generate": (0, 0, N, P + T - 1)}
     assert meter.kv_bytes == kv_bytes(tiny.policy.model, *sizes[name])
-
-
-def test_the_meter_leaves_no_hook_behind(tiny):
-    with Meter(tiny.all):
-        pass
-    assert not any(
-        m._forward_pre_hooks or m._forward_hooks for model in tiny.all for m in model.modules()
-    )
 
 
 def fake(monkeypatch, work):
@@ -378,20 +346,6 @@ def rows_compared(lines, cases, ratios, out):
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
-def test_sizes_that_were_not_measured_share_a_row(tmp_path):
-    """Guards a table that people read: two dozen rows said that there was no GPU."""
-    a, sizes = replace(CASE, run="B"), [replace(CASE, prompts=p, variant="7B") for p in (1, 8)]
-    ratios = [(f"a / 7B, {N} samples, {size.prompts} prompts", a, size) for size in sizes]
-    lines = [line(a, 6.0), line(sizes[0], 3.0)]
-    assert rows_compared(lines[:1], [a, *sizes], ratios, tmp_path) == [
-        ["a / 7B", "3.00", "not measured", "", ""]
-    ]
-    assert [row[0] for row in rows_compared(lines, [a, *sizes], ratios, tmp_path)] == [
-        f"a / 7B, {N} samples, 1 prompts",
-        "a / 7B",
-    ]
-
-
 def test_the_comparisons_say_what_was_measured_and_what_was_not(tmp_path):
     """Guards the README: seconds and bytes of the right case on the right side, and no figure for a
     GPU that was not there.
@@ -432,18 +386,6 @@ def test_every_planned_case_can_be_run(quick):
             assert case.new_tokens % case.block == case.n_samples % case.keep == 0
     for _, *pair in plan.ratios(quick):
         assert all(case in cases for case in pair if isinstance(case, Case))
-
-
-def test_what_a_machine_lacks_is_planned_and_named(monkeypatch):
-    """Bug: rows for a GPU were absent where there was none, as if nobody had meant to measure."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(plan, "LIBRARIES", [])
-    lacks = {name: set(map(plan.lacking, cases)) for name, cases in plan.sections().items()}
-    assert lacks["7B"] == lacks["7B in vLLM"] == {"a GPU"}
-    assert len(lacks["peers"]) == 2 and lacks["guarded search"] == {""}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    lacks = {name: set(map(plan.lacking, cases)) for name, cases in plan.sections().items()}
-    assert (lacks["7B"], lacks["7B in vLLM"]) == ({""}, {"vLLM"})
 
 
 def test_prompts_have_the_wanted_length_and_differ(tiny):
@@ -508,12 +450,3 @@ def test_a_part_of_the_benchmark_does_not_replace_the_whole(tiny, tmp_path, monk
     assert (tables / "bench.csv").read_text() == whole
     part = pd.read_csv(tmp_path / "runs" / "bench" / "tables" / "bench.csv")
     assert part["repeats"].tolist() == [2]
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--only", "nothing like this"], ["--repeats", "0"], ["--only", "("]]
-)
-def test_bad_options_end_in_one_sentence(tmp_path, monkeypatch, capsys, arguments):
-    monkeypatch.chdir(tmp_path)
-    assert command.main(["--quick", *arguments]) == 1
-    assert capsys.readouterr().err.startswith("error: ")

@@ -91,19 +91,6 @@ def test_work_of_each_method_by_hand():
     assert math.isnan(chat.forward_tokens_per_emitted)
 
 
-def test_the_main_table_says_the_same():
-    """Guards against two tables of one run that disagree on its work."""
-    records = synthetic.records(10)
-    shared = [name for name in COLUMNS if name in tables.COLUMNS]
-    main, table = (make(records)[shared] for make in (tables.main_table, compute_table))
-    pd.testing.assert_frame_equal(table, main, check_dtype=False, check_exact=True)
-    assert len(shared) == len(COLUMNS) - 1
-    parts = table[
-        [f"{part}_seconds_per_prompt" for part in ("generate", "cost", "reward", "critic")]
-    ].sum(axis=1)
-    assert parts.tolist() == pytest.approx(table["seconds_per_prompt"].tolist())
-
-
 def test_records_that_make_no_table_are_refused():
     """Guards against means over two numbers of samples; none at all make a table without rows."""
     records = pd.DataFrame([spent("best-of-n", "a"), spent("best-of-n", "b") | {"n_samples": 4}])
@@ -156,18 +143,6 @@ def test_equal_seconds_by_hand():
     assert table["seconds_ratio"].tolist() == pytest.approx([0.2, 1, 3, 1, 0.9, 1, 0.8])
 
 
-def test_the_reference_stands_for_itself():
-    """Guards against a reference that is beaten by itself, because more samples happened to be
-    faster.
-    """
-    noisy = by_samples(
-        ("raw", "inferenceguard", 8, 1.0),
-        ("raw", "inferenceguard", 16, 0.9),
-        ("raw", "best-of-n", 16, 0.95),
-    )
-    assert at_equal_seconds(noisy)["n_samples"].tolist() == [8, 16]
-
-
 def test_order_and_index_of_the_rows_change_nothing():
     """Guards against picking the last row, and against rows with the same label in tables that were
     joined.
@@ -178,19 +153,6 @@ def test_order_and_index_of_the_rows_change_nothing():
     for rows in (joined, ROWS.sample(frac=1, random_state=2)):
         found = at_equal_seconds(rows).sort_values(keys, ignore_index=True)
         pd.testing.assert_frame_equal(found, expected)
-
-
-def test_it_reads_the_tables_of_runs():
-    """Guards against columns that the two functions name differently."""
-    runs = [synthetic.records(6).assign(n_samples=n) for n in (4, 8)]
-    table = pd.concat([compute_table(lines) for lines in runs])
-    found = at_equal_seconds(table)
-    assert list(found.columns) == [*COLUMNS, "seconds_ratio", "fits"]
-    assert (
-        len(found) == 2 * len(synthetic.METHODS)
-        and found["fits"].all()
-        and (found["n_samples"] == 8).all()
-    )
 
 
 def test_a_policy_without_the_reference_is_refused():

@@ -182,27 +182,6 @@ def test_every_picture_can_be_saved_and_says_what_its_axes_are(name, tmp_path):
     assert fig.axes[0].get_ylabel() or fig.axes[0].get_yticklabels()
 
 
-def test_the_curves_mark_the_epoch_that_is_kept():
-    """Guards the two losses against each other, and a mark at the last epoch."""
-    (ax,) = training.training_curves(HISTORIES).axes
-    for k, (name, best) in enumerate((("m", (2, 0.6)), ("o", (1, 0.5)))):
-        learn, check, mark = ax.lines[3 * k : 3 * k + 3]
-        assert (
-            check.get_label() == name
-            and check.get_linestyle() == "-"
-            and learn.get_linestyle() == ":"
-        )
-        assert learn.get_xydata().tolist() == [
-            [e["epoch"], e["learn_loss"]] for e in HISTORIES[name]
-        ]
-        assert check.get_xydata().tolist() == [
-            [e["epoch"], e["check_loss"]] for e in HISTORIES[name]
-        ]
-        assert mark.get_xydata().tolist() == [list(best)]
-        assert len({to_hex(line.get_color()) for line in (learn, check, mark)}) == 1
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["m", "o"]
-
-
 def test_a_reliability_diagram_draws_the_bins():
     """Guards swapped axes, prefixes of another length, and a position of which there is none."""
     frame = judged((8, 9, 16))
@@ -243,57 +222,6 @@ def test_reliability_draws_the_bins_of_each_critic():
     assert legend(fig) == ["calibrated", "m", "o"]
     found = boxes(fig)
     assert hidden(found) == [] and outside(fig, found) == []
-
-
-def test_auroc_draws_each_critic_of_a_policy():
-    """Guards points of another policy or critic, whiskers of another interval, and colours that
-    change from panel to panel.
-    """
-    table = critics()
-    fig = cf.auroc_by_position(table)
-    assert [ax.get_title() for ax in fig.axes] == ["raw", "chat"]
-    seen = {}
-    for ax, names in zip(fig.axes, (["m", "o"], ["m", "late"]), strict=True):
-        drawn = bars(ax)
-        assert list(drawn) == names
-        for name, (points, whiskers, colour) in drawn.items():
-            rows = table[(table["policy"] == ax.get_title()) & (table["critic"] == name)]
-            assert points[:, 1].tolist() == rows["auroc_within_prompt"].tolist()
-            assert (
-                np.abs(points[:, 0] - rows["position"]).max() < 0.5
-            )  # aside, so that whiskers do not hide one another
-            assert whiskers[:, :, 1] == pytest.approx(
-                rows[["within_low", "within_high"]].to_numpy()
-            )
-            assert seen.setdefault(name, colour) == colour
-        for features, (label, _) in cf.REFERENCES.items():
-            want = table[(table["policy"] == ax.get_title()) & (table["features"] == features)]
-            assert (
-                lines(ax)[label].get_xydata().tolist()
-                == want[["position", "auroc_within_prompt"]].to_numpy().tolist()
-            )
-        assert ax.get_xticks().tolist() == [8, 16]
-    assert len(set(seen.values())) == 3
-
-
-def test_many_policies_are_drawn_below_one_another():
-    """Bug: six panels side by side, whose titles ran into each other."""
-    table = pd.concat(
-        [critics().query("policy == 'raw'").assign(policy=f"policy {k}") for k in range(4)]
-    )
-    fig = cf.auroc_by_position(table)
-    assert [ax.get_title() for ax in fig.axes] == [f"policy {k}" for k in range(4)]
-    assert len({round(ax.get_position().y0, 3) for ax in fig.axes}) == 2
-
-
-def test_the_legend_names_critics_of_any_panel():
-    """Guards a line without a name: of a critic that was trained for the second policy only."""
-    assert set(legend(cf.auroc_by_position(critics()))) == {
-        "m",
-        "o",
-        "late",
-        *(label for label, _ in cf.REFERENCES.values()),
-    }
 
 
 def test_intervals_need_not_hold_the_estimate():
@@ -346,19 +274,6 @@ def test_shift_draws_both_texts_side_by_side():
         grey == cf.GREY != other
         and to_hex(lines(ax)["complete answers within budget"].get_color()) == other
     )
-
-
-def test_shift_of_texts_that_do_not_meet():
-    """Guards searched text in the colour of rollouts where no rollout is so long, and a search that
-    asks no critic.
-    """
-    (ax,) = training.shift(judged((8,)), searched((16,))).axes
-    colours = [to_hex(patch.get_facecolor()) for patch in ax.patches]
-    assert (
-        len(colours) == 2
-        and to_hex(lines(ax)["complete answers within budget"].get_color()) == colours[1]
-    )
-    assert not training.shift(judged(), searched().iloc[:0]).axes[0].patches
 
 
 def test_differences_draw_every_pair_and_size():

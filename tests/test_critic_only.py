@@ -41,7 +41,6 @@ CONFIG = SearchConfig(
 SCORERS = {"cost": LetterCost(), "reward": LetterReward()}
 
 
-LENGTH = dict(max_new_tokens=6)
 CRITIC = untrained()
 
 
@@ -459,16 +458,3 @@ def test_shares_by_threshold_worked_by_hand():
     assert found["risk_upper95"][[0, 2]].tolist() == pytest.approx([1 - 0.05**0.25, 1])
     u = found["risk_upper95"][1]
     assert sum(math.comb(4, k) * u**k * (1 - u) ** (4 - k) for k in range(3)) == pytest.approx(0.05)
-
-
-def test_a_threshold_that_silences_all_has_no_reward(says):
-    """Guards a reward of refusals where nothing was answered, and the names of the columns that the
-    losses really have.
-    """
-    says(lambda text: 0.0)
-    found = by_threshold(losses((0.0, 0.5)))
-    assert found["threshold"].tolist() == [0.5, 0.0] and found["abstained"].tolist() == [1, 0]
-    assert (
-        found["reward"].isna().tolist() == [True, False]
-        and found["risk"][0] == 0 < found["risk"][1]
-    )

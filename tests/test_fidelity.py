@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 
 import pytest
 
-from igcore.paper import fidelity
+from docs import fidelity
 
 ROOT = Path(__file__).parents[1]
 ROWS = fidelity.fidelity().to_dict("records")
@@ -53,9 +53,3 @@ def test_a_row_about_no_file_is_named(tmp_path):
     (tmp_path / "paper").mkdir()
     found = fidelity.contradictions(tmp_path / "paper")
     assert len(found) == sum(bool(row["files"]) for row in ROWS)
-
-
-def test_the_page_shows_every_row():
-    page = fidelity.page()
-    assert page.startswith(f"{len(ROWS)} statements: ")
-    assert all(row["printed"] in page and row["why"] in page for row in ROWS)

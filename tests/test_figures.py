@@ -15,7 +15,6 @@ from notebook_code import notebook_code
 from pictures import boxes, hidden, outside
 from statsmodels.stats.proportion import proportion_confint
 
-import igcore
 from igcore.errors import RunError
 from igcore.figures import style as look
 from igcore.report import tables
@@ -74,13 +73,6 @@ def texts(fig) -> list:
 def overlaps(fig) -> list[tuple[str, str]]:
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts(fig)]
     return [(one, two) for (one, a), (two, b) in itertools.combinations(boxes, 2) if a.overlaps(b)]
-
-
-def test_every_method_has_its_own_colour_and_marker():
-    """Guards against two methods that look alike, and a method of igcore without a style."""
-    assert list(igcore.METHODS) == METHODS
-    colours, markers = zip(*look.STYLE.values(), strict=True)
-    assert len(set(colours)) == len(set(markers)) == len(METHODS)
 
 
 @pytest.mark.parametrize("name", ["tradeoff", "rates"])
@@ -144,14 +136,6 @@ def test_methods_with_fewer_prompts_say_so(every):
             assert fig.axes[panel].get_title(loc="left").endswith(", n = 30")
 
 
-def test_methods_outside_the_six_are_drawn_where_there_is_no_other(every):
-    """Bug: "there is nothing to draw" for a run of other methods."""
-    lines = every[every["method"].isin(["args", "re-control"])]
-    for name in ("tradeoff", "rates", "distributions"):
-        fig = DRAW[name](lines if name == "distributions" else tables.main_table(lines))
-        assert {"ARGS", "RE-Control"} <= set(dict(boxes(fig)))
-
-
 # --- trade-off ------------------------------------------------------------------------------------
 
 
@@ -176,43 +160,6 @@ def test_tradeoff_draws_the_numbers_of_the_table(main):
     shares = safe / best.groupby("method")["n_prompts"].sum()
     first = shares.max()
     assert f"kept the budget on {first:.1%} of prompts, " in fig.get_suptitle()
-
-
-def test_tradeoff_names_abstentions(main):
-    """Guards against safety shown without its price."""
-    labels = {text.get_text() for text in texts(figures.tradeoff(main))}
-    silent = main[(main["abstained"] > 0) & main["method"].isin(look.SIX)]
-    assert (
-        len(silent)
-        and {f"{look.NAMES[row.method]}, {row.abstained} abstained" for row in silent.itertuples()}
-        <= labels
-    )
-    assert "base" in labels
-
-
-def test_tradeoff_labels_do_not_overlap():
-    """Guards against labels on top of each other, or outside, when methods have nearly the same
-    numbers.
-    """
-    same = pd.DataFrame(
-        synthetic.record(method=method, prompt_id=f"p{k}", reward=0.5 + 0.1 * k + 1e-4 * n)
-        for n, method in enumerate(METHODS)
-        for k in range(5)
-    )
-    fig = figures.tradeoff(tables.main_table(same))
-    found = boxes(fig)
-    assert {look.NAMES[method] for method in look.SIX} <= set(dict(found))
-    assert outside(fig, found) == [] and hidden(found) == []
-
-
-def test_labels_stand_beside_their_own_points(main):
-    """Bug: the label of one point beside another."""
-    for ax in figures.tradeoff(main).axes:
-        rows = main[main["policy"] == ax.get_title(loc="left").split(",")[0]]
-        rates = zip(rows["word_safety_rate"], rows["reward_mean"], strict=True)
-        points = dict(zip(rows["method"].map(look.NAMES), rates, strict=True))
-        for text in ax.texts:
-            assert text.xy == points[re.sub(", \\d+ abstained$", "", text.get_text())]
 
 
 def test_tradeoff_names_methods_without_any_text(main):
@@ -310,19 +257,6 @@ def test_the_share_within_budget_falls_token_by_token():
     )
     names = {text.get_text(): text.get_position()[1] for text in fig.axes[0].texts}
     assert names["InferenceGuard"] > names["base"] and outside(fig, boxes(fig)) == []
-
-
-def test_safety_states_draw_the_traces():
-    """Guards against a trace drawn from z_1, and an unreadable score that leaves the picture
-    instead of falling.
-    """
-    ax = start.safety_states(TRACES).axes[0]
-    lines = {line.get_label(): line.get_ydata() for line in ax.lines}
-    assert lines["base"].tolist() == TRACES["base"]
-    assert lines["inferenceguard"][:3].tolist() == TRACES["inferenceguard"][:3]
-    assert lines["inferenceguard"][3] == ax.get_ylim()[0] < -0.1
-    shade = ax.patches[0]
-    assert (shade.get_y(), shade.get_y() + shade.get_height()) == (ax.get_ylim()[0], 0)
 
 
 @pytest.mark.parametrize("unread", [math.nan, -math.inf])

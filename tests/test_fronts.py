@@ -10,7 +10,6 @@ import synthetic
 from matplotlib.colors import to_hex
 from pictures import boxes, hidden, outside
 
-from igcore.errors import RunError
 from igcore.figures import fronts
 from igcore.figures.style import NAMES, STYLE
 from igcore.report import load as runs
@@ -214,11 +213,6 @@ def test_sweeps_are_found_where_the_profile_has_them(tmp_path, monkeypatch):
     assert not len(nothing) and not why and len(fronts.fronts(main_lines("base"), nothing)) == 1
 
 
-def test_nothing_to_draw_is_said():
-    with pytest.raises(RunError, match="there are no records; run notebook 30_decode first"):
-        fronts.fronts(main_lines("base").iloc[:0], NOTHING)
-
-
 # --- the picture ----------------------------------------------------------------------------------
 
 
@@ -279,13 +273,6 @@ def test_points_lines_and_numbers_are_those_of_the_table():
     assert [text.get_text() for text in chat.texts] == ["Best-of-N, λ = 5", "base"]
     said = "InferenceGuard is on the common Pareto frontier in 1 of 1 panels"  # of those with it
     assert fig.get_suptitle() == said
-
-
-def test_settings_with_the_same_numbers_are_one_point():
-    """Bug: the numbers of five weights in a heap around one point."""
-    rows = [row("beam-lagrangian", 0.9, 0.5, x) for x in (0.0, 2.5, 10.0)]
-    (ax,) = fronts.pareto_fronts(pd.DataFrame(rows)).axes
-    assert [text.get_text() for text in ax.texts] == ["beam search, λ = 0, 2.5, 10"]
 
 
 @pytest.mark.parametrize("panels", [1, 2, 3])

@@ -148,11 +148,6 @@ def test_holm_spans_the_table():
     )
 
 
-def test_without_the_reference_nothing_is_tested():
-    """Guards a crash for the policy that was not searched with it."""
-    assert rows(BASE)["n_pairs"].isna().all()
-
-
 def test_a_missing_score_is_unsafe():
     """Guards against a judge that fails and so finds everything safe, and a mean over the texts
     that it could read.
@@ -181,25 +176,6 @@ def test_a_method_that_never_answered():
     (row,) = rows(cell("inferenceguard", [None, None])).itertuples(index=False)
     assert (row.n_emitted, row.n_unsafe, row.n_abstained, row.n_abstained_unsafe) == (0, 0, 2, 0)
     assert all(map(math.isnan, (row.share_unsafe, row.unsafe_low, row.unsafe_high, row.mean_score)))
-
-
-def test_the_table_is_ready_to_be_written_and_shows_no_text(tmp_path):
-    """Guards against a text of a model in the repository, counts written as 4.0, and tables that
-    depend on the order of lines.
-    """
-    many = cell(
-        "best-of-n", [str(x) for x in np.random.default_rng(0).random(50)]
-    )  # a sum that depends on its order
-    records = pd.concat([BASE, many, OURS], ignore_index=True)
-    table = judge(records, Reader())
-    assert list(table.columns) == COLUMNS
-    shuffled = judge(records.sample(frac=1, random_state=3), Reader()).sort_values(
-        ["method", "retried"], ignore_index=True
-    )
-    pd.testing.assert_frame_equal(table, shuffled, check_exact=True)
-    written = [path.read_text() for path in tables.write(table, tmp_path / "heldout", {})]
-    assert "base,all,7,4," in written[0] and ",4,1,2," in written[0]
-    assert not any("a prompt" in text for text in written)
 
 
 def test_each_text_is_judged_once():

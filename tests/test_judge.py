@@ -6,14 +6,12 @@ import itertools
 import json
 import math
 import socket
-import subprocess
 import sys
 import threading
 import time
 import traceback
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -36,7 +34,6 @@ from igcore.report.verdicts import (
 )
 from igcore.runs import folders
 from igcore.runs.judge_run import judge_run
-from igcore.runs.params import notebook_params
 from igcore.serve.client import without_key
 from tests.rehearsal.stub import THINKING, Canned, by_hash, points, shown, stub_judge
 
@@ -410,23 +407,6 @@ def test_a_text_without_a_score_is_unparsed(scorers):
     many = [Question("harmlessness", f"p{k}", f"q{k}", "?", "??") for k in range(60)]
     with pytest.raises(ScorerError, match=r"failed on (\d+) of \1 texts; mend the scorer"):
         list(ScorerJudge().ask(many, 0, 1))
-
-
-def test_the_embedded_scorers_judge():
-    """Guards the default of notebook 60: what it names is there; an empty answer has a score."""
-    judge = load_judge("scorer")
-    asked_ = [
-        Question(
-            aspect, "p", "What is the capital of France?", "The capital of France is Paris.", ""
-        )
-        for aspect in ASPECTS
-    ]
-    replies = {question.aspect: reply for question, reply in judge.ask(asked_, 0, 1)}
-    assert (
-        replies["helpfulness"].scores[0] > replies["helpfulness"].scores[1]
-        and replies["harmlessness"].scores is not None
-    )
-    assert judge.names == {"helpfulness": "minilm-relevance", "harmlessness": "jigsaw-toxicity"}
 
 
 # --- an endpoint ----------------------------------------------------------------------------------
@@ -1057,15 +1037,6 @@ def test_bad_settings_are_named(changes, message):
     assert KEY not in str(error.value)
 
 
-def test_the_notebook_knows_its_parameters():
-    assert (
-        notebook_params(
-            "judge", {"profile": "test", "run": "x", "figures": "figures", "seed": 7, "workers": 3}
-        )
-        == params()
-    )
-
-
 def judged_for_picture(methods=("best-of-n", "beam-lagrangian", "args", "inferenceguard"), n=100):
     lines = []
     for policy, method, aspect in itertools.product(
@@ -1118,27 +1089,3 @@ def test_the_table_and_the_picture(tmp_path):
             and "77 [67, 84]" in texts
         )
         assert f"{policy} on pku-saferlhf" in texts or aspect == "harmlessness"
-
-
-def test_methods_outside_the_six_are_drawn_where_there_is_no_other():
-    """Bug: no picture, or a traceback, for a run that judged other methods."""
-    fig = NOTEBOOK.win_tie_loss(win_rates(judged_for_picture(("args", "re-control"))))
-    assert {"ARGS", "RE-Control (n = 12)"} <= set(dict(boxes(fig)))
-
-
-def test_the_stub_serves_from_the_command_line():
-    """Guards the rehearsal: the first line is the address, and it serves there."""
-    import igcore
-
-    command = [sys.executable, "-m", "tests.rehearsal.stub", "--port", "0"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=Path(igcore.__file__).parents[1]
-    ) as process:
-        try:
-            judge = load_judge(
-                {"name": "openai", "model": "m", "base_url": process.stdout.readline().strip()}
-            )
-            ((_, reply),) = judge.ask([ASK], 0, 1)
-        finally:
-            process.terminate()
-    assert reply.scores == (points(ASK.first), points(ASK.second))

@@ -7,15 +7,11 @@ import nbformat
 import pandas as pd
 import pytest
 import synthetic
-from notebook_code import notebook_code
 
 from igcore.errors import ParameterError, RunError
 from igcore.figures.style import unless_missing
-from igcore.judge import JudgeParams
 from igcore.paper import swept
 from igcore.report import statistics as metrics
-from igcore.report import verdicts
-from igcore.report.load import load_runs
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = (
@@ -87,23 +83,6 @@ def imaginary(**fields) -> pd.DataFrame:
     return lines.astype(object).where(lines.notna(), None)
 
 
-def judged(folder, run="me") -> pd.DataFrame:
-    """Write verdicts on the runs of a folder: the first answer is always better; return the win
-    rates.
-    """
-    params = JudgeParams(profile="x", run=run, figures="figures")
-    pairs = verdicts.pairs_of(load_runs("x"), params)
-    target = folder / "runs/x/judge" / run
-    target.mkdir(parents=True)
-    scores = {digest: (2.0, 1.0) for digest in verdicts.questions_of(pairs)}
-    lines = [{"question": digest, "scores": both} for digest, both in scores.items()]
-    (target / "verdicts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (target / "manifest.json").write_text(json.dumps({"params": vars(params)}))
-    return notebook_code("60_judge").win_rates(
-        verdicts.verdicts(pairs, scores, {"helpfulness": run, "harmlessness": run})
-    )
-
-
 def said(capsys) -> list[str]:
     return [text for text in capsys.readouterr().out.splitlines() if text]
 
@@ -133,17 +112,6 @@ def test_runs_that_have_not_finished_are_named_and_the_others_drawn(folder, monk
         "left out: "
     )
     assert sum(text.startswith("not run: ") for text in found) == 3
-
-
-def test_every_picture_that_needs_no_critic_is_drawn(folder, monkeypatch, capsys):
-    decoded(folder, "decode-a", imaginary())
-    written, shown = executed(folder, monkeypatch, profile="x", figures="figures")
-    assert written == PICTURES - CRITICS and shown == len(written) + 1  # and the answers
-    assert (folder / "runs/x/answers.md").read_text().startswith("### smollm2-raw")
-    assert [text.split(";")[0] for text in said(capsys)] == [
-        "not run: there are no critics to draw",
-        "not run: there is no reliability to draw",
-    ]
 
 
 def test_fronts_without_their_sweeps_are_shown_and_replace_none(folder, monkeypatch):

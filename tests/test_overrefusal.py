@@ -10,12 +10,7 @@ from scipy import stats
 
 from igcore.errors import ParameterError, RunError
 from igcore.report import statistics as metrics
-from igcore.report import tables
 
-COLUMNS = (
-    "policy method n_prompts abstained abstention_rate abstention_low abstention_high "
-    "abstained_base_safe n_answered reward_difference reward_low reward_high reward_p reward_p_holm"
-).split()
 STATUSES = {"s": "verified_safe", "a": "abstained", "u": "unverified_unsafe"}
 
 
@@ -85,21 +80,6 @@ def test_holm_spans_the_table():
     assert len(table) == 5 and len(p) == 3
     assert table.loc[p.index, "reward_p_holm"].tolist() == metrics.holm(p).tolist()
     assert table["reward_p_holm"].min() == pytest.approx(3 * 2 / 2**8)
-
-
-def test_the_table_is_ready_to_be_written(tmp_path):
-    """Guards against counts written as 5.0 and a table that depends on the order of lines."""
-    records = pd.concat([BASE, OURS], ignore_index=True)
-    table = over_refusal(records)
-    assert list(table.columns) == COLUMNS
-    shuffled = over_refusal(records.sample(frac=1, random_state=1)).sort_values(
-        "method", ignore_index=True
-    )
-    pd.testing.assert_frame_equal(table, shuffled, check_exact=True)
-    csv, markdown, *_ = (
-        path.read_text() for path in tables.write(table, tmp_path / "over_refusal", {})
-    )
-    assert ",2,5,0.2" in csv and "n/a |" in markdown
 
 
 def test_what_cannot_be_compared_is_refused():

@@ -5,8 +5,6 @@ compile.
 import json
 import math
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pandas as pd
@@ -379,16 +377,6 @@ def test_a_table_reads_its_own_sweep_first_and_main_runs_next():
     )
 
 
-@pytest.mark.parametrize("table", RESULTS)
-def test_without_any_run_every_row_is_not_run(table):
-    """Bug: a crash on a fresh clone."""
-    found = compared(table, NONE)
-    assert len(found) == len(paper.reported(table)) and set(found["run"]) == {NOT_RUN}
-    alone = standing_in(table, NONE, [])
-    assert set(alone["run"]) == {NOT_RUN} and len(alone) == len(found)
-    assert set(alone["standing"]) <= {"smollm2-raw", "smollm2-chat"}
-
-
 # --- policies that the paper does not have --------------------------------------------------------
 
 RAW = {"policy": "smollm2-raw", "prompts": "rtp"}
@@ -715,23 +703,3 @@ def test_latex_is_sound_without_a_compiler(written):
             re.search(r"(?<!\\)[%#_$^~]", row.replace("$<$", "").replace("$>$", "")) for row in rows
         )
         assert not any(row.startswith(("[", "*")) for row in rows) and text.isascii()
-
-
-@pytest.mark.skipif(
-    not any(map(shutil.which, ("tectonic", "pdflatex", "lualatex"))),
-    reason="no TeX (tectonic, pdflatex or lualatex) is installed",
-)
-def test_latex_compiles(written, tmp_path):
-    program = next(filter(None, map(shutil.which, ("tectonic", "pdflatex", "lualatex"))))
-    tables = [
-        path.read_text() for paths in written.values() for path in paths if path.suffix == ".tex"
-    ]
-    body = "\n\\clearpage\n".join(tables)
-    top = "\\documentclass{article}\n\\usepackage{booktabs}\n"
-    document = f"{top}\\begin{{document}}\n{body}\n\\end{{document}}\n"
-    (tmp_path / "tables.tex").write_text(document)
-    options = [] if program.endswith("tectonic") else ["-interaction=nonstopmode", "-halt-on-error"]
-    done = subprocess.run(
-        [program, *options, "tables.tex"], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout[-2000:]

@@ -12,25 +12,7 @@ from igcore import RunError, paper
 from igcore.paper import report, swept
 from igcore.runs import jobs
 
-ROOT = Path(__file__).parents[1]
 TOGETHER = ("45-02b", "45-look", "45-swept-tables", "45-pareto-fig")
-
-
-def test_one_profile_writes_each_of_them():
-    """Bug: two profiles that write one file into figures, so that what the second knows replaces
-    what the first knew.
-    """
-    assert set(swept.TABLES) < set(paper.TABLES)
-    for name in [*paper.TABLES, swept.PICTURE]:
-        assert (
-            swept.waits("small", name)
-            == swept.waits("ablations", name)
-            == (name in (*swept.TABLES, swept.PICTURE))
-        )
-        assert not any(
-            swept.waits(profile, name)
-            for profile in ("ci", "paper", "critic-search", "tune", "mine")
-        )
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import synthetic
 from imaginaryruns import executed, workplace, written
-from notebook_code import notebook_code
 
 from igcore import METHODS
 from igcore.errors import ParameterError, RunError
@@ -79,28 +78,6 @@ def by_hand():
         ),
     ]
     return tables.main_table(pd.DataFrame(lines)).set_index("method")
-
-
-def test_columns_are_the_agreed_ones(main):
-    """Guards against a renamed or reordered column, which notebooks and figures read by name."""
-    assert (
-        list(main.columns)
-        == (
-            "policy method n_prompts safe abstained unsafe safety_rate safety_lower95 "
-            "safety_wilson_low safety_wilson_high "
-            "reward_mean reward_std reward_low reward_high cost_mean peak_cost_mean "
-            "seconds_per_prompt "
-            "policy_tokens_per_prompt scorer_calls_per_prompt samples_per_prompt "
-            "forward_tokens_per_prompt "
-            "scorer_tokens_per_prompt generate_seconds_per_prompt cost_seconds_per_prompt "
-            "reward_seconds_per_prompt "
-            "critic_seconds_per_prompt n_samples keep block_size rounds budget accounting "
-            "checks "
-            "lagrange_multiplier seed peak_safety_rate word_safety_rate "
-            "broken_between_blocks safety_rate_fail_open reward_answered "
-            "n_answered_by_all"
-        ).split()
-    )
 
 
 def test_rates_by_hand(by_hand):
@@ -244,15 +221,6 @@ def test_order_of_lines_changes_nothing(records, main):
     pd.testing.assert_frame_equal(
         again.loc[list(zip(main["policy"], main["method"], strict=True))].reset_index(), main
     )
-
-
-def test_order_of_methods(records):
-    """Guards against rows in the order of files; an incomplete order must not lose rows."""
-    order = ["inferenceguard", *[name for name in synthetic.METHODS if name != "inferenceguard"]]
-    methods = tables.main_table(records, order)["method"].tolist()
-    assert methods == 2 * order
-    with pytest.raises(ValueError, match="'base'"):
-        tables.main_table(records, order=["inferenceguard"])
 
 
 def test_a_policy_that_answered_two_sets_has_a_name_for_each(records):
@@ -432,21 +400,6 @@ def test_settings_without_a_value_stay_integers(records, tmp_path):
     assert [line.split(",")[place] for line in lines[1:3]] == ["", "2"]
 
 
-def test_markdown_of_the_main_table(main):
-    """Guards against a table that GitHub does not draw: every row has the cells of the header."""
-    header, rule, *rows = map(cells_of, tables.markdown(main).splitlines())
-    assert header == list(tables.pretty(main))
-    assert {len(row) for row in (rule, *rows)} == {len(header)} and len(rows) == len(main)
-    assert [side[-1] for side in rule] == ["-", "-", *":" * (len(header) - 2)]
-    best, row = main.iloc[1], rows[1]
-    assert row[:3] == ["smollm2-raw", "best-of-n", f"{best.safe} / 0 / {best.unsafe}"]
-    low, high = 100 * best.safety_wilson_low, 100 * best.safety_wilson_high
-    assert row[3] == f"{100 * best.safety_rate:.1f} [{low:.1f}, {high:.1f}]"
-    assert row[4] == f"{100 * best.word_safety_rate:.1f}"
-    assert row[5] == f"{best.reward_mean:.3f} [{best.reward_low:.3f}, {best.reward_high:.3f}]"
-    assert row[-1] == "30"
-
-
 def test_people_read_at_most_seven_columns(main, tmp_path):
     """Bug: tables of 27 columns, in which nobody found the difference and its interval."""
     shown, sentence = tables.for_people(main)
@@ -515,16 +468,6 @@ def test_other_tables_are_rounded_and_escaped():
     assert "x|y & 1e-04 & 1 \\\\\n50\\% \\&  more\\_ & 0.250 & 2 \\\\" in tables.latex(odd)
 
 
-def test_columns_of_one_name_stay_apart():
-    """Bug: the tables of the paper have a column "verdict" for each measure."""
-    twice = pd.DataFrame([[1.0, "a"], [np.nan, "b"]], columns=["verdict", "verdict"])
-    assert tables.pretty(twice).to_numpy().tolist() == [["1.000", "a"], ["n/a", "b"]]
-    # Bug: five columns of n/a, since runs with a pool have no seconds of their own
-    timed = twice.assign(generate_seconds=[None, 1.0], cost_seconds=[None, None])
-    assert list(tables.pretty(timed)) == [*tables.pretty(twice), "generate seconds"]
-    assert "cost seconds" not in tables.markdown(timed)
-
-
 def test_latex_escapes_every_special_character():
     """Guards against a header such as "Safe %" commenting out the rest of its line."""
     text = tables.latex(pd.DataFrame({"x": ["\\#$^{~}"], "y": [np.nan]}))
@@ -538,14 +481,3 @@ def test_a_fail_open_rate_that_nobody_measured_is_missing():
         synthetic.record(prompt_id="b", status="abstained", fail_open_cost=None),
     ]
     assert math.isnan(tables.main_table(pd.DataFrame(lines)).iloc[0].safety_rate_fail_open)
-
-
-def test_summary_counts_reasons_and_pretty_is_the_markdown():
-    """Guards the two views that notebooks show against saying something else than the table."""
-    lines = synthetic.records(6)
-    shown = notebook_code("30_decode").summary(lines[lines["policy"] == lines["policy"].iloc[0]])
-    assert (shown[["verified_safe", "abstained", "unverified_unsafe"]].sum(axis=1) == 6).all()
-    main = tables.main_table(lines)
-    assert tables.pretty(main).to_numpy().tolist() == [
-        cells_of(line) for line in tables.markdown(main).splitlines()[2:]
-    ]

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import synthetic
 from notebook_code import notebook_code
-from pictures import boxes, hidden, outside
 
 from igcore.errors import RunError
 from igcore.figures.style import NAMES, SIX, STYLE
@@ -178,32 +177,3 @@ def test_the_picture_draws_the_table():
         f"After 8 tokens {broken:.0%} of plain answers and {of_ours:.0%} of InferenceGuard's "
         "have broken the budget"
     )
-
-
-@pytest.mark.parametrize("policies", [("raw",), ("raw", "chat"), ("raw", "chat", "third")], ids=len)
-def test_nothing_overlaps(policies):
-    """Bug: names on top of each other or beyond the page, with one, two or three policies, and
-    where all curves end at one height.
-    """
-    table = everything(policies)
-    for drawn in (table, table.assign(share=1.0)):
-        fig = tr.trajectories(drawn)
-        found = boxes(fig)
-        assert len(found) > 12 and hidden(found) == [] and outside(fig, found) == []
-
-
-def test_base_alone_is_drawn():
-    """Guards runs of one method, whose other pictures can all be drawn."""
-    fig = tr.trajectories(tr.kept(tr.paths(frame(line("base")))))
-    assert [text.get_text() for text in fig.axes[0].texts] == ["base"]
-    assert fig.get_suptitle() == "After 8 tokens 0% of plain answers have broken the budget"
-
-
-def test_nothing_to_compare_is_said():
-    """Guards against an empty picture that looks like a result: two methods have answered different
-    prompts.
-    """
-    table = tr.kept(tr.paths(frame(line("base"), line("best-of-n", "p1"))))
-    assert not len(table)
-    with pytest.raises(RunError, match="no prompt was answered by all methods of the picture"):
-        tr.trajectories(table)

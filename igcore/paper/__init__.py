@@ -92,7 +92,7 @@ def read(name: str) -> pd.DataFrame:
 
     ``statements`` has sentences of the text that a table can confirm; ``kind`` says how to check
     them. ``symbols`` has what the paper calls by each symbol, a row per place. ``fidelity`` says
-    what became of each statement, see `igcore.paper.fidelity`.
+    what became of each statement, see ``docs.fidelity``.
     """
     # hyperparameters are lists, formulas and numbers; they are compared as text
     types = str if name in ("hyperparameters", "fidelity") else _TYPES

@@ -1,9 +1,9 @@
 """Where the code follows the paper and where it does not, as a table that is checked.
 
-``data/fidelity.csv`` has a row for every statement of the paper: where it is printed, the code it
-became, and whether that is ``faithful``, ``repaired`` (the printed form has a fault), an ``option``
-(another choice is the default) or ``not run``. A row may say which setting its files have; then
-`contradictions` compares.
+``igcore/paper/data/fidelity.csv`` has a row for every statement of the paper: where it is printed,
+the code it became, and whether that is ``faithful``, ``repaired`` (the printed form has a fault),
+an ``option`` (another choice is the default) or ``not run``. A row may say which setting its files
+have; then `contradictions` compares.
 """
 
 from fnmatch import fnmatch
@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from ..report.yamlfile import read_yaml
-from . import read
+from igcore.paper import read
+from igcore.report.yamlfile import read_yaml
 
 VERDICTS = ("faithful", "repaired", "option", "not run")
 SHOWN = ["printed", "where", "here", "verdict", "why"]
