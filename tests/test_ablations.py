@@ -22,7 +22,7 @@ from igcore import ParameterError, RunError
 from igcore.report import paired, tables
 from igcore.report.experiments import EXPERIMENTS, LAMBDAS
 from igcore.report.replay import UNKNOWN, judged_under, replay_best_of_n
-from igcore.theory.bounds import abstention_bound
+from igcore.theory.planning import abstention_bound
 
 GUARD, REPLAYED = "inferenceguard", "best-of-n-lagrangian"
 ablations = notebook_code("45_ablations")

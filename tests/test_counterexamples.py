@@ -8,9 +8,8 @@ import pytest
 from theory import INF, notebook, policies
 
 from igcore import budget
-from igcore.theory.bounds import n_star
 from igcore.theory.mdp import augment
-from igcore.theory.planning import greedy, values, violation
+from igcore.theory.planning import greedy, n_star, values, violation
 
 
 def optimum(mdp, d, n=INF, **reading):

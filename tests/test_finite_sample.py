@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from scipy import integrate, stats
 from theory import INF, language_model, notebook, small_models
 
-from igcore.theory.bounds import abstention_bound
 from igcore.theory.mdp import augment
-from igcore.theory.planning import values, violation
+from igcore.theory.planning import abstention_bound, values, violation
 
 myopic_search = notebook.myopic_search
 retry_mass, two_round_failure = notebook.retry_mass, notebook.two_round_failure

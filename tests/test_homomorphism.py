@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from theory import INF, bigrams, language_model, notebook
 
-from igcore.theory.bounds import n_star
 from igcore.theory.mdp import augment, token_mdp
 from igcore.theory.planning import (
     action_values,
     bellman,
     greedy,
+    n_star,
     occupancy,
     value_iteration,
     values,

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from igcore.figures.pareto import pareto
+from igcore.figures.fronts import pareto
 
 
 def brute_force(points) -> list[bool]:

@@ -417,7 +417,11 @@ def test_a_download_that_broke_off_is_refused(spoilt, name):
         (RM_NAME, {"dtype": "float8"}, "unknown dtype 'float8'"),
         (RM_NAME, {"device": "gpu"}, "device 'gpu' is no torch device"),
         (RM_NAME, {"revision": 7}, "parameter revision is 7"),
-        (RM_NAME, {"self_check": "no"}, "parameter self_check is 'no'; Input should be a valid boolean"),
+        (
+            RM_NAME,
+            {"self_check": "no"},
+            "parameter self_check is 'no'; Input should be a valid boolean",
+        ),
         (QRM_COST, {"scale": 2}, "unknown parameter 'scale'"),
     ],
 )
