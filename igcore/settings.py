@@ -12,20 +12,40 @@ and raise that error themselves.
 """
 
 import math
+import re
 from collections.abc import Collection
 from functools import partial, wraps
 from pathlib import PurePath
-from typing import Annotated, Any, dataclass_transform
+from typing import Annotated, Any, dataclass_transform, get_args
 
 import pydantic.dataclasses
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, ValidationInfo
 from pydantic import WrapValidator as Wrapped
 
-from .errors import ParameterError, unknown_name
+from .errors import MissingParameter, ParameterError, unknown_name
 
+# a folder's name: no character that a path or a shell treats specially
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+NUMBER = re.compile(r"\s*[-+]?[\d_]*\.?\d+\.?(e[-+]?\d+)?\s*", re.IGNORECASE)  # as text
 MOST = 10**6  # of anything that is counted: no run with more would end
 MOST_TOKENS = 10**8  # that a search may sample for one prompt
 STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+ALLOWED = {  # pydantic's name of an error -> what the value must be
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "float_range": "a number between -1.7e308 and 1.7e308",  # ours, for a whole number beyond
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "finite_number": "finite",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "above {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "below {lt}",
+    "too_short": "of length {min_length} or more",
+}
 
 
 # --- the decorator --------------------------------------------------------------------------------
@@ -86,19 +106,63 @@ def _refusal(known: dict[str, Any], values: dict[str, Any], error: ValidationErr
     place = failures[0]["loc"][0]
     name = list(known)[place] if isinstance(place, int) else place
     if failures[0]["type"] == "missing":
-        why = known[name].description or "it has no default"
-        return ParameterError(f"parameter {name} is missing; {why}")
+        why = known[name].description
+        reason = f", because {why}" if why else ""
+        return MissingParameter(
+            f"parameter {name} is missing; it has no default{reason}, so give it a value"
+        )
     of_field = [failure for failure in failures if failure["loc"][0] == place]
+    allowed = get_args(known[name].annotation)
+    if len(of_field) == 1 and of_field[0]["type"] == "literal_error":
+        names = [part for kind in allowed for part in get_args(kind) or (kind,)]
+        return unknown_name(name, values[name], [part for part in names if isinstance(part, str)])
+    return _wrong_value(name, values[name], of_field, type(None) in allowed)
+
+
+def _wrong_value(name: str, value: Any, failures: list[Any], nothing: bool) -> ParameterError:
+    """Return the error for a wrong type or range; the types of a union fail one by one.
+
+    `nothing` says whether the parameter may be left out as None.
+    """
+    verb = "is"
     # a value inside a list or mapping is named itself
-    inside = [failure for failure in of_field if failure["input"] is not values[name]]
-    wrong = (inside or of_field)[0]["input"]
-    # the types of a union fail one by one
-    reasons = [failure["msg"] for failure in inside or of_field if failure["input"] is wrong]
-    verb, said = "holds" if inside else "is", " or ".join(dict.fromkeys(reasons))
-    return ParameterError(f"parameter {name} {verb} {wrong!r:.100}; {said}")
+    inside = [failure for failure in failures if failure["input"] is not value]
+    if inside:
+        verb, nothing = "holds", False
+        failures = [failure for failure in inside if failure["loc"] == inside[0]["loc"]]
+    phrases = []
+    for failure in failures:
+        kind = failure["type"]
+        if kind == "float_type" and type(failure["input"]) is int:
+            kind = "float_range"
+        phrase = ALLOWED.get(kind, failure["msg"])
+        phrases.append(phrase.format(**failure.get("ctx", {})))
+    if nothing and failures[0]["type"].endswith("_type"):
+        phrases.append("nothing")
+    allowed = " or ".join(dict.fromkeys(phrases))
+    wrong = failures[0]["input"]
+    # the commonest mistake gets its remedy: YAML reads 1e-5 as text
+    if "a number" in phrases and NUMBER.fullmatch(str(wrong)):
+        allowed += ", with a point and without quotes, such as 1.0e-5"
+    return ParameterError(f"parameter {name} {verb} {wrong!r:.100}; it must be {allowed}")
 
 
 # --- checks of one value --------------------------------------------------------------------------
+
+
+def check_name(kind: str, value: Any) -> None:
+    """Raise ``ParameterError`` unless a value can name the folder of a run, see `NAME`.
+
+    Parameters
+    ----------
+    kind : str
+        What the value is, such as ``"parameter run"``.
+    """
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise ParameterError(
+            f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and "
+            "A to Z, digits, _ and - alone"
+        )
 
 
 def check_shard(shard: int, n_shards: int) -> None:
@@ -122,6 +186,12 @@ def one_of(allowed: Collection[str]) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def _check_folder_name(value: str, info: ValidationInfo) -> str:
+    """Refuse a text that cannot name a folder."""
+    check_name(f"parameter {info.field_name}", value)
+    return value
 
 
 def _check_inside(folder: str, info: ValidationInfo) -> str:
@@ -180,8 +250,7 @@ Seconds = Annotated[Positive, Field(le=86400)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Options = dict[str, Any]  # options by name
 Named = str | Options  # a name, or a mapping of a name and options
-# a folder's name: no character that a path or a shell treats specially
-FolderName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]+$")]
+FolderName = Annotated[str, AfterValidator(_check_folder_name)]
 InsideFolder = Annotated[str, AfterValidator(_check_inside)]  # seen from the repository's root
 
 

@@ -161,10 +161,7 @@ def test_chat_options_reach_the_template(home):
     for given, said in (
         ({"chat_options": {"sloow": True}}, "has 'sloow', which its template 'chat' does not read"),
         ({"template": "raw", "chat_options": {"slow": 1}}, "its template 'raw' does not read"),
-        (
-            {"chat_options": "slow"},
-            "parameter chat_options is 'slow'; Input should be a valid dictionary",
-        ),
+        ({"chat_options": "slow"}, "parameter chat_options is 'slow'; it must be a mapping"),
     ):
         with pytest.raises(ParameterError, match=said):
             ig.load_policy({"name": "model", **given})

@@ -218,7 +218,7 @@ def test_ids_depend_on_set_and_text_alone(hub):
         ),
         (
             {"name": PKU, "revision": 12345},
-            "parameter revision is 12345; Input should be a valid string",
+            "parameter revision is 12345; it must be text or nothing",
         ),
         (
             {"name": HEX, "part": "test"},

@@ -183,10 +183,7 @@ def test_a_response_cannot_speak_for_the_guard(hub):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"unsafe": [True], "safe": [False]},
-            "parameter unsafe holds True; Input should be a valid string",
-        ),
+        ({"unsafe": [True], "safe": [False]}, "parameter unsafe holds True; it must be text"),
         (
             {"unsafe": [" unsafe"]},
             r"label ' unsafe' is not one token of its own after '.*<\|assistant\|>', but ",

@@ -1,7 +1,6 @@
 """Tests of settings: what pydantic checks, and the one sentence that a user reads."""
 
 import json
-import re
 from dataclasses import asdict, field, fields, replace
 from typing import Annotated, Literal
 
@@ -51,36 +50,40 @@ class Sampling:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"cuont": 3}, "unknown parameter 'cuont'; did you mean 'count'[?] allowed: count, "),
-        ({"width": -1}, "parameter width is -1; Input should be greater than or equal to 0"),
-        ({"width": True}, "parameter width is True; Input should be a valid number"),
-        ({"width": "1e-5"}, "parameter width is '1e-5'; Input should be a valid number"),
-        ({"width": float("nan")}, "parameter width is nan; Input should be a finite number"),
-        ({"count": 0}, "parameter count is 0; Input should be greater than or equal to 1"),
-        ({"count": True}, "parameter count is True; Input should be a valid integer"),
-        ({"count": 2.0}, "parameter count is 2.0; Input should be a valid integer"),
-        ({"count": 10**12}, "parameter count is 1000000000000; Input .* less .* 1000000"),
-        ({"width": 10**400}, f"parameter width is 1{'0' * 99}; Input should be a valid number"),
+        ({"cuont": 3}, "unknown parameter 'cuont'; did you mean 'count'? allowed: count, "),
+        ({"width": -1}, "parameter width is -1; it must be at least 0"),
+        ({"width": True}, "parameter width is True; it must be a number"),
+        (
+            {"width": "1e-5"},
+            "parameter width is '1e-5'; it must be a number, with a point and "
+            "without quotes, such as 1.0e-5",
+        ),
+        ({"width": float("nan")}, "parameter width is nan; it must be finite"),
+        ({"width": float("inf")}, "parameter width is inf; it must be finite"),
+        ({"count": 0}, "parameter count is 0; it must be at least 1"),
+        ({"count": True}, "parameter count is True; it must be a whole"),
+        ({"count": 2.0}, "parameter count is 2.0; it must be a whole number"),
+        ({"count": 10**12}, "parameter count is 1000000000000; it must be at most 1000000"),
+        ({"count": 10**400}, f"parameter count is 1{'0' * 99}; it must be at most 1000000"),
+        (
+            {"width": 10**400},
+            f"parameter width is 1{'0' * 99}; it must be a number between -1.7e308 and 1.7e308",
+        ),
         ({"kind": "x" * 999}, f"unknown kind '{'x' * 99}; allowed: half, whole"),
-        ({"share": 0}, "parameter share is 0; Input should be greater than 0"),
-        ({"kind": "hal"}, "unknown kind 'hal'; did you mean 'half'[?] allowed: half, whole"),
-        ({"precision": "bf"}, "parameter precision is 'bf'; Input should be 'no' or 'bf16'"),
-        ({"limit": "all"}, "parameter limit is 'all'; Input should be a valid integer"),
-        (
-            {"threshold": "best"},
-            "parameter threshold is 'best'; Input should be a valid number or Input should be 'ma",
-        ),
-        ({"model": 3}, "parameter model is 3; Input should be a valid string or .* dictionary"),
-        ({"model": {3: 4}}, "parameter model holds 3; Input should be a valid string"),
-        ({"names": "one"}, "parameter names is 'one'; Input should be a valid list"),
-        ({"names": [1]}, "parameter names holds 1; Input should be a valid string"),
-        ({"parts": {"a": None}}, "parameter parts holds None; Input should be a valid dictionary"),
-        ({"loud": 1}, "parameter loud is 1; Input should be a valid boolean"),
-        (
-            {"run": "../x"},
-            r"parameter run is '../x'; String should match pattern '\^\[A-Za-z0-9_-\]",
-        ),
-        ({"run": "x\n"}, r"parameter run is 'x.n'; String should match pattern '\^\[A-Za-z0-9_-\]"),
+        ({"share": 0}, "parameter share is 0; it must be above 0"),
+        ({"share": 1.5}, "parameter share is 1.5; it must be at most 1"),
+        ({"kind": "hal"}, "unknown kind 'hal'; did you mean 'half'? allowed: half, whole"),
+        ({"precision": "bf"}, "unknown precision 'bf'; did you mean 'bf16'? allowed: bf16, no"),
+        ({"limit": 0}, "parameter limit is 0; it must be at least 1"),
+        ({"limit": "all"}, "parameter limit is 'all'; it must be a whole number or"),
+        ({"threshold": "best"}, "parameter threshold is 'best'; it must be a numb"),
+        ({"model": 3}, "parameter model is 3; it must be text or a mapp"),
+        ({"model": {3: 4}}, "parameter model holds 3; it must be text"),
+        ({"names": "one"}, "parameter names is 'one'; it must be a list"),
+        ({"names": [1]}, "parameter names holds 1; it must be text"),
+        ({"parts": {"a": None}}, "parameter parts holds None; it must be a map"),
+        ({"loud": 1}, "parameter loud is 1; it must be true or false"),
+        ({"run": "../x"}, "parameter run is '../x', which cannot name a folder; give text of the"),
         ({"folder": "/x"}, "parameter folder is '/x'; give a folder inside the repository"),
         ({"count": 900}, "count is 900, too much for width 1"),
     ],
@@ -89,7 +92,7 @@ def test_a_bad_value_gets_one_sentence(changes, sentence):
     """Bug: pydantic's own message, which lists every type of a union and a link."""
     with pytest.raises(ParameterError) as caught:
         Sampling(**{"width": 1} | changes)
-    assert re.match(sentence, str(caught.value)) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
     assert caught.value.__cause__ is None and caught.value.__suppress_context__
 
 
@@ -146,7 +149,8 @@ def test_a_budget_has_no_default():
     """Guards the user's decision about what is safe."""
     with pytest.raises(
         ParameterError,
-        match="^parameter budget is missing; only you can say what is safe .igcore.suggest_budget",
+        match="^parameter budget is missing; it has no default, because only you can say what is "
+        r"safe \(igcore.suggest_budget helps to choose it\), so give it a value$",
     ):
         SearchConfig()
 
@@ -155,18 +159,9 @@ def test_a_budget_has_no_default():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (
-            {"n_samples": 10**6},
-            "parameter n_samples is 1000000; Input should be less than or equal to 100000",
-        ),
-        (
-            {"n_samples": 8, "keep": 10**6},
-            "parameter keep is 1000000; Input should be less than or equal to 100000",
-        ),
-        (
-            {"rounds": 10**9},
-            "parameter rounds is 1000000000; Input should be less than or equal to 1000000",
-        ),
+        ({"n_samples": 10**6}, "parameter n_samples is 1000000; it must be at most 100000"),
+        ({"n_samples": 8, "keep": 10**6}, "parameter keep is 1000000; it must be at most 100000"),
+        ({"rounds": 10**9}, "parameter rounds is 1000000000; it must be at most 1000000"),
         (
             {"rounds": 10**6},
             "n_samples 8 x max_new_tokens 32 x rounds 1000000 are 256000000 tokens to sample for "

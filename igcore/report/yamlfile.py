@@ -12,10 +12,8 @@ MOST_BYTES = 2**20  # of a file: none by hand comes near, and a reader would nee
 # a value that YAML 1.1 takes for another than YAML 1.2 and most people: yes is true there, 010 is
 # 8, 1:30 is 90, and 2026-01-31 is no text
 ODD = re.compile(r"yes|no|on|off|[-+]?0[0-7_]+|[-+]?[\d_]+:.*|\d{4}-.*", re.IGNORECASE)
-# text there, and a number in YAML 1.2
-POWER = re.compile(r"[-+]?\d+e[-+]?\d+", re.IGNORECASE)
 PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("bool", "int", "float", "timestamp")}
-REMEDY = "write true, false or a plain number, such as 1.0e-5, or put text into quotes"
+REMEDY = "write true, false or a plain number, or put text into quotes"
 
 
 class Strict(yaml.SafeLoader):
@@ -40,8 +38,7 @@ class Strict(yaml.SafeLoader):
 
     def construct_scalar(self, node: Any) -> Any:
         """Refuse an `ODD` value, and the character zero."""
-        odd = ODD if node.tag in PLAIN else POWER
-        if not node.style and odd.fullmatch(node.value):
+        if node.tag in PLAIN and ODD.fullmatch(node.value):
             raise _fault(node, f"{node.value!r:.100} is another value in old YAML; {REMEDY}")
         if "\0" in node.value:
             raise _fault(node, f"{node.value!r:.100} holds the character zero; leave it out")

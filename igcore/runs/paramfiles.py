@@ -7,7 +7,6 @@ The names of files and runs are checked here. A setting's value is checked where
 import itertools
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from ..errors import ParameterError, unknown_name
 from ..report.yamlfile import read_yaml
+from ..settings import check_name
 
 OUTPUT = ("tables", "figures", "ablations")  # kinds of files that name no run
 DECODED = ("decode", "regime", "examples")  # of notebook 30
@@ -43,7 +43,7 @@ class ParamFiles:
     Raises
     ------
     ParameterError
-        For a folder or profile that `check_name` refuses, and for changes of
+        For a folder or profile that `igcore.settings.check_name` refuses, and for changes of
         another form.
     """
 
@@ -207,15 +207,6 @@ def runs_of(settings: Mapping, file: object) -> Iterator[tuple[str, dict]]:
         run = "-".join(names).replace(".", "_")  # to Snakemake a dot would begin a suffix
         check_name(f"a run of the grid of {file}", run)
         yield run, shared | own | of_grid | {"run": run}
-
-
-def check_name(kind: str, value: Any) -> None:
-    """Raise ``ParameterError`` unless a value, of this kind, can name a folder."""
-    if not isinstance(value, str) or not re.fullmatch("[A-Za-z0-9_-]+", value):
-        raise ParameterError(
-            f"{kind} is {value!r}, which cannot name a folder; give text of the letters a to z and "
-            "A to Z, digits, _ and - alone"
-        )
 
 
 def merged(old: object, new: object) -> Any:

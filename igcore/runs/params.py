@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pkgutil import resolve_name
 from typing import Any
 
+from ..errors import MissingParameter, ParameterError
 from ..settings import FolderName, InsideFolder, settings
 
 
@@ -92,7 +93,13 @@ def notebook_params(kind: str, namespace: Mapping) -> Any:
     """
     known = PARAMS[kind]
     checked = resolve_name(known) if isinstance(known, str) else known
-    return checked(**notebook_parameters(namespace))
+    try:
+        return checked(**notebook_parameters(namespace))
+    except MissingParameter as error:
+        raise ParameterError(
+            f"{error}: a params file names all that a run needs; values without a profile, by -p, "
+            "change what the notebook sets"
+        ) from None
 
 
 def notebook_parameters(namespace: Mapping) -> dict:
