@@ -587,8 +587,8 @@ def test_a_server_whose_numbers_move_is_not_trusted():
         ({"api": "classes"}, "unknown api 'classes'; did you mean 'classify'?"),
         ({"api": "vllm-labels", "labels": [1]}, "api 'vllm-labels' does not read labels; leave it"),
         ({"log_odds": True}, "api 'classify' does not read log_odds; leave it out"),
-        ({"labels": ["hate"]}, "parameter labels holds 'hate'; Input should be a valid integer"),
-        ({"labels": [-1]}, "parameter labels holds -1; Input should be greater than or equal to 0"),
+        ({"labels": ["hate"]}, "parameter labels holds 'hate'; it must be a whole number"),
+        ({"labels": [-1]}, "parameter labels holds -1; it must be at least 0"),
         ({"template": "{prompt}"}, "template has no {response}; write it"),
         ({"api": "vllm-labels"}, "api 'vllm-labels' needs guard, with the words unsafe and safe"),
         (
