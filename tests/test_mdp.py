@@ -30,7 +30,7 @@ half, seeds = Fraction(1, 2), st.integers(0, 10**6)
 
 def test_the_theory_needs_no_torch():
     """Guards the lecturer's notebook against a gigabyte of dependencies."""
-    theory = "mdp planning bounds"
+    theory = "mdp planning"
     modules = [f"igcore.theory.{name}" for name in theory.split()]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
