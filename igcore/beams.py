@@ -215,7 +215,7 @@ class Method:
     network : str
         What it needs besides the scorers: ``critic``, ``value network``, or nothing.
     search : callable, optional
-        What runs it in the place of `igcore.search.guarded_beam_search`.
+        Runs it instead of `igcore.search.guarded_beam_search`.
     """
 
     score: Callable[[Beam, SearchConfig], Score]

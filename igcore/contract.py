@@ -210,7 +210,7 @@ class Scoring:
             if backbone not in self.sessions:
                 self.sessions[backbone] = scorer.open_cache(prompts)
             with_cache = scorer.with_cache(self.sessions[backbone])
-            # read with a KV cache, a score has other last bits than read anew
+            # cached and uncached scores differ in the last bits
             kept = pool.scores_of(scorer, "KV cache") if pool else None
             self.search[role] = Cached(with_cache, tally, kept)
             self.reported[role] = Cached(uncached(scorer), tally)

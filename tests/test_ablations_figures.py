@@ -494,3 +494,40 @@ def test_effects_are_filled_where_they_may_be_claimed():
     one = table.assign(p_holm=np.where(table.index == 13, 0.01, 1.0))
     said = "Largest claimed effects: critic -0.03 (reward)"
     assert af.effect_panels(one).get_suptitle() == said
+
+
+def test_seeds_stand_beside_each_other():
+    """Bug: a seed in the row of another method, and one interval for all seeds."""
+    table = seeds()
+    fig = af.seed_panels(table)
+    assert [text.get_text() for text in fig.axes[0].get_yticklabels()] == [
+        "base",
+        "mine (n = 14)",
+        "InferenceGuard",
+    ]
+    assert [text.get_text() for text in fig.legends[0].get_texts()] == [
+        "seed 0",
+        "seed 1",
+        "seed 2",
+    ]
+    for ax, name, low, high in zip(
+        fig.axes,
+        ("safety_rate", "reward_mean"),
+        ("safety_wilson_low", "reward_low"),
+        ("safety_wilson_high", "reward_high"),
+        strict=True,
+    ):
+        for seed, (points, bar) in enumerate(zip(dots(ax), ax.containers, strict=True)):
+            cell = table[table["seed"] == seed]
+            x, y = np.array(points.get_offsets()).T
+            assert x.tolist() == cell[name].tolist() and np.round(y).tolist() == [0, 1, 2]
+            assert [to_hex(face) for face in points.get_facecolors()] == [
+                figures.style(m)[0] for m in cell["method"]
+            ]
+            (segments,) = bar.lines[2]
+            assert np.array(segments.get_segments())[:, :, 0] == pytest.approx(
+                cell[[low, high]].to_numpy()
+            )
+            assert np.array(segments.get_segments())[:, 0, 1].tolist() == y.tolist()
+    rows = np.array([np.array(points.get_offsets())[:, 1] for points in dots(fig.axes[0])])
+    assert (np.diff(rows, axis=0) > 0.2).all()  # from the first seed down

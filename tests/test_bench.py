@@ -450,3 +450,19 @@ def test_a_part_of_the_benchmark_does_not_replace_the_whole(tiny, tmp_path, monk
     assert (tables / "bench.csv").read_text() == whole
     part = pd.read_csv(tmp_path / "runs" / "bench" / "tables" / "bench.csv")
     assert part["repeats"].tolist() == [2]
+
+
+@pytest.mark.skipif("its_hub" not in plan.LIBRARIES, reason="its_hub is not installed")
+@pytest.mark.parametrize(
+    ("name", "batches"), [("its_hub best-of-n", [N]), ("its_hub beam", [N // 2, N, N])]
+)
+def test_its_hub_is_answered_in_batches(tiny, monkeypatch, name, batches):
+    """Guards fairness: requests answered one at a time would cost it five times as much."""
+    sizes, generate = [], baselines.generate
+    monkeypatch.setattr(
+        baselines,
+        "generate",
+        lambda models, rows, length: sizes.append(len(rows)) or generate(models, rows, length),
+    )
+    plan.VARIANTS[name](tiny, CASE, tiny.prompts(1, P), 0)
+    assert sizes == batches

@@ -329,3 +329,34 @@ def test_nothing_to_draw_is_said(draw, columns, sentence):
     """
     with pytest.raises(RunError, match=sentence):
         draw(pd.DataFrame(columns=columns))
+
+
+def test_auroc_draws_each_critic_of_a_policy():
+    """Guards points of another policy or critic, whiskers of another interval, and colours that
+    change from panel to panel.
+    """
+    table = critics()
+    fig = cf.auroc_by_position(table)
+    assert [ax.get_title() for ax in fig.axes] == ["raw", "chat"]
+    seen = {}
+    for ax, names in zip(fig.axes, (["m", "o"], ["m", "late"]), strict=True):
+        drawn = bars(ax)
+        assert list(drawn) == names
+        for name, (points, whiskers, colour) in drawn.items():
+            rows = table[(table["policy"] == ax.get_title()) & (table["critic"] == name)]
+            assert points[:, 1].tolist() == rows["auroc_within_prompt"].tolist()
+            assert (
+                np.abs(points[:, 0] - rows["position"]).max() < 0.5
+            )  # aside, so that whiskers do not hide one another
+            assert whiskers[:, :, 1] == pytest.approx(
+                rows[["within_low", "within_high"]].to_numpy()
+            )
+            assert seen.setdefault(name, colour) == colour
+        for features, (label, _) in cf.REFERENCES.items():
+            want = table[(table["policy"] == ax.get_title()) & (table["features"] == features)]
+            assert (
+                lines(ax)[label].get_xydata().tolist()
+                == want[["position", "auroc_within_prompt"]].to_numpy().tolist()
+            )
+        assert ax.get_xticks().tolist() == [8, 16]
+    assert len(set(seen.values())) == 3

@@ -78,7 +78,7 @@ def test_code_that_makes_records_starts_them_again(tmp_path, monkeypatch):
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")
     tables = known()
     assert tables[0] == runs and tables[1] != whole
-    for module in ("search", "models/embedded", "runs/critic_run"):
+    for module in ("search", "models/embedded", "runs/critic_run", "report/linefile"):
         before = known()
         edit(copied / f"{module}.py", "\nimport ", "\nother = 1\nimport ")
         assert known()[0] != before[0] and known()[1] != before[1]

@@ -1086,3 +1086,20 @@ def test_the_table_and_the_picture(tmp_path):
             and "77 [67, 84]" in texts
         )
         assert f"{policy} on pku-saferlhf" in texts or aspect == "harmlessness"
+
+
+def test_the_embedded_scorers_judge():
+    """Guards the default of notebook 60: what it names is there; an empty answer has a score."""
+    judge = load_judge("scorer")
+    asked_ = [
+        Question(
+            aspect, "p", "What is the capital of France?", "The capital of France is Paris.", ""
+        )
+        for aspect in ASPECTS
+    ]
+    replies = {question.aspect: reply for question, reply in judge.ask(asked_, 0, 1)}
+    assert (
+        replies["helpfulness"].scores[0] > replies["helpfulness"].scores[1]
+        and replies["harmlessness"].scores is not None
+    )
+    assert judge.names == {"helpfulness": "minilm-relevance", "harmlessness": "jigsaw-toxicity"}

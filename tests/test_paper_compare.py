@@ -703,3 +703,13 @@ def test_latex_is_sound_without_a_compiler(written):
             re.search(r"(?<!\\)[%#_$^~]", row.replace("$<$", "").replace("$>$", "")) for row in rows
         )
         assert not any(row.startswith(("[", "*")) for row in rows) and text.isascii()
+
+
+@pytest.mark.parametrize("table", RESULTS)
+def test_without_any_run_every_row_is_not_run(table):
+    """Bug: a crash on a fresh clone."""
+    found = compared(table, NONE)
+    assert len(found) == len(paper.reported(table)) and set(found["run"]) == {NOT_RUN}
+    alone = standing_in(table, NONE, [])
+    assert set(alone["run"]) == {NOT_RUN} and len(alone) == len(found)
+    assert set(alone["standing"]) <= {"smollm2-raw", "smollm2-chat"}

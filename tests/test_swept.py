@@ -113,3 +113,20 @@ def test_what_waits_is_what_sweeps_change(tmp_path, monkeypatch):
     alone, both = (report.paper_tables(report.load(profile)) for profile in ("small", "ablations"))
     changed = {table for table in paper.TABLES if not alone[table].equals(both[table])}
     assert changed == set(swept.TABLES)
+
+
+def test_one_profile_writes_each_of_them():
+    """Bug: two profiles that write one file into figures, so that what the second knows replaces
+    what the first knew.
+    """
+    assert set(swept.TABLES) < set(paper.TABLES)
+    for name in [*paper.TABLES, swept.PICTURE]:
+        assert (
+            swept.waits("small", name)
+            == swept.waits("ablations", name)
+            == (name in (*swept.TABLES, swept.PICTURE))
+        )
+        assert not any(
+            swept.waits(profile, name)
+            for profile in ("ci", "paper", "critic-search", "tune", "mine")
+        )

@@ -308,3 +308,12 @@ def test_a_loss_that_is_lost_is_one_sentence(rollouts, tmp_path):
 def test_bad_settings_are_one_sentence(changes, sentence, rollouts, tmp_path):
     with pytest.raises(ParameterError, match=sentence):
         trained(rollouts, tmp_path, **changes)
+
+
+def test_a_critic_of_many_budgets_uses_z(rollouts, tmp_path):
+    """Guards z as an input of both heads: with more budget left, f1 must rise."""
+    critic = trained(rollouts, tmp_path / "c", budget=0.0, budget_high=6.0, epochs=8, patience=8)
+    prompts = [policy().encode(rollout.prompt) for rollout in rollouts]
+    seen = encode(policy().model, prompts, [rollout.tokens for rollout in rollouts], "m", 0)
+    (low, _), (high, _) = (critic.judge(seen, [z] * len(rollouts)) for z in (0.5, 5.5))
+    assert high.mean() > low.mean() + 0.2

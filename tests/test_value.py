@@ -558,3 +558,23 @@ def test_any_object_that_steers_will_do():
         )
     )
     assert {t for r in decoded("re-control", value=shift) for t in r.tokens} == {1}
+
+
+def test_steering_raises_the_value():
+    """Bug: descent. With a large lambda the expected cost must fall, whatever becomes of the
+    reward.
+    """
+    hidden = states(letters().model).hidden.clone()
+    made = network()
+    for multiplier in (0.0, 2.0, 100.0):
+        settings = replace(
+            CONFIG,
+            value_steps=10,
+            value_step_size=0.3 / (1 + multiplier),
+            lagrange_multiplier=multiplier,
+        )
+        h = made.ascend(hidden, settings)
+        assert (made.value(h, multiplier) > made.value(hidden, multiplier) + 0.01).all()
+        if multiplier != 2.0:
+            better = (made(h) - made(hidden))[:, int(multiplier > 0)] * (-1 if multiplier else 1)
+            assert (better > 0).all()

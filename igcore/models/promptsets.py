@@ -9,7 +9,9 @@ import glob
 import io
 import json
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -79,7 +81,8 @@ def column_of(path: Path, column: str = "prompt") -> list:
     cells, names, rows = [], {}, []
     try:
         check_file(path)
-        with TemporaryDirectory() as cache:  # nothing stays in the user's home
+        # nothing stays in the user's home, and an error is one sentence
+        with TemporaryDirectory() as cache, unlogged(method.removeprefix("from_")):
             try:
                 rows = read(glob.escape(str(path)), cache_dir=cache, **options)
             except StopIteration:  # what datasets raises for JSON without a row
@@ -103,6 +106,23 @@ def column_of(path: Path, column: str = "prompt") -> list:
     return [_text(cell) for cell in cells]
 
 
+@contextmanager
+def unlogged(reader: str) -> Iterator[None]:
+    """Keep a reader of datasets from logging in this thread, because it raises the same error."""
+    logger = logging.getLogger(f"datasets.packaged_modules.{reader}.{reader}")
+    here = threading.get_ident()
+
+    def elsewhere(record: logging.LogRecord) -> bool:
+        """Return True for a record of another thread."""
+        return record.thread != here
+
+    logger.addFilter(elsewhere)
+    try:
+        yield
+    finally:
+        logger.removeFilter(elsewhere)
+
+
 def _text(cell: Any) -> Any:
     """Return chat messages as the text that `turns_of` takes apart; any other cell as it is.
 
@@ -123,7 +143,7 @@ def _text(cell: Any) -> Any:
 
 
 def _bad_line(path: Path) -> str:
-    """Return where the first line stands that is no JSON, for the end of a message.
+    """Return the place of the first line that is not JSON, for the end of a message.
 
     The row that pyarrow names counts from 0, without the empty lines.
     """

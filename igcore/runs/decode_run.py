@@ -24,8 +24,7 @@ from ..models.registry import load_scorer, scored_by
 from ..policy import Policy, Prompt
 from ..settings import name_of
 from .decode_params import DecodeParams, network_of, pool_of
-from .folders import Run, open_run
-from .groups import groups_of
+from .folders import Run, groups_of, open_run
 from .identity import models_identity, opened
 from .networks import Networks, load_networks, network_files
 from .records import record

@@ -28,8 +28,7 @@ from ..policy import Policy, Prompt
 from ..report.linefile import read, root_of
 from ..scorers import Scorer, check_sign
 from ..scoring import Cached, Tally, checked_score
-from .folders import open_run
-from .groups import groups_of
+from .folders import groups_of, open_run
 from .identity import models_identity
 
 METHOD = "rollouts"  # the lines' field ``method``

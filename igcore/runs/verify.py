@@ -27,8 +27,7 @@ from ..scorers import Scorer
 from ..settings import Named, name_of
 from .decode_params import NETWORKS, DecodeParams
 from .decode_run import Experiment, identity_of, lines_of, summary
-from .folders import changes
-from .groups import groups_of
+from .folders import changes, groups_of
 from .identity import prompts_digest
 from .networks import load_networks
 from .records import SETTINGS
