@@ -1,15 +1,12 @@
 """Tests of the scorer protocol and of what stands between a scorer and the search."""
 
-import ast
 import math
 from functools import partial, wraps
-from pathlib import Path
 
 import numpy as np
 import pytest
 from mockpolicy import LetterCost
 
-import igcore
 from igcore import ParameterError, ScorerError, load_scorer
 from igcore.errors import ScorerWarning
 from igcore.models.registry import SCORERS, check_scorer, home_of, maker
@@ -230,42 +227,6 @@ def test_the_home_of_a_scorer_is_the_module_that_makes_it(monkeypatch):
     assert (home_of("shouting"), home_of("letters")) == (__name__, "mockpolicy")
     monkeypatch.setattr(Shouting, "__module__", "__main__")
     assert home_of("shouting") is None
-
-
-def reached(file: Path, known: set[Path]) -> set[Path]:
-    """Return the files of the package that a file imports anywhere in it, with those that they
-    import.
-    """
-    if file in known or not file.is_file():
-        return known
-    known.add(file)
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-            for path in (base, *(base / alias.name for alias in node.names)):
-                reached(path.with_suffix(".py"), known), reached(path / "__init__.py", known)
-    return known
-
-
-def test_a_search_with_the_embedded_scorers_reaches_no_other():
-    """Bug: runs with the embedded cost that start anew, because an adapter for a model that they
-    never load has changed.
-    """
-    package = Path(igcore.__file__).parent
-    homes = {home_of(name) for name in ("offensive-language", "minilm-relevance")}
-    files = {
-        package / "guard.py",
-        *(package.joinpath(*home.split(".")[1:]).with_suffix(".py") for home in homes),
-    }
-    found = set.union(*(reached(file, set()) for file in files))
-    assert {file.stem for file in found if file.parent.name == "models"} == {
-        "__init__",
-        "assets",
-        "convert",
-        "embedded",
-        "encoder",
-    }
-    assert package / "search.py" in found
 
 
 @pytest.mark.parametrize(
