@@ -98,6 +98,7 @@ test: assets
 	@$(BIN)/ruff format --check --quiet igcore tests benchmarks docs/*.py
 	@$(BIN)/lint-imports --no-logo --no-cache
 	@$(BIN)/mypy
+	@$(BIN)/deptry .
 	@$(BIN)/python -m tests.caps
 	@$(BIN)/python -m pytest --numprocesses $(CORES) --no-loadscope-reorder notebooks tests
 

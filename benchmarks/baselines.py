@@ -1,4 +1,4 @@
-"""The baselines: the search as a competent user of transformers writes it, its_hub and vLLM.
+"""The baselines: the search as a competent user of transformers writes it, and its_hub.
 
 Each gets its best options, and none uses `igcore.search` or the engine, which they are compared
 with. A variant maps ``(models, case, prompts, seed)`` to one text per prompt.
@@ -142,34 +142,6 @@ def transformers_generate(
     return answers
 
 
-def vllm_search(models: Models, case: Case, prompts: Sequence[str], seed: int) -> list[str]:
-    """Search over blocks in vLLM, all prompts at once, with a free reward.
-
-    vLLM keeps the KV cache of prefixes from block to block. It was seeded when it started: a seed
-    for each request would slow its sampling down.
-    """
-    from vllm import SamplingParams
-
-    policy = models.policy
-    settings = {"max_tokens": case.block, "ignore_eos": True, "detokenize": False}
-    beams = [policy.encode(prompt) for prompt in prompts]
-    for _ in range(case.new_tokens // case.block):
-        samples = len(prompts) * case.n_samples // len(beams)  # of each beam
-        requests = [{"prompt_token_ids": beam} for beam in beams]
-        found = policy.model.generate(
-            requests, SamplingParams(n=samples, **settings), use_tqdm=False
-        )
-        texts = [
-            beam + list(block.token_ids)
-            for beam, answer in zip(beams, found, strict=True)
-            for block in answer.outputs
-        ]
-        # no text is better than another: the first candidates of each prompt go on
-        candidates = _batches(texts, case.n_samples)
-        beams = [text for those in candidates for text in those[: case.keep]]
-    return [policy.text(text[-case.new_tokens :]) for text in beams[:: case.keep]]
-
-
 def its_hub(beam: bool) -> Variant:
     """Return its_hub's Best-of-N or beam search, with a free reward.
 
@@ -259,5 +231,4 @@ VARIANTS: dict[str, Variant] = {
     "generate": transformers_generate,
     "its_hub best-of-n": its_hub(beam=False),
     "its_hub beam": its_hub(beam=True),
-    "vllm": vllm_search,
 }

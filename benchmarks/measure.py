@@ -207,14 +207,14 @@ def timed(
     Parameters
     ----------
     models : sequence
-        The language models to meter; without any, all counts are None.
+        The language models to meter.
 
     Raises
     ------
     AssertionError
         Unless it answers every prompt.
     """
-    rate = gemm_rate(models[0]) if models else None
+    rate = gemm_rate(models[0])
     with Meter(models) as meter, clocks(device) as seconds:
         answers = work()
     assert len(answers) == prompts and all(isinstance(answer, str) for answer in answers)
@@ -224,8 +224,6 @@ def timed(
         "flops": meter.flops,
         "kv_bytes": meter.kv_bytes,
     }
-    if not models:  # another process decodes, and nothing is known of its passes
-        counts = dict.fromkeys(counts)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return seconds | counts | {"rate": rate, "device": name}
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -21,7 +19,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from igcore.errors import PolicyError
 from igcore.models.lm_scorer import Backbone, LMScorer
 from igcore.models.policies import load_policy
 from igcore.models.pretrained import DTYPES
@@ -92,20 +89,6 @@ class Models:
         )
 
 
-class Served(Models):
-    """A policy that another process serves: its passes cannot be metered, and it has no scorers."""
-
-    @property
-    def all(self) -> list:
-        """No language model of this process."""
-        return []
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which the other process decodes."""
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def free(role: str) -> FunctionScorer:
     """Return a scorer that costs nothing: every text gets 0."""
     return FunctionScorer(lambda text: 0.0, "free", SIGNS[role], given="bench")
@@ -162,30 +145,6 @@ def random_llama(config: LlamaConfig, dtype: str, device: str) -> Models:
     return _models(policy, models[1:], partial(character_prompts, tokenizer))
 
 
-def random_vllm(config: LlamaConfig, dtype: str) -> Models:
-    """Let vLLM make a Llama with random weights; nothing is downloaded.
-
-    Raises
-    ------
-    PolicyError
-        When vLLM cannot be imported or does not start.
-    """
-    tokenizer = character_tokenizer(config.vocab_size)
-    options = {"load_format": "dummy", "skip_tokenizer_init": True, "seed": 0}
-    with TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        try:
-            from vllm import LLM
-
-            known = {"architectures": ["LlamaForCausalLM"]}
-            served = LLM(folder, dtype=dtype, hf_overrides=known, **options)
-        except Exception as error:  # it has no error of its own for this
-            raise PolicyError(f"vLLM does not start: {error}") from error
-    # all that is asked of the policy's model: how long texts may be, and to generate
-    model = SimpleNamespace(config=config, generate=served.generate)
-    return Served(Policy("vllm", model, tokenizer), {}, partial(character_prompts, tokenizer))
-
-
 def character_prompts(tokenizer: PreTrainedTokenizerFast, count: int, length: int) -> list[str]:
     """Return prompts of fixed sequences of characters."""
     numbers = torch.arange(count)[:, None] * 7 + torch.arange(length) * 3 + 1
@@ -207,8 +166,6 @@ def character_tokenizer(size: int) -> PreTrainedTokenizerFast:
 MODELS: dict[str, Callable[[str], Models]] = {
     "smollm2": smollm2,
     "random 7B": lambda dtype: random_llama(LLAMA_7B, dtype, "cuda"),
-    "random 7B, vLLM": lambda dtype: random_vllm(LLAMA_7B, dtype),
     "random 128k": lambda dtype: random_llama(LLAMA_128K, dtype, "cpu"),
-    "random tiny, vLLM": lambda dtype: random_vllm(TINY, dtype),
     "random tiny": lambda dtype: random_llama(TINY, dtype, "cpu"),
 }

@@ -15,8 +15,8 @@ from benchmarks import baselines, ours
 from benchmarks.measure import Case
 
 VARIANTS = baselines.VARIANTS | ours.VARIANTS
-LIBRARIES = [name for name in ("its_hub", "vllm") if importlib.util.find_spec(name)]
-SEVEN, SEVEN_VLLM = "random 7B", "random 7B, vLLM"
+LIBRARIES = [name for name in ("its_hub",) if importlib.util.find_spec(name)]
+SEVEN = "random 7B"
 # seconds per prompt of the paper: a 7B policy, 32 samples, 128 tokens, blocks of 64, on an unnamed
 # device
 PAPER_S = 2.02
@@ -71,26 +71,25 @@ def shaped(case: Case, name: str) -> Case:
     return replace(case, variant=f"{case.variant}, {name}", **SHAPES[name])
 
 
-def of_7b(variant: str, run: str, n_samples: int, prompts: int, models: str = SEVEN) -> Case:
+def of_7b(variant: str, run: str, n_samples: int, prompts: int) -> Case:
     """Return a case of a random 7B model on a GPU, in the paper's blocks."""
     sizes = {"n_samples": n_samples, "new_tokens": 128, "block": 64}
-    return Case(f"{variant}, random 7B", run, models, "bfloat16", prompts, **sizes)
+    return Case(f"{variant}, random 7B", run, SEVEN, "bfloat16", prompts, **sizes)
 
 
 SIZES_7B = [(n_samples, prompts) for n_samples in (32, 128) for prompts in (1, 8, 32)]
 FREE_7B = [of_7b("C without scorers", "guarded, free", *sizes) for sizes in SIZES_7B]
 SCORED_7B = [of_7b("C with two 7B scorers", "C", *sizes) for sizes in SIZES_7B]
 GENERATE_7B = [of_7b("transformers generate", "generate", *sizes) for sizes in SIZES_7B]
-VLLM_7B = [of_7b("vLLM block search", "vllm", *sizes, SEVEN_VLLM) for sizes in SIZES_7B]
 
 
 def lacking(case: Case) -> str:
     """Return what this machine lacks to run a case, or nothing."""
-    if case.models in (SEVEN, SEVEN_VLLM) and not torch.cuda.is_available():
+    if case.models == SEVEN and not torch.cuda.is_available():
         return "a GPU"
     if case.run.startswith("its_hub") and "its_hub" not in LIBRARIES:
         return "its_hub, which pip install 'igcore[bench]' adds"
-    return "vLLM" if case.run == "vllm" and "vllm" not in LIBRARIES else ""
+    return ""
 
 
 # eight prompts cost the naive search eight times what one does, as it answers them one by one
@@ -104,7 +103,7 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
     ----------
     quick : bool
         Tiny sizes on random models, for a look at whether everything runs. The 7B part is then tiny
-        and on the CPU. vLLM has a section of its own, because it takes nearly all memory of a GPU.
+        and on the CPU.
     """
     long = [LONG_DYNAMIC, LONG_SHARED]
     scaling = [replace(GUARDED, n_samples=n) for n in (4, 64)]
@@ -122,7 +121,6 @@ def sections(quick: bool = False) -> dict[str, list[Case]]:
         "other sizes": [shaped(case, name) for name in SHAPES for case in (GENERATE, BEST)],
         "scaling": scaling,
         "7B": [*FREE_7B, *SCORED_7B, *GENERATE_7B],
-        "7B in vLLM": VLLM_7B,
     }
     if quick:
         return {name: [_tiny(case) for case in cases] for name, cases in plan.items()}
@@ -157,8 +155,7 @@ def ratios(quick: bool = False) -> list[tuple[str, Case | float, Case]]:
     for name in SHAPES:
         text = f"{GENERATE.variant} / {BEST.variant}, {name}"
         pairs.append((text, shaped(GENERATE, name), shaped(BEST, name)))
-    others = (GENERATE_7B, VLLM_7B)
-    peers = [pair for other in others for pair in zip(other, FREE_7B, strict=True)]
+    peers = zip(GENERATE_7B, FREE_7B, strict=True)
     paper = [(PAPER_S, case) for case in SCORED_7B if case.n_samples == 32]
     for peer, mine in [*peers, *paper]:
         name = peer.variant.split(",")[0] if isinstance(peer, Case) else "paper"
@@ -173,7 +170,7 @@ def _tiny(case: Case) -> Case:
     """Return a case of the same shape on a tiny random model."""
     return replace(
         case,
-        models="random tiny, vLLM" if case.models == SEVEN_VLLM else "random tiny",
+        models="random tiny",
         prompts=min(case.prompts, 2),
         prompt_tokens=max(case.prompt_tokens // 8, 2),
         shortest=min(case.shortest, 2),

@@ -2,7 +2,6 @@
 remembered and compared.
 """
 
-import sys
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
@@ -69,7 +68,6 @@ FORWARD_TOKENS = {
     "its_hub beam": sum(
         (N // 2 if k == 0 else N) * (P + k * S + S - 1) for k in range(T // S)
     ),  # first N / width samples only
-    "vllm": 0,  # it decodes in another process
 }
 
 
@@ -131,43 +129,6 @@ def test_the_naive_search_keeps_the_highest_reward(tiny, rows, monkeypatch):
         prompt * N, [tiny.policy.text(block) for block in blocks], [True] * N
     )
     assert answer == tiny.policy.text(blocks[scores.argmax()])
-
-
-class Requests:
-    """Stands for vLLM: notes what each wave asks for, and counts the blocks that it answers."""
-
-    def __init__(self, config):
-        self.config, self.waves, self.answered = config, [], 0
-
-    def generate(self, requests, sampling, use_tqdm):
-        starts = [request["prompt_token_ids"] for request in requests]
-        self.waves.append((starts, sampling))
-        return [SimpleNamespace(outputs=self.blocks(sampling)) for _ in starts]
-
-    def blocks(self, sampling):
-        found = [self.answered + i for i in range(sampling["n"])]
-        self.answered += len(found)
-        return [SimpleNamespace(token_ids=(i,) * sampling["max_tokens"]) for i in found]
-
-
-def test_vllm_searches_over_blocks_of_all_prompts_at_once(monkeypatch, tiny):
-    """Guards fairness: every wave has N samples of each prompt, from its own kept beams, and no
-    token ends a text early.
-    """
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
-    served, prompts = Requests(tiny.policy.model.config), tiny.prompts(2, P)
-    policy = replace(tiny.policy, model=served)
-    made = models.Served(policy, {}, tiny.prompts)
-    answers = plan.VARIANTS["vllm"](made, CASE, prompts, seed=0)
-    first, second = map(policy.encode, prompts)
-    starts, sampling = served.waves[0]
-    assert starts == [first, second] and sampling["n"] == N and sampling["ignore_eos"]
-    starts, sampling = served.waves[1]  # candidates 0 to 3 continue one prompt, 4 to 7 the other
-    assert starts == [first + [0, 0], first + [1, 1], second + [4, 4], second + [5, 5]]
-    assert sampling["n"] == N // 2 and sampling["max_tokens"] == S
-    assert len(served.waves) == T // S and all(len(answer) == T for answer in answers)
-    found = measure.timed(lambda: answers, made.all, made.device, 2)
-    assert found["forward_tokens"] is None and found["wall_s"] > 0  # unknown, and not 0
 
 
 def test_generate_answers_uneven_prompts_in_one_padded_batch(tiny, monkeypatch):
@@ -325,15 +286,6 @@ def test_the_table_holds_medians_per_prompt():
     assert (row["kv_bytes"], row["forward_tokens"]) == (7, 9)
 
 
-def test_what_vllm_did_is_unknown_and_not_zero():
-    """Guards the counts: a process that cannot be metered would seem to do no work."""
-    case = replace(CASE, run="vllm")
-    unknown = dict.fromkeys(["rate", "flops", *measure.COUNTS])
-    table = measure.table([line(case, 5.0, **unknown)], {"section": [case]})
-    assert table[["gemm_share", *measure.COUNTS]].isna().all(axis=None)
-    assert table["wall_s_per_prompt"].tolist() == [5.0]
-
-
 def rows_compared(lines, cases, ratios, out):
     """Return the cells of ``bench_ratios.md``, row by row."""
     sections = dict.fromkeys(report.PANELS, cases)
@@ -382,8 +334,6 @@ def test_every_planned_case_can_be_run(quick):
         assert 1 <= case.keep <= case.n_samples and 1 <= case.block
         assert case.block <= case.new_tokens or case.run in ("engine", "sampling")
         assert len(case.lengths) == case.prompts and min(case.lengths) >= 1
-        if case.run == "vllm":  # whole blocks, and equally many samples of each beam
-            assert case.new_tokens % case.block == case.n_samples % case.keep == 0
     for _, *pair in plan.ratios(quick):
         assert all(case in cases for case in pair if isinstance(case, Case))
 

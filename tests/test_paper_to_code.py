@@ -1,4 +1,4 @@
-"""Tests that docs/paper-to-code.md and the README lead from the paper to the code."""
+"""Tests that docs/paper-to-code.md leads from the paper to the code."""
 
 import ast
 import re
@@ -8,7 +8,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "paper-to-code.md"
-README = ROOT / "README.md"
 
 LINK = re.compile(r"\]\(([^)#\s]+)\)")
 PLACE = re.compile(r"sections? \d|equations? \d|algorithm 1|appendix", re.IGNORECASE)
@@ -40,10 +39,6 @@ def find(source: str, name: str) -> ast.AST | None:
     return node
 
 
-def links(text: str) -> set[str]:
-    return {target for target in LINK.findall(text) if "://" not in target}
-
-
 @pytest.mark.parametrize(("path", "name"), functions())
 def test_each_object_is_a_function_that_cites_the_paper(path, name):
     """Bug: a function renamed or moved and a reader of the paper sent to nothing, or a docstring
@@ -55,11 +50,3 @@ def test_each_object_is_a_function_that_cites_the_paper(path, name):
     assert isinstance(node, ast.FunctionDef), f"{path} has no function {name}"
     cited = " ".join((ast.get_docstring(node) or "").split())
     assert PLACE.search(cited), f"the docstring of {name} cites no place of the paper: {cited!r}"
-
-
-@pytest.mark.parametrize("document", [README, PAGE], ids=lambda path: path.name)
-def test_every_link_to_a_file_leads_somewhere(document):
-    """Bug: a link to a module that has moved."""
-    targets = links(document.read_text(encoding="utf-8"))
-    missing = sorted(target for target in targets if not (document.parent / target).exists())
-    assert targets and not missing
