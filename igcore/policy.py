@@ -128,6 +128,20 @@ def role_and_content(message: Any) -> tuple[str, str]:
 # --- the policy -----------------------------------------------------------------------------------
 
 
+def context_of(model: Any) -> int:
+    """Return the most tokens of a text that a model reads; 2^31 of a model without a limit."""
+    text = model.config.get_text_config(decoder=True)
+    # past `index_topk` tokens sparse attention chooses by what stands later or in the padding
+    limits = [getattr(text, n, None) for n in ("max_position_embeddings", "index_topk")]
+    # a longer text changes how LongRoPE reads every text beside it
+    rope = getattr(text, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):
+        if isinstance(part, dict) and part.get("rope_type") == "longrope":
+            own = part.get("original_max_position_embeddings")
+            limits.append(own or text.original_max_position_embeddings)
+    return min(limit or 2**31 for limit in limits)
+
+
 @dataclass
 class Policy:
     """A frozen causal language model with its tokenizer and prompt template.
@@ -163,11 +177,8 @@ class Policy:
 
     @property
     def context(self) -> int:
-        """Longest sequence of prompt and response, in tokens; 2^31 of a model without a limit."""
-        text = self.model.config.get_text_config(decoder=True)
-        # past `index_topk` tokens sparse attention chooses by what stands later or in the padding
-        limits = [getattr(text, n, None) for n in ("max_position_embeddings", "index_topk")]
-        return min(limit or 2**31 for limit in limits)
+        """Longest sequence of prompt and response, in tokens."""
+        return context_of(self.model)
 
     def engine(self, watch: int | None = None) -> Any:
         """Return a new `igcore.engine.block.Engine`; `watch` as of the local one."""

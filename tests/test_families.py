@@ -12,11 +12,9 @@ import transformers
 from tiny import tiny_tokenizer
 from tinymodels import Counter, numbers
 
-from igcore import ParameterError, PolicyError
-from igcore.critic.latent import encode
-from igcore.engine.agreement import CACHES, cache_for, fits
-from igcore.engine.grouped_rows import GroupedRows, RereadRows, SidedRows
-from igcore.engine.kv_cache import DynamicRows, cache_name, forward
+from igcore import ParameterError, Policy, PolicyError, Prompt
+from igcore.engine.agreement import CACHES, cache_for
+from igcore.engine.kv_cache import cache_name
 from igcore.engine.local import LocalEngine
 from igcore.engine.prefix_cache import SharedRows
 from igcore.models.lm_scorer import Backbone
@@ -50,7 +48,7 @@ SEQ2SEQ = dict(
     encoder_attention_heads=4, decoder_ffn_dim=48, encoder_ffn_dim=48, init_std=0.3,
 )  # fmt: skip
 ROBERTA = IDS | DECODER | dict(max_position_embeddings=80)
-BORDER = 9  # of LongRoPE: rows of both sides in one batch, and rows that cross it
+BORDER = 24  # of LongRoPE, above the texts of these tests
 ROPE = dict(
     rope_type="longrope", rope_theta=1e4, original_max_position_embeddings=BORDER,
     short_factor=[1.0] * 4, long_factor=[4.0, 8.0, 16.0, 32.0],
@@ -140,18 +138,30 @@ FAMILIES |= {
     "xmod": ROBERTA | dict(default_language="en_XX", languages=["en_XX"]),
     "youtu": LATENT,
 }  # fmt: skip
-# what transformers' own cache decodes wrongly in a batch, or at all
-UNPADDED = dict.fromkeys(
+REFUSED = dict.fromkeys("bert bert-generation electra ernie roc_bert openai-gpt".split(), {})
+REFUSED |= dict.fromkeys(["megatron-bert", "rembert", "roformer"], {})
+REFUSED |= dict.fromkeys(["mamba", "falcon_mamba"], dict(state_size=4))
+# positions are counted with the padding
+REFUSED |= dict.fromkeys(
     """bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart
     trocr""".split(),
     SEQ2SEQ,
-) | {
+)
+REFUSED |= {
+    "big_bird": dict(attention_type="original_full"),
+    "cpmant": dict(prompt_length=4, prompt_types=4, segment_types=4, dim_head=8, dim_ff=48),
     "git": dict(vision_config=dict(
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         image_size=16, patch_size=8,
     )),
-}  # fmt: skip
-ANEW = {  # a step of their recurrence bounds the time step, and a whole text does not
+    "mamba2": dict(num_heads=8, head_dim=8, state_size=4, n_groups=1, chunk_size=8),
+    "minimax": MOE | HEADS | LINEAR | dict(block_size=8),
+    "recurrent_gemma": dict(
+        lru_width=32, attention_window_size=4, block_types=["recurrent", "attention"]
+    ),
+    "rwkv": dict(attention_hidden_size=32),
+    "xlm": dict(emb_dim=32, n_layers=2, n_heads=4, n_words=97, pad_index=0, pad_token_id=0),
+    # a step of their recurrence bounds the time step, and a whole text does not
     "nemotron_h": MOE | HEADS | dict(
         mamba_num_heads=8, mamba_head_dim=8, ssm_state_size=4, n_groups=1, chunk_size=8,
         moe_shared_expert_intermediate_size=16, layers_block_type=["mamba", "attention"],
@@ -160,8 +170,12 @@ ANEW = {  # a step of their recurrence bounds the time step, and a whole text do
         mamba_d_state=4, n_mamba_heads=8, mamba_headdim=8, chunk_size=8, num_mem_blocks=1,
         layers_block_type=["mamba", "hybrid"], hybrid_layer_ids=[1], adapter_rank=8,
     ),
+    "xlstm": dict(
+        embedding_dim=32, num_heads=4, num_blocks=2, qk_dim_factor=0.5, v_dim_factor=1.0,
+        chunk_size=8,
+    ),
 }  # fmt: skip
-SIDED = {
+LONG = {
     "phi3-long": IDS | LONGROPE | dict(sliding_window=None),
     "phi3-window-long": IDS | LONGROPE | dict(sliding_window=2**18),  # as the published ones
     "llama-long": LONGROPE,
@@ -169,26 +183,8 @@ SIDED = {
         full_attention=ROPE, sliding_attention=dict(rope_type="default", rope_theta=1e4)
     )),
 }  # fmt: skip
-SLOWER = UNPADDED | ANEW | SIDED
-REFUSED = dict.fromkeys("bert bert-generation electra ernie roc_bert openai-gpt".split(), {})
-REFUSED |= dict.fromkeys(["megatron-bert", "rembert", "roformer"], {})
-REFUSED |= dict.fromkeys(["mamba", "falcon_mamba"], dict(state_size=4))
-REFUSED |= {
-    "big_bird": dict(attention_type="original_full"),
-    "cpmant": dict(prompt_length=4, prompt_types=4, segment_types=4, dim_head=8, dim_ff=48),
-    "mamba2": dict(num_heads=8, head_dim=8, state_size=4, n_groups=1, chunk_size=8),
-    "minimax": MOE | HEADS | LINEAR | dict(block_size=8),
-    "recurrent_gemma": dict(
-        lru_width=32, attention_window_size=4, block_types=["recurrent", "attention"]
-    ),
-    "rwkv": dict(attention_hidden_size=32),
-    "xlm": dict(emb_dim=32, n_layers=2, n_heads=4, n_words=97, pad_index=0, pad_token_id=0),
-    "xlstm": dict(
-        embedding_dim=32, num_heads=4, num_blocks=2, qk_dim_factor=0.5, v_dim_factor=1.0,
-        chunk_size=8,
-    ),
-}  # fmt: skip
-KINDS = {name: name.removesuffix("-long").removesuffix("-window") for name in SIDED}
+FAMILIES |= LONG
+KINDS = {name: name.removesuffix("-long").removesuffix("-window") for name in LONG}
 PROMPTS = [[5, 9, 11, 23, 44, 60, 71], [3, 7, 20], [31] + [7] * 11]
 
 
@@ -205,9 +201,7 @@ def made(name, settings):
 
 
 def decoded(model, prompts, of, length=4):
-    """Two blocks for each prompt, of the second of two samples: tokens, their log-probabilities,
-    and what a critic reads.
-    """
+    """Two blocks for each prompt, of the second of two samples: tokens and log-probabilities."""
     engine = LocalEngine(model, frozenset())
     engine.open(prompts)
     tokens, log_p = [[] for _ in prompts], [[] for _ in prompts]
@@ -219,7 +213,7 @@ def decoded(model, prompts, of, length=4):
             tokens[row] += sampled.tokens[c]
             log_p[row] += sampled.log_p[c]
         engine.select(range(1, len(rows), 2))
-    return tokens, log_p, engine.rows.history()
+    return tokens, log_p
 
 
 @torch.inference_mode()
@@ -237,9 +231,9 @@ def likelihood(model, prompt, tokens):
 
 
 def assert_right(model, tolerance=1e-5):
-    tokens, log_p, _ = decoded(model, PROMPTS, "abc")
+    tokens, log_p = decoded(model, PROMPTS, "abc")
     for row, prompt in enumerate(PROMPTS):
-        alone, _, _ = decoded(model, [prompt], "abc"[row])
+        alone, _ = decoded(model, [prompt], "abc"[row])
         assert tokens[row] == alone[0]
         mean = sum(log_p[row]) / len(log_p[row])
         assert mean == pytest.approx(likelihood(model, prompt, tokens[row]), abs=tolerance)
@@ -247,28 +241,21 @@ def assert_right(model, tolerance=1e-5):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_decodes_as_its_own_forward_pass(name):
-    """Guards padding, positions, windows, recurrent states and experts; and speed: a sound family
-    needs no slower path.
-    """
+    """Guards padding, positions, windows, recurrent states and experts."""
     model = made(name, FAMILIES[name])
-    assert cache_for(model) in (SharedRows, DynamicRows)
     assert_right(model)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [(name, GroupedRows) for name in UNPADDED]
-    + [(name, RereadRows) for name in ANEW]
-    + [(name, SidedRows) for name in SIDED],
-)
-def test_what_the_cache_of_transformers_gets_wrong_takes_a_slower_path(name, kind):
-    """Bug: positions counted from the cache's length, so that padding shifted them; the rotary
-    factors of the longest row given to all; a row decoded on with the factors of the other side;
-    a step that is not what the whole text gives.
-    """
-    model = made(name, SLOWER[name])
-    assert cache_for(model) is cache_for(model, "dynamic") is kind and not fits(model)
-    assert_right(model)
+@pytest.mark.parametrize("name", LONG)
+def test_longrope_is_read_up_to_its_first_border(name):
+    """Bug: beyond it the longest text of a batch decided how all were read."""
+    model, tokenizer = made(name, LONG[name]), tiny_tokenizer()
+    policy = Policy("long", model, tokenizer)
+    assert policy.context == BORDER
+    with pytest.raises(ParameterError, match=f"exceeds the context of {BORDER}"):
+        policy.ids_of(Prompt("", "a" * BORDER, ""), 1)
+    with pytest.raises(ParameterError, match=f"exceeds the scorer's context of {BORDER}"):
+        Backbone(model, tokenizer).ids("a" * BORDER, "b")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -277,43 +264,21 @@ def test_a_family_that_does_not_decode_is_refused_by_name(name):
     transformers.
     """
     model = made(name, REFUSED[name])
-    if "mamba" in name and cache_name(model) == "cache":
-        pytest.skip("from transformers 5.24 on it is read anew for every token")
     for cache in CACHES:
         with pytest.raises(PolicyError, match=f"^{type(model).__name__} ") as refusal:
             LocalEngine(model, frozenset(), cache)
         assert "\n" not in str(refusal.value) and "; " in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", ["bart", "llama-long", "zamba2"])
-def test_a_critic_reads_of_grouped_rows_what_it_reads_of_each_alone(name):
-    """Guards histories: prompts of several lengths, rows that were read anew, and o_t of every new
-    token.
-    """
-    model = made(name, SLOWER[name])
-    together = decoded(model, PROMPTS, "abc")[2]
-    for row, prompt in enumerate(PROMPTS):
-        alone, n = decoded(model, [prompt], "abc"[row])[2], len(prompt)
-        asked = together.prompts
-        assert asked.mask[row].sum() == n and asked.mask[row, -n:].all()
-        pairs = [(together.hidden[row], alone.hidden[0])]
-        for ours, theirs in ((together, alone), (asked, alone.prompts)):
-            layers = zip(ours.keys + ours.values, theirs.keys + theirs.values, strict=True)
-            pairs += [(x[row, :, -n:], y[0, :, -n:]) for x, y in layers]
-        assert len(pairs) >= 5 and pairs[0][0].shape == (8, 32)
-        for ours, theirs in pairs:
-            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "mixtral", "jamba", "bart", "llama-long"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "mixtral", "jamba", "llama-long"])
 def test_half_precision_agrees_up_to_its_rounding(name):
     """Guards against refusing sound models in bfloat16, and against a cache that is wrong there
     alone: 8 times its eps in mean log-probability.
     """
-    kind = cache_for(made(name, (FAMILIES | SLOWER)[name]))
-    model = made(name, (FAMILIES | SLOWER)[name]).bfloat16()
+    kind = cache_for(made(name, FAMILIES[name]))
+    model = made(name, FAMILIES[name]).bfloat16()
     assert cache_for(model) is kind
-    tokens, log_p, _ = decoded(model, PROMPTS, "abc")
+    tokens, log_p = decoded(model, PROMPTS, "abc")
     for prompt, said, log in zip(PROMPTS, tokens, log_p, strict=True):
         expected = likelihood(model, prompt, said)
         assert sum(log) / len(log) == pytest.approx(expected, abs=8 * 2**-8)
@@ -341,42 +306,6 @@ def test_a_refused_model_is_tried_again_and_a_sound_one_is_not():
     assert cache_for(model) is SharedRows
     with Counter(model) as counter:
         assert cache_for(model) is SharedRows and counter.tokens == 0
-
-
-def test_slower_paths_are_announced_once(caplog):
-    """Guards users who wonder where the time goes."""
-    model = made("bart", SEQ2SEQ)
-    with caplog.at_level("WARNING", "igcore"):
-        cache_for(model), cache_for(model)
-    assert caplog.text.count("BartForCausalLM decodes slowly") == 1
-
-
-def test_a_critic_that_would_read_mixed_up_texts_is_refused():
-    """Bug: a critic learnt from padded rows of a model that counts padding as positions, or with
-    rotary factors of a longer text.
-    """
-    bart, long = made("bart", SEQ2SEQ), made("llama-long", LONGROPE)
-    encode(bart, [PROMPTS[0]] * 2, [[1, 2], [3]])
-    encode(long, PROMPTS[:2], [[1, 2], [3]])
-    for model, prompts, said in (
-        (bart, PROMPTS[:2], [[1], [2]]),
-        (long, PROMPTS[:2], [[1] * 3] * 2),
-    ):
-        with pytest.raises(
-            ParameterError, match="cannot read these 2 texts of up to .* in one pass"
-        ):
-            encode(model, prompts, said)
-
-
-def test_a_scorer_with_longrope_reads_each_text_alone():
-    """Bug: the score of a short text depended on a long one in its batch."""
-    model = made("llama-long", LONGROPE)
-    backbone = Backbone(model, tiny_tokenizer())
-    together = backbone.states(PROMPTS, [1] * 3)
-    for prompt, state in zip(PROMPTS, together, strict=True):
-        assert torch.equal(backbone.states([prompt], [1])[0], state)
-        hidden, _ = forward(model, input_ids=torch.tensor([prompt]), logits_to_keep=1)
-        torch.testing.assert_close(state, hidden[0, -1:])
 
 
 def test_a_cache_that_gives_no_number_does_not_agree():

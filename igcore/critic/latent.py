@@ -19,9 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from ..engine.agreement import cache_for
 from ..engine.device import GIB, device_of
-from ..engine.grouped_rows import GroupedRows, SidedRows
 from ..engine.kv_cache import History, attending, cache_name, padded, positions_of
 from ..engine.prepack import viewed
 from ..errors import ParameterError, PolicyError
@@ -163,7 +161,7 @@ def encode(
     Raises
     ------
     ParameterError
-        For a layer that the model does not have, and where the model would mix up the sequences.
+        For a layer that the model does not have.
     PolicyError
         When the model runs a function that igcore cannot follow, see `igcore.engine.view`.
     """
@@ -172,13 +170,6 @@ def encode(
         raise PolicyError(
             f"the forward of {type(model).__name__} was replaced by a function that igcore cannot "
             "follow, so no critic can read it; give the model as it was before"
-        )
-    longest = max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
-    padding = len({len(prompt) for prompt in prompts}) > 1
-    if (padding and cache_for(model) is GroupedRows) or SidedRows.group(model, longest):
-        raise ParameterError(
-            f"{type(model).__name__} cannot read these {len(prompts)} texts of up to {longest} "
-            "tokens in one pass, as a critic does; choose a method without a critic"
         )
     middle_one = middle_layer(view, layer) if "m" in features else None
     above = features != "m"

@@ -5,7 +5,6 @@ through the very cache that will be used, against each row read alone and withou
 shows whatever a model does with padding, positions, other rows, its cache or later tokens.
 """
 
-import logging
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
@@ -16,24 +15,24 @@ from transformers.cache_utils import DynamicLayer
 
 from ..errors import PolicyError, unknown_name
 from .device import device_of, out_of_memory
-from .grouped_rows import GroupedRows, RereadRows, SidedRows, borders_of
 from .kv_cache import DynamicRows, forward, padded, positions_of
 from .prefix_cache import SharedRows
 from .sampling import check_finite
 
-Rows = SharedRows | DynamicRows | GroupedRows
-Kind = type[SharedRows] | type[DynamicRows] | type[GroupedRows]
+Rows = SharedRows | DynamicRows
+Kind = type[SharedRows] | type[DynamicRows]
 
 # how the KV cache may be kept; of its kinds the first that agrees is taken, the fastest first
-OWN: tuple[Kind, ...] = (DynamicRows, SidedRows, GroupedRows, RereadRows)  # transformers' own
-CACHES = {"auto": (SharedRows, *OWN), "shared": (SharedRows,), "dynamic": OWN}
-SLOW = {GroupedRows: "of one length", RereadRows: "of one length, anew for every token"}
+CACHES: dict[str, tuple[Kind, ...]] = {
+    "auto": (SharedRows, DynamicRows),
+    "shared": (SharedRows,),
+    "dynamic": (DynamicRows,),
+}
 LEAST = -100.0  # log-probabilities below count as this one: some models forbid tokens
 # of float32 by `torch.get_float32_matmul_precision`, which users lower for speed
 PRECISIONS = {"highest": torch.float32, "high": torch.float16, "medium": torch.bfloat16}
 # model -> kind of rows -> what is wrong with it, empty where the model agreed
 _TRIED: WeakKeyDictionary[nn.Module, dict[Kind, str]] = WeakKeyDictionary()
-log = logging.getLogger("igcore")
 
 
 def cache_for(model: PreTrainedModel, cache: str = "auto") -> Kind:
@@ -65,16 +64,14 @@ def _fault(model: PreTrainedModel, kind: Kind) -> str:
     tried = _TRIED.setdefault(model, {})
     if kind not in tried:
         tried[kind] = _try(model, kind)
-        if kind in SLOW and not tried[kind]:
-            log.warning("%s decodes slowly: by groups of rows %s", type(model).__name__, SLOW[kind])
     return tried[kind]
 
 
 def _try(model: PreTrainedModel, kind: Kind) -> str:
     """Return what is wrong with a kind of rows for a model, or nothing."""
     name = type(model).__name__
-    if not _suits(model, kind):
-        return f"{name} cannot be decoded in the cache {kind.__name__}; set cache to 'auto'"
+    if kind is SharedRows and not _is_plain(model):
+        return f"{name} cannot be decoded in the cache 'shared'; set cache to 'auto'"
     try:
         error = _error(model, kind)
     except PolicyError as refusal:
@@ -95,13 +92,8 @@ def _try(model: PreTrainedModel, kind: Kind) -> str:
     )
 
 
-def _suits(model: PreTrainedModel, kind: Kind) -> bool:
-    """Tell whether a kind of rows is made for a model, by its configuration."""
-    if kind is not RereadRows and bool(borders_of(model.config)) != (kind is SidedRows):
-        return False
-    if kind is not SharedRows:
-        return True
-    # all layers keep plain keys and values, and take a registered attention
+def _is_plain(model: PreTrainedModel) -> bool:
+    """Return True if all layers keep plain keys and values, and take a registered attention."""
     layers = DynamicCache(config=model.config).layers
     plain = all(type(layer) is DynamicLayer for layer in layers)
     return plain and getattr(model, "_supports_attention_backend", False)

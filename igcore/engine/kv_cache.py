@@ -1,8 +1,8 @@
 """The state of many sequences in transformers' own KV cache, for any decoder-only model.
 
 Every row has its own copy of the prompt's KV cache, and each step copies the cache.
-`igcore.engine.prefix_cache` does neither, and `igcore.engine.grouped_rows` reads rows in groups;
-`igcore.engine.agreement` says which a model needs. All have the same six methods::
+`igcore.engine.prefix_cache` does neither; `igcore.engine.agreement` says which a model needs. Both
+have the same six methods::
 
     Rows.open(model, prompts)    prefill prompts, one row each
     rows.gather(sources, room)   copy rows of one or more states, with room for that many tokens

@@ -16,8 +16,7 @@ ends.
 
 Where the model allows it, all rows of a prompt share one KV cache of the prompt
 (`igcore.engine.prefix_cache`). Otherwise every row has transformers' own cache
-(`igcore.engine.kv_cache`), and for some models a forward pass has rows of one length alone
-(`igcore.engine.grouped_rows`). `igcore.engine.agreement` tries once what a model needs.
+(`igcore.engine.kv_cache`). `igcore.engine.agreement` tries once what a model needs.
 """
 
 import math

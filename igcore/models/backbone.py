@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 
 from ..engine.agreement import fits
-from ..engine.grouped_rows import borders_of
 from ..engine.kv_cache import forward, padded, positions_of
 from ..engine.prefix_cache import SharedRows
 from ..errors import ParameterError
+from ..policy import context_of
 from ..rendering import neutral
 
 # short responses: what the ids of all of them share is the prompt's
@@ -27,11 +27,6 @@ PROBE = "How are you?", "Well, and you?\n"
 def joined(prompt: str, response: str) -> str:
     """Return prompt and response joined as they are."""
     return prompt + response
-
-
-def context_of(model) -> int:
-    """Return the most tokens that a model was made for."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2**31
 
 
 def check_length(tokens: int, context: int) -> None:
@@ -202,10 +197,8 @@ class Backbone:
         They are one (count, H) float32 for each sequence.
         """
         found = []
-        # with LongRoPE the longest text of a batch decides how all are read
-        size = 1 if borders_of(self.model.config) else self.batch
-        for at in range(0, len(sequences), size):
-            batch, kept = (part[at : at + size] for part in (sequences, counts))
+        for at in range(0, len(sequences), self.batch):
+            batch, kept = (part[at : at + self.batch] for part in (sequences, counts))
             ids, mask = padded(batch, self.model.device)
             hidden, _ = forward(
                 self.model,

@@ -15,10 +15,11 @@ import torch
 from torch.nn.functional import linear
 
 from ..errors import ParameterError
+from ..policy import context_of
 from ..rendering import neutral
 from ..scorers import COST, REWARD
 from ..settings import one_of, settings
-from .backbone import Backbone, check_length, context_of
+from .backbone import Backbone, check_length
 from .lm_scorer import Checkpoint, LMScorer, digest
 from .pretrained import contents_of, one_sentence, tensors_of
 from .templates import TEMPLATES, TextFormat, check_chat
