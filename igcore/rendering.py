@@ -1,19 +1,14 @@
 """How a prompt becomes the text that a model reads: templates, and a tokenizer's chat template.
 
-A chat template is a program of whoever made the model. It runs in a sandbox of transformers, and
-here within limits of time and length.
+A chat template is a program of whoever made the model. It runs in a sandbox of transformers.
 """
 
-import ctypes
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import AssetError, ParameterError
-
-SECONDS = 10.0  # that a chat template may take for one prompt
-LONGEST = 2**24  # characters that it may write
 
 
 def special_strings(tokenizer: Any) -> list[str]:
@@ -88,61 +83,35 @@ def rendered(
     ParameterError
         When the template itself refuses the messages, such as a system's.
     AssetError
-        When it fails, takes longer than `SECONDS` or writes more than `LONGEST`.
+        When it fails.
     """
-    given: list[Any] = [{"role": role, "content": content} for role, content in messages]
 
-    def write() -> Any:
-        return tokenizer.apply_chat_template(
-            given, add_generation_prompt=opened, tokenize=False, **options
+    def write(given: list[dict[str, Any]]) -> str:
+        return str(
+            tokenizer.apply_chat_template(
+                given, add_generation_prompt=opened, tokenize=False, **options
+            )
         )
 
-    text, error = within(SECONDS, write)
-    said = messages[-1][1].strip()
-    if error is None and said not in text:  # of models with pictures it reads a list of parts
-        given = [{"role": role, "content": [{"type": "text", "text": x}]} for role, x in messages]
-        other, failed = within(SECONDS, write)
-        text = other if failed is None and said in other else text
-    reason = " ".join(str(error).split())[:200]
-    # of jinja2, by its name: its subclasses are faults, and itself is what a template raises
-    if type(error).__name__ == "TemplateError":
-        raise ParameterError(
-            f"the chat template refuses these messages: {reason}; give those that it takes"
-        )
-    if error is not None:
+    try:
+        text = write([{"role": role, "content": said} for role, said in messages])
+    except Exception as error:  # a program of somebody else's may raise anything
+        reason = " ".join(str(error).split())[:200]
+        # of jinja2, by its name: its subclasses are faults, and itself is what a template raises
+        if type(error).__name__ == "TemplateError":
+            raise ParameterError(
+                f"the chat template refuses these messages: {reason}; give those that it takes"
+            ) from error
         raise AssetError(
             f"the chat template fails ({type(error).__name__}: {reason}); correct it, or choose "
             "another template"
-        )
-    if len(text) > LONGEST:
-        raise AssetError(
-            f"the chat template writes {len(text)} characters, and may write {LONGEST}; correct "
-            "it, or choose another template"
-        )
-    return str(text)
-
-
-def within(seconds: float, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """Return what `call` returns and what it raises: ``TimeoutError`` where it takes longer.
-
-    It runs in a thread of its own: a process has one alarm, which is the user's, and only the main
-    thread hears it.
-    """
-    outcome: list[tuple[Any, BaseException | None]] = []
-
-    def work() -> None:
-        try:
-            outcome.append((call(), None))
-        except BaseException as error:  # a program of somebody else's may raise anything
-            outcome.append((None, error))
-
-    worker = threading.Thread(target=work, daemon=True)
-    worker.start()
-    try:
-        worker.join(seconds)
-    finally:  # also after Ctrl-C and after an alarm of the user's
-        late = not outcome
-        if late:  # ends a loop of Python code
-            ident = ctypes.c_ulong(worker.ident or 0)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
-    return (None, TimeoutError(f"not done in {seconds:g} seconds")) if late else outcome[0]
+        ) from error
+    last = messages[-1][1].strip()
+    if last in text:
+        return text
+    # of models with pictures it reads a list of parts
+    parts = [{"role": role, "content": [{"type": "text", "text": x}]} for role, x in messages]
+    with suppress(Exception):
+        other = write(parts)
+        text = other if last in other else text
+    return text
