@@ -3,7 +3,6 @@
 A file is written whole or not at all, and where a disk says no, one sentence says so.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -18,14 +17,6 @@ from .errors import RunError
 
 DIGITS = 16  # hex digits of the digests of modules, prompts and lines
 PART = ".part"  # of a file that is being written
-REMEDIES = {  # what the user can do -> what the system said
-    "free some space": (errno.ENOSPC, errno.EDQUOT),
-    "make it writable": (errno.EROFS, errno.EACCES, errno.EPERM),
-    "move the file away that is where a folder is needed": (errno.EEXIST, errno.ENOTDIR),
-    "move the folder away that is where a file is needed": (errno.EISDIR,),
-    "its file system has no file locks: mount it with them": (errno.ENOLCK, errno.EOPNOTSUPP),
-    "check its path and its disk": (),
-}
 
 
 def root() -> Path:
@@ -54,11 +45,9 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        said = error.errno
-        remedy = next(do for do, numbers in REMEDIES.items() if said in numbers or not numbers)
         raise RunError(
-            f"cannot write in {path} ({error.strerror or error}); {remedy}, or choose another "
-            "folder, and run again to resume"
+            f"cannot write in {path} ({error.strerror or error}); free some space or make it "
+            "writable, or choose another folder, and run again to resume"
         ) from error
 
 

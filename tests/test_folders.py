@@ -298,7 +298,7 @@ def test_a_file_system_without_locks_is_not_called_busy(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", unlocked)
     with (
-        pytest.raises(RunError, match="No locks available.; its file system has no file locks"),
+        pytest.raises(RunError, match="No locks available.; free some space"),
         folders.open_run(tmp_path / "run", {}),
     ):
         pass
