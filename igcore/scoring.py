@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Awaitable, Mapping, Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
@@ -16,14 +16,6 @@ import numpy as np
 from .errors import ScorerError, ScorerWarning, said
 from .scorers import Scorer, Scores, reads_tokens
 
-# what a cost returns that is no number -> what to do
-REMEDIES: dict[type, str] = {
-    Awaitable: "await it in the cost, such as by asyncio.run",
-    Mapping: 'return the number in it, such as ["score"]',
-    str: "return float(...) of it",
-    Sized: 'score one text at a time and return one number, such as [0]["score"] of a pipeline',
-    object: "return a number, or True or False",
-}
 AT_LEAST = 100  # texts before a share of failures says something
 
 
@@ -167,9 +159,11 @@ def _number(value: Any) -> float:
 
 def _no_number(value: Any) -> NoNumber:
     """Return the error for what is no number."""
-    remedy = next(remedy for kind, remedy in REMEDIES.items() if isinstance(value, kind))
     shown = " ".join(f"{value!r:.60}".split())
-    return NoNumber(f"returned {shown} ({type(value).__name__}), which is no number; {remedy}")
+    return NoNumber(
+        f"returned {shown} ({type(value).__name__}), which is no number; return a number, or True "
+        "or False"
+    )
 
 
 def checked_tokens(

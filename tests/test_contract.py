@@ -118,11 +118,12 @@ def test_a_constant_cost_has_a_tolerance_for_rounding_alone():
     [
         (lambda text: 1 / 0, "it raised ZeroDivisionError: division by zero"),
         (lambda text: math.nan, "it returned no finite number"),
-        (lambda text: "0.3", r"it returned '0.3' \(str\), which is no number; return float"),
-        (lambda text: {"score": 1}, r'which is no number; return the number in it, such as \["sc'),
-        (lambda text: [{"score": 1}], r'score one text at a time and .* \[0\]\["score"\] of a pip'),
-        (lambda text: np.zeros(2), "score one text at a time and return one number"),
-        (lambda text: object, "return a number, or True or False"),
+        (lambda text: "0.3", r"it returned '0.3' \(str\), which is no number; return a number"),
+        (
+            lambda text: [{"score": 1}],
+            r"'score': 1.* \(list\), which is no number; return a number",
+        ),
+        (lambda text: np.zeros(2), "return a number, or True or False"),
     ],
 )
 @pytest.mark.parametrize("listed", [False, True])
@@ -141,7 +142,7 @@ def test_an_async_cost_is_refused():
     async def later(text):
         return 0.0
 
-    with pytest.raises(ParameterError, match="await it in the cost, such as by asyncio.run"):
+    with pytest.raises(ParameterError, match="coroutine.*, which is no number; return a number"):
         Guard(mock_policy(), later, budget=1.0)
 
 

@@ -328,7 +328,7 @@ def only_on_known(wrong):
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (lambda t: "bad", r"returned 'bad' \(str\), which is no number; return float.*; the text"),
+        (lambda t: "bad", r"returned 'bad' \(str\), which is no number; return a .*; the text"),
         (lambda t: None, r"returned None \(NoneType\), which is no number; return a .*; the text"),
         (lambda t: t[99], "raised IndexError: string index out of range; the text counts"),
         (lambda t: math.nan, None),
