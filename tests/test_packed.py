@@ -100,7 +100,7 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it():
     assert layer(torch.zeros(1, 2)).tolist() == [[1, 1]]
 
 
-def test_copies_that_do_not_fit_are_not_made(monkeypatch, caplog):
+def test_copies_that_do_not_fit_are_not_made(monkeypatch):
     """Guards the machine's memory; the rule must not look at what is free, or a resumed run would
     sum in another order.
     """
@@ -109,7 +109,7 @@ def test_copies_that_do_not_fit_are_not_made(monkeypatch, caplog):
     monkeypatch.setattr(module, "installed_bytes", lambda: 4 * size - 4)
     with copies() as made, packed(model):
         logits(model)
-    assert made.call_count == 0 and "more than a quarter of this machine's memory" in caplog.text
+    assert made.call_count == 0
     assert module.missing_bytes(model) == 0
 
 

@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from ..errors import ParameterError, said
 GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
-CROWDED = 1.4  # times as many threads as cores, those of other processes included
 _SAID: list[int] = []  # what `note_threads` has said
 log = logging.getLogger("igcore")
 
@@ -51,24 +49,19 @@ def multiplies_bfloat16() -> bool:
 
 
 def note_threads() -> None:
-    """Say once when torch has more threads than there are cores for them; nothing is changed."""
+    """Say once when torch has more threads than this process has cores; nothing is changed."""
     there, threads = os.cpu_count() or 1, torch.get_num_threads()
     # what this process may use: by affinity, and by the quota of its control group
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
     quota = QUOTA.read_text().split() if QUOTA.is_file() else ["max"]
     if quota[0].isdigit():
         mine = min(mine, math.ceil(int(quota[0]) / int(quota[1])))
-    # the load is a mean over about a minute, in which this process has counted, too
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    others = max(0.0, load - time.process_time() / 60)
-    free = max(1, min(mine, int(there - others)))
-    crowded = threads > mine or (threads > 1 and threads + others > CROWDED * there)
-    if crowded and not _SAID:
-        _SAID.append(free)
+    if threads > mine and not _SAID:
+        _SAID.append(mine)
         log.warning(
-            "torch has %d threads for %d free cores, which can make it many times slower; write "
+            "torch has %d threads for %d cores, which can make it many times slower; write "
             "torch.set_num_threads(%d) before the first guard",
-            *(threads, free, free),
+            *(threads, mine, mine),
         )
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -19,22 +19,6 @@ CRITIC_ROWS = 8  # candidates that a critic of keys and values reads at a time
 # measured peak of such a critic, in float32 copies of the candidates' KV cache
 CRITIC_COPIES = 12
 log = logging.getLogger("igcore")
-
-
-class Sizes(Protocol):
-    """The settings of a search that decide its memory, see `igcore.SearchConfig`."""
-
-    @property
-    def n_samples(self) -> int: ...
-
-    @property
-    def keep(self) -> int: ...
-
-    @property
-    def rounds(self) -> int: ...
-
-    @property
-    def max_new_tokens(self) -> int: ...
 
 
 def kv_bytes(
@@ -66,9 +50,9 @@ def _shares_prompts(model: PreTrainedModel, cache: str) -> bool:
 
 
 def search_bytes(
-    model: PreTrainedModel, config: Sizes, prompt_tokens: int, cache: str = "auto"
+    model: PreTrainedModel, config: Any, prompt_tokens: int, cache: str = "auto"
 ) -> int:
-    """Return the bytes to plan for the search for one prompt.
+    """Return the bytes to plan for the search for one prompt under a `SearchConfig`.
 
     These are the KV cache of the prompt (twice, because a retry of some prompts copies theirs), of
     `n_samples` candidates, of the `keep` beams that they continue and of as many that failed rounds
@@ -92,7 +76,7 @@ def search_bytes(
 
 
 def session_bytes(
-    model: PreTrainedModel, config: Sizes, prompt_tokens: int, cache: str = "auto"
+    model: PreTrainedModel, config: Any, prompt_tokens: int, cache: str = "auto"
 ) -> int:
     """Return the bytes of the KV cache that a scorer keeps for the texts of one prompt.
 

@@ -12,9 +12,6 @@ The copies change the order of float sums. So whether there are copies must not 
 it depends on the model and on the memory of the machine, never on the memory that is free.
 """
 
-import ctypes
-import logging
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
@@ -28,12 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from .device import GIB, installed_bytes
+from .device import installed_bytes
 from .view import view_of
 
 SHARE = 0.25  # share of the machine's memory that the copies of one model may take
 Product = Callable[[Tensor], Tensor]
-log = logging.getLogger("igcore")
 
 
 @dataclass
@@ -92,14 +88,6 @@ def turn(*models: nn.Module) -> Iterator[None]:
             yield
         finally:
             _HERE.in_turn = False
-            _release()
-
-
-def _release() -> None:
-    """Give back what this thread has freed: glibc would keep it for the same thread's next call."""
-    if sys.platform == "linux" and threading.current_thread() is not threading.main_thread():
-        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # musl has none
-            trim(0)
 
 
 def viewed(model: Any) -> Packed:
@@ -138,15 +126,7 @@ def _layers(model: nn.Module) -> list[nn.Linear]:
         if layer.weight.device.type == "cpu" and _multiplies(layer.weight.dtype):
             layers.append(layer)
     size = sum(layer.weight.nbytes for layer in layers)
-    if size > SHARE * installed_bytes():
-        log.warning(
-            "%s decodes slower: copies of its weights would take %.3g GiB, more than a "
-            "quarter of this machine's memory",
-            type(model).__name__,
-            size / GIB,
-        )
-        return []
-    return layers
+    return layers if size <= SHARE * installed_bytes() else []
 
 
 @torch.inference_mode()
