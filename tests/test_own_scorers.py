@@ -2,7 +2,6 @@
 
 import json
 import sys
-from types import SimpleNamespace
 
 import pytest
 from tiny import tiny_model, tiny_tokenizer
@@ -11,12 +10,10 @@ import igcore as ig
 from igcore.errors import ParameterError
 from igcore.models.registry import check_scorer, home_of, load_scorer
 from igcore.policy import as_prompt
-from igcore.report.yamlfile import read_yaml
 from igcore.runs import cli
 from igcore.runs.decode_params import DecodeParams
 from igcore.runs.decode_run import decode_run
 from igcore.runs.jobs import code
-from igcore.watch.explore import save_params
 
 SOURCE = """
 from igcore.scorers import REWARD
@@ -165,19 +162,3 @@ def test_chat_options_reach_the_template(home):
     ):
         with pytest.raises(ParameterError, match=said):
             ig.load_policy({"name": "model", **given})
-
-
-def test_the_panel_saves_what_a_params_file_can_name(home, module):
-    """Bug: "policy 'mymodel' cannot be named in a params file", which takes the folder."""
-    policy = {"name": "model", "chat_options": {"slow": True}}
-    guard = ig.Guard(policy, cost=f"{module}:vowels", budget=2.0, n_samples=2)
-    path = save_params(guard, "Go", ["best-of-n"], {"budget": 1.5})
-    params = DecodeParams(**read_yaml(path))
-    assert params.policy["name"] == str(home / "model")
-    assert (params.cost, params.reward, params.budget) == (f"{module}:vowels", None, 1.5)
-    assert ig.load_policy(params.policy).digest == guard.policy.digest
-    with pytest.raises(ParameterError, match="cost 'len' was given as an object; give Guard what"):
-        save_params(ig.Guard(policy, cost=len, budget=1), "Go", ["base"], {})
-    served = SimpleNamespace(**vars(guard.policy), served={})
-    with pytest.raises(ParameterError, match="policy 'model' was given as an object"):
-        save_params(SimpleNamespace(policy=served, cost=guard.cost, reward=None), "Go", [], {})

@@ -5,7 +5,6 @@ from dataclasses import replace
 from html import unescape
 
 import pytest
-import yaml
 from mockpolicy import (
     LetterCost,
     LetterCritic,
@@ -19,7 +18,6 @@ import igcore as ig
 from igcore import budget as safety
 from igcore.beams import method_of
 from igcore.errors import ScorerWarning
-from igcore.runs.decode_params import DecodeParams
 from igcore.watch import explore as panel
 from igcore.watch.record import (
     CHECK_FAILED,
@@ -366,27 +364,3 @@ def test_a_panel_is_a_picture_where_no_kernel_runs():
     """Guards committed notebooks: without widgets the trees stand there."""
     box = guard().explore("deaf")
     assert box._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
-
-
-def test_saved_params_are_those_of_notebook_30(monkeypatch, tmp_path):
-    """Guards the way back: what was explored runs as a batch."""
-    monkeypatch.setattr(panel, "root", lambda: tmp_path)
-    named = {"policy": "smollm2-raw", "cost": "offensive-language", "reward": "minilm-relevance"}
-    own = guard()
-    for role, name in named.items():
-        if role == "policy":
-            object.__setattr__(own.policy, "name", name)
-        else:
-            monkeypatch.setattr(getattr(own, role), "loaded_as", name, raising=False)
-    path = panel.save_params(own, "Two\nlines", ["inferenceguard"], {"budget": 0.25})
-    values = yaml.safe_load((tmp_path / path).read_text())
-    params = DecodeParams(**(values | {"prompts": str(tmp_path / values["prompts"])}))
-    assert (params.budget, params.methods, params.n_samples) == (0.25, ["inferenceguard"], 4)
-    assert (tmp_path / values["prompts"]).read_text() == "Two lines\n"
-
-
-def test_a_function_has_no_name_that_a_params_file_could_give():
-    with pytest.raises(
-        ig.ParameterError, match="policy 'mock' was given as an object; give Guard what a params"
-    ):
-        panel.save_params(guard(), "deaf", ["inferenceguard"], {})

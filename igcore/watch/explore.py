@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from ..beams import METHODS, method_of
-from ..errors import IgcoreError, ParameterError, needs
-from ..files import replace_file, root
-from ..models.policies import POLICIES
+from ..errors import IgcoreError, needs
 from .html import GREY, OVER, answer_html
 from .tree import Tree
 
@@ -92,13 +87,12 @@ class Explorer:
         for name, slider in labelled.items():
             slider.description, slider.style.description_width = name, "100px"
         decode = widgets.Button(description="Decode", button_style="primary")
-        save = widgets.Button(description="Save as params")
         self.bar, self.message = widgets.IntProgress(0), widgets.HTML()
         self.shown = widgets.HBox()
 
         settings = widgets.VBox([self.prompt, *labelled.values()])
         controls = widgets.HBox([settings, self.methods])
-        actions = widgets.HBox([decode, save, self.bar, self.message])
+        actions = widgets.HBox([decode, self.bar, self.message])
         self.box = widgets.VBox([controls, actions, self.shown])
         # where no kernel runs, a notebook shows the static picture of this output
         self.live = self.box._repr_mimebundle_
@@ -108,7 +102,6 @@ class Explorer:
             widget.observe(self.decode, names="value")
         self.budget.observe(self.judge, names="value")
         decode.on_click(self.decode)
-        save.on_click(self.save)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -140,14 +133,6 @@ class Explorer:
         self.show({name: tree.under(self.budget.value) for name, tree in self.trees.items()})
         self.say("the recorded candidates, judged again; Decode samples under this budget")
 
-    def save(self, button: Any = None) -> None:
-        """Write the settings as a params file, and say how to run it."""
-        try:
-            path = save_params(self.guard, self.prompt.value, self.methods.value, self.settings)
-            self.say(f"igcore run notebooks/30_decode.ipynb out.ipynb -f {path}")
-        except IgcoreError as error:
-            self.say(str(error), OVER)
-
     def progress(self, prompt: Any, beams: Any) -> None:
         """Advance the bar by one block."""
         self.bar.value += 1
@@ -168,41 +153,3 @@ class Explorer:
         """Return the panel as a notebook stores it, with the first tree as a picture."""
         pictures = [tree._repr_svg_() for tree in self.trees.values()]
         return {**self.live(**more), **({"image/svg+xml": pictures[0]} if pictures else {})}
-
-
-def save_params(
-    guard: Guard, prompt: str, methods: Sequence[str], settings: dict[str, Any]
-) -> Path:
-    """Write a prompt and settings as a params file for notebook 30, and return its path.
-
-    Raises
-    ------
-    ParameterError
-        When the policy or a scorer has no name that a params file could give.
-    """
-    policy = guard.policy
-    # of a policy in a server these are the files of its tokenizer
-    folder = None if hasattr(policy, "served") else getattr(policy.files, "folder", None)
-    where = policy.name if policy.name in POLICIES else folder and str(Path(folder).absolute())
-    options = {"template": policy.template.name, "chat_options": dict(policy.template.options)}
-    names = {
-        "policy": where and {"name": where} | options,
-        "cost": getattr(guard.cost, "loaded_as", None),
-        "reward": getattr(guard.reward, "loaded_as", None),
-    }
-    for role, name in names.items():
-        if name is None and getattr(guard, role) is not None:
-            raise ParameterError(
-                f"{role} {getattr(guard, role).name!r} was given as an object; give Guard what a "
-                "params file can name: the folder of a model, a name of a scorer, module:function"
-            )
-    folder = root() / "params" / "explored"
-    number = 1 + len(list(folder.glob("*.yaml")))
-    prompts, path = folder / f"{number}.txt", folder / f"{number}.yaml"
-    replace_file(prompts, " ".join(prompt.split()) + "\n")
-    values = names | asdict(replace(guard.config, **settings))
-    values |= {"profile": "explored", "run": f"decode-{number}", "seed": guard.seed}
-    values |= {"methods": list(methods), "prompts": str(prompts.relative_to(root()))}
-    values |= {"split": "all", "dtype": str(policy.model.dtype).removeprefix("torch.")}
-    replace_file(path, yaml.safe_dump(values, sort_keys=False))
-    return path.relative_to(root())

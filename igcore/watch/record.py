@@ -104,7 +104,8 @@ class Recorder:
         sampled, config = self._sampled[search], search.config
         beams = [candidate.beam for _, _, candidate in sampled]
         numbers = {id(beam): number for number, beam in enumerate(beams)}
-        costs, rewards = _costs(batch, search, beams), _rewards(batch, search, beams)
+        costs = _scores(batch, search, beams, "cost")
+        rewards = _scores(batch, search, beams, "reward")
         last_round = {block: round_ for block, round_, _ in sampled}
         result: list[Node] = []
         for number, (block, round_, candidate) in enumerate(sampled):
@@ -143,38 +144,17 @@ def _end(search: PromptSearch, emission: Emission) -> tuple[Beam | None, str]:
     return search.best, CHECK_FAILED if emission.status == "abstained" else EMITTED
 
 
-def _costs(batch: Batch, search: PromptSearch, beams: Sequence[Beam]) -> list[float]:
-    """Return the cost of every beam, also where the search did not ask."""
-    method = search.method
-    asked = [method.cost and (beam.finished or not method.final_only) for beam in beams]
-    return _scores(batch, search, beams, "cost", asked)
+def _scores(batch: Batch, search: PromptSearch, beams: Sequence[Beam], role: str) -> list[float]:
+    """Return the cost or reward of every beam, also where the search did not ask.
 
-
-def _rewards(batch: Batch, search: PromptSearch, beams: Sequence[Beam]) -> list[float]:
-    """Return the reward of every beam, also where the search did not ask."""
-    if batch.reward is None:
+    It is infinitely bad where the scorer fails.
+    """
+    if role not in batch.scoring.search:
         return [beam.likelihood for beam in beams]
-    method = search.method
-    asked = []
-    for beam in beams:
-        exists = method.reward and (beam.finished or not method.final_only)
-        # a safety-first method leaves out what is over budget; under another budget it may count
-        asked.append(exists and (beam.passes(search.config) or not method.safety_first))
-    return _scores(batch, search, beams, "reward", asked)
-
-
-def _scores(
-    batch: Batch, search: PromptSearch, beams: Sequence[Beam], role: str, asked: Sequence[bool]
-) -> list[float]:
-    """Return scores of beams: the search's own, or new ones; infinitely bad for a failure."""
-    others = [beam for beam, was_asked in zip(beams, asked, strict=True) if not was_asked]
-    prompts, texts = [search.prompt.text] * len(others), [beam.text for beam in others]
-    scorer = batch.scoring.reported[role]
-    new = iter(scorer.score(prompts, texts, [beam.finished for beam in others]))
-    found = [
-        getattr(beam, role) if was_asked else float(next(new))
-        for beam, was_asked in zip(beams, asked, strict=True)
-    ]
+    prompts, texts = [search.prompt.text] * len(beams), [beam.text for beam in beams]
+    # what the search has asked is in its cache
+    scorer = batch.scoring.search[role]
+    found = scorer.score(prompts, texts, [beam.finished for beam in beams]).tolist()
     worst = math.inf if role == "cost" else -math.inf
     return [worst if math.isnan(score) else score for score in found]
 
@@ -202,8 +182,8 @@ class Replay:
     failed : bool
         Whether a guarded search finds no candidate within budget.
     chosen : bool
-        Whether the choices were made again. Those of a critic and of ARGS are not: a critic would
-        have to judge every z anew, and ARGS samples by weights of its own.
+        Whether the choices were made again. Those of a critic and of ARGS are not, and the fates
+        stay: a critic would have to judge every z anew, and ARGS samples by weights of its own.
     """
 
     nodes: list[Node]
@@ -226,8 +206,7 @@ def judged_again(
     """
     here = _Replayed(nodes, method, replace(config, budget=budget))
     if method.asks_critic or method.search != Method.search:
-        fates = [here.fate_unchosen(node) for node in nodes]
-        return Replay(here.judged(fates), chosen=False)
+        return Replay(here.judged([node.fate for node in nodes]), chosen=False)
     there = _Replayed(nodes, method, config)
     leaves = None
     for block in range(1 + max((node.block for node in nodes), default=-1)):
@@ -255,7 +234,7 @@ class _Replayed:
     """
 
     def __init__(self, nodes: Sequence[Node], method: Method, config: SearchConfig):
-        self.nodes, self.method, self.config = nodes, method, config
+        self.nodes, self.config = nodes, config
         self.search = new_search(Prompt("", "", ""), [], -1, method, config)
         self.beams = {-1: self.search.beams[0]}
         for node in nodes:
@@ -303,11 +282,3 @@ class _Replayed:
             own, within = replace(beam, row=node.beam.row), beam.safe(self.config)
             judged.append(replace(node, beam=own, within=within, fate=fate))
         return judged
-
-    def fate_unchosen(self, node: Node) -> str:
-        """Return the fate of a candidate as far as the budget alone decides it."""
-        within = self.beams[node.number].safe(self.config)
-        unguarded = node.fate in ON_THE_WAY and not self.method.abstains
-        if within == node.within or unguarded:
-            return node.fate
-        return BEATEN if within else OVER_BUDGET
