@@ -280,13 +280,17 @@ class Policy:
                 f"prompt {prompt[:40]!r} has no tokens in template {self.template.name!r}; choose "
                 "another template"
             )
-        if len(ids) + max_new_tokens > self.context:
+        self.check_length(prompt, len(ids), max_new_tokens)
+        return list(ids)
+
+    def check_length(self, prompt: str, tokens: int, max_new_tokens: int) -> None:
+        """Raise ``ParameterError`` where a prompt and its answer do not fit the context."""
+        if tokens + max_new_tokens > self.context:
             raise ParameterError(
-                f"prompt {prompt[:40]!r}... has {len(ids)} tokens, which with max_new_tokens "
+                f"prompt {prompt[:40]!r}... has {tokens} tokens, which with max_new_tokens "
                 f"{max_new_tokens} exceeds the context of {self.context} of {self.name}; shorten "
                 "the prompt or lower max_new_tokens"
             )
-        return list(ids)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of response tokens, without special tokens or a character cut in two.
@@ -365,8 +369,8 @@ class Policy:
         if self.decoded(ids) != text:
             raise PolicyError(
                 f"the {type(self.tokenizer).__name__} of {self.name} has no ids that decode to the "
-                "text that was scored; call the guard itself, which returns the text, or give "
-                "another tokenizer"
+                f"text {text[:40]!r}; call the guard itself, which returns the text, or give "
+                "another refusal or tokenizer"
             )
         return ids
 

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,8 +28,15 @@ from transformers import (
 
 import igcore.adapters.generate
 import igcore.budget
-from igcore import Guard, ParameterError, ScorerError, SearchConfig, custom_generate, decode
-from igcore.beams import Beam
+from igcore import (
+    Guard,
+    ParameterError,
+    PolicyError,
+    ScorerError,
+    SearchConfig,
+    custom_generate,
+    decode,
+)
 from igcore.engine.kv_cache import cache_name
 from igcore.policy import Policy
 
@@ -315,53 +321,6 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     )
 
 
-def beam(letters, ends, costs, finished=False, budget=1.0, accounting="peak", broken=False):
-    state = igcore.budget.trace(costs, budget, accounting)[-1]
-    return Beam(list(letters), letters, finished, state, ends, 0, broken=broken)
-
-
-@pytest.mark.parametrize(
-    ("beams", "expected"),
-    [
-        ([beam("abcdef", [3, 6], [0, 0])], "abcdef"),
-        ([beam("abcdef", [3, 6], [0, 0]), beam("abcfff", [3, 6], [0, 1])], "abc"),
-        ([beam("abcdef", [3, 6], [0, 0]), beam("abddef", [3, 6], [0, 0])], ""),
-        ([beam("abcd", [3, 4], [0, 0], finished=True)], "abc"),  # its end awaits the final check
-        ([beam("abcdef", [3, 6], [0, 0]), beam("abcd", [3, 4], [0, 0], finished=True)], "abc"),
-        (
-            [beam("abcdef", [3, 6], [0, 0]), beam("abcfff", [3, 6], [0, 2])],
-            "",
-        ),  # one kept although over budget
-        (
-            [beam("abcdef", [3, 6], [2, 0], accounting="terminal")],
-            "",
-        ),  # safe, as nothing is charged before the end
-        ([beam("abcdef", [3, 6], [1, 1], accounting="sum")], ""),  # each end inside, their sum not
-        ([beam("abc", [3], [0], broken=True)], ""),
-    ],
-)
-def test_only_the_certified_part_that_all_beams_share_is_shown(beams, expected):
-    config = SearchConfig(**(SETTINGS | {"budget": 1.0, "checks": "block"}))
-    assert igcore.adapters.generate.certified_prefix(beams, None, config) == list(expected)
-
-
-@pytest.mark.parametrize(
-    ("texts", "expected"),
-    [
-        (["ab cd e", "ab cd f"], "ab cd"),  # the last word that ends in both
-        (["ab cd", "ab ce"], "ab"),
-        (["ab c", "abc d"], ""),  # in one of them the word goes on
-        (["ab cd"], "ab cd"),  # the end of the block
-    ],
-)
-def test_words_that_all_beams_share_are_shown(texts, expected):
-    """Bug: text that was checked at its words was held back until the end of a shared block."""
-    policy = SimpleNamespace(text=lambda tokens: "".join(tokens))
-    beams = [beam(text, [len(text)], [0]) for text in texts]
-    config = SearchConfig(**(SETTINGS | {"budget": 1.0, "checks": "word"}))
-    assert igcore.adapters.generate.certified_prefix(beams, policy, config) == list(expected)
-
-
 @pytest.mark.parametrize(
     ("method", "on_failure"),
     [("best-of-n", "abstain"), ("beam-augmented", "abstain"), ("inferenceguard", "paper")],
@@ -474,56 +433,20 @@ class Halving(LogitsProcessor):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"do_sample": True, "temperature": 0.5},
-            "temperature=0.5, which the search cannot honour: it draws at temperature 1",
-        ),
-        ({"do_sample": True, "top_k": 5}, "top_k=5"),
-        ({"repetition_penalty": 1.3}, "repetition_penalty=1.3"),
-        ({"bad_words_ids": [[4]]}, "bad_words_ids"),
-        (
-            {"num_beams": 4},
-            "num_beams is 4, but the search keeps beams of its own; give generate num_beams=1",
-        ),
-        (
-            {"output_scores": True, "return_dict_in_generate": True},
-            "output_scores=True, .* returns token ids alone",
-        ),
-        ({"output_hidden_states": True}, "output_hidden_states=True"),
-        ({"logits_processor": LogitsProcessorList([Halving()])}, "a Halving, which"),
-        (
-            {"prefix_allowed_tokens_fn": lambda row, ids: [4]},
-            "a PrefixConstrainedLogitsProcessor, which",
-        ),
-        (
-            {"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9.0)])},
-            "a MaxTimeCriteria, which",
-        ),
+        ({"do_sample": True, "temperature": 0.5}, "temperature=0.5, .* at temperature 1"),
+        ({"num_beams": 4}, "num_beams is 4, .* give generate num_beams=1"),
+        ({"output_scores": True}, "output_scores=True, .* returns token ids alone"),
         ({"max_time": 9.0}, "max_time=9.0"),
-        ({"do_sample": False}, "do_sample=False, which the search cannot honour: it samples"),
-        (
-            {"generation_config": GenerationConfig(do_sample=False, max_new_tokens=8)},
-            "do_sample=False, which",
-        ),
-        ({"dola_layers": "high"}, "dola_layers='high'"),
         ({"penalty_alpha": 0.6}, "penalty_alpha=0.6"),
-        ({"num_beam_groups": 2}, "num_beam_groups=2"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens=3"),
-        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty=1.5"),
+        ({"logits_processor": LogitsProcessorList([Halving()])}, "a Halving, which"),
+        ({"prefix_allowed_tokens_fn": lambda row, ids: [4]}, "a PrefixConstrainedLogitsProcessor"),
+        ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(9)])}, "a MaxTimeCriteria"),
+        ({"do_sample": False}, "do_sample=False, which the search cannot honour: it samples"),
+        ({"generation_config": GenerationConfig(do_sample=False)}, "do_sample=False, which"),
         ({"assistant_model": torch.nn.Identity()}, "assistant_model, which"),
-        ({"negative_prompt_ids": torch.tensor([[4]])}, "negative_prompt_ids, which"),
-        ({"position_ids": torch.tensor([[5, 6]])}, "position_ids other than 0, 1, ..."),
-        (
-            {"attention_mask": torch.tensor([[1, 0]])},
-            "does not pad on the left; set tokenizer.padding_side",
-        ),
-        ({"attention_mask": torch.tensor([[0, 0]])}, "does not pad on the left"),
-        (
-            {"max_new_tokens": 31},
-            "'ab'... has 2 tokens, which with max_new_tokens 31 exceeds the context of 32",
-        ),
+        ({"attention_mask": torch.tensor([[1, 0]])}, "does not pad on the left; set tokenizer.pad"),
+        ({"max_new_tokens": 31}, "'ab'... has 2 tokens, .* exceeds the context of 32"),
         ({"max_new_tokens": 2}, "block_size is 3, more than max_new_tokens, which is 2"),
-        ({"seed": 0.5}, "seed is 0.5"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(model, tokenizer, given, message):
@@ -579,10 +502,7 @@ def test_a_tokenizer_is_needed_and_must_write_the_refusal(model, tokenizer):
         model.generate(
             ids, custom_generate=a_guard(model, None), tokenizer=tokenizer, max_new_tokens=8
         )
-    with pytest.raises(
-        ParameterError,
-        match="turns the refusal 'no, fed' into 'fed'; give SearchConfig another refusal",
-    ):
+    with pytest.raises(PolicyError, match="has no ids that decode to the text 'no, fed'"):
         model.generate(
             ids, custom_generate=a_guard(model, tokenizer, refusal="no, fed"), max_new_tokens=8
         )

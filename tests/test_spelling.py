@@ -255,7 +255,7 @@ def test_an_answer_without_fitting_ids_is_not_returned(half, monkeypatch):
     marked = [policy.tokenizer(letter)["input_ids"][0] for letter in "</s>"]
     tokens = [*marked, token]
     assert policy.text(tokens) == "</s>b "
-    message = "of half has no ids that decode to the text that was scored"
+    message = "of half has no ids that decode to the text '</s>b '"
     with pytest.raises(PolicyError, match=message):
         policy.spelled(tokens)
 

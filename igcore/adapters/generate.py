@@ -53,7 +53,7 @@ class custom_generate:
 
     A bare `Guard` may stand there as well. The search continues the ids that ``generate`` is given,
     without their left padding; scorers see their text without special tokens. It samples at
-    temperature 1, and ignores the checkpoint's defaults (``do_sample``, ``top_p``, ...).
+    temperature 1, and ignores ``position_ids`` and the checkpoint's defaults (``top_p``, ...).
 
     Parameters
     ----------
@@ -136,7 +136,8 @@ def answer_rows(
     """
     guard.answers.clear()
     own = [model.generation_config, _check_caller(streamer)]
-    _check_model(model, guard)
+    if model is not guard.policy.model:
+        raise ParameterError("the guard was made for another model; make one of this model")
     _check_settings(generation_config, own)
     _check_processors([*logits_processor, *stopping_criteria])
     mask = inputs.get("attention_mask")
@@ -158,8 +159,8 @@ def answer_rows(
     policy = Policy("the model", model, guard.policy.tokenizer, alone, eos_ids=frozenset(eos))
     prompts = _prompts(policy, input_ids, mask, config.max_new_tokens)
     abstains = method_of(guard.method).abstains and config.on_failure != "paper"
-    if abstains:
-        _check_refusal(config.refusal, policy)
+    if abstains:  # now, and not at the first abstention
+        policy.encoded(config.refusal)
     here = replace(guard, policy=policy, config=config)
     shown = _Shown(streamer, here) if streamer is not None else None
     # without a final check a prefix promises nothing, so it is not shown early
@@ -247,12 +248,7 @@ def _prompts(
     for ids, here in zip(input_ids, mask.bool(), strict=True):
         ids = tuple(ids[here].tolist())
         prompt = as_prompt(policy.text(ids))
-        if len(ids) + length > policy.context:
-            raise ParameterError(
-                f"prompt {prompt.text[:40]!r}... has {len(ids)} tokens, which with max_new_tokens "
-                f"{length} exceeds the context of {policy.context} of the model; shorten the "
-                "prompt or lower max_new_tokens"
-            )
+        policy.check_length(prompt.text, len(ids), length)
         number = f"-{rows[prompt.text]}" if rows[prompt.text] else ""
         rows[prompt.text] += 1
         prompts.append(Encoded(prompt.id + number, prompt.text, prompt.set_name, ids))
@@ -319,12 +315,6 @@ def _check_caller(streamer) -> generation.GenerationConfig:
     return generation.GenerationConfig()
 
 
-def _check_model(model, guard: Guard) -> None:
-    """Refuse another model than the guard's."""
-    if model is not guard.policy.model:
-        raise ParameterError("the guard was made for another model; make one of this model")
-
-
 def _check_settings(settings, own: Sequence) -> None:
     """Refuse settings that the search cannot honour, except those that nobody gave."""
     if settings.num_beams not in (None, 1):
@@ -379,21 +369,4 @@ def _check_inputs(input_ids: torch.Tensor, mask: torch.Tensor, inputs: dict) -> 
     if mask.shape != input_ids.shape or not mask[:, -1].all() or (mask[:, 1:] < mask[:, :-1]).any():
         raise ParameterError(
             "attention_mask does not pad on the left; set tokenizer.padding_side to 'left'"
-        )
-    positions = inputs.get("position_ids")
-    if positions is not None and ((positions + 1 - mask.cumsum(1)) * mask).any():
-        raise ParameterError(
-            "generate was given position_ids other than 0, 1, ... from the first token on; leave "
-            "them out"
-        )
-
-
-def _check_refusal(refusal: str, policy: Policy) -> None:
-    """Raise ``ParameterError`` for a refusal that does not survive the tokenizer unchanged."""
-    # the returned words would not be those that passed the final check
-    back = policy.decoded(policy.tokenizer(refusal, add_special_tokens=False)["input_ids"])
-    if back != refusal:
-        raise ParameterError(
-            f"the tokenizer turns the refusal {refusal!r} into {back!r}; give SearchConfig another "
-            "refusal"
         )
