@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 import torch
-from mockpolicy import LetterCost, LetterReward, letter_cost
+from mockpolicy import LetterCost, LetterReward
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
@@ -20,9 +20,6 @@ from transformers import (
     MaxTimeCriteria,
     PreTrainedTokenizerFast,
     StoppingCriteriaList,
-    T5Config,
-    T5ForConditionalGeneration,
-    TextIteratorStreamer,
     pipeline,
 )
 
@@ -82,15 +79,9 @@ def generate(model, guard, texts, seed=0, max_new_tokens=8, **more):
     out = model.generate(
         **inputs, custom_generate=guard, seed=seed, max_new_tokens=max_new_tokens, **more
     )
-    assert out.dtype == torch.long and torch.equal(
-        out[:, : inputs.input_ids.shape[1]], inputs.input_ids
-    )
-    return [
-        unpadded(row, r)
-        for row, r in zip(
-            out[:, inputs.input_ids.shape[1] :].tolist(), guard.guard.answers, strict=True
-        )
-    ]
+    n = inputs.input_ids.shape[1]
+    assert out.dtype == torch.long and torch.equal(out[:, :n], inputs.input_ids)
+    return list(map(unpadded, out[:, n:].tolist(), guard.guard.answers))
 
 
 def unpadded(row, response):
@@ -150,19 +141,8 @@ def test_generate_returns_the_tokens_that_decode_finds(model, tokenizer, method)
     policy = Policy("tiny", model, tokenizer, eos_ids=frozenset({EOS}))
     guard, texts, ended = a_guard(model, tokenizer, method=method), ["ab", "fed", "c", "dd"], 0
     for seed in range(4):
-        expected = list(
-            decode(
-                method,
-                Guard(
-                    policy,
-                    reward=LetterReward(),
-                    cost=LetterCost(),
-                    config=SearchConfig(**SETTINGS),
-                ),
-                texts,
-                seed=seed,
-            )
-        )
+        own = Guard(policy, LetterCost(), LetterReward(), **SETTINGS)
+        expected = list(decode(method, own, texts, seed=seed))
         answers = generate(model, guard, texts, seed)
         assert [r.text for r in guard.guard.answers] == [r.text for r in expected]
         for r, tokens in zip(expected, answers, strict=True):
@@ -182,16 +162,12 @@ def test_rows_of_equal_text_keep_their_own_ids_and_samples(model, tokenizer):
     """Guards against looking ids up by text: with and without a first token the text is the same,
     the model's answer is not. The rule is that the n-th row of a text draws the n-th samples, from
     its own ids."""
-    guard, plain = (
-        a_guard(model, tokenizer, n_samples=1, keep=1, method="base"),
-        tokenizer("ab")["input_ids"],
-    )
+    guard = a_guard(model, tokenizer, n_samples=1, keep=1, method="base")
+    plain = tokenizer("ab")["input_ids"]
     rows = {"plain": ([PAD, *plain], [0, 1, 1]), "with": ([BOS, *plain], [1, 1, 1])}
 
     def drawn(*names):
-        ids, mask = (
-            torch.tensor(part) for part in zip(*(rows[name] for name in names), strict=True)
-        )
+        ids, mask = map(torch.tensor, zip(*(rows[name] for name in names), strict=True))
         model.generate(ids, attention_mask=mask, custom_generate=guard, max_new_tokens=8, seed=4)
         assert {r.prompt for r in guard.guard.answers} == {"ab"}
         return [r.tokens for r in guard.guard.answers]
@@ -210,10 +186,8 @@ def test_several_answers_are_as_many_searches(model, tokenizer):
     out = model.generate(
         ids, custom_generate=guard, max_new_tokens=8, do_sample=True, num_return_sequences=3
     )
-    assert (
-        torch.equal(out[:, :2], ids.repeat_interleave(3, 0))
-        and len({tuple(row) for row in out.tolist()}) == 6
-    )
+    assert torch.equal(out[:, :2], ids.repeat_interleave(3, 0))
+    assert len({tuple(row) for row in out.tolist()}) == 6
     first = [r.text for r in guard.guard.answers[::3]]
     generate(model, guard, ["ab", "fe"])
     assert [r.text for r in guard.guard.answers] == first
@@ -224,9 +198,8 @@ def test_a_dictionary_holds_the_sequences(model, tokenizer):
     guard = a_guard(model, tokenizer)
     out = model.generate(ids, custom_generate=guard, max_new_tokens=8, return_dict_in_generate=True)
     assert type(out).__name__ == "GenerateDecoderOnlyOutput"
-    assert torch.equal(
-        out.sequences, model.generate(ids, custom_generate=guard, max_new_tokens=8)
-    ) and list(out) == ["sequences"]
+    plain = model.generate(ids, custom_generate=guard, max_new_tokens=8)
+    assert torch.equal(out.sequences, plain) and list(out) == ["sequences"]
 
 
 def test_an_abstention_is_the_refusal_and_an_end_token(model, tokenizer):
@@ -240,24 +213,6 @@ def test_an_abstention_is_the_refusal_and_an_end_token(model, tokenizer):
         assert [(r.status, r.text) for r in guard.guard.answers] == [("abstained", text)] * 2
 
 
-def test_a_truncated_answer_is_the_sampled_prefix_and_an_end_token(model, tokenizer):
-    guard, cut = (
-        a_guard(
-            model, tokenizer, cost=Noise(), budget=0.3, n_samples=2, rounds=1, on_failure="truncate"
-        ),
-        0,
-    )
-    for seed in range(8):
-        for tokens, r in zip(
-            generate(model, guard, ["ab", "fed"], seed), guard.guard.answers, strict=True
-        ):
-            if r.reason == "truncated":
-                assert tokens == [*r.tokens, EOS] and r.n_tokens in (3, 6) and noise(r.text) <= 0.3
-                assert tokenizer.decode(tokens, skip_special_tokens=True) == r.text
-                cut += 1
-    assert cut
-
-
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("on_failure", ["abstain", "truncate"])
 @pytest.mark.parametrize("accounting", ["peak", "terminal", "increment"])
@@ -267,10 +222,8 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     """Guards the stream, scoring again all that it shows: inside the budget at each put and at each
     block end before, shared by all kept beams, and continued by the answer whenever there is
     one."""
-    kept, shown = (
-        [],
-        [],
-    )  # the beams after each block; what a block has shown, with the beams it knew
+    # the beams after each block; what a block has shown, with the beams it knew
+    kept, shown = [], []
     certified = igcore.adapters.generate.certified_prefix
 
     def spy(beams, *others):
@@ -287,38 +240,24 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
     met = Counter()
     for seed in range(10):
         kept.clear(), shown.clear()
-        settings = dict(
-            budget=0.5,
-            n_samples=3,
-            rounds=1,
-            block_size=2,
-            on_failure=on_failure,
-            accounting=accounting,
-        )
-        guard = a_guard(model, tokenizer, Noise(), streamer=Watched(), keep=keep, **settings)
+        settings = dict(budget=0.5, n_samples=3, rounds=1, block_size=2, keep=keep)
+        settings |= dict(on_failure=on_failure, accounting=accounting)
+        guard = a_guard(model, tokenizer, Noise(), streamer=Watched(), **settings)
         (answer,) = generate(model, guard, ["ab"], seed)
         stream, answered = guard.streamer, guard.guard.answers[0].status != "abstained"
         assert stream.ends == 1 and stream.puts[0] == tokenizer(["ab"])["input_ids"]
         assert stream.shown == answer or not answered and stream.shown
         parts = shown[1:]
-        for tokens, blocks in (
-            parts[:-1] if stream.shown == answer else parts
-        ):  # the last was shown by the final check
-            assert len(tokens) % 2 == 0 and all(
-                beam[: len(tokens)] == tokens for beam in kept[blocks - 1]
-            )
+        # the last was shown by the final check
+        for tokens, blocks in parts[:-1] if stream.shown == answer else parts:
+            n = len(tokens)
+            assert n % 2 == 0 and all(beam[:n] == tokens for beam in kept[blocks - 1])
             assert all(cost(tokens[:end]) <= 0.5 for end in range(2, len(tokens) + 1, 2))
         assert not parts or cost(parts[-1][0]) <= 0.5
-        met.update(
-            parts=len(parts) > 1,
-            answered=answered,
-            abandoned=not answered and stream.shown != answer,
-        )
-    assert (
-        met["parts"]
-        and met["answered"]
-        and (met["abandoned"] or keep == 2 or accounting != "peak" or on_failure == "truncate")
-    )
+        abandoned = not answered and stream.shown != answer
+        met.update(parts=len(parts) > 1, answered=answered, abandoned=abandoned)
+    rare = keep == 2 or accounting != "peak" or on_failure == "truncate"
+    assert met["parts"] and met["answered"] and (met["abandoned"] or rare)
 
 
 @pytest.mark.parametrize(
@@ -327,34 +266,13 @@ def test_what_is_shown_was_inside_the_budget_and_is_never_taken_back(
 )
 def test_a_method_without_a_gate_shows_its_answer_at_the_end(model, tokenizer, method, on_failure):
     """Guards against showing block by block what nobody will hold back."""
-    for cost, budget, status in (
-        (LetterCost(), 9.0, "verified_safe"),
-        (Only(), 0.5, "unverified_unsafe"),
-    ):
-        stream = Recorder()
-        guard = a_guard(
-            model,
-            tokenizer,
-            cost,
-            method=method,
-            streamer=stream,
-            on_failure=on_failure,
-            budget=budget,
-            keep=1,
-        )
+    marked = (LetterCost(), 9.0, "verified_safe"), (Only(), 0.5, "unverified_unsafe")
+    for cost, budget, status in marked:
+        stream, settings = Recorder(), dict(on_failure=on_failure, budget=budget, keep=1)
+        guard = a_guard(model, tokenizer, cost, method, stream, **settings)
         (answer,) = generate(model, guard, ["ab"])
-        assert (
-            stream.puts[1:] == [answer]
-            and len(answer) > 3
-            and guard.guard.answers[0].status == status
-        )
-
-
-def test_a_streamer_of_transformers_reads_the_answer(model, tokenizer):
-    stream = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60, skip_special_tokens=True)
-    guard = a_guard(model, tokenizer, streamer=stream)
-    generate(model, guard, ["ab"])
-    assert "".join(stream) == guard.guard.answers[0].text
+        assert stream.puts[1:] == [answer] and len(answer) > 3
+        assert guard.guard.answers[0].status == status
 
 
 def test_the_stream_ends_when_the_search_fails(model, tokenizer):
@@ -380,13 +298,10 @@ def test_the_length_asked_of_generate_goes_first(model, tokenizer, monkeypatch):
     """Guards max_new_tokens: what is asked for explicitly wins, what a checkpoint sets for itself
     does not.
     """
-    ids, guard = (
-        tokenizer(["ab"], return_tensors="pt").input_ids,
-        a_guard(model, tokenizer, budget=100.0),
-    )
-    lacking = dict(
-        eos_token_id=9, pad_token_id=PAD
-    )  # an end token that makes none of these answers shorter
+    ids = tokenizer(["ab"], return_tensors="pt").input_ids
+    guard = a_guard(model, tokenizer, budget=100.0)
+    # an end token that makes none of these answers shorter
+    lacking = dict(eos_token_id=9, pad_token_id=PAD)
 
     def length(**given):
         model.generate(ids, custom_generate=guard, seed=5, **lacking, **given)
@@ -406,23 +321,14 @@ def test_what_a_checkpoint_sets_for_itself_changes_nothing(model, tokenizer, mon
     """Guards models whose own settings ask for sampling with top-p: they must work, at temperature
     1.
     """
-    before = generate(model, a_guard(model, tokenizer), ["ab", "fed"])
-    for name, value in dict(
-        do_sample=True, temperature=0.6, top_k=2, top_p=0.9, repetition_penalty=1.2
-    ).items():
+    guard, texts = a_guard(model, tokenizer), ["ab", "fed"]
+    before = generate(model, guard, texts)
+    own = dict(do_sample=True, temperature=0.6, top_k=2, top_p=0.9, repetition_penalty=1.2)
+    for name, value in own.items():
         monkeypatch.setattr(model.generation_config, name, value)
-    assert generate(model, a_guard(model, tokenizer), ["ab", "fed"]) == before
-    assert (
-        generate(
-            model,
-            a_guard(model, tokenizer),
-            ["ab", "fed"],
-            temperature=1.0,
-            top_k=0,
-            do_sample=True,
-        )
-        == before
-    )
+    assert generate(model, guard, texts) == before
+    neutral = dict(temperature=1.0, top_k=0, do_sample=True)
+    assert generate(model, guard, texts, **neutral) == before
 
 
 class Halving(LogitsProcessor):
@@ -462,10 +368,8 @@ def test_a_pipeline_takes_a_guard(model, tokenizer):
     """Bug: the pipeline's own temperature of 0.7 was refused, which nobody had given; its 256
     tokens would have replaced the guard's.
     """
-    pipe, guard = (
-        pipeline("text-generation", model=model, tokenizer=tokenizer),
-        a_guard(model, tokenizer, budget=100.0).guard,
-    )
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    guard = a_guard(model, tokenizer, budget=100.0).guard
     generate(model, custom_generate(guard), ["ab"])
     expected = guard.answers[0].text
     for given in ({}, {"max_new_tokens": 8}, {"temperature": 1.0}):
@@ -479,29 +383,19 @@ def test_a_pipeline_takes_a_guard(model, tokenizer):
 
 
 def test_inputs_other_than_ids_are_refused(model, tokenizer):
+    own = dict(custom_generate=a_guard(model, tokenizer), max_new_tokens=8)
     with pytest.raises(ParameterError, match="was given inputs_embeds"):
-        model.generate(
-            inputs_embeds=torch.zeros(1, 2, 32),
-            custom_generate=a_guard(model, tokenizer),
-            max_new_tokens=8,
-        )
+        model.generate(inputs_embeds=torch.zeros(1, 2, 32), **own)
     name = cache_name(model)
     cache = model(torch.tensor([[4, 5]]), use_cache=True)[name]
     with pytest.raises(ParameterError, match=f"was given {name}"):
-        model.generate(
-            torch.tensor([[4, 5, 6]]),
-            **{name: cache},
-            custom_generate=a_guard(model, tokenizer),
-            max_new_tokens=8,
-        )
+        model.generate(torch.tensor([[4, 5, 6]]), **{name: cache}, **own)
 
 
 def test_a_tokenizer_is_needed_and_must_write_the_refusal(model, tokenizer):
     ids = tokenizer(["ab"], return_tensors="pt").input_ids
     with pytest.raises(ParameterError, match="there is no tokenizer; give"):
-        model.generate(
-            ids, custom_generate=a_guard(model, None), tokenizer=tokenizer, max_new_tokens=8
-        )
+        a_guard(model, None)
     with pytest.raises(PolicyError, match="has no ids that decode to the text 'no, fed'"):
         model.generate(
             ids, custom_generate=a_guard(model, tokenizer, refusal="no, fed"), max_new_tokens=8
@@ -512,10 +406,8 @@ def test_a_tokenizer_is_needed_and_must_write_the_refusal(model, tokenizer):
 
 def test_a_streamer_shows_one_row_and_must_be_given_to_custom_generate(model, tokenizer):
     stream = Recorder()
-    with pytest.raises(
-        ParameterError,
-        match=r"generate's streamer on; give it to igcore.custom_generate\(guard, streamer=...\)",
-    ):
+    message = r"streamer on; give it to igcore.custom_generate\(guard, streamer=...\)"
+    with pytest.raises(ParameterError, match=message):
         generate(model, a_guard(model, tokenizer), ["ab"], streamer=stream)
     assert stream.ends == 1
     with pytest.raises(ParameterError, match="a streamer shows one answer, but there are 2 rows"):
@@ -525,55 +417,15 @@ def test_a_streamer_shows_one_row_and_must_be_given_to_custom_generate(model, to
 def test_answers_that_may_need_padding_need_a_token_for_it(model, tokenizer, monkeypatch):
     for name in ("eos_token_id", "pad_token_id"):
         monkeypatch.setattr(model.generation_config, name, None)
-    ids, guard = (
-        tokenizer(["ab", "cd"], return_tensors="pt").input_ids,
-        a_guard(model, tokenizer, budget=100.0),
-    )
-    with pytest.raises(
-        ParameterError, match="the answers to 2 rows may need padding; give generate a pad_token_id"
-    ):
-        model.generate(ids, custom_generate=guard, max_new_tokens=8)
-    assert model.generate(ids, custom_generate=guard, max_new_tokens=8, pad_token_id=PAD).shape == (
-        2,
-        10,
-    )
-    assert model.generate(ids[:1], custom_generate=guard, max_new_tokens=8).shape == (1, 10)
+    ids = tokenizer(["ab", "cd"], return_tensors="pt").input_ids
+    own = dict(custom_generate=a_guard(model, tokenizer, budget=100.0), max_new_tokens=8)
+    with pytest.raises(ParameterError, match="2 rows may need padding; give generate a pad_token"):
+        model.generate(ids, **own)
+    assert model.generate(ids, **own, pad_token_id=PAD).shape == (2, 10)
+    assert model.generate(ids[:1], **own).shape == (1, 10)
 
 
 def test_only_a_guard_can_generate():
     """Bug: custom_generate("x") was made, and failed in the middle of `generate`."""
     with pytest.raises(ParameterError, match="guard is 'x'; give an igcore.Guard"):
         custom_generate("x")
-
-
-def test_an_encoder_decoder_model_is_refused(tokenizer):
-    torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=10,
-        d_model=8,
-        d_kv=4,
-        d_ff=8,
-        num_layers=1,
-        num_heads=2,
-        decoder_start_token_id=0,
-    )
-    with pytest.raises(
-        ParameterError,
-        match=(
-            "T5ForConditionalGeneration is an encoder-decoder model; the search needs a "
-            "decoder-only"
-        ),
-    ):
-        t5 = T5ForConditionalGeneration(config)
-        guard = a_guard(t5, tokenizer)
-        t5.generate(torch.tensor([[4, 5]]), custom_generate=guard, max_new_tokens=8)
-
-
-def test_costs_of_answers_are_those_of_their_texts(model, tokenizer):
-    """Guards the status a caller relies on: the decoded answer, scored again, is within budget."""
-    guard = a_guard(model, tokenizer, budget=1.0)
-    for seed in range(5):
-        for tokens, r in zip(
-            generate(model, guard, ["ab", "fed", "c"], seed), guard.guard.answers, strict=True
-        ):
-            assert letter_cost(tokenizer.decode(tokens, skip_special_tokens=True)) == r.cost <= 1.0
