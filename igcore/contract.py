@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import ParameterError, PolicyError, ScorerError
+from .errors import ParameterError
 from .policy import PROBE
 from .scorers import Scorer, keeps_cache, uncached
 from .scoring import Cached, Store, Tally, asked_once, checked_score, warn
@@ -68,7 +68,7 @@ class Contract:
         ------
         ParameterError
             When it fails on all of them.
-        ScorerError
+        PolicyError
             When memory runs out for a single text.
         """
         alone = [_read(scorer, TEXTS, 1), _read(scorer, TEXTS, 1)]
@@ -110,13 +110,7 @@ class Contract:
 
 
 def _read(scorer: Scorer, texts: Sequence[str], size: int) -> npt.NDArray[np.float64]:
-    """Return the scores (n,) of texts, asked in batches of a size; NaN where the scorer failed.
-
-    Raises
-    ------
-    ScorerError
-        When memory runs out for a single text.
-    """
+    """Return the scores (n,) of texts, asked in batches of a size; NaN where the scorer failed."""
     from .engine.memory import halving  # here: it needs torch, and a function does not
 
     def score(part: Sequence[str]) -> list[float]:
@@ -124,13 +118,7 @@ def _read(scorer: Scorer, texts: Sequence[str], size: int) -> npt.NDArray[np.flo
         scores: list[float] = checked_score(uncached(scorer), prompts, part, finished).tolist()
         return scores
 
-    try:
-        return np.array(list(halving(texts, size, score)))
-    except PolicyError:
-        raise ScorerError(
-            f"memory ran out when {scorer.name!r} read a single short text; choose a smaller dtype "
-            "or another device for it"
-        ) from None
+    return np.array(list(halving(texts, size, score)))
 
 
 def _refusal(scorer: Scorer) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mockpolicy import LetterCost, LetterReward, letter_cost, mock_policy
 
-from igcore import Guard, ParameterError, ScorerError, SearchConfig, decode
+from igcore import Guard, ParameterError, PolicyError, SearchConfig, decode
 from igcore.contract import ROUNDING, SHARE, TEXTS, Contract
 from igcore.errors import ScorerWarning
 from igcore.policy import PROBE
@@ -164,7 +164,7 @@ def test_memory_that_runs_out_in_the_examination_is_halved():
     cost.most = 3
     assert not Contract.examined(cost, Tally()).problem
     cost.most = 0
-    with pytest.raises(ScorerError, match="^memory ran out when 'letters' read a single short"):
+    with pytest.raises(PolicyError, match="^memory ran out for a single text"):
         Contract.examined(cost, Tally())
 
 

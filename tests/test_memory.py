@@ -111,7 +111,7 @@ def test_memory_that_runs_out_halves_the_batch_and_loses_nothing(error, caplog):
 
 def test_memory_that_runs_out_for_one_prompt_is_an_error():
     """Guards against halving one for ever."""
-    with pytest.raises(PolicyError, match="single prompt; lower n_samples"):
+    with pytest.raises(PolicyError, match="single text; lower n_samples"):
         list(halving([1], 4, limited(0, MemoryError())[0]))
 
 

@@ -259,9 +259,8 @@ def middle_layer(model: PreTrainedModel, layer: int | None) -> nn.Module:
     ParameterError
         When the model has no such layer.
     """
-    layers: list[nn.Module] = list(
-        getattr(model.get_decoder(), "layers", [])
-    )  # some models name them otherwise
+    # some models name them otherwise
+    layers: list[nn.Module] = list(getattr(model.get_decoder(), "layers", []))
     if layer is None or not 0 <= layer < len(layers):
         raise ParameterError(
             f"layer is {layer}; features 'm' need one of the {len(layers)} layers of "

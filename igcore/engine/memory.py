@@ -144,8 +144,8 @@ def halving(items: Sequence[T], size: int, work: Callable[[Sequence[T]], list[R]
             at += len(batch)
         elif len(batch) == 1:
             raise PolicyError(
-                "memory ran out for a single prompt; lower n_samples, keep or "
-                "max_new_tokens, or use a smaller dtype"
+                "memory ran out for a single text; lower n_samples, keep or max_new_tokens, or "
+                "load the policy or the scorer in a smaller dtype"
             )
         else:  # outside the except block, whose error still refers to what filled the memory
             size = len(batch) // 2

@@ -87,12 +87,11 @@ class Explorer:
         for name, slider in labelled.items():
             slider.description, slider.style.description_width = name, "100px"
         decode = widgets.Button(description="Decode", button_style="primary")
-        self.bar, self.message = widgets.IntProgress(0), widgets.HTML()
-        self.shown = widgets.HBox()
+        self.message, self.shown = widgets.HTML(), widgets.HBox()
 
         settings = widgets.VBox([self.prompt, *labelled.values()])
         controls = widgets.HBox([settings, self.methods])
-        actions = widgets.HBox([decode, self.bar, self.message])
+        actions = widgets.HBox([decode, self.message])
         self.box = widgets.VBox([controls, actions, self.shown])
         # where no kernel runs, a notebook shows the static picture of this output
         self.live = self.box._repr_mimebundle_
@@ -114,17 +113,14 @@ class Explorer:
         began, answers = time.perf_counter(), {}
         try:
             guard = replace(self.guard, config=replace(self.guard.config, **self.settings))
-            blocks = -(-guard.config.max_new_tokens // guard.config.block_size)
-            self.bar.max, self.bar.value = len(self.methods.value) * blocks, 0
             for name in self.methods.value:
-                watched = replace(guard, method=name)
-                answers[name] = watched(self.prompt.value, record=True, on_block=self.progress)
+                self.say(f"decoding by {name}")
+                answers[name] = replace(guard, method=name)(self.prompt.value, record=True)
             self.trees = {name: answer.tree() for name, answer in answers.items()}
         except IgcoreError as error:  # what was shown before stays
             self.say(str(error), OVER)
             return
         self.answers = answers
-        self.bar.value = self.bar.max
         self.show(self.trees)
         self.say(f"decoded in {time.perf_counter() - began:.1f} s")
 
@@ -132,10 +128,6 @@ class Explorer:
         """Show the recorded candidates under the budget of the slider."""
         self.show({name: tree.under(self.budget.value) for name, tree in self.trees.items()})
         self.say("the recorded candidates, judged again; Decode samples under this budget")
-
-    def progress(self, prompt: Any, beams: Any) -> None:
-        """Advance the bar by one block."""
-        self.bar.value += 1
 
     def say(self, sentence: str, color: str = GREY) -> None:
         """Show a sentence beside the buttons."""
